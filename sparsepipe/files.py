@@ -1,0 +1,72 @@
+"""Files that are whole or absent: every write goes through a temporary file, fsync and rename."""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from .errors import InputError
+
+
+def write_atomic(path: Path | str, content: str | bytes) -> Path:
+    """Write `content` so that a reader, or a kill at any moment, sees the old file or the new one, never a part."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = content.encode() if isinstance(content, str) else content
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as handle:
+            handle.write(data)
+            handle.flush()
+            os.fsync(handle.fileno())
+        mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
+        Path(temporary).chmod(mode)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def write_json(path: Path | str, value: Any) -> Path:
+    """Write `value` as indented JSON, atomically. NaN and infinity are refused: JSON has neither."""
+    return write_atomic(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def read_text(path: Path | str, *, what: str = "file") -> str:
+    """Read a text file a user named. Raises InputError in one line where that cannot be done."""
+    path = Path(path)
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such {what}; check the path") from None
+    except IsADirectoryError:
+        raise InputError(f"{path}: is a folder, expected a {what}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read as a {what} ({error})") from None
+
+
+def read_json(path: Path | str, *, what: str = "JSON file") -> Any:
+    """Read JSON a user named. Raises InputError with file, line and column where it is not JSON."""
+    text = read_text(path, what=what)
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}:{error.lineno}: not JSON ({error.msg} at column {error.colno}), expected a {what}") from None
+    except RecursionError:
+        raise InputError(f"{path}: nested too deeply for a {what}") from None
+
+
+def read_rows(path: Path | str) -> list[dict]:
+    """Read JSON lines. A last line cut short by a kill is left out: everything before it is whole."""
+    rows = []
+    for line in Path(path).read_text(encoding="utf-8").split("\n")[:-1]:
+        if line.strip():
+            rows.append(json.loads(line))
+    return rows
+
+
+def write_rows(path: Path | str, rows: list[dict]) -> Path:
+    """Write JSON lines, atomically."""
+    return write_atomic(path, "".join(json.dumps(row) + "\n" for row in rows))
