@@ -1,0 +1,86 @@
+"""What every test shares: one thread a process, the data and reference folders, no network, and loud skips."""
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: tests start several processes on few cores
+
+import importlib.util
+import ipaddress
+import shutil
+import socket
+import sys
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+# The machine is shared: how long an example takes says nothing about the code.
+hypothesis.settings.register_profile("sparsepipe", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("sparsepipe")
+
+
+def _refuse_the_network(event: str, arguments: tuple) -> None:
+    """Fail a connection that would leave this machine (an audit hook: libraries cannot pass it by)."""
+    if event != "socket.connect":
+        return
+    connection, address = arguments
+    if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.type != socket.SOCK_STREAM:
+        return  # a file's socket, or a datagram socket, whose connect sends nothing
+    host = address[0]
+    try:
+        numeric = ipaddress.ip_address(host)
+        local = numeric.is_loopback or numeric.is_unspecified
+    except ValueError:
+        local = host in ("localhost", socket.gethostname())
+    if not local:
+        raise RuntimeError(f"a test tried to connect to {host}: tests use no network")
+
+
+sys.addaudithook(_refuse_the_network)
+
+
+def _folder(variable: str, default: Path, what: str) -> Path:
+    """Return the folder that the environment variable names, else the default; skip the test where it is not there."""
+    path = Path(os.environ.get(variable) or default).resolve()
+    if not path.is_dir():
+        pytest.skip(f"no {what} at {path}: name its folder in {variable}")
+    return path
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real point clouds and meshes: SPARSEPIPE_DATA, else shared/data beside the repository."""
+    return _folder("SPARSEPIPE_DATA", REPOSITORY.parent / "shared" / "data", "real data")
+
+
+@pytest.fixture(scope="session")
+def shared_reference() -> Path:
+    """The folder of published results: SPARSEPIPE_REFERENCE, else `reference` beside the data folder."""
+    data = Path(os.environ.get("SPARSEPIPE_DATA") or REPOSITORY.parent / "shared" / "data")
+    return _folder("SPARSEPIPE_REFERENCE", data.resolve().parent / "reference", "published reference results")
+
+
+def _lack(marker: str) -> str | None:
+    """Return what this machine lacks for tests with the marker, None where nothing."""
+    if marker == "browser":
+        if importlib.util.find_spec("playwright") is None:
+            return "playwright is not installed"
+        if not any(shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome")):
+            return "no Chromium on PATH"
+    if marker == "gpu":
+        import torch
+
+        if not torch.cuda.is_available():
+            return "no CUDA device"
+    return None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip, with the reason, the tests whose browser or GPU this machine lacks."""
+    for marker in ("browser", "gpu"):
+        marked = [item for item in items if item.get_closest_marker(marker)]
+        reason = _lack(marker) if marked else None
+        for item in marked if reason else ():
+            item.add_marker(pytest.mark.skip(reason=reason))
