@@ -1,0 +1,204 @@
+"""The machines: device types, how many of each sit on a node, and the links between them."""
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from .errors import InputError
+from .files import read_text
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceType:
+    name: str
+    memory_bytes: float = float("inf")
+
+    def __post_init__(self) -> None:
+        if not self.memory_bytes > 0:
+            raise InputError(f"device type {self.name!r} has {self.memory_bytes} bytes of memory, expected more than 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    bandwidth: float = float("inf")  # bytes per second
+    latency: float = 0.0  # seconds
+
+    def __post_init__(self) -> None:
+        if not self.bandwidth > 0:
+            raise InputError(f"bandwidth {self.bandwidth} bytes/s: expected more than 0")
+        if not 0 <= self.latency < float("inf"):
+            raise InputError(f"latency {self.latency} s: expected 0 or more")
+
+    def transfer_time(self, num_bytes: float) -> float:
+        """Seconds for one message of `num_bytes`."""
+        return self.latency + num_bytes / self.bandwidth
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    name: str
+    device_types: tuple[DeviceType, ...]  # one per device: a node may mix types
+    link: Link = Link()  # between two devices of this node
+    address: str = "127.0.0.1"
+
+    def __post_init__(self) -> None:
+        if not self.device_types:
+            raise InputError(f"node {self.name!r} has a device count of 0: expected at least one device")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    rank: int
+    node: Node
+    type: DeviceType
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Nodes in order; a device's place among all devices is its rank."""
+
+    nodes: tuple[Node, ...]
+    network: Link = Link()  # between two nodes
+
+    def __post_init__(self) -> None:
+        names = [node.name for node in self.nodes]
+        if not names:
+            raise InputError("a cluster without nodes: expected at least one device")
+        if len(set(names)) < len(names):
+            raise InputError(f"node name {max(names, key=names.count)!r} is used twice: names must differ")
+
+    @classmethod
+    def uniform(
+        cls, num_devices: int, *, device_type: str = "device", memory_bytes: float = float("inf"), link: Link = Link()
+    ) -> "Cluster":
+        """Build one node of `num_devices` like devices."""
+        if num_devices < 1:
+            raise InputError(f"a device count of {num_devices}: expected at least 1")
+        return cls((Node("local", (DeviceType(device_type, memory_bytes),) * num_devices, link),), link)
+
+    @cached_property
+    def devices(self) -> tuple[Device, ...]:
+        pairs = [(node, kind) for node in self.nodes for kind in node.device_types]
+        return tuple(Device(rank, node, kind) for rank, (node, kind) in enumerate(pairs))
+
+    @property
+    def device_types(self) -> tuple[DeviceType, ...]:
+        """The types in order of first appearance."""
+        return tuple(dict.fromkeys(device.type for device in self.devices))
+
+    def link(self, a: int, b: int) -> Link:
+        """The link between ranks `a` and `b`."""
+        node_a, node_b = self.devices[a].node, self.devices[b].node
+        return node_a.link if node_a.name == node_b.name else self.network
+
+    def to_toml(self) -> str:
+        """Write the cluster as `load` reads it."""
+        lines = ["[network]", *_link_lines(self.network)]
+        for kind in self.device_types:
+            lines += ["", "[[device_type]]", f'name = "{kind.name}"']
+            if kind.memory_bytes < float("inf"):
+                lines.append(f"memory_bytes = {kind.memory_bytes:.0f}")
+        for node in self.nodes:
+            entries = ", ".join(f'{{ type = "{name}", count = {count} }}' for name, count in _runs(node.device_types))
+            lines += ["", "[[node]]", f'name = "{node.name}"', f'address = "{node.address}"', *_link_lines(node.link)]
+            lines.append(f"devices = [{entries}]")
+        return "\n".join(lines) + "\n"
+
+    @classmethod
+    def load(cls, path: Path | str) -> "Cluster":
+        """Read cluster TOML: `[network]`, `[[device_type]]`, `[[node]]`.
+
+        Raises InputError naming the file and what is wrong.
+        """
+        text = read_text(path, what="cluster file")
+        try:
+            return _parse(tomllib.loads(text))
+        except tomllib.TOMLDecodeError as error:
+            raise InputError(f"{path}: not TOML: {error}") from None
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
+
+
+def _link_lines(link: Link) -> list[str]:
+    finite = {key: value for key, value in asdict(link).items() if value not in (float("inf"), 0.0)}
+    return [f"{key} = {value!r}" for key, value in finite.items()]
+
+
+def _runs(kinds: Sequence[DeviceType]) -> list[tuple[str, int]]:
+    runs: list[tuple[str, int]] = []
+    for kind in kinds:
+        if runs and runs[-1][0] == kind.name:
+            runs[-1] = (kind.name, runs[-1][1] + 1)
+        else:
+            runs.append((kind.name, 1))
+    return runs
+
+
+def _parse(document: dict[str, Any]) -> Cluster:
+    _only(document, {"network", "device_type", "node"}, "the file")
+    types: dict[str, DeviceType] = {}
+    for entry in _tables(document, "device_type"):
+        _only(entry, {"name", "memory_bytes"}, "[[device_type]]")
+        kind = DeviceType(_string(entry, "name", "[[device_type]]"), _number(entry, "memory_bytes", float("inf")))
+        if kind.name in types:
+            raise InputError(f"device type {kind.name!r} is described twice")
+        types[kind.name] = kind
+    nodes = tuple(_node(entry, types) for entry in _tables(document, "node"))
+    if not nodes:
+        raise InputError("no [[node]]: expected at least one, with devices = [{ type = …, count = … }]")
+    network = document.get("network", {})
+    if not isinstance(network, dict):
+        raise InputError("network is not a table: expected [network] with bandwidth and latency")
+    _only(network, {"bandwidth", "latency"}, "[network]")
+    return Cluster(nodes, _link(network))
+
+
+def _node(entry: dict[str, Any], types: dict[str, DeviceType]) -> Node:
+    _only(entry, {"name", "address", "bandwidth", "latency", "devices"}, "[[node]]")
+    name = _string(entry, "name", "[[node]]")
+    where = f"node {name!r}"
+    devices: list[DeviceType] = []
+    for item in _tables(entry, "devices"):
+        _only(item, {"type", "count"}, f"devices of {where}")
+        kind, count = _string(item, "type", where), item.get("count", 1)
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise InputError(f"{where} has a device count of {count!r} for {kind!r}: expected 1 or more")
+        devices += [types.get(kind, DeviceType(kind))] * count
+    address = entry.get("address", "127.0.0.1")
+    if not isinstance(address, str):
+        raise InputError(f"{where} has address {address!r}: expected a string")
+    return Node(name, tuple(devices), _link(entry), address)
+
+
+def _link(entry: dict[str, Any]) -> Link:
+    return Link(_number(entry, "bandwidth", float("inf")), _number(entry, "latency", 0.0))
+
+
+def _tables(entry: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    value = entry.get(key, [])
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise InputError(f"{key} is {value!r}: expected a list of tables")
+    return value
+
+
+def _string(entry: dict[str, Any], key: str, where: str) -> str:
+    value = entry.get(key)
+    if not isinstance(value, str) or not value:
+        raise InputError(f"{where} has {key} = {value!r}: expected a name")
+    return value
+
+
+def _number(entry: dict[str, Any], key: str, default: float) -> float:
+    value = entry.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InputError(f"{key} = {value!r}: expected a number")
+    return float(value)
+
+
+def _only(entry: dict[str, Any], known: set[str], where: str) -> None:
+    for key in entry:
+        if key not in known:
+            raise InputError(f"{where} has {key!r}: expected only {', '.join(sorted(known))}")

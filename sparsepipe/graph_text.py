@@ -1,0 +1,141 @@
+"""PipeDream's graph.txt: nodes with their costs, then edges; read and written without loss.
+
+    node := ID " -- " DESC " -- forward_compute_time=" ms ", backward_compute_time=" ms
+            ", activation_size=" ACT ", parameter_size=" bytes [" -- stage_id=" int]
+    ACT  := bytes | "[" bytes ("; " bytes)* "]"
+    edge := TAB ID " -- " ID
+"""
+
+import math
+import re
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from .errors import InputError
+from .files import read_text, write_atomic
+from .graph import Layer, LayerGraph
+
+FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
+
+
+@dataclass(frozen=True, slots=True)
+class GraphTextNode:
+    id: str
+    description: str
+    forward_ms: float
+    backward_ms: float
+    activation_bytes: tuple[float, ...]  # one number, or those of an "[a; b]" list
+    parameter_bytes: float
+    stage_id: int | None = None
+
+    def __str__(self) -> str:
+        sizes = [_decimal(size) for size in self.activation_bytes]
+        activation = sizes[0] if len(sizes) == 1 else f"[{'; '.join(sizes)}]"
+        numbers = (_decimal(self.forward_ms), _decimal(self.backward_ms), activation, _decimal(self.parameter_bytes))
+        facts = ", ".join(f"{name}={value}" for name, value in zip(FIELDS, numbers, strict=True))
+        stage = "" if self.stage_id is None else f" -- stage_id={self.stage_id}"
+        return f"{self.id} -- {self.description} -- {facts}{stage}"
+
+
+@dataclass(frozen=True)
+class GraphText:
+    """The content of one graph.txt: nodes in file order and edges by id."""
+
+    nodes: tuple[GraphTextNode, ...]
+    edges: tuple[tuple[str, str], ...]
+
+    @cached_property
+    def graph(self) -> LayerGraph:
+        """The layers in topological order."""
+        layers = (Layer(node.id, node.description, node.parameter_bytes) for node in self.nodes)
+        return LayerGraph.from_ids(layers, self.edges)
+
+    def with_stages(self, stage_of: dict[str, int]) -> "GraphText":
+        """Mark each node with its stage: what PipeDream writes as gpus=N.txt."""
+        return replace(self, nodes=tuple(replace(node, stage_id=stage_of.get(node.id)) for node in self.nodes))
+
+    def __str__(self) -> str:
+        lines = [*map(str, self.nodes), *(f"\t{source} -- {target}" for source, target in self.edges)]
+        return "\n".join(lines) + "\n"
+
+    def save(self, path: Path | str) -> Path:
+        return write_atomic(path, str(self))
+
+    @classmethod
+    def load(cls, path: Path | str) -> "GraphText":
+        """Read a graph.txt. Raises InputError with file and line for whatever does not follow the grammar."""
+        nodes: dict[str, GraphTextNode] = {}
+        edges: list[tuple[str, str]] = []
+        for number, line in enumerate(read_text(path, what="graph.txt").splitlines(), start=1):
+            if not line.strip():
+                continue
+            try:
+                if line.startswith("\t"):
+                    edges.append(_edge(line, nodes))
+                else:
+                    node = _node(line)
+                    if node.id in nodes:
+                        raise InputError(f"node {node.id!r} is listed twice")
+                    nodes[node.id] = node
+            except InputError as error:
+                raise InputError(f"{path}:{number}: {error}") from None
+        try:
+            text = cls(tuple(nodes.values()), tuple(edges))
+            text.graph  # noqa: B018 - a cycle is found here, where the file can still be named
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
+        return text
+
+
+def _node(line: str) -> GraphTextNode:
+    parts = line.strip().split(" -- ")
+    if len(parts) not in (3, 4):
+        raise InputError(f"{len(parts)} parts separated by ' -- ', expected 'ID -- DESCRIPTION -- {FIELDS[0]}=…, …'")
+    given = dict(item.split("=", 1) if "=" in item else (item, "") for item in parts[2].split(", "))
+    if missing := [name for name in FIELDS if name not in given]:
+        raise InputError(f"no {', '.join(missing)} in {parts[2]!r}; expected {', '.join(FIELDS)}")
+    activation = given["activation_size"]
+    listed = re.fullmatch(r"\[(.*)\]", activation)
+    sizes = listed[1].split("; ") if listed else [activation]
+    stage_id = None
+    if len(parts) == 4:
+        found = re.fullmatch(r"stage_id=(\d{1,9})", parts[3], flags=re.ASCII)
+        if not found:
+            raise InputError(f"{parts[3]!r} where stage_id=<number> was expected")
+        stage_id = int(found[1])
+    return GraphTextNode(
+        parts[0],
+        parts[1],
+        _number("forward_compute_time", given["forward_compute_time"]),
+        _number("backward_compute_time", given["backward_compute_time"]),
+        tuple(_number("activation_size", size) for size in sizes),
+        _number("parameter_size", given["parameter_size"]),
+        stage_id,
+    )
+
+
+def _edge(line: str, nodes: dict[str, GraphTextNode]) -> tuple[str, str]:
+    ends = line.strip().split(" -- ")
+    if len(ends) != 2:
+        raise InputError(f"edge {line.strip()!r}: expected 'ID -- ID' after the tab")
+    for id in ends:
+        if id not in nodes:
+            raise InputError(f"edge names {id!r}, which no line above describes; describe nodes before their edges")
+    return ends[0], ends[1]
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise InputError(f"{name}={text!r} is not a number") from None
+    if not 0 <= value < math.inf:
+        raise InputError(f"{name}={text}: expected 0 or more and finite")
+    return value
+
+
+def _decimal(value: float) -> str:
+    """Three decimals as PipeDream writes them, more where three would lose something."""
+    short = f"{value:.3f}"
+    return short if float(short) == value else repr(value)

@@ -1,0 +1,333 @@
+"""The decision: which layers form a stage, which devices run it, in which order. The only thing the runtime obeys."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from .cluster import Cluster
+from .errors import InputError
+from .files import read_json, write_json
+from .graph import LayerGraph
+
+FORMAT = "sparsepipe-plan-1"
+# Which weight policies a schedule can keep: asynchronous ones stash versions, synchronous ones flush.
+WEIGHT_POLICIES: Mapping[str, tuple[str, ...]] = {
+    "1f1b": ("stash",),
+    "1f1b-flush": ("flush",),
+    "gpipe": ("flush",),
+    "sequential": ("flush",),
+}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Layers on one or more replicas. A replica with share 2 takes two minibatches where one with share 1 takes one."""
+
+    layers: tuple[str, ...]  # ids, in topological order
+    ranks: tuple[int, ...]
+    shares: tuple[int, ...] = ()  # one per rank; equal when empty
+    device_types: tuple[str, ...] = ()  # one per rank, for readers and pictures
+    nodes: tuple[str, ...] = ()
+    warmup: int | None = None  # forwards before the first backward; None: computed by the schedule
+    recompute: bool = False  # keep only the stage's inputs and run the forward again before the backward
+
+    def __post_init__(self) -> None:
+        if not self.shares:
+            object.__setattr__(self, "shares", (1,) * len(self.ranks))
+
+    @property
+    def round(self) -> int:
+        """Minibatches after which every replica has had its share."""
+        return sum(self.shares)
+
+    @cached_property
+    def turns(self) -> tuple[int, ...]:
+        """The replica (its place in `ranks`) of each minibatch of a round: smooth weighted round-robin.
+
+        Shares (2, 1) give (0, 1, 0) and not (0, 0, 1), so that no replica waits for a burst.
+        """
+        credit, turns = [0] * len(self.shares), []
+        for _ in range(self.round):
+            credit = [c + share for c, share in zip(credit, self.shares, strict=True)]
+            chosen = max(range(len(credit)), key=lambda k: (credit[k], -k))
+            credit[chosen] -= self.round
+            turns.append(chosen)
+        return tuple(turns)
+
+    def replica(self, minibatch: int) -> int:
+        """The rank that runs `minibatch`."""
+        return self.ranks[self.turns[minibatch % self.round]]
+
+    def share(self, rank: int) -> int:
+        return self.shares[self.ranks.index(rank)]
+
+
+@dataclass(frozen=True)
+class StageEstimate:
+    """What the planner expects of one stage, per minibatch."""
+
+    compute_seconds: float  # share-weighted: the pace its replicas keep together
+    memory_bytes: float = 0.0  # at its fullest, on one replica
+    transfer_seconds: float = 0.0  # its slower boundary
+    averaging_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What the planner expects of a plan, and how far from the best it can be at most."""
+
+    period_seconds: float  # per minibatch in steady state; for flush schedules step time / num_microbatches
+    stages: tuple[StageEstimate, ...]
+    lower_bound_seconds: float | None = None  # no plan has a smaller period; None: the planner proves nothing
+    plan_seconds: float = 0.0
+    single_device_seconds: float | None = None  # period of one device (the fastest type)
+    data_parallel_seconds: float | None = None  # period of one stage over all devices
+    voxels: float | None = None  # active voxels of the minibatch the times hold for
+
+    @property
+    def gap(self) -> float | None:
+        """How far `period_seconds` can be above the optimum, as a share of it: 0 means proven optimal."""
+        if self.lower_bound_seconds is None or self.period_seconds == 0:
+            return None
+        return max(0.0, (self.period_seconds - self.lower_bound_seconds) / self.period_seconds)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Stages in pipeline order with their schedule. `num_microbatches` minibatches make one step of a flush schedule."""
+
+    stages: tuple[Stage, ...]
+    schedule: str = "1f1b"
+    weights: str = ""  # the schedule's default policy when empty
+    num_microbatches: int = 1
+    routing: str = "round-robin"
+    planner: str = "by hand"
+    estimate: Estimate | None = None
+    warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.weights and self.schedule in WEIGHT_POLICIES:
+            object.__setattr__(self, "weights", WEIGHT_POLICIES[self.schedule][0])
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(rank for stage in self.stages for rank in stage.ranks)
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        return tuple(id for stage in self.stages for id in stage.layers)
+
+    def stage_of(self, rank: int) -> int:
+        return next(k for k, stage in enumerate(self.stages) if rank in stage.ranks)
+
+    def with_schedule(self, schedule: str, *, num_microbatches: int | None = None) -> "Plan":
+        """The same stages under another schedule, with that schedule's default weight policy."""
+        count = self.num_microbatches if num_microbatches is None else num_microbatches
+        return replace(self, schedule=schedule, weights="", num_microbatches=count)
+
+    def violations(self, graph: LayerGraph, cluster: Cluster | None = None) -> list[str]:
+        """Every reason why this plan cannot run on `graph` (and `cluster`), each in one line."""
+        found = [*self._of_settings(), *self._of_stages(), *self._of_layers(graph)]
+        if cluster is not None:
+            count = len(cluster.devices)
+            found += [f"rank {rank} is not in a cluster of {count} devices" for rank in self.ranks if rank >= count]
+        return found
+
+    def check(self, graph: LayerGraph, cluster: Cluster | None = None) -> "Plan":
+        """Return self, or raise InputError that lists every violation."""
+        if found := self.violations(graph, cluster):
+            raise InputError("the plan cannot run: " + "; ".join(found))
+        return self
+
+    def _of_settings(self) -> list[str]:
+        found = []
+        if self.schedule not in WEIGHT_POLICIES:
+            found.append(f"schedule {self.schedule!r} is unknown, expected one of {', '.join(WEIGHT_POLICIES)}")
+        elif self.weights not in WEIGHT_POLICIES[self.schedule]:
+            allowed = " or ".join(WEIGHT_POLICIES[self.schedule])
+            found.append(f"weights {self.weights!r} do not go with schedule {self.schedule!r}, expected {allowed}")
+        if self.num_microbatches < 1:
+            found.append(f"num_microbatches is {self.num_microbatches}, expected 1 or more")
+        if self.routing != "round-robin":
+            found.append(f"routing {self.routing!r} is unknown, expected 'round-robin'")
+        return found
+
+    def _of_stages(self) -> list[str]:
+        found = [] if self.stages else ["it has no stages"]
+        for k, stage in enumerate(self.stages):
+            if not stage.layers:
+                found.append(f"stage {k} has no layers")
+            if not stage.ranks:
+                found.append(f"stage {k} has no ranks")
+            if len(stage.shares) != len(stage.ranks):
+                found.append(f"stage {k} has {len(stage.shares)} shares for {len(stage.ranks)} ranks")
+            elif any(share < 1 for share in stage.shares):
+                found.append(f"stage {k} has shares {stage.shares}, expected 1 or more each")
+            if stage.warmup is not None and stage.warmup < 0:
+                found.append(f"stage {k} has a warm-up of {stage.warmup}, expected 0 or more")
+        ranks = self.ranks
+        found += [f"rank {rank} serves more than one replica" for rank in sorted(set(ranks)) if ranks.count(rank) > 1]
+        found += [f"rank {rank} is negative" for rank in ranks if rank < 0]
+        return found
+
+    def _of_layers(self, graph: LayerGraph) -> list[str]:
+        found, place = [], {}
+        for k, stage in enumerate(self.stages):
+            for id in stage.layers:
+                if id in place:
+                    found.append(f"layer {id!r} is in stage {place[id]} and again in stage {k}")
+                place.setdefault(id, k)
+        known = {layer.id for k, layer in enumerate(graph.layers) if k not in graph.input_layers}
+        if unknown := [id for id in place if id not in known]:
+            found.append(f"it is a plan for a different graph: {len(unknown)} of its layers ({_few(unknown)}) are not in this one")
+        if missing := [layer.id for layer in graph.layers if layer.id in known and layer.id not in place]:
+            found.append(f"{len(missing)} layers of the graph are in no stage ({_few(missing)})")
+        for i, j in graph.edges:
+            a, b = graph.layers[i].id, graph.layers[j].id
+            if place.get(a, 0) > place.get(b, len(self.stages)):
+                found.append(f"layer {a!r} of stage {place[a]} feeds {b!r} of the earlier stage {place[b]}")
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan file, which is also what `sparsepipe plan --json` prints."""
+        estimate = self.estimate
+        return {
+            "format": FORMAT,
+            "planner": self.planner,
+            "period_seconds": estimate.period_seconds if estimate else None,
+            "lower_bound_seconds": estimate.lower_bound_seconds if estimate else None,
+            "gap": estimate.gap if estimate else None,
+            "plan_seconds": estimate.plan_seconds if estimate else None,
+            "single_device_seconds": estimate.single_device_seconds if estimate else None,
+            "data_parallel_seconds": estimate.data_parallel_seconds if estimate else None,
+            "voxels": estimate.voxels if estimate else None,
+            "schedule": self.schedule,
+            "weights": self.weights,
+            "routing": self.routing,
+            "num_microbatches": self.num_microbatches,
+            "stages": [_stage_to_json(stage, estimate.stages[k] if estimate else None) for k, stage in enumerate(self.stages)],
+            "warnings": list(self.warnings),
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> "Plan":
+        """Read what `to_json` wrote. Raises InputError where something is missing or of the wrong kind."""
+        if not isinstance(document, Mapping) or document.get("format") != FORMAT:
+            raise InputError(f"not a plan: expected a JSON object with format {FORMAT!r}")
+        try:
+            stages = tuple(_stage_from_json(entry) for entry in document["stages"])
+            return cls(
+                stages,
+                document["schedule"],
+                document["weights"],
+                _integer(document["num_microbatches"]),
+                document["routing"],
+                document["planner"],
+                _estimate_from_json(document),
+                tuple(document.get("warnings", ())),
+            )
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise InputError(f"not a plan this project wrote ({error!r})") from None
+
+    def save(self, path: Path | str) -> Path:
+        return write_json(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: Path | str) -> "Plan":
+        try:
+            return cls.from_json(read_json(path, what="plan"))
+        except InputError as error:
+            message = str(error)
+            raise InputError(message if message.startswith(str(path)) else f"{path}: {message}") from None
+
+    def __str__(self) -> str:
+        """The plan as a table for people."""
+        rows = [("stage", "layers", "devices", "compute", "transfer", "averaging", "memory")]
+        for k, stage in enumerate(self.stages):
+            span = stage.layers[0] if len(stage.layers) == 1 else f"{stage.layers[0]} … {stage.layers[-1]} ({len(stage.layers)})"
+            row = [str(k), span, _devices(stage)]
+            if self.estimate:
+                e = self.estimate.stages[k]
+                row += [f"{t * 1e3:.2f} ms" for t in (e.compute_seconds, e.transfer_seconds, e.averaging_seconds)]
+                row.append(f"{e.memory_bytes / 1e6:.1f} MB")
+            rows.append((*row, *[""] * (7 - len(row))))
+        widths = [max(len(row[c]) for row in rows) for c in range(7)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        return "\n".join([self.summary(), *lines, *(f"warning: {text}" for text in self.warnings)])
+
+    def summary(self) -> str:
+        """Planner, schedule, period and gap in one line."""
+        text = f"{self.planner}: {len(self.stages)} stages on {len(self.ranks)} devices, {self.schedule} ({self.weights})"
+        if self.estimate:
+            text += f", {self.estimate.period_seconds * 1e3:.2f} ms a minibatch"
+            if self.estimate.gap is not None:
+                text += f", gap {self.estimate.gap:.1%}"
+        return text
+
+
+def _devices(stage: Stage) -> str:
+    kinds = stage.device_types or ("rank",) * len(stage.ranks)
+    return ", ".join(
+        f"{kind} {rank}" + (f" ×{share}" if len(set(stage.shares)) > 1 else "")
+        for kind, rank, share in zip(kinds, stage.ranks, stage.shares, strict=True)
+    )
+
+
+def _few(ids: Sequence[str]) -> str:
+    return ", ".join(ids[:3]) + (", …" if len(ids) > 3 else "")
+
+
+def _stage_to_json(stage: Stage, estimate: StageEstimate | None) -> dict[str, Any]:
+    kinds = stage.device_types or (None,) * len(stage.ranks)
+    nodes = stage.nodes or (None,) * len(stage.ranks)
+    replicas = [
+        {"rank": rank, "device_type": kind, "node": node, "share": share}
+        for rank, kind, node, share in zip(stage.ranks, kinds, nodes, stage.shares, strict=True)
+    ]
+    settings = {"layers": list(stage.layers), "replicas": replicas, "warmup": stage.warmup, "recompute": stage.recompute}
+    return settings | (asdict(estimate) if estimate else {})
+
+
+def _stage_from_json(entry: Mapping[str, Any]) -> Stage:
+    replicas = entry["replicas"]
+    kinds, nodes = _labels(replicas, "device_type"), _labels(replicas, "node")
+    if not isinstance(entry["layers"], list) or not all(isinstance(id, str) for id in entry["layers"]):
+        raise ValueError("layers of a stage must be a list of layer ids")
+    warmup = entry.get("warmup")
+    return Stage(
+        tuple(entry["layers"]),
+        tuple(_integer(replica["rank"]) for replica in replicas),
+        tuple(_integer(replica["share"]) for replica in replicas),
+        kinds,
+        nodes,
+        None if warmup is None else _integer(warmup),
+        bool(entry.get("recompute", False)),
+    )
+
+
+def _labels(replicas: Iterable[Mapping[str, Any]], key: str) -> tuple[str, ...]:
+    labels = [replica.get(key) for replica in replicas]
+    return tuple(map(str, labels)) if all(label is not None for label in labels) else ()
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{value!r} where a whole number was expected")
+    return value
+
+
+def _estimate_from_json(document: Mapping[str, Any]) -> Estimate | None:
+    if document.get("period_seconds") is None:
+        return None
+    columns = ("compute_seconds", "memory_bytes", "transfer_seconds", "averaging_seconds")
+    return Estimate(
+        document["period_seconds"],
+        tuple(StageEstimate(*(entry[column] for column in columns)) for entry in document["stages"]),
+        document["lower_bound_seconds"],
+        document["plan_seconds"],
+        document["single_device_seconds"],
+        document["data_parallel_seconds"],
+        document["voxels"],
+    )

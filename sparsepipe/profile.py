@@ -1,0 +1,244 @@
+"""What each layer costs on each device type, as a function of the active voxels of a minibatch."""
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from .errors import InputError
+from .files import read_json, write_json
+from .graph import Layer, LayerGraph
+from .graph_text import GraphText, GraphTextNode
+
+FORMAT = "sparsepipe-profile-1"
+
+
+@dataclass(frozen=True, slots=True)
+class CostSample:
+    """One layer measured on a minibatch with `voxels` active voxels at the input of the network."""
+
+    voxels: float
+    forward: float  # seconds, median
+    backward: float  # seconds, median
+    output_bytes: float  # features of the output
+    coordinate_bytes: float = 0.0  # coordinates of the output, where this layer makes a new set
+    saved_bytes: float = 0.0  # kept from forward to backward
+    forward_spread: float = 0.0  # seconds, interquartile range over the repeats
+    backward_spread: float = 0.0
+    kernel_map_pairs: float = 0.0  # (input, output) pairs the convolution multiplies
+
+    def __post_init__(self) -> None:
+        for name in COST_FIELDS:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+                raise InputError(f"{name} = {value!r}: expected a finite number, 0 or more")
+
+
+COST_FIELDS = tuple(item.name for item in fields(CostSample))
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """Samples at growing voxel counts; straight lines between them, the outer lines prolonged and never below 0.
+
+    A single sample holds at every voxel count: that is what a dense layer, or a graph.txt, says.
+    """
+
+    samples: tuple[CostSample, ...]
+
+    def __post_init__(self) -> None:
+        counts = [sample.voxels for sample in self.samples]
+        if not counts or any(b <= a for a, b in zip(counts, counts[1:], strict=False)):
+            raise InputError(f"cost samples at voxel counts {counts}: expected one or more, growing")
+
+    def at(self, voxels: float) -> CostSample:
+        """The cost at `voxels` active voxels, interpolated."""
+        if len(self.samples) == 1:
+            return self.samples[0]
+        upper = min(max(bisect_left(self.samples, voxels, key=lambda s: s.voxels), 1), len(self.samples) - 1)
+        low, high = self.samples[upper - 1], self.samples[upper]
+        weight = (voxels - low.voxels) / (high.voxels - low.voxels)
+
+        def blend(name: str) -> float:
+            a, b = getattr(low, name), getattr(high, name)
+            return max(0.0, a + weight * (b - a))
+
+        return CostSample(voxels, *(blend(name) for name in COST_FIELDS[1:]))
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Costs of the layers of one graph on one or more device types.
+
+    `voxel_counts` are the active voxels of typical minibatches (what plans are made for); `origin` says where the numbers come from.
+    """
+
+    graph: LayerGraph
+    costs: Mapping[str, tuple[LayerCost, ...]]  # device type → one cost per layer
+    voxel_counts: tuple[float, ...] = ()
+    origin: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, costs in self.costs.items():
+            if len(costs) != len(self.graph.layers):
+                raise InputError(
+                    f"profile of {name!r} has {len(costs)} costs for {len(self.graph.layers)} layers: expected one each"
+                )
+        if not self.costs:
+            raise InputError("a profile without a device type: expected costs for at least one")
+        if any(not 0 <= count < math.inf for count in self.voxel_counts):
+            raise InputError("voxel_counts of a profile: expected finite numbers, 0 or more")
+
+    @property
+    def device_types(self) -> tuple[str, ...]:
+        return tuple(self.costs)
+
+    def voxels(self, quantile: float | None = None) -> float:
+        """Mean voxel count of a minibatch, or its `quantile` in [0, 1] (linear between counts)."""
+        counts = sorted(self.voxel_counts)
+        if not counts:
+            counts = [sample.voxels for sample in next(iter(self.costs.values()))[0].samples]
+        if quantile is None:
+            return sum(counts) / len(counts)
+        place = quantile * (len(counts) - 1)
+        low = min(int(place), len(counts) - 1)
+        high = min(low + 1, len(counts) - 1)
+        return counts[low] + (place - low) * (counts[high] - counts[low])
+
+    def cost(self, layer: int, device_type: str, voxels: float | None = None) -> CostSample:
+        """Cost of one layer on one device type at `voxels` (the mean minibatch when not given)."""
+        return self._of(device_type)[layer].at(self.voxels() if voxels is None else voxels)
+
+    def time(
+        self, layers: Iterable[int], device_type: str, voxels: float | None = None
+    ) -> tuple[float, float]:
+        """Forward and backward seconds of `layers` together."""
+        costs = [self.cost(layer, device_type, voxels) for layer in layers]
+        return sum(cost.forward for cost in costs), sum(cost.backward for cost in costs)
+
+    def _of(self, device_type: str) -> tuple[LayerCost, ...]:
+        if device_type not in self.costs:
+            raise InputError(
+                f"no profile for device type {device_type!r}; this one has {', '.join(sorted(self.costs))}: "
+                "profile the model on it, or pass TYPE=FILE"
+            )
+        return self.costs[device_type]
+
+    def __or__(self, other: "Profile") -> "Profile":
+        """Join profiles of the same graph measured on different device types."""
+        if differences := graph_differences(self.graph, other.graph):
+            raise InputError(f"profiles of different graphs cannot be joined: {differences}")
+        if both := set(self.costs) & set(other.costs):
+            raise InputError(f"device type {min(both)!r} is in both profiles: give one of them another name (TYPE=FILE)")
+        return Profile(
+            self.graph,
+            {**self.costs, **other.costs},
+            self.voxel_counts or other.voxel_counts,
+            {**other.origin, **self.origin, "joined": [dict(self.origin), dict(other.origin)]},
+        )
+
+    def renamed(self, device_type: str) -> "Profile":
+        """The same costs under another device type name. Raises InputError unless there is exactly one type."""
+        if len(self.costs) != 1:
+            raise InputError(f"cannot rename a profile of {len(self.costs)} device types ({', '.join(self.costs)})")
+        return Profile(self.graph, {device_type: next(iter(self.costs.values()))}, self.voxel_counts, self.origin)
+
+    def save(self, path: Path | str) -> Path:
+        """Write JSON, atomically."""
+        document = {
+            "format": FORMAT,
+            "layers": [asdict(layer) for layer in self.graph.layers],
+            "edges": [[self.graph.layers[i].id, self.graph.layers[j].id] for i, j in self.graph.edges],
+            "voxel_counts": list(self.voxel_counts),
+            "columns": list(COST_FIELDS),
+            "costs": {
+                name: [[[getattr(sample, column) for column in COST_FIELDS] for sample in cost.samples] for cost in costs]
+                for name, costs in self.costs.items()
+            },
+            "origin": dict(self.origin),
+        }
+        return write_json(path, document)
+
+    @classmethod
+    def load(cls, path: Path | str, *, device_type: str | None = None) -> "Profile":
+        """Read a profile JSON or a graph.txt; `device_type` renames (a graph.txt names none: "device").
+
+        Raises InputError naming the file and what is wrong.
+        """
+        if Path(path).suffix != ".json":
+            return cls.from_graph_text(GraphText.load(path), device_type=device_type or "device")
+        document = read_json(path, what="profile")
+        try:
+            profile = _from_document(document)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InputError(f"{path}: not a profile this project wrote ({error!r}); expected {FORMAT}") from None
+        return profile.renamed(device_type) if device_type else profile
+
+    @classmethod
+    def from_graph_text(cls, text: GraphText, *, device_type: str = "device") -> "Profile":
+        """Costs of a graph.txt: milliseconds become seconds, an activation list is summed (and kept in `origin`)."""
+        node_of = {node.id: node for node in text.nodes}
+        nodes = [node_of[layer.id] for layer in text.graph.layers]
+        costs = tuple(
+            LayerCost((CostSample(0, n.forward_ms / 1e3, n.backward_ms / 1e3, sum(n.activation_bytes)),)) for n in nodes
+        )
+        lists = {n.id: list(n.activation_bytes) for n in nodes if len(n.activation_bytes) > 1}
+        stages = {n.id: n.stage_id for n in nodes if n.stage_id is not None}
+        origin = {"format": "graph.txt", "activation_lists": lists, "stage_ids": stages, "order": [n.id for n in text.nodes]}
+        return cls(text.graph, {device_type: costs}, (), origin)
+
+    def to_graph_text(self, device_type: str | None = None, voxels: float | None = None) -> GraphText:
+        """Costs of one device type at one voxel count as a graph.txt."""
+        name = device_type or next(iter(self.costs))
+        lists, stages = self.origin.get("activation_lists", {}), self.origin.get("stage_ids", {})
+        nodes = {}
+        for k, layer in enumerate(self.graph.layers):
+            cost = self.cost(k, name, voxels)
+            nodes[layer.id] = GraphTextNode(
+                layer.id,
+                layer.description or layer.id,
+                round(cost.forward * 1e3, 9),
+                round(cost.backward * 1e3, 9),
+                tuple(lists.get(layer.id, (cost.output_bytes,))),
+                layer.parameter_bytes,
+                stages.get(layer.id),
+            )
+        order = self.origin.get("order", list(nodes))
+        edges = tuple((self.graph.layers[i].id, self.graph.layers[j].id) for i, j in self.graph.edges)
+        return GraphText(tuple(nodes[id] for id in order), edges)
+
+
+def graph_differences(a: LayerGraph, b: LayerGraph) -> str:
+    """Say in a few words how two graphs differ; empty when they have the same layers and edges."""
+    ids_a, ids_b = [layer.id for layer in a.layers], [layer.id for layer in b.layers]
+    if missing := sorted(set(ids_a) ^ set(ids_b)):
+        return f"{len(missing)} layers are in only one of them, {missing[0]!r} among them"
+    if {(ids_a[i], ids_a[j]) for i, j in a.edges} != {(ids_b[i], ids_b[j]) for i, j in b.edges}:
+        return "their edges differ"
+    if ids_a != ids_b:
+        return "their layers come in different orders"
+    return ""
+
+
+def _from_document(document: Mapping[str, Any]) -> Profile:
+    if document.get("format") != FORMAT:
+        raise InputError(f"format {document.get('format')!r}: expected {FORMAT!r}")
+    graph = LayerGraph.from_ids([Layer(**entry) for entry in document["layers"]], [(a, b) for a, b in document["edges"]])
+    if [layer.id for layer in graph.layers] != [entry["id"] for entry in document["layers"]]:
+        raise InputError("the layers are not in topological order")
+    columns = document["columns"]
+    costs = {}
+    for name, rows in document["costs"].items():
+        costs[name] = tuple(_cost(samples, columns, f"{name}, layer {k}") for k, samples in enumerate(rows))
+    return Profile(graph, costs, tuple(document["voxel_counts"]), document["origin"])
+
+
+def _cost(samples: Sequence[Sequence[float]], columns: Sequence[str], where: str) -> LayerCost:
+    try:
+        return LayerCost(tuple(CostSample(**dict(zip(columns, sample, strict=True))) for sample in samples))
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None

@@ -1,0 +1,139 @@
+"""One run on disk: the plan it followed, what it measured, and where it came from.
+
+    runs/<name>/plan.json config.json origin.json   what was asked, by which code, on which data
+                status.json                         how it stands: running, finished, failed (and why)
+                metrics.jsonl trace.jsonl           rows in time order (per-rank files while it runs)
+                checkpoints/ logs/
+"""
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from .errors import InputError
+from .files import read_json, read_rows, write_json
+from .plan import Plan
+from .trace import Trace
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a result came from, so that it can be made again."""
+
+    command: tuple[str, ...] = ()
+    commit: str | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    machine: str = ""
+    created: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)  # seed, data checksum, engine, …
+
+    @classmethod
+    def here(cls, **facts: Any) -> "Origin":
+        """Describe this process: command, commit, versions, machine, and `facts`."""
+        versions = {"python": platform.python_version()}
+        versions |= {
+            name: module.__version__
+            for name in ("sparsepipe", "torch", "numpy", "plotly", "MinkowskiEngine")
+            if (module := sys.modules.get(name)) is not None and hasattr(module, "__version__")
+        }
+        machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {_processor()}"
+        command = (Path(sys.argv[0]).name, *sys.argv[1:])
+        created = datetime.now(UTC).isoformat(timespec="seconds")
+        return cls(command, _commit(), versions, machine, created, facts)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "command": list(self.command), "facts": dict(self.facts)}
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run folder, read when asked."""
+
+    folder: Path
+
+    @classmethod
+    def create(cls, folder: Path | str, plan: Plan, config: Mapping[str, Any], origin: Origin) -> "RunRecord":
+        """Start a record. Raises InputError when the folder holds another run already."""
+        folder = Path(folder)
+        if (folder / "plan.json").exists():
+            raise InputError(f"{folder}: holds a run already; choose another --run-dir, or --resume it")
+        for name in ("checkpoints", "logs"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        write_json(folder / "config.json", dict(config))
+        write_json(folder / "origin.json", origin.to_json())
+        plan.save(folder / "plan.json")
+        return cls(folder)
+
+    @classmethod
+    def load(cls, folder: Path | str) -> "RunRecord":
+        """Open a record. Raises InputError where the folder is none."""
+        folder = Path(folder)
+        if not (folder / "plan.json").exists():
+            raise InputError(f"{folder}: not a run (no plan.json); `sparsepipe runs list` names those there are")
+        return cls(folder)
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @cached_property
+    def plan(self) -> Plan:
+        return Plan.load(self.folder / "plan.json")
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        return read_json(self.folder / "config.json")
+
+    @cached_property
+    def origin(self) -> dict[str, Any]:
+        return read_json(self.folder / "origin.json")
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """`{"state": "running" | "finished" | "failed" | "cancelled", …}`; "started" before the first word of a worker."""
+        path = self.folder / "status.json"
+        return read_json(path) if path.exists() else {"state": "started"}
+
+    def write_status(self, state: str, **facts: Any) -> None:
+        write_json(self.folder / "status.json", {"state": state, **facts})
+
+    def metrics(self, event: str | None = None) -> list[dict[str, Any]]:
+        """Rows of metrics.jsonl, those of one `event` ("step", "epoch", "validation", …) when named."""
+        path = self.folder / "metrics.jsonl"
+        rows = read_rows(path) if path.exists() else []
+        return [row for row in rows if event is None or row.get("event") == event]
+
+    def trace(self) -> Trace:
+        """The measured trace, all ranks on one clock, in time order."""
+        paths = sorted(self.folder.glob("trace*.jsonl"))
+        rows = [row for path in paths for row in read_rows(path)]
+        return Trace.from_rows(sorted(rows, key=lambda row: (row["start"], row["rank"])), "measured")
+
+
+def _commit() -> str | None:
+    """The commit of this code with "+" when changed since; None outside a checkout."""
+    root = Path(__file__).parent.parent
+    if not (root / ".git").exists():
+        return None
+    try:
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True)
+        dirty = subprocess.run(["git", "status", "--porcelain", "-uno"], cwd=root, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return head.stdout.strip() + ("+" if dirty.stdout.strip() else "")
+
+
+def _processor() -> str:
+    """The processor's name; empty where the system does not tell."""
+    info = Path("/proc/cpuinfo")
+    if not info.exists():
+        return platform.processor()
+    names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+    return names[0] if names else platform.processor()

@@ -1,0 +1,190 @@
+"""Schedules as data: for each rank, the ordered actions it performs. The simulator and the runtime obey the same lists.
+
+One-forward-one-backward on two stages, three minibatches (time runs right):
+
+    stage 0   0F0 0F1 0B0 0U0 0F2 0B1 0U1 0B2 0U2
+    stage 1       1F0 1B0 1U0 1F1 1B1 1U1 1F2 1B2 1U2
+
+F is the forward and B the backward of a minibatch. U averages the gradients of one round over the stage's replicas and
+updates the weights. A round is `num_microbatches` minibatches for schedules that flush, and for asynchronous ones the
+minibatches after which every replica of that stage has had its share (1 without replication).
+"""
+
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+from math import ceil
+from typing import NamedTuple
+
+from .errors import InputError
+from .plan import Plan, Stage
+
+
+class Op(StrEnum):
+    FORWARD = "F"
+    BACKWARD = "B"
+    UPDATE = "U"
+
+
+class Action(NamedTuple):
+    stage: int
+    op: Op
+    minibatch: int  # for an update: the round
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.op}{self.minibatch}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Action":
+        found = re.fullmatch(r"(\d+)([FBU])(\d+)", text)
+        if not found:
+            raise InputError(f"{text!r} is not an action: expected stage, F, B or U, minibatch, such as 1F3")
+        return cls(int(found[1]), Op(found[2]), int(found[3]))
+
+
+def round_length(plan: Plan, stage: int) -> int:
+    """Minibatches of one update of `stage`."""
+    return plan.num_microbatches if plan.weights == "flush" else plan.stages[stage].round
+
+
+def num_rounds(plan: Plan, stage: int, num_minibatches: int) -> int:
+    """Updates of `stage` in `num_minibatches`; the last round may be shorter."""
+    return ceil(num_minibatches / round_length(plan, stage))
+
+
+def round_minibatches(plan: Plan, stage: int, index: int, num_minibatches: int) -> range:
+    """The minibatches of one round."""
+    length = round_length(plan, stage)
+    return range(index * length, min((index + 1) * length, num_minibatches))
+
+
+def warmup(plan: Plan, stage: int, rank: int) -> int:
+    """Forwards that `rank` runs before its first backward.
+
+    1F1B keeps every later rank busy: ⌈later ranks × own share / round⌉ (PipeDream, SOSP 2019, section 3.2, with unequal shares).
+    """
+    own = plan.stages[stage]
+    if own.warmup is not None:
+        return own.warmup
+    if plan.schedule == "sequential":
+        return 0
+    if plan.schedule == "gpipe":
+        return plan.num_microbatches
+    later_ranks = sum(len(later.ranks) for later in plan.stages[stage + 1 :])
+    return ceil(later_ranks * own.share(rank) / own.round)
+
+
+def actions(plan: Plan, num_minibatches: int) -> dict[int, tuple[Action, ...]]:
+    """Every action of every rank, in order, for `num_minibatches` from an empty pipeline to an empty pipeline."""
+    return {
+        rank: _rank_actions(plan, s, rank, num_minibatches)
+        for s, stage in enumerate(plan.stages)
+        for rank in stage.ranks
+    }
+
+
+def _rank_actions(plan: Plan, s: int, rank: int, num_minibatches: int) -> tuple[Action, ...]:
+    """One-forward-one-backward after the warm-up, from flush to flush; updates as soon as a round's own backwards are done."""
+    flush = plan.weights == "flush"
+    stage, done = plan.stages[s], []
+    segments = range(num_rounds(plan, s, num_minibatches)) if flush else [None]
+    for segment in segments:
+        span = range(num_minibatches) if segment is None else round_minibatches(plan, s, segment, num_minibatches)
+        mine = _turns_of(stage, rank, span)
+        depth = min(warmup(plan, s, rank), len(mine))
+        done += [Action(s, Op.FORWARD, m) for m in mine[:depth]]
+        rounds = iter([segment] if flush else range(num_rounds(plan, s, num_minibatches)))
+        updating = next(rounds, None)
+        for k, m in enumerate(mine):
+            if depth + k < len(mine):
+                done.append(Action(s, Op.FORWARD, mine[depth + k]))
+            done.append(Action(s, Op.BACKWARD, m))
+            following = mine[k + 1] if k + 1 < len(mine) else num_minibatches + round_length(plan, s)
+            # Replicas without a minibatch in a round take part in its averaging all the same.
+            while updating is not None and following >= round_minibatches(plan, s, updating, num_minibatches).stop:
+                done.append(Action(s, Op.UPDATE, updating))
+                updating = next(rounds, None)
+        done += [Action(s, Op.UPDATE, later) for later in ([updating] if updating is not None else []) + list(rounds)]
+    return tuple(done)
+
+
+def _turns_of(stage: Stage, rank: int, span: range) -> list[int]:
+    return [m for m in span if stage.replica(m) == rank]
+
+
+def forward_actions(plan: Plan, num_minibatches: int) -> dict[int, tuple[Action, ...]]:
+    """Evaluation: the forwards alone."""
+    return {
+        rank: tuple(Action(s, Op.FORWARD, m) for m in _turns_of(stage, rank, range(num_minibatches)))
+        for s, stage in enumerate(plan.stages)
+        for rank in stage.ranks
+    }
+
+
+def inputs(action: Action, plan: Plan, num_minibatches: int) -> list[Action]:
+    """The actions whose results this one consumes. The simulator and the runtime both ask here."""
+    s, op, m = action
+    if op is Op.FORWARD:
+        return [Action(s - 1, op, m)] if s > 0 else []
+    if op is Op.BACKWARD:
+        later = [Action(s + 1, op, m)] if s + 1 < len(plan.stages) else []
+        return [Action(s, Op.FORWARD, m), *later]
+    return [Action(s, Op.BACKWARD, k) for k in round_minibatches(plan, s, m, num_minibatches)]
+
+
+def num_versions(plan: Plan, stage: int, rank: int) -> int:
+    """Most weight versions that `rank` holds at once: those of its minibatches in flight, and the newest."""
+    if plan.weights == "flush":
+        return 1
+    length = round_length(plan, stage)
+    # Long enough to be steady: several rounds beyond the deepest warm-up.
+    todo = actions(plan, length * (warmup(plan, stage, rank) + 3) + sum(len(s.ranks) for s in plan.stages))[rank]
+    version, held, most = 0, {}, 1
+    for action in todo:
+        if action.op is Op.FORWARD:
+            held[action.minibatch] = version
+        elif action.op is Op.BACKWARD:
+            most = max(most, len({*held.values(), version}))
+            del held[action.minibatch]
+        else:
+            version += 1
+    return most
+
+
+def in_flight(plan: Plan, stage: int, rank: int) -> int:
+    """Most minibatches whose forward `rank` has run and whose backward it has not."""
+    if plan.weights == "flush":
+        per_step = len(_turns_of(plan.stages[stage], rank, range(plan.num_microbatches)))
+        return min(warmup(plan, stage, rank) + 1, per_step)
+    return warmup(plan, stage, rank) + 1
+
+
+def check_runs(plan: Plan, num_minibatches: int) -> None:
+    """Raise InputError when the lists would deadlock: execute them without time, an action as soon as its inputs are done.
+
+    The message shows, per rank, where it stands.
+    """
+    todo = actions(plan, num_minibatches)
+    place, done = dict.fromkeys(todo, 0), set()
+    moved = True
+    while moved:
+        moved = False
+        for rank, waiting in todo.items():
+            while place[rank] < len(waiting):
+                action = waiting[place[rank]]
+                if not done.issuperset(inputs(action, plan, num_minibatches)):
+                    break
+                done.add(action)
+                place[rank] += 1
+                moved = True
+    stuck = {rank: str(todo[rank][at]) for rank, at in place.items() if at < len(todo[rank])}
+    if stuck:
+        raise InputError(f"schedule {plan.schedule!r} of this plan deadlocks: rank → action it waits at: {stuck}")
+
+
+SCHEDULES: Mapping[str, str] = {
+    "1f1b": "asynchronous, each backward with the weights of its forward (PipeDream)",
+    "1f1b-flush": "one forward, one backward, weights updated once a step (DAPPLE)",
+    "gpipe": "all forwards, then all backwards, weights updated once a step (GPipe)",
+    "sequential": "one minibatch in the pipeline at a time",
+}

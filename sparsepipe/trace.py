@@ -1,0 +1,120 @@
+"""What each rank did and when. Simulated and measured runs share this type."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from .errors import InputError
+
+WORK = ("forward", "backward", "update")  # what keeps a device busy for the training's own sake
+KINDS = (*WORK, "average", "send", "wait", "load", "evaluate", "checkpoint")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One thing one rank did. `name` is an action such as "1F3"; `peer` is the rank it sent to or waited for."""
+
+    rank: int
+    name: str
+    start: float  # seconds since the trace began
+    end: float
+    kind: str = "forward"
+    stage: int = 0
+    minibatch: int = -1
+    peer: int = -1
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise InputError(f"span {self.name!r} of rank {self.rank} has kind {self.kind!r}, expected one of {', '.join(KINDS)}")
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Spans of one run in seconds, and whether they were simulated or measured."""
+
+    spans: tuple[Span, ...]
+    source: Literal["simulated", "measured"]
+    facts: dict[str, Any] = field(default_factory=dict)  # what the run adds: peak bytes of each rank and the like
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(sorted({span.rank for span in self.spans}))
+
+    @property
+    def makespan(self) -> float:
+        """Seconds from the first start to the last end; 0 for an empty trace."""
+        if not self.spans:
+            return 0.0
+        return max(span.end for span in self.spans) - min(span.start for span in self.spans)
+
+    def seconds(self, rank: int, kinds: Iterable[str] = WORK) -> float:
+        """Seconds that `rank` spent in spans of `kinds`."""
+        kinds = set(kinds)
+        return sum(span.seconds for span in self.spans if span.rank == rank and span.kind in kinds)
+
+    def busy(self, rank: int) -> float:
+        """Seconds that `rank` computed."""
+        return self.seconds(rank)
+
+    @property
+    def bubble_fraction(self) -> float:
+        """Share of all device time in which no device computes: 1 − busy / (ranks × makespan)."""
+        if not self.makespan:
+            return 0.0
+        return 1 - sum(map(self.busy, self.ranks)) / (len(self.ranks) * self.makespan)
+
+    def between(self, start: float, end: float) -> "Trace":
+        """The spans that lie wholly within [start, end]."""
+        return Trace(tuple(s for s in self.spans if start <= s.start and s.end <= end), self.source, self.facts)
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        return [asdict(span) for span in self.spans]
+
+    @classmethod
+    def from_rows(cls, rows: Iterable[dict[str, Any]], source: Literal["simulated", "measured"]) -> "Trace":
+        return cls(tuple(Span(**row) for row in rows), source)
+
+    def to_chrome(self) -> dict[str, Any]:
+        """Chrome/Perfetto trace events: one thread per rank, microseconds."""
+        names = [
+            {"ph": "M", "pid": 0, "tid": rank, "name": "thread_name", "args": {"name": f"rank {rank}"}}
+            for rank in self.ranks
+        ]
+        events = [
+            {
+                "ph": "X",
+                "pid": 0,
+                "tid": span.rank,
+                "name": span.name,
+                "cat": span.kind,
+                "ts": span.start * 1e6,
+                "dur": span.seconds * 1e6,
+                "args": {"stage": span.stage, "minibatch": span.minibatch, "peer": span.peer},
+            }
+            for span in self.spans
+        ]
+        return {"traceEvents": names + events, "displayTimeUnit": "ms", "otherData": {"source": self.source}}
+
+    @classmethod
+    def from_chrome(cls, document: dict[str, Any]) -> "Trace":
+        """Read what `to_chrome` wrote. Raises InputError where an event lacks a field."""
+        try:
+            spans = tuple(
+                Span(
+                    event["tid"],
+                    event["name"],
+                    event["ts"] / 1e6,
+                    (event["ts"] + event["dur"]) / 1e6,
+                    event["cat"],
+                    **event["args"],
+                )
+                for event in document["traceEvents"]
+                if event["ph"] == "X"
+            )
+            return cls(spans, document["otherData"]["source"])
+        except (KeyError, TypeError) as error:
+            raise InputError(f"not a trace this project wrote: {error!r}; expected Chrome trace events") from None
