@@ -35,7 +35,7 @@ def _refuse_the_network(event: str, arguments: tuple) -> None:
     except ValueError:
         local = host in ("localhost", socket.gethostname())
     if not local:
-        raise RuntimeError(f"a test tried to connect to {host}: tests use no network")
+        raise ConnectionRefusedError(f"a test tried to connect to {host}: tests use no network")
 
 
 sys.addaudithook(_refuse_the_network)
