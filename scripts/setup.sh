@@ -1,0 +1,185 @@
+#!/usr/bin/env bash
+# Set up .venv with all that sparsepipe needs. Done before, it returns at once; interrupted, the next call goes on.
+#
+#   scripts/setup.sh [--force]     --force: look at everything again, e.g. after installing what it said was missing
+#
+# PYTHON names the interpreter to use. SPARSEPIPE_NO_APT=1 leaves Debian's packages alone.
+# Where packages come from is this machine's pip and apt configuration. Progress goes to stderr.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+say() { printf 'set-up %4d s  %s\n' "$SECONDS" "$*" >&2; }
+fail() { printf 'set-up: %s\n' "$*" >&2; exit 1; }
+
+force=no
+case "${1:-}" in
+  "") ;;
+  --force) force=yes ;;
+  *) printf 'set-up: unknown argument %s; expected nothing or --force\n' "$1" >&2; exit 2 ;;
+esac
+
+# The stamp names what was set up: another pyproject.toml or another set-up is done again.
+key=$(cat pyproject.toml scripts/setup.sh | sha256sum)
+stamp=.venv/.setup-${key:0:16}
+is_done() { [ "$force" = no ] && [ -e "$stamp" ] && .venv/bin/python -c '' 2>/dev/null; }
+if is_done; then exit 0; fi
+
+# One set-up at a time in a folder; the next one waits, then finds it done.
+if command -v flock >/dev/null; then
+  exec 9>.setup-lock
+  flock -n 9 || { say "another set-up is at work here; waiting for it"; flock 9; }
+  if is_done; then exit 0; fi
+fi
+
+# --- Python and room ------------------------------------------------------------------------------------------------
+
+python=
+for candidate in ${PYTHON:+"$PYTHON"} python3 python3.11 python3.12 python3.13 python3.14 python; do
+  if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then python=$candidate; break; fi
+done
+[ -n "$python" ] || fail "no Python 3.11 or newer on PATH (found: $(python3 --version 2>&1 || true)); install one, or name it: PYTHON=/path/to/python3 $0"
+
+need_mib=3000 # the virtual environment with a CPU build of torch, and the build of MinkowskiEngine beside it
+free_mib=$(df -Pm . | awk 'NR == 2 { print $4 }')
+if [ ! -x .venv/bin/python ] && [ "$free_mib" -lt "$need_mib" ]; then
+  fail "$free_mib MiB free in $PWD, at least $need_mib MiB needed; make room, then call again"
+fi
+
+# --- Debian packages ------------------------------------------------------------------------------------------------
+
+can_build_with_openblas() {
+  local folder status=0
+  folder=$(mktemp -d)
+  printf '#include <cblas.h>\nint main() { return 0; }\n' >"$folder/a.cpp"
+  c++ "$folder/a.cpp" -lopenblas -o "$folder/a" 2>/dev/null || status=1
+  rm -rf "$folder"
+  return $status
+}
+has() { command -v "$1" >/dev/null; }
+has_headers() { "$python" -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))'; }
+
+build_packages() { # what MinkowskiEngine's build and the virtual environment need and this machine lacks
+  "$python" -c 'import ensurepip, venv' 2>/dev/null || echo "$python_package-venv"
+  has c++ || echo build-essential
+  has_headers || echo "$python_package-dev"
+  can_build_with_openblas || echo libopenblas-dev
+}
+view_packages() { # what exporting figures and looking into them needs and this machine lacks
+  has chromium || has chromium-browser || has google-chrome || echo chromium
+  has pdftotext || echo poppler-utils
+  [ ! -d /usr/share/fonts ] || [ -n "$(find /usr/share/fonts -name 'DejaVuSans*' -print -quit)" ] || echo fonts-dejavu-core
+}
+# 'python3.11': Debian's name for the packages of that interpreter
+python_package=$("$python" -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
+not_installed="not root, no apt-get, or SPARSEPIPE_NO_APT is set"
+may_install() { [ "$(id -u)" = 0 ] && has apt-get && [ -z "${SPARSEPIPE_NO_APT:-}" ]; }
+apt_install() {
+  export DEBIAN_FRONTEND=noninteractive
+  dpkg --configure -a && apt-get -q -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0 install -y --no-install-recommends "$@"
+}
+
+apt_log=$PWD/.setup-apt.log
+mapfile -t build < <(build_packages)
+mapfile -t view < <(view_packages)
+view_install=
+if [ $((${#build[@]} + ${#view[@]})) -gt 0 ] && may_install; then
+  say "Debian packages: ${build[*]} ${view[*]}"
+  : >"$apt_log"
+  apt-get -q update >>"$apt_log" 2>&1 || say "apt-get update failed (log: $apt_log); going on with the lists there are"
+  if [ ${#build[@]} -gt 0 ]; then
+    apt_install "${build[@]}" >>"$apt_log" 2>&1 || say "apt-get could not install ${build[*]} (log: $apt_log)"
+    mapfile -t build < <(build_packages)
+  fi
+  if [ ${#view[@]} -gt 0 ]; then # nothing below waits for these
+    apt_install "${view[@]}" >>"$apt_log" 2>&1 </dev/null &
+    view_install=$!
+  fi
+elif [ ${#view[@]} -gt 0 ]; then
+  say "missing: ${view[*]} ($not_installed); without chromium no figure is exported as PDF, SVG or PNG"
+fi
+case " ${build[*]} " in
+  *-venv\ *) fail "$python cannot make virtual environments; install $python_package-venv, then call again" ;;
+esac
+
+# --- The virtual environment ----------------------------------------------------------------------------------------
+
+engine_build=
+stop_build() { [ -z "$engine_build" ] || kill -TERM -- "-$engine_build" 2>/dev/null || true; }
+trap stop_build EXIT
+
+if ! .venv/bin/python -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+  say "virtual environment .venv with $("$python" --version)"
+  "$python" -m venv --clear .venv
+fi
+log=.venv/setup.log
+: >"$log"
+
+requirement() { # the requirement of that name, as pyproject.toml states it
+  .venv/bin/python - "$1" <<'PY'
+import re, sys, tomllib
+project = tomllib.load(open("pyproject.toml", "rb"))
+stated = project["build-system"]["requires"] + project["project"]["dependencies"]
+stated += sum(project["project"]["optional-dependencies"].values(), [])
+print(next(line for line in stated if re.match(r"[\w-]+", line)[0].lower() == sys.argv[1].lower()))
+PY
+}
+pip_install() { # pip_install WHAT ARGUMENT...
+  local what=$1
+  shift
+  if ! .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off "$@" >>"$log" 2>&1; then
+    fail "pip could not install $what: $(grep -a 'ERROR\|[Ee]rror:' "$log" | tail -n 1) (log: $log); check network and disk, then call again: it goes on from here"
+  fi
+}
+engine_works() {
+  # It imports names from collections that moved to collections.abc: put there here, as sparsepipe does where it imports it.
+  .venv/bin/python -W ignore - 2>/dev/null <<'PY'
+import collections, collections.abc
+for name in ("Sequence", "Mapping", "Iterable"):
+    setattr(collections, name, getattr(collections.abc, name))
+import MinkowskiEngine
+PY
+}
+
+torch=$(requirement torch)
+say "$torch"
+pip_install "$torch" "$torch" "$(requirement numpy)" "$(requirement setuptools)" wheel ninja
+
+if engine_works; then
+  say "MinkowskiEngine is there"
+elif [ ${#build[@]} -gt 0 ]; then
+  say "MinkowskiEngine cannot be built without ${build[*]} ($not_installed): the native engine carries on"
+else
+  engine=$(requirement MinkowskiEngine)
+  say "$engine: building it in the background, some minutes (log: .venv/minkowski-build.log)"
+  # In its own process group, so that an interrupted set-up leaves no compiler running. No CUDA device is shown to it: its
+  # CUDA sources do not compile against today's CUDA, and the native engine is the one for GPUs.
+  MAX_JOBS=$(nproc) CUDA_VISIBLE_DEVICES='' setsid .venv/bin/python -m pip install --disable-pip-version-check \
+    --use-pep517 --no-build-isolation --no-deps --config-settings="--global-option=--blas=openblas" "$engine" \
+    >.venv/minkowski-build.log 2>&1 </dev/null &
+  engine_build=$!
+fi
+
+say "JupyterLab, plotly, the checkers and sparsepipe itself, from this folder"
+pip_install "sparsepipe[dev]" --no-build-isolation -e '.[dev]'
+
+# JupyterLab asks nobody for news.
+mkdir -p .venv/etc/jupyter/labconfig
+echo '{"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": true}}' >.venv/etc/jupyter/labconfig/page_config.json
+
+if [ -n "$view_install" ]; then
+  wait "$view_install" || say "apt-get could not install ${view[*]} (log: $apt_log); without chromium no figure is exported as PDF, SVG or PNG"
+fi
+if [ -n "$engine_build" ]; then
+  say "all but MinkowskiEngine is there; waiting for its build"
+  if wait "$engine_build" && engine_works; then
+    say "MinkowskiEngine is built"
+  else
+    say "MinkowskiEngine could not be built (log: .venv/minkowski-build.log): the native engine carries on"
+  fi
+  engine_build=
+fi
+
+.venv/bin/python -c 'import sparsepipe, torch' 2>>"$log" || fail "sparsepipe does not import: $(tail -n 1 "$log") (log: $log)"
+rm -f .venv/.setup-*
+touch "$stamp"
+say "ready"

@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Set up, then run every check and every test; what follows the options goes to pytest.
+#
+#   scripts/test.sh [--fast] [PYTEST ARGUMENT...]     --fast: without the slow tests
+#
+# Real data is looked for in SPARSEPIPE_DATA, else in shared/data beside the repository; tests skip aloud without it.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+scripts/setup.sh
+
+select=()
+if [ "${1:-}" = --fast ]; then
+  select=(-m "not slow")
+  shift
+fi
+if [ -z "${SPARSEPIPE_DATA:-}" ] && [ -d ../shared/data ]; then
+  SPARSEPIPE_DATA=$(cd ../shared/data && pwd)
+  export SPARSEPIPE_DATA
+fi
+export OMP_NUM_THREADS=1 # tests start processes of their own on few cores
+
+failed=()
+check() { # check WHAT COMMAND...: go on after a failure, so that one run shows all
+  local what=$1
+  shift
+  echo "== $what" >&2
+  "$@" >&2 || failed+=("$what")
+}
+
+check "ruff check" .venv/bin/ruff check .
+check "ruff format" .venv/bin/ruff format --check .
+check "types of levels 0-2" .venv/bin/mypy
+shopt -s nullglob
+notebooks=(notebooks/*.ipynb)
+if [ ${#notebooks[@]} -gt 0 ]; then
+  check "notebooks without outputs" .venv/bin/nbstripout --verify \
+    --extra-keys "metadata.papermill cell.metadata.papermill cell.metadata.execution metadata.language_info" "${notebooks[@]}"
+fi
+check "tests" .venv/bin/python -m pytest -n 2 ${select[@]+"${select[@]}"} "$@"
+
+if [ ${#failed[@]} -gt 0 ]; then
+  printf 'test.sh: failed: %s\n' "$(IFS=,; echo "${failed[*]}")" >&2
+  exit 1
+fi
