@@ -1,0 +1,25 @@
+"""Point clouds from disk to minibatches of voxels."""
+
+from .batch import PointBatch, Sample, collate
+from .dataset import VoxelDataset, load
+from .folder import DataFolder, info, open_folder
+from .manifests import Manifest, find, list_datasets
+from .order import minibatches
+from .voxelize import unit_cube, voxelize
+
+__all__ = [
+    "DataFolder",
+    "Manifest",
+    "PointBatch",
+    "Sample",
+    "VoxelDataset",
+    "collate",
+    "find",
+    "info",
+    "list_datasets",
+    "load",
+    "minibatches",
+    "open_folder",
+    "unit_cube",
+    "voxelize",
+]

@@ -1,0 +1,154 @@
+"""A minibatch of voxelized point clouds: every voxel's coordinates and features, every sample's label."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """One voxelized cloud: `coordinates` int32 [V, D], `features` float32 [V, C], and the `label` of its class."""
+
+    coordinates: Tensor
+    features: Tensor
+    label: int
+
+    def __len__(self) -> int:
+        return len(self.coordinates)
+
+
+@dataclass(frozen=True, eq=False)
+class PointBatch:
+    """Samples side by side.
+
+    `coordinates` int32 [N, 1+D], the sample index first; `features` float32 [N, C]; `labels` int64 [B]. Rows of one
+    sample stand together, samples in order, no voxel twice. Raises InputError where any of this does not hold.
+    """
+
+    coordinates: Tensor
+    features: Tensor
+    labels: Tensor
+
+    def __post_init__(self) -> None:
+        coordinates, features, labels = self.coordinates, self.features, self.labels
+        if coordinates.dtype != torch.int32 or coordinates.ndim != 2 or coordinates.shape[1] < 2:
+            raise InputError(
+                f"coordinates are {_described(coordinates)}, expected int32 [N, 1+D]; put the sample index in column 0"
+            )
+        if features.dtype != torch.float32 or features.ndim != 2 or len(features) != len(coordinates):
+            raise InputError(
+                f"features are {_described(features)}, expected float32 [{len(coordinates)}, C]: one row for each voxel"
+            )
+        if labels.dtype != torch.int64 or labels.ndim != 1 or len(labels) == 0:
+            raise InputError(f"labels are {_described(labels)}, expected int64 [B] with B >= 1: one for each sample")
+        if len({coordinates.device, features.device, labels.device}) != 1:
+            raise InputError(
+                f"coordinates, features and labels are on {coordinates.device}, {features.device} and {labels.device}; "
+                "move them to one device"
+            )
+        self._check_samples()
+        if int(labels.min()) < 0:
+            raise InputError(f"label {int(labels.min())} is negative, expected class indices from 0; check the labels")
+        if not bool(torch.isfinite(features).all()):
+            raise InputError("features hold NaN or infinity, expected finite numbers; check the input clouds")
+
+    def _check_samples(self) -> None:
+        index = self.coordinates[:, 0].long()
+        if len(index) and (int(index.min()) < 0 or int(index.max()) >= len(self.labels)):
+            raise InputError(
+                f"sample indices run from {int(index.min())} to {int(index.max())}, "
+                f"expected 0 to {len(self.labels) - 1} for {len(self.labels)} labels"
+            )
+        if bool((index[1:] < index[:-1]).any()):
+            raise InputError("rows of one sample do not stand together; order the rows by sample index")
+        empty = (torch.bincount(index, minlength=len(self.labels)) == 0).nonzero().flatten().tolist()
+        if empty:
+            raise InputError(f"sample {empty[0]} of the minibatch has no voxel; leave empty clouds out")
+        if _has_duplicates(self.coordinates):
+            raise InputError("a voxel occurs twice in one sample, expected unique coordinates; use voxelize()")
+
+    def __len__(self) -> int:
+        """Count the samples."""
+        return len(self.labels)
+
+    @property
+    def num_voxels(self) -> int:
+        """Count the active voxels of all samples."""
+        return len(self.coordinates)
+
+    @property
+    def voxel_counts(self) -> Tensor:
+        """Count the active voxels of each sample: int64 [B]."""
+        return torch.bincount(self.coordinates[:, 0].long(), minlength=len(self))
+
+    def samples(self) -> tuple[Sample, ...]:
+        """Take the minibatch apart again: the inverse of `collate`."""
+        counts = self.voxel_counts.tolist()
+        rows = zip(
+            self.coordinates[:, 1:].split(counts), self.features.split(counts), self.labels.tolist(), strict=True
+        )
+        return tuple(Sample(coordinates, features, label) for coordinates, features, label in rows)
+
+    def take(self, indices: Sequence[int]) -> "PointBatch":
+        """Return the chosen samples, whole, in the order given. A sample's voxels never part."""
+        samples = self.samples()
+        for index in indices:
+            if not 0 <= index < len(samples):
+                raise InputError(f"sample {index} asked of a minibatch of {len(samples)}; use 0 to {len(samples) - 1}")
+        return collate([samples[index] for index in indices])
+
+    def check_classes(self, num_classes: int) -> "PointBatch":
+        """Return self. Raises InputError where a label lies outside `num_classes`."""
+        if int(self.labels.max()) >= num_classes:
+            raise InputError(
+                f"label {int(self.labels.max())} is out of range for {num_classes} classes (0 to {num_classes - 1}); "
+                "use a model with as many outputs as the data has classes"
+            )
+        return self
+
+
+def collate(samples: Sequence[Sample]) -> PointBatch:
+    """Put samples side by side into one minibatch, in order.
+
+    Raises InputError without samples, or where their widths differ.
+    """
+    if not samples:
+        raise InputError("a minibatch of no samples; expected at least one")
+    for name, widths in (
+        ("coordinates", {sample.coordinates.shape[1] for sample in samples}),
+        ("features", {sample.features.shape[1] for sample in samples}),
+    ):
+        if len(widths) > 1:
+            raise InputError(f"samples with {sorted(widths)} columns of {name} in one minibatch; expected one width")
+    counts = torch.tensor([len(sample) for sample in samples])
+    index = torch.repeat_interleave(torch.arange(len(samples), dtype=torch.int32), counts)
+    index = index.to(samples[0].coordinates.device)
+    return PointBatch(
+        coordinates=torch.cat([index[:, None], torch.cat([sample.coordinates for sample in samples])], dim=1),
+        features=torch.cat([sample.features for sample in samples]),
+        labels=torch.tensor([sample.label for sample in samples], dtype=torch.int64, device=index.device),
+    )
+
+
+def _described(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def _has_duplicates(coordinates: Tensor) -> bool:
+    """Say whether a row occurs twice, by one int64 key a row where the ranges allow, which they nearly always do."""
+    low = coordinates.amin(dim=0).long()
+    sizes = (coordinates.amax(dim=0).long() - low + 1).tolist()
+    key = torch.zeros(len(coordinates), dtype=torch.int64, device=coordinates.device)
+    capacity = 1
+    for column, size in enumerate(sizes):
+        capacity *= size
+        if capacity >= 2**63:
+            return len(torch.unique(coordinates, dim=0)) != len(coordinates)
+        key = key * size + (coordinates[:, column].long() - low[column])
+    if bool((key[1:] > key[:-1]).all()):  # what voxelize() makes: nothing to sort
+        return False
+    return len(torch.unique(key)) != len(key)

@@ -1,0 +1,171 @@
+"""Data sets by name: what a manifest says of one (licence, citation, files, SHA-256) and where its folder is."""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import yaml
+
+from ..errors import InputError
+from ..files import read_text
+
+_KEYS = {"name", "title", "licence", "citation", "homepage", "folder", "classes", "splits", "files", "notes"}
+_REQUIRED = ("name", "title", "licence", "citation", "homepage", "splits", "files")
+_FILE_KEYS = {"url", "bytes", "sha256"}
+_SCHEMES = ("https", "http", "file")
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """One file to fetch; `num_bytes` and `sha256` are None where nobody has published them."""
+
+    url: str
+    num_bytes: int | None
+    sha256: str | None
+
+    @property
+    def name(self) -> str:
+        """The file's own name: the last part of its URL."""
+        return unquote(urlsplit(self.url).path).rsplit("/", 1)[-1]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What is known of a data set. `folder` is the name of its folder once unpacked; `splits` are (name, samples)."""
+
+    name: str
+    title: str
+    licence: str
+    citation: str
+    homepage: str
+    folder: str
+    splits: tuple[tuple[str, int], ...]
+    files: tuple[RemoteFile, ...]
+    classes: int | None = None
+    notes: str = ""
+
+    @property
+    def verifiable(self) -> bool:
+        """Say whether every file has a SHA-256, so that `fetch` will take it."""
+        return bool(self.files) and all(file.sha256 for file in self.files)
+
+
+def manifests_folder() -> Path:
+    """Return the folder of the data sets' manifests: beside the package in a checkout, inside it once installed."""
+    package = Path(__file__).resolve().parents[1]
+    for root in (package.parent, package):
+        if (root / "data_manifests" / "datasets").is_dir():
+            return root / "data_manifests" / "datasets"
+    raise InputError(f"{package.parent / 'data_manifests' / 'datasets'}: no such folder; use a checkout of the project")
+
+
+def list_datasets(manifests: Path | None = None) -> tuple[Manifest, ...]:
+    """Read every manifest, by name."""
+    return tuple(read_manifest(path) for path in sorted((manifests or manifests_folder()).glob("*.yaml")))
+
+
+def get_manifest(name: str, manifests: Path | None = None) -> Manifest:
+    """Return the manifest of a data set. Raises InputError that lists the names there are."""
+    found = list_datasets(manifests)
+    for manifest in found:
+        if manifest.name == name:
+            return manifest
+    raise InputError(f"no data set {name!r}, expected one of {', '.join(m.name for m in found)}, or a folder's path")
+
+
+def data_folders() -> tuple[Path, ...]:
+    """Return where data sets are looked for: the folders of SPARSEPIPE_DATA, then where `fetch` puts them."""
+    named = [Path(part) for part in os.environ.get("SPARSEPIPE_DATA", "").split(os.pathsep) if part]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return (*named, cache / "sparsepipe" / "data")
+
+
+def find(source: str | Path) -> Path:
+    """Return the folder of a data set given by path or by its manifest's name.
+
+    Raises InputError where it is neither, or where no data folder holds it yet.
+    """
+    path = Path(source)
+    if path.exists() or isinstance(source, Path) or os.sep in source:
+        return path
+    manifest = get_manifest(source)
+    for folder in data_folders():
+        for candidate in (folder / manifest.name, folder / manifest.folder):
+            if candidate.is_dir():
+                return candidate
+    places = ", ".join(str(folder) for folder in data_folders())
+    raise InputError(
+        f"{source}: not in {places}; `sparsepipe data fetch {source}`, or name its folder in SPARSEPIPE_DATA"
+    )
+
+
+def read_manifest(path: Path | str) -> Manifest:
+    """Read and check one manifest. Raises InputError in one line that names the file and the entry."""
+    path = Path(path)
+    try:
+        content = yaml.safe_load(read_text(path, what="manifest"))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        raise InputError(f"{path}{line}: not YAML ({getattr(error, 'problem', None) or 'malformed'})") from None
+    _require(isinstance(content, dict), path, "expected a mapping with the keys " + ", ".join(_REQUIRED))
+    missing = [key for key in _REQUIRED if key not in content]
+    _require(not missing, path, f"no {', '.join(missing)}; add what is missing")
+    unknown = sorted(set(map(str, content)) - _KEYS)
+    _require(not unknown, path, f"unknown key {', '.join(unknown)}; expected {', '.join(sorted(_KEYS))}")
+    for key in ("name", "title", "licence", "citation", "homepage", "folder", "notes"):
+        _require(isinstance(content.get(key, ""), str), path, f"{key} is {content.get(key)!r}, expected text")
+    name = content["name"]
+    _require(
+        bool(re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name)), path, f"name {name!r}, expected lower case, digits, - and _"
+    )
+    _require(name == path.stem, path, f"name {name!r}, expected {path.stem!r} as the file is called")
+    folder = content.get("folder", name)
+    _require(bool(folder) and Path(folder).name == folder, path, f"folder {folder!r}, expected one folder's name")
+    splits = content["splits"]
+    valid = isinstance(splits, dict) and all(isinstance(k, str) and _is_count(v) for k, v in splits.items())
+    _require(valid, path, f"splits {splits!r}, expected NAME: NUMBER OF SAMPLES")
+    _require(content.get("classes") is None or _is_count(content["classes"]), path, "classes: expected a whole number")
+    _require(isinstance(content["files"], list), path, "files: expected a list of url, bytes, sha256")
+    return Manifest(
+        name=name,
+        title=content["title"],
+        licence=content["licence"],
+        citation=content["citation"].strip(),
+        homepage=content["homepage"],
+        folder=folder,
+        splits=tuple(splits.items()),
+        files=tuple(_remote_file(path, index, entry) for index, entry in enumerate(content["files"], start=1)),
+        classes=content.get("classes"),
+        notes=content.get("notes", "").strip(),
+    )
+
+
+def _remote_file(path: Path, index: int, entry: object) -> RemoteFile:
+    where = f"file {index}"
+    _require(isinstance(entry, dict) and set(entry) == _FILE_KEYS, path, f"{where}: expected url, bytes and sha256")
+    url, num_bytes, sha256 = entry["url"], entry["bytes"], entry["sha256"]
+    _require(
+        isinstance(url, str) and urlsplit(url).scheme in _SCHEMES,
+        path,
+        f"{where}: url {url!r}, expected {', '.join(_SCHEMES)}",
+    )
+    _require(
+        num_bytes is None or _is_count(num_bytes), path, f"{where}: bytes {num_bytes!r}, expected a number or null"
+    )
+    valid = sha256 is None or (isinstance(sha256, str) and re.fullmatch(r"[0-9a-f]{64}", sha256) is not None)
+    _require(valid, path, f"{where}: sha256 {sha256!r}, expected 64 hexadecimal digits, quoted, or null")
+    file = RemoteFile(url, num_bytes, sha256)
+    _require(file.name not in ("", ".", ".."), path, f"{where}: url {url!r} names no file")
+    return file
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _require(condition: bool, path: Path, problem: str) -> None:
+    if not condition:
+        raise InputError(f"{path}: {problem}")
