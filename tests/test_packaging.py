@@ -1,0 +1,191 @@
+"""The package says one thing everywhere: pyproject.toml, environment.yml, licence, scripts, notebooks, tracked files."""
+
+import ast
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import yaml
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+ENVIRONMENT_TEXT = (REPOSITORY / "environment.yml").read_text()
+ENVIRONMENT = yaml.safe_load(ENVIRONMENT_TEXT)
+SCRIPTS = sorted([*(REPOSITORY / "scripts").glob("*.sh"), REPOSITORY / ".ci" / "run"])
+ENGINE_COMMAND = re.compile(
+    r"pip install\s.*?--use-pep517 --no-build-isolation --no-deps"
+    r' --config-settings="--global-option=--blas=openblas" (\S+)',
+    re.DOTALL,
+)
+
+
+def extras() -> dict[str, list[str]]:
+    return PROJECT["project"]["optional-dependencies"]
+
+
+def split(requirement: str) -> tuple[str, frozenset[str]]:
+    """Return a requirement's name, normalised, with its extras, and its version bounds in any order."""
+    name, bounds = re.fullmatch(r"([\w.-]+(?:\[[\w,]+\])?)\s*(.*)", requirement).groups()
+    return re.sub(r"[-_.]+", "-", name).lower(), frozenset(part.strip() for part in bounds.split(",") if part.strip())
+
+
+def tracked() -> list[Path]:
+    """Return the files that git tracks, or would with the next `git add`; skip where this is no git checkout."""
+    if not (REPOSITORY / ".git").exists() or shutil.which("git") is None:
+        pytest.skip("not a git checkout")
+    listing = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        check=True,
+    )
+    paths = (REPOSITORY / os.fsdecode(name) for name in listing.stdout.split(b"\0") if name)
+    return [path for path in paths if path.is_file()]
+
+
+def notebooks() -> list[Path]:
+    return sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
+
+
+def test_environment_and_pyproject_state_the_same_requirements():
+    stated = [*PROJECT["project"]["dependencies"], *extras()["cluster"], *extras()["dev"]]
+    (pip_section,) = [entry["pip"] for entry in ENVIRONMENT["dependencies"] if isinstance(entry, dict)]
+    listed = [line for line in pip_section if line != "-e ."]
+    assert len(set(map(split, stated))) == len(stated)
+    assert sorted(map(split, listed), key=str) == sorted(map(split, stated), key=str)
+
+
+def test_environment_installs_the_package_itself_last():
+    pip_section = next(entry["pip"] for entry in ENVIRONMENT["dependencies"] if isinstance(entry, dict))
+    assert pip_section[-1] == "-e ."
+
+
+def test_environment_and_pyproject_bound_python_and_setuptools_alike():
+    conda = dict(split(entry) for entry in ENVIRONMENT["dependencies"] if isinstance(entry, str))
+    assert conda["python"] == split("python" + PROJECT["project"]["requires-python"])[1]
+    assert ("setuptools", conda["setuptools"]) in map(split, PROJECT["build-system"]["requires"])
+    assert ENVIRONMENT["name"] == PROJECT["project"]["name"]
+
+
+def test_the_engine_is_built_from_the_same_version_by_the_same_command_everywhere():
+    conda = {split(entry)[0] for entry in ENVIRONMENT["dependencies"] if isinstance(entry, str)}
+    assert {"openblas", "cxx-compiler", "ninja", "wheel", "setuptools", "pip"} <= conda
+    assert ENGINE_COMMAND.search(ENVIRONMENT_TEXT).group(1) == extras()["minkowski"][0]
+    setup = (REPOSITORY / "scripts" / "setup.sh").read_text()
+    assert ENGINE_COMMAND.search(setup).group(1) == '"$engine"'  # read from pyproject.toml by `requirement`
+    assert "engine=$(requirement MinkowskiEngine)" in setup
+
+
+def test_extras_are_those_that_are_promised():
+    assert set(extras()) == {"minkowski", "cluster", "dev"}
+
+
+def test_the_installed_versions_are_within_the_stated_bounds():
+    from packaging.requirements import Requirement  # pytest needs it, so it is there
+
+    wrong = []
+    for line in [*PROJECT["project"]["dependencies"], *extras()["dev"]]:
+        requirement = Requirement(line)
+        try:
+            version = metadata.version(requirement.name)
+        except metadata.PackageNotFoundError:
+            continue  # an environment made by hand may lack a checker; what the tests import fails by itself
+        if not requirement.specifier.contains(version, prereleases=True):
+            wrong.append(f"{line}: {version} is installed")
+    assert not wrong
+
+
+def test_every_import_is_declared():
+    modules = {"pyyaml": "yaml"}
+    declared = {modules.get(name, name) for name, _ in map(split, PROJECT["project"]["dependencies"])}
+    optional = {split(line)[0].split("[")[0] for line in [*extras()["minkowski"], *extras()["cluster"]]}
+    imported = set()
+    for path in (REPOSITORY / "sparsepipe").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                imported.add(node.module.split(".")[0])
+    foreign = {name.lower() for name in imported} - set(sys.stdlib_module_names) - {"__future__", "sparsepipe"}
+    assert not foreign - declared - optional, "imported but not declared in pyproject.toml"
+
+
+def test_the_command_is_installed_as_declared():
+    assert PROJECT["project"]["scripts"] == {"sparsepipe": "sparsepipe.cli:main"}
+
+
+def test_the_licence_is_mit():
+    text = (REPOSITORY / "LICENSE").read_text()
+    assert PROJECT["project"]["license"] == "MIT"
+    assert text.startswith("MIT License\n")
+    assert "Permission is hereby granted, free of charge" in text
+    assert 'THE SOFTWARE IS PROVIDED "AS IS"' in text
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_scripts_are_executable_strict_and_well_formed(script):
+    assert os.access(script, os.X_OK)
+    assert script.read_text().startswith("#!/usr/bin/env bash\n")
+    assert "\nset -euo pipefail\n" in script.read_text()
+    subprocess.run(["bash", "-n", str(script)], check=True)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_scripts_pass_shellcheck(script):
+    shellcheck = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if shellcheck is None:
+        pytest.skip("no shellcheck")
+    result = subprocess.run([shellcheck, str(script)], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout
+
+
+def test_nothing_tracked_names_a_registry_or_a_folder_of_one_machine():
+    # In two halves, so that this file does not find itself.
+    halves = [("pypi", ".org"), ("python", "hosted.org"), ("download.py", "torch.org"), ("conda.", "anaconda.org")]
+    halves += [("deb.", "debian.org"), ("index-", "url"), ("--find-", "links"), ("trusted-", "host")]
+    registries = ["".join(pair) for pair in halves]
+    folders = ["/" + folder + "/" for folder in ("root", "work", "tmp/boot", "Users", "opt/wheels")]
+    machine = re.compile(r"(?<![\w.$}\"'*-])(?:" + "|".join(folders) + r"|/home/[a-z])")
+    found = []
+    for path in tracked():
+        if path.name == ".gitignore":  # its patterns begin with a slash
+            continue
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+        for number, line in enumerate(text.splitlines(), start=1):
+            if any(name in line for name in registries) or machine.search(line):
+                found.append(f"{path.relative_to(REPOSITORY)}:{number}: {line.strip()[:100]}")
+    assert not found, "\n".join(found)
+
+
+def test_nothing_large_or_private_is_tracked():
+    files = tracked()
+    assert not [path for path in files if path.stat().st_size > 1_000_000]
+    assert not [path for path in files if path.suffix in {".pem", ".key", ".pkl", ".pt", ".pth"} or path.name == ".env"]
+
+
+def test_notebooks_carry_no_outputs():
+    if not notebooks():
+        pytest.skip("no notebooks yet")
+    dirty = []
+    for path in notebooks():
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+        cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+        if any(cell["outputs"] or cell["execution_count"] is not None for cell in cells):
+            dirty.append(f"{path.name}: outputs")
+        if {"widgets", "papermill"} & set(notebook["metadata"]) or any(
+            "papermill" in cell["metadata"] for cell in cells
+        ):
+            dirty.append(f"{path.name}: traces of a run in its metadata")
+        if notebook["metadata"]["kernelspec"]["name"] != "python3":
+            dirty.append(f"{path.name}: kernel {notebook['metadata']['kernelspec']['name']}, expected python3")
+    assert not dirty
