@@ -1,0 +1,75 @@
+"""What every sparse engine offers: layers, tensors, and the plain parts of a tensor that cross a stage boundary."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor, nn
+
+from ..data.batch import PointBatch
+from ..models.rows import Row
+
+
+class CoordinateSet(NamedTuple):
+    tensor_stride: tuple[int, ...]  # distance between neighbouring voxels along each axis
+    coordinates: Tensor  # int32 [N, 1 + D], batch index first
+
+
+class Feature(NamedTuple):
+    rows: Tensor  # [N, C]; dense tensors keep their own shape
+    coordinate_set: int | None  # index into Parts.coordinate_sets; None: a dense tensor, rows in batch order
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Named tensors taken apart into plain ones: each distinct coordinate set once, then the features of each name."""
+
+    coordinate_sets: tuple[CoordinateSet, ...]
+    features: Mapping[str, Feature]
+
+
+class Engine(Protocol):
+    """One library of sparse layers. Its tensors are opaque to everybody else.
+
+    Engines agree on outputs, gradients and state_dicts: kernels are [K, C_in, C_out] (K = 1: [C_in, C_out]), offsets run
+    with the first spatial axis fastest, odd kernels centred and even ones from 0 to k - 1. The order of a tensor's rows
+    is the engine's own; after global pooling rows are dense [B, C] in batch order in every engine.
+    """
+
+    name: str
+
+    def layer(self, row: Row) -> nn.Module:
+        """Build the module of one row, parameters not yet seeded. A dropout module also takes `seed=` when called."""
+        ...
+
+    def tensor(self, batch: PointBatch, device: Any = "cpu") -> Any:
+        """Put a minibatch on a device as this engine's sparse tensor.
+
+        Raises InputError for coordinates the engine cannot hold; PointBatch has already refused duplicates and gaps.
+        """
+        ...
+
+    def split(self, tensors: Mapping[str, Any]) -> Parts:
+        """Take tensors of one minibatch apart; features keep their place in the autograd graph."""
+        ...
+
+    def join(self, parts: Parts) -> dict[str, Any]:
+        """Put parts together in one fresh coordinate manager, so that tensors still share coordinates.
+
+        Rows keep the order they came in, and the tensors in `parts.features` are themselves the features: a caller who
+        needs the gradient calls `requires_grad_()` on them before joining and reads `.grad` after the backward pass.
+        `join` then `split` gives the same parts.
+        """
+        ...
+
+    def features(self, tensor: Any) -> Tensor:
+        """Return the feature rows of a tensor."""
+        ...
+
+    def replace(self, tensor: Any, features: Tensor) -> Any:
+        """Return a tensor with other features on the same coordinates and in the same coordinate manager."""
+        ...
+
+    def rows(self, output: Any) -> Tensor:
+        """Return the dense [B, C] rows of a globally pooled output. Raises InputError for a tensor that is still sparse."""
+        ...

@@ -1,0 +1,19 @@
+"""Dropout whose mask is a function of a seed: a recomputed or replayed minibatch drops the same activations."""
+
+import torch
+from torch import Tensor, nn
+
+
+class SeededDropout(nn.Module):
+    """Drop activations with a probability and scale the rest by 1 / (1 - probability); identity in evaluation."""
+
+    def __init__(self, probability: float) -> None:
+        super().__init__()
+        self.probability = probability
+
+    def drop(self, rows: Tensor, seed: int) -> Tensor:
+        if not self.training or self.probability == 0:
+            return rows
+        keep = 1 - self.probability
+        generator = torch.Generator(device=rows.device).manual_seed(seed)
+        return rows * torch.empty_like(rows).bernoulli_(keep, generator=generator).div_(keep)

@@ -1,0 +1,80 @@
+"""The native engine: sparse layers in torch alone, on CPU and CUDA, with MinkowskiEngine's semantics and state_dicts."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...data.batch import PointBatch
+from ...errors import InputError
+from ...models.rows import Row
+from ..base import CoordinateSet, Feature, Parts
+from .coordinates import CoordinateManager, pack
+from .layers import AnyTensor, build
+from .tensor import SparseTensor
+
+__all__ = ["NativeEngine", "SparseTensor"]
+
+
+class NativeEngine:
+    """Sparse layers by gather, matrix product and scatter over cached kernel maps. Rows are sorted by coordinate."""
+
+    name = "native"
+
+    def layer(self, row: Row) -> nn.Module:
+        return build(row)
+
+    def tensor(self, batch: PointBatch, device: Any = "cpu") -> SparseTensor:
+        dimension = batch.coordinates.shape[1] - 1
+        keys, order = torch.sort(pack(batch.coordinates.to(device)))
+        manager = CoordinateManager(dimension)
+        stride = (1,) * dimension
+        manager.insert(stride, keys)
+        return SparseTensor(batch.features.to(device).index_select(0, order), stride, manager)
+
+    def split(self, tensors: Mapping[str, AnyTensor]) -> Parts:
+        sets: dict[tuple[int, ...], CoordinateSet] = {}
+        features: dict[str, Feature] = {}
+        for name, tensor in tensors.items():
+            if not isinstance(tensor, SparseTensor):
+                features[name] = Feature(tensor, None)
+                continue
+            stride = tensor.tensor_stride
+            sets.setdefault(stride, CoordinateSet(stride, tensor.coordinates))
+            features[name] = Feature(tensor.features, list(sets).index(stride))
+        return Parts(tuple(sets.values()), features)
+
+    def join(self, parts: Parts) -> dict[str, AnyTensor]:
+        """Raises InputError for coordinates that are not sorted and distinct, or features of another length."""
+        manager = None
+        for stride, coordinates in parts.coordinate_sets:
+            manager = manager or CoordinateManager(coordinates.shape[1] - 1)
+            keys = pack(coordinates)
+            if not bool((keys[1:] > keys[:-1]).all()):
+                raise InputError(
+                    f"coordinates at tensor stride {stride} are not sorted and distinct: not the native engine's"
+                )
+            manager.insert(stride, keys)
+        return {name: _join(name, feature, parts, manager) for name, feature in parts.features.items()}
+
+    def features(self, tensor: AnyTensor) -> Tensor:
+        return tensor.features if isinstance(tensor, SparseTensor) else tensor
+
+    def replace(self, tensor: AnyTensor, features: Tensor) -> AnyTensor:
+        return tensor.replace(features) if isinstance(tensor, SparseTensor) else features
+
+    def rows(self, output: AnyTensor) -> Tensor:
+        if isinstance(output, SparseTensor):
+            raise InputError(f"an output of {len(output.features)} voxels is still sparse: pool it globally first")
+        return output
+
+
+def _join(name: str, feature: Feature, parts: Parts, manager: CoordinateManager | None) -> AnyTensor:
+    if feature.coordinate_set is None:
+        return feature.rows
+    stride, coordinates = parts.coordinate_sets[feature.coordinate_set]
+    if len(feature.rows) != len(coordinates):
+        raise InputError(f"{name}: {len(feature.rows)} feature rows for {len(coordinates)} coordinates")
+    assert manager is not None
+    return SparseTensor(feature.rows, stride, manager)

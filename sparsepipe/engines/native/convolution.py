@@ -1,0 +1,61 @@
+"""Sparse convolution over a kernel map: for each offset gather rows, multiply by its matrix, add to the output rows."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from .coordinates import KernelMap
+
+
+def _segments(kernel_map: KernelMap) -> list[tuple[int, Tensor, Tensor]]:
+    """List (offset, input rows, output rows) of the offsets that have pairs."""
+    columns = zip(
+        kernel_map.in_rows.split(kernel_map.counts), kernel_map.out_rows.split(kernel_map.counts), strict=True
+    )
+    return [(k, in_rows, out_rows) for k, (in_rows, out_rows) in enumerate(columns) if len(in_rows)]
+
+
+class _Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:
+        ctx.save_for_backward(features, kernel)
+        ctx.kernel_map = kernel_map
+        if kernel_map.identity is None:
+            output = features.new_zeros(kernel_map.num_out, kernel.shape[2])
+        else:
+            output = features @ kernel[kernel_map.identity]
+        for k, in_rows, out_rows in _segments(kernel_map):
+            output.index_add_(0, out_rows, features.index_select(0, in_rows) @ kernel[k])
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        features, kernel = ctx.saved_tensors
+        kernel_map, identity = ctx.kernel_map, ctx.kernel_map.identity
+        wants_features, wants_kernel, _ = ctx.needs_input_grad
+        grad_output = grad_output.contiguous()
+        grad_features = grad_kernel = None
+        if wants_kernel:
+            grad_kernel = torch.zeros_like(kernel)
+            if identity is not None:
+                torch.mm(features.t(), grad_output, out=grad_kernel[identity])
+        if wants_features:
+            if identity is None:
+                grad_features = torch.zeros_like(features)
+            else:
+                grad_features = grad_output @ kernel[identity].t()
+        for k, in_rows, out_rows in _segments(kernel_map):
+            gathered = grad_output.index_select(0, out_rows)
+            if grad_features is not None:
+                grad_features.index_add_(0, in_rows, gathered @ kernel[k].t())
+            if grad_kernel is not None:
+                torch.mm(features.index_select(0, in_rows).t(), gathered, out=grad_kernel[k])
+        return grad_features, grad_kernel, None
+
+
+def convolve(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:
+    """Convolve features [N_in, C_in] with a kernel [K, C_in, C_out]; return [N_out, C_out]."""
+    return _Convolution.apply(features, kernel, kernel_map)

@@ -1,0 +1,47 @@
+"""Max pooling over a kernel map, and over whole samples. The gradient goes to the row that gave the maximum."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from .coordinates import KernelMap
+
+
+class _MaxPool(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, kernel_map: KernelMap) -> Tensor:
+        # Every output voxel has an input voxel below it, so no output keeps the starting value.
+        output = features.new_full((kernel_map.num_out, features.shape[1]), -torch.inf)
+        winners = torch.zeros_like(output, dtype=torch.int64)
+        columns = zip(
+            kernel_map.in_rows.split(kernel_map.counts), kernel_map.out_rows.split(kernel_map.counts), strict=True
+        )
+        for in_rows, out_rows in columns:
+            candidates, best = features.index_select(0, in_rows), output.index_select(0, out_rows)
+            better = candidates > best  # of equal candidates the first offset wins
+            output.index_copy_(0, out_rows, torch.where(better, candidates, best))
+            rows = torch.where(better, in_rows.unsqueeze(1), winners.index_select(0, out_rows))
+            winners.index_copy_(0, out_rows, rows)
+        ctx.save_for_backward(winners)
+        ctx.num_in = kernel_map.num_in
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
+        (winners,) = ctx.saved_tensors
+        grad_features = grad_output.new_zeros(ctx.num_in, grad_output.shape[1])
+        return grad_features.scatter_add_(0, winners, grad_output), None
+
+
+def max_pool(features: Tensor, kernel_map: KernelMap) -> Tensor:
+    """Take the maximum of each output row's inputs, channel by channel: [N_in, C] -> [N_out, C]."""
+    return _MaxPool.apply(features, kernel_map)
+
+
+def global_max_pool(features: Tensor, sample_sizes: Sequence[int]) -> Tensor:
+    """Take the maximum over each sample's consecutive rows: [N, C] -> [B, C] in batch order."""
+    return torch.stack([rows.max(dim=0).values for rows in features.split(sample_sizes)])

@@ -1,0 +1,70 @@
+"""The layers of one pipeline stage as a module: takes the tensors alive before it, gives the tensors alive after it."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from torch import nn
+
+from ..errors import InputError
+from ..models.rows import INPUT, Network
+from .base import Engine
+from .initialisation import derived_seed, initialise
+
+
+class Subnetwork(nn.Module):
+    """Some layers of a network, run in row order by one engine.
+
+    Modules are registered under their layer ids, so a state_dict is keyed by layer ("conv1_1.kernel") and loads under any
+    partition. Parameters depend on (seed, layer id), dropout masks on (seed, layer id, minibatch): never on the cut.
+    Raises InputError for a layer the network does not have.
+    """
+
+    def __init__(
+        self, network: Network, engine: Engine, layer_ids: Collection[str] | None = None, *, seed: int = 0
+    ) -> None:
+        super().__init__()
+        wanted = {row.id for row in network.rows} if layer_ids is None else set(layer_ids)
+        if unknown := wanted - {row.id for row in network.rows}:
+            raise InputError(f"{network.name} has no layer {min(unknown)!r}: the plan was made for another network")
+        self.network, self.engine, self.seed = network, engine, seed
+        self.table = tuple(row for row in network.rows if row.id in wanted)
+        for row in self.table:
+            module = engine.layer(row)
+            initialise(module, row, seed)
+            self.add_module(row.id, module)
+
+    @property
+    def layer_ids(self) -> tuple[str, ...]:
+        return tuple(row.id for row in self.table)
+
+    def forward(
+        self, alive: Mapping[str, Any], *, minibatch: int, keep: Collection[str] | None = None
+    ) -> dict[str, Any]:
+        """Run the layers on the tensors `alive` at the boundary before ("input" names the network's input).
+
+        Returns every tensor passed in or produced here; with `keep`, only those it names, each of the others let go
+        after its last use here.
+        """
+        tensors = dict(alive)
+        last_use = {name: position for position, row in enumerate(self.table) for name in (row.id, *row.inputs)}
+        for position, row in enumerate(self.table):
+            inputs = [_find(tensors, name, row.id) for name in row.inputs]
+            module = self.get_submodule(row.id)
+            if row.kind == "dropout":
+                tensors[row.id] = module(*inputs, seed=derived_seed(self.seed, row.id, minibatch))
+            else:
+                tensors[row.id] = module(*inputs)
+            if keep is not None:
+                for name in {row.id, *row.inputs}:
+                    if last_use[name] == position and name not in keep:
+                        del tensors[name]
+        return tensors if keep is None else {name: tensor for name, tensor in tensors.items() if name in keep}
+
+
+def _find(tensors: Mapping[str, Any], name: str, layer_id: str) -> Any:
+    if name not in tensors:
+        source = "the network's input" if name == INPUT else f"the output of {name!r}"
+        raise InputError(
+            f"layer {layer_id!r} needs {source}, which is not alive here: {', '.join(tensors) or 'nothing'} is"
+        )
+    return tensors[name]

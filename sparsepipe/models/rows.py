@@ -1,0 +1,105 @@
+"""A network as a table of rows: what each layer is, what feeds it, and how many parameters it holds."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import InputError
+from ..graph import Layer, LayerGraph
+
+INPUT = "input"  # the name of the network's input: a tensor, not a layer
+_FLOAT_BYTES = 4  # parameters are float32
+
+
+def _kernel_volume(args: Mapping[str, Any]) -> int:
+    return args["kernel_size"] ** args.get("dimension", 3)
+
+
+def _convolution_parameters(args: Mapping[str, Any]) -> int:
+    bias = args["out_channels"] if args.get("bias", False) else 0
+    return _kernel_volume(args) * args["in_channels"] * args["out_channels"] + bias
+
+
+def _linear_parameters(args: Mapping[str, Any]) -> int:
+    return (args["in_channels"] + 1) * args["out_channels"]
+
+
+def _norm_parameters(args: Mapping[str, Any]) -> int:
+    return 2 * args["channels"]  # weight and bias; running statistics are buffers
+
+
+def _no_parameters(args: Mapping[str, Any]) -> int:
+    return 0
+
+
+# kind -> number of trained parameters. An engine has one constructor for each of these kinds.
+KINDS: dict[str, Callable[[Mapping[str, Any]], int]] = {
+    "convolution": _convolution_parameters,  # in_channels, out_channels, kernel_size, stride=1, bias=False
+    "batch_norm": _norm_parameters,  # channels
+    "relu": _no_parameters,
+    "max_pool": _no_parameters,  # kernel_size, stride
+    "global_max_pool": _no_parameters,  # sparse [N, C] -> dense rows [B, C]
+    "linear": _linear_parameters,  # in_channels, out_channels; with bias
+    "dropout": _no_parameters,  # probability
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One layer: `inputs` are ids of earlier rows, or "input"; `args` are its kind's arguments."""
+
+    id: str
+    kind: str
+    inputs: tuple[str, ...]
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def description(self) -> str:
+        return f"{self.kind}({', '.join(f'{key}={value}' for key, value in self.args.items())})"
+
+    @property
+    def num_parameters(self) -> int:
+        return KINDS[self.kind](self.args)
+
+
+@dataclass(frozen=True)
+class Network:
+    """A table of rows in topological order. Raises InputError where a row is unknown, repeated or out of order."""
+
+    name: str
+    rows: tuple[Row, ...]
+    in_channels: int
+    num_classes: int
+
+    def __post_init__(self) -> None:
+        known = {INPUT}
+        for row in self.rows:
+            if row.kind not in KINDS:
+                raise InputError(
+                    f"layer {row.id!r} of {self.name}: unknown kind {row.kind!r}, expected one of {', '.join(KINDS)}"
+                )
+            if not row.id.isidentifier() or row.id in known:
+                raise InputError(
+                    f"layer {row.id!r} of {self.name}: expected a new name of letters, digits and underscores"
+                )
+            if missing := [name for name in row.inputs if name not in known]:
+                raise InputError(f"layer {row.id!r} of {self.name}: input {missing[0]!r} is not an earlier layer")
+            known.add(row.id)
+
+    def graph(self) -> LayerGraph:
+        """Return the layer graph: one layer a row, in row order, and an edge for every input that is a layer."""
+        position = {row.id: i for i, row in enumerate(self.rows)}
+        layers = tuple(Layer(row.id, row.description, row.num_parameters * _FLOAT_BYTES) for row in self.rows)
+        edges = [
+            (position[name], j)
+            for j, row in enumerate(self.rows)
+            for name in dict.fromkeys(row.inputs)
+            if name != INPUT
+        ]
+        return LayerGraph(layers, tuple(sorted(edges)))
+
+
+def scaled(channels: int, width: float) -> int:
+    """Return `channels` times a width multiplier, rounded, at least 1."""
+    return max(1, math.floor(channels * width + 0.5))
