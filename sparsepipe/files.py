@@ -53,7 +53,9 @@ def read_json(path: Path | str, *, what: str = "JSON file") -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise InputError(f"{path}:{error.lineno}: not JSON ({error.msg} at column {error.colno}), expected a {what}") from None
+        raise InputError(
+            f"{path}:{error.lineno}: not JSON ({error.msg} at column {error.colno}), expected a {what}"
+        ) from None
     except RecursionError:
         raise InputError(f"{path}: nested too deeply for a {what}") from None
 

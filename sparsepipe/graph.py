@@ -113,7 +113,6 @@ class LayerGraph:
 
 def _topological(position: dict[str, int], waiting: dict[str, int], consumers: dict[str, list[str]]) -> list[str]:
 
-
     ready = [k for id, k in position.items() if not waiting[id]]
     heapq.heapify(ready)
     ids, order = list(position), []

@@ -1,9 +1,9 @@
 """PipeDream's graph.txt: nodes with their costs, then edges; read and written without loss.
 
-    node := ID " -- " DESC " -- forward_compute_time=" ms ", backward_compute_time=" ms
-            ", activation_size=" ACT ", parameter_size=" bytes [" -- stage_id=" int]
-    ACT  := bytes | "[" bytes ("; " bytes)* "]"
-    edge := TAB ID " -- " ID
+node := ID " -- " DESC " -- forward_compute_time=" ms ", backward_compute_time=" ms
+        ", activation_size=" ACT ", parameter_size=" bytes [" -- stage_id=" int]
+ACT  := bytes | "[" bytes ("; " bytes)* "]"
+edge := TAB ID " -- " ID
 """
 
 import math

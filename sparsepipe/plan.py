@@ -96,7 +96,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Plan:
-    """Stages in pipeline order with their schedule. `num_microbatches` minibatches make one step of a flush schedule."""
+    """Stages in pipeline order with their schedule. `num_microbatches` minibatches make one flush step."""
 
     stages: tuple[Stage, ...]
     schedule: str = "1f1b"
@@ -181,7 +181,9 @@ class Plan:
                 place.setdefault(id, k)
         known = {layer.id for k, layer in enumerate(graph.layers) if k not in graph.input_layers}
         if unknown := [id for id in place if id not in known]:
-            found.append(f"it is a plan for a different graph: {len(unknown)} of its layers ({_few(unknown)}) are not in this one")
+            found.append(
+                f"it is for a different graph: {len(unknown)} of its layers ({_few(unknown)}) are not in this one"
+            )
         if missing := [layer.id for layer in graph.layers if layer.id in known and layer.id not in place]:
             found.append(f"{len(missing)} layers of the graph are in no stage ({_few(missing)})")
         for i, j in graph.edges:
@@ -207,7 +209,9 @@ class Plan:
             "weights": self.weights,
             "routing": self.routing,
             "num_microbatches": self.num_microbatches,
-            "stages": [_stage_to_json(stage, estimate.stages[k] if estimate else None) for k, stage in enumerate(self.stages)],
+            "stages": [
+                _stage_to_json(stage, estimate.stages[k] if estimate else None) for k, stage in enumerate(self.stages)
+            ],
             "warnings": list(self.warnings),
         }
 
@@ -246,7 +250,11 @@ class Plan:
         """The plan as a table for people."""
         rows = [("stage", "layers", "devices", "compute", "transfer", "averaging", "memory")]
         for k, stage in enumerate(self.stages):
-            span = stage.layers[0] if len(stage.layers) == 1 else f"{stage.layers[0]} … {stage.layers[-1]} ({len(stage.layers)})"
+            span = (
+                stage.layers[0]
+                if len(stage.layers) == 1
+                else f"{stage.layers[0]} … {stage.layers[-1]} ({len(stage.layers)})"
+            )
             row = [str(k), span, _devices(stage)]
             if self.estimate:
                 e = self.estimate.stages[k]
@@ -259,7 +267,9 @@ class Plan:
 
     def summary(self) -> str:
         """Planner, schedule, period and gap in one line."""
-        text = f"{self.planner}: {len(self.stages)} stages on {len(self.ranks)} devices, {self.schedule} ({self.weights})"
+        text = (
+            f"{self.planner}: {len(self.stages)} stages on {len(self.ranks)} devices, {self.schedule} ({self.weights})"
+        )
         if self.estimate:
             text += f", {self.estimate.period_seconds * 1e3:.2f} ms a minibatch"
             if self.estimate.gap is not None:
@@ -286,7 +296,12 @@ def _stage_to_json(stage: Stage, estimate: StageEstimate | None) -> dict[str, An
         {"rank": rank, "device_type": kind, "node": node, "share": share}
         for rank, kind, node, share in zip(stage.ranks, kinds, nodes, stage.shares, strict=True)
     ]
-    settings = {"layers": list(stage.layers), "replicas": replicas, "warmup": stage.warmup, "recompute": stage.recompute}
+    settings = {
+        "layers": list(stage.layers),
+        "replicas": replicas,
+        "warmup": stage.warmup,
+        "recompute": stage.recompute,
+    }
     return settings | (asdict(estimate) if estimate else {})
 
 

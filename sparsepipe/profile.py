@@ -72,7 +72,8 @@ class LayerCost:
 class Profile:
     """Costs of the layers of one graph on one or more device types.
 
-    `voxel_counts` are the active voxels of typical minibatches (what plans are made for); `origin` says where the numbers come from.
+    `voxel_counts` are the active voxels of typical minibatches (what plans are made for); `origin` says
+    where the numbers come from.
     """
 
     graph: LayerGraph
@@ -111,9 +112,7 @@ class Profile:
         """Cost of one layer on one device type at `voxels` (the mean minibatch when not given)."""
         return self._of(device_type)[layer].at(self.voxels() if voxels is None else voxels)
 
-    def time(
-        self, layers: Iterable[int], device_type: str, voxels: float | None = None
-    ) -> tuple[float, float]:
+    def time(self, layers: Iterable[int], device_type: str, voxels: float | None = None) -> tuple[float, float]:
         """Forward and backward seconds of `layers` together."""
         costs = [self.cost(layer, device_type, voxels) for layer in layers]
         return sum(cost.forward for cost in costs), sum(cost.backward for cost in costs)
@@ -131,7 +130,9 @@ class Profile:
         if differences := graph_differences(self.graph, other.graph):
             raise InputError(f"profiles of different graphs cannot be joined: {differences}")
         if both := set(self.costs) & set(other.costs):
-            raise InputError(f"device type {min(both)!r} is in both profiles: give one of them another name (TYPE=FILE)")
+            raise InputError(
+                f"device type {min(both)!r} is in both profiles: give one of them another name (TYPE=FILE)"
+            )
         return Profile(
             self.graph,
             {**self.costs, **other.costs},
@@ -154,7 +155,9 @@ class Profile:
             "voxel_counts": list(self.voxel_counts),
             "columns": list(COST_FIELDS),
             "costs": {
-                name: [[[getattr(sample, column) for column in COST_FIELDS] for sample in cost.samples] for cost in costs]
+                name: [
+                    [[getattr(sample, column) for column in COST_FIELDS] for sample in cost.samples] for cost in costs
+                ]
                 for name, costs in self.costs.items()
             },
             "origin": dict(self.origin),
@@ -188,7 +191,12 @@ class Profile:
         )
         lists = {n.id: list(n.activation_bytes) for n in nodes if len(n.activation_bytes) > 1}
         stages = {n.id: n.stage_id for n in nodes if n.stage_id is not None}
-        origin = {"format": "graph.txt", "activation_lists": lists, "stage_ids": stages, "order": [n.id for n in text.nodes]}
+        origin = {
+            "format": "graph.txt",
+            "activation_lists": lists,
+            "stage_ids": stages,
+            "order": [n.id for n in text.nodes],
+        }
         return cls(text.graph, {device_type: costs}, (), origin)
 
     def to_graph_text(self, device_type: str | None = None, voxels: float | None = None) -> GraphText:
@@ -227,7 +235,9 @@ def graph_differences(a: LayerGraph, b: LayerGraph) -> str:
 def _from_document(document: Mapping[str, Any]) -> Profile:
     if document.get("format") != FORMAT:
         raise InputError(f"format {document.get('format')!r}: expected {FORMAT!r}")
-    graph = LayerGraph.from_ids([Layer(**entry) for entry in document["layers"]], [(a, b) for a, b in document["edges"]])
+    graph = LayerGraph.from_ids(
+        [Layer(**entry) for entry in document["layers"]], [(a, b) for a, b in document["edges"]]
+    )
     if [layer.id for layer in graph.layers] != [entry["id"] for entry in document["layers"]]:
         raise InputError("the layers are not in topological order")
     columns = document["columns"]

@@ -1,9 +1,9 @@
 """One run on disk: the plan it followed, what it measured, and where it came from.
 
-    runs/<name>/plan.json config.json origin.json   what was asked, by which code, on which data
-                status.json                         how it stands: running, finished, failed (and why)
-                metrics.jsonl trace.jsonl           rows in time order (per-rank files while it runs)
-                checkpoints/ logs/
+runs/<name>/plan.json config.json origin.json   what was asked, by which code, on which data
+            status.json                         how it stands: running, finished, failed (and why)
+            metrics.jsonl trace.jsonl           rows in time order (per-rank files while it runs)
+            checkpoints/ logs/
 """
 
 import os
@@ -97,7 +97,7 @@ class RunRecord:
 
     @property
     def status(self) -> dict[str, Any]:
-        """`{"state": "running" | "finished" | "failed" | "cancelled", …}`; "started" before the first word of a worker."""
+        """`{"state": "running" | "finished" | "failed" | "cancelled", …}`; "started" before a worker speaks."""
         path = self.folder / "status.json"
         return read_json(path) if path.exists() else {"state": "started"}
 
@@ -122,12 +122,14 @@ def _commit() -> str | None:
     root = Path(__file__).parent.parent
     if not (root / ".git").exists():
         return None
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
+
     try:
-        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True)
-        dirty = subprocess.run(["git", "status", "--porcelain", "-uno"], cwd=root, capture_output=True, text=True, check=True)
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
     except (OSError, subprocess.CalledProcessError):
         return None
-    return head.stdout.strip() + ("+" if dirty.stdout.strip() else "")
 
 
 def _processor() -> str:

@@ -61,7 +61,8 @@ def round_minibatches(plan: Plan, stage: int, index: int, num_minibatches: int) 
 def warmup(plan: Plan, stage: int, rank: int) -> int:
     """Forwards that `rank` runs before its first backward.
 
-    1F1B keeps every later rank busy: ⌈later ranks × own share / round⌉ (PipeDream, SOSP 2019, section 3.2, with unequal shares).
+    1F1B keeps every later rank busy: ⌈later ranks × own share / round⌉ (PipeDream, SOSP 2019,
+    section 3.2, with unequal shares).
     """
     own = plan.stages[stage]
     if own.warmup is not None:
@@ -84,7 +85,7 @@ def actions(plan: Plan, num_minibatches: int) -> dict[int, tuple[Action, ...]]:
 
 
 def _rank_actions(plan: Plan, s: int, rank: int, num_minibatches: int) -> tuple[Action, ...]:
-    """One-forward-one-backward after the warm-up, from flush to flush; updates as soon as a round's own backwards are done."""
+    """One forward, one backward after the warm-up, from flush to flush; U once a round is done."""
     flush = plan.weights == "flush"
     stage, done = plan.stages[s], []
     segments = range(num_rounds(plan, s, num_minibatches)) if flush else [None]
@@ -154,13 +155,15 @@ def num_versions(plan: Plan, stage: int, rank: int) -> int:
 def in_flight(plan: Plan, stage: int, rank: int) -> int:
     """Most minibatches whose forward `rank` has run and whose backward it has not."""
     if plan.weights == "flush":
-        per_step = len(_turns_of(plan.stages[stage], rank, range(plan.num_microbatches)))
-        return min(warmup(plan, stage, rank) + 1, per_step)
+        own = plan.stages[stage]  # steps need not be whole rounds, so they differ in how many minibatches a rank gets
+        starts = range(own.round)
+        most = max(len(_turns_of(own, rank, range(k, k + plan.num_microbatches))) for k in starts)
+        return min(warmup(plan, stage, rank) + 1, most)
     return warmup(plan, stage, rank) + 1
 
 
 def check_runs(plan: Plan, num_minibatches: int) -> None:
-    """Raise InputError when the lists would deadlock: execute them without time, an action as soon as its inputs are done.
+    """Raise InputError when the lists would deadlock: execute them without time, each action once its inputs are done.
 
     The message shows, per rank, where it stands.
     """

@@ -25,7 +25,9 @@ class Span:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise InputError(f"span {self.name!r} of rank {self.rank} has kind {self.kind!r}, expected one of {', '.join(KINDS)}")
+            raise InputError(
+                f"span {self.name!r} of rank {self.rank} has kind {self.kind!r}, expected one of {', '.join(KINDS)}"
+            )
 
     @property
     def seconds(self) -> float:

@@ -1,0 +1,81 @@
+import pytest
+
+from sparsepipe import Cluster, DeviceType, InputError, Link, Node
+
+FILE = """
+[network]
+bandwidth = 1.25e9
+latency = 50e-6
+
+[[device_type]]
+name = "big"
+memory_bytes = 24e9
+
+[[node]]
+name = "alpha"
+address = "10.0.0.1"
+bandwidth = 12e9
+devices = [{ type = "big", count = 2 }, { type = "small" }]
+
+[[node]]
+name = "beta"
+devices = [{ type = "small", count = 2 }]
+"""
+
+
+def test_rank_is_position(tmp_path):
+    (tmp_path / "c.toml").write_text(FILE)
+    cluster = Cluster.load(tmp_path / "c.toml")
+    assert [(d.rank, d.type.name, d.node.name) for d in cluster.devices] == [
+        (0, "big", "alpha"),
+        (1, "big", "alpha"),
+        (2, "small", "alpha"),
+        (3, "small", "beta"),
+        (4, "small", "beta"),
+    ]
+    assert cluster.link(0, 2) == Link(12e9)
+    assert cluster.link(2, 3) == Link(1.25e9, 50e-6)
+    assert cluster.device_types == (DeviceType("big", 24e9), DeviceType("small"))
+
+
+def test_toml_round_trip(tmp_path):
+    (tmp_path / "c.toml").write_text(FILE)
+    cluster = Cluster.load(tmp_path / "c.toml")
+    (tmp_path / "d.toml").write_text(cluster.to_toml())
+    assert Cluster.load(tmp_path / "d.toml") == cluster
+
+
+def test_transfer_takes_latency_and_bytes():
+    assert Link(1e9, 1e-3).transfer_time(2e9) == pytest.approx(2.001)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (FILE.replace("count = 2", "count = 0", 1), "device count of 0"),
+        (FILE.replace("1.25e9", "0"), "bandwidth 0.0 bytes/s"),
+        (FILE.replace("1.25e9", "-1"), "bandwidth -1.0"),
+        (FILE.replace("1.25e9", "nan"), "bandwidth nan"),
+        (FILE.replace("50e-6", "-1"), "latency -1.0"),
+        (FILE.replace('"beta"', '"alpha"'), "'alpha' is used twice"),
+        (FILE.replace("memory_bytes", "memory"), "has 'memory': expected only memory_bytes, name"),
+        (FILE.replace("24e9", '"24 GB"'), "expected a number"),
+        (FILE.replace("24e9", "0"), "0.0 bytes of memory"),
+        ("", r"no \[\[node\]\]"),
+        ("[[node]]\nname = 'a'\n", "device count of 0"),
+        ("[[node", "not TOML"),
+        ("network = 3\n[[node]]\nname='a'\ndevices=[{type='t'}]\n", "not a table"),
+    ],
+)
+def test_bad_files_are_named(tmp_path, text, message):
+    (tmp_path / "c.toml").write_text(text)
+    with pytest.raises(InputError, match=message) as caught:
+        Cluster.load(tmp_path / "c.toml")
+    assert str(tmp_path / "c.toml") in str(caught.value)
+
+
+def test_a_device_count_of_zero_is_refused():
+    with pytest.raises(InputError, match="device count of 0"):
+        Cluster.uniform(0)
+    with pytest.raises(InputError, match="device count of 0"):
+        Node("a", ())

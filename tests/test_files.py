@@ -1,0 +1,30 @@
+import pytest
+
+from sparsepipe.errors import InputError
+from sparsepipe.files import read_json, read_text, write_atomic, write_json
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path):
+    path = write_json(tmp_path / "a.json", {"a": 1})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(path, {"a": float("nan")})
+    assert read_json(path) == {"a": 1}
+    assert [item.name for item in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_bytes_are_written_as_they_are(tmp_path):
+    assert write_atomic(tmp_path / "new/folder/b", b"\x00\xff").read_bytes() == b"\x00\xff"
+
+
+def test_unreadable_files_are_named_in_one_line(tmp_path):
+    (tmp_path / "bad.json").write_text('{"a":\n 1,}')
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    for read, path, message in (
+        (read_json, tmp_path / "bad.json", "bad.json:2: not JSON"),
+        (read_text, tmp_path / "none", "no such file"),
+        (read_text, tmp_path, "is a folder"),
+        (read_text, tmp_path / "bytes", "cannot be read"),
+    ):
+        with pytest.raises(InputError, match=message) as caught:
+            read(path)
+        assert "\n" not in str(caught.value)

@@ -1,0 +1,71 @@
+import pytest
+
+from sparsepipe import GraphText, InputError, Profile
+
+NODE = (
+    "{id} -- Conv(1, bias=None) -- forward_compute_time={f}, "
+    "backward_compute_time=2.000, activation_size={a}, parameter_size=8.000"
+)
+
+
+def write(path, *lines):
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_published_profiles_survive_the_round_trip(shared_reference, tmp_path):
+    paths = sorted(shared_reference.glob("profiles/*/*/graph.txt"))
+    assert paths
+    for path in paths:
+        text = GraphText.load(path)
+        assert GraphText.load(text.save(tmp_path / "graph.txt")) == text
+        profile = Profile.load(path)
+        assert Profile.load(profile.save(tmp_path / "profile.json")) == profile
+        again = profile.to_graph_text()
+        assert again.nodes == text.nodes
+        assert set(again.edges) == set(text.edges)
+
+
+def test_lists_and_stages_are_kept(tmp_path):
+    path = write(tmp_path / "g.txt", NODE.format(id="n1", f=1, a="[3.0; 4.5]") + " -- stage_id=2")
+    text = GraphText.load(path)
+    assert text.nodes[0].activation_bytes == (3.0, 4.5)
+    assert text.nodes[0].stage_id == 2
+    profile = Profile.from_graph_text(text)
+    assert profile.cost(0, "device").output_bytes == 7.5
+    assert profile.to_graph_text() == text
+
+
+def test_milliseconds_become_seconds(tmp_path):
+    profile = Profile.load(write(tmp_path / "g.txt", NODE.format(id="n1", f="1.500", a=0)))
+    assert profile.time([0], "device") == (0.0015, 0.002)
+
+
+@pytest.mark.parametrize(
+    ("lines", "line", "message"),
+    [
+        ([NODE.format(id="a", f="-1", a=0)], 1, "forward_compute_time=-1"),
+        ([NODE.format(id="a", f="nan", a=0)], 1, "forward_compute_time=nan"),
+        ([NODE.format(id="a", f="1.2.3", a=0)], 1, "not a number"),
+        ([NODE.format(id="a", f=1, a="[1.0; x]")], 1, "activation_size='x'"),
+        ([NODE.format(id="a", f=1, a=0)] * 2, 2, "'a' is listed twice"),
+        ([NODE.format(id="a", f=1, a=0), "\ta -- b"], 2, "names 'b'"),
+        ([NODE.format(id="a", f=1, a=0), "\ta"], 2, "expected 'ID -- ID'"),
+        ([NODE.format(id="a", f=1, a=0), "", "nonsense"], 3, "1 parts"),
+        (["a -- Conv -- forward_compute_time=1"], 1, "no backward_compute_time"),
+        ([NODE.format(id="a", f=1, a=0) + " -- stage_id=x"], 1, "stage_id=<number>"),
+    ],
+)
+def test_bad_lines_are_named(tmp_path, lines, line, message):
+    path = write(tmp_path / "g.txt", *lines)
+    with pytest.raises(InputError, match=message) as caught:
+        GraphText.load(path)
+    assert str(caught.value).startswith(f"{path}:{line}: ")
+
+
+def test_a_cycle_and_an_empty_file_are_named(tmp_path):
+    a, b = (NODE.format(id=id, f=1, a=0) for id in "ab")
+    with pytest.raises(InputError, match="g.txt: the graph has a cycle"):
+        GraphText.load(write(tmp_path / "g.txt", a, b, "\ta -- b", "\tb -- a"))
+    with pytest.raises(InputError, match="empty.txt: a graph without layers"):
+        GraphText.load(write(tmp_path / "empty.txt"))

@@ -1,0 +1,96 @@
+import json
+
+import pytest
+
+from sparsepipe import Cluster, InputError, Layer, LayerGraph, Plan, Stage
+from sparsepipe.plan import Estimate, StageEstimate
+
+GRAPH = LayerGraph.chain(map(Layer, "abcd"))
+
+
+def plan(**changes) -> Plan:
+    stages = (
+        Stage(("a", "b"), (0, 1), (2, 1), ("big", "small"), ("n", "n")),
+        Stage(("c", "d"), (2,), (1,), ("big",), ("n",)),
+    )
+    return Plan(**({"stages": stages} | changes))
+
+
+def test_a_good_plan_has_no_violations():
+    assert plan().check(GRAPH, Cluster.uniform(3)) == plan()
+
+
+def test_shares_take_turns_smoothly():
+    assert Stage(("a",), (5, 7), (2, 1)).turns == (0, 1, 0)
+    assert [Stage(("a",), (5, 7), (2, 1)).replica(m) for m in range(6)] == [5, 7, 5, 5, 7, 5]
+    assert Stage(("a",), (0, 1, 2), (3, 1, 2)).turns.count(0) == 3
+
+
+def test_disk_round_trip(tmp_path):
+    estimate = Estimate(0.5, (StageEstimate(0.5, 10.0), StageEstimate(0.4, 20.0, 0.1, 0.2)), 0.4, 0.01, 1.0, 0.6, 100.0)
+    whole = plan(schedule="gpipe", num_microbatches=4, planner="optimal", estimate=estimate, warnings=("careful",))
+    assert Plan.load(whole.save(tmp_path / "plan.json")) == whole
+    document = json.loads((tmp_path / "plan.json").read_text())
+    assert document["gap"] == pytest.approx(0.2)
+    assert document["stages"][0]["replicas"][0] == {"rank": 0, "device_type": "big", "node": "n", "share": 2}
+    assert "careful" in str(whole)
+
+
+def test_every_violation_is_listed():
+    broken = Plan((Stage(("a", "z"), (0, 0)), Stage((), (9,)), Stage(("c",), ())), schedule="2f2b", num_microbatches=0)
+    found = broken.violations(GRAPH, Cluster.uniform(2))
+    for expected in (
+        "schedule '2f2b' is unknown",
+        "num_microbatches is 0",
+        "stage 1 has no layers",
+        "stage 2 has no ranks",
+        "rank 0 serves more than one replica",
+        "for a different graph: 1 of its layers (z)",
+        "2 layers of the graph are in no stage (b, d)",
+        "rank 9 is not in a cluster of 2 devices",
+    ):
+        assert any(expected in line for line in found), (expected, found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"stages": (Stage(("c", "d"), (0,)), Stage(("a", "b"), (1,)))},
+            "'b' of stage 1 feeds 'c' of the earlier stage 0",
+        ),
+        ({"stages": (Stage(("a", "b", "c", "d"), (0, 1), (1,)),)}, "1 shares for 2 ranks"),
+        ({"stages": (Stage(("a", "b", "c", "d"), (0, 1), (1, 0)),)}, "expected 1 or more each"),
+        ({"stages": (Stage(("a", "b"), (0,)), Stage(("b", "c", "d"), (1,)))}, "'b' is in stage 0 and again in stage 1"),
+        ({"stages": ()}, "no stages"),
+        ({"weights": "flush"}, "do not go with schedule '1f1b'"),
+        ({"routing": "random"}, "routing 'random'"),
+    ],
+)
+def test_violations_are_told(changes, message):
+    with pytest.raises(InputError, match=message):
+        plan(**changes).check(GRAPH)
+
+
+def test_input_layers_belong_to_no_stage():
+    graph = LayerGraph.chain([Layer("node1", "Input0"), *map(Layer, "abcd")])
+    assert plan().violations(graph) == []
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", '{"format": "sparsepipe-plan-1"}', "{", "null"])
+def test_what_is_no_plan_is_refused(tmp_path, text):
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(InputError, match="plan.json"):
+        Plan.load(tmp_path / "plan.json")
+
+
+@pytest.mark.parametrize("field", ["schedule", "stages", "num_microbatches"])
+def test_a_plan_with_a_field_of_the_wrong_kind_is_refused(tmp_path, field):
+    document = (
+        plan().to_json() | {field: {"a": 1}}
+        if field != "schedule"
+        else {k: v for k, v in plan().to_json().items() if k != field}
+    )
+    (tmp_path / "plan.json").write_text(json.dumps(document))
+    with pytest.raises(InputError, match="not a plan"):
+        Plan.load(tmp_path / "plan.json")

@@ -1,0 +1,81 @@
+import json
+
+import pytest
+
+from sparsepipe import CostSample, InputError, Layer, LayerCost, LayerGraph, Profile
+
+
+def profile(name="cpu", ids="ab", scale=1.0) -> Profile:
+    graph = LayerGraph.chain(Layer(id, f"layer {id}", 8) for id in ids)
+    cost = LayerCost((CostSample(100, 1.0 * scale, 2.0 * scale, 400), CostSample(200, 3.0 * scale, 4.0 * scale, 800)))
+    return Profile(graph, {name: (cost,) * len(ids)}, (100.0, 160.0), {"engine": "native"})
+
+
+def test_costs_follow_straight_lines_and_stay_positive():
+    cost = profile().costs["cpu"][0]
+    assert cost.at(150).forward == pytest.approx(2.0)
+    assert cost.at(300).forward == pytest.approx(5.0)
+    assert cost.at(10).forward == 0.0  # the line goes below zero there
+    assert cost.at(200) == cost.samples[1]
+
+
+def test_a_single_sample_holds_everywhere():
+    cost = LayerCost((CostSample(0, 1.0, 2.0, 4),))
+    assert cost.at(1e9) == cost.samples[0]
+
+
+def test_voxels_are_the_mean_or_a_quantile():
+    assert profile().voxels() == 130
+    assert profile().voxels(0.5) == 130
+    assert profile().voxels(1.0) == 160
+
+
+def test_profiles_of_the_same_graph_join():
+    joined = profile("slow", scale=2.0) | profile("fast")
+    assert joined.device_types == ("slow", "fast")
+    assert joined.time([0, 1], "slow", 100) == (4.0, 8.0)
+    assert joined.time([0, 1], "fast", 100) == (2.0, 4.0)
+
+
+def test_disk_round_trip(tmp_path):
+    joined = profile("slow", scale=2.0) | profile("fast")
+    assert Profile.load(joined.save(tmp_path / "p.json")) == joined
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: profile("a") | profile("b", ids="abc"), "different graphs cannot be joined: 1 layers.*'c'"),
+        (lambda: profile("a") | profile("a"), "'a' is in both profiles"),
+        (lambda: profile("a").cost(0, "b"), "no profile for device type 'b'"),
+        (lambda: CostSample(1, float("nan"), 1, 1), "forward = nan"),
+        (lambda: CostSample(1, -1, 1, 1), "forward = -1"),
+        (lambda: LayerCost(()), "expected one or more, growing"),
+        (lambda: (profile("a") | profile("b")).renamed("c"), "2 device types"),
+    ],
+)
+def test_bad_profiles_are_refused(make, message):
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d.update(format="other"), "expected 'sparsepipe-profile-1'"),
+        (lambda d: d["costs"]["cpu"][0][0].__setitem__(1, -1), "cpu, layer 0: forward = -1"),
+        (lambda d: d["costs"]["cpu"][0][0].pop(), "not a profile this project wrote"),
+        (lambda d: d["edges"].append(["b", "a"]), "cycle"),
+        (lambda d: d["edges"].append(["b", "z"]), "names 'z'"),
+        (lambda d: d["layers"].clear(), "names 'a'"),
+        (lambda d: d.pop("voxel_counts"), "not a profile this project wrote"),
+    ],
+)
+def test_bad_profile_files_are_named(tmp_path, change, message):
+    path = profile().save(tmp_path / "p.json")
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_text(json.dumps(document))
+    with pytest.raises(InputError, match=message) as caught:
+        Profile.load(path)
+    assert str(caught.value).startswith(str(path))

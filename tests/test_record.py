@@ -1,0 +1,49 @@
+import pytest
+
+from sparsepipe import InputError, Plan, RunRecord, Span, Stage
+from sparsepipe.files import write_rows
+from sparsepipe.record import Origin
+
+PLAN = Plan((Stage(("a", "b"), (0, 1)), Stage(("c",), (2,))))
+
+
+def test_a_record_survives_the_disk(tmp_path):
+    RunRecord.create(tmp_path / "run", PLAN, {"seed": 3}, Origin.here(seed=3))
+    rows = [{"event": "step", "loss": 3.7}, {"event": "epoch", "epoch": 0}]
+    write_rows(tmp_path / "run/metrics.jsonl", rows)
+    for rank, start in ((0, 0.5), (1, 0.0)):
+        span = Span(rank, f"0F{rank}", start, start + 1)
+        write_rows(tmp_path / f"run/trace.rank{rank}.jsonl", [{key: getattr(span, key) for key in Span.__slots__}])
+    record = RunRecord.load(tmp_path / "run")
+    assert record.plan == PLAN
+    assert record.config == {"seed": 3}
+    assert record.origin["facts"] == {"seed": 3}
+    assert record.metrics("step") == rows[:1]
+    assert record.metrics() == rows
+    assert [span.rank for span in record.trace().spans] == [1, 0]
+    assert record.status == {"state": "started"}
+    record.write_status("failed", error="why")
+    assert record.status == {"state": "failed", "error": "why"}
+
+
+def test_a_row_cut_short_by_a_kill_is_left_out(tmp_path):
+    record = RunRecord.create(tmp_path / "run", PLAN, {}, Origin())
+    (tmp_path / "run/metrics.jsonl").write_text('{"event": "step"}\n{"event": "st')
+    assert record.metrics() == [{"event": "step"}]
+
+
+def test_a_run_is_never_written_over(tmp_path):
+    RunRecord.create(tmp_path / "run", PLAN, {}, Origin())
+    with pytest.raises(InputError, match="holds a run already"):
+        RunRecord.create(tmp_path / "run", PLAN, {}, Origin())
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(InputError, match="not a run"):
+        RunRecord.load(tmp_path)
+
+
+def test_an_origin_names_no_folder_of_the_machine():
+    origin = Origin.here()
+    assert "/" not in origin.command[0]
+    assert origin.versions["python"]

@@ -1,0 +1,156 @@
+"""Schedules as strings, shaped like their diagram."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparsepipe import Action, InputError, Op, Plan, Stage, actions, inputs
+from sparsepipe.schedule import SCHEDULES, check_runs, in_flight, num_versions, round_minibatches, warmup
+
+
+def pipeline(*replicas, schedule="1f1b", num_microbatches=1, warmups=None) -> Plan:
+    """A plan whose stage k has `replicas[k]` ranks, or ranks with the shares of a tuple."""
+    stages, rank = [], 0
+    for k, given_shares in enumerate(replicas):
+        shares = given_shares if isinstance(given_shares, tuple) else (1,) * given_shares
+        depth = warmups[k] if warmups else None
+        stages.append(Stage((f"l{k}",), tuple(range(rank, rank + len(shares))), shares, warmup=depth))
+        rank += len(shares)
+    return Plan(tuple(stages), schedule, num_microbatches=num_microbatches)
+
+
+def spell(plan, num_minibatches):
+    return {rank: " ".join(map(str, todo)) for rank, todo in actions(plan, num_minibatches).items()}
+
+
+def test_1f1b_two_stages():
+    assert spell(pipeline(1, 1), 3) == {
+        0: "0F0 0F1 0B0 0U0 0F2 0B1 0U1 0B2 0U2",
+        1: "1F0 1B0 1U0 1F1 1B1 1U1 1F2 1B2 1U2",
+    }
+
+
+def test_1f1b_three_stages():
+    assert spell(pipeline(1, 1, 1), 4) == {
+        0: "0F0 0F1 0F2 0B0 0U0 0F3 0B1 0U1 0B2 0U2 0B3 0U3",
+        1: "1F0 1F1 1B0 1U0 1F2 1B1 1U1 1F3 1B2 1U2 1B3 1U3",
+        2: "2F0 2B0 2U0 2F1 2B1 2U1 2F2 2B2 2U2 2F3 2B3 2U3",
+    }
+
+
+def test_1f1b_flush_steps_of_four():
+    assert spell(pipeline(1, 1, schedule="1f1b-flush", num_microbatches=4), 4) == {
+        0: "0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3 0U0",
+        1: "1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3 1U0",
+    }
+
+
+def test_gpipe_with_a_last_partial_step():
+    assert spell(pipeline(1, 1, schedule="gpipe", num_microbatches=2), 3) == {
+        0: "0F0 0F1 0B0 0B1 0U0 0F2 0B2 0U1",
+        1: "1F0 1F1 1B0 1B1 1U0 1F2 1B2 1U1",
+    }
+
+
+def test_sequential_keeps_one_minibatch_in_the_pipeline():
+    assert spell(pipeline(1, 1, schedule="sequential"), 2) == {
+        0: "0F0 0B0 0U0 0F1 0B1 0U1",
+        1: "1F0 1B0 1U0 1F1 1B1 1U1",
+    }
+
+
+def test_replicas_2_1():
+    assert spell(pipeline(2, 1), 4) == {
+        0: "0F0 0F2 0B0 0U0 0B2 0U1",
+        1: "0F1 0F3 0B1 0U0 0B3 0U1",
+        2: "1F0 1B0 1U0 1F1 1B1 1U1 1F2 1B2 1U2 1F3 1B3 1U3",
+    }
+
+
+def test_replicas_1_2_in_a_last_partial_round():
+    assert spell(pipeline(1, 2), 3) == {
+        0: "0F0 0F1 0F2 0B0 0U0 0B1 0U1 0B2 0U2",
+        1: "1F0 1B0 1U0 1F2 1B2 1U1",
+        2: "1F1 1B1 1U0 1U1",
+    }
+
+
+def test_unequal_shares_2_1():
+    assert spell(pipeline((2, 1), 1), 3) == {
+        0: "0F0 0F2 0B0 0B2 0U0",
+        1: "0F1 0B1 0U0",
+        2: "1F0 1B0 1U0 1F1 1B1 1U1 1F2 1B2 1U2",
+    }
+
+
+def test_an_imported_depth_replaces_the_computed_warm_up():
+    assert spell(pipeline(1, 1, warmups=[2, 0]), 4)[0] == "0F0 0F1 0F2 0B0 0U0 0F3 0B1 0U1 0B2 0U2 0B3 0U3"
+
+
+def test_warm_up_counts_later_ranks():
+    # PipeDream: floor((ranks - 1 - ranks of earlier stages) / own ranks) = ceil(later ranks / own ranks) as integers go
+    plan = pipeline(3, 1, 2)
+    assert [warmup(plan, k, stage.ranks[0]) for k, stage in enumerate(plan.stages)] == [1, 2, 0]
+
+
+def test_versions_a_rank_holds():
+    assert [num_versions(pipeline(1, 1, 1, 1), k, k) for k in range(4)] == [4, 3, 2, 1]
+    assert num_versions(pipeline(1, 1, schedule="gpipe", num_microbatches=4), 0, 0) == 1
+    assert in_flight(pipeline(1, 1, schedule="gpipe", num_microbatches=4), 0, 0) == 4
+    assert in_flight(pipeline(1, 1, 1), 0, 0) == 3
+
+
+shares = st.integers(1, 3) | st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple)
+plans = st.builds(
+    lambda replicas, schedule, count: pipeline(*replicas, schedule=schedule, num_microbatches=count),
+    st.lists(shares, min_size=1, max_size=4),
+    st.sampled_from(sorted(SCHEDULES)),
+    st.integers(1, 6),
+)
+
+
+@given(plans, st.integers(1, 20))
+def test_every_minibatch_once_forward_then_backward_then_update(plan, num_minibatches):
+    check_runs(plan, num_minibatches)
+    for s, stage in enumerate(plan.stages):
+        lists = {rank: actions(plan, num_minibatches)[rank] for rank in stage.ranks}
+        for op in (Op.FORWARD, Op.BACKWARD):
+            seen = sorted(a.minibatch for todo in lists.values() for a in todo if a.op is op)
+            assert seen == list(range(num_minibatches))
+        for todo in lists.values():
+            place = {action: k for k, action in enumerate(todo)}
+            updates = [a for a in todo if a.op is Op.UPDATE]
+            assert [u.minibatch for u in updates] == list(range(len(updates)))  # replicas agree on every round
+            covered = [m for u in updates for m in round_minibatches(plan, s, u.minibatch, num_minibatches)]
+            assert covered == list(range(num_minibatches))
+            for action in todo:
+                own = [a for a in inputs(action, plan, num_minibatches) if a in place]
+                assert all(place[a] < place[action] for a in own)
+                if plan.weights == "flush" and action.op is Op.FORWARD:  # no forward before the earlier step's update
+                    step = action.minibatch // plan.num_microbatches
+                    assert all(place[u] < place[action] for u in updates if u.minibatch < step)
+
+
+@given(plans, st.integers(1, 20))
+def test_no_more_in_flight_than_said(plan, num_minibatches):
+    for s, stage in enumerate(plan.stages):
+        for rank in stage.ranks:
+            flying = most = 0
+            for action in actions(plan, num_minibatches)[rank]:
+                flying += (action.op is Op.FORWARD) - (action.op is Op.BACKWARD)
+                most = max(most, flying)
+            assert most <= in_flight(plan, s, rank)
+
+
+def test_a_schedule_that_waits_for_itself_is_refused():
+    # Stage 0 wants its first backward before it has sent the forward that stage 1 runs first.
+    plan = pipeline(1, 1, schedule="1f1b", warmups=[0, 3])
+    with pytest.raises(InputError, match="deadlocks.*0B0.*1F1"):
+        check_runs(plan, 4)
+
+
+def test_actions_parse_what_they_print():
+    assert Action.parse("12B345") == Action(12, Op.BACKWARD, 345)
+    assert str(Action.parse("1F3")) == "1F3"
+    with pytest.raises(InputError, match="'1X3' is not an action"):
+        Action.parse("1X3")

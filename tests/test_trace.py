@@ -1,0 +1,37 @@
+import pytest
+
+from sparsepipe import InputError, Span, Trace
+
+TRACE = Trace(
+    (
+        Span(0, "0F0", 0.0, 1.0, "forward", 0, 0),
+        Span(1, "1F0", 1.0, 2.0, "forward", 1, 0),
+        Span(0, "1B0", 1.0, 3.0, "wait", 0, 0, 1),
+        Span(1, "1B0", 2.0, 3.0, "backward", 1, 0),
+        Span(0, "0B0", 3.0, 4.0, "backward", 0, 0),
+    ),
+    "simulated",
+)
+
+
+def test_waiting_is_not_work():
+    assert TRACE.makespan == 4.0
+    assert TRACE.busy(0) == 2.0
+    assert TRACE.bubble_fraction == pytest.approx(0.5)
+    assert TRACE.seconds(0, ["wait"]) == 2.0
+
+
+def test_rows_and_chrome_round_trips():
+    assert Trace.from_rows(TRACE.to_rows(), "simulated") == TRACE
+    assert Trace.from_chrome(TRACE.to_chrome()) == TRACE
+
+
+def test_an_empty_trace_has_no_time():
+    assert Trace((), "measured").makespan == Trace((), "measured").bubble_fraction == 0.0
+
+
+def test_what_is_no_trace_is_refused():
+    with pytest.raises(InputError, match="kind 'sleeping'"):
+        Span(0, "0F0", 0, 1, "sleeping")
+    with pytest.raises(InputError, match="not a trace"):
+        Trace.from_chrome({"traceEvents": [{"ph": "X"}]})
