@@ -92,7 +92,7 @@ def _node(line: str) -> GraphTextNode:
     parts = line.strip().split(" -- ")
     if len(parts) not in (3, 4):
         raise InputError(f"{len(parts)} parts separated by ' -- ', expected 'ID -- DESCRIPTION -- {FIELDS[0]}=…, …'")
-    given = dict(item.split("=", 1) if "=" in item else (item, "") for item in parts[2].split(", "))
+    given = {name: value for name, _, value in (item.partition("=") for item in parts[2].split(", "))}
     if missing := [name for name in FIELDS if name not in given]:
         raise InputError(f"no {', '.join(missing)} in {parts[2]!r}; expected {', '.join(FIELDS)}")
     activation = given["activation_size"]

@@ -173,7 +173,8 @@ class Plan:
         return found
 
     def _of_layers(self, graph: LayerGraph) -> list[str]:
-        found, place = [], {}
+        found: list[str] = []
+        place: dict[str, int] = {}
         for k, stage in enumerate(self.stages):
             for id in stage.layers:
                 if id in place:
@@ -248,7 +249,7 @@ class Plan:
 
     def __str__(self) -> str:
         """The plan as a table for people."""
-        rows = [("stage", "layers", "devices", "compute", "transfer", "averaging", "memory")]
+        rows: list[Sequence[str]] = [("stage", "layers", "devices", "compute", "transfer", "averaging", "memory")]
         for k, stage in enumerate(self.stages):
             span = (
                 stage.layers[0]

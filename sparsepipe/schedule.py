@@ -85,27 +85,26 @@ def actions(plan: Plan, num_minibatches: int) -> dict[int, tuple[Action, ...]]:
 
 
 def _rank_actions(plan: Plan, s: int, rank: int, num_minibatches: int) -> tuple[Action, ...]:
-    """One forward, one backward after the warm-up, from flush to flush; U once a round is done."""
-    flush = plan.weights == "flush"
-    stage, done = plan.stages[s], []
-    segments = range(num_rounds(plan, s, num_minibatches)) if flush else [None]
-    for segment in segments:
-        span = range(num_minibatches) if segment is None else round_minibatches(plan, s, segment, num_minibatches)
-        mine = _turns_of(stage, rank, span)
+    """From flush to flush: a step of a flush schedule, all minibatches of an asynchronous one."""
+    count = num_rounds(plan, s, num_minibatches)
+    if plan.weights == "flush":
+        segments = [(round_minibatches(plan, s, k, num_minibatches), [k]) for k in range(count)]
+    else:
+        segments = [(range(num_minibatches), list(range(count)))]
+    done: list[Action] = []
+    for span, rounds in segments:
+        mine = _turns_of(plan.stages[s], rank, span)
         depth = min(warmup(plan, s, rank), len(mine))
         done += [Action(s, Op.FORWARD, m) for m in mine[:depth]]
-        rounds = iter([segment] if flush else range(num_rounds(plan, s, num_minibatches)))
-        updating = next(rounds, None)
         for k, m in enumerate(mine):
             if depth + k < len(mine):
                 done.append(Action(s, Op.FORWARD, mine[depth + k]))
             done.append(Action(s, Op.BACKWARD, m))
-            following = mine[k + 1] if k + 1 < len(mine) else num_minibatches + round_length(plan, s)
-            # Replicas without a minibatch in a round take part in its averaging all the same.
-            while updating is not None and following >= round_minibatches(plan, s, updating, num_minibatches).stop:
-                done.append(Action(s, Op.UPDATE, updating))
-                updating = next(rounds, None)
-        done += [Action(s, Op.UPDATE, later) for later in ([updating] if updating is not None else []) + list(rounds)]
+            upcoming = mine[k + 1] if k + 1 < len(mine) else num_minibatches
+            while rounds and round_minibatches(plan, s, rounds[0], num_minibatches).stop <= upcoming:
+                done.append(Action(s, Op.UPDATE, rounds.pop(0)))
+        # A replica without a minibatch in a round takes part in its averaging all the same.
+        done += [Action(s, Op.UPDATE, k) for k in rounds]
     return tuple(done)
 
 
@@ -168,7 +167,8 @@ def check_runs(plan: Plan, num_minibatches: int) -> None:
     The message shows, per rank, where it stands.
     """
     todo = actions(plan, num_minibatches)
-    place, done = dict.fromkeys(todo, 0), set()
+    place = dict.fromkeys(todo, 0)
+    done: set[Action] = set()
     moved = True
     while moved:
         moved = False
