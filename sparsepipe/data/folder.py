@@ -45,7 +45,7 @@ class DataFolder:
         return tuple(split for split in SPLITS if split in found)
 
     def split(self, name: str) -> tuple[SampleFile, ...]:
-        """Return the files of one split. Raises InputError where there is no such split, or a class is missing in it."""
+        """Return the files of one split. Raises InputError where there is none, or a class is missing in it."""
         files = tuple(file for file in self.files if file.split == name)
         if not files:
             raise InputError(f"{self.path}: no split {name!r}, expected one of {', '.join(self.splits)}")

@@ -1,0 +1,90 @@
+"""A synthetic data set: seeded CAD-like shapes written as OFF meshes in ModelNet's layout, marked as synthetic."""
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.random import Generator, default_rng
+from trimesh import Trimesh
+
+from ..errors import InputError
+from ..files import read_json, write_json
+from .families import FAMILIES
+from .folder import MARKER
+from .sampling import derived_seed
+
+_VERSION = 1  # of the shapes: raised when the same seed would give others
+
+
+def make_shapes(
+    out: Path | str, *, num_train: int, num_test: int, seed: int = 0, families: Sequence[str] | None = None
+) -> Path:
+    """Write `num_train` and `num_test` shapes of each family below `out`, marked as synthetic in dataset.json.
+
+    The same arguments give the same bytes; a shape depends on the seed and its name alone. The folder appears whole or
+    not at all. Where it is there already, made by the same arguments, it is left as it is.
+    Raises InputError for an unknown family, a bad number, or a folder that holds something else.
+    """
+    names = tuple(sorted(FAMILIES)) if families is None else tuple(families)
+    _check(names, num_train=num_train, num_test=num_test, seed=seed)
+    out = Path(out)
+    marker = {
+        "name": f"synthetic shapes (seed {seed})",
+        "synthetic": True,
+        "generator": "sparsepipe data make shapes",
+        "version": _VERSION,
+        "seed": seed,
+        "num_train": num_train,
+        "num_test": num_test,
+        "families": list(names),
+    }
+    if out.is_file():
+        raise InputError(f"{out}: is a file, expected a folder that is empty or not there yet")
+    if out.is_dir() and any(out.iterdir()):
+        if (out / MARKER).is_file() and read_json(out / MARKER) == marker:
+            return out
+        raise InputError(f"{out}: holds other files, expected a folder that is empty or not there yet; name another")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
+    try:
+        for family in names:
+            for split, first, count in (("train", 1, num_train), ("test", num_train + 1, num_test)):
+                (work / family / split).mkdir(parents=True)
+                for number in range(first, first + count):
+                    path = work / family / split / f"{family}_{number:04d}.off"
+                    path.write_text(_off_text(_shape(family, number, seed=seed)), encoding="utf-8")
+        write_json(work / MARKER, marker)
+        work.chmod(0o755)
+        work.replace(out)
+    except BaseException:
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+    return out
+
+
+def _check(names: tuple[str, ...], *, num_train: int, num_test: int, seed: int) -> None:
+    unknown = [name for name in names if name not in FAMILIES]
+    if unknown or not names or len(set(names)) != len(names):
+        given = ", ".join(unknown or names) or "none"
+        raise InputError(f"families {given} given, expected each once of {', '.join(FAMILIES)}")
+    for what, value, least in (("training shapes", num_train, 1), ("test shapes", num_test, 1), ("seed", seed, 0)):
+        if value < least:
+            raise InputError(f"{what}: {value} given, expected at least {least}")
+
+
+def _shape(family: str, number: int, *, seed: int) -> Trimesh:
+    """Draw one shape, stretched a little along each axis and turned about z."""
+    rng: Generator = default_rng(derived_seed(seed, f"{family}/{number}"))
+    shape = FAMILIES[family](rng)
+    vertices = np.asarray(shape.vertices) * rng.uniform(0.85, 1.15, size=3)
+    angle = rng.uniform(0, 2 * np.pi)
+    turn = np.array([[np.cos(angle), -np.sin(angle), 0], [np.sin(angle), np.cos(angle), 0], [0, 0, 1]])
+    return Trimesh(vertices @ turn.T, shape.faces, process=False)
+
+
+def _off_text(mesh: Trimesh) -> str:
+    vertices = "".join(f"{x:.6f} {y:.6f} {z:.6f}\n" for x, y, z in mesh.vertices)
+    faces = "".join(f"3 {a} {b} {c}\n" for a, b, c in mesh.faces)
+    return f"OFF\n{len(mesh.vertices)} {len(mesh.faces)} 0\n{vertices}{faces}"
