@@ -19,6 +19,7 @@ LEVELS = [  # lowest first; a module may import its own level's files only insid
     {"dynamics"},
     {"widgets"},
     {"reproduce"},
+    {"arguments"},
     {"cli"},
     {"__main__"},
 ]

@@ -1,0 +1,144 @@
+"""The words of the `sparsepipe` command: its verbs and their options, checked as they are read."""
+
+import argparse
+from pathlib import Path
+from typing import Any, NoReturn
+
+from . import __version__
+from .plan import WEIGHT_POLICIES
+
+PLANNERS = ("optimal", "pipedream", "sparsepipe", "data-parallel", "model-parallel")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line instead of argparse's usage block; exit code 2 all the same."""
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    top = _Parser(prog="sparsepipe", description="Plan, simulate and run pipeline-parallel training.")
+    top.add_argument("--version", action="version", version=f"sparsepipe {__version__}")
+    verbs = top.add_subparsers(required=True, metavar="VERB", parser_class=_Parser)
+    data = verbs.add_parser("data", help="list, fetch, make and inspect data sets")
+    data_verbs = data.add_subparsers(required=True, metavar="VERB", parser_class=_Parser)
+    _verb(data_verbs, "data list", "data sets with a manifest")
+    one = _verb(data_verbs, "data fetch", "download a data set, verified by SHA-256")
+    one.add_argument("name", metavar="NAME")
+    one.add_argument("--out", type=Path, metavar="DIR", help="where to put its folder")
+    one = _verb(data_verbs, "data make", "write seeded CAD-like shapes as OFF meshes in ModelNet layout")
+    one.add_argument("what", choices=["shapes"])
+    one.add_argument("--out", type=Path, required=True, metavar="DIR")
+    one.add_argument("--train", type=_count, default=32, help="training shapes of each family (default: 32)")
+    one.add_argument("--test", type=_count, default=8, help="test shapes of each family (default: 8)")
+    one.add_argument("--seed", type=int, default=0)
+    one = _verb(data_verbs, "data info", "what a folder holds: classes, splits, counts, formats")
+    one.add_argument("path", metavar="PATH", help="folder in ModelNet layout, or a manifest's name")
+
+    one = _verb(verbs, "profile", "measure every layer of a model")
+    _model_options(one, required=True)
+    one.add_argument("--device-type", default=None, metavar="NAME", help="name of the device type measured")
+    one.add_argument("--repeats", type=_count, default=5)
+    one.add_argument("--out", type=Path, required=True, metavar="FILE.json")
+
+    one = _verb(verbs, "plan", "choose stages, replicas and schedule")
+    _machine_options(one)
+    one.add_argument("--planner", action="append", choices=PLANNERS, help="repeat it to compare (default: optimal)")
+    one.add_argument("--schedule", choices=tuple(WEIGHT_POLICIES), default="1f1b")
+    one.add_argument("--num-microbatches", type=_count, default=1, help="minibatches of one step of a flush schedule")
+    one.add_argument("--cost-model", choices=["default", "published"], default="default")
+    one.add_argument("--all-devices", action="store_true", help="leave no device unused")
+    one.add_argument("--activation-compression-ratio", type=_positive, metavar="R")
+    one.add_argument("--straight-pipeline", action="store_true", help="no replication")
+    one.add_argument("--use-fewer-machines", action="store_true", help="pipedream: machines may stay unused")
+    one.add_argument("--out", type=Path, metavar="PLAN.json", help="where to write the (first) plan")
+
+    one = _verb(verbs, "simulate", "predict the timeline of a plan")
+    one.add_argument("plan", type=Path, metavar="PLAN")
+    _machine_options(one)
+    one.add_argument("--minibatches", type=_count, default=32)
+    one.add_argument("--trace", type=Path, metavar="FILE.json", help="write a Chrome/Perfetto trace")
+
+    one = _verb(verbs, "run", "train with a plan")
+    one.add_argument("plan", type=Path, nargs="?", metavar="PLAN")
+    _model_options(one, required=False)
+    one.add_argument("--launcher", choices=["local", "ray"], default="local")
+    one.add_argument("--epochs", type=_count)
+    one.add_argument("--minibatches", type=_count, help="stop after this many minibatches")
+    one.add_argument("--learning-rate", type=_positive)
+    one.add_argument("--momentum", type=float)
+    one.add_argument("--weight-decay", type=float)
+    one.add_argument("--run-dir", type=Path, metavar="DIR", help="where the record goes (default: a new one in runs/)")
+    one.add_argument("--resume", type=Path, metavar="DIR", help="go on from the last checkpoint of this run")
+
+    runs = verbs.add_parser("runs", help="list, show and compare recorded runs")
+    runs_verbs = runs.add_subparsers(required=True, metavar="VERB", parser_class=_Parser)
+    one = _verb(runs_verbs, "runs list", "the runs in a folder")
+    one.add_argument("--folder", type=Path, default=Path("runs"), metavar="DIR")
+    one = _verb(runs_verbs, "runs show", "one run")
+    one.add_argument("run", type=Path, metavar="DIR")
+    one = _verb(runs_verbs, "runs compare", "runs side by side")
+    one.add_argument("runs", type=Path, nargs="+", metavar="DIR")
+
+    one = _verb(verbs, "export", "write a plan as PipeDream's files and as readable stage modules")
+    one.add_argument("plan", type=Path, metavar="PLAN")
+    one.add_argument("--profile", action="append", metavar="FILE", help="profile of the model: adds gpus=N.txt")
+    one.add_argument("--out", type=Path, required=True, metavar="DIR")
+
+    one = _verb(verbs, "reproduce", "run the notebooks and export their figures")
+    one.add_argument("figures", nargs="*", metavar="FIGURE", help="notebooks or figures by name (default: all)")
+    one.add_argument("--jobs", type=_count, default=1, metavar="N")
+    one.add_argument("--data", default=None, metavar="D", help="folder in ModelNet layout (default: synthetic shapes)")
+    one.add_argument("--out", type=Path, default=Path("figures"), metavar="DIR")
+    return top
+
+
+def _verb(verbs: Any, name: str, summary: str) -> argparse.ArgumentParser:
+    one = verbs.add_parser(name.split()[-1], help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+    one.set_defaults(verb=name)
+    one.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
+    return one
+
+
+def _model_options(one: argparse.ArgumentParser, *, required: bool) -> None:
+    one.add_argument("--model", required=required, metavar="M", help="minkvgg16bn, minkvgg11bn-narrow, …")
+    one.add_argument("--data", required=required, metavar="D", help="folder in ModelNet layout, or a manifest's name")
+    one.add_argument("--voxel-size", type=_positive, required=required, default=None if required else 0.05)
+    one.add_argument("--batch-size", type=_count, required=required, default=None if required else 16)
+    one.add_argument("--num-points", type=_count, default=1024, help="points sampled from each shape")
+    one.add_argument("--engine", default="auto", choices=["auto", "native", "minkowski"])
+    one.add_argument("--device", default="cpu", help="cpu or cuda")
+    one.add_argument("--seed", type=int, default=0)
+
+
+def _machine_options(one: argparse.ArgumentParser) -> None:
+    one.add_argument(
+        "--profile", action="append", metavar="[TYPE=]FILE", help="profile JSON or graph.txt, one a device type"
+    )
+    one.add_argument("--cluster", type=Path, metavar="FILE.toml")
+    one.add_argument("--server-file", type=Path, metavar="FILE", help="SparsePipe's list of servers and profiles")
+    one.add_argument(
+        "--devices", type=int, action="append", metavar="N", help="like devices; twice: devices a node, nodes"
+    )
+    one.add_argument("--bandwidth", type=_positive, action="append", metavar="B", help="bytes/s, one a level")
+    one.add_argument("--memory", type=_positive, metavar="BYTES", help="memory of each device")
+
+
+def _count(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value}: expected 1 or more")
+    return value
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text}: expected more than 0 and finite")
+    return value

@@ -1,0 +1,357 @@
+"""The `sparsepipe` command: thin, one function per verb. Each returns a JSON document and the same for people.
+
+torch is imported only by the verbs that compute with it, so that planning answers at once.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .arguments import parser
+from .cluster import Cluster, DeviceType, Link, Node
+from .errors import InputError, RunFailed
+from .files import write_json
+from .plan import Plan
+from .profile import Profile
+from .record import RunRecord
+
+
+class Answer(NamedTuple):
+    document: Any  # what --json prints
+    text: str  # what people read
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb. Returns 0, 1 for a run that failed, 2 for bad input, 130 when interrupted."""
+    options = parser().parse_args(arguments)
+    try:
+        answer = VERBS[options.verb](options)
+        print(json.dumps(answer.document, indent=2) if options.json else answer.text)
+        sys.stdout.flush()
+    except (InputError, RunFailed) as error:
+        print(f"sparsepipe: {error}", file=sys.stderr)
+        return 1 if isinstance(error, RunFailed) else 2
+    except KeyboardInterrupt:
+        print("sparsepipe: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone; leave without a second complaint at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+# --- data ---------------------------------------------------------------------------------------------------------
+
+
+def data_list(options: argparse.Namespace) -> Answer:
+    from .data import list_datasets
+
+    rows = [
+        {
+            "name": entry.name,
+            "title": entry.title,
+            "licence": entry.licence,
+            "homepage": entry.homepage,
+            "splits": dict(entry.splits),
+            "fetchable": entry.verifiable,
+        }
+        for entry in list_datasets()
+    ]
+    columns = ("name", "title", "licence", "fetchable")
+    return Answer(rows, _table([columns, *([str(row[c]) for c in columns] for row in rows)]))
+
+
+def data_fetch(options: argparse.Namespace) -> Answer:
+    from .data import fetch
+
+    def progress(name: str, done: int, total: int | None) -> None:
+        print(f"\r{name}: {done / 1e6:.1f}{f' of {total / 1e6:.1f}' if total else ''} MB", end="", file=sys.stderr)
+
+    folder = fetch(options.name, options.out, progress=progress)
+    return Answer({"name": options.name, "folder": str(folder)}, f"{options.name} is in {folder}")
+
+
+def data_make(options: argparse.Namespace) -> Answer:
+    from .data import info, make_shapes
+
+    folder = make_shapes(options.out, num_train=options.train, num_test=options.test, seed=options.seed)
+    found = info(folder)
+    return Answer(found, f"{found['samples']} synthetic shapes of {len(found['classes'])} families are in {folder}")
+
+
+def data_info(options: argparse.Namespace) -> Answer:
+    from .data import find, info
+
+    found = info(find(options.path))
+    lines = [f"{found['name']}{' (synthetic)' if found['synthetic'] else ''}: {found['samples']} samples"]
+    lines += [f"{key}: {', '.join(f'{k} {n}' for k, n in found[key].items())}" for key in ("splits", "formats")]
+    return Answer(found, "\n".join([*lines, f"classes: {', '.join(found['classes'])}"]))
+
+
+# --- profile, plan, simulate --------------------------------------------------------------------------------------
+
+
+def profile(options: argparse.Namespace) -> Answer:
+    from .profiler import profile_model
+
+    found = profile_model(
+        options.model,
+        options.data,
+        voxel_size=options.voxel_size,
+        batch_size=options.batch_size,
+        num_points=options.num_points,
+        engine=options.engine,
+        device=options.device,
+        device_type=options.device_type,
+        repeats=options.repeats,
+        seed=options.seed,
+        progress=_progress,
+    )
+    found.save(options.out)
+    name = found.device_types[0]
+    forward, backward = found.time(range(len(found.graph.layers)), name)
+    document = {
+        "out": str(options.out),
+        "device_type": name,
+        "layers": len(found.graph.layers),
+        "voxels": found.voxels(),
+        "forward_seconds": forward,
+        "backward_seconds": backward,
+        "origin": dict(found.origin),
+    }
+    return Answer(
+        document,
+        f"{options.out}: {len(found.graph.layers)} layers on {name}, forward {forward * 1e3:.1f} ms, "
+        f"backward {backward * 1e3:.1f} ms at {found.voxels():.0f} voxels",
+    )
+
+
+def plan(options: argparse.Namespace) -> Answer:
+    from .planners import partition
+
+    found, cluster = _profile_and_cluster(options)
+    given = {
+        "cost_model": options.cost_model,
+        "all_devices": options.all_devices,
+        "activation_compression_ratio": options.activation_compression_ratio,
+        "straight_pipeline": options.straight_pipeline,
+        "use_fewer_machines": options.use_fewer_machines,
+        "memory_bytes": options.memory,
+    }
+    given = {name: value for name, value in given.items() if value not in (None, False)}
+    plans = [
+        partition(
+            found,
+            cluster,
+            planner=name,
+            schedule=options.schedule,
+            num_microbatches=options.num_microbatches,
+            **given,
+        )
+        for name in options.planner or ["optimal"]
+    ]
+    if options.out:
+        plans[0].save(options.out)
+    documents = [item.to_json() for item in plans]
+    text = "\n\n".join(map(str, plans))
+    return Answer(documents[0] if len(documents) == 1 else {"plans": documents}, text)
+
+
+def simulate(options: argparse.Namespace) -> Answer:
+    from .simulator import simulate as run_simulator
+
+    found, cluster = _profile_and_cluster(options)
+    chosen = Plan.load(options.plan).check(found.graph, cluster)
+    counts = found.voxel_counts or (found.voxels(),)
+    voxels = [counts[m % len(counts)] for m in range(options.minibatches)]
+    trace = run_simulator(chosen, found, cluster, voxels)
+    if options.trace:
+        write_json(options.trace, trace.to_chrome())
+    document = {
+        "minibatches": options.minibatches,
+        "makespan_seconds": trace.makespan,
+        "seconds_per_minibatch": trace.makespan / options.minibatches,
+        "bubble_fraction": trace.bubble_fraction,
+        "busy_fraction": {rank: trace.busy(rank) / trace.makespan for rank in trace.ranks},
+        **trace.facts,
+    }
+    return Answer(
+        document,
+        f"{options.minibatches} minibatches in {trace.makespan:.3f} s simulated, bubble {trace.bubble_fraction:.1%}",
+    )
+
+
+def _profile_and_cluster(options: argparse.Namespace) -> tuple[Profile, Cluster]:
+    """Join the profiles given and build the cluster given; --server-file brings both."""
+    if options.server_file:
+        from .server_file import load_server_file
+
+        return load_server_file(options.server_file, bandwidths=options.bandwidth)
+    if not options.profile:
+        raise InputError("no profile: give --profile [TYPE=]FILE, or --server-file, which names its profiles")
+    profiles = []
+    for text in options.profile:
+        name, equals, path = text.partition("=")
+        profiles.append(Profile.load(path, device_type=name) if equals else Profile.load(text))
+    joined = profiles[0]
+    for other in profiles[1:]:
+        joined = joined | other
+    if options.cluster:
+        return joined, Cluster.load(options.cluster)
+    if not options.devices:
+        raise InputError("no devices: give --cluster FILE, --server-file FILE or --devices N")
+    return joined, _like_devices(joined, options.devices, options.bandwidth, options.memory)
+
+
+def _like_devices(found: Profile, counts: list[int], bandwidths: list[float] | None, memory: float | None) -> Cluster:
+    """`--devices 4 --devices 2`: two nodes of four like devices, with a bandwidth for each level."""
+    if len(found.device_types) > 1:
+        raise InputError(
+            f"--devices means like devices, but the profile has {', '.join(found.device_types)}: use --cluster"
+        )
+    if len(counts) > 2:
+        raise InputError(f"--devices was given {len(counts)} times: expected once, or twice (devices a node, nodes)")
+    if any(count < 1 for count in counts):
+        raise InputError(f"a device count of {min(counts)}: expected at least 1")
+    if bandwidths and len(bandwidths) != len(counts):
+        raise InputError(f"{len(bandwidths)} --bandwidth for {len(counts)} --devices: expected one for each level")
+    links = [Link(bandwidth) for bandwidth in bandwidths] if bandwidths else [Link()] * len(counts)
+    kind = DeviceType(found.device_types[0], memory or float("inf"))
+    nodes = range(counts[1] if len(counts) == 2 else 1)
+    return Cluster(tuple(Node(f"node{k}", (kind,) * counts[0], links[0]) for k in nodes), links[-1])
+
+
+# --- run, runs ----------------------------------------------------------------------------------------------------
+
+
+def run(options: argparse.Namespace) -> Answer:
+    from .launchers import launch, resume
+    from .runtime.config import RunConfig
+
+    if options.resume:
+        job = resume(options.resume, plan=Plan.load(options.plan) if options.plan else None, launcher=options.launcher)
+    else:
+        for name in ("plan", "model", "data"):
+            if not getattr(options, name):
+                raise InputError(f"no {name}: sparsepipe run PLAN --model M --data D, or --resume DIR")
+        names = RunConfig.__dataclass_fields__
+        config = RunConfig(**{k: v for k, v in vars(options).items() if k in names and v is not None})
+        job = launch(Plan.load(options.plan), config, run_dir=options.run_dir, launcher=options.launcher)
+    try:
+        summary = job.wait(on_row=_progress_row)
+    except KeyboardInterrupt:
+        job.cancel()
+        raise
+    return Answer(summary, _summary_text(summary))
+
+
+def runs_list(options: argparse.Namespace) -> Answer:
+    folders = sorted(path.parent for path in Path(options.folder).glob("*/plan.json"))
+    rows = [_run_row(RunRecord.load(folder)) for folder in folders]
+    columns = ("run", "state", "model", "schedule", "stages", "samples_per_second", "accuracy")
+    return Answer(rows, _table([columns, *([_cell(row[c]) for c in columns] for row in rows)]))
+
+
+def runs_show(options: argparse.Namespace) -> Answer:
+    record = RunRecord.load(options.run)
+    row = _run_row(record)
+    document = row | {
+        "plan": record.plan.to_json(),
+        "config": record.config,
+        "origin": record.origin,
+        "status": record.status,
+    }
+    lines = [f"{key}: {_cell(value)}" for key, value in row.items()]
+    return Answer(document, "\n".join([*lines, str(record.plan)]))
+
+
+def runs_compare(options: argparse.Namespace) -> Answer:
+    rows = [_run_row(RunRecord.load(folder)) for folder in options.runs]
+    columns = tuple(rows[0])
+    return Answer(rows, _table([columns, *([_cell(row[c]) for c in columns] for row in rows)]))
+
+
+def _run_row(record: RunRecord) -> dict[str, Any]:
+    summary = (record.metrics("summary") or [{}])[-1]
+    return {
+        "run": record.name,
+        "state": record.status["state"],
+        "model": record.config.get("model"),
+        "engine": record.config.get("engine"),
+        "schedule": record.plan.schedule,
+        "stages": "-".join(str(len(stage.ranks)) for stage in record.plan.stages),
+        "samples_per_second": summary.get("samples_per_second"),
+        "accuracy": (summary.get("validation") or {}).get("accuracy"),
+    }
+
+
+def _summary_text(summary: dict[str, Any]) -> str:
+    validation = summary.get("validation") or {}
+    accuracy = f", validation accuracy {validation['accuracy']:.1%}" if "accuracy" in validation else ""
+    return (
+        f"{summary['run_dir']}: {summary['minibatches']} minibatches at "
+        f"{summary['samples_per_second']:.1f} samples/s{accuracy}"
+    )
+
+
+def _progress_row(row: dict[str, Any]) -> None:
+    if row.get("event") == "epoch":
+        accuracy = (row.get("validation") or {}).get("accuracy")
+        told = "" if accuracy is None else f", accuracy {accuracy:.1%}"
+        loss, speed = row["train"]["loss"], row["samples_per_second"]
+        _progress(f"epoch {row['epoch'] + 1}: loss {loss:.4f}, {speed:.1f} samples/s{told}")
+
+
+# --- export, reproduce --------------------------------------------------------------------------------------------
+
+
+def export(options: argparse.Namespace) -> Answer:
+    from .formats import export_plan
+
+    written = export_plan(
+        Plan.load(options.plan), options.out, profile=Profile.load(options.profile[0]) if options.profile else None
+    )
+    return Answer({"files": [str(path) for path in written]}, "\n".join(map(str, written)))
+
+
+def reproduce(options: argparse.Namespace) -> Answer:
+    from .reproduce import reproduce as run_notebooks
+
+    written = run_notebooks(options.figures or None, jobs=options.jobs, data=options.data, out=options.out)
+    names = [str(path) for path in written]
+    return Answer({"figures": names}, "\n".join(["figures:", *names]))
+
+
+def _progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[c]) for row in rows) for c in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {
+    "data list": data_list,
+    "data fetch": data_fetch,
+    "data make": data_make,
+    "data info": data_info,
+    "profile": profile,
+    "plan": plan,
+    "simulate": simulate,
+    "run": run,
+    "runs list": runs_list,
+    "runs show": runs_show,
+    "runs compare": runs_compare,
+    "export": export,
+    "reproduce": reproduce,
+}
