@@ -68,7 +68,8 @@ def _fill(work: Path, manifest: Manifest, progress: Progress | None) -> None:
 
 def _download(file: RemoteFile, work: Path, progress: Progress | None) -> Path:
     """Download one file into `work` and verify it. Raises InputError with both sides' numbers where they differ."""
-    path, digest, size = work / file.name, hashlib.sha256(), 0
+    path, digest, size = work / file.path, hashlib.sha256(), 0
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with urllib.request.urlopen(file.url, timeout=_TIMEOUT_SECONDS) as response, path.open("wb") as handle:
             while chunk := response.read(_CHUNK_BYTES):
@@ -78,7 +79,7 @@ def _download(file: RemoteFile, work: Path, progress: Progress | None) -> Path:
                 handle.write(chunk)
                 digest.update(chunk)
                 if progress is not None:
-                    progress(file.name, size, file.num_bytes)
+                    progress(file.path, size, file.num_bytes)
             handle.flush()
             os.fsync(handle.fileno())
     except (urllib.error.URLError, TimeoutError, ConnectionError) as error:

@@ -3,7 +3,7 @@
 import os
 import re
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
 import yaml
@@ -11,24 +11,19 @@ import yaml
 from ..errors import InputError
 from ..files import read_text
 
-_KEYS = {"name", "title", "licence", "citation", "homepage", "folder", "classes", "splits", "files", "notes"}
+_KEYS = {"name", "title", "licence", "citation", "homepage", "folder", "classes", "splits", "base", "files", "notes"}
 _REQUIRED = ("name", "title", "licence", "citation", "homepage", "splits", "files")
-_FILE_KEYS = {"url", "bytes", "sha256"}
 _SCHEMES = ("https", "http", "file")
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """One file to fetch; `num_bytes` and `sha256` are None where nobody has published them."""
+    """One file to fetch, and its `path` inside the data set's folder; size and SHA-256 are None where not published."""
 
     url: str
+    path: str
     num_bytes: int | None
     sha256: str | None
-
-    @property
-    def name(self) -> str:
-        """The file's own name: the last part of its URL."""
-        return unquote(urlsplit(self.url).path).rsplit("/", 1)[-1]
 
 
 @dataclass(frozen=True)
@@ -68,11 +63,10 @@ def list_datasets(manifests: Path | None = None) -> tuple[Manifest, ...]:
 
 def get_manifest(name: str, manifests: Path | None = None) -> Manifest:
     """Return the manifest of a data set. Raises InputError that lists the names there are."""
-    found = list_datasets(manifests)
-    for manifest in found:
-        if manifest.name == name:
-            return manifest
-    raise InputError(f"no data set {name!r}, expected one of {', '.join(m.name for m in found)}, or a folder's path")
+    paths = {path.stem: path for path in sorted((manifests or manifests_folder()).glob("*.yaml"))}
+    if name not in paths:
+        raise InputError(f"no data set {name!r}, expected one of {', '.join(paths)}, or a folder's path")
+    return read_manifest(paths[name])
 
 
 def data_folders() -> tuple[Path, ...]:
@@ -128,7 +122,11 @@ def read_manifest(path: Path | str) -> Manifest:
     valid = isinstance(splits, dict) and all(isinstance(k, str) and _is_count(v) for k, v in splits.items())
     _require(valid, path, f"splits {splits!r}, expected NAME: NUMBER OF SAMPLES")
     _require(content.get("classes") is None or _is_count(content["classes"]), path, "classes: expected a whole number")
-    _require(isinstance(content["files"], list), path, "files: expected a list of url, bytes, sha256")
+    _require(isinstance(content["files"], list), path, "files: expected a list of url or path, bytes, sha256")
+    base = content.get("base", "")
+    _require(
+        isinstance(base, str) and (not base or base.endswith("/")), path, f"base {base!r}, expected a URL ending in /"
+    )
     return Manifest(
         name=name,
         title=content["title"],
@@ -137,29 +135,33 @@ def read_manifest(path: Path | str) -> Manifest:
         homepage=content["homepage"],
         folder=folder,
         splits=tuple(splits.items()),
-        files=tuple(_remote_file(path, index, entry) for index, entry in enumerate(content["files"], start=1)),
+        files=tuple(
+            _remote_file(path, index, entry, base=base) for index, entry in enumerate(content["files"], start=1)
+        ),
         classes=content.get("classes"),
         notes=content.get("notes", "").strip(),
     )
 
 
-def _remote_file(path: Path, index: int, entry: object) -> RemoteFile:
+def _remote_file(manifest: Path, index: int, entry: object, *, base: str) -> RemoteFile:
+    """Check one file's entry: {url, bytes, sha256}, or below the manifest's base URL {path, bytes, sha256}."""
     where = f"file {index}"
-    _require(isinstance(entry, dict) and set(entry) == _FILE_KEYS, path, f"{where}: expected url, bytes and sha256")
-    url, num_bytes, sha256 = entry["url"], entry["bytes"], entry["sha256"]
+    known = isinstance(entry, dict) and {"bytes", "sha256"} <= set(entry) <= {"url", "path", "bytes", "sha256"}
     _require(
-        isinstance(url, str) and urlsplit(url).scheme in _SCHEMES,
-        path,
-        f"{where}: url {url!r}, expected {', '.join(_SCHEMES)}",
+        known and ("url" in entry or "path" in entry), manifest, f"{where}: expected url or path, bytes and sha256"
     )
-    _require(
-        num_bytes is None or _is_count(num_bytes), path, f"{where}: bytes {num_bytes!r}, expected a number or null"
-    )
+    assert isinstance(entry, dict)
+    url = entry.get("url", f"{base}{entry.get('path')}")
+    valid = isinstance(url, str) and urlsplit(url).scheme in _SCHEMES
+    _require(valid, manifest, f"{where}: url {url!r}, expected {', '.join(_SCHEMES)}")
+    path = entry.get("path", unquote(urlsplit(url).path).rsplit("/", 1)[-1])
+    valid = isinstance(path, str) and path not in ("", ".") and not {"..", "/"} & set(PurePosixPath(path).parts)
+    _require(valid, manifest, f"{where}: path {path!r}, expected one inside the data set's folder")
+    num_bytes, sha256 = entry["bytes"], entry["sha256"]
+    _require(num_bytes is None or _is_count(num_bytes), manifest, f"{where}: bytes {num_bytes!r}, expected a number")
     valid = sha256 is None or (isinstance(sha256, str) and re.fullmatch(r"[0-9a-f]{64}", sha256) is not None)
-    _require(valid, path, f"{where}: sha256 {sha256!r}, expected 64 hexadecimal digits, quoted, or null")
-    file = RemoteFile(url, num_bytes, sha256)
-    _require(file.name not in ("", ".", ".."), path, f"{where}: url {url!r} names no file")
-    return file
+    _require(valid, manifest, f"{where}: sha256 {sha256!r}, expected 64 hexadecimal digits, quoted, or null")
+    return RemoteFile(url, path, num_bytes, sha256)
 
 
 def _is_count(value: object) -> bool:
