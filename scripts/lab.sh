@@ -29,6 +29,9 @@ JUPYTER_TOKEN=${JUPYTER_TOKEN:-$(.venv/bin/python -c 'import secrets; print(secr
 export JUPYTER_TOKEN
 # The kernel and the settings of .venv come before those of the user's home.
 export JUPYTER_PREFER_ENV_PATH=1 JUPYTER_CONFIG_PATH="$PWD/.venv/etc/jupyter${JUPYTER_CONFIG_PATH:+:$JUPYTER_CONFIG_PATH}"
+# It asks nobody for news.
+mkdir -p .venv/etc/jupyter/labconfig
+echo '{"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": true}}' >.venv/etc/jupyter/labconfig/page_config.json
 
 root=()
 [ "$(id -u)" != 0 ] || root=(--allow-root)

@@ -162,10 +162,6 @@ fi
 say "JupyterLab, plotly, the checkers and sparsepipe itself, from this folder"
 pip_install "sparsepipe[dev]" --no-build-isolation -e '.[dev]'
 
-# JupyterLab asks nobody for news.
-mkdir -p .venv/etc/jupyter/labconfig
-echo '{"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": true}}' >.venv/etc/jupyter/labconfig/page_config.json
-
 if [ -n "$view_install" ]; then
   wait "$view_install" || say "apt-get could not install ${view[*]} (log: $apt_log); without chromium no figure is exported as PDF, SVG or PNG"
 fi

@@ -1,4 +1,4 @@
-"""The package says one thing everywhere: pyproject.toml, environment.yml, licence, scripts, notebooks, tracked files."""
+"""The package says one thing everywhere: pyproject.toml, environment.yml, licence, scripts, notebooks, files."""
 
 import ast
 import json
