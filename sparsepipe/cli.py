@@ -130,7 +130,7 @@ def profile(options: argparse.Namespace) -> Answer:
 
 
 def plan(options: argparse.Namespace) -> Answer:
-    from .planners import partition
+    from .planners import partition  # after the files: a wrong one is named at once
 
     found, cluster = _profile_and_cluster(options)
     given = {

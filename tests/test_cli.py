@@ -1,0 +1,111 @@
+"""The command line as a newcomer meets it: exit codes, one line for what is wrong, one document with --json."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Plan, Profile, Stage
+from sparsepipe.cli import main
+
+
+@pytest.fixture
+def profile(tmp_path):
+    graph = LayerGraph.chain(Layer(id, f"layer {id}", 1000) for id in "abcd")
+    cost = LayerCost((CostSample(100, 0.01, 0.02, 4000), CostSample(200, 0.02, 0.04, 8000)))
+    return Profile(graph, {"cpu": (cost,) * 4}, (100.0, 150.0, 200.0)).save(tmp_path / "profile.json")
+
+
+def run(*arguments, capsys):
+    code = main([str(argument) for argument in arguments])
+    output = capsys.readouterr()
+    return code, output.out, output.err
+
+
+def test_data_verbs(tmp_path, capsys):
+    code, out, _ = run(
+        "data", "make", "shapes", "--out", tmp_path / "s", "--train", 1, "--test", 1, "--json", capsys=capsys
+    )
+    made = json.loads(out)
+    assert code == 0
+    assert made["synthetic"]
+    assert len(made["classes"]) >= 10
+    code, out, _ = run("data", "info", tmp_path / "s", "--json", capsys=capsys)
+    assert (code, json.loads(out)) == (0, made)
+    code, out, _ = run("data", "list", "--json", capsys=capsys)
+    assert code == 0
+    assert "modelnet40" in {entry["name"] for entry in json.loads(out)}
+
+
+def test_plan_and_simulate(tmp_path, profile, capsys):
+    machines = ("--profile", profile, "--devices", 2, "--bandwidth", 1e9)
+    code, out, _ = run("plan", *machines, "--out", tmp_path / "plan.json", "--json", capsys=capsys)
+    document = json.loads(out)
+    assert code == 0
+    assert document == json.loads((tmp_path / "plan.json").read_text())
+    assert document["period_seconds"] >= document["lower_bound_seconds"]
+    code, out, _ = run(
+        "simulate", tmp_path / "plan.json", *machines, "--trace", tmp_path / "t.json", "--json", capsys=capsys
+    )
+    assert code == 0
+    assert json.loads(out)["minibatches"] == 32
+    assert json.loads((tmp_path / "t.json").read_text())["otherData"] == {"source": "simulated"}
+
+
+def test_several_planners_side_by_side(profile, capsys):
+    planners = ("--planner", "optimal", "--planner", "data-parallel")
+    code, out, _ = run("plan", "--profile", profile, "--devices", 2, *planners, "--json", capsys=capsys)
+    assert code == 0
+    assert [item["planner"] for item in json.loads(out)["plans"]] == ["optimal", "data-parallel"]
+
+
+def test_a_cluster_file_and_types_by_name(tmp_path, profile, capsys):
+    (tmp_path / "c.toml").write_text(Cluster.uniform(2, device_type="fast").to_toml())
+    code, out, _ = run(
+        "plan", "--profile", f"fast={profile}", "--cluster", tmp_path / "c.toml", "--json", capsys=capsys
+    )
+    assert code == 0
+    assert json.loads(out)["stages"][0]["replicas"][0]["device_type"] == "fast"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("plan", "--profile", "{profile}", "--devices", 0), "device count of 0"),
+        (("plan", "--profile", "{profile}"), "no devices"),
+        (("plan", "--devices", 2), "no profile"),
+        (("plan", "--profile", "{profile}", "--devices", 2, "--bandwidth", -1), "-1: expected more than 0"),
+        (("plan", "--profile", "{profile}", "--devices", 2, "--bandwidth", 1, "--bandwidth", 1), "one for each level"),
+        (("plan", "--profile", "none.json", "--devices", 2), "none.json: no such profile"),
+        (("plan", "--profile", "none.txt", "--devices", 2), "none.txt: no such graph.txt"),
+        (("plan", "--profile", "{profile}", "--profile", "{profile}", "--devices", 2), "'cpu' is in both profiles"),
+        (("plan", "--profile", "{profile}", "--devices", 2, "--planner", "best"), "invalid choice: 'best'"),
+        (("plan", "--profile", "{profile}", "--devices", 5, "--planner", "model-parallel"), "5"),
+        (("simulate", "{other}", "--profile", "{profile}", "--devices", 2), "different graph"),
+        (("simulate", "none.json", "--profile", "{profile}", "--devices", 2), "none.json: no such plan"),
+        (("run",), "no plan"),
+        (("run", "--resume", "none"), "none: not a run"),
+        (("runs", "show", "none"), "none: not a run"),
+        (("data", "info", "none"), "none"),
+        (("frobnicate",), "invalid choice: 'frobnicate'"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(tmp_path, profile, capsys, arguments, message):
+    other = Plan((Stage(("x", "y"), (0,)),)).save(tmp_path / "other.json")
+    given = [str(item).format(profile=profile, other=other) for item in arguments]
+    try:
+        code = main(given)
+    except SystemExit as stopped:  # argparse leaves by itself
+        code = stopped.code
+    output = capsys.readouterr()
+    assert code == 2
+    assert output.out == ""
+    assert output.err.count("\n") == 1
+    assert message in output.err
+
+
+def test_the_module_runs_as_a_command(profile):
+    command = [sys.executable, "-m", "sparsepipe", "plan", "--profile", str(profile), "--devices", "1", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["stages"]
