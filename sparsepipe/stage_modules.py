@@ -1,4 +1,4 @@
-"""A plan's stages as readable Python: one module a stage, each layer a line, to be read, changed and run without the plan."""
+"""A plan's stages as readable Python: one module a stage, one line a layer, to be read, changed and run."""
 
 from pathlib import Path
 
@@ -13,10 +13,16 @@ def write_stage_modules(plan: Plan, network: Network, folder: Path | str) -> lis
     plan.check(network.graph())
     folder = Path(folder)
     texts = {f"stage{k}.py": stage_source(plan, network, k) for k in range(len(plan.stages))}
-    names = ", ".join(f"Stage{k}" for k in range(len(plan.stages)))
-    imports = "".join(f"from .stage{k} import Stage{k}\n" for k in range(len(plan.stages)))
-    texts["__init__.py"] = (
-        f'"""{network.name} in {len(plan.stages)} stages ({plan.schedule})."""\n\n{imports}\nSTAGES = ({names},)\n'
+    names = [f"Stage{k}" for k in range(len(plan.stages))]
+    texts["__init__.py"] = "\n".join(
+        [
+            f'"""{network.name} in {len(names)} stages ({plan.schedule})."""',
+            "",
+            *(f"from .{name.lower()} import {name}" for name in names),
+            "",
+            f"STAGES = ({', '.join(names)},)",
+            "",
+        ]
     )
     return [write_atomic(folder / name, text) for name, text in texts.items()]
 
@@ -45,10 +51,7 @@ def stage_source(plan: Plan, network: Network, stage: int) -> str:
         *(f"        self.{row.id} = engine.layer({_row_source(row)})" for row in own),
         "",
         f"    def forward(self, {', '.join(received)}{', *, seed=0' if _drops(own) else ''}):",
-        *(
-            f"        {row.id} = self.{row.id}({', '.join(row.inputs)}{', seed=seed' if _drops([row]) else ''})"
-            for row in own
-        ),
+        *(f"        {row.id} = self.{row.id}({_call_source(row)})" for row in own),
         f"        return {returned}",
     ]
     return "\n".join(lines) + "\n"
@@ -59,12 +62,12 @@ def _alive(plan: Plan, network: Network, stage: int) -> list[str]:
     if stage == 0:
         return [INPUT]
     before = {id for earlier in plan.stages[:stage] for id in earlier.layers}
-    needed = [name for row in network.rows if row.id not in before for name in row.inputs]
-    return [
-        name
-        for name in (INPUT, *(row.id for row in network.rows))
-        if name in needed and (name in before or name == INPUT)
-    ]
+    needed = {name for row in network.rows if row.id not in before for name in row.inputs}
+    return [name for name in (INPUT, *(row.id for row in network.rows)) if name in needed & {INPUT, *before}]
+
+
+def _call_source(row: Row) -> str:
+    return ", ".join([*row.inputs, "seed=seed"] if _drops([row]) else row.inputs)
 
 
 def _row_source(row: Row) -> str:
