@@ -58,15 +58,19 @@ def manifests_folder() -> Path:
 
 def list_datasets(manifests: Path | None = None) -> tuple[Manifest, ...]:
     """Read every manifest, by name."""
-    return tuple(read_manifest(path) for path in sorted((manifests or manifests_folder()).glob("*.yaml")))
+    return tuple(read_manifest(path) for path in _manifest_paths(manifests))
 
 
 def get_manifest(name: str, manifests: Path | None = None) -> Manifest:
     """Return the manifest of a data set. Raises InputError that lists the names there are."""
-    paths = {path.stem: path for path in sorted((manifests or manifests_folder()).glob("*.yaml"))}
+    paths = {path.stem: path for path in _manifest_paths(manifests)}
     if name not in paths:
         raise InputError(f"no data set {name!r}, expected one of {', '.join(paths)}, or a folder's path")
     return read_manifest(paths[name])
+
+
+def _manifest_paths(folder: Path | None) -> list[Path]:
+    return sorted((folder or manifests_folder()).glob("*.yaml"), key=lambda path: path.stem)
 
 
 def data_folders() -> tuple[Path, ...]:
@@ -91,7 +95,7 @@ def find(source: str | Path) -> Path:
                 return candidate
     places = ", ".join(str(folder) for folder in data_folders())
     raise InputError(
-        f"{source}: not in {places}; `sparsepipe data fetch {source}`, or name its folder in SPARSEPIPE_DATA"
+        f"{source}: not in {places}; run `sparsepipe data fetch {source}`, or name its folder in SPARSEPIPE_DATA"
     )
 
 

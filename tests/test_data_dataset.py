@@ -1,0 +1,135 @@
+"""Samples as voxels, and the order in which an epoch visits them."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pypcd4 import PointCloud
+
+from sparsepipe import data
+from sparsepipe.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def sample_folder(shared_data: Path) -> Path:
+    return shared_data / "modelnet10-sample"
+
+
+def test_the_real_sample_against_a_brute_force(sample_folder: Path) -> None:
+    dataset = data.load(sample_folder, split="train", voxel_size=0.05, num_points=1024)
+    assert len(dataset) == 400
+    assert dataset.labels == tuple(label for label in range(10) for _ in range(40))
+    index = 123
+    file = dataset.files[index]
+    points = PointCloud.from_path(file.path).numpy(("x", "y", "z")).astype(np.float64)
+    low = points.min(axis=0)
+    extent = (points.max(axis=0) - low).max()
+    expected = sorted({tuple(math.floor(x / 0.05) for x in (point - low) / extent) for point in points})
+    batch = dataset.batch([7, index])
+    rows = batch.coordinates[batch.coordinates[:, 0] == 1, 1:]
+    assert [tuple(row) for row in rows.tolist()] == expected
+    assert batch.labels.tolist() == [0, dataset.classes.index(file.path.parts[-3])]
+    assert torch.equal(batch.features, torch.ones(batch.num_voxels, 1))
+    assert dataset.voxel_counts()[index] == len(expected)
+
+
+def test_every_real_cloud_loads_and_coarser_voxels_are_fewer(sample_folder: Path) -> None:
+    fine = data.load(sample_folder, split="test", voxel_size=0.02).voxel_counts()
+    coarse = data.load(sample_folder, split="test", voxel_size=0.1).voxel_counts()
+    assert fine.shape == coarse.shape == (200,)
+    assert (coarse < fine).all()
+    assert fine.max() <= 1024
+
+
+def test_a_samples_points_depend_on_its_name_and_the_seed_alone(sample_folder: Path, tmp_path: Path) -> None:
+    options = {"voxel_size": 0.05, "num_points": 100}
+    whole = data.load(sample_folder, split="train", seed=1, **options)
+    for name in ("bed", "sofa"):
+        shutil.copytree(sample_folder / "ModelNet10" / name, tmp_path / name)
+    part = data.load(tmp_path, split="train", seed=1, **options)
+    assert part.classes == ("bed", "sofa")
+    assert torch.equal(part.sample(3).coordinates, whole.sample(43).coordinates)
+    other = data.load(tmp_path, split="train", seed=2, **options)
+    assert not torch.equal(other.sample(3).coordinates, part.sample(3).coordinates)
+    assert len(part.points(3)) == 100
+
+
+def test_the_origin_says_what_was_read_and_moves_with_the_contents(sample_folder: Path, tmp_path: Path) -> None:
+    for name in ("bed", "sofa"):
+        shutil.copytree(sample_folder / "ModelNet10" / name, tmp_path / "one" / name)
+    shutil.copytree(tmp_path / "one", tmp_path / "two" / "one")
+    first = data.load(tmp_path / "one", split="test", voxel_size=0.1).origin
+    assert first == data.load(tmp_path / "two", split="test", voxel_size=0.1).origin
+    assert (first["name"], first["samples"], first["classes"]) == ("one", 40, ["bed", "sofa"])
+    assert str(tmp_path) not in json.dumps(first)
+    victim = next((tmp_path / "one" / "bed" / "test").iterdir())
+    content = bytearray(victim.read_bytes())
+    content[-1] ^= 1
+    victim.chmod(0o644)
+    victim.write_bytes(content)
+    assert data.load(tmp_path / "one", split="test", voxel_size=0.1).origin["sha256"] != first["sha256"]
+
+
+def test_a_bad_file_is_named_when_it_is_read(tmp_path: Path) -> None:
+    for name, text in (
+        ("good", "OFF\n3 1 0\n0 0 0\n1 0 0\n0 1 0\n3 0 1 2\n"),
+        ("flat", "OFF\n3 1 0\n0 0 0\n1 0 0\n2 0 0\n3 0 1 2\n"),
+    ):
+        (tmp_path / name / "train").mkdir(parents=True)
+        (tmp_path / name / "train" / "a.off").write_text(text)
+    dataset = data.load(tmp_path, split="train", voxel_size=0.1)
+    assert dataset.classes == ("flat", "good")
+    dataset.batch([1])
+    with pytest.raises(InputError, match=r"flat/train/a\.off: the mesh has an area of 0\.0"):
+        dataset.batch([1, 0])
+    with pytest.raises(InputError, match="sample 2 asked of 2"):
+        dataset.batch([2])
+    with pytest.raises(InputError, match="sample -1 asked"):
+        dataset.batch([-1])
+
+
+@pytest.mark.parametrize(
+    "options", [{"voxel_size": 0.0}, {"voxel_size": math.nan}, {"voxel_size": 2}, {"num_points": 0}]
+)
+def test_bad_parameters_are_refused(tmp_path: Path, options: dict) -> None:
+    with pytest.raises(InputError, match="expected"):
+        data.load(tmp_path, split="train", **{"voxel_size": 0.1} | options)
+
+
+def test_an_unknown_source_is_refused_with_the_names_there_are(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no data set 'modelnet11', expected one of .*modelnet10"):
+        data.load("modelnet11", split="train", voxel_size=0.1)
+    with pytest.raises(InputError, match="no such folder"):
+        data.load(f"{tmp_path}/nowhere", split="train", voxel_size=0.1)
+
+
+counts = st.integers(1, 60)
+
+
+@given(counts, st.integers(1, 70), st.integers(0, 5), st.integers(0, 5), st.booleans())
+def test_an_epoch_visits_each_sample_once(num: int, batch_size: int, seed: int, epoch: int, shuffle: bool) -> None:
+    options = {"batch_size": batch_size, "seed": seed, "epoch": epoch, "shuffle": shuffle}
+    batches = data.minibatches(num, **options)
+    assert sorted(index for batch in batches for index in batch) == list(range(num))
+    assert all(len(batch) == batch_size for batch in batches[:-1])
+    assert 1 <= len(batches[-1]) <= batch_size
+    assert batches == data.minibatches(num, **options)
+    if not shuffle:
+        assert [index for batch in batches for index in batch] == list(range(num))
+
+
+def test_epochs_and_seeds_give_other_orders() -> None:
+    orders = {data.minibatches(50, batch_size=50, seed=seed, epoch=epoch) for seed in range(3) for epoch in range(3)}
+    assert len(orders) == 9
+
+
+@pytest.mark.parametrize("bad", [{"num_samples": 0}, {"batch_size": 0}, {"epoch": -1}, {"seed": -1}])
+def test_bad_numbers_are_refused(bad: dict) -> None:
+    with pytest.raises(InputError, match="expected"):
+        data.minibatches(**{"num_samples": 4, "batch_size": 2} | bad)

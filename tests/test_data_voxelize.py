@@ -1,0 +1,76 @@
+"""Voxelization against a brute force in plain Python."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from sparsepipe.data import unit_cube, voxelize
+from sparsepipe.errors import InputError
+
+clouds = arrays(np.float64, st.tuples(st.integers(1, 30), st.integers(1, 4)), elements=st.floats(-100, 100, width=32))
+sizes = st.floats(0.005, 50)
+
+
+@given(clouds, sizes)
+def test_voxels_are_the_cells_that_hold_a_point_each_once_in_order(points: np.ndarray, size: float) -> None:
+    voxels = voxelize(points, size)
+    assert voxels.dtype == np.int32
+    expected = sorted({tuple(math.floor(float(x) / size) for x in point) for point in points})
+    assert [tuple(voxel) for voxel in voxels.tolist()] == expected
+
+
+@given(clouds, sizes, st.randoms(use_true_random=False))
+def test_the_order_of_the_points_does_not_matter(points: np.ndarray, size: float, random: object) -> None:
+    order = list(range(len(points)))
+    random.shuffle(order)
+    np.testing.assert_array_equal(voxelize(points, size), voxelize(points[order], size))
+
+
+def test_ranges_too_wide_for_one_key_give_the_same_order() -> None:
+    points = np.array([[2e9, -2e9, 2e9], [-2e9, 2e9, -2e9], [2e9, -2e9, 2e9], [0.5, 0.5, 0.5]])
+    assert voxelize(points, 1.0).tolist() == [
+        [-(2 * 10**9), 2 * 10**9, -(2 * 10**9)],
+        [0, 0, 0],
+        [2 * 10**9, -(2 * 10**9), 2 * 10**9],
+    ]
+
+
+@given(clouds)
+def test_the_unit_cube_starts_at_zero_and_is_one_long(points: np.ndarray) -> None:
+    extent = np.ptp(points, axis=0).max()
+    if extent == 0:
+        with pytest.raises(InputError, match="coincide"):
+            unit_cube(points)
+        return
+    cube = unit_cube(points)
+    np.testing.assert_array_equal(cube.min(axis=0), 0)
+    assert cube.max() == 1
+    np.testing.assert_allclose(cube * extent + points.min(axis=0), points, atol=1e-9)  # proportions stay
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_points_that_are_not_finite_are_refused_with_their_index(bad: float) -> None:
+    points = np.zeros((4, 3))
+    points[2, 1] = bad
+    for function in (unit_cube, lambda cloud: voxelize(cloud, 0.1)):
+        with pytest.raises(InputError, match=r"point 2 is .* \(1 of 4 points"):
+            function(points)
+
+
+@pytest.mark.parametrize("size", [0.0, -1.0, math.nan, math.inf])
+def test_a_voxel_size_that_is_not_positive_is_refused(size: float) -> None:
+    with pytest.raises(InputError, match="expected a positive number"):
+        voxelize(np.ones((1, 3)), size)
+
+
+def test_an_empty_cloud_a_wrong_shape_and_voxels_beyond_int32_are_refused() -> None:
+    with pytest.raises(InputError, match="empty cloud"):
+        voxelize(np.empty((0, 3)), 1.0)
+    with pytest.raises(InputError, match=r"shape \[3\]"):
+        voxelize(np.zeros(3), 1.0)
+    with pytest.raises(InputError, match="beyond int32"):
+        voxelize(np.array([[1e6, 0, 0]]), 1e-4)
