@@ -12,9 +12,10 @@ LEVELS = [  # lowest first; a module may import its own level's files only insid
     {"graph", "cluster", "trace", "graph_text", "server_file"},
     {"profile", "plan"},
     {"schedule", "record", "formats", "plan_diff"},
-    {"planners", "simulator", "data", "models"},
+    {"costs", "data", "models"},
+    {"planners", "simulator"},
     {"engines"},
-    {"profiler", "runtime"},
+    {"profiler", "runtime", "stage_modules"},
     {"launchers"},
     {"dynamics"},
     {"widgets"},
@@ -28,7 +29,7 @@ VIEWS = {"plots"}  # draws values: sees levels 0-1 alone, is seen by widgets and
 VALUES = set().union(*LEVELS[:5])
 INSIDE_A_LEVEL = {("graph_text", "graph"), ("server_file", "cluster"), ("plan_diff", "plan")}
 HEAVY = {"torch", "MinkowskiEngine", "plotly", "ray", "pandas", "ipywidgets", "papermill"}
-TORCH_FREE = {*VALUES, "planners", "simulator", "plots", "widgets"}
+TORCH_FREE = {*VALUES, "costs", "planners", "simulator", "plots", "widgets"}
 
 
 def sources():
