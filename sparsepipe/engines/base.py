@@ -31,9 +31,9 @@ class Parts:
 class Engine(Protocol):
     """One library of sparse layers. Its tensors are opaque to everybody else.
 
-    Engines agree on outputs, gradients and state_dicts: kernels are [K, C_in, C_out] (K = 1: [C_in, C_out]), offsets run
-    with the first spatial axis fastest, odd kernels centred and even ones from 0 to k - 1. The order of a tensor's rows
-    is the engine's own; after global pooling rows are dense [B, C] in batch order in every engine.
+    Engines agree on outputs, gradients and state_dicts: kernels are [K, C_in, C_out] (K = 1: [C_in, C_out]), offsets
+    run with the first spatial axis fastest, odd kernels centred and even ones from 0 to k - 1. The order of a tensor's
+    rows is the engine's own; after global pooling rows are dense [B, C] in batch order in every engine.
     """
 
     name: str
@@ -71,5 +71,5 @@ class Engine(Protocol):
         ...
 
     def rows(self, output: Any) -> Tensor:
-        """Return the dense [B, C] rows of a globally pooled output. Raises InputError for a tensor that is still sparse."""
+        """Return the dense [B, C] rows of a globally pooled output. Raises InputError for a sparse tensor."""
         ...

@@ -122,7 +122,7 @@ class Dropout(SeededDropout):
 
 
 class GlobalMaxPool(ME.MinkowskiGlobalMaxPooling):
-    """MinkowskiGlobalMaxPooling whose rows, which the library leaves in the order of a hash map, are put in batch order."""
+    """MinkowskiGlobalMaxPooling with its rows, which come in the order of a hash map, put in batch order."""
 
     def forward(self, input: ME.SparseTensor) -> Tensor:
         pooled = super().forward(input)
@@ -133,13 +133,17 @@ def _convolution(in_channels: int, out_channels: int, **args: Any) -> nn.Module:
     return ME.MinkowskiConvolution(in_channels, out_channels, **{"dimension": _DIMENSION} | args)
 
 
+def _batch_norm(channels: int) -> nn.Module:
+    return ME.MinkowskiBatchNorm(channels)
+
+
 def _max_pool(**args: Any) -> nn.Module:
     return ME.MinkowskiMaxPooling(**{"dimension": _DIMENSION} | args)
 
 
 LAYERS: dict[str, Callable[..., nn.Module]] = {
     "convolution": _convolution,
-    "batch_norm": lambda channels: ME.MinkowskiBatchNorm(channels),
+    "batch_norm": _batch_norm,
     "relu": ReLU,
     "max_pool": _max_pool,
     "global_max_pool": GlobalMaxPool,

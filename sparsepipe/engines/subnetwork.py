@@ -14,8 +14,8 @@ from .initialisation import derived_seed, initialise
 class Subnetwork(nn.Module):
     """Some layers of a network, run in row order by one engine.
 
-    Modules are registered under their layer ids, so a state_dict is keyed by layer ("conv1_1.kernel") and loads under any
-    partition. Parameters depend on (seed, layer id), dropout masks on (seed, layer id, minibatch): never on the cut.
+    Modules are registered under their layer ids, so a state_dict is keyed by layer ("conv1_1.kernel") and loads under
+    any partition. Parameters depend on (seed, layer id), dropout masks on (seed, layer id, minibatch): never on the cut.
     Raises InputError for a layer the network does not have.
     """
 

@@ -1,4 +1,4 @@
-"""The native engine: sparse layers in torch alone, on CPU and CUDA, with MinkowskiEngine's semantics and state_dicts."""
+"""The native engine: sparse layers in torch alone, on CPU and CUDA; MinkowskiEngine's semantics and state_dicts."""
 
 from collections.abc import Mapping
 from typing import Any

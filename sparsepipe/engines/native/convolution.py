@@ -9,14 +9,6 @@ from torch.autograd.function import once_differentiable
 from .coordinates import KernelMap
 
 
-def _segments(kernel_map: KernelMap) -> list[tuple[int, Tensor, Tensor]]:
-    """List (offset, input rows, output rows) of the offsets that have pairs."""
-    columns = zip(
-        kernel_map.in_rows.split(kernel_map.counts), kernel_map.out_rows.split(kernel_map.counts), strict=True
-    )
-    return [(k, in_rows, out_rows) for k, (in_rows, out_rows) in enumerate(columns) if len(in_rows)]
-
-
 class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:
@@ -26,7 +18,7 @@ class _Convolution(torch.autograd.Function):
             output = features.new_zeros(kernel_map.num_out, kernel.shape[2])
         else:
             output = features @ kernel[kernel_map.identity]
-        for k, in_rows, out_rows in _segments(kernel_map):
+        for k, in_rows, out_rows in kernel_map.segments():
             output.index_add_(0, out_rows, features.index_select(0, in_rows) @ kernel[k])
         return output
 
@@ -39,7 +31,10 @@ class _Convolution(torch.autograd.Function):
         grad_output = grad_output.contiguous()
         grad_features = grad_kernel = None
         if wants_kernel:
-            grad_kernel = torch.zeros_like(kernel)
+            grad_kernel = torch.empty_like(kernel)
+            for k, count in enumerate(kernel_map.counts):
+                if not count and k != identity:
+                    grad_kernel[k].zero_()
             if identity is not None:
                 torch.mm(features.t(), grad_output, out=grad_kernel[identity])
         if wants_features:
@@ -47,7 +42,7 @@ class _Convolution(torch.autograd.Function):
                 grad_features = torch.zeros_like(features)
             else:
                 grad_features = grad_output @ kernel[identity].t()
-        for k, in_rows, out_rows in _segments(kernel_map):
+        for k, in_rows, out_rows in kernel_map.segments():
             gathered = grad_output.index_select(0, out_rows)
             if grad_features is not None:
                 grad_features.index_add_(0, in_rows, gathered @ kernel[k].t())

@@ -1,7 +1,6 @@
 """Voxel coordinates as sorted 64-bit keys, and the coordinate sets and kernel maps of one minibatch."""
 
 import itertools
-import math
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +29,11 @@ class KernelMap:
     num_in: int
     num_out: int
     identity: int | None = None
+
+    def segments(self) -> list[tuple[int, Tensor, Tensor]]:
+        """List (offset, input rows, output rows) of the offsets that hold pairs."""
+        columns = zip(self.in_rows.split(self.counts), self.out_rows.split(self.counts), strict=True)
+        return [(k, in_rows, out_rows) for k, (in_rows, out_rows) in enumerate(columns) if len(in_rows)]
 
     @property
     def num_pairs(self) -> int:
@@ -80,7 +84,7 @@ def batch_index(keys: Tensor, dimension: int) -> Tensor:
 
 
 def kernel_offsets(kernel_size: int, dimension: int) -> tuple[tuple[int, ...], ...]:
-    """List the offsets of a kernel in MinkowskiEngine's order: first axis fastest, odd sizes centred, even ones from 0."""
+    """List a kernel's offsets as MinkowskiEngine does: first axis fastest, odd sizes centred, even ones from 0."""
     first = -(kernel_size // 2) if kernel_size % 2 else 0
     reach = range(first, first + kernel_size)
     return tuple(offset[::-1] for offset in itertools.product(reach, repeat=dimension))
@@ -126,7 +130,7 @@ class CoordinateManager:
         return self._sample_sizes[stride]
 
     def downsampled(self, stride: Stride, factor: int) -> Stride:
-        """Return the tensor stride `factor` times coarser; its coordinates are floor(c / stride) * stride, each once."""
+        """Make the set `factor` times coarser, floor(c / stride) * stride each once; return its tensor stride."""
         out_stride = tuple(step * factor for step in stride)
         if out_stride not in self._keys:
             coordinates = self.coordinates(stride).long()
@@ -136,7 +140,7 @@ class CoordinateManager:
         return out_stride
 
     def kernel_map(self, in_stride: Stride, out_stride: Stride, *, kernel_size: int, dilation: int = 1) -> KernelMap:
-        """Return the pairs of a kernel laid on the coordinates of `out_stride`, in steps of `in_stride` times `dilation`."""
+        """Pair rows by a kernel laid on the coordinates of `out_stride`, in steps of `in_stride` times `dilation`."""
         cached = (in_stride, out_stride, kernel_size, dilation)
         if cached not in self._maps:
             self._maps[cached] = self._build(in_stride, out_stride, kernel_size, dilation)
@@ -167,17 +171,11 @@ def _centred_map(keys: Tensor, steps: list[int]) -> KernelMap:
     """Build the map of an odd kernel that keeps its coordinates: offset -k is offset k with the two columns swapped."""
     half = len(steps) // 2
     in_rows, out_rows, counts = _search(keys, keys, steps[:half])
-    mirrored_in = [out_rows for out_rows in reversed(out_rows.split(counts))]
-    mirrored_out = [in_rows for in_rows in reversed(in_rows.split(counts))]
     return KernelMap(
-        torch.cat([in_rows, *mirrored_in]),
-        torch.cat([out_rows, *mirrored_out]),
+        torch.cat([in_rows, *reversed(out_rows.split(counts))]),
+        torch.cat([out_rows, *reversed(in_rows.split(counts))]),
         (*counts, 0, *reversed(counts)),
         len(keys),
         len(keys),
         identity=half,
     )
-
-
-def volume(kernel_size: int, dimension: int) -> int:
-    return math.prod((kernel_size,) * dimension)

@@ -9,7 +9,6 @@ from ...errors import InputError
 from ...models.rows import Row
 from ..dropout import SeededDropout
 from .convolution import convolve
-from .coordinates import volume
 from .pooling import global_max_pool, max_pool
 from .tensor import SparseTensor
 
@@ -36,7 +35,7 @@ class Convolution(nn.Module):
     ) -> None:
         super().__init__()
         self.kernel_size, self.stride, self.dilation = kernel_size, stride, dilation
-        num_offsets = volume(kernel_size, dimension)
+        num_offsets = kernel_size**dimension
         shape = (in_channels, out_channels) if num_offsets == 1 else (num_offsets, in_channels, out_channels)
         self.kernel = nn.Parameter(torch.empty(shape))
         self.bias = nn.Parameter(torch.zeros(1, out_channels)) if bias else None

@@ -16,10 +16,7 @@ class _MaxPool(torch.autograd.Function):
         # Every output voxel has an input voxel below it, so no output keeps the starting value.
         output = features.new_full((kernel_map.num_out, features.shape[1]), -torch.inf)
         winners = torch.zeros_like(output, dtype=torch.int64)
-        columns = zip(
-            kernel_map.in_rows.split(kernel_map.counts), kernel_map.out_rows.split(kernel_map.counts), strict=True
-        )
-        for in_rows, out_rows in columns:
+        for _, in_rows, out_rows in kernel_map.segments():
             candidates, best = features.index_select(0, in_rows), output.index_select(0, out_rows)
             better = candidates > best  # of equal candidates the first offset wins
             output.index_copy_(0, out_rows, torch.where(better, candidates, best))
