@@ -67,7 +67,7 @@ build_packages() { # what MinkowskiEngine's build and the virtual environment ne
 view_packages() { # what exporting figures and looking into them needs and this machine lacks
   has chromium || has chromium-browser || has google-chrome || echo chromium
   has pdftotext || echo poppler-utils
-  [ ! -d /usr/share/fonts ] || [ -n "$(find /usr/share/fonts -name 'DejaVuSans*' -print -quit)" ] || echo fonts-dejavu-core
+  [ -n "$(find /usr/share/fonts /usr/local/share/fonts -name 'DejaVuSans*' -print -quit 2>/dev/null)" ] || echo fonts-dejavu-core
 }
 # 'python3.11': Debian's name for the packages of that interpreter
 python_package=$("$python" -c 'import sys; print("python%d.%d" % sys.version_info[:2])')

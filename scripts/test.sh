@@ -29,7 +29,7 @@ check() { # check WHAT COMMAND...: go on after a failure, so that one run shows 
 
 check "ruff check" .venv/bin/ruff check .
 check "ruff format" .venv/bin/ruff format --check .
-check "types of levels 0-2" .venv/bin/mypy
+check "types" .venv/bin/mypy
 shopt -s nullglob
 notebooks=(notebooks/*.ipynb)
 if [ ${#notebooks[@]} -gt 0 ]; then

@@ -328,7 +328,7 @@ class TestTest:
         result = set_up.run("test.sh")
         assert result.returncode == 1
         assert set_up.log()[-1] == "pytest -n 2 []"
-        assert lines(result.stderr)[-1] == "test.sh: failed: types of levels 0-2"
+        assert lines(result.stderr)[-1] == "test.sh: failed: types"
 
     def test_failed_tests_fail_it(self, set_up):
         set_up.installed("python", venv_python(tests=1))
