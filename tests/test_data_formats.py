@@ -144,7 +144,7 @@ ASCII = "VERSION .7\nFIELDS x y z\nSIZE 4 4 4\nTYPE F F F\nWIDTH 2\nHEIGHT 1\nPO
 
 def test_pcd_ascii_quirks(tmp_path: Path) -> None:
     """No COUNT, comments, CRLF, tabs and double spaces: common in the wild, refused by the library itself."""
-    body = f"# .PCD\n{ASCII}0  1\t2\n\n 3 4 5 \n".replace("\n", "\r\n")
+    body = f"# .PCD\nCREATOR none VIEWER none\n{ASCII}0  1\t2\n\n 3 4 5 \n".replace("\n", "\r\n")
     assert read(_write(tmp_path / "cloud.pcd", body)).points.tolist() == [[0, 1, 2], [3, 4, 5]]
     one = ASCII.replace("2\n", "1\n")
     assert read(_write(tmp_path / "one.pcd", f"{one}7 8 9\n")).points.tolist() == [[7, 8, 9]]
@@ -178,6 +178,7 @@ def _binary(num_points: int, body: bytes, *, data: str = "binary") -> bytes:
         (f"{ASCII}0 1 2\n0 nan 2\n", "point 1 is [0.0, nan, 2.0] (1 of 2 are NaN"),
         (_binary(3, POINTS.tobytes()[:-12]), "truncated: 24 bytes after the header, expected 36 for 3 points"),
         (_binary(3, POINTS.tobytes()[:-1]), "truncated: 35 bytes"),
+        (_binary(2, POINTS.tobytes()), "longer than its header says: 36 bytes, expected 24 for 2 points"),
         (_binary(3, b"\x00\x00\x80\x7f" * 9), "infinite"),
         (_binary(3, b"\x00", data="binary_compressed"), "truncated: 1 bytes"),
         (

@@ -13,6 +13,7 @@ from .base import Cloud, check_finite, read_bytes
 _WHAT = "a PCD point cloud"
 _ENCODINGS = ("ascii", "binary", "binary_compressed")
 _REQUIRED = ("FIELDS", "SIZE", "TYPE", "POINTS", "DATA")
+_KEYS = ("VERSION", "FIELDS", "SIZE", "TYPE", "COUNT", "WIDTH", "HEIGHT", "VIEWPOINT", "POINTS", "DATA")
 
 
 def read_pcd(path: Path) -> Cloud:
@@ -25,7 +26,7 @@ def read_pcd(path: Path) -> Cloud:
     num_points, encoding = _check_header(path, header)
     row_bytes = sum(int(size) * int(count) for size, count in zip(header["SIZE"], header["COUNT"], strict=True))
     body = _check_body(path, body, encoding=encoding, num_points=num_points, row_bytes=row_bytes)
-    head = "".join(f"{key} {' '.join(words)}\n" for key, words in header.items())
+    head = "".join(f"{key} {' '.join(words)}\n" for key, words in header.items() if key in _KEYS)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # numpy only warns of rows it could not read
@@ -106,6 +107,11 @@ def _check_body(path: Path, body: bytes, *, encoding: str, num_points: int, row_
     if found < expected:
         raise InputError(
             f"{path}: truncated: {found} bytes after the header, expected {expected} for {num_points} points; "
+            "fetch it again"
+        )
+    if encoding == "binary" and found - expected >= row_bytes:
+        raise InputError(
+            f"{path}: longer than its header says: {found} bytes, expected {expected} for {num_points} points; "
             "fetch it again"
         )
     return body[:expected]
