@@ -8,9 +8,11 @@ from .errors import InputError, RunFailed
 from .graph import Layer, LayerGraph
 from .graph_text import GraphText
 from .plan import Plan, Stage
+from .planners import partition
 from .profile import CostSample, LayerCost, Profile
 from .record import RunRecord
 from .schedule import SCHEDULES, Action, Op, actions, inputs
+from .simulator import simulate
 from .trace import Span, Trace
 
 __version__ = "0.1.0"
@@ -38,4 +40,6 @@ __all__ = [
     "Trace",
     "actions",
     "inputs",
+    "partition",
+    "simulate",
 ]

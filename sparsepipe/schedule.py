@@ -138,7 +138,8 @@ def num_versions(plan: Plan, stage: int, rank: int) -> int:
         return 1
     length = round_length(plan, stage)
     # Long enough to be steady: several rounds beyond the deepest warm-up.
-    todo = actions(plan, length * (warmup(plan, stage, rank) + 3) + sum(len(s.ranks) for s in plan.stages))[rank]
+    num_minibatches = length * (warmup(plan, stage, rank) + 3) + sum(len(s.ranks) for s in plan.stages)
+    todo = _rank_actions(plan, stage, rank, num_minibatches)
     version, held, most = 0, {}, 1
     for action in todo:
         if action.op is Op.FORWARD:

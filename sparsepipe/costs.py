@@ -1,0 +1,173 @@
+"""What layers, stages and boundaries cost: seconds, bytes, memory. Planners and the simulator both ask here."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .cluster import Cluster, Link
+from .graph import LayerGraph
+from .plan import Plan, Stage
+from .profile import LayerCost, Profile
+from .schedule import in_flight, num_versions
+
+Array = NDArray[np.float64]
+COORDINATE_BYTES = 16  # one voxel at the network's input: batch index and three coordinates, int32 each
+OPTIMIZER_SLOTS = 1  # momentum: one number beside each weight
+
+
+@dataclass(frozen=True, eq=False)
+class LayerTable:
+    """The costs of a profile as arrays `[layers, voxel counts]`; a layer that stands for loading the data costs nothing.
+
+    Sizes do not depend on the device; where profiles of two types differ (rounding, a different count), the larger counts.
+    """
+
+    graph: LayerGraph
+    voxels: Array  # [V]
+    forward: dict[str, Array]  # device type → seconds [L, V]
+    backward: dict[str, Array]
+    output_bytes: Array  # [L, V]
+    coordinate_bytes: Array
+    saved_bytes: Array
+    parameter_bytes: Array  # [L]
+
+    @classmethod
+    def of(cls, profile: Profile, voxels: Sequence[float] | Array, types: Iterable[str] | None = None) -> "LayerTable":
+        """Evaluate the costs of `types` (all of the profile when not given) at each of `voxels`.
+
+        Raises InputError for a type that was not profiled.
+        """
+        graph, counts = profile.graph, np.asarray(voxels, dtype=float)
+        computes = np.array([[0.0 if k in graph.input_layers else 1.0] for k in range(len(graph.layers))])
+        names = tuple(dict.fromkeys(profile.device_types if types is None else types))
+        for name in names:
+            profile.cost(0, name)
+        columns = {
+            field: {name: _evaluate(profile.costs[name], field, counts) for name in names}
+            for field in ("forward", "backward", "output_bytes", "coordinate_bytes", "saved_bytes")
+        }
+        sizes = {
+            f: np.maximum.reduce(list(columns[f].values())) for f in ("output_bytes", "coordinate_bytes", "saved_bytes")
+        }
+        if not sizes["saved_bytes"].any():  # a graph.txt does not tell: autograd keeps about what each layer puts out
+            sizes["saved_bytes"] = sizes["output_bytes"] * computes
+        return cls(
+            graph,
+            counts,
+            {name: times * computes for name, times in columns["forward"].items()},
+            {name: times * computes for name, times in columns["backward"].items()},
+            sizes["output_bytes"],
+            sizes["coordinate_bytes"],
+            sizes["saved_bytes"],
+            np.array([layer.parameter_bytes for layer in graph.layers], dtype=float),
+        )
+
+    @cached_property
+    def seconds(self) -> dict[str, Array]:
+        """Forward and backward together."""
+        return {name: self.forward[name] + self.backward[name] for name in self.forward}
+
+    @cached_property
+    def coordinate_owner(self) -> tuple[int, ...]:
+        """For each layer, the layer that made the coordinates its output lives on; −1: the network's input."""
+        owner: list[int] = []
+        for k, inputs in enumerate(self.graph.inputs):
+            owner.append(k if self.coordinate_bytes[k].any() else owner[inputs[0]] if inputs else -1)
+        return tuple(owner)
+
+    @cached_property
+    def input_coordinates(self) -> Array:
+        """Bytes of the input's coordinates [V]; 0 for a dense network, where no layer makes coordinates."""
+        return self.voxels * COORDINATE_BYTES if self.coordinate_bytes.any() else np.zeros_like(self.voxels)
+
+    def payload(self, before: Iterable[int]) -> tuple[Array, Array]:
+        """Bytes that cross the cut after the down-set `before`, forwards and backwards, each `[V]`.
+
+        Every tensor alive counts once; forwards come the coordinates, once for each distinct set of them.
+        """
+        before = list(before)
+        alive = list(self.graph.alive(before))
+        features = self.output_bytes[alive].sum(axis=0)
+        owners = {self.coordinate_owner[k] for k in alive} if before else set()
+        coordinates = self.coordinate_bytes[sorted(owners - {-1})].sum(axis=0)
+        return features + coordinates + (self.input_coordinates if -1 in owners else 0.0), features
+
+
+def _evaluate(costs: Sequence[LayerCost], field: str, voxels: Array) -> Array:
+    """`LayerCost.at` for many layers and voxel counts at once."""
+    rows = np.empty((len(costs), len(voxels)))
+    for row, cost in zip(rows, costs, strict=True):
+        y = [getattr(sample, field) for sample in cost.samples]
+        if len(y) == 1:
+            row[:] = y[0]
+            continue
+        x = np.array([sample.voxels for sample in cost.samples])
+        upper = np.clip(np.searchsorted(x, voxels), 1, len(x) - 1)
+        values = np.array(y)
+        slope = np.diff(values) / np.diff(x)
+        row[:] = np.maximum(0.0, values[upper - 1] + (voxels - x[upper - 1]) * slope[upper - 1])
+    return rows
+
+
+def boundary_link(cluster: Cluster, ranks: Sequence[int]) -> Link:
+    """The link that two neighbouring stages with `ranks` together use: a node's own where all sit on it, else the network."""
+    nodes = {cluster.devices[rank].node.name for rank in ranks}
+    return cluster.devices[ranks[0]].node.link if len(nodes) == 1 else cluster.network
+
+
+def port_share(cluster: Cluster, stage: Stage, *, network: bool) -> float:
+    """The share of all minibatches that the busiest port of `stage` carries.
+
+    A device has a port of its own on its node's link; all devices of a node share the node's port to the network.
+    """
+    if not network:
+        return max(stage.shares) / stage.round
+    of_node: dict[str, int] = {}
+    for rank, share in zip(stage.ranks, stage.shares, strict=True):
+        name = cluster.devices[rank].node.name
+        of_node[name] = of_node.get(name, 0) + share
+    return max(of_node.values()) / stage.round
+
+
+def averaging_time(cluster: Cluster, ranks: Sequence[int], parameter_bytes: float) -> float:
+    """Seconds of one ring all-reduce over `ranks`: 2(m−1) messages of 1/m of the gradients, at the slowest link of the ring.
+
+    Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
+    """
+    if len(ranks) == 1 or parameter_bytes == 0:
+        return 0.0
+    ring = sorted(ranks)
+    links = [cluster.link(a, b) for a, b in zip(ring, ring[1:] + ring[:1], strict=True)]
+    return 2 * (len(ranks) - 1) * max(link.transfer_time(parameter_bytes / len(ranks)) for link in links)
+
+
+@dataclass(frozen=True)
+class MemoryNeed:
+    """Bytes of a stage's layers that do, or do not, multiply with the minibatches in flight."""
+
+    parameter_bytes: float
+    saved_bytes: float  # activations and coordinates made within the stage, one minibatch
+    incoming_bytes: float  # what it receives, one minibatch
+
+    def total(self, *, versions: int, minibatches: int, recompute: bool = False) -> float:
+        """Bytes on one replica: weights × versions, gradients, optimizer state, minibatches in flight."""
+        fixed = self.parameter_bytes * (versions + 1 + OPTIMIZER_SLOTS)
+        if recompute:  # only the inputs wait; one minibatch at a time is whole
+            return fixed + minibatches * self.incoming_bytes + self.saved_bytes
+        return fixed + minibatches * (self.saved_bytes + self.incoming_bytes)
+
+
+@lru_cache(maxsize=65536)
+def depth(
+    schedule: str, num_microbatches: int, shares: tuple[int, ...], later_ranks: int, warmup: int | None = None
+) -> tuple[int, int]:
+    """Weight versions and minibatches in flight on the fullest replica of a stage with `later_ranks` ranks behind it."""
+    stages = [Stage(("own",), tuple(range(len(shares))), shares, warmup=warmup)]
+    if later_ranks:
+        stages.append(Stage(("later",), tuple(range(len(shares), len(shares) + later_ranks))))
+    plan = Plan(tuple(stages), schedule, num_microbatches=num_microbatches)
+    fullest = max(zip(shares, plan.stages[0].ranks, strict=True))[1]
+    return num_versions(plan, 0, fullest), in_flight(plan, 0, fullest)

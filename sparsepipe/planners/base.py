@@ -1,0 +1,105 @@
+"""What every planner gets and gives: a Problem in, a Plan out."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Protocol
+
+from ..cluster import Cluster
+from ..costs import LayerTable
+from ..errors import InputError
+from ..graph import LayerGraph
+from ..plan import WEIGHT_POLICIES, Plan, Stage
+from ..profile import Profile
+
+MEMORY_QUANTILE = 0.99  # of the voxel counts: memory must do for the large minibatches, time for the mean one
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A network, the devices there are, and the schedule that the plan must obey.
+
+    Raises InputError for an unknown schedule, fewer than 1 microbatch, and device types without a profile.
+    """
+
+    profile: Profile
+    cluster: Cluster
+    schedule: str = "1f1b"
+    num_microbatches: int = 1
+    recompute: bool = False
+
+    def __post_init__(self) -> None:
+        if self.schedule not in WEIGHT_POLICIES:
+            raise InputError(f"schedule {self.schedule!r} is unknown, expected one of {', '.join(WEIGHT_POLICIES)}")
+        if self.num_microbatches < 1:
+            raise InputError(f"num_microbatches is {self.num_microbatches}, expected 1 or more")
+        for kind in self.cluster.device_types:
+            self.profile.cost(0, kind.name)
+
+    @property
+    def graph(self) -> LayerGraph:
+        return self.profile.graph
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether a step of `num_microbatches` ends in a flush."""
+        return WEIGHT_POLICIES[self.schedule][0] == "flush"
+
+    @cached_property
+    def voxels(self) -> float:
+        """Active voxels of the minibatch that times are planned for."""
+        return self.profile.voxels()
+
+    @cached_property
+    def table(self) -> LayerTable:
+        """Costs at two voxel counts: column 0 the mean, for times; column 1 a high quantile, for memory."""
+        counts = (self.voxels, self.profile.voxels(MEMORY_QUANTILE))
+        return LayerTable.of(self.profile, counts, [kind.name for kind in self.cluster.device_types])
+
+    @cached_property
+    def layers(self) -> tuple[int, ...]:
+        """The layers that stages hold: all but those that stand for loading the data."""
+        return tuple(k for k in range(len(self.graph.layers)) if k not in self.graph.input_layers)
+
+    def total_seconds(self, device_type: str) -> float:
+        """Forward and backward of the whole network on one device."""
+        return float(self.table.seconds[device_type][:, 0].sum())
+
+    def stage(
+        self, layers: Iterable[int], ranks: Iterable[int], shares: Iterable[int] = (), *, recompute: bool | None = None
+    ) -> Stage:
+        """A Stage with the names of its layers, device types and nodes."""
+        ranks = tuple(ranks)
+        devices = [self.cluster.devices[rank] for rank in ranks]
+        return Stage(
+            tuple(self.graph.layers[k].id for k in sorted(layers)),
+            ranks,
+            tuple(shares),
+            tuple(device.type.name for device in devices),
+            tuple(device.node.name for device in devices),
+            recompute=self.recompute if recompute is None else recompute,
+        )
+
+    def plan(self, stages: Iterable[Stage], planner: str, warnings: Iterable[str] = ()) -> Plan:
+        """A Plan under this problem's schedule, without an estimate."""
+        return Plan(
+            tuple(stages),
+            self.schedule,
+            num_microbatches=self.num_microbatches,
+            planner=planner,
+            warnings=tuple(warnings),
+        )
+
+
+class Planner(Protocol):
+    """Turns a Problem into a Plan whose estimate says what the planner itself expects."""
+
+    name: str
+
+    def plan(self, problem: Problem) -> Plan: ...
+
+
+def with_seconds(plan: Plan, seconds: float) -> Plan:
+    """The plan with the time that planning took."""
+    assert plan.estimate is not None
+    return replace(plan, estimate=replace(plan.estimate, plan_seconds=seconds))

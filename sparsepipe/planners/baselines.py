@@ -1,0 +1,65 @@
+"""Plans without a search: everything on every device, and one device a stage."""
+
+from dataclasses import dataclass, replace
+
+from ..errors import InputError
+from ..plan import Plan
+from .base import Problem
+from .estimate import baseline_data_parallel, estimate
+
+
+@dataclass(frozen=True)
+class DataParallel:
+    """One stage that every device replicates, equal shares."""
+
+    name = "data-parallel"
+
+    def plan(self, problem: Problem) -> Plan:
+        plan = baseline_data_parallel(problem)
+        return replace(plan, estimate=estimate(plan, problem))
+
+
+@dataclass(frozen=True)
+class ModelParallel:
+    """One device a stage, in rank order, cut where the slowest stage is least slow; transfers are not looked at.
+
+    Devices beyond the number of layers stay unused, which a warning says.
+    """
+
+    name = "model-parallel"
+
+    def plan(self, problem: Problem) -> Plan:
+        layers, num_devices = problem.layers, len(problem.cluster.devices)
+        num_stages = min(num_devices, len(layers))
+        kinds = [device.type.name for device in problem.cluster.devices[:num_stages]]
+        seconds = [problem.table.seconds[kind][list(layers), 0].tolist() for kind in kinds]
+        bounds = _balanced(seconds)
+        stages = [problem.stage(layers[a:b], (rank,)) for rank, (a, b) in enumerate(bounds)]
+        unused = (
+            f"{num_devices - num_stages} of {num_devices} devices stay unused: the network has {len(layers)} layers"
+        )
+        plan = problem.plan(stages, self.name, [unused] if num_stages < num_devices else [])
+        return replace(plan, estimate=estimate(plan, problem))
+
+
+def _balanced(seconds: list[list[float]]) -> list[tuple[int, int]]:
+    """Cut layers into one consecutive, non-empty run for each row of `seconds`; the largest run is as small as can be."""
+    num_layers, num_stages = len(seconds[0]), len(seconds)
+    if num_layers < num_stages:
+        raise InputError(f"{num_stages} stages for {num_layers} layers: expected at least one layer each")
+    best, came_from = [0.0] + [float("inf")] * num_layers, []
+    for row in seconds:
+        reached, start = [float("inf")] * (num_layers + 1), [0] * (num_layers + 1)
+        for stop in range(1, num_layers + 1):
+            run = 0.0
+            for first in range(stop - 1, -1, -1):
+                run += row[first]
+                if max(best[first], run) < reached[stop]:
+                    reached[stop], start[stop] = max(best[first], run), first
+        best = reached
+        came_from.append(start)
+    bounds, stop = [], num_layers
+    for start in reversed(came_from):
+        bounds.append((start[stop], stop))
+        stop = start[stop]
+    return bounds[::-1]

@@ -1,0 +1,116 @@
+"""The default cost model: what a plan is expected to do, from its own replicas, boundaries and links.
+
+Legend, for stage i, with t its forward and backward on one replica and s/n a replica's share of a round:
+  T = max over replicas of t·s/n, plus gradient averaging per minibatch (the runtime blocks on it)
+  L = max over replicas of t: how long one minibatch stays
+  C = the transfers at a boundary; they run beside computation, forwards and backwards at once
+
+asynchronous     period = max(T of each stage, busiest port of each boundary)
+flush            step = Σ L + Σ (C forwards + C backwards) + max_i (M·Tᵢ − Lᵢ), period = step / M; without replication
+                 this is Σ (T + 2C) + (M − 1)·max T, the length of GPipe's and DAPPLE's critical path
+sequential       one minibatch in each replica of the first stage: (Σ L + Σ C) / replicas, at least max T
+"""
+
+from collections.abc import Sequence
+
+from ..costs import MemoryNeed, averaging_time, boundary_link, depth, port_share
+from ..plan import Estimate, Plan, Stage, StageEstimate
+from .base import Problem
+
+
+def estimate(plan: Plan, problem: Problem) -> Estimate:
+    """Estimate a plan that `check` accepts."""
+    index = problem.graph.index
+    layers = [[index[id] for id in stage.layers] for stage in plan.stages]
+    before = set(problem.graph.input_layers)
+    payloads = []  # (forward bytes, backward bytes) of the boundary before each stage and after the last
+    for own in [*layers, []]:
+        payloads.append(problem.table.payload(before))
+        before |= set(own)
+    transfers = [boundary_times(problem, plan.stages[k : k + 2], payloads[k + 1]) for k in range(len(plan.stages) - 1)]
+    ports = [0.0, *(busiest for busiest, _ in transfers), 0.0]
+    stages, latencies = [], []
+    for k, stage in enumerate(plan.stages):
+        seconds = [replica_seconds(problem, layers[k], kind, stage.recompute) for kind in kinds_of(problem, stage)]
+        compute = max(t * share for t, share in zip(seconds, stage.shares, strict=True)) / stage.round
+        averaging = averaging_time(problem.cluster, stage.ranks, float(problem.table.parameter_bytes[layers[k]].sum()))
+        averaging /= plan.num_microbatches if plan.weights == "flush" else stage.round
+        need = memory_need(problem, layers[k], float(payloads[k][0][1]))
+        memory = stage_memory(plan, k, need)
+        stages.append(StageEstimate(compute, memory, max(ports[k], ports[k + 1]), averaging))
+        latencies.append(max(seconds))
+    crossing = sum(both for _, both in transfers)
+    period = plan_period(plan, stages, latencies, ports, crossing)
+    everyone = baseline_data_parallel(problem)
+    single = min(problem.total_seconds(kind.name) for kind in problem.cluster.device_types)
+    return Estimate(
+        period,
+        tuple(stages),
+        single_device_seconds=single,
+        data_parallel_seconds=period if plan.stages == everyone.stages else _period_of_one(everyone, problem),
+        voxels=problem.voxels,
+    )
+
+
+def plan_period(
+    plan: Plan, stages: Sequence[StageEstimate], latencies: Sequence[float], ports: Sequence[float], crossing: float
+) -> float:
+    """Seconds per minibatch."""
+    busy = [e.compute_seconds + e.averaging_seconds for e in stages]
+    if plan.schedule == "sequential":
+        return max([(sum(latencies) + crossing) * max(plan.stages[0].shares) / plan.stages[0].round, *busy])
+    if plan.weights == "flush":
+        count = plan.num_microbatches
+        longest = max([count * t - latency for t, latency in zip(busy, latencies, strict=True)])
+        return (sum(latencies) + crossing + max([longest, *((count - 1) * port for port in ports)])) / count
+    return max([*busy, *ports])
+
+
+def replica_seconds(problem: Problem, layers: Sequence[int], kind: str, recompute: bool) -> float:
+    """Forward and backward of `layers` on one device; the forward twice where it is run again before the backward."""
+    seconds = float(problem.table.seconds[kind][layers, 0].sum())
+    return seconds + float(problem.table.forward[kind][layers, 0].sum()) if recompute else seconds
+
+
+def boundary_times(problem: Problem, pair: Sequence[Stage], payload: tuple) -> tuple[float, float]:
+    """(seconds per minibatch of the busiest port, seconds of a transfer forwards plus one backwards) between two stages."""
+    link = boundary_link(problem.cluster, (*pair[0].ranks, *pair[1].ranks))
+    nodes = {problem.cluster.devices[rank].node.name for stage in pair for rank in stage.ranks}
+    share = max(port_share(problem.cluster, stage, network=len(nodes) > 1) for stage in pair)
+    forward, backward = (link.transfer_time(float(size[0])) for size in payload)
+    return share * max(forward, backward), forward + backward
+
+
+def memory_need(problem: Problem, layers: Sequence[int], incoming: float) -> MemoryNeed:
+    """What `layers` need, at the high quantile of voxel counts."""
+    table = problem.table
+    saved = table.saved_bytes[layers, 1].sum() + table.coordinate_bytes[layers, 1].sum()
+    return MemoryNeed(float(table.parameter_bytes[layers].sum()), float(saved), incoming)
+
+
+def stage_memory(plan: Plan, k: int, need: MemoryNeed) -> float:
+    """Bytes on the fullest replica of stage `k`."""
+    stage = plan.stages[k]
+    later = sum(len(other.ranks) for other in plan.stages[k + 1 :])
+    versions, minibatches = depth(plan.schedule, plan.num_microbatches, stage.shares, later, stage.warmup)
+    return need.total(versions=versions, minibatches=minibatches, recompute=stage.recompute)
+
+
+def kinds_of(problem: Problem, stage: Stage) -> list[str]:
+    return [problem.cluster.devices[rank].type.name for rank in stage.ranks]
+
+
+def baseline_data_parallel(problem: Problem) -> Plan:
+    """One stage over every device, equal shares."""
+    ranks = range(len(problem.cluster.devices))
+    return problem.plan([problem.stage(problem.layers, ranks, recompute=False)], "data-parallel")
+
+
+def _period_of_one(plan: Plan, problem: Problem) -> float:
+    """Period of a plan of one stage."""
+    stage = plan.stages[0]
+    seconds = [replica_seconds(problem, problem.layers, kind, stage.recompute) for kind in kinds_of(problem, stage)]
+    compute = max(seconds) / stage.round
+    averaging = averaging_time(problem.cluster, stage.ranks, float(problem.table.parameter_bytes.sum()))
+    averaging /= plan.num_microbatches if plan.weights == "flush" else stage.round
+    return plan_period(plan, [StageEstimate(compute, averaging_seconds=averaging)], [max(seconds)], [], 0.0)
