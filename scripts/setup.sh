@@ -151,9 +151,11 @@ elif [ ${#build[@]} -gt 0 ]; then
 else
   engine=$(requirement MinkowskiEngine)
   say "$engine: building it in the background, some minutes (log: .venv/minkowski-build.log)"
-  # In its own process group, so that an interrupted set-up leaves no compiler running. No CUDA device is shown to it: its
-  # CUDA sources do not compile against today's CUDA, and the native engine is the one for GPUs.
-  MAX_JOBS=$(nproc) CUDA_VISIBLE_DEVICES='' setsid .venv/bin/python -m pip install --disable-pip-version-check \
+  # Its set-up calls `pip` and `ninja` by name: those of .venv. It is a process group of its own, so that an interrupted
+  # set-up leaves no compiler running. No CUDA device is shown to it: its CUDA sources do not compile against today's CUDA,
+  # and the native engine is the one for GPUs.
+  PATH=$PWD/.venv/bin:$PATH MAX_JOBS=$(nproc) CUDA_VISIBLE_DEVICES='' setsid \
+    .venv/bin/python -m pip install --disable-pip-version-check \
     --use-pep517 --no-build-isolation --no-deps --config-settings="--global-option=--blas=openblas" "$engine" \
     >.venv/minkowski-build.log 2>&1 </dev/null &
   engine_build=$!
