@@ -45,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
     _machine_options(one)
     one.add_argument("--planner", action="append", choices=PLANNERS, help="repeat it to compare (default: optimal)")
     one.add_argument("--schedule", choices=tuple(WEIGHT_POLICIES), default="1f1b")
-    one.add_argument("--num-microbatches", type=_count, default=1, help="minibatches of one step of a flush schedule")
+    one.add_argument("--num-microbatches", type=_count, help="minibatches of one step of a flush schedule")
     one.add_argument("--cost-model", choices=["default", "published"], default="default")
     one.add_argument("--all-devices", action="store_true", help="leave no device unused")
     one.add_argument("--activation-compression-ratio", type=_positive, metavar="R")

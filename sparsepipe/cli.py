@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -133,31 +134,35 @@ def plan(options: argparse.Namespace) -> Answer:
     from .planners import partition  # after the files: a wrong one is named at once
 
     found, cluster = _profile_and_cluster(options)
-    given = {
-        "cost_model": options.cost_model,
-        "all_devices": options.all_devices,
-        "activation_compression_ratio": options.activation_compression_ratio,
-        "straight_pipeline": options.straight_pipeline,
-        "use_fewer_machines": options.use_fewer_machines,
-        "memory_bytes": options.memory,
-    }
-    given = {name: value for name, value in given.items() if value not in (None, False)}
+    settings = {"schedule": options.schedule, "num_microbatches": options.num_microbatches}
     plans = [
-        partition(
-            found,
-            cluster,
-            planner=name,
-            schedule=options.schedule,
-            num_microbatches=options.num_microbatches,
-            **given,
-        )
-        for name in options.planner or ["optimal"]
+        partition(found, cluster, planner=name, **settings, **given)
+        for name, given in _planner_options(options, options.planner or ["optimal"])
     ]
     if options.out:
         plans[0].save(options.out)
     documents = [item.to_json() for item in plans]
     text = "\n\n".join(map(str, plans))
     return Answer(documents[0] if len(documents) == 1 else {"plans": documents}, text)
+
+
+def _planner_options(options: argparse.Namespace, names: list[str]) -> list[tuple[str, dict[str, Any]]]:
+    """Give each planner those of the options that it knows. Raises InputError for one that none of them knows."""
+    from .planners import PLANNERS
+
+    given = {
+        "cost_model": None if options.cost_model == "default" else options.cost_model,
+        "all_devices": options.all_devices or None,
+        "activation_compression_ratio": options.activation_compression_ratio,
+        "straight_pipeline": options.straight_pipeline or None,
+        "use_fewer_machines": options.use_fewer_machines or None,
+    }
+    given = {key: value for key, value in given.items() if value is not None}
+    known = {name: {field.name for field in fields(PLANNERS[name])} for name in names}
+    for key in given:
+        if not any(key in fields_ for fields_ in known.values()):
+            raise InputError(f"--{key.replace('_', '-')} means nothing to planner {', '.join(names)}: leave it out")
+    return [(name, {key: value for key, value in given.items() if key in known[name]}) for name in names]
 
 
 def simulate(options: argparse.Namespace) -> Answer:

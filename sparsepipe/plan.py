@@ -268,9 +268,10 @@ class Plan:
 
     def summary(self) -> str:
         """Planner, schedule, period and gap in one line."""
-        text = (
-            f"{self.planner}: {len(self.stages)} stages on {len(self.ranks)} devices, {self.schedule} ({self.weights})"
+        stages, devices = (
+            _counted(len(items), word) for items, word in ((self.stages, "stage"), (self.ranks, "device"))
         )
+        text = f"{self.planner}: {stages} on {devices}, {self.schedule} ({self.weights})"
         if self.estimate:
             text += f", {self.estimate.period_seconds * 1e3:.2f} ms a minibatch"
             if self.estimate.gap is not None:
@@ -284,6 +285,10 @@ def _devices(stage: Stage) -> str:
         f"{kind} {rank}" + (f" ×{share}" if len(set(stage.shares)) > 1 else "")
         for kind, rank, share in zip(kinds, stage.ranks, stage.shares, strict=True)
     )
+
+
+def _counted(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
 def _few(ids: Sequence[str]) -> str:

@@ -69,6 +69,12 @@ def test_a_cluster_file_and_types_by_name(tmp_path, profile, capsys):
     assert json.loads(out)["stages"][0]["replicas"][0]["device_type"] == "fast"
 
 
+def test_more_devices_than_layers_leaves_some_unused_and_says_so(profile, capsys):
+    code, out, _ = run(*f"plan --profile {profile} --devices 5 --planner model-parallel --json".split(), capsys=capsys)
+    assert code == 0
+    assert any("unused" in line for line in json.loads(out)["warnings"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -81,7 +87,10 @@ def test_a_cluster_file_and_types_by_name(tmp_path, profile, capsys):
         (("plan", "--profile", "none.txt", "--devices", 2), "none.txt: no such graph.txt"),
         (("plan", "--profile", "{profile}", "--profile", "{profile}", "--devices", 2), "'cpu' is in both profiles"),
         (("plan", "--profile", "{profile}", "--devices", 2, "--planner", "best"), "invalid choice: 'best'"),
-        (("plan", "--profile", "{profile}", "--devices", 5, "--planner", "model-parallel"), "5"),
+        (
+            ("plan", "--profile", "{profile}", "--devices", 2, "--use-fewer-machines"),
+            "--use-fewer-machines means nothing",
+        ),
         (("simulate", "{other}", "--profile", "{profile}", "--devices", 2), "different graph"),
         (("simulate", "none.json", "--profile", "{profile}", "--devices", 2), "none.json: no such plan"),
         (("run",), "no plan"),
