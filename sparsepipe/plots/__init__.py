@@ -1,0 +1,38 @@
+"""Values to plotly figures. Each figure function has a sibling `<name>_table` that returns the table it draws."""
+
+from .accuracy import accuracy, accuracy_table
+from .clouds import clouds, clouds_table, voxel_counts, voxel_counts_table
+from .compare import compare, compare_table
+from .cuts import cut_bytes, cut_bytes_table
+from .export import close_browser, export
+from .layer_costs import layer_costs, layer_costs_table
+from .layer_graph import cuts_table, layer_graph, layer_graph_table
+from .stages import stages, stages_table
+from .throughput import throughput, throughput_table
+from .timeline import timeline, timeline_table
+
+__all__ = [
+    "accuracy",
+    "accuracy_table",
+    "clouds",
+    "clouds_table",
+    "close_browser",
+    "compare",
+    "compare_table",
+    "cut_bytes",
+    "cut_bytes_table",
+    "cuts_table",
+    "export",
+    "layer_costs",
+    "layer_costs_table",
+    "layer_graph",
+    "layer_graph_table",
+    "stages",
+    "stages_table",
+    "throughput",
+    "throughput_table",
+    "timeline",
+    "timeline_table",
+    "voxel_counts",
+    "voxel_counts_table",
+]

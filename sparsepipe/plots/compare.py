@@ -1,0 +1,85 @@
+"""Plans laid over the layers: which layer each puts where, one line a plan."""
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from ..errors import InputError
+from ..plan import Plan
+from .table import plan_names
+from .theme import INK, SMALL, finished, stage_color
+
+
+def compare_table(*plans: Plan) -> pd.DataFrame:
+    """One row for each layer: its stage in each plan. Raises InputError for plans of different layers."""
+    if not plans:
+        raise InputError("no plan to compare: expected at least one")
+    layers = plans[0].layers
+    table = pd.DataFrame({"layer": layers})
+    for name, plan in zip(plan_names(plans), plans, strict=True):
+        stage_of = {id: k for k, stage in enumerate(plan.stages) for id in stage.layers}
+        if set(stage_of) != set(layers):
+            raise InputError(
+                f"plan {name!r} is for other layers than {plan_names(plans)[0]!r}: compare plans of one network"
+            )
+        table[name] = [stage_of[id] for id in layers]
+    return table
+
+
+def compare(*plans: Plan, note: str = "") -> go.Figure:
+    """Draw each plan as a strip of layers coloured by stage, its devices written in, its period beside it."""
+    table = compare_table(*plans)
+    names = plan_names(plans)
+    figure, shown = go.Figure(), set()
+    for name, plan in zip(names, plans, strict=True):
+        start = 0
+        for k, stage in enumerate(plan.stages):
+            kinds = stage.device_types or tuple(f"rank {rank}" for rank in stage.ranks)
+            devices = " + ".join(
+                f"{kinds.count(kind)} {kind}" if kinds.count(kind) > 1 else kind for kind in dict.fromkeys(kinds)
+            )
+            bar = go.Bar(
+                x=[len(stage.layers)],
+                base=[start],
+                y=[name],
+                orientation="h",
+                name=f"stage {k}",
+                legendgroup=f"stage {k}",
+                showlegend=k not in shown,
+                marker={"color": stage_color(k), "line": {"width": 2, "color": "white"}},
+                text=devices,
+                textposition="inside",
+                insidetextanchor="middle",
+                textangle=0,
+                textfont={"size": SMALL, "color": "white"},
+                hovertemplate=f"stage {k}: {stage.layers[0]} … {stage.layers[-1]}<br>{devices}<extra>{name}</extra>",
+            )
+            figure.add_trace(bar)
+            shown.add(k)
+            start += len(stage.layers)
+        if plan.estimate:
+            text = f"{plan.estimate.period_seconds * 1e3:.3g} ms"
+            figure.add_annotation(
+                x=1.01,
+                xref="paper",
+                xanchor="left",
+                y=name,
+                text=text,
+                showarrow=False,
+                font={"size": SMALL, "color": INK},
+            )
+    layers = table.layer.tolist()
+    every = max(1, len(layers) // 26)
+    ticks = list(range(0, len(layers), every))
+    figure.update_xaxes(
+        tickvals=[k + 0.5 for k in ticks],
+        ticktext=[layers[k] for k in ticks],
+        tickangle=-90,
+        tickfont_size=SMALL - 2,
+        showgrid=False,
+    )
+    figure.update_yaxes(categoryorder="array", categoryarray=names[::-1], ticks="", showgrid=False)
+    legend = {"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom", "traceorder": "normal"}
+    figure.update_layout(barmode="overlay", bargap=0.35, legend=legend, margin={"r": 80})
+    return finished(
+        figure, "Which layers each plan puts where", note=note, width=900, height=190 + 46 * max(2, len(plans))
+    )

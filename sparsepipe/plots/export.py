@@ -1,0 +1,154 @@
+"""A figure on disk: the picture as PDF, SVG and PNG, its table as CSV, and where its numbers came from as JSON.
+
+The same figure gives the same bytes: dates and random ids of the browser that draws it are taken out.
+"""
+
+import os
+import re
+import shutil
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from ..errors import InputError
+from ..files import write_atomic, write_json
+from ..record import Origin, RunRecord
+
+FORMATS = ("pdf", "svg", "png")
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
+_SCALE = 2  # pixels of the PNG for each of the figure's
+_DATE = "D:20000101000000+00'00'"
+_lock = threading.Lock()
+
+
+@dataclass
+class _Server:
+    """One browser for all figures of this process; a forked child starts its own."""
+
+    process: int | None = None
+    drawn: dict[str, Any] = field(default_factory=dict)
+
+
+_server = _Server()
+
+
+def export(figure: go.Figure, stem: Path | str, *, table: pd.DataFrame, origin: Any) -> list[Path]:
+    """Write `<stem>.csv`, `.json`, `.pdf`, `.svg` and `.png`, each whole or not at all; returns their paths.
+
+    `origin` says what the numbers came from: a mapping, an `Origin`, a run's record, or several of them.
+    Raises InputError where the folder cannot be written to, and, after the table and the origin are written, where no
+    Chromium is found to draw with.
+    """
+    stem = Path(stem)
+    paths = [stem.with_name(f"{stem.name}.{suffix}") for suffix in ("csv", "json", *FORMATS)]
+    try:
+        write_atomic(paths[0], table.to_csv(index=False))
+        write_json(paths[1], provenance(figure, stem.name, origin))
+        if browser() is None:
+            raise InputError(
+                f"{stem}: no Chromium to draw PDF, SVG and PNG with, only the table and its origin were written; "
+                "install it (Debian: apt install chromium) or name it in BROWSER_PATH"
+            )
+        for path, suffix in zip(paths[2:], FORMATS, strict=True):
+            write_atomic(path, normalised(_drawn(figure, suffix), suffix))
+    except OSError as error:
+        raise InputError(
+            f"{stem.parent}: cannot be written to ({error.strerror or error}); choose another folder"
+        ) from None
+    return paths
+
+
+def browser() -> str | None:
+    """The Chromium that draws: BROWSER_PATH, else the first on PATH; None where there is none."""
+    named = os.environ.get("BROWSER_PATH")
+    if named:
+        return named if Path(named).is_file() else None
+    return next((path for name in _BROWSERS if (path := shutil.which(name))), None)
+
+
+def provenance(figure: go.Figure, name: str, origin: Any) -> dict[str, Any]:
+    """What made a figure: sources, commit, command, versions. No date of today: the same inputs give the same text."""
+    here = Origin.here().to_json()
+    title = re.sub(r"<br>", " · ", figure.layout.title.text or "")
+    return {
+        "figure": name,
+        "title": re.sub(r"<[^>]*>", "", title),
+        "command": here["command"],
+        "commit": here["commit"],
+        "versions": here["versions"],
+        "sources": [_source(part) for part in _parts(origin)],
+    }
+
+
+def _parts(origin: Any) -> list[Any]:
+    return list(origin) if isinstance(origin, Sequence) and not isinstance(origin, str) else [origin]
+
+
+def _source(origin: Any) -> Any:
+    if isinstance(origin, RunRecord):
+        return {"run": origin.name, **origin.origin}
+    if isinstance(origin, Origin):
+        return origin.to_json()
+    if isinstance(origin, Mapping):
+        return dict(origin)
+    if isinstance(origin, str | Path):
+        return {"file": str(origin)}
+    raise InputError(f"origin {origin!r} of a figure: expected a mapping, an Origin, a run's record or a file")
+
+
+def normalised(data: bytes, suffix: str) -> bytes:
+    """Take out what a browser adds anew each time: a PDF's dates, an SVG's ids. Lengths stay, as a PDF counts bytes."""
+    if suffix == "pdf":
+        return re.sub(
+            rb"(/(?:Creation|Mod)Date \()[^)]*\)",
+            lambda found: found[1] + _same_length(found[0], found[1]) + b")",
+            data,
+        )
+    if suffix == "svg":
+        text = data.decode()
+        ids = dict.fromkeys(re.findall(r'id="(?:defs-|topdefs-|clip)([0-9a-f]{6})', text))
+        for k, id in enumerate(ids):
+            text = text.replace(id, f"{k:06d}")
+        return text.encode()
+    return data
+
+
+def _same_length(whole: bytes, head: bytes) -> bytes:
+    length = len(whole) - len(head) - 1
+    return _DATE.encode()[:length].ljust(length, b"0")
+
+
+def _drawn(figure: go.Figure, suffix: str) -> bytes:
+    """Draw with kaleido's server, started once: a browser takes seconds to start and a tenth of one to draw."""
+    import kaleido
+
+    with _lock:
+        if _server.process != os.getpid():
+            kaleido.start_sync_server(n=1, silence_warnings=True)
+            _server.process = os.getpid()
+        options = {
+            "format": suffix,
+            "width": figure.layout.width,
+            "height": figure.layout.height,
+            "scale": _SCALE if suffix == "png" else 1,
+        }
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / f"figure.{suffix}"
+            kaleido.write_fig_sync(figure, str(path), opts=options)
+            return path.read_bytes()
+
+
+def close_browser() -> None:
+    """End the browser, where this process started one. The next export starts another."""
+    import kaleido
+
+    with _lock:
+        if _server.process == os.getpid():
+            kaleido.stop_sync_server(silence_warnings=True)
+            _server.process = None

@@ -1,0 +1,84 @@
+"""Which layers take the time, the traffic and the weights: bars by layer, one panel each."""
+
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from ..profile import Profile
+from .table import noted
+from .theme import BACKWARD, FORWARD, GREY, SMALL, finished
+
+_NAMED = 80  # layers that can be named along the axis; of more, plotly names some
+
+
+def layer_costs_table(profile: Profile, *, voxels: float | None = None) -> pd.DataFrame:
+    """One row for each layer and device type, at `voxels` active voxels (the mean minibatch when not given)."""
+    at = profile.voxels() if voxels is None else voxels
+    rows = []
+    for kind in profile.device_types:
+        for k, layer in enumerate(profile.graph.layers):
+            cost = profile.cost(k, kind, at)
+            rows.append(
+                {
+                    "layer": layer.id,
+                    "device_type": kind,
+                    "voxels": at,
+                    "forward_seconds": cost.forward,
+                    "backward_seconds": cost.backward,
+                    "forward_spread_seconds": cost.forward_spread,
+                    "backward_spread_seconds": cost.backward_spread,
+                    "output_bytes": cost.output_bytes,
+                    "parameter_bytes": layer.parameter_bytes,
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def layer_costs(profile: Profile, *, voxels: float | None = None, note: str = "") -> go.Figure:
+    """Draw each layer's forward and backward time (a panel for each device type), its output and its parameters."""
+    table = layer_costs_table(profile, voxels=voxels)
+    kinds = profile.device_types
+    figure = make_subplots(rows=len(kinds) + 2, cols=1, shared_xaxes=True, vertical_spacing=0.045)
+    for row, kind in enumerate(kinds, start=1):
+        part = table[table.device_type == kind]
+        for name, color in (("forward", FORWARD), ("backward", BACKWARD)):
+            spread = {"array": part[f"{name}_spread_seconds"] * 1e3 / 2, "thickness": 1, "width": 2, "color": GREY}
+            bar = go.Bar(
+                x=part.layer,
+                y=part[f"{name}_seconds"] * 1e3,
+                name=name,
+                marker_color=color,
+                error_y=spread if part[f"{name}_spread_seconds"].any() else None,
+                showlegend=row == 1,
+                hovertemplate=f"%{{x}}<br>{name} %{{y:.3f}} ms<extra>{kind}</extra>",
+            )
+            figure.add_trace(bar, row=row, col=1)
+        figure.update_yaxes(title_text=f"{kind}<br>time (ms)" if len(kinds) > 1 else "time (ms)", row=row, col=1)
+        if row > 1:  # one scale for all device types: which one is faster shows
+            figure.update_yaxes(matches="y", row=row, col=1)
+    part = table[table.device_type == kinds[0]]
+    for row, column, what in (
+        (len(kinds) + 1, "output_bytes", "output"),
+        (len(kinds) + 2, "parameter_bytes", "parameters"),
+    ):
+        bar = go.Bar(
+            x=part.layer,
+            y=part[column] / 1e6,
+            marker_color=GREY,
+            showlegend=False,
+            hovertemplate=f"%{{x}}<br>{what} %{{y:.3f}} MB<extra></extra>",
+        )
+        figure.add_trace(bar, row=row, col=1)
+        figure.update_yaxes(title_text=f"{what} (MB)", row=row, col=1)
+    figure.update_layout(
+        barmode="stack",
+        bargap=0.15,
+        legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
+    )
+    few = len(profile.graph.layers) <= _NAMED
+    figure.update_xaxes(tickangle=-90, tickfont_size=SMALL - 2, dtick=1 if few else None, row=len(kinds) + 2, col=1)
+    figure.update_xaxes(ticks="", row=1, col=1)
+    text = noted(note, profile.origin)
+    count = f"{table.voxels.iloc[0]:,.0f} active voxels a minibatch" if table.voxels.iloc[0] else ""
+    second = " · ".join(part for part in (text, count) if part)
+    return finished(figure, "Cost of each layer", note=second, width=900, height=260 + 150 * (len(kinds) + 1))

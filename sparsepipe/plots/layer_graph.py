@@ -1,0 +1,208 @@
+"""The network as a graph of layers, coloured by cost; with a plan also its stages, cuts and what crosses them."""
+
+from math import atan2, degrees
+
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.colors import sample_colorscale
+
+from ..costs import LayerTable
+from ..graph import LayerGraph
+from ..plan import Plan
+from ..profile import Profile
+from .layout import Layout, layout
+from .table import crossing, noted, scaled_bytes, stage_of_layers
+from .theme import COST_SCALE, GREY, INK, SMALL, finished, stage_color
+
+_STEPS = 24  # shades of cost: each is one trace
+_PIXELS = 1.12  # for each point of Graphviz's layout
+
+
+def layer_graph_table(
+    source: Profile | LayerGraph, plan: Plan | None = None, *, device_type: str | None = None
+) -> pd.DataFrame:
+    """One row for each layer: cost at the mean minibatch, stage, what feeds it, bytes alive after it."""
+    profile = source if isinstance(source, Profile) else None
+    graph = profile.graph if profile else source
+    kind = (device_type or profile.device_types[0]) if profile else None
+    voxels = profile.voxels() if profile else 0.0
+    costs = LayerTable.of(profile, [voxels], [kind]) if profile else None
+    rows = []
+    for k, (layer, stage) in enumerate(zip(graph.layers, stage_of_layers(graph, plan), strict=True)):
+        row = {
+            "layer": layer.id,
+            "description": layer.description,
+            "inputs": " ".join(graph.layers[i].id for i in graph.inputs[k]),
+            "parameter_bytes": layer.parameter_bytes,
+            "stage": stage,
+        }
+        if profile:
+            cost = profile.cost(k, kind, voxels)
+            features, coordinates = crossing(costs, range(k + 1))
+            row |= {
+                "device_type": kind,
+                "forward_seconds": cost.forward,
+                "backward_seconds": cost.backward,
+                "output_bytes": cost.output_bytes,
+                "crossing_feature_bytes": features,
+                "crossing_coordinate_bytes": coordinates,
+            }
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def cuts_table(profile: Profile, plan: Plan, *, device_type: str | None = None) -> pd.DataFrame:
+    """One row for each boundary between stages: the layers whose outputs cross it, and the bytes of one minibatch."""
+    costs = LayerTable.of(profile, [profile.voxels()], [device_type or profile.device_types[0]])
+    rows, before = [], set()
+    for k, stage in enumerate(plan.stages[:-1]):
+        before |= {profile.graph.index[id] for id in stage.layers}
+        features, coordinates = crossing(costs, before)
+        names = " ".join(profile.graph.layers[i].id for i in profile.graph.alive(before))
+        rows.append({"after_stage": k, "layers": names, "feature_bytes": features, "coordinate_bytes": coordinates})
+    return pd.DataFrame(rows, columns=["after_stage", "layers", "feature_bytes", "coordinate_bytes"])
+
+
+def layer_graph(
+    source: Profile | LayerGraph, plan: Plan | None = None, *, device_type: str | None = None, note: str = ""
+) -> go.Figure:
+    """Draw the graph: fill by forward and backward time (by parameters where there is no profile), outline by stage.
+
+    A long graph is folded like lines of text; every other line runs to the left. Hover shows a layer's numbers.
+    """
+    profile = source if isinstance(source, Profile) else None
+    graph = profile.graph if profile else source
+    table = layer_graph_table(source, plan, device_type=device_type)
+    value = (table.forward_seconds + table.backward_seconds) * 1e3 if profile else table.parameter_bytes / 1e6
+    what = "forward + backward (ms)" if profile else "parameters (MB)"
+    placed = layout(graph)
+    figure = go.Figure(_edges(placed))
+    high = float(value.max()) or 1.0
+    fills = sample_colorscale(COST_SCALE, [round(v / high * _STEPS) / _STEPS for v in value])
+    _boxes(figure, placed, fills, table.stage)
+    dark = value / high < 0.55
+    names = go.Scatter(
+        x=[x for x, _ in placed.positions],
+        y=[y for _, y in placed.positions],
+        mode="markers+text",
+        text=table.layer,
+        textfont={"size": SMALL - 1, "color": ["white" if d else INK for d in dark]},
+        marker={
+            "opacity": 0,
+            "size": 18,
+            "color": value,
+            "colorscale": COST_SCALE,
+            "cmin": 0,
+            "cmax": high,
+            "colorbar": {"title": {"text": what, "side": "right"}, "thickness": 12, "len": 0.9, "outlinewidth": 0},
+        },
+        customdata=table.layer,
+        hovertext=[_hover(row) for row in table.to_dict("records")],
+        hoverinfo="text",
+        showlegend=False,
+    )
+    figure.add_trace(names)
+    if plan:
+        _cuts(figure, placed, graph, table, cuts_table(profile, plan, device_type=device_type) if profile else None)
+    width, height = placed.extent
+    pad = 8
+    xs, ys = zip(*placed.positions, strict=True)
+    bounds = {"visible": False, "showgrid": False, "zeroline": False}
+    figure.update_xaxes(range=[min(xs) - placed.half[0] - pad, max(xs) + placed.half[0] + pad], **bounds)
+    figure.update_yaxes(
+        range=[min(ys) - placed.half[1] - pad, max(ys) + placed.half[1] + pad], scaleanchor="x", **bounds
+    )
+    figure.update_layout(
+        dragmode="pan",
+        hovermode="closest",
+        margin={"l": 10, "r": 10, "b": 10},
+        legend={"orientation": "h", "x": 0, "y": 0, "yanchor": "top"},
+    )
+    text = noted(note, profile.origin if profile else None)
+    size = {"width": round(min(width, 1400) * _PIXELS) + 130, "height": round(max(height, 120) * _PIXELS) + 130}
+    return finished(figure, "Layers, coloured by cost" + (", stages outlined" if plan else ""), note=text, **size)
+
+
+def _edges(placed: Layout) -> list[go.Scatter]:
+    xs, ys, heads, angles = [], [], [], []
+    for route in placed.routes:
+        xs += [x for x, _ in route] + [None]
+        ys += [y for _, y in route] + [None]
+        (x0, y0), (x1, y1) = route[-2], route[-1]
+        heads.append((x1, y1))
+        angles.append(90 - degrees(atan2(y1 - y0, x1 - x0)))  # a marker's angle turns clockwise from up
+    lines = go.Scatter(x=xs, y=ys, mode="lines", line={"width": 1.2, "color": GREY}, hoverinfo="skip", showlegend=False)
+    arrows = go.Scatter(
+        x=[x for x, _ in heads],
+        y=[y for _, y in heads],
+        mode="markers",
+        marker={"symbol": "arrow", "size": 7, "angle": angles, "color": GREY},
+        hoverinfo="skip",
+        showlegend=False,
+    )
+    return [lines, arrows]
+
+
+def _boxes(figure: go.Figure, placed: Layout, fills: list[str], stages: pd.Series) -> None:
+    """One trace for each shade and stage, not for each layer: hundreds of layers stay quick."""
+    groups: dict[tuple[str, int | None], list[int]] = {}
+    for k, (fill, stage) in enumerate(zip(fills, stages, strict=True)):
+        groups.setdefault((fill, None if pd.isna(stage) else int(stage)), []).append(k)
+    w, h = placed.half
+    for (fill, stage), members in groups.items():
+        xs, ys = [], []
+        for k in members:
+            x, y = placed.positions[k]
+            xs += [x - w, x + w, x + w, x - w, x - w, None]
+            ys += [y - h, y - h, y + h, y + h, y - h, None]
+        line = {"width": 1, "color": INK} if stage is None else {"width": 4, "color": stage_color(stage)}
+        figure.add_trace(
+            go.Scatter(
+                x=xs, y=ys, mode="lines", fill="toself", fillcolor=fill, line=line, hoverinfo="skip", showlegend=False
+            )
+        )
+    for stage in sorted({stage for _, stage in groups if stage is not None}):
+        key = {"symbol": "square-open", "size": 12, "color": stage_color(stage), "line": {"width": 4}}
+        figure.add_trace(go.Scatter(x=[None], y=[None], mode="markers", name=f"stage {stage}", marker=key))
+
+
+def _cuts(figure: go.Figure, placed: Layout, graph: LayerGraph, table: pd.DataFrame, cuts: pd.DataFrame | None) -> None:
+    """Mark every edge that leaves its stage, and write at the first of each boundary what crosses it."""
+    stages, said = table.stage.tolist(), set()
+    marks: dict[bool, list[tuple[float, float]]] = {False: [], True: []}  # by whether the edge runs down
+    for (i, j), route in zip(graph.edges, placed.routes, strict=True):
+        if pd.isna(stages[i]) or pd.isna(stages[j]) or stages[i] == stages[j]:
+            continue
+        x, y = route[len(route) // 2]
+        down = abs(route[-1][1] - route[0][1]) > abs(route[-1][0] - route[0][0])
+        marks[down].append((x, y))
+        if cuts is not None and (cut := int(stages[i])) not in said:
+            said.add(cut)
+            row = cuts[cuts.after_stage == cut].iloc[0]
+            text = f" <b>cut {cut} | {cut + 1}: {scaled_bytes(row.feature_bytes + row.coordinate_bytes)}</b> "
+            # Beside an edge that runs down, towards the inside; above one that runs along, in the gap between lines.
+            left = x > sum(px for px, _ in placed.positions) / len(placed.positions)
+            shift = {"xanchor": "right" if left else "left", "yanchor": "middle", "xshift": -10 if left else 10}
+            if not down:
+                shift = {"xanchor": "center", "yanchor": "bottom", "yshift": placed.half[1] * _PIXELS + 6}
+            figure.add_annotation(x=x, y=y, text=text, showarrow=False, font_size=SMALL, **shift)
+    for down, points in marks.items():
+        mark = {"symbol": "line-ew" if down else "line-ns", "size": 20, "line": {"width": 3, "color": INK}}
+        xs, ys = zip(*points, strict=True) if points else ((None,), (None,))
+        cut = go.Scatter(x=xs, y=ys, mode="markers", marker=mark, name="cut", showlegend=not down, hoverinfo="skip")
+        figure.add_trace(cut)
+
+
+def _hover(row: dict) -> str:
+    lines = [f"<b>{row['layer']}</b>", row["description"], f"parameters {scaled_bytes(row['parameter_bytes'])}"]
+    if "forward_seconds" in row:
+        lines.insert(
+            2, f"forward {row['forward_seconds'] * 1e3:.3f} ms, backward {row['backward_seconds'] * 1e3:.3f} ms"
+        )
+        lines.append(f"output {scaled_bytes(row['output_bytes'])}")
+        lines.append(
+            f"a cut here sends {scaled_bytes(row['crossing_feature_bytes'] + row['crossing_coordinate_bytes'])}"
+        )
+    if not pd.isna(row["stage"]):
+        lines.append(f"stage {int(row['stage'])}")
+    return "<br>".join(line for line in lines if line)

@@ -1,0 +1,132 @@
+"""Plans side by side: what each stage takes in time and memory, and the period the slowest stage sets."""
+
+from itertools import count
+
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from ..errors import InputError
+from ..plan import Plan
+from .table import plan_names
+from .theme import INK, SMALL, finished, hatch, stage_color
+
+
+def stages_table(*plans: Plan) -> pd.DataFrame:
+    """One row for each stage of each plan, as its planner expects it. Raises InputError where one has no estimate."""
+    rows = []
+    for name, plan in zip(plan_names(plans), plans, strict=True):
+        if plan.estimate is None:
+            raise InputError(f"plan {name!r} carries no estimate: make it with a planner, or draw its simulated trace")
+        for k, stage, estimate in zip(count(), plan.stages, plan.estimate.stages, strict=False):
+            rows.append(
+                {
+                    "plan": name,
+                    "stage": k,
+                    "ranks": len(stage.ranks),
+                    "devices": ", ".join(stage.device_types) or ", ".join(map(str, stage.ranks)),
+                    "first_layer": stage.layers[0],
+                    "last_layer": stage.layers[-1],
+                    "compute_seconds": estimate.compute_seconds,
+                    "transfer_seconds": estimate.transfer_seconds,
+                    "averaging_seconds": estimate.averaging_seconds,
+                    "memory_bytes": estimate.memory_bytes,
+                    "period_seconds": plan.estimate.period_seconds,
+                    "gap": plan.estimate.gap,
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def stages(*plans: Plan, note: str = "") -> go.Figure:
+    """Draw predicted compute, transfer and averaging time and memory of each stage, and each plan's period."""
+    table = stages_table(*plans)
+    figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.07, row_heights=[0.62, 0.38])
+    table["place"] = _places(table)
+    for k, part in table.groupby("stage"):
+        marker = {"color": stage_color(k), "pattern": hatch("simulated")}
+        for row, values, what in ((1, part.compute_seconds * 1e3, "compute"), (2, part.memory_bytes / 1e6, "memory")):
+            bar = go.Bar(
+                x=part.place,
+                y=values,
+                width=0.8,
+                name=f"stage {k}",
+                legendgroup=f"stage {k}",
+                marker=marker,
+                showlegend=row == 1,
+                customdata=part[["plan", "devices", "first_layer", "last_layer"]],
+                hovertemplate=f"%{{customdata[0]}}, stage {k} on %{{customdata[1]}}"
+                f"<br>%{{customdata[2]}} … %{{customdata[3]}}"
+                f"<br>{what} %{{y:.3f}} {'ms' if row == 1 else 'MB'}<extra></extra>",
+            )
+            figure.add_trace(bar, row=row, col=1)
+    for column, symbol in (("transfer", "diamond"), ("averaging", "x")):
+        busy = table[table[f"{column}_seconds"] > 0]
+        if len(busy):
+            marks = go.Scatter(
+                x=busy.place,
+                y=busy[f"{column}_seconds"] * 1e3,
+                mode="markers",
+                name=column,
+                marker={"symbol": symbol, "size": 8, "color": INK, "line": {"width": 1, "color": "white"}},
+                hovertemplate=f"{column} %{{y:.3f}} ms<extra></extra>",
+            )
+            figure.add_trace(marks, row=1, col=1)
+    periods = table.groupby("plan", sort=False).agg(
+        low=("place", "min"), high=("place", "max"), period=("period_seconds", "first")
+    )
+    line_x, line_y = [], []
+    for low, high, period in periods.itertuples(index=False):
+        line_x += [low - 0.5, high + 0.5, None]
+        line_y += [period * 1e3, period * 1e3, None]
+    figure.add_trace(
+        go.Scatter(
+            x=line_x,
+            y=line_y,
+            mode="lines",
+            name="period",
+            line={"color": INK, "width": 2, "dash": "dot"},
+            hoverinfo="skip",
+        ),
+        row=1,
+        col=1,
+    )
+    labels = go.Scatter(
+        x=(periods.low + periods.high) / 2,
+        y=periods.period * 1e3,
+        mode="text",
+        text=[f"{period * 1e3:.3g} ms" for period in periods.period],
+        textposition="top center",
+        textfont_size=SMALL,
+        showlegend=False,
+        hoverinfo="skip",
+    )
+    figure.add_trace(labels, row=1, col=1)
+    ticks = {
+        "tickvals": (periods.low + periods.high) / 2,
+        "ticktext": [name.replace(" (", "<br>(") for name in periods.index],
+        "ticks": "",
+    }
+    figure.update_xaxes(**ticks, showgrid=False, range=[-0.9, table.place.max() + 0.9])
+    top = max(
+        table.period_seconds.max(), table[["compute_seconds", "transfer_seconds", "averaging_seconds"]].max().max()
+    )
+    figure.update_yaxes(title_text="ms a minibatch", range=[0, top * 1.15e3], row=1, col=1)
+    figure.update_yaxes(title_text="memory (MB)", rangemode="tozero", row=2, col=1)
+    return finished(
+        figure,
+        "Stages of each plan, as predicted",
+        note=note,
+        width=max(760, 140 + 46 * (len(table) + len(plans))),
+        height=500,
+    )
+
+
+def _places(table: pd.DataFrame) -> list[float]:
+    """Where each bar stands: stages of a plan side by side, a free place between plans."""
+    places, at, last = [], -1.0, None
+    for name in table.plan:
+        at += 1 if name == last or last is None else 2
+        last = name
+        places.append(at)
+    return places

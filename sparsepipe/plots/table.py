@@ -1,0 +1,84 @@
+"""What figures share before they draw: strategies by name, what crosses a boundary, where numbers come from."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ..costs import LayerTable
+from ..graph import LayerGraph
+from ..plan import Plan
+from ..record import RunRecord
+
+
+def strategy(plan: Plan) -> str:
+    """Name what a plan does, as people compare it: "one process", "data parallel × 2", "pipeline × 2 (1f1b)"."""
+    devices, stages = len(plan.ranks), len(plan.stages)
+    if devices == 1:
+        return "one process"
+    if stages == 1:
+        return f"data parallel × {devices}"
+    shape = f"{devices}" if stages == devices else "-".join(str(len(stage.ranks)) for stage in plan.stages)
+    return f"pipeline × {shape} ({plan.schedule})"
+
+
+def distinct(names: Iterable[str]) -> list[str]:
+    """Number the names that occur more than once, so that each marks one thing in a figure."""
+    names = list(names)
+    seen: dict[str, int] = {}
+    result = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        result.append(f"{name} #{seen[name]}" if names.count(name) > 1 else name)
+    return result
+
+
+def plan_names(plans: Sequence[Plan]) -> list[str]:
+    """Each plan by its planner, with its schedule where planners repeat."""
+    planners = [plan.planner for plan in plans]
+    return distinct(
+        plan.planner if planners.count(plan.planner) == 1 else f"{plan.planner} ({plan.schedule})" for plan in plans
+    )
+
+
+def record_names(records: Sequence[RunRecord]) -> list[str]:
+    """Each run by its strategy, with its folder's name where strategies repeat."""
+    names = [strategy(record.plan) for record in records]
+    return distinct(
+        name if names.count(name) == 1 else f"{name}, {record.name}"
+        for name, record in zip(names, records, strict=True)
+    )
+
+
+def is_synthetic(origin: Any) -> bool:
+    """Say whether an origin, at any depth, says that its data were generated."""
+    if isinstance(origin, Mapping):
+        return origin.get("synthetic") is True or any(map(is_synthetic, origin.values()))
+    if isinstance(origin, Sequence) and not isinstance(origin, str | bytes):
+        return any(map(is_synthetic, origin))
+    return False
+
+
+def noted(note: str, *origins: Any) -> str:
+    """Put "synthetic shapes" before a note where any of the origins says so, and the note does not yet."""
+    if is_synthetic(origins) and "synthetic" not in note:
+        return "synthetic shapes" + (f" · {note}" if note else "")
+    return note
+
+
+def crossing(costs: LayerTable, before: Iterable[int]) -> tuple[float, float]:
+    """Bytes of features and of coordinates that cross the cut after the down-set `before`, forwards."""
+    forward, backward = costs.payload(before)  # backwards only the features' gradients come
+    return float(backward[0]), float(forward[0] - backward[0])
+
+
+def stage_of_layers(graph: LayerGraph, plan: Plan | None) -> list[int | None]:
+    """For each layer of the graph, the stage that runs it; None where no stage does (or there is no plan)."""
+    place = {id: k for k, stage in enumerate(plan.stages) for id in stage.layers} if plan else {}
+    return [place.get(layer.id) for layer in graph.layers]
+
+
+def scaled_bytes(value: float) -> str:
+    """Bytes for people: "3.2 MB"."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.0f} B"

@@ -1,0 +1,87 @@
+"""How every figure looks: one template, one colour for each stage, hatched where simulated, solid where measured."""
+
+from typing import Any
+
+import plotly.graph_objects as go
+import plotly.io as pio
+
+# Okabe and Ito's colours, told apart with any common colour blindness ("Color Universal Design", 2008), without the
+# black, which text has, and the yellow, which white paper swallows.
+STAGE_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C8C8C")
+# Strategies and runs are not stages: Tol's "high contrast" colours, each line with its own dash and marker as well.
+RUN_COLORS = ("#004488", "#BB5566", "#DDAA33", "#000000", "#66A182", "#8C6BB1")
+RUN_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+RUN_MARKERS = ("circle", "square", "diamond", "triangle-up", "x", "cross")
+FORWARD, BACKWARD = "#56B4E9", "#0072B2"
+COST_SCALE = "Cividis"  # even in lightness, and the same to colour-blind eyes
+GREY, LIGHT_GREY, INK = "#8C8C8C", "#D9D9D9", "#222222"
+FONT = "DejaVu Sans, Verdana, Arial, sans-serif"
+FONT_SIZE, SMALL = 13, 11  # pixels
+WIDTH, HEIGHT = 760, 400  # pixels: a text column's width at a readable size
+MODEBAR = {"showSendToCloud": False, "displaylogo": False}  # no button that uploads the data to a service
+
+# How a stage's colour tells the kinds of work apart: mixed with white (above 0) or black (below 0).
+_SHADES = {"forward": 0.45, "backward": 0.0, "update": -0.35, "average": -0.35}
+
+TEMPLATE = go.layout.Template(
+    layout={
+        "font": {"family": FONT, "size": FONT_SIZE, "color": INK},
+        "title": {"x": 0, "xref": "container", "xanchor": "left", "pad": {"l": 14}, "font": {"size": FONT_SIZE + 2}},
+        "paper_bgcolor": "white",
+        "plot_bgcolor": "white",
+        "colorway": list(RUN_COLORS),
+        "margin": {"l": 70, "r": 24, "t": 64, "b": 56},
+        "hoverlabel": {"font": {"family": FONT}},
+        "legend": {"font": {"size": SMALL}, "tracegroupgap": 4},
+        "bargap": 0.25,
+    }
+)
+_AXIS = {
+    "showline": True,
+    "linecolor": GREY,
+    "gridcolor": "#EDEDED",
+    "zerolinecolor": LIGHT_GREY,
+    "ticks": "outside",
+    "tickcolor": GREY,
+    "ticklen": 4,
+    "automargin": True,
+    "title": {"font": {"size": FONT_SIZE}, "standoff": 8},
+}
+TEMPLATE.layout.xaxis = _AXIS
+TEMPLATE.layout.yaxis = _AXIS
+
+for _renderer in ("plotly_mimetype", "notebook", "notebook_connected", "browser"):
+    pio.renderers[_renderer].config = {**(pio.renderers[_renderer].config or {}), **MODEBAR}
+
+
+def stage_color(stage: int, kind: str = "backward") -> str:
+    """The colour of a stage, the same in every figure: lighter for a forward, darker for an update, grey for waits."""
+    if kind not in _SHADES:
+        return LIGHT_GREY if kind == "wait" else GREY
+    return mixed(STAGE_COLORS[stage % len(STAGE_COLORS)], _SHADES[kind])
+
+
+def mixed(color: str, share: float) -> str:
+    """`color` ("#rrggbb") mixed with `share` of white, or of black where `share` is below 0."""
+    target = 255 if share > 0 else 0
+    parts = (int(color[k : k + 2], 16) for k in (1, 3, 5))
+    return "#" + "".join(f"{round(part + (target - part) * abs(share)):02X}" for part in parts)
+
+
+def hatch(source: str) -> dict[str, Any]:
+    """The bar pattern that tells where numbers come from: hatched for "simulated", none for "measured"."""
+    # Level lines: slanted ones make a PDF fifty times as large, and a timeline has thousands of bars.
+    shape = "-" if source == "simulated" else ""
+    return {"shape": shape, "size": 5, "solidity": 0.3, "fillmode": "overlay", "fgcolor": "white"}
+
+
+def finished(figure: go.Figure, title: str, *, note: str = "", width: int = WIDTH, height: int = HEIGHT) -> go.Figure:
+    """Give a figure its template, size and title, `note` in a second line, and every trace a name that stays.
+
+    plotly draws a random uid for a trace without one, and the same figure would differ in every export.
+    """
+    second = f"<br><span style='font-size:{SMALL}px;color:#555555'>{note}</span>" if note else ""
+    figure.update_layout(template=TEMPLATE, title={"text": f"<b>{title}</b>{second}"}, width=width, height=height)
+    for k, trace in enumerate(figure.data):
+        trace.uid = f"trace{k}"
+    return figure

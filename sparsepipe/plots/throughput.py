@@ -1,0 +1,76 @@
+"""How fast each strategy trains: samples a second, predicted (hatched) beside measured (solid)."""
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from ..errors import InputError
+from ..record import RunRecord
+from .table import noted, record_names
+from .theme import GREY, RUN_COLORS, finished, hatch
+
+
+def throughput_table(*records: RunRecord) -> pd.DataFrame:
+    """One row for each run: measured steady-state samples/s, and what its plan predicts (one minibatch a period).
+
+    Raises InputError for a run without a summary: one that did not finish.
+    """
+    rows = []
+    for name, record in zip(record_names(records), records, strict=True):
+        summaries = record.metrics("summary")
+        if not summaries:
+            raise InputError(
+                f"{record.folder}: has no summary ({record.status['state']}); finish it with --resume, or leave it out"
+            )
+        estimate, batch_size = record.plan.estimate, record.config["batch_size"]
+        rows.append(
+            {
+                "strategy": name,
+                "run": record.name,
+                "processes": len(record.plan.ranks),
+                "samples_per_second": summaries[-1]["samples_per_second"],
+                "predicted_samples_per_second": batch_size / estimate.period_seconds if estimate else None,
+                "batch_size": batch_size,
+                "model": record.config["model"],
+            }
+        )
+    table = pd.DataFrame(rows)
+    table["speedup_over_first"] = table.samples_per_second / table.samples_per_second.iloc[0]
+    return table
+
+
+def throughput(*records: RunRecord, note: str = "") -> go.Figure:
+    """Draw samples/s of each run beside what its plan predicts."""
+    table = throughput_table(*records)
+    colors = [RUN_COLORS[k % len(RUN_COLORS)] for k in range(len(table))]
+    figure = go.Figure()
+    for column, source, label in (
+        ("predicted_samples_per_second", "simulated", "predicted"),
+        ("samples_per_second", "measured", "measured"),
+    ):
+        if table[column].isna().all():
+            continue
+        bar = go.Bar(
+            x=table.strategy,
+            y=table[column],
+            name=label,
+            showlegend=False,
+            marker={"color": colors, "pattern": hatch(source)},
+            text=[f"{value:.3g}" for value in table[column].fillna(0)],
+            textposition="outside",
+            cliponaxis=False,
+            hovertemplate=f"%{{x}}<br>{label} %{{y:.1f}} samples/s<extra></extra>",
+        )
+        figure.add_trace(bar)
+        if source == "simulated":  # a legend in grey: the colours stand for strategies, the hatch for the source
+            for name, origin in (("predicted", "simulated"), ("measured", "measured")):
+                figure.add_trace(
+                    go.Bar(x=[None], y=[None], name=name, marker={"color": GREY, "pattern": hatch(origin)})
+                )
+    figure.update_layout(
+        barmode="group", bargroupgap=0.08, legend={"x": 0.01, "y": 0.99, "bgcolor": "rgba(255,255,255,0.8)"}
+    )
+    figure.update_yaxes(title_text="samples / s", rangemode="tozero")
+    figure.update_xaxes(ticks="", showgrid=False)
+    models = ", ".join(dict.fromkeys(table.model))
+    text = noted(note or models, *(record.origin for record in records))
+    return finished(figure, "Training throughput by strategy", note=text)

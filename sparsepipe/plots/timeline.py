@@ -1,0 +1,112 @@
+"""What each rank does over time: one row a rank, simulated (hatched) above measured (solid)."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from ..errors import InputError
+from ..trace import Trace
+from .theme import INK, SMALL, finished, hatch, stage_color
+
+_DRAWN = ("forward", "backward", "update", "average", "send", "wait", "load", "evaluate", "checkpoint")
+_WORDED = 0.018  # share of the width below which a bar cannot hold its minibatch's number
+_THIN = ("wait",)
+
+
+def timeline_table(
+    *traces: Trace, minibatches: tuple[int, int] | None = None, names: Sequence[str] = ()
+) -> pd.DataFrame:
+    """One row for each span, seconds since the first one drawn of its trace.
+
+    `minibatches` keeps first ≤ minibatch < last, to look at the steady state. Raises InputError where nothing is left.
+    """
+    rows = []
+    for position, trace in enumerate(traces):
+        name = names[position] if names else _name(trace, traces, position)
+        low, high = minibatches or (float("-inf"), float("inf"))
+        spans = [span for span in trace.spans if low <= span.minibatch < high]
+        if not spans:
+            raise InputError(
+                f"trace {name!r} has no span of minibatches {minibatches}: ask for minibatches that were run"
+            )
+        begin = (
+            min(span.start for span in spans if span.kind != "wait")
+            if any(s.kind != "wait" for s in spans)
+            else spans[0].start
+        )
+        rows += [
+            {
+                "trace": name,
+                "source": trace.source,
+                "rank": span.rank,
+                "stage": span.stage,
+                "kind": span.kind,
+                "name": span.name,
+                "minibatch": span.minibatch,
+                "peer": span.peer,
+                "start_seconds": max(span.start, begin) - begin,
+                "end_seconds": max(span.end, begin) - begin,
+            }
+            for span in spans
+        ]
+    return pd.DataFrame(rows)
+
+
+def timeline(
+    *traces: Trace, minibatches: tuple[int, int] | None = None, names: Sequence[str] = (), note: str = ""
+) -> go.Figure:
+    """Draw who works when. A stage keeps its colour: light forward, full backward, dark update; waits are pale grey."""
+    table = timeline_table(*traces, minibatches=minibatches, names=names)
+    table["row"] = [f"rank {rank} · {trace}" for trace, rank in zip(table.trace, table["rank"], strict=True)]
+    order = [f"rank {rank} · {name}" for rank in sorted(table["rank"].unique()) for name in table.trace.unique()]
+    order = [row for row in order if (table.row == row).any()]
+    scale, unit = _unit(table.end_seconds.max())
+    figure, shown = go.Figure(), set()
+    for (source, stage, kind), part in table.groupby(["source", "stage", "kind"], sort=False):
+        label = f"stage {stage} {kind}" if kind in _DRAWN[:4] else kind
+        seconds = part.end_seconds - part.start_seconds
+        wide = seconds > _WORDED * table.end_seconds.max()
+        bar = go.Bar(
+            y=part.row,
+            x=seconds * scale,
+            base=part.start_seconds * scale,
+            orientation="h",
+            width=0.3 if kind in _THIN else 0.78,
+            name=label,
+            legendgroup=label,
+            showlegend=label not in shown,
+            marker={
+                "color": stage_color(stage, kind),
+                "pattern": hatch(source),
+                "line": {"width": 0.5, "color": "white"},
+            },
+            text=[str(m) if w and kind in _DRAWN[:2] else "" for m, w in zip(part.minibatch, wide, strict=True)],
+            textposition="inside",
+            insidetextanchor="middle",
+            textangle=0,
+            textfont={"size": SMALL - 1, "color": INK if kind == "forward" else "white"},
+            customdata=part[["name", "kind", "trace"]],
+            hovertemplate=f"%{{customdata[0]}} %{{customdata[1]}}<br>at %{{base:.3f}} {unit}, takes %{{x:.3f}} {unit}"
+            "<extra>%{customdata[2]}</extra>",
+        )
+        shown.add(label)
+        figure.add_trace(bar)
+    figure.update_layout(barmode="overlay", bargap=0.1, legend={"traceorder": "normal"})
+    figure.update_yaxes(categoryorder="array", categoryarray=order[::-1], showgrid=False, ticks="")
+    figure.update_xaxes(title_text=f"time ({unit})", rangemode="tozero")
+    sources = list(dict.fromkeys(trace.source for trace in traces))
+    title = "Timeline, " + " above ".join(
+        f"{source} ({'hatched' if source == 'simulated' else 'solid'})" for source in sources
+    )
+    return finished(figure, title, note=note, width=900, height=150 + 44 * max(len(order), 3))
+
+
+def _name(trace: Trace, traces: Sequence[Trace], position: int) -> str:
+    same = [k for k, other in enumerate(traces) if other.source == trace.source]
+    return trace.source if len(same) == 1 else f"{trace.source} {same.index(position) + 1}"
+
+
+def _unit(seconds: float) -> tuple[float, str]:
+    """Milliseconds below two seconds, else seconds."""
+    return (1.0, "s") if seconds >= 2 else (1e3, "ms")
