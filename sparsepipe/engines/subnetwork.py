@@ -6,16 +6,19 @@ from typing import Any
 from torch import nn
 
 from ..errors import InputError
-from ..models.rows import INPUT, Network
+from ..models.rows import INPUT, Network, Row
 from .base import Engine
 from .initialisation import derived_seed, initialise
+
+SEEDED_KINDS = frozenset({"dropout"})  # their modules take `seed=`: what they draw depends on the minibatch
 
 
 class Subnetwork(nn.Module):
     """Some layers of a network, run in row order by one engine.
 
     Modules are registered under their layer ids, so a state_dict is keyed by layer ("conv1_1.kernel") and loads under
-    any partition. Parameters depend on (seed, layer id), dropout masks on (seed, layer id, minibatch): never on the cut.
+    any partition. Parameters depend on (seed, layer id), dropout masks on (seed, layer id, minibatch), never on the
+    cut.
     Raises InputError for a layer the network does not have.
     """
 
@@ -48,17 +51,20 @@ class Subnetwork(nn.Module):
         tensors = dict(alive)
         last_use = {name: position for position, row in enumerate(self.table) for name in (row.id, *row.inputs)}
         for position, row in enumerate(self.table):
-            inputs = [_find(tensors, name, row.id) for name in row.inputs]
-            module = self.get_submodule(row.id)
-            if row.kind == "dropout":
-                tensors[row.id] = module(*inputs, seed=derived_seed(self.seed, row.id, minibatch))
-            else:
-                tensors[row.id] = module(*inputs)
+            tensors[row.id] = self.run_layer(row, tensors, minibatch=minibatch)
             if keep is not None:
                 for name in {row.id, *row.inputs}:
                     if last_use[name] == position and name not in keep:
                         del tensors[name]
         return tensors if keep is None else {name: tensor for name, tensor in tensors.items() if name in keep}
+
+    def run_layer(self, row: Row, tensors: Mapping[str, Any], *, minibatch: int) -> Any:
+        """Run one layer on its inputs among `tensors`. Raises InputError where one of them is not there."""
+        inputs = [_find(tensors, name, row.id) for name in row.inputs]
+        module = self.get_submodule(row.id)
+        if row.kind in SEEDED_KINDS:
+            return module(*inputs, seed=derived_seed(self.seed, row.id, minibatch))
+        return module(*inputs)
 
 
 def _find(tensors: Mapping[str, Any], name: str, layer_id: str) -> Any:

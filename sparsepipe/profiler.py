@@ -1,0 +1,208 @@
+"""Measure every layer of a network on this machine at several voxel counts: (network, batches, engine) -> Profile."""
+
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import data
+from .data.batch import PointBatch
+from .engines import Engine, Subnetwork
+from .engines import engine as engine_by_name
+from .engines.native.coordinates import CoordinateManager, pack
+from .engines.sweep import Sweep, sweep, whole_step
+from .errors import InputError
+from .models import INPUT, Network, network
+from .profile import CostSample, LayerCost, Profile
+
+Progress = Callable[[str], None]
+_CANDIDATE_MINIBATCHES = 6  # at most so many minibatches' samples are looked at to choose what to measure on
+
+
+def profile_model(
+    model: str,
+    source: str | Path,
+    *,
+    voxel_size: float,
+    batch_size: int,
+    num_points: int = 1024,
+    engine: str = "auto",
+    device: str = "cpu",
+    device_type: str | None = None,
+    repeats: int = 5,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Profile:
+    """Profile a named model on minibatches of a data set's training split, sparse, typical and crowded ones.
+
+    `voxel_counts` of the profile are those of random minibatches. Raises InputError for unknown names and bad data.
+    """
+    chosen = engine_by_name(engine)
+    dataset = data.load(source, split="train", voxel_size=voxel_size, num_points=num_points, seed=seed)
+    net = network(model, num_classes=len(dataset.classes))
+    order = data.minibatches(len(dataset), batch_size=batch_size, seed=seed, epoch=0, shuffle=True)
+    order = order[:_CANDIDATE_MINIBATCHES]
+    start = time.perf_counter()
+    typical = [dataset.batch(indices) for indices in order]
+    reading = (time.perf_counter() - start) / len(order)
+    batches = spread_batches(typical, batch_size=min(batch_size, len(dataset)))
+    origin = {"data": dataset.origin, "reading_seconds": reading, "seed": seed}
+    counts = [batch.num_voxels for batch in typical if len(batch) == len(typical[0])]
+    return profile(
+        net,
+        batches,
+        chosen,
+        device=device,
+        device_type=device_type,
+        repeats=repeats,
+        seed=seed,
+        voxel_counts=counts,
+        origin=origin,
+        progress=progress,
+    )
+
+
+def spread_batches(typical: Sequence[PointBatch], *, batch_size: int) -> tuple[PointBatch, ...]:
+    """Choose up to three minibatches of `batch_size` samples: those of fewest, middling and most voxels.
+
+    The number of samples stays what training uses: the classifier's cost depends on it. Where samples do not give
+    three different voxel counts that way, halves and quarters of the largest minibatch step in.
+    """
+    samples = sorted((sample for batch in typical for sample in batch.samples()), key=len)
+    starts = (0, (len(samples) - batch_size) // 2, len(samples) - batch_size)
+    chosen = {batch.num_voxels: batch for batch in (data.collate(samples[s : s + batch_size]) for s in starts)}
+    for parts in (2, 4):
+        if len(chosen) < 3 and batch_size >= parts:
+            part = data.collate(samples[-(batch_size // parts) :])
+            chosen.setdefault(part.num_voxels, part)
+    return tuple(chosen[count] for count in sorted(chosen))
+
+
+def profile(
+    network: Network,
+    batches: Sequence[PointBatch],
+    engine: Engine,
+    *,
+    device: str | torch.device = "cpu",
+    device_type: str | None = None,
+    warmup: int = 2,
+    repeats: int = 5,
+    seed: int = 0,
+    voxel_counts: Sequence[float] = (),
+    origin: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Profile:
+    """Measure each layer's forward and backward on `batches` of different voxel counts; median and interquartile range.
+
+    The first minibatch is warmed up `warmup` times, each further one once. `origin` of the profile says how the sum over
+    layers compares with uncut steps on the middle minibatch. `voxel_counts` defaults to those of `batches`.
+    Raises InputError without batches, without repeats, or for two batches of the same voxel count.
+    """
+    batches = sorted(batches, key=lambda batch: batch.num_voxels)
+    counts = [batch.num_voxels for batch in batches]
+    if not counts or len(set(counts)) < len(counts):
+        raise InputError(f"minibatches of {counts} voxels to profile on: expected one or more, all different")
+    if repeats < 1 or warmup < 0:
+        raise InputError(f"{repeats} repeats after {warmup} warm-up passes: expected at least 1 and 0")
+    say = progress or (lambda line: None)
+    device = torch.device(device)
+    subnetwork = Subnetwork(network, engine, seed=seed).to(device)
+    samples: list[dict[str, CostSample]] = []
+    inputs, ratio = [], 0.0
+    for position, batch in enumerate(batches):
+        for _ in range(warmup if position == 0 else min(warmup, 1)):
+            sweep(subnetwork, batch, device=device)
+        say(f"profile {network.name} on {engine.name}: {batch.num_voxels} voxels, {position + 1} of {len(batches)}")
+        passes = [sweep(subnetwork, batch, device=device) for _ in range(repeats)]
+        inputs += [one.input_seconds for one in passes]
+        samples.append(_samples(subnetwork, batch, passes, device))
+        if position == len(batches) // 2:
+            whole = statistics.median(whole_step(subnetwork, batch, device=device) for _ in range(max(3, repeats)))
+            ratio = sum(cost.forward + cost.backward for cost in samples[-1].values()) / whole
+    costs = tuple(LayerCost(tuple(found[row.id] for found in samples)) for row in network.rows)
+    name = device_type or ("cpu" if device.type == "cpu" else torch.cuda.get_device_name(device).replace(" ", "-"))
+    facts = {
+        "source": "measured",
+        "model": network.name,
+        "engine": engine.name,
+        "device": device_name(device),
+        "threads": torch.get_num_threads(),
+        "torch": str(torch.__version__),
+        "batch_size": len(batches[len(batches) // 2]),
+        "measured_voxels": counts,
+        "repeats": repeats,
+        "layers_over_whole": ratio,  # sum of the layers' seconds over the seconds of an uncut step
+        "input_seconds": statistics.median(inputs),
+    }
+    return Profile(network.graph(), {name: costs}, tuple(voxel_counts) or tuple(counts), {**facts, **(origin or {})})
+
+
+def device_name(device: torch.device) -> str:
+    """Return the product name of a GPU, or of this machine's processor."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not Linux
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _samples(
+    subnetwork: Subnetwork, batch: PointBatch, passes: Sequence[Sweep], device: torch.device
+) -> dict[str, CostSample]:
+    """Turn the passes over one minibatch into one cost sample a layer."""
+    counted = sweep(subnetwork, batch, device=device, count_saved=True)
+    parts = subnetwork.engine.split(counted.tensors)
+    pairs = _kernel_map_pairs(subnetwork, parts)
+    known = {parts.features[INPUT].coordinate_set}
+    found = {}
+    for row in subnetwork.table:
+        rows, coordinate_set = parts.features[row.id]
+        coordinate_bytes = 0
+        if coordinate_set is not None and coordinate_set not in known:
+            coordinates = parts.coordinate_sets[coordinate_set].coordinates
+            coordinate_bytes = coordinates.numel() * coordinates.element_size()
+        known.add(coordinate_set)
+        forward, backward = ([getattr(one, way)[row.id] for one in passes] for way in ("forward", "backward"))
+        found[row.id] = CostSample(
+            batch.num_voxels,
+            statistics.median(forward),
+            statistics.median(backward),
+            rows.numel() * rows.element_size(),
+            coordinate_bytes,
+            counted.saved_bytes[row.id],
+            _interquartile(forward),
+            _interquartile(backward),
+            pairs.get(row.id, 0),
+        )
+    return found
+
+
+def _kernel_map_pairs(subnetwork: Subnetwork, parts: Any) -> dict[str, int]:
+    """Count the pairs of every convolution: a fact of the coordinates, so one count serves every engine."""
+    if not parts.coordinate_sets:
+        return {}
+    manager = CoordinateManager(parts.coordinate_sets[0].coordinates.shape[1] - 1)
+    for stride, coordinates in parts.coordinate_sets:
+        manager.insert(stride, pack(coordinates).sort().values)
+    pairs = {}
+    for row in subnetwork.table:
+        ends = [parts.features[name].coordinate_set for name in (row.inputs[0], row.id)]
+        if row.kind == "convolution" and None not in ends:
+            source, target = (parts.coordinate_sets[end].tensor_stride for end in ends)
+            size, dilation = row.args["kernel_size"], row.args.get("dilation", 1)
+            pairs[row.id] = manager.kernel_map(source, target, kernel_size=size, dilation=dilation).num_pairs
+    return pairs
+
+
+def _interquartile(values: Sequence[float]) -> float:
+    if len(values) < 2:
+        return 0.0
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return high - low
