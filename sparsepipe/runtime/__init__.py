@@ -1,0 +1,5 @@
+"""The runtime: worker processes that obey a plan's action lists. The one part of the library that has effects."""
+
+from .config import RunConfig
+
+__all__ = ["RunConfig"]

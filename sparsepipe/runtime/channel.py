@@ -1,0 +1,169 @@
+"""Packets between adjacent stages: receives posted ahead by a thread, sends kept until done, every wait limited.
+
+Each packet is two messages, header and payload, on tags of their own for each direction, so that neither the two
+directions nor headers and payloads of one pair of ranks can be taken for each other.
+
+    sender   isend header, isend payload ───────────►  Inbox thread: header of m+1 is awaited before payload of m is
+             (kept until the peer has taken them)      taken; at most `depth` packets wait for the worker
+"""
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .failures import DeadlinePassed, PacketMismatch, PeerLost
+from .packet import HEADER_INTEGERS, Packet, decode, encode, payload_bytes
+
+_DIRECTIONS = ("forward", "backward")
+
+
+def _tags(direction: int) -> tuple[int, int]:
+    return 2 * direction + 1, 2 * direction + 2
+
+
+class Inbox:
+    """The packets of one direction that one segment of the schedule will bring, in the order of the action list.
+
+    `expected` lists (peer, minibatch). A few receives are always posted: nothing is sent before its receive is.
+    """
+
+    def __init__(
+        self,
+        expected: Sequence[tuple[int, int]],
+        *,
+        direction: int,
+        boundary: int,
+        group: Any = None,
+        depth: int = 2,
+    ) -> None:
+        self._expected = tuple(expected)
+        self._direction, self._boundary, self._group, self._depth = direction, boundary, group, depth
+        self._arrived: queue.Queue[Packet | BaseException] = queue.Queue(maxsize=depth)
+        self._taken = 0
+        if self._expected:
+            name = f"inbox {_DIRECTIONS[direction]}"
+            threading.Thread(target=self._receive_all, name=name, daemon=True).start()
+
+    def take(self, minibatch: int, *, timeout: float, action: str) -> Packet:
+        """Return the packet of `minibatch`, which must be next. Raises DeadlinePassed, PeerLost or PacketMismatch."""
+        peer, due = self._expected[self._taken]
+        if due != minibatch:
+            raise PacketMismatch(f"{action} asks for minibatch {minibatch}, but {due} from rank {peer} comes next")
+        try:
+            packet = self._arrived.get(timeout=timeout)
+        except queue.Empty:
+            raise DeadlinePassed(
+                f"{action} waited {timeout:g} s for the {_DIRECTIONS[self._direction]} of minibatch {minibatch} "
+                f"from rank {peer}",
+                peer=peer,
+            ) from None
+        if isinstance(packet, BaseException):
+            raise packet
+        self._taken += 1
+        return packet
+
+    def peer(self) -> int:
+        """The rank that sends the next packet."""
+        return self._expected[self._taken][0]
+
+    def _receive_all(self) -> None:
+        header_tag, payload_tag = _tags(self._direction)
+        headers: deque[tuple[int, int, Tensor, Any]] = deque()
+        upcoming = iter(self._expected)
+        try:
+            while True:
+                while len(headers) < self._depth and (following := next(upcoming, None)) is not None:
+                    peer, minibatch = following
+                    header = torch.empty(HEADER_INTEGERS, dtype=torch.int64)
+                    headers.append((peer, minibatch, header, self._irecv(header, peer, header_tag)))
+                if not headers:
+                    return
+                peer, minibatch, header, work = headers.popleft()
+                self._wait(work, peer, minibatch)
+                payload = torch.empty(payload_bytes(header), dtype=torch.uint8)
+                if len(payload):
+                    self._wait(self._irecv(payload, peer, payload_tag), peer, minibatch)
+                self._arrived.put(self._checked(decode(header, payload), peer, minibatch))
+        except BaseException as error:  # handed to the worker, who raises it
+            self._arrived.put(error)
+
+    def _irecv(self, buffer: Tensor, peer: int, tag: int) -> Any:
+        return dist.irecv(buffer, peer, group=self._group, tag=tag)
+
+    def _wait(self, work: Any, peer: int, minibatch: int) -> None:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            what = f"{_DIRECTIONS[self._direction]} of minibatch {minibatch}"
+            raise PeerLost(f"lost rank {peer} while waiting for the {what}: {_first_line(error)}") from error
+
+    def _checked(self, packet: Packet, peer: int, minibatch: int) -> Packet:
+        got = (packet.direction, packet.minibatch, packet.boundary)
+        due = (self._direction, minibatch, self._boundary)
+        if got != due:
+            named = ("direction", "minibatch", "boundary")
+            sides = "; ".join(
+                f"{name} {theirs} sent, {ours} expected"
+                for name, theirs, ours in zip(named, got, due, strict=True)
+                if theirs != ours
+            )
+            raise PacketMismatch(f"packet from rank {peer}: {sides}")
+        return packet
+
+
+class Outbox:
+    """Packets on their way out of this rank: sent without waiting, their memory kept until the peer has them."""
+
+    def __init__(self, *, group: Any = None, limit: int = 8) -> None:
+        self._group = group
+        self._limit = limit  # packets under way; the schedule bounds them too
+        self._under_way: deque[tuple[int, str, list[tuple[Any, Tensor]]]] = deque()
+
+    def send(self, packet: Packet, peer: int, *, timeout: float, action: str) -> int:
+        """Start sending; wait for the oldest packet only where too many are under way. Returns the bytes sent."""
+        while len(self._under_way) >= self._limit:
+            self._finish_oldest(time.monotonic() + timeout, timeout)
+        header, payload = encode(packet)
+        header_tag, payload_tag = _tags(packet.direction)
+        try:
+            works = [(dist.isend(header, peer, group=self._group, tag=header_tag), header)]
+            if len(payload):
+                works.append((dist.isend(payload, peer, group=self._group, tag=payload_tag), payload))
+        except RuntimeError as error:
+            raise PeerLost(f"lost rank {peer} while sending for {action}: {_first_line(error)}") from error
+        self._under_way.append((peer, action, works))
+        return header.nbytes + payload.nbytes
+
+    def finish(self, *, timeout: float) -> None:
+        """Wait until everything sent has been taken. Raises DeadlinePassed or PeerLost."""
+        deadline = time.monotonic() + timeout
+        while self._under_way:
+            self._finish_oldest(deadline, timeout)
+
+    def _finish_oldest(self, deadline: float, timeout: float) -> None:
+        peer, action, works = self._under_way.popleft()
+        for work, _ in works:
+            wait_for(work, deadline, f"{action} waited {timeout:g} s for rank {peer} to take its packet", peer=peer)
+
+
+def wait_for(work: Any, deadline: float, message: str, *, peer: int) -> None:
+    """Wait for one communication until `deadline` (time.monotonic). Raises DeadlinePassed (`message`) or PeerLost."""
+    left = max(deadline - time.monotonic(), 0.001)
+    try:
+        work.wait(timedelta(seconds=left))
+    except RuntimeError as error:
+        if time.monotonic() >= deadline - 0.01:
+            raise DeadlinePassed(message, peer=peer) from error
+        raise PeerLost(f"lost rank {peer}: {_first_line(error)} ({message.split(' waited')[0]})") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

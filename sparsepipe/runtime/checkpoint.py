@@ -1,0 +1,159 @@
+"""Checkpoints keyed by layer, so that a run resumes under another plan, another replication, or in one process.
+
+    checkpoints/minibatch-00000120/stage0.safetensors …   weight:L.p, velocity:L.p, buffer:L.b of each layer L
+                                   manifest.json          which file holds which layer, sizes and SHA-256, position
+
+Tensors alone, no pickle. The folder gets its name when it is whole; a kill before leaves a hidden one that nobody reads.
+"""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ..errors import InputError
+from ..files import read_json, write_json
+
+FORMAT = "sparsepipe-checkpoint-1"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A whole checkpoint on disk."""
+
+    folder: Path
+    manifest: Mapping[str, Any]
+
+    @property
+    def minibatches(self) -> int:
+        """Minibatches trained before it."""
+        return self.manifest["minibatches"]
+
+    def check(self, *, model: str, layers: Sequence[str]) -> None:
+        """Raise InputError where this is a checkpoint of another model."""
+        held = self.manifest["layers"]
+        if self.manifest["model"] != model:
+            raise InputError(f"{self.folder}: a checkpoint of {self.manifest['model']!r}, this run trains {model!r}")
+        if missing := [layer for layer in layers if layer not in held]:
+            raise InputError(f"{self.folder}: holds no layer {missing[0]!r} of {model}; it is of another model")
+
+    def read(self, layers: Sequence[str]) -> dict[str, Tensor]:
+        """Return the tensors of `layers` by name. Raises InputError where a file is missing or not what was written."""
+        wanted = set(layers)
+        tensors: dict[str, Tensor] = {}
+        for name in sorted({self.manifest["layers"][layer] for layer in layers}):
+            path = self.folder / name
+            self._verify(path)
+            try:
+                with safe_open(path, framework="pt") as shard:
+                    for key in shard.keys():  # noqa: SIM118 - not a dict
+                        if _layer(key) in wanted:
+                            tensors[key] = shard.get_tensor(key)
+            except (OSError, SafetensorError) as error:
+                raise InputError(f"{path}: a shard that cannot be read ({error}); resume from another run") from None
+        return tensors
+
+    def _verify(self, path: Path) -> None:
+        facts = self.manifest["files"][path.name]
+        if not path.exists():
+            raise InputError(
+                f"{path}: this shard of the checkpoint is missing; put it back, or remove {self.folder.name}"
+            )
+        if path.stat().st_size != facts["bytes"] or _digest(path) != facts["sha256"]:
+            raise InputError(f"{path}: this shard is not what was written (SHA-256 differs); remove {self.folder.name}")
+
+
+def latest(run_dir: Path) -> Checkpoint | None:
+    """Return the newest whole checkpoint of a run, None where there is none yet."""
+    folders = sorted((run_dir / "checkpoints").glob("minibatch-*"))
+    return load(folders[-1]) if folders else None
+
+
+def load(folder: Path) -> Checkpoint:
+    """Open a checkpoint. Raises InputError where the folder is none."""
+    manifest = read_json(folder / "manifest.json", what="checkpoint's manifest")
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise InputError(f"{folder}: not a checkpoint of this project")
+    return Checkpoint(folder, manifest)
+
+
+def partial_folder(run_dir: Path, minibatches: int) -> Path:
+    """Where the shards of a checkpoint are gathered before it is whole."""
+    return run_dir / "checkpoints" / f".minibatch-{minibatches:08d}"
+
+
+def begin(run_dir: Path, minibatches: int) -> None:
+    """Make room for the shards; what an earlier attempt left is removed. One rank calls it."""
+    folder = partial_folder(run_dir, minibatches)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+
+
+def write_shard(run_dir: Path, minibatches: int, name: str, tensors: Mapping[str, Tensor]) -> None:
+    """Write the layers of one stage. One replica of each stage calls it."""
+    path = partial_folder(run_dir, minibatches) / f"{name}.safetensors"
+    save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, path)
+    with path.open("rb+") as handle:
+        os.fsync(handle.fileno())
+    facts = {"file": path.name, "bytes": path.stat().st_size, "sha256": _digest(path)}
+    write_json(path.with_suffix(".json"), facts | {"layers": sorted({_layer(key) for key in tensors})})
+
+
+def finish(run_dir: Path, minibatches: int, *, keep: int, layers: Mapping[str, str], **facts: Any) -> Path:
+    """Make the checkpoint whole, once all shards are there, and remove all but the newest `keep`. One rank calls it.
+
+    `layers` names the shard of every layer, those without tensors included.
+    """
+    partial = partial_folder(run_dir, minibatches)
+    files: dict[str, dict[str, Any]] = {}
+    for path in sorted(partial.glob("*.json")):
+        shard = read_json(path)
+        files[shard["file"]] = {"bytes": shard["bytes"], "sha256": shard["sha256"]}
+        path.unlink()
+    manifest = {"format": FORMAT, "minibatches": minibatches, **facts, "layers": dict(layers), "files": files}
+    write_json(partial / "manifest.json", manifest)
+    folder = run_dir / "checkpoints" / f"minibatch-{minibatches:08d}"
+    shutil.rmtree(folder, ignore_errors=True)  # a run that resumed comes by here a second time
+    partial.rename(folder)
+    _sync_folder(folder.parent)
+    for old in sorted(folder.parent.glob("minibatch-*"))[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
+    return folder
+
+
+def without_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors whose name starts with `prefix`, without it."""
+    return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+
+
+def _layer(key: str) -> str:
+    return key.split(":", 1)[1].split(".", 1)[0]
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def as_tensor_map(
+    weights: Mapping[str, Tensor], state: Mapping[str, Tensor], buffers: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Name a stage's tensors as checkpoints do."""
+    named = {f"weight:{name}": tensor for name, tensor in weights.items()} | dict(state)
+    return named | {f"buffer:{name}": torch.as_tensor(buffer) for name, buffer in buffers.items()}

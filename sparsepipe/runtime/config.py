@@ -1,0 +1,91 @@
+"""What to train and how: everything a run needs to know besides its plan."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from ..errors import InputError
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Settings of a run. `minibatches`, where given, ends the run after so many, whatever `epochs` says.
+
+    With a flush schedule `batch_size` samples make a microbatch and the plan's `num_microbatches` of them a step.
+    Raises InputError for a setting outside its range.
+    """
+
+    model: str
+    data: str
+    voxel_size: float = 0.02
+    batch_size: int = 32
+    num_points: int = 1024
+    engine: str = "auto"
+    epochs: int = 1
+    minibatches: int | None = None
+    learning_rate: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    seed: int = 0
+    device: str = "cpu"
+    threads: int | None = None  # of each worker; None: the cores shared evenly
+    shuffle: bool = True
+    validate: bool = True  # after each epoch
+    validation_split: str = "test"
+    checkpoint_every: int = 1  # epochs; 0: none
+    keep_checkpoints: int = 2
+    timeout_seconds: float = 300.0  # longest wait for another rank
+    max_restarts: int = 0  # from the last checkpoint, after a worker was killed or went silent
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("batch_size", 1),
+            ("num_points", 1),
+            ("epochs", 1),
+            ("seed", 0),
+            ("checkpoint_every", 0),
+            ("keep_checkpoints", 1),
+            ("max_restarts", 0),
+        ):
+            _require_integer(name, getattr(self, name), least)
+        for name in ("minibatches", "threads"):
+            if getattr(self, name) is not None:
+                _require_integer(name, getattr(self, name), 1)
+        for name, least, most in (
+            ("learning_rate", 0, math.inf),
+            ("momentum", 0, 1),
+            ("weight_decay", 0, math.inf),
+            ("voxel_size", 0, 1),
+            ("timeout_seconds", 0, math.inf),
+        ):
+            _require_number(name, getattr(self, name), least, most)
+        if self.voxel_size == 0 or self.timeout_seconds == 0:
+            raise InputError("voxel_size and timeout_seconds must be above 0")
+        if self.device.split(":")[0] not in ("cpu", "cuda"):
+            raise InputError(f"device {self.device!r} given, expected cpu or cuda")
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> "RunConfig":
+        """Read what `to_json` wrote. Raises InputError for a setting that is unknown or missing."""
+        known = {field.name for field in fields(cls)}
+        if unknown := sorted(set(document) - known):
+            raise InputError(f"unknown setting {unknown[0]!r} of a run, expected some of {', '.join(sorted(known))}")
+        try:
+            return cls(**document)
+        except TypeError as error:
+            raise InputError(f"not the settings of a run: {error}") from None
+
+
+def _require_integer(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InputError(f"{name} is {value!r}, expected a whole number of at least {least}")
+
+
+def _require_number(name: str, value: Any, least: float, most: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most or value != value:
+        bound = f"from {least} to {most}" if most < math.inf else f"of at least {least}"
+        raise InputError(f"{name} is {value!r}, expected a number {bound}")

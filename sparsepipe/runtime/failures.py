@@ -1,0 +1,51 @@
+"""How a worker fails: what it was doing, with whom, and whether another rank's failure is the likely cause."""
+
+import json
+import time
+import traceback
+from pathlib import Path
+
+from ..errors import InputError
+from ..files import write_atomic
+
+
+class PeerLost(RuntimeError):
+    """A connection to another rank broke: that rank ended first, and its own failure is the one to report."""
+
+
+class DeadlinePassed(RuntimeError):
+    """Another rank did not deliver in time. `peer` is the rank that is waited for."""
+
+    def __init__(self, message: str, *, peer: int) -> None:
+        super().__init__(message)
+        self.peer = peer
+
+
+class PacketMismatch(RuntimeError):
+    """What arrived is not what the schedule says comes next. The message has both sides' numbers."""
+
+
+class LossNotFinite(RuntimeError):
+    """The loss is NaN or infinite: training on would destroy the weights."""
+
+
+def error_path(run_dir: Path, rank: int) -> Path:
+    return run_dir / "logs" / f"rank{rank}.error.json"
+
+
+def write_error(run_dir: Path, error: BaseException, *, rank: int, stage: int | None) -> None:
+    """Leave the exception and its traceback where the launcher looks for it."""
+    document = {
+        "rank": rank,
+        "stage": stage,
+        "kind": type(error).__name__,
+        "message": " ".join(str(error).split()) or type(error).__name__,
+        "secondary": isinstance(error, PeerLost),
+        "peer": getattr(error, "peer", None),
+        # A restart would meet the same again: the input, the code or the numbers are at fault, not the machine.
+        "lasting": not isinstance(error, (PeerLost, DeadlinePassed)),
+        "input_error": isinstance(error, InputError),
+        "time": time.time(),
+        "traceback": "".join(traceback.format_exception(error)),
+    }
+    write_atomic(error_path(run_dir, rank), json.dumps(document, indent=2) + "\n")

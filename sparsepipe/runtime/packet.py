@@ -1,0 +1,168 @@
+"""One minibatch at a stage boundary as bytes: a fixed-size header that describes one payload.
+
+header   int64 [256]   what it is, whose, and the shape, type and place of every section of the payload
+payload  uint8 [n]     coordinate sets (packed into keys), then the rows of each tensor, 64-byte aligned
+"""
+
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..engines.base import CoordinateSet
+from .failures import PacketMismatch
+
+HEADER_INTEGERS = 256
+_MAGIC = 0x5350_4B54
+_ALIGNMENT = 64
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.int64, torch.uint8)
+FORWARD, BACKWARD = 0, 1
+
+
+@dataclass(frozen=True, eq=False)
+class Slot:
+    """One tensor: its rows, the coordinate set they lie on (None: dense) and whether a gradient comes back for it."""
+
+    rows: Tensor
+    coordinate_set: int | None = None
+    needs_gradient: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Packet:
+    """What crosses one boundary for one minibatch, in one direction. `boundary` tells one list of tensors from another."""
+
+    direction: int
+    minibatch: int
+    boundary: int
+    slots: tuple[Slot, ...]
+    coordinate_sets: tuple[CoordinateSet, ...] = ()
+    voxels: int = 0  # active voxels at the network's input
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(slot.rows.nbytes for slot in self.slots) + sum(s.coordinates.nbytes for s in self.coordinate_sets)
+
+
+def boundary_id(names: Iterable[str]) -> int:
+    """Name a list of tensors by a number, so that two sides which disagree notice."""
+    return zlib.crc32("\n".join(names).encode())
+
+
+def encode(packet: Packet) -> tuple[Tensor, Tensor]:
+    """Return header and payload. A payload of one contiguous tensor is that tensor's own memory, not a copy."""
+    facts = [_MAGIC, packet.direction, packet.minibatch, packet.boundary, packet.voxels]
+    facts += [len(packet.coordinate_sets), len(packet.slots)]
+    sections: list[Tensor] = []
+    for stride, coordinates in packet.coordinate_sets:
+        keys, layout = _pack(coordinates, stride)
+        sections.append(keys)
+        facts += [len(stride), *stride, len(coordinates), *layout]
+    for slot in packet.slots:
+        rows = slot.rows.detach()
+        place = -1 if slot.coordinate_set is None else slot.coordinate_set
+        facts += [_DTYPES.index(rows.dtype), place, slot.needs_gradient, rows.dim(), *rows.shape]
+        sections.append(rows)
+    payload = _join(sections)
+    facts.append(len(payload))
+    if len(facts) > HEADER_INTEGERS:
+        raise ValueError(f"a boundary of {len(packet.slots)} tensors needs {len(facts)} numbers, {HEADER_INTEGERS} fit")
+    header = torch.zeros(HEADER_INTEGERS, dtype=torch.int64)
+    header[0] = len(facts)
+    header[1 : 1 + len(facts)] = torch.tensor(facts)
+    return header, payload
+
+
+def payload_bytes(header: Tensor) -> int:
+    """Return the size of the payload that follows `header`. Raises PacketMismatch where this is no header."""
+    if int(header[1]) != _MAGIC:
+        raise PacketMismatch(f"{int(header[1]):#x} where a packet's header starts, expected {_MAGIC:#x}")
+    return int(header[int(header[0])])
+
+
+def decode(header: Tensor, payload: Tensor) -> Packet:
+    """Rebuild the packet. Rows are views of the payload, which they keep alive."""
+    facts = iter(header[2 : 1 + int(header[0])].tolist())
+    direction, minibatch, boundary, voxels, num_sets, num_slots = (next(facts) for _ in range(6))
+    place, sets, slots = 0, [], []
+    for _ in range(num_sets):
+        stride = tuple(next(facts) for _ in range(next(facts)))
+        length = next(facts)
+        kind = next(facts)
+        low = [next(facts) for _ in range(len(stride) + 1)]
+        bits = [next(facts) for _ in range(len(stride) + 1)]
+        dtype, columns = _KEYS[kind]
+        shape = (length, len(stride) + 1) if columns else (length,)
+        keys, place = _section(payload, place, dtype, shape)
+        sets.append(CoordinateSet(stride, keys if columns else _unpack(keys, stride, low, bits)))
+    for _ in range(num_slots):
+        dtype, coordinate_set, needs_gradient, dimensions = (next(facts) for _ in range(4))
+        shape = tuple(next(facts) for _ in range(dimensions))
+        rows, place = _section(payload, place, _DTYPES[dtype], shape)
+        slots.append(Slot(rows, None if coordinate_set < 0 else coordinate_set, bool(needs_gradient)))
+    return Packet(direction, minibatch, boundary, tuple(slots), tuple(sets), voxels)
+
+
+def _join(sections: Sequence[Tensor]) -> Tensor:
+    if len(sections) == 1 and sections[0].is_contiguous() and not sections[0].is_cuda:
+        return sections[0].reshape(-1).view(torch.uint8)
+    payload = torch.empty(sum(_aligned(section.nbytes) for section in sections), dtype=torch.uint8)
+    place = 0
+    for section in sections:
+        view, place = _section(payload, place, section.dtype, section.shape)
+        view.copy_(section)
+    return payload
+
+
+def _section(payload: Tensor, place: int, dtype: torch.dtype, shape: Sequence[int]) -> tuple[Tensor, int]:
+    """Return the view of one section that starts at byte `place`, and where the next one starts."""
+    length = dtype.itemsize
+    for size in shape:
+        length *= size
+    return payload[place : place + length].view(dtype).view(shape), place + _aligned(length)
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+# Coordinates travel as one key a voxel where its columns fit side by side into 31 or 63 bits: 4 or 8 bytes, not 16.
+#   | batch | axis 1 | ... | axis D |   each column: (coordinate - lowest) / tensor stride
+_KEYS: tuple[tuple[torch.dtype, bool], ...] = ((torch.int32, False), (torch.int64, False), (torch.int32, True))
+_RAW = 2
+
+
+def _pack(coordinates: Tensor, stride: tuple[int, ...]) -> tuple[Tensor, list[int]]:
+    """Return keys [N] and how to read them: kind, lowest of each column, bits of each column."""
+    columns = coordinates.shape[1]
+    raw = coordinates, [_RAW, *[0] * (2 * columns)]
+    if len(coordinates) == 0:
+        return raw
+    low, high = (bound.tolist() for bound in torch.aminmax(coordinates, dim=0))
+    steps = (1, *stride)
+    bits = [((top - bottom) // step).bit_length() for top, bottom, step in zip(high, low, steps, strict=True)]
+    if sum(bits) > 63:
+        return raw
+    dtype = torch.int32 if sum(bits) <= 31 else torch.int64
+    keys = torch.zeros(len(coordinates), dtype=dtype, device=coordinates.device)
+    for column, step in enumerate(steps):
+        distance = coordinates[:, column] - low[column]
+        if step > 1:
+            if bool((distance % step).any()):
+                return raw  # coordinates off the grid of their stride: nothing may be lost
+            distance = distance // step
+        keys = (keys << bits[column]).add_(distance)
+    return keys, [0 if dtype is torch.int32 else 1, *low, *bits]
+
+
+def _unpack(keys: Tensor, stride: tuple[int, ...], low: list[int], bits: list[int]) -> Tensor:
+    steps = (1, *stride)
+    coordinates = torch.empty((len(keys), len(steps)), dtype=torch.int32)
+    for column in reversed(range(len(steps))):
+        distance: Any = keys & ((1 << bits[column]) - 1)
+        coordinates[:, column] = distance * steps[column] + low[column]
+        keys = keys >> bits[column]
+    return coordinates

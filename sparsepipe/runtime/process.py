@@ -1,0 +1,119 @@
+"""This process among the others: its rank, its threads, its groups, and words that all ranks agree on."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..errors import InputError
+from ..plan import Plan
+from .channel import wait_for
+from .failures import DeadlinePassed
+
+_NEVER = timedelta(days=7)  # receives are posted long before they are due; deadlines are kept where somebody waits
+
+
+@dataclass(frozen=True)
+class Process:
+    """A rank of a running job. Groups are None where this rank is alone in them."""
+
+    rank: int
+    world_size: int
+    stage: int
+    device: torch.device
+    timeout: float
+    stage_group: Any = None
+
+    def sum(self, values: Tensor, *, what: str) -> Tensor:
+        """Return the sum of `values` over all ranks. Every rank must come here within the deadline."""
+        if self.world_size > 1:
+            self._all_reduce(values, None, dist.ReduceOp.SUM, what)
+        return values
+
+    def sum_over_stage(self, values: Tensor, *, what: str) -> Tensor:
+        """Return the sum of `values` over the replicas of this rank's stage, in place."""
+        if self.stage_group is not None:
+            self._all_reduce(values, self.stage_group, dist.ReduceOp.SUM, what)
+        return values
+
+    def barrier(self, what: str) -> None:
+        """Wait until every rank is here."""
+        self.sum(torch.zeros(1), what=what)
+
+    def _all_reduce(self, values: Tensor, group: Any, op: Any, what: str) -> None:
+        work = dist.all_reduce(values, op=op, group=group, async_op=True)
+        message = f"{what} of rank {self.rank} waited {self.timeout:g} s for the other ranks"
+        wait_for(work, time.monotonic() + self.timeout, message, peer=-1)
+
+
+@contextmanager
+def joined(plan: Plan, *, run_dir: Path, device: str, threads: int | None, timeout: float) -> Iterator[Process]:
+    """Join the job that the environment describes (torchrun's RANK and WORLD_SIZE) and leave it at the end.
+
+    Ranks meet through a file in the run directory, so nothing listens for it; across hosts, through MASTER_ADDR.
+    Raises InputError where the number of ranks is not the plan's.
+    """
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if sorted(plan.ranks) != list(range(world_size)):
+        raise InputError(
+            f"the plan needs ranks {sorted(plan.ranks)}, but this job has {world_size}: 0 to {world_size - 1}"
+        )
+    torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) // world_size))
+    stage = plan.stage_of(rank)
+    where = _device(device)
+    if world_size == 1:
+        yield Process(rank, world_size, stage, where, timeout)
+        return
+    store = _store(run_dir, world_size, timeout)
+    _meet(store, rank, world_size, timeout)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=_NEVER)
+    try:
+        groups = {
+            k: dist.new_group(sorted(replicas.ranks), timeout=_NEVER)
+            for k, replicas in enumerate(plan.stages)
+            if len(replicas.ranks) > 1
+        }
+        yield Process(rank, world_size, stage, where, timeout, groups.get(stage))
+    finally:
+        dist.destroy_process_group()
+
+
+def _store(run_dir: Path, world_size: int, timeout: float) -> dist.Store:
+    if os.environ.get("SPARSEPIPE_RENDEZVOUS", "file") == "file":
+        attempt = os.environ.get("SPARSEPIPE_ATTEMPT", "0")
+        folder = run_dir / "logs"
+        folder.mkdir(parents=True, exist_ok=True)
+        return dist.FileStore(str(folder / f".rendezvous-{attempt}"), world_size)
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return dist.TCPStore(address, port, world_size, timeout=timedelta(seconds=timeout))
+
+
+def _meet(store: dist.Store, rank: int, world_size: int, timeout: float) -> None:
+    """Wait until every rank has started, so that one which did not is named."""
+    store.set(f"ready/{rank}", b"1")
+    deadline = time.monotonic() + timeout
+    for peer in range(world_size):
+        left = max(deadline - time.monotonic(), 0.01)
+        try:
+            store.wait([f"ready/{peer}"], timedelta(seconds=left))
+        except RuntimeError:
+            message = f"rank {rank} waited {timeout:g} s for rank {peer} to start"
+            raise DeadlinePassed(message, peer=peer) from None
+
+
+def _device(name: str) -> torch.device:
+    if not name.startswith("cuda"):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise InputError(f"device {name!r} given, but this machine has no CUDA device; use --device cpu")
+    if ":" in name:
+        return torch.device(name)
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())

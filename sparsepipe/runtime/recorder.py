@@ -1,0 +1,77 @@
+"""What a worker did and measured, as JSON lines: spans of its trace, and rows of the run's metrics."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+_ROWS_AT_ONCE = 256
+_SECONDS_AT_MOST = 0.5
+
+
+class Lines:
+    """A file that grows by whole lines: each batch of rows is one write to its end, so a kill tears none apart."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._rows: list[str] = []
+        self._written = time.monotonic()
+
+    def add(self, row: str, *, now: float) -> None:
+        self._rows.append(row)
+        if len(self._rows) >= _ROWS_AT_ONCE or now - self._written > _SECONDS_AT_MOST:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._rows:
+            data = "".join(self._rows).encode()
+            self._rows.clear()
+            while data:  # a full disk raises; a partial write goes on where it stopped
+                data = data[os.write(self._file, data) :]
+        self._written = time.monotonic()
+
+    def close(self) -> None:
+        self.flush()
+        os.close(self._file)
+
+
+class Recorder:
+    """Spans and metrics of one rank. Times are seconds since the run began, on a clock all ranks of a host share."""
+
+    def __init__(self, run_dir: Path, *, rank: int, stage: int, origin: float) -> None:
+        self.rank, self.stage, self._origin = rank, stage, origin
+        self._trace = Lines(run_dir / f"trace-rank{rank}.jsonl")
+        self._metrics = Lines(run_dir / "metrics.jsonl")
+        self.spans: list[tuple[str, float, float]] = []  # (kind, start, end) since `restart`
+
+    def now(self) -> float:
+        return time.monotonic() - self._origin
+
+    def span(self, kind: str, name: str, start: float, end: float, *, minibatch: int = -1, peer: int = -1) -> None:
+        """Keep what happened from `start` to `end`."""
+        self.spans.append((kind, start, end))
+        self._trace.add(
+            f'{{"rank": {self.rank}, "name": "{name}", "start": {start:.6f}, "end": {end:.6f}, "kind": "{kind}", '
+            f'"stage": {self.stage}, "minibatch": {minibatch}, "peer": {peer}}}\n',
+            now=end + self._origin,
+        )
+
+    def metric(self, event: str, **facts: Any) -> None:
+        """Add a row to the run's metrics, at the latest half a second from now on disk."""
+        now = self.now()
+        row = {"event": event, "seconds": round(now, 6), **facts}
+        self._metrics.add(json.dumps(row) + "\n", now=now + self._origin)
+
+    def restart(self) -> list[tuple[str, float, float]]:
+        """Return the spans since the last call and start afresh."""
+        spans, self.spans = self.spans, []
+        return spans
+
+    def flush(self) -> None:
+        self._trace.flush()
+        self._metrics.flush()
+
+    def close(self) -> None:
+        self._trace.close()
+        self._metrics.close()

@@ -1,0 +1,50 @@
+"""One rank's run from its folder: what `python -m sparsepipe.runtime` does."""
+
+import time
+from pathlib import Path
+
+import torch
+
+from ..files import read_json, write_json
+from ..plan import Plan
+from . import checkpoint
+from .config import RunConfig
+from .process import Process, joined
+from .recorder import Recorder
+from .worker import Worker
+from .workload import Workload
+
+
+def run(run_dir: Path, plan: Plan, config: RunConfig, *, resume: bool = False) -> None:
+    """Run this process's rank of `plan` to its end, with its record in `run_dir`.
+
+    With `resume` it goes on from the newest checkpoint, from the start where there is none.
+    Raises InputError for a plan, data or a checkpoint that do not fit, and what the failures module names.
+    """
+    workload = Workload.open(config)
+    workload.check(plan)
+    found = checkpoint.latest(run_dir) if resume else None
+    with joined(
+        plan, run_dir=run_dir, device=config.device, threads=config.threads, timeout=config.timeout_seconds
+    ) as process:
+        recorder = Recorder(run_dir, rank=process.rank, stage=process.stage, origin=_origin(run_dir, process))
+        try:
+            worker = Worker(run_dir, plan, config, process=process, workload=workload, recorder=recorder)
+            worker.run(found)
+        finally:
+            recorder.close()
+
+
+def _origin(run_dir: Path, process: Process) -> float:
+    """Return when the run began on this process's monotonic clock, which all processes of a host share.
+
+    A run that resumes keeps its beginning.
+    """
+    started = torch.zeros(1, dtype=torch.float64)
+    if process.rank == 0:
+        path = run_dir / "logs" / "clock.json"
+        if not path.exists():
+            write_json(path, {"started": time.time()})
+        started[0] = read_json(path)["started"]
+    process.sum(started, what="start")
+    return time.monotonic() - (time.time() - float(started))

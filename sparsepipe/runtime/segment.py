@@ -1,0 +1,182 @@
+"""One drained stretch of training on one rank: each action of the list, done."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..schedule import Action, Op, actions, round_minibatches
+from .channel import Inbox
+from .failures import LossNotFinite
+from .loader import Loader
+from .packet import BACKWARD, FORWARD, Packet
+from .replicas import average_gradients
+from .stage import Flight, Outcome
+
+if TYPE_CHECKING:
+    from .worker import Worker
+
+
+class Inputs:
+    """What a stage works on: minibatches read from disk in the first stage, packets from the one before in others."""
+
+    def __init__(
+        self,
+        worker: "Worker",
+        dataset: Any,
+        batches: Mapping[int, Sequence[int]],
+        *,
+        todo: Sequence[Action],
+        base: int = 0,
+    ) -> None:
+        self._worker = worker
+        mine = [action.minibatch for action in todo if action.op is Op.FORWARD]
+        if worker.runner.is_first:
+            self._loader = Loader(dataset, [(m, batches[m]) for m in mine])
+        else:
+            before = worker.plan.stages[worker.stage - 1]
+            self._inbox = Inbox(
+                [(before.replica(m), m + base) for m in mine],
+                direction=FORWARD,
+                boundary=worker.runner.id_before,
+            )
+        self._base = base
+
+    def take(self, action: Action) -> Any:
+        worker, m, timeout = self._worker, action.minibatch, self._worker.config.timeout_seconds
+        start = worker.recorder.now()
+        if worker.runner.is_first:
+            arrived, kind, peer = self._loader.take(m, timeout=timeout), "load", -1
+        else:
+            peer = self._inbox.peer()
+            arrived, kind = self._inbox.take(m + self._base, timeout=timeout, action=str(action)), "wait"
+        worker.recorder.span(kind, str(action), start, worker.recorder.now(), minibatch=m + self._base, peer=peer)
+        return arrived
+
+
+class Segment:
+    """The state of one drained stretch of training: minibatches in flight, gradients to come, what was measured."""
+
+    def __init__(self, worker: "Worker", epoch: int, first: int, count: int) -> None:
+        self.worker, self.epoch, self.count = worker, epoch, count
+        workload, plan = worker.workload, worker.plan
+        self.base = epoch * workload.epoch_minibatches + first  # global id of minibatch 0 of this segment
+        order = workload.order(epoch)[first : first + count]
+        self.batches = dict(enumerate(order))
+        todo = actions(plan, count)[worker.rank]
+        self.inputs = Inputs(worker, workload.training, self.batches, todo=todo, base=self.base)
+        self.flights: dict[int, Flight] = {}
+        self.outcomes: dict[int, Outcome] = {}
+        # Of each minibatch, filled in by the last stage: time it was done, samples, mean loss, correct.
+        self.table = torch.zeros(count, 4, dtype=torch.float64)
+        self.answers: Inbox | None = None
+        if not worker.runner.is_last:
+            after = plan.stages[worker.stage + 1]
+            mine = [action.minibatch for action in todo if action.op is Op.BACKWARD]
+            self.answers = Inbox(
+                [(after.replica(m), m + self.base) for m in mine], direction=BACKWARD, boundary=worker.runner.id_after
+            )
+
+    def forward(self, action: Action) -> None:
+        worker, m = self.worker, action.minibatch
+        runner, recorder = worker.runner, worker.recorder
+        arrived = self.inputs.take(action)
+        start = recorder.now()
+        flight, outputs = runner.forward(arrived, worker.weights.acquire(), m + self.base)
+        self.flights[m] = flight
+        packet = None
+        if runner.is_last:
+            self._take_loss(flight, outputs, m)
+        else:
+            packet, tensors = runner.leave(outputs, m + self.base, flight.voxels)
+            flight.outputs = tensors
+        recorder.span("forward", str(action), start, recorder.now(), minibatch=m + self.base)
+        if packet is not None:
+            worker.send(packet, worker.plan.stages[worker.stage + 1].replica(m), action)
+
+    def _take_loss(self, flight: Flight, outputs: dict[str, Any], m: int) -> None:
+        worker = self.worker
+        labels = worker.workload.labels(worker.workload.training, self.batches[m])
+        loss, outcome = worker.runner.loss(outputs, labels)
+        if not math.isfinite(outcome.loss):
+            raise LossNotFinite(
+                f"the loss of minibatch {m + self.base} (epoch {self.epoch}) is {outcome.loss} in stage {worker.stage}; "
+                "lower the learning rate, the last checkpoint is kept"
+            )
+        flight.outputs = (loss,)
+        self.outcomes[m] = outcome
+
+    def backward(self, action: Action) -> None:
+        worker, m = self.worker, action.minibatch
+        runner, recorder = worker.runner, worker.recorder
+        flight = self.flights.pop(m)
+        packet = self._take_answer(action)
+        start = recorder.now()
+        if flight.arrived is not None:
+            self._recompute(flight, m)
+        if packet is None:
+            weights, features = runner.backward(flight, [None], scale=self._loss_scale(m))
+        else:
+            weights, features = runner.backward(flight, runner.check_answer(flight, packet))
+        worker.weights.accumulate(weights)
+        worker.weights.release(flight.version)
+        answer = None if runner.is_first else runner.answer(flight, features)
+        end = recorder.now()
+        recorder.span("backward", str(action), start, end, minibatch=m + self.base)
+        if answer is not None:
+            worker.send(answer, worker.plan.stages[worker.stage - 1].replica(m), action)
+        if runner.is_last:
+            self._tell(m, flight.voxels, end)
+
+    def _take_answer(self, action: Action) -> Packet | None:
+        if self.answers is None:
+            return None
+        recorder, m = self.worker.recorder, action.minibatch + self.base
+        start, peer = recorder.now(), self.answers.peer()
+        packet = self.answers.take(m, timeout=self.worker.config.timeout_seconds, action=str(action))
+        recorder.span("wait", str(action), start, recorder.now(), minibatch=m, peer=peer)
+        return packet
+
+    def _recompute(self, flight: Flight, m: int) -> None:
+        outputs = self.worker.runner.run_again(flight)
+        if self.worker.runner.is_last:
+            self._take_loss(flight, outputs, m)
+        else:
+            _, flight.outputs = self.worker.runner.leave(outputs, m + self.base, flight.voxels)
+
+    def _loss_scale(self, m: int) -> float:
+        """With flush, make the mean over a step's minibatches the mean over its samples, however many each has."""
+        plan = self.worker.plan
+        if plan.weights != "flush":
+            return 1.0
+        step = round_minibatches(plan, self.worker.stage, m // plan.num_microbatches, self.count)
+        return len(self.batches[m]) * len(step) / sum(len(self.batches[k]) for k in step)
+
+    def _tell(self, m: int, voxels: int, end: float) -> None:
+        outcome = self.outcomes.pop(m)
+        self.table[m] = torch.tensor([end, outcome.samples, outcome.loss, outcome.correct], dtype=torch.float64)
+        self.worker.recorder.metric(
+            "step",
+            epoch=self.epoch,
+            minibatch=m + self.base,
+            loss=outcome.loss,
+            samples=outcome.samples,
+            voxels=voxels,
+        )
+
+    def update(self, action: Action) -> None:
+        """Average the gradients of a round over the replicas and step."""
+        worker = self.worker
+        recorder, members = worker.recorder, round_minibatches(worker.plan, worker.stage, action.minibatch, self.count)
+        gradients = worker.weights.take_gradients()
+        if worker.process.stage_group is not None:
+            start = recorder.now()
+            gradients = average_gradients(gradients, len(members), worker.process, what=f"averaging {action}")
+            recorder.span("average", str(action), start, recorder.now(), minibatch=members[-1] + self.base)
+            start = recorder.now()
+        else:
+            start = recorder.now()
+            gradients = average_gradients(gradients, len(members), worker.process, what=str(action))
+        worker.weights.update(gradients)
+        recorder.span("update", str(action), start, recorder.now(), minibatch=members[-1] + self.base)

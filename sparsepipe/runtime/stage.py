@@ -1,0 +1,174 @@
+"""One stage's share of the network on one minibatch: forward keeps the graph, backward uses it up."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+from torch.func import functional_call
+
+from ..engines import Engine, Feature, Parts, Subnetwork
+from ..models import INPUT, Network
+from ..plan import Plan
+from .failures import PacketMismatch
+from .packet import BACKWARD, FORWARD, Packet, Slot, boundary_id
+from .weights import Version
+
+
+def boundary(network: Network, plan: Plan, cut: int) -> tuple[str, ...]:
+    """Return the tensors alive between stages `cut - 1` and `cut`, in row order: each once, skips included.
+
+    The network's input is one of them where a later layer takes it, and so is its output once it is there.
+    """
+    if cut <= 0 or cut >= len(plan.stages):
+        return ()
+    before = {id for stage in plan.stages[:cut] for id in stage.layers} | {INPUT}
+    needed = {name for row in network.rows if row.id not in before for name in row.inputs} | {network.rows[-1].id}
+    return tuple(name for name in (INPUT, *(row.id for row in network.rows)) if name in before & needed)
+
+
+def differentiable(network: Network) -> frozenset[str]:
+    """Return the tensors that a gradient comes back for: those behind at least one layer with parameters."""
+    found: set[str] = set()
+    for row in network.rows:
+        if row.num_parameters or found & set(row.inputs):
+            found.add(row.id)
+    return frozenset(found)
+
+
+@dataclass(eq=False)
+class Flight:
+    """A minibatch between its forward and its backward."""
+
+    minibatch: int
+    version: Version
+    leaves: tuple[Tensor, ...]  # features that arrived and want a gradient
+    outputs: tuple[Tensor, ...]  # features sent on that will get one; in the last stage the loss alone
+    voxels: int = 0
+    arrived: Mapping[str, Any] | None = None  # kept for a second forward where the stage recomputes
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the last stage says of a minibatch."""
+
+    loss: float  # mean over its samples
+    correct: int
+    samples: int
+
+
+class StageRunner:
+    """Runs the layers of one stage, one minibatch at a time."""
+
+    def __init__(
+        self, network: Network, engine: Engine, plan: Plan, stage: int, *, seed: int, device: torch.device
+    ) -> None:
+        own = plan.stages[stage]
+        self.module = Subnetwork(network, engine, own.layers, seed=seed).to(device)
+        self.engine, self.device, self.recompute = engine, device, own.recompute
+        self.is_first, self.is_last = stage == 0, stage == len(plan.stages) - 1
+        self.before, self.after = boundary(network, plan, stage), boundary(network, plan, stage + 1)
+        self._keep = (network.rows[-1].id,) if self.is_last else self.after
+        self._differentiable = differentiable(network)
+        self.id_before, self.id_after = boundary_id(self.before), boundary_id(self.after)
+
+    def forward(self, arrived: Packet | Any, version: Version, minibatch: int) -> tuple[Flight, dict[str, Any]]:
+        """Run the stage on what arrived (a PointBatch in the first stage, a packet in others)."""
+        alive, leaves, voxels = self._enter(arrived, trained=True)
+        if self.recompute:
+            with torch.no_grad():
+                statistics = [buffer.clone() for buffer in self.module.buffers()]
+                outputs = self._call(alive, version, minibatch)
+                for buffer, kept in zip(self.module.buffers(), statistics, strict=True):
+                    buffer.copy_(kept)  # the second forward counts, not this one
+            return Flight(minibatch, version, leaves, (), voxels, alive), outputs
+        return Flight(minibatch, version, leaves, (), voxels), self._call(alive, version, minibatch)
+
+    def evaluate(self, arrived: Packet | Any, version: Version, minibatch: int) -> tuple[int, dict[str, Any]]:
+        """Run the stage without keeping a graph. Returns the voxel count with the outputs."""
+        with torch.no_grad():
+            alive, _, voxels = self._enter(arrived, trained=False)
+            return voxels, self._call(alive, version, minibatch)
+
+    def leave(self, outputs: Mapping[str, Any], minibatch: int, voxels: int) -> tuple[Packet, tuple[Tensor, ...]]:
+        """Return the packet for the next stage, and those of its tensors that a gradient will come back for."""
+        parts = self.engine.split({name: outputs[name] for name in self.after})
+        slots = tuple(
+            Slot(parts.features[name].rows, parts.features[name].coordinate_set, name in self._differentiable)
+            for name in self.after
+        )
+        packet = Packet(FORWARD, minibatch, self.id_after, slots, parts.coordinate_sets, voxels)
+        return packet, tuple(slot.rows for slot in slots if slot.needs_gradient)
+
+    def loss(self, outputs: Mapping[str, Any], labels: Tensor) -> tuple[Tensor, Outcome]:
+        """Return the mean cross entropy of the minibatch, and what to report of it."""
+        rows = self.engine.rows(outputs[self._keep[0]])
+        if len(rows) != len(labels):
+            raise PacketMismatch(f"{len(rows)} outputs for {len(labels)} labels of the minibatch")
+        loss = functional.cross_entropy(rows.float(), labels.to(rows.device))
+        correct = int((rows.detach().argmax(dim=1) == labels.to(rows.device)).sum())
+        return loss, Outcome(float(loss.detach()), correct, len(labels))
+
+    def backward(
+        self, flight: Flight, gradients: Sequence[Tensor | None], *, scale: float = 1.0
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the gradients of the stage's weights and of the features that arrived.
+
+        `gradients` are those of `flight.outputs`; None stands for 1, the loss's own, times `scale`.
+        """
+        given = [
+            torch.full_like(output, scale) if gradient is None else gradient.to(output.device)
+            for output, gradient in zip(flight.outputs, gradients, strict=True)
+        ]
+        wanted = [*flight.version.tensors.values(), *flight.leaves]
+        if not flight.outputs or not wanted:
+            found = [torch.zeros_like(tensor) for tensor in wanted]
+        else:
+            found = list(torch.autograd.grad(flight.outputs, wanted, given, allow_unused=True, materialize_grads=True))
+        flight.outputs = ()
+        count = len(flight.version.tensors)
+        return found[:count], found[count:]
+
+    def run_again(self, flight: Flight) -> dict[str, Any]:
+        """Run the forward a second time, now with its graph, on what arrived the first time."""
+        assert flight.arrived is not None
+        outputs = self._call(flight.arrived, flight.version, flight.minibatch)
+        flight.arrived = None
+        return outputs
+
+    def answer(self, flight: Flight, gradients: Sequence[Tensor]) -> Packet:
+        """Return the packet with the gradients of what arrived, for the stage before."""
+        return Packet(BACKWARD, flight.minibatch, self.id_before, tuple(map(Slot, gradients)), voxels=flight.voxels)
+
+    def check_answer(self, flight: Flight, packet: Packet) -> list[Tensor]:
+        """Return the gradients that came back. Raises PacketMismatch unless each has its output's shape."""
+        sent = [tuple(output.shape) for output in flight.outputs]
+        back = [tuple(slot.rows.shape) for slot in packet.slots]
+        if sent != back:
+            raise PacketMismatch(
+                f"gradients of minibatch {flight.minibatch} have shapes {back}, its features had {sent}"
+            )
+        return [slot.rows for slot in packet.slots]
+
+    def _enter(self, arrived: Packet | Any, *, trained: bool) -> tuple[dict[str, Any], tuple[Tensor, ...], int]:
+        """Return the tensors alive at the boundary before, those of them that want a gradient, and the voxel count."""
+        if self.is_first:
+            return {INPUT: self.engine.tensor(arrived, self.device)}, (), arrived.num_voxels
+        if len(arrived.slots) != len(self.before):
+            raise PacketMismatch(f"{len(arrived.slots)} tensors arrived, {len(self.before)} expected: {self.before}")
+        leaves: list[Tensor] = []
+        features = {}
+        for name, slot in zip(self.before, arrived.slots, strict=True):
+            rows = slot.rows.to(self.device)
+            if trained and slot.needs_gradient:
+                leaves.append(rows.requires_grad_())
+            features[name] = Feature(rows, slot.coordinate_set)
+        sets = tuple(s._replace(coordinates=s.coordinates.to(self.device)) for s in arrived.coordinate_sets)
+        return self.engine.join(Parts(sets, features)), tuple(leaves), arrived.voxels
+
+    def _call(self, alive: Mapping[str, Any], version: Version, minibatch: int) -> dict[str, Any]:
+        return functional_call(
+            self.module, version.tensors, (alive,), {"minibatch": minibatch, "keep": self._keep}, strict=False
+        )

@@ -1,0 +1,194 @@
+"""The worker: one rank that obeys its list of actions, epoch after epoch."""
+
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from ..plan import Plan
+from ..schedule import Action, Op, actions, forward_actions, in_flight
+from . import checkpoint, metrics
+from .channel import Outbox
+from .config import RunConfig
+from .optimizer import SGD
+from .packet import Packet
+from .process import Process
+from .recorder import Recorder
+from .replicas import average_statistics
+from .segment import Inputs, Segment
+from .stage import StageRunner
+from .weights import Weights
+from .workload import Workload
+
+
+class Worker:
+    """One rank's stage, weights and place in the plan."""
+
+    def __init__(
+        self, run_dir: Path, plan: Plan, config: RunConfig, *, process: Process, workload: Workload, recorder: Recorder
+    ) -> None:
+        self.run_dir, self.plan, self.config, self.process = run_dir, plan, config, process
+        self.workload, self.recorder = workload, recorder
+        self.stage, self.rank = process.stage, process.rank
+        self.own = plan.stages[self.stage]
+        self.runner = StageRunner(
+            workload.network, workload.engine, plan, self.stage, seed=config.seed, device=process.device
+        )
+        optimizer = SGD(learning_rate=config.learning_rate, momentum=config.momentum, weight_decay=config.weight_decay)
+        self.weights = Weights(dict(self.runner.module.named_parameters()), optimizer)
+        self.outbox = Outbox(limit=in_flight(plan, self.stage, self.rank) + 2)
+        self.last_rank = plan.stages[-1].ranks[0]  # tells the run's metrics
+        self.epochs: list[dict[str, Any]] = []
+
+    # --- the run -----------------------------------------------------------------------------------------------------
+
+    def run(self, resume_from: checkpoint.Checkpoint | None) -> None:
+        """Train what is left to train, with validation and checkpoints between epochs, and sum up."""
+        done = self._resume(resume_from) if resume_from else 0
+        if resume_from and self.rank == self.last_rank:
+            self.recorder.metric("resume", minibatch=done)
+        for epoch, first, count in self.workload.segments(done):
+            self.recorder.restart()
+            row = self._train(epoch, first, count)
+            done += count
+            average_statistics(self.runner.module, self.own.share(self.rank) / self.own.round, self.process)
+            row["validation"] = self._validate(epoch) if self.config.validate else None
+            self.epochs.append(row)
+            if self.rank == self.last_rank:
+                told = {key: row[key] for key in ("train", "validation", "samples_per_second")}
+                self.recorder.metric("epoch", epoch=epoch, minibatches=done, **told)
+            last = done >= self.workload.total_minibatches
+            every = self.config.checkpoint_every
+            if every and (last or (epoch + 1) % every == 0):
+                self._checkpoint(done)
+            self.recorder.flush()
+        self._summarise(done)
+
+    def _train(self, epoch: int, first: int, count: int) -> dict[str, Any]:
+        """Obey the action lists for `count` minibatches of an epoch, from an empty pipeline to an empty one."""
+        self.runner.module.train()
+        segment = Segment(self, epoch, first, count)
+        self.process.barrier(f"start of epoch {epoch}")
+        started = self.recorder.now()
+        steps = {Op.FORWARD: segment.forward, Op.BACKWARD: segment.backward, Op.UPDATE: segment.update}
+        for action in actions(self.plan, count)[self.rank]:
+            steps[action.op](action)
+        self.outbox.finish(timeout=self.config.timeout_seconds)
+        return self._epoch_row(segment, started)
+
+    def _epoch_row(self, segment: Segment, started: float) -> dict[str, Any]:
+        """Bring together what the ranks know of an epoch."""
+        table = self.process.sum(segment.table, what="end of an epoch")
+        times, samples, losses, correct = table.unbind(dim=1)
+        window = metrics.steady_window(times.tolist(), self.plan)
+        start, end = (float(times[k]) for k in window) if window else (started, float(times.max()))
+        kinds = metrics.busy_seconds(self.recorder.restart(), start, end)
+        seconds = torch.zeros(len(self.plan.stages), len(kinds), dtype=torch.float64)
+        seconds[self.stage] = torch.tensor(list(kinds.values()), dtype=torch.float64)
+        self.process.sum(seconds, what="end of an epoch")
+        stages = [
+            metrics.stage_summary(k, stage.ranks, dict(zip(kinds, seconds[k].tolist(), strict=True)), end - start)
+            for k, stage in enumerate(self.plan.stages)
+        ]
+        total = float(samples.sum())
+        return {
+            "train": {"loss": float((losses * samples).sum()) / total, "accuracy": float(correct.sum()) / total},
+            "samples_per_second": metrics.pace(times.tolist(), samples.tolist(), window, started),
+            "stages": stages,
+        }
+
+    def _validate(self, epoch: int) -> dict[str, float]:
+        """Run the validation split through the stages, forward only, the newest weights, running statistics."""
+        dataset, batches = self.workload.validation, self.workload.validation_order()
+        self.runner.module.eval()
+        todo = forward_actions(self.plan, len(batches))[self.rank]
+        inputs = Inputs(self, dataset, dict(enumerate(batches)), todo=todo)
+        result = torch.zeros(3, dtype=torch.float64)
+        for action in todo:
+            arrived = inputs.take(action)
+            start = self.recorder.now()
+            voxels, outputs = self.runner.evaluate(arrived, self.weights.newest, action.minibatch)
+            if self.runner.is_last:
+                indices = batches[action.minibatch]
+                with torch.no_grad():
+                    _, outcome = self.runner.loss(outputs, self.workload.labels(dataset, indices))
+                result += torch.tensor(
+                    [outcome.loss * outcome.samples, outcome.correct, outcome.samples], dtype=torch.float64
+                )
+            self.recorder.span("evaluate", str(action), start, self.recorder.now(), minibatch=action.minibatch)
+            if not self.runner.is_last:
+                packet, _ = self.runner.leave(outputs, action.minibatch, voxels)
+                self.send(packet, self.plan.stages[self.stage + 1].replica(action.minibatch), action)
+        self.outbox.finish(timeout=self.config.timeout_seconds)
+        loss, correct, samples = self.process.sum(result, what=f"validation of epoch {epoch}").tolist()
+        return {"loss": loss / samples, "accuracy": correct / samples, "samples": int(samples)}
+
+    def send(self, packet: Packet, peer: int, action: Action) -> None:
+        start = self.recorder.now()
+        self.outbox.send(packet, peer, timeout=self.config.timeout_seconds, action=str(action))
+        self.recorder.span("send", str(action), start, self.recorder.now(), minibatch=action.minibatch, peer=peer)
+
+    # --- checkpoints -------------------------------------------------------------------------------------------------
+
+    def _checkpoint(self, done: int) -> None:
+        start = self.recorder.now()
+        if self.rank == 0:
+            checkpoint.begin(self.run_dir, done)
+        self.process.barrier("start of a checkpoint")
+        if self.rank == self.own.ranks[0]:
+            weights = self.weights.newest.tensors
+            state = self.weights.optimizer.state(self.weights.names)
+            tensors = checkpoint.as_tensor_map(weights, state, dict(self.runner.module.named_buffers()))
+            checkpoint.write_shard(self.run_dir, done, f"stage{self.stage}", tensors)
+        self.process.barrier("writing of a checkpoint")
+        if self.rank == 0:
+            place = {id: f"stage{k}.safetensors" for k, stage in enumerate(self.plan.stages) for id in stage.layers}
+            checkpoint.finish(
+                self.run_dir,
+                done,
+                keep=self.config.keep_checkpoints,
+                layers=place,
+                model=self.workload.network.name,
+                num_classes=self.workload.network.num_classes,
+                batch_size=self.config.batch_size,
+                seed=self.config.seed,
+                optimizer="sgd",
+            )
+        self.process.barrier("end of a checkpoint")
+        self.recorder.span("checkpoint", f"{self.stage}C{done}", start, self.recorder.now())
+
+    def _resume(self, found: checkpoint.Checkpoint) -> int:
+        """Load this stage's layers, whoever held them before, and return the minibatches done."""
+        found.check(model=self.workload.network.name, layers=self.own.layers)
+        tensors = found.read(self.own.layers)
+        self.weights.load(checkpoint.without_prefix(tensors, "weight:"))
+        velocity = {key: tensor for key, tensor in tensors.items() if key.startswith("velocity:")}
+        self.weights.optimizer.load(self.weights.names, velocity)
+        buffers = checkpoint.without_prefix(tensors, "buffer:")
+        for name, buffer in self.runner.module.named_buffers():
+            buffer.copy_(buffers[name])
+        return found.minibatches
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def _summarise(self, done: int) -> None:
+        """Write the run's summary: medians over epochs, the first left out where there are others (it reads the data)."""
+        if self.rank != self.last_rank or not self.epochs:
+            return
+        steady = self.epochs[1:] or self.epochs
+        self.recorder.metric(
+            "summary",
+            run_dir=str(self.run_dir),
+            model=self.workload.network.name,
+            engine=self.workload.engine.name,
+            schedule=self.plan.schedule,
+            planner=self.plan.planner,
+            synthetic=self.workload.training.synthetic,
+            minibatches=done,
+            epochs=len(self.epochs),
+            samples_per_second=median(row["samples_per_second"] for row in steady),
+            train=self.epochs[-1]["train"],
+            validation=self.epochs[-1]["validation"] or {},
+            stages=metrics.median_summaries([row["stages"] for row in steady]),
+        )

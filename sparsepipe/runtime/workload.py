@@ -1,0 +1,79 @@
+"""What a run's settings name, opened: the network, the engine, the data sets, and who visits which sample when."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import torch
+from torch import Tensor
+
+from .. import data
+from ..engines import Engine, engine
+from ..errors import InputError
+from ..models import Network, network
+from ..plan import Plan
+from .config import RunConfig
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """A network with an engine and data. Every rank opens it alike; files are read by the first stage alone."""
+
+    config: RunConfig
+    network: Network
+    engine: Engine
+    training: data.VoxelDataset
+    validation: data.VoxelDataset | None
+
+    @classmethod
+    def open(cls, config: RunConfig) -> "Workload":
+        """Raises InputError for an unknown model or engine, and for a folder that is no data set."""
+        facts = {"voxel_size": config.voxel_size, "num_points": config.num_points, "seed": config.seed}
+        training = data.load(config.data, split="train", **facts)
+        validation = data.load(config.data, split=config.validation_split, **facts) if config.validate else None
+        if validation is not None and validation.classes != training.classes:
+            raise InputError(f"{config.data}: the splits have different classes")
+        net = network(config.model, num_classes=len(training.classes))
+        return cls(config, net, engine(config.engine), training, validation)
+
+    def check(self, plan: Plan) -> None:
+        """Raise InputError where the plan is not one for this network."""
+        plan.check(self.network.graph())
+
+    @property
+    def epoch_minibatches(self) -> int:
+        return -(-len(self.training) // self.config.batch_size)
+
+    @property
+    def total_minibatches(self) -> int:
+        limit = self.config.minibatches
+        return self.config.epochs * self.epoch_minibatches if limit is None else limit
+
+    def segments(self, done: int = 0) -> Iterator[tuple[int, int, int]]:
+        """Yield (epoch, first, count) of what is still to be trained when `done` minibatches are: an epoch at most."""
+        while done < self.total_minibatches:
+            epoch, first = divmod(done, self.epoch_minibatches)
+            count = min(self.epoch_minibatches - first, self.total_minibatches - done)
+            yield epoch, first, count
+            done += count
+
+    @lru_cache(maxsize=2)  # noqa: B019 - a workload lives as long as its process
+    def order(self, epoch: int) -> tuple[tuple[int, ...], ...]:
+        """Return the samples of each training minibatch of an epoch: the same on every rank."""
+        config = self.config
+        return data.minibatches(
+            len(self.training), batch_size=config.batch_size, seed=config.seed, epoch=epoch, shuffle=config.shuffle
+        )
+
+    def validation_order(self) -> tuple[tuple[int, ...], ...]:
+        assert self.validation is not None
+        return data.minibatches(len(self.validation), batch_size=self.config.batch_size, shuffle=False)
+
+    def labels(self, dataset: data.VoxelDataset, indices: Sequence[int]) -> Tensor:
+        """Return the classes of samples, int64 [B], without reading them."""
+        return self._all_labels[dataset.split][list(indices)]
+
+    @cached_property
+    def _all_labels(self) -> dict[str, Tensor]:
+        datasets = [dataset for dataset in (self.training, self.validation) if dataset is not None]
+        return {dataset.split: torch.tensor(dataset.labels, dtype=torch.int64) for dataset in datasets}
