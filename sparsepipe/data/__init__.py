@@ -1,13 +1,32 @@
-"""Point clouds from disk to minibatches of voxels."""
+"""Point clouds from disk to minibatches of voxels.
 
-from .batch import PointBatch, Sample, collate
-from .dataset import VoxelDataset, load
-from .fetch import fetch
-from .folder import DataFolder, info, open_folder
-from .manifests import Manifest, find, list_datasets
-from .order import minibatches
-from .shapes import make_shapes
-from .voxelize import unit_cube, voxelize
+Names are imported when first asked for: listing data sets waits for neither torch nor the libraries that read meshes.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .batch import PointBatch, Sample, collate
+    from .dataset import VoxelDataset, load
+    from .downloads import fetch
+    from .folder import DataFolder, info, open_folder
+    from .manifests import Manifest, find, list_datasets
+    from .order import minibatches
+    from .shapes import make_shapes
+    from .voxels import unit_cube, voxelize
+
+_HOMES = {  # a file of this folder: what it gives
+    "batch": ("PointBatch", "Sample", "collate"),
+    "dataset": ("VoxelDataset", "load"),
+    "downloads": ("fetch",),
+    "folder": ("DataFolder", "info", "open_folder"),
+    "manifests": ("Manifest", "find", "list_datasets"),
+    "order": ("minibatches",),
+    "shapes": ("make_shapes",),
+    "voxels": ("unit_cube", "voxelize"),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "DataFolder",
@@ -27,3 +46,15 @@ __all__ = [
     "unit_cube",
     "voxelize",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

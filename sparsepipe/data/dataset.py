@@ -13,7 +13,7 @@ from .folder import DataFolder, SampleFile, open_folder
 from .formats import read
 from .manifests import find
 from .sampling import derived_seed, sample_points
-from .voxelize import unit_cube, voxelize
+from .voxels import unit_cube, voxelize
 
 _MAX_HASHED_BYTES = 256 * 2**20  # contents are hashed up to here (about a second), names and sizes beyond
 

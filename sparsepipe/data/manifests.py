@@ -14,6 +14,7 @@ from ..files import read_text
 _KEYS = {"name", "title", "licence", "citation", "homepage", "folder", "classes", "splits", "base", "files", "notes"}
 _REQUIRED = ("name", "title", "licence", "citation", "homepage", "splits", "files")
 _SCHEMES = ("https", "http", "file")
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # as safe, and ten times faster on a manifest of many files
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def read_manifest(path: Path | str) -> Manifest:
     """Read and check one manifest. Raises InputError in one line that names the file and the entry."""
     path = Path(path)
     try:
-        content = yaml.safe_load(read_text(path, what="manifest"))
+        content = yaml.load(read_text(path, what="manifest"), Loader=_LOADER)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""

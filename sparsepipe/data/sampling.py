@@ -3,7 +3,6 @@
 import hashlib
 
 import numpy as np
-import trimesh
 
 from ..errors import InputError
 from .formats import Cloud, Mesh
@@ -26,6 +25,8 @@ def sample_points(content: Mesh | Cloud, num_points: int, *, seed: int) -> np.nd
 
 def sample_surface(mesh: Mesh, num_points: int, *, seed: int) -> np.ndarray:
     """Draw `num_points` points uniformly by area from the surface of `mesh`, float64 [P, 3]."""
+    import trimesh
+
     surface = trimesh.Trimesh(mesh.vertices, mesh.faces, process=False)
     area = float(surface.area)
     if not (np.isfinite(area) and area > 0):

@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 import numpy as np
-import trimesh
 
 from ...errors import InputError
 from .base import Mesh, check_finite, read_bytes
@@ -22,6 +21,8 @@ def read_off(path: Path) -> Mesh:
     Mends: counts glued to the keyword, no edge count, CRLF, comments, blank lines, a byte-order mark, lower case.
     Raises InputError that names file and line for everything else.
     """
+    import trimesh  # here: a listing of data sets need not wait for it
+
     lines = _content_lines(path)
     number, first = lines[0]
     match = _KEYWORD.match(first)

@@ -5,7 +5,6 @@ import warnings
 from pathlib import Path
 
 import numpy as np
-from pypcd4 import PointCloud
 
 from ...errors import InputError
 from .base import Cloud, check_finite, read_bytes
@@ -21,6 +20,8 @@ def read_pcd(path: Path) -> Cloud:
 
     Raises InputError that names the file where it is truncated, longer than its header says, malformed or not finite.
     """
+    from pypcd4 import PointCloud  # here: a listing of data sets need not wait for it
+
     data = read_bytes(path, what=_WHAT)
     header, body = _split_header(path, data)
     num_points, encoding = _check_header(path, header)
