@@ -16,11 +16,12 @@ def main() -> int:
     arguments = parser.parse_args()
     watch()
     rank = int(os.environ.get("RANK", "0"))
+    resume = arguments.resume or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
     logs = arguments.run_dir / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     (logs / f"rank{rank}.pid").write_text(f"{os.getpid()}\n")
     _write_to(logs / f"rank{rank}.log")
-    return _run(arguments.run_dir, rank, resume=arguments.resume)
+    return _run(arguments.run_dir, rank, resume=resume)
 
 
 def _write_to(path: Path) -> None:

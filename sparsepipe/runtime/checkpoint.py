@@ -3,7 +3,7 @@
     checkpoints/minibatch-00000120/stage0.safetensors …   weight:L.p, velocity:L.p, buffer:L.b of each layer L
                                    manifest.json          which file holds which layer, sizes and SHA-256, position
 
-Tensors alone, no pickle. The folder gets its name when it is whole; a kill before leaves a hidden one that nobody reads.
+Tensors alone, no pickle. The folder gets its name when it is whole; a kill before leaves a hidden one nobody reads.
 """
 
 import hashlib
@@ -68,7 +68,7 @@ class Checkpoint:
                 f"{path}: this shard of the checkpoint is missing; put it back, or remove {self.folder.name}"
             )
         if path.stat().st_size != facts["bytes"] or _digest(path) != facts["sha256"]:
-            raise InputError(f"{path}: this shard is not what was written (SHA-256 differs); remove {self.folder.name}")
+            raise InputError(f"{path}: not the shard that was written (SHA-256 differs); remove {self.folder.name}")
 
 
 def latest(run_dir: Path) -> Checkpoint | None:

@@ -1,4 +1,4 @@
-"""A worker's tie to the one that started it: when the other end of a named pipe closes, for any reason, the worker ends."""
+"""A worker's tie to who started it: when the other end of a named pipe closes, for any reason, the worker ends."""
 
 import os
 import threading

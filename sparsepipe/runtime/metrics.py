@@ -12,9 +12,9 @@ from ..trace import KINDS, WORK
 def steady_window(times: Sequence[float], plan: Plan) -> tuple[int, int] | None:
     """Return the minibatches (first, last) between whose ends the pipeline of one epoch was full.
 
-    `times[m]` is when minibatch m was done in the last stage. Asynchronous schedules: from the first minibatch after the
-    warm-up to the last. Schedules that flush: whole steps, from the end of the first to that of the last whole one, the
-    pipeline's filling and draining included. None where the epoch is too short.
+    `times[m]` is when minibatch m was done in the last stage. Asynchronous schedules: from the first minibatch after
+    the warm-up to the last. Schedules that flush: whole steps, from the end of the first to that of the last whole one,
+    the pipeline's filling and draining included. None where the epoch is too short.
     """
     if plan.weights == "flush":
         steps = len(times) // plan.num_microbatches

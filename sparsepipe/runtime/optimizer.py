@@ -1,4 +1,4 @@
-"""Optimizers as arithmetic on lists of tensors: new weights out of place, or in place where nobody needs the old ones."""
+"""Optimizers as arithmetic on lists of tensors: new weights, or the old ones changed where nobody needs them."""
 
 from collections.abc import Mapping, Sequence
 

@@ -33,7 +33,7 @@ class Slot:
 
 @dataclass(frozen=True, eq=False)
 class Packet:
-    """What crosses one boundary for one minibatch, in one direction. `boundary` tells one list of tensors from another."""
+    """What crosses one boundary for one minibatch in one direction. `boundary` tells lists of tensors apart."""
 
     direction: int
     minibatch: int

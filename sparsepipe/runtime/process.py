@@ -88,12 +88,14 @@ def joined(plan: Plan, *, run_dir: Path, device: str, threads: int | None, timeo
 
 def _store(run_dir: Path, world_size: int, timeout: float) -> dist.Store:
     if os.environ.get("SPARSEPIPE_RENDEZVOUS", "file") == "file":
-        attempt = os.environ.get("SPARSEPIPE_ATTEMPT", "0")
+        attempt = "-".join(os.environ.get(name, "0") for name in ("SPARSEPIPE_LAUNCH", "TORCHELASTIC_RESTART_COUNT"))
         folder = run_dir / "logs"
         folder.mkdir(parents=True, exist_ok=True)
         return dist.FileStore(str(folder / f".rendezvous-{attempt}"), world_size)
+    # The launcher's own store: it listens where the launcher bound it, and outlives every attempt.
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return dist.TCPStore(address, port, world_size, timeout=timedelta(seconds=timeout))
+    store = dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=timeout))
+    return dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def _meet(store: dist.Store, rank: int, world_size: int, timeout: float) -> None:

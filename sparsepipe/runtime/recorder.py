@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ..files import read_rows, write_rows
+
 _ROWS_AT_ONCE = 256
 _SECONDS_AT_MOST = 0.5
 
@@ -75,3 +77,24 @@ class Recorder:
     def close(self) -> None:
         self._trace.close()
         self._metrics.close()
+
+
+def forget_rows(run_dir: Path, minibatches: int) -> None:
+    """Take from the metrics what a run that resumes after `minibatches` will do again, and say so in a row.
+
+    One rank calls it, before any opens the file. Readers who follow the file see another file in its place, in which all
+    up to the row "resume" is what they have seen before.
+    """
+    path = run_dir / "metrics.jsonl"
+    rows = read_rows(path) if path.exists() else []
+    kept = [row for row in rows if row["event"] in _DONE_BY and _DONE_BY[row["event"]](row) <= minibatches]
+    last = max((row["seconds"] for row in rows), default=0.0)
+    write_rows(path, [*kept, {"event": "resume", "seconds": last, "minibatches": minibatches}])
+
+
+# How many minibatches were done when a row was written; rows of other events are not kept.
+_DONE_BY = {
+    "step": lambda row: row["minibatch"] + 1,
+    "epoch": lambda row: row["minibatches"],
+    "resume": lambda row: row["minibatches"],
+}

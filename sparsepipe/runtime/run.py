@@ -1,5 +1,6 @@
 """One rank's run from its folder: what `python -m sparsepipe.runtime` does."""
 
+import os
 import time
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from ..plan import Plan
 from . import checkpoint
 from .config import RunConfig
 from .process import Process, joined
-from .recorder import Recorder
+from .recorder import Recorder, forget_rows
 from .worker import Worker
 from .workload import Workload
 
@@ -24,6 +25,8 @@ def run(run_dir: Path, plan: Plan, config: RunConfig, *, resume: bool = False) -
     workload = Workload.open(config)
     workload.check(plan)
     found = checkpoint.latest(run_dir) if resume else None
+    if int(os.environ.get("RANK", "0")) == 0 and resume:
+        forget_rows(run_dir, found.minibatches if found else 0)
     with joined(
         plan, run_dir=run_dir, device=config.device, threads=config.threads, timeout=config.timeout_seconds
     ) as process:

@@ -101,8 +101,8 @@ class Segment:
         loss, outcome = worker.runner.loss(outputs, labels)
         if not math.isfinite(outcome.loss):
             raise LossNotFinite(
-                f"the loss of minibatch {m + self.base} (epoch {self.epoch}) is {outcome.loss} in stage {worker.stage}; "
-                "lower the learning rate, the last checkpoint is kept"
+                f"the loss of minibatch {m + self.base} (epoch {self.epoch}) is {outcome.loss} in stage "
+                f"{worker.stage}; lower the learning rate, the last checkpoint is kept"
             )
         flight.outputs = (loss,)
         self.outcomes[m] = outcome

@@ -43,11 +43,9 @@ class Worker:
 
     # --- the run -----------------------------------------------------------------------------------------------------
 
-    def run(self, resume_from: checkpoint.Checkpoint | None) -> None:
+    def run(self, resume_from: checkpoint.Checkpoint | None = None) -> None:
         """Train what is left to train, with validation and checkpoints between epochs, and sum up."""
         done = self._resume(resume_from) if resume_from else 0
-        if resume_from and self.rank == self.last_rank:
-            self.recorder.metric("resume", minibatch=done)
         for epoch, first, count in self.workload.segments(done):
             self.recorder.restart()
             row = self._train(epoch, first, count)
@@ -173,7 +171,7 @@ class Worker:
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def _summarise(self, done: int) -> None:
-        """Write the run's summary: medians over epochs, the first left out where there are others (it reads the data)."""
+        """Write the run's summary: medians over epochs, without the first (it reads the data) if there are others."""
         if self.rank != self.last_rank or not self.epochs:
             return
         steady = self.epochs[1:] or self.epochs

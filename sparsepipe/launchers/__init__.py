@@ -1,0 +1,5 @@
+"""Launchers: a plan becomes running processes, here or on a cluster."""
+
+from .base import LAUNCHERS, Job, launch
+
+__all__ = ["LAUNCHERS", "Job", "launch"]
