@@ -41,7 +41,8 @@ class LayerTable:
         Raises InputError for a type that was not profiled.
         """
         graph, counts = profile.graph, np.asarray(voxels, dtype=float)
-        computes = np.array([[0.0 if k in graph.input_layers else 1.0] for k in range(len(graph.layers))])
+        inputs = graph.input_layers
+        computes = np.array([[0.0 if k in inputs else 1.0] for k in range(len(graph.layers))])
         names = tuple(dict.fromkeys(profile.device_types if types is None else types))
         for name in names:
             profile.cost(0, name)

@@ -13,9 +13,13 @@ from .base import Planner, Problem, with_seconds
 from .baselines import DataParallel, ModelParallel
 from .estimate import estimate
 from .optimal import Optimal
+from .pipedream import PipeDream
+from .sparsepipe import SparsePipe
 
 PLANNERS: Mapping[str, type[Any]] = {
     "optimal": Optimal,
+    "pipedream": PipeDream,
+    "sparsepipe": SparsePipe,
     "data-parallel": DataParallel,
     "model-parallel": ModelParallel,
 }

@@ -59,7 +59,8 @@ class Problem:
     @cached_property
     def layers(self) -> tuple[int, ...]:
         """The layers that stages hold: all but those that stand for loading the data."""
-        return tuple(k for k in range(len(self.graph.layers)) if k not in self.graph.input_layers)
+        inputs = self.graph.input_layers
+        return tuple(k for k in range(len(self.graph.layers)) if k not in inputs)
 
     def total_seconds(self, device_type: str) -> float:
         """Forward and backward of the whole network on one device."""
