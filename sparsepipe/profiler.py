@@ -96,10 +96,10 @@ def profile(
     origin: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Profile:
-    """Measure each layer's forward and backward on `batches` of different voxel counts; median and interquartile range.
+    """Measure each layer's forward and backward on `batches` of different voxel counts; median, interquartile range.
 
-    The first minibatch is warmed up `warmup` times, each further one once. `origin` of the profile says how the sum over
-    layers compares with uncut steps on the middle minibatch. `voxel_counts` defaults to those of `batches`.
+    The first minibatch is warmed up `warmup` times, each further one once. `origin` of the profile says how the sum
+    over layers compares with uncut steps on the middle minibatch. `voxel_counts` defaults to those of `batches`.
     Raises InputError without batches, without repeats, or for two batches of the same voxel count.
     """
     batches = sorted(batches, key=lambda batch: batch.num_voxels)

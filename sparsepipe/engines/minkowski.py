@@ -34,7 +34,10 @@ class MinkowskiEngine:
     name = "minkowski"
 
     def layer(self, row: Row) -> nn.Module:
-        return LAYERS[row.kind](**row.args)
+        with warnings.catch_warnings():
+            # Its layers instantiate autograd functions, which torch deprecates and still allows.
+            warnings.filterwarnings("ignore", message="<class 'Minkowski", category=DeprecationWarning)
+            return LAYERS[row.kind](**row.args)
 
     def tensor(self, batch: PointBatch, device: Any = "cpu") -> ME.SparseTensor:
         dimension = batch.coordinates.shape[1] - 1
@@ -64,7 +67,7 @@ class MinkowskiEngine:
             key, (kept, _) = manager.insert_and_map(coordinates.contiguous(), list(stride), "")
             if len(kept) != len(coordinates):
                 raise InputError(
-                    f"coordinates at tensor stride {stride} hold duplicates: {len(kept)} of {len(coordinates)} differ"
+                    f"{len(kept)} of {len(coordinates)} coordinates at stride {stride} are distinct: expected all"
                 )
             keys.append(key)
         return {name: _join(name, feature, keys, manager, parts) for name, feature in parts.features.items()}
@@ -125,6 +128,8 @@ class GlobalMaxPool(ME.MinkowskiGlobalMaxPooling):
     """MinkowskiGlobalMaxPooling with its rows, which come in the order of a hash map, put in batch order."""
 
     def forward(self, input: ME.SparseTensor) -> Tensor:
+        if len(input) == int(input.C[:, 0].max()) + 1:  # one voxel a sample: the library refuses to pool
+            return input.F.index_select(0, torch.argsort(input.C[:, 0]))
         pooled = super().forward(input)
         return pooled.F.index_select(0, torch.argsort(pooled.C[:, 0]))
 

@@ -1,4 +1,4 @@
-"""Train one minibatch layer by layer, each layer cut off from the others, and time each layer's forward and backward."""
+"""Train one minibatch layer by layer, each layer cut off from the others, and time every forward and backward."""
 
 import time
 from collections.abc import Mapping
@@ -35,10 +35,11 @@ def seconds_of(device: torch.device) -> float:
 def sweep(subnetwork: Subnetwork, batch: PointBatch, *, device: torch.device, count_saved: bool = False) -> Sweep:
     """Run a whole network forward, then backward in reverse, as a training step does, with a cut at every layer.
 
-    Every layer's output is detached and becomes the leaf that its consumers read, so its gradient is what they sum into
-    it; the last output gets a random one. All sweeps start from a fresh coordinate manager: a layer that is the first to
-    need coordinates or a kernel map pays for making them, as it does in training. With `count_saved` every tensor that
-    autograd keeps is counted once, for the first layer that keeps it, weights left out; times are then not meaningful.
+    Every layer's output is detached and becomes the leaf that its consumers read, so its gradient is what they sum
+    into it; the last output gets a random one. A sweep starts from a fresh coordinate manager: the first layer to need
+    coordinates or a kernel map pays for making them, as it does in training. With `count_saved` every tensor that
+    autograd keeps is counted once, for the first layer that keeps it, weights left out, and times mean little. What
+    MinkowskiEngine keeps past autograd (the input of a first convolution, the winners of a pool) is not seen.
     """
     engine = subnetwork.engine
     subnetwork.zero_grad(set_to_none=True)
@@ -58,9 +59,8 @@ def sweep(subnetwork: Subnetwork, batch: PointBatch, *, device: torch.device, co
             saved[row.id] = hooks.num_bytes
         outputs[row.id] = engine.features(output)
         tensors[row.id] = engine.replace(output, outputs[row.id].detach().requires_grad_())
-    last = outputs[subnetwork.table[-1].id]
-    generator = torch.Generator(device).manual_seed(0)
-    gradients = {subnetwork.table[-1].id: torch.empty_like(last).normal_(0, 1 / max(len(last), 1), generator=generator)}
+    last = subnetwork.table[-1].id
+    gradients = {last: _last_gradient(outputs[last])}
     for row in reversed(subnetwork.table):
         output = outputs.pop(row.id)
         gradient = gradients.pop(row.id, engine.features(tensors[row.id]).grad)
@@ -79,8 +79,14 @@ def whole_step(subnetwork: Subnetwork, batch: PointBatch, *, device: torch.devic
     tensor = engine.tensor(batch, device)
     start = seconds_of(device)
     rows = engine.features(subnetwork({INPUT: tensor}, minibatch=0, keep=(last,))[last])
-    torch.autograd.backward(rows, torch.full_like(rows, 1 / max(len(rows), 1)))
+    torch.autograd.backward(rows, _last_gradient(rows))
     return seconds_of(device) - start
+
+
+def _last_gradient(rows: Tensor) -> Tensor:
+    """Draw what a loss would send back, about 1 / rows in size: the same for every pass over a minibatch."""
+    generator = torch.Generator(rows.device).manual_seed(0)
+    return torch.empty_like(rows).normal_(0, 1 / max(len(rows), 1), generator=generator)
 
 
 def _storage(tensor: Tensor) -> int:

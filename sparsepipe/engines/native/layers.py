@@ -35,8 +35,9 @@ class Convolution(nn.Module):
     ) -> None:
         super().__init__()
         self.kernel_size, self.stride, self.dilation = kernel_size, stride, dilation
-        num_offsets = kernel_size**dimension
-        shape = (in_channels, out_channels) if num_offsets == 1 else (num_offsets, in_channels, out_channels)
+        shape: tuple[int, ...] = (kernel_size**dimension, in_channels, out_channels)
+        if kernel_size == 1 and stride == 1:  # a matrix product: MinkowskiEngine leaves the first axis out
+            shape = shape[1:]
         self.kernel = nn.Parameter(torch.empty(shape))
         self.bias = nn.Parameter(torch.zeros(1, out_channels)) if bias else None
 

@@ -13,12 +13,17 @@ from .coordinates import KernelMap
 class _MaxPool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, features: Tensor, kernel_map: KernelMap) -> Tensor:
-        # Every output voxel has an input voxel below it, so no output keeps the starting value.
-        output = features.new_full((kernel_map.num_out, features.shape[1]), -torch.inf)
-        winners = torch.zeros_like(output, dtype=torch.int64)
+        shape = (kernel_map.num_out, features.shape[1])
+        if kernel_map.identity is None:
+            # Every output voxel has an input voxel below it, so no output keeps the starting value.
+            output = features.new_full(shape, -torch.inf)
+            winners = torch.zeros_like(output, dtype=torch.int64)
+        else:
+            output = features.clone()
+            winners = torch.arange(len(features), device=features.device).unsqueeze(1).repeat(1, shape[1])
         for _, in_rows, out_rows in kernel_map.segments():
             candidates, best = features.index_select(0, in_rows), output.index_select(0, out_rows)
-            better = candidates > best  # of equal candidates the first offset wins
+            better = candidates > best  # of equal candidates the first wins
             output.index_copy_(0, out_rows, torch.where(better, candidates, best))
             rows = torch.where(better, in_rows.unsqueeze(1), winners.index_select(0, out_rows))
             winners.index_copy_(0, out_rows, rows)

@@ -1,0 +1,174 @@
+"""The native engine against dense torch convolution, gradcheck and brute force over coordinates."""
+
+import itertools
+
+import hypothesis.strategies as st
+import pytest
+import torch
+import torch.nn.functional as functional
+from engine_clouds import close, leaf, random_batch
+from hypothesis import given, settings
+
+from sparsepipe.engines import engine
+from sparsepipe.engines.native.convolution import convolve
+from sparsepipe.engines.native.coordinates import CoordinateManager, kernel_offsets, pack, unpack
+from sparsepipe.engines.native.pooling import global_max_pool, max_pool
+from sparsepipe.errors import InputError
+from sparsepipe.models import INPUT, Row
+
+NATIVE = engine("native")
+SIZE = 8  # of the dense grid; random_batch(reach=4) fills [-4, 4)
+
+
+def dense(coordinates, features, *, fill=0.0):
+    """Scatter rows onto a grid [B, C, 8, 8, 8] whose origin is -4."""
+    grid = features.new_full((int(coordinates[:, 0].max()) + 1, features.shape[1], SIZE, SIZE, SIZE), fill)
+    b, x, y, z = (coordinates.long() + torch.tensor([0, 4, 4, 4])).unbind(1)
+    grid[b, :, x, y, z] = features
+    return grid
+
+
+def torch_kernel(kernel, size):
+    """[K, C_in, C_out], first axis fastest -> [C_out, C_in, X, Y, Z]."""
+    volume = kernel.reshape(size, size, size, *kernel.shape[-2:])  # z, y, x
+    return volume.permute(4, 3, 2, 1, 0)
+
+
+SHAPES = [(3, 1, 1), (3, 2, 1), (2, 2, 1), (1, 1, 1), (5, 1, 1), (3, 1, 2), (4, 4, 1)]
+
+
+@pytest.mark.parametrize(("size", "stride", "dilation"), SHAPES)
+def test_convolution_equals_dense_convolution(size, stride, dilation):
+    batch = random_batch(reach=4, channels=3)
+    x, features = leaf(NATIVE, batch, dtype=torch.float64)
+    args = {"in_channels": 3, "out_channels": 4, "bias": True}
+    args |= {"kernel_size": size, "stride": stride, "dilation": dilation}
+    layer = NATIVE.layer(Row("c", "convolution", (INPUT,), args)).double()
+    torch.nn.init.normal_(layer.kernel, generator=torch.Generator().manual_seed(0))
+    torch.nn.init.normal_(layer.bias, generator=torch.Generator().manual_seed(1))
+    output = layer(x)
+    gradient = torch.randn(output.features.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    output.features.backward(gradient)
+    ours = output.features.detach(), features.grad, layer.kernel.grad, layer.bias.grad
+
+    dense_features = features.detach().clone().requires_grad_()
+    layer.zero_grad()
+    first = dilation * (size // 2) if size % 2 else 0  # the grid starts where an odd kernel's first tap reaches out
+    last = dilation * (size - 1) - first
+    grid = functional.pad(dense(x.coordinates, dense_features), (first, last) * 3)
+    result = functional.conv3d(grid, torch_kernel(layer.kernel, size), stride=stride, dilation=dilation)
+    b, *axes = (output.coordinates.long() + torch.tensor([0, 4, 4, 4])).unbind(1)
+    rows = result[b, :, *(axis // stride for axis in axes)] + layer.bias
+    rows.backward(gradient)
+    theirs = rows.detach(), dense_features.grad, layer.kernel.grad, layer.bias.grad
+    for a, b in zip(ours, theirs, strict=True):
+        close(a, b, 1e-12)
+
+
+@pytest.mark.parametrize(("size", "stride"), [(2, 2), (3, 1), (3, 2)])
+def test_max_pool_equals_brute_force(size, stride):
+    x, features = leaf(NATIVE, random_batch(reach=4, channels=3))
+    output = NATIVE.layer(Row("m", "max_pool", (INPUT,), {"kernel_size": size, "stride": stride}))(x)
+    output.features.sum().backward()
+    place = {tuple(c): row for row, c in enumerate(x.coordinates.tolist())}
+    gradient = torch.zeros_like(features)
+    expected = sorted({(c[0], *(v // stride * stride for v in c[1:])) for c in place})
+    assert output.coordinates.tolist() == [list(c) for c in expected]
+    for row, (b, *c) in enumerate(expected):
+        near = [(b, *(v + o for v, o in zip(c, offset, strict=True))) for offset in kernel_offsets(size, 3)]
+        rows = [place[c] for c in near if c in place]
+        best = features.detach()[rows].max(dim=0)
+        assert torch.equal(output.features[row], best.values)
+        for channel, winner in enumerate(best.indices):
+            gradient[rows[winner], channel] += 1
+    assert torch.equal(features.grad, gradient)
+
+
+@given(st.integers(1, 4), st.sampled_from([1, 2, 3]), st.sampled_from([1, 2]), st.integers(0, 5))
+@settings(max_examples=25)
+def test_kernel_maps_equal_brute_force(dimension, size, stride, seed):
+    generator = torch.Generator().manual_seed(seed)
+    coordinates = torch.randint(-3, 3, (40, 1 + dimension), generator=generator)
+    coordinates[:, 0] %= 2
+    coordinates = coordinates.unique(dim=0)
+    manager = CoordinateManager(dimension)
+    ones = (1,) * dimension
+    manager.insert(ones, pack(coordinates))
+    target = ones if stride == 1 else manager.downsampled(ones, stride)
+    found = manager.kernel_map(ones, target, kernel_size=size)
+    out = manager.coordinates(target)
+    floored = torch.cat([coordinates[:, :1], coordinates[:, 1:] // stride * stride], dim=1)
+    assert torch.equal(out.long(), floored.unique(dim=0))
+    taps = range(-(size // 2), size // 2 + 1) if size % 2 else range(size)
+    place = {tuple(row): i for i, row in enumerate(coordinates.tolist())}
+    pairs = set()
+    for k, offset in enumerate(itertools.product(taps, repeat=dimension)):  # the last axis runs fastest: reversed below
+        for j, (b, *c) in enumerate(out.tolist()):
+            i = place.get((b, *(v + o for v, o in zip(c, offset[::-1], strict=True))))
+            if i is not None:
+                pairs.add((k, i, j))
+    ours = {(k, int(i), int(j)) for k, rows, outs in found.segments() for i, j in zip(rows, outs, strict=True)}
+    if found.identity is not None:
+        ours |= {(found.identity, i, i) for i in range(len(out))}
+    assert ours == pairs
+    assert found.num_pairs == len(pairs)
+
+
+def test_gradients_in_double_precision():
+    batch = random_batch(num_samples=2, num_points=30, reach=2)
+    manager = NATIVE.tensor(batch).manager
+    one = (1, 1, 1)
+    features = torch.randn(len(manager.keys(one)), 2, dtype=torch.float64, requires_grad=True)
+    for target, size in ((one, 3), (manager.downsampled(one, 2), 2), (manager.downsampled(one, 2), 3)):
+        kernel_map = manager.kernel_map(one, target, kernel_size=size)
+        kernel = torch.randn(size**3, 2, 3, dtype=torch.float64, requires_grad=True)
+        assert torch.autograd.gradcheck(lambda x, k, m=kernel_map: convolve(x, k, m), (features, kernel))
+        assert torch.autograd.gradcheck(lambda x, m=kernel_map: max_pool(x, m), (features,))
+    sizes = manager.sample_sizes(one)
+    assert torch.autograd.gradcheck(lambda x: global_max_pool(x, sizes), (features,))
+
+
+def test_maps_are_built_once_for_a_minibatch(monkeypatch):
+    built = []
+    build = CoordinateManager._build
+    monkeypatch.setattr(CoordinateManager, "_build", lambda self, *key: built.append(key) or build(self, *key))
+    args = {"in_channels": 2, "out_channels": 2, "kernel_size": 3}
+    x = NATIVE.tensor(random_batch())
+    for name in "abc":
+        x = NATIVE.layer(Row(name, "convolution", (INPUT,), args))(x)
+    assert len(built) == 1
+
+
+@given(st.integers(1, 4), st.integers(0, 9))
+def test_keys_keep_coordinates_and_their_order(dimension, seed):
+    bits = {1: 31, 2: 22, 3: 16, 4: 12}[dimension]
+    limit = 3 << (bits - 3)
+    generator = torch.Generator().manual_seed(seed)
+    coordinates = torch.randint(-limit, limit, (50, 1 + dimension), generator=generator)
+    coordinates[:, 0] = torch.randint(0, 1000, (50,), generator=generator)
+    coordinates = coordinates.int().unique(dim=0)
+    keys = pack(coordinates)
+    assert torch.equal(unpack(keys, dimension), coordinates)
+    assert bool((keys[1:] > keys[:-1]).all())
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ([0, 0, 0, 24576], r"voxel coordinates 0\.\.24576: expected -24576\.\.24575 in 3 dimensions; use a larger"),
+        ([0, -24577, 0, 0], r"voxel coordinates -24577\.\.0: expected"),
+        ([-1, 0, 0, 0], r"batch indices -1\.\.-1: expected 0\.\.32767 in 3 dimensions"),
+        ([40000, 0, 0, 0], "batch indices"),
+        ([0], "coordinates with 0 spatial axes"),
+        ([0, 0, 0, 0, 0, 0], "coordinates with 5 spatial axes"),
+    ],
+)
+def test_coordinates_that_do_not_fit(row, message):
+    with pytest.raises(InputError, match=message):
+        pack(torch.tensor([row], dtype=torch.int32))
+
+
+def test_wrong_channels_in_one_line():
+    layer = NATIVE.layer(Row("c", "convolution", (INPUT,), {"in_channels": 3, "out_channels": 3, "kernel_size": 3}))
+    with pytest.raises(InputError, match="a tensor with 2 channels meets a convolution of 3 input channels"):
+        layer(NATIVE.tensor(random_batch(channels=2)))

@@ -1,0 +1,90 @@
+"""Networks are tables of rows: their shapes, names, parameters and graphs."""
+
+import pytest
+
+from sparsepipe.engines import Subnetwork, engine
+from sparsepipe.errors import InputError
+from sparsepipe.graph_text import GraphText
+from sparsepipe.models import INPUT, NETWORKS, Network, Row, network
+
+
+def kinds(net):
+    letters = {"convolution": "c", "batch_norm": "b", "relu": "r", "max_pool": "M"}
+    return " ".join(letters.get(row.kind, row.kind) for row in net.rows)
+
+
+def test_minkvgg16bn_is_the_52_layers_of_sparsepipe():
+    net = network("minkvgg16bn", num_classes=40)
+    assert len(net.rows) == 52
+    assert kinds(net) == (
+        "c b r c b r M c b r c b r M c b r c b r c b r M c b r c b r c b r M c b r c b r c b r M "
+        "global_max_pool linear r dropout linear r dropout linear"
+    )
+    assert net.rows[0].inputs == (INPUT,)
+    assert all(row.inputs == (before.id,) for before, row in zip(net.rows, net.rows[1:], strict=False))
+    assert [row.id for row in net.rows[:4]] == ["conv1_1", "bn1_1", "relu1_1", "conv1_2"]
+    assert [row.id for row in net.rows[-9:]] == [
+        "pool5", "global_pool", "fc1", "relu_fc1", "dropout1", "fc2", "relu_fc2", "dropout2", "fc3",
+    ]  # fmt: skip
+
+
+def test_minkvgg16bn_weighs_what_sparsepipe_published(shared_reference):
+    """Every layer of SparsePipe's own profile (ModelNet40, RTX), its input node aside, has our kind and our bytes."""
+    published = GraphText.load(shared_reference / "profiles/minkvgg/minkvgg_v0.02_b64_RTX/graph.txt")
+    names = {"convolution": "MinkowskiConvolution", "batch_norm": "MinkowskiBatchNorm", "relu": "MinkowskiReLU"}
+    names |= {"max_pool": "MinkowskiMaxPooling", "global_max_pool": "MinkowskiGlobalMaxPooling"}
+    names |= {"linear": "MinkowskiLinear", "dropout": "Dropout"}
+    node_of = {node.id: node for node in published.nodes}
+    theirs = [layer for layer in published.graph.layers if not layer.description.startswith("Input")]
+    net = network("minkvgg16bn", num_classes=40)
+    for row, layer, other in zip(net.rows, net.graph().layers, theirs, strict=True):
+        assert node_of[other.id].description.partition("(")[0] == names[row.kind], row.id
+        assert layer.parameter_bytes == other.parameter_bytes, row.id
+
+
+@pytest.mark.parametrize(("name", "convolutions"), [("minkvgg11", 8), ("minkvgg13bn", 10), ("minkvgg19", 16)])
+def test_depths_count_convolutions(name, convolutions):
+    net = network(name, num_classes=10)
+    assert sum(row.kind == "convolution" for row in net.rows) == convolutions
+    assert any(row.kind == "batch_norm" for row in net.rows) == name.endswith("bn")
+    assert all(row.args["bias"] != name.endswith("bn") for row in net.rows if row.kind == "convolution")
+
+
+def test_narrow_is_a_quarter_everywhere():
+    wide, narrow = (network(name, num_classes=10) for name in ("minkvgg11bn", "minkvgg11bn-narrow"))
+    for a, b in zip(wide.rows, narrow.rows, strict=True):
+        assert a.id == b.id
+        if "out_channels" in a.args and a.id != "fc3":
+            assert a.args["out_channels"] == 4 * b.args["out_channels"]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_parameter_bytes_are_those_of_the_modules(name):
+    net = network(name, num_classes=7, in_channels=2)
+    if not name.endswith("-narrow"):
+        net = Network(net.name, net.rows[:12], 2, 7)  # a wide classifier takes seconds to draw
+    modules = Subnetwork(net, engine("native"))
+    for layer in net.graph().layers:
+        counted = sum(p.numel() * p.element_size() for p in modules.get_submodule(layer.id).parameters())
+        assert layer.parameter_bytes == counted, layer.id
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ((Row("a", "sigmoid", (INPUT,)),), "unknown kind 'sigmoid', expected one of convolution"),
+        ((Row("a", "relu", ("b",)), Row("b", "relu", (INPUT,))), "input 'b' is not an earlier layer"),
+        ((Row("a", "relu", (INPUT,)), Row("a", "relu", ("a",))), "expected a new name"),
+        ((Row("a b", "relu", (INPUT,)),), "expected a new name"),
+    ],
+)
+def test_bad_rows(rows, message):
+    with pytest.raises(InputError, match=message):
+        Network("bad", rows, 1, 1)
+
+
+def test_bad_names():
+    with pytest.raises(InputError, match="unknown model 'vgg', expected one of minkvgg11, "):
+        network("vgg", num_classes=10)
+    with pytest.raises(InputError, match="0 classes"):
+        network("minkvgg11", num_classes=0)

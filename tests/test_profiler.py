@@ -1,0 +1,156 @@
+"""The profiler: sizes have closed forms, a sweep computes the gradients of an uncut step, times are medians."""
+
+import pytest
+import torch
+from engine_clouds import close, random_batch, real_batch
+
+from sparsepipe import profiler
+from sparsepipe.data import collate
+from sparsepipe.engines import Subnetwork, engine, sweep
+from sparsepipe.engines.native.coordinates import CoordinateManager, pack
+from sparsepipe.errors import InputError
+from sparsepipe.models import INPUT, Network, Row, network
+from sparsepipe.profile import Profile
+
+NET = network("minkvgg11bn-narrow", num_classes=5)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module", params=["native", "minkowski"])
+def chosen(request):
+    try:
+        return engine(request.param)
+    except InputError as error:
+        pytest.skip(str(error))
+
+
+def batches(*points):
+    return [random_batch(channels=1, reach=20, num_points=count, seed=count) for count in points]
+
+
+def test_sizes_have_closed_forms(chosen):
+    found = batches(300, 100, 200)
+    one = profiler.profile(NET, found, chosen, warmup=1, repeats=2, device_type="here")
+    counts = sorted(batch.num_voxels for batch in found)
+    assert one.voxel_counts == tuple(counts)
+    assert one.device_types == ("here",)
+    assert one.graph == NET.graph()
+    for batch, position in zip(sorted(found, key=lambda b: b.num_voxels), range(3), strict=True):
+        cost = {row.id: one.costs["here"][k].samples[position] for k, row in enumerate(NET.rows)}
+        coarse = {(0, *(c[0], *(v // 2 for v in c[1:]))) for c in batch.coordinates.tolist()}
+        assert {sample.voxels for sample in cost.values()} == {batch.num_voxels}
+        assert cost["conv1_1"].output_bytes == batch.num_voxels * 16 * 4
+        assert cost["conv1_1"].coordinate_bytes == 0  # they are the input's
+        assert cost["pool1"].coordinate_bytes == len(coarse) * 4 * 4
+        assert cost["pool1"].output_bytes == len(coarse) * 16 * 4
+        assert cost["conv2_1"].coordinate_bytes == 0
+        assert cost["fc1"].output_bytes == len(batch) * 1024 * 4
+        assert cost["fc3"].output_bytes == len(batch) * 5 * 4
+        manager = CoordinateManager(3)
+        manager.insert((1, 1, 1), pack(batch.coordinates).sort().values)
+        pairs = manager.kernel_map((1, 1, 1), (1, 1, 1), kernel_size=3).num_pairs
+        assert cost["conv1_1"].kernel_map_pairs == pairs
+        assert cost["relu1_1"].kernel_map_pairs == 0
+        assert cost["relu1_1"].saved_bytes == cost["relu1_1"].output_bytes
+        assert cost["conv2_1"].saved_bytes in (cost["pool1"].output_bytes, 0)  # MinkowskiEngine keeps it past autograd
+        assert all(sample.forward > 0 for sample in cost.values())
+        assert all(sample.backward > 0 for sample in cost.values())
+
+
+def test_a_sweep_computes_the_gradients_of_an_uncut_step(chosen):
+
+    rows = (
+        Row("a", "convolution", (INPUT,), {"in_channels": 1, "out_channels": 4, "kernel_size": 3}),
+        Row("b", "relu", ("a",)),
+        Row("c", "global_max_pool", ("b",)),
+        Row("d", "linear", ("c",), {"in_channels": 4, "out_channels": 3}),
+    )
+    for net in (NET, Network("small", rows, 1, 3)):
+        batch = batches(150)[0]
+        module = Subnetwork(net, chosen, seed=2)
+        sweep.whole_step(module, batch, device=CPU)
+        whole = {name: p.grad.clone() for name, p in module.named_parameters()}
+        sweep.sweep(module, batch, device=CPU)
+        for name, parameter in module.named_parameters():
+            close(parameter.grad, whole[name], 1e-5)
+
+
+def test_times_are_medians_of_the_repeats(monkeypatch):
+    """A clock that only layers move: each forward takes as many seconds as its layer's place, each backward double."""
+    now, log = [0.0], []
+
+    class Told(Subnetwork):
+        def run_layer(self, row, tensors, *, minibatch):
+            now[0] += 1 + self.table.index(row) + (100 if len(log) == 1 else 0)  # one repeat out of three is disturbed
+            return super().run_layer(row, tensors, minibatch=minibatch)
+
+    backward = torch.autograd.backward
+
+    def told_backward(*args):
+        now[0] += 5
+        backward(*args)
+
+    def counted(*args, **kwargs):
+        found = sweep.sweep(*args, **kwargs)
+        log.append(found)
+        return found
+
+    monkeypatch.setattr(sweep, "seconds_of", lambda device: now[0])
+    monkeypatch.setattr(profiler, "Subnetwork", Told)
+    monkeypatch.setattr(profiler, "sweep", counted)
+    monkeypatch.setattr(torch.autograd, "backward", told_backward)
+    one = profiler.profile(NET, batches(60), engine("native"), warmup=0, repeats=3)
+    for position, cost in enumerate(one.costs["cpu"]):
+        assert cost.samples[0].forward == 1 + position
+        assert cost.samples[0].forward_spread == 50
+        assert cost.samples[0].backward == 5
+        assert cost.samples[0].backward_spread == 0
+    layers = len(NET.rows)
+    assert one.origin["layers_over_whole"] == pytest.approx(
+        (layers * (layers + 1) / 2 + 5 * layers) / (layers * (layers + 1) / 2 + 5)
+    )
+
+
+def test_profile_of_a_model_on_real_clouds(shared_data, tmp_path):
+    said = []
+    found = profiler.profile_model(
+        "minkvgg11bn-narrow",
+        shared_data / "modelnet10-sample" / "ModelNet10",
+        voxel_size=0.05,
+        batch_size=4,
+        num_points=256,
+        engine="native",
+        repeats=1,
+        progress=said.append,
+    )
+    measured = found.origin["measured_voxels"]
+    assert len(measured) == len(said) == 3
+    assert measured == sorted(set(measured))
+    assert all(measured[0] <= count <= measured[-1] for count in found.voxel_counts)
+    assert found.origin["batch_size"] == 4
+    assert found.origin["engine"] == "native"
+    assert found.origin["layers_over_whole"] > 0
+    assert Profile.load(found.save(tmp_path / "p.json")).costs == found.costs
+
+
+def test_batches_to_measure_on_are_sparse_typical_and_crowded(shared_data):
+    typical = [real_batch(shared_data, num_samples=8)]
+    chosen = profiler.spread_batches(typical, batch_size=2)
+    assert [len(batch) for batch in chosen] == [2, 2, 2]
+    sizes = sorted(typical[0].voxel_counts.tolist())
+    assert [batch.num_voxels for batch in chosen] == [sum(sizes[:2]), sum(sizes[3:5]), sum(sizes[6:])]
+    alike = collate([typical[0].samples()[0]] * 4)  # no difference to find among like samples: take fewer of them
+    assert [len(batch) for batch in profiler.spread_batches([alike], batch_size=4)] == [1, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("found", "more", "message"),
+    [
+        ([], {}, r"minibatches of \[\] voxels to profile on: expected one or more, all different"),
+        (batches(50, 50), {}, "all different"),
+        (batches(50), {"repeats": 0}, "0 repeats after 2 warm-up passes"),
+    ],
+)
+def test_bad_input(found, more, message):
+    with pytest.raises(InputError, match=message):
+        profiler.profile(NET, found, engine("native"), **more)
