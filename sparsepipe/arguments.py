@@ -36,9 +36,9 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("path", metavar="PATH", help="folder in ModelNet layout, or a manifest's name")
 
     one = _verb(verbs, "profile", "measure every layer of a model")
-    _model_options(one, required=True)
+    _model_options(one)
     one.add_argument("--device-type", default=None, metavar="NAME", help="name of the device type measured")
-    one.add_argument("--repeats", type=_count, default=5)
+    one.add_argument("--repeats", type=_count, help="timed sweeps (default: 5)")
     one.add_argument("--out", type=Path, required=True, metavar="FILE.json")
 
     one = _verb(verbs, "plan", "choose stages, replicas and schedule")
@@ -61,13 +61,18 @@ def parser() -> argparse.ArgumentParser:
 
     one = _verb(verbs, "run", "train with a plan")
     one.add_argument("plan", type=Path, nargs="?", metavar="PLAN")
-    _model_options(one, required=False)
+    _model_options(one)
     one.add_argument("--launcher", choices=["local", "ray"], default="local")
     one.add_argument("--epochs", type=_count)
     one.add_argument("--minibatches", type=_count, help="stop after this many minibatches")
     one.add_argument("--learning-rate", type=_positive)
     one.add_argument("--momentum", type=float)
     one.add_argument("--weight-decay", type=float)
+    one.add_argument("--threads", type=_count, help="of each worker (default: the cores shared evenly)")
+    one.add_argument("--no-validation", dest="validate", action="store_false", default=None)
+    one.add_argument("--checkpoint-every", type=int, metavar="EPOCHS", help="0: no checkpoints (default: 1)")
+    one.add_argument("--max-restarts", type=int, metavar="N", help="from the last checkpoint, when a worker dies")
+    one.add_argument("--port", type=int, help="meet on this loopback port instead of through a file")
     one.add_argument("--run-dir", type=Path, metavar="DIR", help="where the record goes (default: a new one in runs/)")
     one.add_argument("--resume", type=Path, metavar="DIR", help="go on from the last checkpoint of this run")
 
@@ -100,15 +105,18 @@ def _verb(verbs: Any, name: str, summary: str) -> argparse.ArgumentParser:
     return one
 
 
-def _model_options(one: argparse.ArgumentParser, *, required: bool) -> None:
-    one.add_argument("--model", required=required, metavar="M", help="minkvgg16bn, minkvgg11bn-narrow, …")
-    one.add_argument("--data", required=required, metavar="D", help="folder in ModelNet layout, or a manifest's name")
-    one.add_argument("--voxel-size", type=_positive, required=required, default=None if required else 0.05)
-    one.add_argument("--batch-size", type=_count, required=required, default=None if required else 16)
-    one.add_argument("--num-points", type=_count, default=1024, help="points sampled from each shape")
-    one.add_argument("--engine", default="auto", choices=["auto", "native", "minkowski"])
-    one.add_argument("--device", default="cpu", help="cpu or cuda")
-    one.add_argument("--seed", type=int, default=0)
+def _model_options(one: argparse.ArgumentParser) -> None:
+    """What `profile` requires and `run` may take from the run it resumes: no defaults here, the library has them."""
+    one.add_argument("--model", metavar="M", help="minkvgg16bn, minkvgg11bn-narrow, …")
+    one.add_argument("--data", metavar="D", help="folder in ModelNet layout, or a manifest's name")
+    one.add_argument(
+        "--voxel-size", type=_positive, metavar="S", help="edge of a voxel; clouds are scaled to a unit cube"
+    )
+    one.add_argument("--batch-size", type=_count, metavar="N", help="samples of a minibatch")
+    one.add_argument("--num-points", type=_count, metavar="N", help="points sampled from each mesh (default: 1024)")
+    one.add_argument("--engine", choices=["auto", "native", "minkowski"], help="default: minkowski where it imports")
+    one.add_argument("--device", choices=["cpu", "cuda"])
+    one.add_argument("--seed", type=int)
 
 
 def _machine_options(one: argparse.ArgumentParser) -> None:

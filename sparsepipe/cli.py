@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,20 +97,20 @@ def data_info(options: argparse.Namespace) -> Answer:
 
 
 def profile(options: argparse.Namespace) -> Answer:
+    for name in ("model", "data", "voxel_size", "batch_size"):
+        if getattr(options, name) is None:
+            raise InputError(f"no {name}: give --{name.replace('_', '-')}")
     from .profiler import profile_model
 
+    names = ("num_points", "engine", "device", "device_type", "repeats", "seed")
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
     found = profile_model(
         options.model,
         options.data,
         voxel_size=options.voxel_size,
         batch_size=options.batch_size,
-        num_points=options.num_points,
-        engine=options.engine,
-        device=options.device,
-        device_type=options.device_type,
-        repeats=options.repeats,
-        seed=options.seed,
         progress=_progress,
+        **given,
     )
     found.save(options.out)
     name = found.device_types[0]
@@ -233,24 +234,33 @@ def _like_devices(found: Profile, counts: list[int], bandwidths: list[float] | N
 
 
 def run(options: argparse.Namespace) -> Answer:
-    from .launchers import launch, resume
-    from .runtime.config import RunConfig
-
     if options.resume:
-        job = resume(options.resume, plan=Plan.load(options.plan) if options.plan else None, launcher=options.launcher)
+        record = RunRecord.load(options.resume)
+        chosen, settings, folder = record.plan, dict(record.config), record.folder
     else:
         for name in ("plan", "model", "data"):
             if not getattr(options, name):
                 raise InputError(f"no {name}: sparsepipe run PLAN --model M --data D, or --resume DIR")
-        names = RunConfig.__dataclass_fields__
-        config = RunConfig(**{k: v for k, v in vars(options).items() if k in names and v is not None})
-        job = launch(Plan.load(options.plan), config, run_dir=options.run_dir, launcher=options.launcher)
+        settings, folder = {}, options.run_dir or _new_run_dir(options.model)
+    if options.plan:
+        chosen = Plan.load(options.plan)
+    from .launchers import launch
+    from .runtime import RunConfig
+
+    given = {name: getattr(options, name, None) for name in RunConfig.__dataclass_fields__}
+    config = RunConfig(**{**settings, **{name: value for name, value in given.items() if value is not None}})
+    where = {} if options.port is None else {"port": options.port}
+    job = launch(chosen, config, run_dir=folder, launcher=options.launcher, resume=options.resume is not None, **where)
     try:
         summary = job.wait(on_row=_progress_row)
     except KeyboardInterrupt:
         job.cancel()
         raise
     return Answer(summary, _summary_text(summary))
+
+
+def _new_run_dir(model: str) -> Path:
+    return Path("runs") / f"{model}-{datetime.now().strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
 
 
 def runs_list(options: argparse.Namespace) -> Answer:
