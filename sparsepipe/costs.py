@@ -138,11 +138,13 @@ def averaging_time(cluster: Cluster, ranks: Sequence[int], parameter_bytes: floa
 
     Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
     """
-    if len(ranks) == 1 or parameter_bytes == 0:
+    count = len(ranks)
+    if count == 1:
         return 0.0
     ring = sorted(ranks)
     links = [cluster.link(a, b) for a, b in zip(ring, ring[1:] + ring[:1], strict=True)]
-    return 2 * (len(ranks) - 1) * max(link.transfer_time(parameter_bytes / len(ranks)) for link in links)
+    slowest = Link(min(link.bandwidth for link in links), max(link.latency for link in links))
+    return 2 * (count - 1) * slowest.transfer_time(parameter_bytes / count)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,148 @@
+"""Where a network can be cut: down-sets of its layers, in an order that every subset relation follows.
+
+A plan's stages are the differences of a growing sequence of cuts, from the empty one to the whole network. A cut is a bit
+mask over the layers. A chain has one cut after each layer; a graph with branches has more, and where they are too many,
+the cuts along one topological order stand for them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..costs import Array, LayerTable
+
+Index = NDArray[np.intp]
+
+
+@dataclass(frozen=True, eq=False)
+class Cuts:
+    """Down-sets in topological order: the first is empty, the last is the whole network."""
+
+    layers: tuple[int, ...]  # that stages hold, in topological order
+    inputs: frozenset[int]  # layers that stand for loading the data: before every cut
+    masks: tuple[int, ...]  # bit k of a mask: the k-th of `layers`
+    complete: bool  # whether these are all the down-sets there are
+
+    @classmethod
+    def of(cls, table: LayerTable, layers: Sequence[int], *, limit: int) -> "Cuts":
+        """All down-sets where there are at most `limit`, else those along the given order."""
+        graph = table.graph
+        place = {layer: k for k, layer in enumerate(layers)}
+        needs = [sum(1 << place[p] for p in graph.inputs[layer] if p in place) for layer in layers]
+        masks = _down_sets(needs, limit)
+        if masks is None:
+            return cls.along(table, layers)
+        return cls(tuple(layers), graph.input_layers, tuple(masks), True)
+
+    @classmethod
+    def along(cls, table: LayerTable, order: Sequence[int]) -> "Cuts":
+        """The cuts between neighbours of one topological order."""
+        layers = tuple(sorted(order))
+        place = {layer: k for k, layer in enumerate(layers)}
+        masks = [0]
+        for layer in order:
+            masks.append(masks[-1] | 1 << place[layer])
+        return cls(layers, table.graph.input_layers, tuple(masks), False)
+
+    def __len__(self) -> int:
+        return len(self.masks)
+
+    @cached_property
+    def members(self) -> Array:
+        """1 where a layer lies before a cut, [S, L]."""
+        width = (len(self.layers) + 7) // 8
+        raw = np.frombuffer(b"".join(mask.to_bytes(width, "little") for mask in self.masks), dtype=np.uint8)
+        bits = np.unpackbits(raw.reshape(len(self.masks), width), axis=1, bitorder="little")
+        return bits[:, : len(self.layers)].astype(float)
+
+    def total(self, of_layers: Array) -> Array:
+        """Sum over the layers before each cut of a quantity of all layers: [..., all layers] → [..., S]."""
+        own = of_layers[..., list(self.layers)]
+        if self.is_chain:  # sums in the layers' own order: what a reader adds up by hand
+            return np.concatenate([np.zeros((*own.shape[:-1], 1)), np.cumsum(own[..., self._chain_order], axis=-1)], axis=-1)
+        return own @ self.members.T
+
+    @cached_property
+    def _chain_order(self) -> list[int]:
+        return [(b ^ a).bit_length() - 1 for a, b in zip(self.masks, self.masks[1:], strict=False)]
+
+    @cached_property
+    def is_chain(self) -> bool:
+        """Whether each cut holds one layer more than the one before it."""
+        return len(self.masks) == len(self.layers) + 1
+
+    def before(self, cut: int) -> set[int]:
+        """The layers before a cut, those that load the data among them."""
+        return {layer for k, layer in enumerate(self.layers) if self.masks[cut] >> k & 1} | self.inputs
+
+    def between(self, first: int, last: int) -> list[int]:
+        """The layers of a stage from one cut to another."""
+        mask = self.masks[last] & ~self.masks[first]
+        return [layer for k, layer in enumerate(self.layers) if mask >> k & 1]
+
+    def payloads(self, table: LayerTable) -> tuple[Array, Array]:
+        """Bytes that cross each cut forwards and backwards, each [S, V]: `LayerTable.payload` for all cuts at once."""
+        graph, place = table.graph, {layer: k for k, layer in enumerate(self.layers)}
+        before = np.concatenate([self.members, np.ones((len(self), 1))], axis=1)  # the last column: what loads the data
+        column = [place.get(layer, len(self.layers)) for layer in range(len(graph.layers))]
+        alive = np.zeros((len(self), len(graph.layers)), dtype=bool)
+        for layer, consumers in enumerate(graph.consumers):
+            if consumers:
+                all_before = before[:, [column[c] for c in consumers]].min(axis=1)
+                alive[:, layer] = (before[:, column[layer]] > 0) & (all_before == 0)
+        features = alive @ table.output_bytes
+        owners = np.zeros((len(self), len(graph.layers) + 1), dtype=bool)  # the last column: the network's input
+        for layer, owner in enumerate(table.coordinate_owner):
+            owners[:, owner] |= alive[:, layer]
+        coordinates = owners @ np.concatenate([table.coordinate_bytes, table.input_coordinates[None]])
+        return features + coordinates, features
+
+    @cached_property
+    def precedes(self) -> NDArray[np.bool_]:
+        """[S, S]: whether cut a is a strict subset of cut b."""
+        if self.is_chain:
+            return np.tri(len(self), k=-1, dtype=bool).T
+        lacking = self.members @ (1 - self.members).T
+        strict = lacking == 0
+        np.fill_diagonal(strict, False)
+        return strict
+
+    @cached_property
+    def chains(self) -> list[Index]:
+        """The cuts as few growing sequences: along each, what holds for a cut holds for those before it."""
+        if self.is_chain:
+            return [np.arange(len(self))]
+        chains: list[list[int]] = []
+        for cut, mask in enumerate(self.masks):
+            fitting = [chain for chain in chains if self.masks[chain[-1]] & ~mask == 0]
+            if fitting:
+                max(fitting, key=lambda chain: chain[-1]).append(cut)
+            else:
+                chains.append([cut])
+        return [np.array(chain) for chain in chains]
+
+    @cached_property
+    def first_after(self) -> list[Index]:
+        """For each chain, the place in it of the first strict superset of each cut, [S]; its length where there is none."""
+        return [
+            np.where((after := self.precedes[:, chain]).any(axis=1), after.argmax(axis=1), len(chain)) for chain in self.chains
+        ]
+
+
+def _down_sets(needs: Sequence[int], limit: int) -> list[int] | None:
+    """All down-sets as masks, small ones first; None where there are more than `limit`. `needs[k]`: inputs of layer k."""
+    level, found = {0}, [0]
+    while level:
+        following: set[int] = set()
+        for mask in level:
+            for k, need in enumerate(needs):
+                if need & ~mask == 0 and not mask >> k & 1:
+                    following.add(mask | 1 << k)
+        found += sorted(following)
+        if len(found) > limit:
+            return None
+        level = following
+    return found

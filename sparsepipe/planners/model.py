@@ -1,0 +1,148 @@
+"""The cost models as arrays that a search can use: seconds of any stage on any team, and of any boundary between two."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..costs import Array
+from .base import Problem
+from .cuts import Cuts, Index
+from .teams import Teams
+
+
+@dataclass(frozen=True, eq=False)
+class StageModel:
+    """What a search needs to know: seconds of any stage on any team, and of any boundary between two.
+
+    A stage of team g from cut a to cut b takes the max over types t of
+        rates[g, t] × (times[t, b] − times[t, a]) + weight_rates[g] × (weights[b] − weights[a]) + fixed[g]
+    and a boundary at cut c that uses link l takes port[l, c] × the larger port share of the two teams.
+    """
+
+    cuts: Cuts
+    teams: Teams
+    times: Array  # [T, S] seconds of the layers before each cut, forward and backward
+    rates: Array  # [G, T]
+    weights: Array  # [S] parameter bytes before each cut
+    weight_rates: Array  # [G]
+    fixed: Array  # [G]
+    ports: Array  # [links, S]: one link a node, then the network
+    device_port: Array  # [G]
+    network_port: Array  # [G]
+    prices: Array  # [T]: any positive numbers; they set how tight `work` bounds are
+    work: Array  # [S]: a device of type t does at most prices[t] of it per second
+
+    def seconds(self, team: int | Index, first: int | Index, last: int | Index) -> Array:
+        """Seconds of the stage from cut `first` to cut `last`; arrays broadcast."""
+        team, first, last = np.broadcast_arrays(team, first, last)
+        spans = self.rates.T[:, team] * (self.times[:, last] - self.times[:, first])
+        weights = self.weight_rates[team] * (self.weights[last] - self.weights[first])
+        return spans.max(axis=0) + weights + self.fixed[team]
+
+    def link(self, sender: int, receiver: int) -> int:
+        """The link between two teams: the node's own where both sit on it."""
+        a, b = self.teams.placement[sender], self.teams.placement[receiver]
+        return int(a) if a == b else len(self.ports) - 1
+
+    def boundary(self, sender: int, receiver: int, cut: int) -> float:
+        link = self.link(sender, receiver)
+        share = self.network_port if link == len(self.ports) - 1 else self.device_port
+        return float(self.ports[link, cut] * max(share[sender], share[receiver]))
+
+    def period(self, path: Sequence[tuple[int, int, int]]) -> float:
+        """Seconds per minibatch of stages (team, first cut, last cut) in pipeline order."""
+        stages = [float(self.seconds(*stage)) for stage in path]
+        between = [self.boundary(a[0], b[0], a[2]) for a, b in zip(path, path[1:], strict=False)]
+        return max([*stages, *between])
+
+
+def default_model(problem: Problem, cuts: Cuts, teams: Teams) -> StageModel:
+    """The default cost model (estimate.py) as arrays."""
+    table, network = problem.table, problem.cluster.network
+    seconds = np.stack([table.seconds[name][:, 0] for name in teams.types])
+    if problem.recompute:
+        seconds = seconds + np.stack([table.forward[name][:, 0] for name in teams.types])
+    per_byte, latency = teams.ring_link(network)
+    ring = 2 * (teams.sizes - 1) / (problem.num_microbatches if problem.synchronous else teams.rounds)
+    forward, backward = (sizes[:, 0] for sizes in cuts.payloads(table))
+    busiest = np.maximum(forward, backward)
+    links = [*(node.link for node in teams.nodes), network]
+    return StageModel(
+        cuts,
+        teams,
+        cuts.total(seconds),
+        teams.shares / teams.rounds[:, None],
+        cuts.total(table.parameter_bytes),
+        ring * per_byte / teams.sizes,
+        ring * latency,
+        np.stack([link.latency + busiest / link.bandwidth for link in links]),
+        teams.device_port,
+        teams.network_port,
+        *_work(cuts, seconds),
+    )
+
+
+def published_model(problem: Problem, cuts: Cuts, teams: Teams, ratio: float | None) -> StageModel:
+    """SparsePipe's published cost model, its own faults left out (sparsepipe.py): even shares, pace of the slowest type.
+
+    The slowest type is judged on the whole network; transfers cost 2 × bytes / bandwidth whatever the replication, and
+    nothing where no activation compression `ratio` is given.
+    """
+    first = problem.cluster.devices[0].type.name
+    of_first = [problem.profile.cost(k, first, problem.voxels).output_bytes for k in range(len(problem.graph.layers))]
+    seconds = np.stack([problem.table.seconds[name][:, 0] for name in teams.types])
+    order = np.argsort(-seconds.sum(axis=1), kind="stable")  # slow to fast
+    slowest = order[(teams.shares[:, order] > 0).argmax(axis=1)]
+    rates = np.zeros(teams.shares.shape)
+    rates[np.arange(len(teams)), slowest] = 1 / teams.sizes
+    per_byte, _ = teams.ring_link(problem.cluster.network)
+    out = 2 * published_output(problem, cuts, of_first)
+    links = [*(node.link for node in teams.nodes), problem.cluster.network]
+    ports = np.stack([out / link.bandwidth / ratio if ratio else np.zeros(len(cuts)) for link in links])
+    one = np.ones(len(teams))
+    return StageModel(
+        cuts,
+        teams,
+        cuts.total(seconds),
+        rates,
+        cuts.total(problem.table.parameter_bytes),
+        2 * (teams.sizes - 1) * per_byte / teams.sizes / teams.sizes,
+        np.zeros(len(teams)),
+        ports,
+        one,
+        one,
+        *_work(cuts, seconds),
+    )
+
+
+def published_output(problem: Problem, cuts: Cuts, output: Sequence[float]) -> Array:
+    """Bytes that leave each cut as the published model counts them: over its augmented antichain, [S]."""
+    graph, layers = problem.graph, cuts.layers
+    ancestors: dict[int, set[int]] = {}
+    for layer in layers:
+        direct = [p for p in graph.inputs[layer] if p not in cuts.inputs]
+        ancestors[layer] = set(direct).union(*(ancestors[p] for p in direct))
+    found = []
+    for cut in range(len(cuts)):
+        members = cuts.between(0, cut)
+        below = set().union(*(ancestors[k] for k in members))
+        counted: set[int] = set()
+        for top in set(members) - below:
+            inside = ancestors[top] | {top}
+            counted.add(top)
+            counted.update(p for p in ancestors[top] if not inside.issuperset(graph.consumers[p]))
+        found.append(sum(output[k] for k in counted))
+    return np.array(found)
+
+
+def _work(cuts: Cuts, seconds: Array) -> tuple[Array, Array]:
+    """Prices of a second on each type, and the work before each cut at the cheapest type that each layer could have.
+
+    Whatever the stages and shares, a layer's minibatches are spread over devices, so the seconds that the devices of a plan
+    spend, at these prices, cover the work: sum of prices × period ≥ work. Both cost models keep this bound for prices in
+    inverse proportion to the time of the whole network, where a slower type has a lower price.
+    """
+    totals = np.maximum(seconds.sum(axis=1), 1e-300)
+    prices = totals.min() / totals
+    return prices, cuts.total((prices[:, None] * seconds).min(axis=0))

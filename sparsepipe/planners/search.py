@@ -1,0 +1,334 @@
+"""Find a plan whose every stage and boundary takes less than a given time, or prove that there is none.
+
+Stages are placed from the end of the pipeline. A state is what the later stages use of each device class and the cut where
+they begin; a move puts one more team in front. What a boundary costs depends on both of its teams, so a state is reached for
+a *kind* of sender: where it sits, and how much of the traffic its busiest port carries. At a given limit most port shares
+allow the same cuts, so there are few kinds.
+
+`along_chain` keeps, for each kind, only the cut nearest the start of the network: from there every stage that fits from a
+later cut fits too, and is shorter. One case escapes it, a team that only adapts between two port shares; so it can be asked
+for a relaxed answer, which allows the next sender any cut that its own ports allow, and then "none" is proof. `over_sets`
+keeps all reachable cuts: slower, exact for any graph, with memory limits, and when all devices must be used.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..costs import Array
+from .cuts import Cuts, Index
+from .model import StageModel
+
+Path = list[tuple[int, int, int]]  # stages in pipeline order: (team, first cut, last cut)
+
+
+@dataclass(frozen=True, eq=False)
+class Moves:
+    """What may be put in front of what: from a multiset of used devices, a team, to the larger multiset."""
+
+    used: Index  # [U]: number of devices used; growing
+    source: Index
+    team: Index
+    target: Index
+    spare: Array  # [U]: sum of prices of the devices not used yet
+
+    def of_source(self, state: int) -> Index:
+        """The moves from one state."""
+        return self._by_source[0][self._by_source[1][state] : self._by_source[1][state + 1]]
+
+    @cached_property
+    def _by_source(self) -> tuple[Index, Index]:
+        order = np.argsort(self.source, kind="stable")
+        return order, np.searchsorted(self.source[order], np.arange(len(self.used) + 1))
+
+    @cached_property
+    def levels(self) -> list[Index]:
+        """Moves by the number of devices used before them, each sorted by target."""
+        order = np.lexsort((self.target, self.used[self.source]))
+        return np.split(order, np.flatnonzero(np.diff(self.used[self.source[order]])) + 1) if len(order) else []
+
+
+def all_moves(counts: Sequence[int], prices: Array) -> tuple[Index, Moves]:
+    """Every way to use devices of classes of these sizes: (team counts [G, classes], moves)."""
+    grids = np.meshgrid(*(np.arange(n + 1) for n in counts), indexing="ij")
+    vectors = np.stack([grid.ravel() for grid in grids], axis=1)
+    vectors = vectors[np.argsort(vectors.sum(axis=1), kind="stable")]
+    radix = np.cumprod([1, *(n + 1 for n in counts[:-1])])
+    place = np.empty(len(vectors), dtype=np.intp)
+    place[vectors @ radix] = np.arange(len(vectors))
+    sources, teams = np.nonzero((vectors[:, None, :] + vectors[None, 1:, :] <= np.array(counts)).all(axis=2))
+    targets = place[(vectors[sources] + vectors[1 + teams]) @ radix]
+    used = vectors.sum(axis=1)
+    return vectors[1:], Moves(used, sources, teams, targets, (np.array(counts) - vectors) @ prices)
+
+
+def slice_moves(order: Sequence[int], prices: Array) -> tuple[Index, Moves]:
+    """Teams are consecutive devices of one order (classes, the end of the pipeline first): a restriction, few moves."""
+    n, classes = len(order), len(prices)
+    onehot = np.zeros((n + 1, classes), dtype=np.intp)
+    onehot[np.arange(1, n + 1), list(order)] = 1
+    prefix = onehot.cumsum(axis=0)
+    source, target = np.triu_indices(n + 1, 1)
+    rows, team = np.unique(prefix[target] - prefix[source], axis=0, return_inverse=True)
+    return rows, Moves(np.arange(n + 1), source, team.ravel(), target, (prefix[-1] - prefix) @ prices)
+
+
+@dataclass(frozen=True, eq=False)
+class Limit:
+    """A model at one limit: which cuts each kind of sender may share with each team."""
+
+    model: StageModel
+    seconds: float
+
+    @cached_property
+    def _allowed(self) -> tuple[list[NDArray[np.bool_]], Index, Index]:
+        """(distinct sets of allowed cuts of each link, set of each team on its node's link, set on the network).
+
+        Sets of one link are nested: a set's number grows with what it allows.
+        """
+        ports, placement = self.model.ports, self.model.teams.placement
+        network = len(ports) - 1
+        inside = np.zeros(len(placement), dtype=np.intp)
+        outside = np.zeros(len(placement), dtype=np.intp)
+        tables = []
+        for link in range(len(ports)):
+            share = self.model.network_port if link == network else self.model.device_port
+            values, which = np.unique(share, return_inverse=True)
+            allowed = ports[link][None, :] * values[:, None] < self.seconds
+            counts, place = np.unique(allowed.sum(axis=1), return_inverse=True)
+            table = np.zeros((len(counts), allowed.shape[1]), dtype=bool)
+            table[place] = allowed
+            table[:, 0] = table[:, -1] = True  # the ends of the network are no boundaries
+            tables.append(table)
+            if link == network:
+                outside[:] = place[which]
+            else:
+                here = placement == link
+                inside[here] = place[which][here]
+        return tables, inside, outside
+
+    @cached_property
+    def kinds(self) -> tuple[Index, Index]:
+        """(kind of each team as a sender [G], one row (placement, inside set, outside set) a kind)."""
+        _, inside, outside = self._allowed
+        placement = self.model.teams.placement
+        rows, kind = np.unique(np.stack([placement, inside, outside], axis=1), axis=0, return_inverse=True)
+        return kind.ravel(), rows
+
+    @cached_property
+    def sets(self) -> tuple[NDArray[np.bool_], Index]:
+        """(sets of allowed cuts [Z, S], number of the set of (kind of sender, kind of receiver) [K, K])."""
+        tables, _, _ = self._allowed
+        first = np.cumsum([0, *(len(table) for table in tables)])
+        _, rows = self.kinds
+        network = len(tables) - 1
+        number = np.empty((len(rows), len(rows)), dtype=np.intp)
+        for a, (place_a, inside_a, outside_a) in enumerate(rows):
+            for b, (place_b, inside_b, outside_b) in enumerate(rows):
+                own = place_a == place_b != network
+                number[a, b] = first[place_a] + min(inside_a, inside_b) if own else first[-2] + min(outside_a, outside_b)
+        return np.concatenate(tables), number
+
+    @cached_property
+    def alone(self) -> Index:
+        """Number of the set that the ports of a sender alone allow, towards each kind of receiver, [K, K]."""
+        tables, _, _ = self._allowed
+        first = np.cumsum([0, *(len(table) for table in tables)])
+        _, rows = self.kinds
+        network = len(tables) - 1
+        own = (rows[:, None, 0] == rows[None, :, 0]) & (rows[:, None, 0] != network)
+        return np.where(own, first[rows[:, None, 0]] + rows[:, None, 1], first[-2] + rows[:, None, 2])
+
+
+def along_chain(model: StageModel, moves: Moves, seconds: float, *, relaxed: bool = False) -> Path | bool | None:
+    """Search cuts that form a chain, without memory limits. A path, or None; with `relaxed` True, or None as proof."""
+    limit = Limit(model, seconds)
+    kind, rows = limit.kinds
+    sets, number = limit.sets
+    end = len(model.cuts) - 1
+    following = _next_allowed(sets)
+    num_moves = len(moves.source)
+    # The best cut of (used devices, kind of sender) and the move that reached it, in one number: cut × moves + move.
+    best = np.full((len(moves.used), len(rows)), (end + 1) * num_moves, dtype=np.int64)
+    best[0] = end * num_moves
+    for level in moves.levels:
+        source, team = moves.source[level], moves.team[level]
+        last = best[source, kind[team]] // num_moves
+        alive = (last <= end) & (model.work[np.minimum(last, end)] < seconds * moves.spare[source])
+        level, source, team, last = level[alive], source[alive], team[alive], last[alive]
+        if not len(level):
+            continue
+        first = _reach(model, team, last, seconds)
+        moved = first < last
+        if (done := moved & (first == 0)).any():
+            return True if relaxed else _walk_chain(model, moves, best, kind, int(level[done.argmax()]), num_moves)
+        target = moves.target[level]
+        starts = np.flatnonzero(np.diff(target, prepend=-1))
+        for k in range(len(rows)):
+            cut = following[number[k, kind[team]], first]
+            cut = np.where(moved & (cut < last), cut, end + 1)
+            if relaxed:
+                cut = np.minimum(cut, following[limit.alone[k, kind[team]], last])
+            key = np.where(cut <= end, cut * num_moves + level, (end + 1) * num_moves)
+            reached = np.minimum.reduceat(key, starts)
+            best[target[starts], k] = np.minimum(best[target[starts], k], reached)
+    return None
+
+
+def _next_allowed(sets: NDArray[np.bool_]) -> Index:
+    """For each set and cut, the nearest allowed cut at or after it, [Z, S]."""
+    places = np.where(sets, np.arange(sets.shape[1]), sets.shape[1])
+    return np.minimum.accumulate(places[:, ::-1], axis=1)[:, ::-1]
+
+
+def _reach(model: StageModel, team: Index, last: Index, seconds: float) -> Index:
+    """The smallest cut from which each team can hold the layers up to `last` within the limit; `last` where it can none."""
+    low, high = np.zeros_like(last), last.copy()
+    rates, weight_rates, room = model.rates[team].T, model.weight_rates[team], seconds
+    times_end, weights_end, fixed = model.times[:, last], model.weights[last], model.fixed[team]
+    for _ in range(int(len(model.cuts)).bit_length()):
+        middle = (low + high) // 2
+        spans = rates * (times_end - model.times[:, middle])
+        fits = spans.max(axis=0) + weight_rates * (weights_end - model.weights[middle]) + fixed < room
+        high = np.where(fits, middle, high)
+        low = np.where(fits, low, np.minimum(middle + 1, high))
+    return high
+
+
+def _walk_chain(model: StageModel, moves: Moves, best: Index, kind: Index, move: int, num_moves: int) -> Path:
+    """The stages behind the move that reached the start of the network, in pipeline order."""
+    path, first = [], 0
+    while True:
+        source, team = int(moves.source[move]), int(moves.team[move])
+        last, before = divmod(int(best[source, kind[team]]), num_moves)
+        path.append((team, first, last))
+        if last == len(model.cuts) - 1:
+            return path
+        first, move = last, before
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryRule:
+    """Which stages fit into memory, move by move: the devices behind a team set how many minibatches it holds.
+
+    A stage from cut a to cut b needs weights × `copies` + what it saves, which grows with b, + what it receives at a.
+    """
+
+    copies: Array  # [moves]: weight versions, gradients, optimizer state
+    minibatches: Array  # [moves]: in flight
+    saved_times: Array  # [moves]: how many of them are saved whole: all of them, or one with recomputation
+    limit: Array  # [moves]: bytes of the smallest device of the team
+    weights: Array  # [S] bytes before each cut
+    saved: Array  # [S]
+    incoming: Array  # [S] bytes that a stage receives at each cut
+
+    def need(self, move: int | Index, first: int | Index, last: int | Index) -> Array:
+        """Bytes on the fullest replica."""
+        kept = self.copies[move] * (self.weights[last] - self.weights[first])
+        saved = self.saved_times[move] * (self.saved[last] - self.saved[first])
+        return kept + saved + self.minibatches[move] * self.incoming[first]
+
+    @cached_property
+    def cases(self) -> tuple[Index, Index]:
+        """(a move of each distinct case, case of each move)."""
+        rows = np.stack([self.copies, self.minibatches, self.limit], axis=1)
+        _, example, case = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+        return example, case.ravel()
+
+    @property
+    def binds(self) -> bool:
+        """Whether any stage at all could be too large."""
+        largest = self.copies * self.weights[-1] + self.saved_times * self.saved[-1]
+        return bool((largest + self.minibatches * self.incoming.max() > self.limit).any())
+
+    def last_places(self, cuts: Cuts) -> list[Index]:
+        """For each chain, the last place where a stage that begins at each cut fits, [cases, S]; −1: none."""
+        example = self.cases[0][:, None]
+        every = np.arange(len(cuts))[None, :]
+        return [
+            _last_true(lambda place, chain=chain: self.need(example, every, chain[place]) <= self.limit[example], chain, shape)
+            for chain, shape in ((chain, (len(example), len(cuts))) for chain in cuts.chains)
+        ]
+
+
+def over_sets(
+    model: StageModel, moves: Moves, seconds: float, *, memory: MemoryRule | None = None, all_devices: bool = False
+) -> Path | None:
+    """Search any cuts. A path, or None as proof that there is none."""
+    limit, cuts = Limit(model, seconds), model.cuts
+    kind, rows = limit.kinds
+    sets, number = limit.sets
+    reached = np.zeros((len(moves.used), len(rows), len(cuts)), dtype=bool)
+    reached[0, :, -1] = True
+    whole = len(moves.used) - 1
+    team, every = np.arange(len(model.teams))[:, None], np.arange(len(cuts))[None, :]
+    time_places = [
+        _last_true(lambda place, chain=chain: model.seconds(team, every, chain[place]) < seconds, chain, (len(team), len(cuts)))
+        for chain in cuts.chains
+    ]
+    memory_places = memory.last_places(cuts) if memory else []
+    for state in range(whole):
+        reached[state] &= model.work < seconds * moves.spare[state]
+        own = moves.of_source(state)
+        own = own[reached[state].any(axis=1)[kind[moves.team[own]]]]
+        if not len(own):
+            continue
+        teams, targets = moves.team[own], moves.target[own]
+        from_cuts = reached[state][kind[teams]]  # [moves, S]
+        found = np.zeros_like(from_cuts)
+        for c, chain in enumerate(cuts.chains):
+            ahead = np.zeros((len(own), len(chain) + 1), dtype=np.int32)
+            np.cumsum(from_cuts[:, chain], axis=1, out=ahead[:, 1:])
+            last = time_places[c][teams]
+            if memory is not None:
+                last = np.minimum(last, memory_places[c][memory.cases[1][own]])
+            first = cuts.first_after[c]
+            found |= np.take_along_axis(ahead, np.maximum(last + 1, first), axis=1) > ahead[:, first]
+        finished = found[:, 0] & ((targets == whole) if all_devices else True)
+        if finished.any():
+            return _walk_sets(limit, moves, reached, memory, int(own[finished.argmax()]))
+        for k in range(len(rows)):
+            reached[targets, k] |= found & sets[number[k, kind[teams]]]
+    return None
+
+
+def _last_true(fits: Callable[[Index], NDArray[np.bool_]], chain: Index, shape: tuple[int, int]) -> Index:
+    """The last place of a chain where `fits`, which holds up to some place and not after it; −1 where nowhere."""
+    low, high = np.full(shape, -1), np.full(shape, len(chain) - 1)
+    for _ in range(len(chain).bit_length()):
+        middle = (low + high + 1) // 2
+        fit = fits(np.maximum(middle, 0))
+        low, high = np.where(fit, np.maximum(middle, low), low), np.where(fit, high, np.maximum(middle - 1, low))
+    return low
+
+
+def _walk_sets(limit: Limit, moves: Moves, reached: NDArray[np.bool_], memory: MemoryRule | None, move: int) -> Path:
+    """The stages behind the move that reached the start of the network, in pipeline order."""
+    model = limit.model
+    kind, _ = limit.kinds
+    sets, number = limit.sets
+    every = np.arange(len(model.cuts))
+
+    def ends(move: int, first: int) -> Index:
+        """Reached cuts where the stage of `move` from `first` may end."""
+        team = int(moves.team[move])
+        good = reached[moves.source[move], kind[team]] & model.cuts.precedes[first]
+        good &= model.seconds(team, first, every) < limit.seconds
+        if memory is not None:
+            good &= memory.need(move, first, every) <= memory.limit[move]
+        return np.flatnonzero(good)
+
+    path: Path = []
+    first = 0
+    while True:
+        last, team = int(ends(move, first)[-1]), int(moves.team[move])
+        path.append((team, first, last))
+        if moves.source[move] == 0:
+            return path
+        into = np.flatnonzero(moves.target == moves.source[move])
+        attachable = sets[number[kind[team], kind[moves.team[into]]], last]
+        move = next(int(m) for m in into[attachable] if len(ends(int(m), last)))
+        first = last

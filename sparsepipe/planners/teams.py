@@ -1,0 +1,139 @@
+"""The groups of devices that may serve one stage, and what a stage costs on each, as arrays that a search can use.
+
+Devices of one type on one node are alike: a team is how many it takes of each such class. The shares of unlike replicas are
+the small integers closest in proportion to the speeds of their types over the whole network.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cluster import Cluster, DeviceType, Link, Node
+from ..costs import Array
+from .base import Problem
+from .cuts import Cuts, Index
+
+MAX_SHARE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceClass:
+    """Devices that are interchangeable."""
+
+    node: Node
+    type: DeviceType
+    ranks: tuple[int, ...]
+
+
+def device_classes(cluster: Cluster) -> tuple[DeviceClass, ...]:
+    """The classes of a cluster, in order of their first rank."""
+    ranks: dict[tuple[str, str], list[int]] = {}
+    for device in cluster.devices:
+        ranks.setdefault((device.node.name, device.type.name), []).append(device.rank)
+    return tuple(
+        DeviceClass(cluster.devices[own[0]].node, cluster.devices[own[0]].type, tuple(own)) for own in ranks.values()
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Teams:
+    """Candidate teams, one row each. `counts[g, c]` devices of class c; `shares[g, t]` of a replica of type t."""
+
+    classes: tuple[DeviceClass, ...]
+    types: tuple[str, ...]
+    counts: Index  # [G, classes]
+    shares: Index  # [G, types]; 0 where the team has none of the type
+    placement: Index  # [G]: the node all its devices sit on, or the number of nodes where they spread
+
+    @classmethod
+    def of(cls, problem: Problem, classes: Sequence[DeviceClass], counts: Index, *, even: bool = False) -> "Teams":
+        """Teams of the given counts; `even`: equal shares whatever the speeds."""
+        types = tuple(dict.fromkeys(c.type.name for c in classes))
+        of_type = np.zeros((len(counts), len(types)), dtype=np.intp)
+        for column, one in enumerate(classes):
+            of_type[:, types.index(one.type.name)] += counts[:, column]
+        totals = np.array([problem.total_seconds(name) for name in types])
+        shares = (of_type > 0).astype(np.intp) if even else _shares(of_type, totals)
+        nodes = list(dict.fromkeys(c.node.name for c in classes))
+        on_node = np.zeros((len(counts), len(nodes)), dtype=np.intp)
+        for column, one in enumerate(classes):
+            on_node[:, nodes.index(one.node.name)] += counts[:, column]
+        placement = np.where((on_node > 0).sum(axis=1) == 1, on_node.argmax(axis=1), len(nodes))
+        return cls(tuple(classes), types, counts, shares, placement)
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    @cached_property
+    def nodes(self) -> tuple[Node, ...]:
+        return tuple({c.node.name: c.node for c in self.classes}.values())
+
+    @cached_property
+    def sizes(self) -> Index:
+        return self.counts.sum(axis=1)
+
+    @cached_property
+    def class_shares(self) -> Index:
+        """Share of one replica of each class, [G, classes]; 0 where the team has none."""
+        column = [self.types.index(c.type.name) for c in self.classes]
+        return self.shares[:, column] * (self.counts > 0)
+
+    @cached_property
+    def rounds(self) -> Index:
+        """Minibatches after which every replica has had its share."""
+        return (self.counts * self.class_shares).sum(axis=1)
+
+    @cached_property
+    def device_port(self) -> Array:
+        """Share of all minibatches that the busiest device carries."""
+        return self.shares.max(axis=1) / self.rounds
+
+    @cached_property
+    def network_port(self) -> Array:
+        """Share of all minibatches that the busiest node carries."""
+        load = self.counts * self.class_shares
+        on_node = [
+            load[:, [k for k, c in enumerate(self.classes) if c.node.name == node.name]].sum(axis=1) for node in self.nodes
+        ]
+        return np.max(on_node, axis=0) / self.rounds
+
+    def ring_link(self, network: Link) -> tuple[Array, Array]:
+        """(seconds per byte, latency) of the slowest link that a ring over each team uses, each [G]."""
+        per_byte, latency = np.zeros(len(self)), np.zeros(len(self))
+        for node in self.nodes:
+            columns = [k for k, c in enumerate(self.classes) if c.node.name == node.name]
+            inside = self.counts[:, columns].sum(axis=1) > 1
+            per_byte = np.where(inside, np.maximum(per_byte, 1 / node.link.bandwidth), per_byte)
+            latency = np.where(inside, np.maximum(latency, node.link.latency), latency)
+        spread = self.placement == len(self.nodes)
+        per_byte = np.where(spread, np.maximum(per_byte, 1 / network.bandwidth), per_byte)
+        return per_byte, np.where(spread, np.maximum(latency, network.latency), latency)
+
+    def ranks(self, team: int, taken: set[int]) -> tuple[list[int], list[int]]:
+        """Concrete ranks that are not `taken`, and their shares."""
+        chosen = []
+        for column, one in enumerate(self.classes):
+            free = [rank for rank in one.ranks if rank not in taken]
+            share = int(self.class_shares[team, column])
+            chosen += [(rank, share) for rank in free[: self.counts[team, column]]]
+        chosen.sort()
+        return [rank for rank, _ in chosen], [share for _, share in chosen]
+
+
+def _shares(of_type: Index, totals: Array) -> Index:
+    """Integer shares up to `MAX_SHARE` that let a mixed stage keep the best pace; the shortest round among equals."""
+    shares = np.zeros_like(of_type)
+    present = of_type > 0
+    for mix in np.unique(present, axis=0):
+        rows = (present == mix).all(axis=1)
+        kinds = np.flatnonzero(mix)
+        options = np.array(list(product(range(1, MAX_SHARE + 1), repeat=len(kinds))))
+        options = options[np.argsort(options.sum(axis=1), kind="stable")]
+        pace = (options * totals[kinds]).max(axis=1)[None, :] / (of_type[rows][:, kinds] @ options.T)
+        best = (pace <= pace.min(axis=1, keepdims=True) * (1 + 1e-12)).argmax(axis=1)
+        shares[np.ix_(rows, kinds)] = options[best]
+    return shares
