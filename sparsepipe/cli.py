@@ -295,7 +295,7 @@ def _run_row(record: RunRecord) -> dict[str, Any]:
         "run": record.name,
         "state": record.status["state"],
         "model": record.config.get("model"),
-        "engine": record.config.get("engine"),
+        "engine": summary.get("engine") or record.config.get("engine"),
         "schedule": record.plan.schedule,
         "stages": "-".join(str(len(stage.ranks)) for stage in record.plan.stages),
         "samples_per_second": summary.get("samples_per_second"),
