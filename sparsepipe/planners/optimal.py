@@ -51,6 +51,8 @@ class Optimal:
         else:
             model = default_model(problem, cuts, teams)
         memory = memory_rule(problem, model, moves)
+        if memory.binds and over_sets(model, moves, float("inf"), memory=memory, all_devices=self.all_devices) is None:
+            raise InputError(nothing_fits(model, moves, memory, self.all_devices))
         path, bound = self._minimise(model, moves, memory if memory.binds else None)
         return self._finish(problem, model, path, bound)
 
@@ -97,7 +99,7 @@ def bisect(
     lower = float(model.work[-1] / moves.spare[0])
     best = quick(float("inf")) or certain(float("inf"))
     if best is None:
-        raise InputError("no plan fits")
+        raise InputError("no plan uses all devices: there are more than the network has places for; allow unused ones")
     value, step = model.period(best), 0.01
     while True:
         limit = lower * (1 + step) if step else (lower + value) / 2
@@ -109,6 +111,23 @@ def bisect(
             lower, step = limit, step * 2
         if found is not None:
             best, value, step = found, model.period(found), 0
+
+
+def nothing_fits(model: StageModel, moves: Moves, memory: MemoryRule, all_devices: bool) -> str:
+    """Say what would do: the least memory of every device for which there is a plan."""
+    low, high = 0.0, float(memory.need(np.arange(len(moves.source)), 0, len(model.cuts) - 1).max())
+    while high - low > max(1.0, 1e-6 * high):
+        middle = (low + high) / 2
+        rule = replace(memory, limit=np.full_like(memory.limit, middle))
+        if over_sets(model, moves, float("inf"), memory=rule, all_devices=all_devices) is None:
+            low = middle
+        else:
+            high = middle
+    largest = max(c.type.memory_bytes for c in model.teams.classes)
+    return (
+        f"no plan fits into the memory of {moves.used[-1]} devices (at most {largest:.0f} bytes): "
+        f"{np.ceil(high):.0f} bytes on each would do; use devices with more memory, more of them, or recomputation"
+    )
 
 
 def memory_rule(problem: Problem, model: StageModel, moves: Moves) -> MemoryRule:

@@ -1,0 +1,247 @@
+"""The optimal planner against brute force, published optima and its own certificate."""
+
+from itertools import combinations, product
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparsepipe import Cluster, CostSample, DeviceType, InputError, Layer, LayerCost, LayerGraph, Link, Node, Profile
+from sparsepipe.costs import depth
+from sparsepipe.planners import Problem, estimate, partition
+from sparsepipe.planners.optimal import Optimal
+
+# --- brute force: every sequence of down-sets, every choice of devices, straight from the definitions -----------------
+
+
+def down_sets(graph):
+    """All down-sets as frozensets, by trying every subset."""
+    count = len(graph.layers)
+    subsets = (frozenset(c) for size in range(count + 1) for c in combinations(range(count), size))
+    return [s for s in subsets if all(i in s for i, j in graph.edges if j in s)]
+
+
+def best_shares(kinds, totals):
+    """Shares 1 … 4 of each type that keep the best pace over the whole network, the shortest round among equals."""
+    present = sorted(set(kinds))
+
+    def pace(shares):
+        of = dict(zip(present, shares, strict=True))
+        return max(of[k] * totals[k] for k in present) / sum(of[k] for k in kinds)
+
+    options = sorted(product(range(1, 5), repeat=len(present)), key=sum)
+    least = min(map(pace, options))
+    chosen = next(o for o in options if pace(o) <= least * (1 + 1e-12))
+    of = dict(zip(present, chosen, strict=True))
+    return tuple(of[k] for k in kinds)
+
+
+class BruteForce:
+    """Every plan of a small problem under the default cost model (DESIGN.md, Costs of a plan)."""
+
+    def __init__(self, problem):
+        self.problem, self.graph, self.cluster = problem, problem.graph, problem.cluster
+        self.voxels, self.high = problem.voxels, problem.profile.voxels(0.99)
+        self.totals = {k.name: self.time(range(len(self.graph.layers)), k.name) for k in self.cluster.device_types}
+        self.sets = down_sets(self.graph)
+        self.sparse = any(s.coordinate_bytes for c in problem.profile.costs.values() for layer in c for s in layer.samples)
+
+    def time(self, layers, kind):
+        forward, backward = self.problem.profile.time(layers, kind, self.voxels)
+        return forward + backward
+
+    def size(self, layer, field, voxels):
+        return max(getattr(self.problem.profile.cost(layer, k.name, voxels), field) for k in self.cluster.device_types)
+
+    def owner(self, layer):
+        if self.size(layer, "coordinate_bytes", self.high) or self.size(layer, "coordinate_bytes", self.voxels):
+            return layer
+        return self.owner(self.graph.inputs[layer][0]) if self.graph.inputs[layer] else None
+
+    def payload(self, before, voxels):
+        alive = {i for i, j in self.graph.edges if i in before and j not in before}
+        features = sum(self.size(i, "output_bytes", voxels) for i in alive)
+        coordinates = 0.0
+        for owner in {self.owner(i) for i in alive}:
+            if owner is not None:
+                coordinates += self.size(owner, "coordinate_bytes", voxels)
+            elif self.sparse:
+                coordinates += 16 * voxels
+        return features + coordinates, features
+
+    def node(self, rank):
+        return self.cluster.devices[rank].node.name
+
+    def stage(self, layers, ranks):
+        """(compute, averaging, latency) of one stage."""
+        kinds = [self.cluster.devices[r].type.name for r in ranks]
+        shares = best_shares(kinds, self.totals)
+        times = [self.time(layers, k) for k in kinds]
+        compute = max(s * t for s, t in zip(shares, times, strict=True)) / sum(shares)
+        averaging = 0.0
+        if len(ranks) > 1:
+            links = [self.cluster.link(a, b) for a, b in zip(ranks, ranks[1:] + ranks[:1], strict=True)]
+            weights = sum(self.graph.layers[k].parameter_bytes for k in layers)
+            message = weights / len(ranks) / min(x.bandwidth for x in links) + max(x.latency for x in links)
+            averaging = 2 * (len(ranks) - 1) * message
+        rounds = self.problem.num_microbatches if self.problem.synchronous else sum(shares)
+        return compute, averaging / rounds, max(times)
+
+    def boundary(self, before, senders, receivers):
+        """(busiest port per minibatch, transfer forwards plus backwards)."""
+        nodes = {self.node(r) for r in senders + receivers}
+        link = self.cluster.devices[senders[0]].node.link if len(nodes) == 1 else self.cluster.network
+        busiest = 0.0
+        for ranks in (senders, receivers):
+            shares = best_shares([self.cluster.devices[r].type.name for r in ranks], self.totals)
+            load = {}
+            for rank, share in zip(ranks, shares, strict=True):
+                port = rank if len(nodes) == 1 else self.node(rank)
+                load[port] = load.get(port, 0) + share
+            busiest = max(busiest, max(load.values()) / sum(shares))
+        forward, backward = (link.latency + size / link.bandwidth for size in self.payload(before, self.voxels))
+        return busiest * max(forward, backward), forward + backward
+
+    def fits(self, before, layers, ranks, behind):
+        shares = best_shares([self.cluster.devices[r].type.name for r in ranks], self.totals)
+        versions, minibatches = depth(self.problem.schedule, self.problem.num_microbatches, shares, behind)
+        weights = sum(self.graph.layers[k].parameter_bytes for k in layers)
+        saved = sum(self.size(k, "saved_bytes", self.high) + self.size(k, "coordinate_bytes", self.high) for k in layers)
+        need = weights * (versions + 2) + minibatches * (saved + self.payload(before, self.high)[0])
+        return need <= min(self.cluster.devices[r].type.memory_bytes for r in ranks)
+
+    def plans(self, before=frozenset(), free=None):
+        """Every plan as a list of (layers before, layers, ranks), like devices taken in rank order."""
+        free = tuple(range(len(self.cluster.devices))) if free is None else free
+        if len(before) == len(self.graph.layers):
+            yield []
+            return
+        groups = {}
+        for size in range(1, len(free) + 1):
+            for ranks in combinations(free, size):
+                key = tuple(sorted((self.node(r), self.cluster.devices[r].type.name) for r in ranks))
+                groups.setdefault(key, ranks)
+        for after in self.sets:
+            if before < after:
+                for ranks in groups.values():
+                    for rest in self.plans(after, tuple(r for r in free if r not in ranks)):
+                        yield [(before, sorted(after - before), ranks), *rest]
+
+    def period(self, plan):
+        """The period of a plan, None where it does not fit into memory."""
+        behind = sum(len(ranks) for _, _, ranks in plan)
+        for before, layers, ranks in plan:
+            behind -= len(ranks)
+            if not self.fits(before, layers, ranks, behind):
+                return None
+        stages = [self.stage(layers, ranks) for _, layers, ranks in plan]
+        boundaries = [self.boundary(b[0], a[2], b[2]) for a, b in zip(plan, plan[1:], strict=False)]
+        if not self.problem.synchronous:
+            return max([c + a for c, a, _ in stages] + [port for port, _ in boundaries])
+        count = self.problem.num_microbatches
+        if self.problem.schedule == "sequential":
+            kinds = [self.cluster.devices[r].type.name for r in plan[0][2]]
+            shares = best_shares(kinds, self.totals)
+            total = sum(latency for _, _, latency in stages) + sum(both for _, both in boundaries)
+            return max([total * max(shares) / sum(shares)] + [c + a for c, a, _ in stages])
+        longest = max([count * (c + a) - latency for c, a, latency in stages] + [(count - 1) * p for p, _ in boundaries])
+        return (sum(x for _, _, x in stages) + sum(both for _, both in boundaries) + longest) / count
+
+    def best(self):
+        periods = [self.period(plan) for plan in self.plans()]
+        return min((p for p in periods if p is not None), default=inf)
+
+
+# --- small problems ----------------------------------------------------------------------------------------------------
+
+small = st.integers(1, 9)
+
+
+@st.composite
+def graphs(draw, max_layers=5):
+    """Chains, chains with skips, and graphs with branches."""
+    count = draw(st.integers(1, max_layers))
+    layers = [Layer(f"l{k}", parameter_bytes=draw(st.integers(0, 9))) for k in range(count)]
+    shape = draw(st.sampled_from(["chain", "skips", "branches"]))
+    if shape == "chain":
+        return LayerGraph.chain(layers)
+    pairs = list(combinations(range(count), 2))
+    extra = draw(st.lists(st.sampled_from(pairs), max_size=3)) if pairs else []
+    if shape == "skips":
+        return LayerGraph.chain(layers, skips=extra)
+    trunk = [(draw(st.integers(0, k - 1)), k) for k in range(1, count)]
+    return LayerGraph(tuple(layers), (*trunk, *extra))
+
+
+@st.composite
+def clusters(draw, max_devices=4, *, memory=False):
+    """One node or two, one to four types."""
+    sizes = st.sampled_from([inf, inf, 60, 120, 250, 500]) if memory else st.just(inf)
+    types = [DeviceType(name, draw(sizes)) for name in "abcd"[: draw(st.integers(1, 4))]]
+    links = st.builds(Link, st.sampled_from([0.5, 1.0, 3.0, 10.0, inf]), st.sampled_from([0.0, 0.0, 0.5]))
+    count = draw(st.integers(1, max_devices))
+    kinds = [draw(st.sampled_from(types)) for _ in range(count)]
+    cut = draw(st.integers(0, count - 1))
+    halves = [half for half in (kinds[:cut], kinds[cut:]) if half]
+    return Cluster(tuple(Node(f"n{k}", tuple(half), draw(links)) for k, half in enumerate(halves)), draw(links))
+
+
+@st.composite
+def problems(draw, *, max_layers=5, max_devices=4, memory=False, schedule="1f1b", num_microbatches=1):
+    graph, cluster = draw(graphs(max_layers)), draw(clusters(max_devices, memory=memory))
+    sparse = draw(st.booleans())
+    sizes = [
+        {
+            "output_bytes": draw(st.integers(0, 9)),
+            "saved_bytes": draw(small),
+            "coordinate_bytes": draw(st.sampled_from([0, 0, 4])) if sparse else 0,
+        }
+        for _ in graph.layers
+    ]
+    costs = {}
+    for kind in cluster.device_types:
+        costs[kind.name] = tuple(
+            LayerCost(
+                tuple(
+                    CostSample(v, draw(small) * v / 10, draw(small) * v / 10, **{k: x * v / 10 for k, x in s.items()})
+                    for v in (10, 20)
+                )
+            )
+            for s in sizes
+        )
+    profile = Profile(graph, costs, (10.0, 14.0, 20.0))
+    return Problem(profile, cluster, schedule, num_microbatches)
+
+
+def check_against_brute_force(problem):
+    best = BruteForce(problem).best()
+    if best == inf:
+        with pytest.raises(InputError, match="memory"):
+            Optimal().plan(problem)
+        return
+    plan = Optimal().plan(problem)
+    plan.check(problem.graph, problem.cluster)
+    assert plan.estimate.period_seconds == pytest.approx(best, rel=1e-9)
+    assert plan.estimate.lower_bound_seconds == pytest.approx(best, rel=1e-9)
+    assert plan.estimate.gap == 0
+    for stage, expected in zip(plan.stages, plan.estimate.stages, strict=True):
+        assert expected.memory_bytes <= min(problem.cluster.devices[r].type.memory_bytes for r in stage.ranks)
+
+
+@settings(max_examples=120)
+@given(problems())
+def test_equals_brute_force(problem):
+    check_against_brute_force(problem)
+
+
+@settings(max_examples=80)
+@given(problems(max_layers=4, memory=True))
+def test_equals_brute_force_within_memory(problem):
+    check_against_brute_force(problem)
+
+
+@settings(max_examples=30)
+@given(problems(max_layers=3, max_devices=5))
+def test_equals_brute_force_on_more_devices(problem):
+    check_against_brute_force(problem)
