@@ -9,9 +9,9 @@ PACKAGE = Path(__file__).parent.parent / "sparsepipe"
 LEVELS = [  # lowest first; a module may import its own level's files only inside its own folder, and anything lower
     {"errors"},
     {"files"},
-    {"graph", "cluster", "trace", "graph_text", "server_file"},
+    {"graph", "cluster", "trace", "graph_text"},
     {"profile", "plan"},
-    {"schedule", "record", "formats", "plan_diff"},
+    {"schedule", "record", "formats", "plan_diff", "server_file"},
     {"costs", "data", "models"},
     {"planners", "simulator"},
     {"engines"},
@@ -27,7 +27,7 @@ LEVELS = [  # lowest first; a module may import its own level's files only insid
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
 VIEWS = {"plots"}  # draws values: sees levels 0-1 and their costs alone, is seen by widgets and the entry points
 VALUES = set().union(*LEVELS[:5])
-INSIDE_A_LEVEL = {("graph_text", "graph"), ("server_file", "cluster"), ("plan_diff", "plan")}
+INSIDE_A_LEVEL = {("graph_text", "graph"), ("plan_diff", "plan")}
 HEAVY = {"torch", "MinkowskiEngine", "plotly", "ray", "pandas", "ipywidgets", "papermill"}
 TORCH_FREE = {*VALUES, "costs", "planners", "simulator", "plots", "widgets"}
 
