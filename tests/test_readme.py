@@ -1,0 +1,35 @@
+"""What the README promises is run as a newcomer would run it: copied and pasted."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).parent.parent / "README.md"
+BLOCKS = re.findall(r"```\w*\n(.*?)```", README.read_text(), flags=re.DOTALL)
+EXAMPLE = next(block for block in BLOCKS if block.startswith("from sparsepipe"))
+SHELL = next(block for block in BLOCKS if block.startswith("sparsepipe data make"))
+
+
+def test_the_example_is_twenty_lines():
+    assert len([line for line in EXAMPLE.splitlines() if line.strip()]) <= 20
+
+
+@pytest.mark.slow
+def test_the_example_runs(tmp_path):
+    done = subprocess.run([sys.executable, "-c", EXAMPLE], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "gap" in done.stdout
+    assert float(done.stdout.splitlines()[-1]) > 0
+    assert (tmp_path / "runs/first/status.json").exists()
+
+
+@pytest.mark.slow
+def test_the_commands_run(tmp_path):
+    for line in SHELL.strip().splitlines():
+        command = [sys.executable, "-m", *line.split()]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, (line, done.stderr)
+    assert "finished" in done.stdout
