@@ -75,10 +75,10 @@ def test_the_marker_names_the_data_set_and_says_synthetic(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("names", "empty", "message"),
     [
-        (("chair/train/c.off",), ("sofa/train",), r"sofa: no \.off or \.pcd file in train/"),
-        (("chair/train/c.off",), ("sofa",), r"sofa: no \.off or \.pcd file"),
-        (("chair/c.off", "sofa/d.off"), (), r"chair: no \.off or \.pcd file in train/"),
-        (("chair/train/c.txt",), (), r"chair: no \.off or \.pcd file"),
+        (("chair/train/c.off",), ("sofa/train",), r"sofa: no \.off, .* or \.bin file in train/"),
+        (("chair/train/c.off",), ("sofa",), r"sofa: no \.off, .* or \.bin file"),
+        (("chair/c.off", "sofa/d.off"), (), r"chair: no \.off, .* or \.bin file in train/"),
+        (("chair/train/c.stl",), (), r"chair: no \.off, .* or \.bin file"),
         (("chair/train/c.off", "chair/train/c.pcd"), (), r"the same sample is there as c\.pcd; keep one format"),
         ((), (), "no class folder"),
     ],
@@ -95,7 +95,7 @@ def test_a_missing_split_or_a_class_missing_in_it_is_refused(tmp_path: Path) -> 
     folder = open_folder(_make(tmp_path, "chair/train/c.off", "chair/test/d.off", "sofa/train/e.off"))
     with pytest.raises(InputError, match="no split 'validation', expected one of train, test"):
         folder.split("validation")
-    with pytest.raises(InputError, match=r"sofa/test: no \.off or \.pcd file, expected at least one"):
+    with pytest.raises(InputError, match=r"sofa/test: no \.off, .* or \.bin file, expected at least one"):
         folder.split("test")
 
 

@@ -203,7 +203,7 @@ def test_missing_files_folders_and_unknown_formats_are_refused(tmp_path: Path) -
     for name, message in (
         ("no.off", "no such"),
         ("folder.off", "is a folder"),
-        ("a.xyz", "unknown format .xyz, expected one of .off, .pcd"),
+        ("a.stl", "unknown format .stl, expected one of .off, .pcd"),
     ):
         with pytest.raises(InputError, match=message):
             read(tmp_path / name)
@@ -213,24 +213,24 @@ def test_surface_points_lie_on_the_mesh_by_area_and_by_seed() -> None:
     """Two squares, one of nine times the area: nine tenths of the points, binomially."""
     vertices = [[0, 0, 0], [3, 0, 0], [3, 3, 0], [0, 3, 0], [0, 0, 5], [1, 0, 5], [1, 1, 5], [0, 1, 5]]
     mesh = Mesh(np.array(vertices, dtype=float), np.array([[0, 1, 2], [0, 2, 3], [4, 5, 6], [4, 6, 7]]))
-    points = sample_points(mesh, 4000, seed=1)
+    points = sample_points(mesh, 4000, seed=1).points
     low, high = points[points[:, 2] == 0], points[points[:, 2] == 5]
     assert len(low) + len(high) == 4000
     assert abs(len(low) - 3600) < 5 * (4000 * 0.9 * 0.1) ** 0.5
     assert low.min() >= 0
     assert low.max() <= 3
     np.testing.assert_allclose(low[:, :2].mean(axis=0), 1.5, atol=0.1)
-    np.testing.assert_array_equal(points, sample_points(mesh, 4000, seed=1))
-    assert not np.array_equal(points, sample_points(mesh, 4000, seed=2))
+    np.testing.assert_array_equal(points, sample_points(mesh, 4000, seed=1).points)
+    assert not np.array_equal(points, sample_points(mesh, 4000, seed=2).points)
 
 
 def test_clouds_are_drawn_without_repetition() -> None:
     cloud = Cloud(np.arange(300.0).reshape(100, 3))
-    chosen = sample_points(cloud, 40, seed=3)
+    chosen = sample_points(cloud, 40, seed=3).points
     assert len({tuple(point) for point in chosen}) == 40
     assert {tuple(point) for point in chosen} <= {tuple(point) for point in cloud.points}
-    np.testing.assert_array_equal(chosen, sample_points(cloud, 40, seed=3))
-    np.testing.assert_array_equal(sample_points(cloud, 101, seed=3), cloud.points)
+    np.testing.assert_array_equal(chosen, sample_points(cloud, 40, seed=3).points)
+    np.testing.assert_array_equal(sample_points(cloud, 101, seed=3).points, cloud.points)
 
 
 def test_a_mesh_without_area_is_refused() -> None:

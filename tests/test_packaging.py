@@ -103,7 +103,7 @@ def test_the_installed_versions_are_within_the_stated_bounds():
 
 
 def test_every_import_is_declared():
-    modules = {"pyyaml": "yaml"}
+    modules = {"pyyaml": "yaml", "scikit-learn": "sklearn"}
     declared = {modules.get(name, name) for name, _ in map(split, PROJECT["project"]["dependencies"])}
     optional = {split(line)[0].split("[")[0] for line in [*extras()["minkowski"], *extras()["cluster"]]}
     imported = set()

@@ -7,20 +7,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .augmentation import AUGMENTATIONS, Augmentation
     from .batch import PointBatch, Sample, collate
     from .dataset import VoxelDataset, load
     from .downloads import fetch
     from .folder import DataFolder, info, open_folder
+    from .labels import IGNORED
     from .manifests import Manifest, find, list_datasets
     from .order import minibatches
     from .shapes import make_shapes
     from .voxels import unit_cube, voxelize
 
 _HOMES = {  # a file of this folder: what it gives
+    "augmentation": ("AUGMENTATIONS", "Augmentation"),
     "batch": ("PointBatch", "Sample", "collate"),
     "dataset": ("VoxelDataset", "load"),
     "downloads": ("fetch",),
     "folder": ("DataFolder", "info", "open_folder"),
+    "labels": ("IGNORED",),
     "manifests": ("Manifest", "find", "list_datasets"),
     "order": ("minibatches",),
     "shapes": ("make_shapes",),
@@ -29,6 +33,9 @@ _HOMES = {  # a file of this folder: what it gives
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "AUGMENTATIONS",
+    "IGNORED",
+    "Augmentation",
     "DataFolder",
     "Manifest",
     "PointBatch",

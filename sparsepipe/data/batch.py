@@ -7,15 +7,19 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
+from .labels import IGNORED
 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """One voxelized cloud: `coordinates` int32 [V, D], `features` float32 [V, C], and the `label` of its class."""
+    """One voxelized cloud: `coordinates` int32 [V, D], `features` float32 [V, C].
+
+    `label` is the class of the whole, or, for segmentation, those of its voxels: int64 [V].
+    """
 
     coordinates: Tensor
     features: Tensor
-    label: int
+    label: int | Tensor
 
     def __len__(self) -> int:
         return len(self.coordinates)
@@ -25,13 +29,16 @@ class Sample:
 class PointBatch:
     """Samples side by side.
 
-    `coordinates` int32 [N, 1+D], the sample index first; `features` float32 [N, C]; `labels` int64 [B]. Rows of one
-    sample stand together, samples in order, no voxel twice. Raises InputError where any of this does not hold.
+    `coordinates` int32 [N, 1+D], the sample index first; `features` float32 [N, C]. Rows of one sample stand together,
+    samples in order, no voxel twice. `labels` int64 are classes from 0: one for each sample, [B], or with `per_voxel`
+    one for each voxel, [N], IGNORED (-100, as torch's cross_entropy has it) where a voxel has no class.
+    Raises InputError where any of this does not hold.
     """
 
     coordinates: Tensor
     features: Tensor
     labels: Tensor
+    per_voxel: bool = False
 
     def __post_init__(self) -> None:
         coordinates, features, labels = self.coordinates, self.features, self.labels
@@ -44,28 +51,32 @@ class PointBatch:
                 f"features are {_described(features)}, expected float32 [{len(coordinates)}, C]: one row for each voxel"
             )
         if labels.dtype != torch.int64 or labels.ndim != 1 or len(labels) == 0:
-            raise InputError(f"labels are {_described(labels)}, expected int64 [B] with B >= 1: one for each sample")
+            shape = "[N] with N >= 1: one for each voxel" if self.per_voxel else "[B] with B >= 1: one for each sample"
+            raise InputError(f"labels are {_described(labels)}, expected int64 {shape}")
+        if self.per_voxel and len(labels) != len(coordinates):
+            raise InputError(f"{len(labels)} labels, expected {len(coordinates)}: one for each voxel")
         if len({coordinates.device, features.device, labels.device}) != 1:
             raise InputError(
                 f"coordinates, features and labels are on {coordinates.device}, {features.device} and {labels.device}; "
                 "move them to one device"
             )
         self._check_samples()
-        if int(labels.min()) < 0:
-            raise InputError(f"label {int(labels.min())} is negative, expected class indices from 0; check the labels")
+        lowest = labels[labels != IGNORED] if self.per_voxel else labels
+        if len(lowest) and int(lowest.min()) < 0:
+            raise InputError(f"label {int(lowest.min())} is negative, expected class indices from 0; check the labels")
         if not bool(torch.isfinite(features).all()):
             raise InputError("features hold NaN or infinity, expected finite numbers; check the input clouds")
 
     def _check_samples(self) -> None:
         index = self.coordinates[:, 0].long()
-        if len(index) and (int(index.min()) < 0 or int(index.max()) >= len(self.labels)):
+        if len(index) and (int(index.min()) < 0 or int(index.max()) >= len(self)):
             raise InputError(
                 f"sample indices run from {int(index.min())} to {int(index.max())}, "
-                f"expected 0 to {len(self.labels) - 1} for {len(self.labels)} labels"
+                f"expected 0 to {len(self) - 1}{'' if self.per_voxel else f' for {len(self)} labels'}"
             )
         if bool((index[1:] < index[:-1]).any()):
             raise InputError("rows of one sample do not stand together; order the rows by sample index")
-        empty = (torch.bincount(index, minlength=len(self.labels)) == 0).nonzero().flatten().tolist()
+        empty = (torch.bincount(index, minlength=len(self)) == 0).nonzero().flatten().tolist()
         if empty:
             raise InputError(f"sample {empty[0]} of the minibatch has no voxel; leave empty clouds out")
         if _has_duplicates(self.coordinates):
@@ -73,7 +84,7 @@ class PointBatch:
 
     def __len__(self) -> int:
         """Count the samples."""
-        return len(self.labels)
+        return int(self.coordinates[:, 0].max()) + 1 if self.per_voxel else len(self.labels)
 
     @property
     def num_voxels(self) -> int:
@@ -88,9 +99,8 @@ class PointBatch:
     def samples(self) -> tuple[Sample, ...]:
         """Take the minibatch apart again: the inverse of `collate`."""
         counts = self.voxel_counts.tolist()
-        rows = zip(
-            self.coordinates[:, 1:].split(counts), self.features.split(counts), self.labels.tolist(), strict=True
-        )
+        labels = self.labels.split(counts) if self.per_voxel else self.labels.tolist()
+        rows = zip(self.coordinates[:, 1:].split(counts), self.features.split(counts), labels, strict=True)
         return tuple(Sample(coordinates, features, label) for coordinates, features, label in rows)
 
     def take(self, indices: Sequence[int]) -> "PointBatch":
@@ -124,13 +134,18 @@ def collate(samples: Sequence[Sample]) -> PointBatch:
     ):
         if len(widths) > 1:
             raise InputError(f"samples with {sorted(widths)} columns of {name} in one minibatch; expected one width")
+    per_voxel = isinstance(samples[0].label, Tensor)
+    if any(isinstance(sample.label, Tensor) != per_voxel for sample in samples):
+        raise InputError("samples with one label and with a label for each voxel in one minibatch; expected one kind")
     counts = torch.tensor([len(sample) for sample in samples])
     index = torch.repeat_interleave(torch.arange(len(samples), dtype=torch.int32), counts)
     index = index.to(samples[0].coordinates.device)
+    labels = [sample.label for sample in samples]
     return PointBatch(
         coordinates=torch.cat([index[:, None], torch.cat([sample.coordinates for sample in samples])], dim=1),
         features=torch.cat([sample.features for sample in samples]),
-        labels=torch.tensor([sample.label for sample in samples], dtype=torch.int64, device=index.device),
+        labels=torch.cat(labels) if per_voxel else torch.tensor(labels, dtype=torch.int64, device=index.device),
+        per_voxel=per_voxel,
     )
 
 

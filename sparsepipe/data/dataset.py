@@ -1,49 +1,84 @@
-"""A split of a data set as voxels: read, sampled and voxelized when first asked for, then kept in memory."""
+"""A split of a data set as voxels: read, sampled and voxelized when first asked for, then kept."""
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from ..errors import InputError
+from .augmentation import Augmentation, named_augmentation
 from .batch import PointBatch, Sample, collate
-from .folder import DataFolder, SampleFile, open_folder
-from .formats import read
+from .cache import SampleCache, cache_folder, cache_key
+from .folder import open_folder
+from .formats import Cloud
+from .layouts import CLASSIFICATION, SEGMENTATION, DataFolder, SampleFile
 from .manifests import find
+from .recipe import OCCUPANCY, Recipe
 from .sampling import derived_seed, sample_points
-from .voxels import unit_cube, voxelize
+from .voxels import majority, unit_cube, voxel_index
 
 _MAX_HASHED_BYTES = 256 * 2**20  # contents are hashed up to here (about a second), names and sizes beyond
+_MAX_KEPT_BYTES = 2**30  # of samples in memory; what comes after is read again, from the cache where there is one
+_RESERVOIR = 4  # with augmentation: this many times `num_points` are kept, of which each epoch draws its own
 
 
-def load(source: str | Path, *, split: str, voxel_size: float, num_points: int = 1024, seed: int = 0) -> "VoxelDataset":
-    """Open one split of a folder in ModelNet's layout, or of a data set that a manifest names.
+def load(
+    source: str | Path,
+    *,
+    split: str,
+    voxel_size: float,
+    num_points: int | None = 1024,
+    seed: int = 0,
+    task: str | None = None,
+    features: Sequence[str] = (OCCUPANCY,),
+    augmentation: Augmentation | str | None = None,
+    cache: Path | str | None = None,
+) -> "VoxelDataset":
+    """Open one split of a folder in any layout of `layouts`, or of a data set that a manifest names.
 
-    Each cloud has `num_points` points at most, drawn by `seed` and the sample's name, and is scaled to the unit cube
-    before it is voxelized at `voxel_size`; every voxel's feature is 1.
-    Raises InputError for a bad folder now, for a bad file when it is read.
+    Each cloud has `num_points` points at most (None: all), drawn by `seed` and the sample's name. Objects are scaled to
+    the unit cube before they are voxelized at `voxel_size`; scans keep their metres. `task` is classification or
+    segmentation, by default the data set's usual one. `features` of each voxel: see Recipe. With an `augmentation` (or
+    the name of one) samples change from epoch to epoch. `cache`, else SPARSEPIPE_CACHE, names a folder for what was
+    prepared.
+    Raises InputError for a bad folder or setting now, for a bad file when it is read.
     """
-    if not 0 < voxel_size <= 1:
-        raise InputError(f"voxel size {voxel_size} given, expected above 0 and at most 1, as clouds fill the unit cube")
-    if num_points < 1:
-        raise InputError(f"{num_points} points a sample given, expected at least 1")
+    recipe = Recipe(voxel_size, num_points, seed, tuple(features), named_augmentation(augmentation))
     folder = open_folder(find(source))
-    return VoxelDataset(folder, split, voxel_size=voxel_size, num_points=num_points, seed=seed)
+    return VoxelDataset(folder, split, recipe=recipe, task=task, cache=cache)
 
 
 class VoxelDataset:
-    """Samples of one split, in class order then name. Reading is deferred; what was voxelized once is kept."""
+    """Samples of one split, in class order then name. Reading is deferred; what was prepared once is kept."""
 
-    def __init__(self, folder: DataFolder, split: str, *, voxel_size: float, num_points: int, seed: int) -> None:
+    def __init__(
+        self,
+        folder: DataFolder,
+        split: str,
+        *,
+        recipe: Recipe,
+        task: str | None = None,
+        cache: Path | str | None = None,
+    ) -> None:
         self.folder = folder
         self.split = split
-        self.voxel_size = voxel_size
-        self.num_points = num_points
-        self.seed = seed
+        self.recipe = recipe
+        self.task = task or folder.tasks[0]
+        if self.task not in folder.tasks:
+            raise InputError(f"{folder.path}: task {self.task!r} asked, expected {' or '.join(folder.tasks)}")
+        if not folder.metric and recipe.voxel_size > 1:
+            raise InputError(
+                f"voxel size {recipe.voxel_size} given, expected above 0 and at most 1, as clouds fill the unit cube"
+            )
         self.files = folder.split(split)
-        self._samples: list[Sample | None] = [None] * len(self.files)
+        place = cache_folder(cache)
+        self._cache = None if place is None else SampleCache(place)
+        self._kept: dict[int, Sample | Cloud] = {}  # samples, or with augmentation what they are drawn from
+        self._kept_bytes = 0
+        self._counts: dict[int, int] = {}
         self._digest: dict[str, str] | None = None
 
     def __len__(self) -> int:
@@ -51,13 +86,20 @@ class VoxelDataset:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Class names; a label is an index into them."""
-        return self.folder.classes
+        """Class names of samples, or of voxels for segmentation; a label is an index into them."""
+        return self.folder.classes if self.task == CLASSIFICATION else self.folder.parts
 
     @property
     def labels(self) -> tuple[int, ...]:
-        """Each sample's class."""
+        """Each sample's class. Raises InputError where only voxels have classes."""
+        if not self.folder.classes:
+            raise InputError(f"{self.folder.path}: its scans have no class as a whole; take labels from batch()")
         return tuple(file.label for file in self.files)
+
+    @property
+    def in_channels(self) -> int:
+        """Count the features of a voxel: a network's `in_channels`."""
+        return self.recipe.in_channels
 
     @property
     def synthetic(self) -> bool:
@@ -73,50 +115,171 @@ class VoxelDataset:
             "name": self.folder.name,
             "split": self.split,
             "samples": len(self),
+            "task": self.task,
             "classes": list(self.classes),
             "synthetic": self.synthetic,
-            "voxel_size": self.voxel_size,
-            "num_points": self.num_points,
-            "seed": self.seed,
+            **self.recipe.facts(),
             **self._digest,
         }
 
     def points(self, index: int) -> np.ndarray:
-        """Return one sample's points in the unit cube, before voxelization: float64 [P, 3]. Not kept."""
-        file = self.files[index]
-        content = read(file.path)
-        try:
-            return unit_cube(sample_points(content, self.num_points, seed=derived_seed(self.seed, file.name)))
-        except InputError as error:
-            raise InputError(f"{file.path}: {error}") from None
+        """Return one sample's points before augmentation and voxelization: float64 [P, 3]. Not kept."""
+        return self._placed(self._drawn(self.files[index], self.recipe.num_points), self.files[index]).points
 
-    def sample(self, index: int) -> Sample:
-        """Return one voxelized sample. Raises InputError that names the file where it cannot be read."""
-        sample = self._samples[index]
+    def sample(self, index: int, *, epoch: int = 0) -> Sample:
+        """Return one voxelized sample. Raises InputError that names the file where it cannot be read.
+
+        `epoch` matters with an augmentation alone: then a sample is decided by seed, name and epoch.
+        """
+        if self.recipe.augmentation is not None:
+            return self._augmented(index, epoch)
+        sample = self._kept.get(index)
         if sample is None:
-            coordinates = torch.from_numpy(voxelize(self.points(index), self.voxel_size))
-            sample = Sample(coordinates, torch.ones(len(coordinates), 1), self.files[index].label)
-            self._samples[index] = sample
+            file = self.files[index]
+            key = self._key(file)
+            sample = self._cached_sample(key, file)
+            if sample is None:
+                sample = self._voxelized(self._placed(self._drawn(file, self.recipe.num_points), file), file)
+                self._save(key, _arrays_of(sample))
+            self._keep(index, sample, sum(tensor.nbytes for tensor in (sample.coordinates, sample.features)))
         return sample
 
-    def batch(self, indices: Sequence[int]) -> PointBatch:
-        """Return the chosen samples side by side, in the order given."""
+    def batch(self, indices: Sequence[int], *, epoch: int = 0) -> PointBatch:
+        """Return the chosen samples of an epoch side by side, in the order given."""
         for index in indices:
             if not 0 <= index < len(self):
                 raise InputError(f"sample {index} asked of {len(self)} in split {self.split}; use 0 to {len(self) - 1}")
-        return collate([self.sample(index) for index in indices])
+        return collate([self.sample(index, epoch=epoch) for index in indices])
 
     def voxel_counts(self) -> np.ndarray:
-        """Count the active voxels of every sample: int64 [len(self)]. Reads all samples."""
-        return np.array([len(self.sample(index)) for index in range(len(self))], dtype=np.int64)
+        """Count the active voxels of every sample, of epoch 0: int64 [len(self)]. Reads all samples once."""
+        for index in range(len(self)):
+            if index not in self._counts:
+                self._counts[index] = len(self.sample(index))
+        return np.array([self._counts[index] for index in range(len(self))], dtype=np.int64)
+
+    # --- one sample, step by step -------------------------------------------------------------------------------
+
+    def _drawn(self, file: SampleFile, num_points: int | None) -> Cloud:
+        """Read a file and draw points of it by the seed and its name."""
+        content = self.folder.read(file)
+        try:
+            return sample_points(content, num_points, seed=derived_seed(self.recipe.seed, file.name))
+        except InputError as error:
+            raise InputError(f"{file.path}: {error}") from None
+
+    def _placed(self, cloud: Cloud, file: SampleFile) -> Cloud:
+        """Bring an object into the unit cube; a scan keeps its metres."""
+        if self.folder.metric:
+            return cloud
+        try:
+            return replace(cloud, points=unit_cube(cloud.points))
+        except InputError as error:
+            raise InputError(f"{file.path}: {error}") from None
+
+    def _augmented(self, index: int, epoch: int) -> Sample:
+        """Draw an epoch's points from the sample's reservoir, then change them, by seed, name and epoch."""
+        if epoch < 0:
+            raise InputError(f"epoch {epoch} given, expected 0 or more")
+        file, recipe = self.files[index], self.recipe
+        cloud = self._kept.get(index)
+        if cloud is None:
+            cloud = self._reservoir(file)
+            self._keep(index, cloud, cloud.points.nbytes + (0 if cloud.attributes is None else cloud.attributes.nbytes))
+        seed = derived_seed(recipe.seed, f"{file.name}:{epoch}")
+        chosen = self._placed(sample_points(cloud, recipe.num_points, seed=seed), file)
+        return self._voxelized(recipe.augmentation.apply(chosen, seed=seed), file)
+
+    def _reservoir(self, file: SampleFile) -> Cloud:
+        num_points = self.recipe.num_points
+        key = self._key(file)
+        arrays = None if key is None else self._cache.load(key)
+        if arrays is not None and "points" in arrays:
+            names = tuple(arrays["names"].tolist())
+            return Cloud(arrays["points"], arrays.get("attributes"), names, arrays.get("labels"))
+        cloud = self._drawn(file, None if num_points is None else _RESERVOIR * num_points)
+        arrays = {"points": cloud.points, "names": np.array(cloud.names, dtype=np.str_)}
+        for name, array in (("attributes", cloud.attributes), ("labels", cloud.labels)):
+            if array is not None:
+                arrays[name] = array
+        self._save(key, arrays)
+        return cloud
+
+    def _voxelized(self, cloud: Cloud, file: SampleFile) -> Sample:
+        try:
+            coordinates, index = voxel_index(cloud.points, self.recipe.voxel_size)
+            features = self.recipe.voxel_features(cloud, index, len(coordinates))
+        except InputError as error:
+            raise InputError(f"{file.path}: {error}") from None
+        label: int | torch.Tensor | None = file.label
+        if self.task == SEGMENTATION:
+            label = torch.from_numpy(majority(self._point_labels(cloud, file), index, len(coordinates)))
+        assert label is not None
+        return Sample(torch.from_numpy(coordinates), torch.from_numpy(features), label)
+
+    def _point_labels(self, cloud: Cloud, file: SampleFile) -> np.ndarray:
+        if cloud.labels is None:
+            raise InputError(
+                f"{file.path}: its points have no labels, expected one each for segmentation; choose a task"
+            )
+        if cloud.labels.max() >= len(self.classes):
+            raise InputError(
+                f"{file.path}: label {cloud.labels.max()} is out of range for {len(self.classes)} classes; "
+                "correct the labels or the list of parts"
+            )
+        return cloud.labels
+
+    # --- what is kept -------------------------------------------------------------------------------------------
+
+    def _keep(self, index: int, value: Sample | Cloud, num_bytes: int) -> None:
+        if self._kept_bytes + num_bytes <= _MAX_KEPT_BYTES:
+            self._kept[index] = value
+            self._kept_bytes += num_bytes
+
+    def _key(self, file: SampleFile) -> str | None:
+        """Return a sample's key in the cache, None without one."""
+        if self._cache is None:
+            return None
+        augmented = self.recipe.augmentation is not None
+        facts = {
+            "what": "reservoir" if augmented else "voxels",
+            "name": file.name,  # decides the points drawn
+            "entry": file.entry,
+            "layout": self.folder.layout,
+            "task": self.task,
+            "recipe": None if augmented else self.recipe.facts(),
+            "draw": [self.recipe.num_points, self.recipe.seed],
+        }
+        try:
+            return cache_key((file.path, *file.companions), facts)
+        except OSError as error:
+            raise InputError(f"{file.path}: cannot be read ({error.strerror}); check the data set's files") from None
+
+    def _cached_sample(self, key: str | None, file: SampleFile) -> Sample | None:
+        arrays = None if key is None else self._cache.load(key)
+        if arrays is None or not {"coordinates", "features"} <= set(arrays):
+            return None
+        label = torch.from_numpy(arrays["labels"]) if "labels" in arrays else file.label
+        assert label is not None
+        return Sample(torch.from_numpy(arrays["coordinates"]), torch.from_numpy(arrays["features"]), label)
+
+    def _save(self, key: str | None, arrays: dict[str, np.ndarray]) -> None:
+        if key is not None:
+            self._cache.save(key, arrays)
+
+
+def _arrays_of(sample: Sample) -> dict[str, np.ndarray]:
+    arrays = {"coordinates": sample.coordinates.numpy(), "features": sample.features.numpy()}
+    return arrays | ({"labels": sample.label.numpy()} if isinstance(sample.label, torch.Tensor) else {})
 
 
 def _digest(files: Sequence[SampleFile]) -> dict[str, str]:
     """Hash the names and contents of the files; of a large data set their names and sizes, and say which."""
-    whole = sum(file.num_bytes for file in files) <= _MAX_HASHED_BYTES
+    paths = dict.fromkeys(path for file in files for path in (file.path, *file.companions))
+    whole = sum(path.stat().st_size for path in paths) <= _MAX_HASHED_BYTES
     digest = hashlib.sha256()
     for file in files:
         digest.update(f"{file.name}\0{file.num_bytes}\0".encode())
-        if whole:
-            digest.update(file.path.read_bytes())
+    for path in paths if whole else ():
+        digest.update(path.read_bytes())
     return {"sha256": digest.hexdigest(), "sha256_of": "names, sizes and contents" if whole else "names and sizes"}

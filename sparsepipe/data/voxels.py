@@ -1,10 +1,11 @@
-"""From points in space to the voxels they occupy."""
+"""From points in space to the voxels they occupy, and what points say of their voxel."""
 
 import math
 
 import numpy as np
 
 from ..errors import InputError
+from .labels import IGNORED
 
 _INT32_MAX = 2**31 - 1
 
@@ -28,6 +29,11 @@ def voxelize(points: np.ndarray, voxel_size: float) -> np.ndarray:
     The order is lexicographic, so it does not depend on the order of the points.
     Raises InputError for NaN or infinite points, none at all, a voxel size not above 0, or voxels beyond int32.
     """
+    return voxel_index(points, voxel_size)[0]
+
+
+def voxel_index(points: np.ndarray, voxel_size: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return what `voxelize` does, and which of these voxels each point lies in: int64 [P]."""
     if not (math.isfinite(voxel_size) and voxel_size > 0):
         raise InputError(f"voxel size {voxel_size} given, expected a positive number such as 0.02")
     cells = np.floor(_checked(points) / voxel_size)
@@ -36,7 +42,30 @@ def voxelize(points: np.ndarray, voxel_size: float) -> np.ndarray:
             f"voxel {np.abs(cells).max():.3g} at voxel size {voxel_size} is beyond int32; "
             "use larger voxels or unit_cube()"
         )
-    return _unique_rows(cells.astype(np.int64)).astype(np.int32)
+    rows, index = _unique_rows(cells.astype(np.int64))
+    return rows.astype(np.int32), index
+
+
+def majority(labels: np.ndarray, index: np.ndarray, num_voxels: int) -> np.ndarray:
+    """Return the commonest label [P] in each voxel: int64 [V]; of several the smallest, IGNORED where no point has one.
+
+    `index` [P] says which voxel each point lies in.
+    """
+    winners = np.full(num_voxels, IGNORED, dtype=np.int64)
+    votes = labels != IGNORED
+    ballots, counts = np.unique(np.stack([index[votes], labels[votes]], axis=1), axis=0, return_counts=True)
+    voxels, candidates = ballots.T
+    order = np.lexsort((candidates, -counts, voxels))  # by voxel, then votes, then label
+    first, places = np.unique(voxels[order], return_index=True)
+    winners[first] = candidates[order][places]
+    return winners
+
+
+def mean_in_voxels(values: np.ndarray, index: np.ndarray, num_voxels: int) -> np.ndarray:
+    """Return the mean of `values` [P, C] over the points of each voxel: float32 [V, C]."""
+    counts = np.bincount(index, minlength=num_voxels)
+    sums = [np.bincount(index, weights=column, minlength=num_voxels) for column in values.T]
+    return (np.stack(sums, axis=1) / counts[:, None]).astype(np.float32)
 
 
 def _checked(points: np.ndarray) -> np.ndarray:
@@ -54,11 +83,12 @@ def _checked(points: np.ndarray) -> np.ndarray:
     return points
 
 
-def _unique_rows(rows: np.ndarray) -> np.ndarray:
-    """Sort int64 rows [P, D] and keep each once: by one integer key a row where the ranges fit: many times faster."""
+def _unique_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sort int64 rows [P, D], keep each once, say where each went: by one integer key a row where the ranges fit."""
     low = rows.min(axis=0)
     sizes = [int(size) for size in rows.max(axis=0) - low + 1]
     if math.prod(sizes) >= 2**63:
-        return np.unique(rows, axis=0)
-    keys = np.unique(np.ravel_multi_index(tuple((rows - low).T), sizes))
-    return np.stack(np.unravel_index(keys, sizes), axis=1) + low
+        unique, index = np.unique(rows, axis=0, return_inverse=True)
+        return unique, index.reshape(-1)
+    keys, index = np.unique(np.ravel_multi_index(tuple((rows - low).T), sizes), return_inverse=True)
+    return np.stack(np.unravel_index(keys, sizes), axis=1) + low, index

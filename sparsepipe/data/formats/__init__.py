@@ -4,10 +4,24 @@ from pathlib import Path
 
 from ...errors import InputError
 from .base import Cloud, Mesh, Reader
+from .hdf5 import read_hdf5
+from .npz import read_npz
 from .off import read_off
 from .pcd import read_pcd
+from .ply import read_ply
+from .scan import read_scan
+from .text import read_text_cloud
 
-READERS: dict[str, Reader] = {".off": read_off, ".pcd": read_pcd}
+READERS: dict[str, Reader] = {
+    ".off": read_off,
+    ".pcd": read_pcd,
+    ".ply": read_ply,
+    ".txt": read_text_cloud,
+    ".xyz": read_text_cloud,
+    ".npz": read_npz,
+    ".h5": read_hdf5,
+    ".bin": read_scan,
+}
 
 
 def read(path: Path | str) -> Mesh | Cloud:

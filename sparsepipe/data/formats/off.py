@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import InputError
-from .base import Mesh, check_finite, read_bytes
+from .base import Mesh, check_finite, one_line, read_bytes
 
 # "OFF", "COFF" (colours), "NOFF" (normals), "STOFF" (texture) or combinations; some ModelNet files glue the counts on:
 # "OFF490 518 0".
@@ -48,7 +48,7 @@ def read_off(path: Path) -> Mesh:
         mesh = trimesh.load_mesh(io.StringIO(text), file_type="off", process=False)
         vertices, faces = np.asarray(mesh.vertices, dtype=np.float64), np.asarray(mesh.faces, dtype=np.int64)
     except (ValueError, IndexError, OverflowError) as error:
-        raise InputError(f"{path}: not {_WHAT} ({_one_line(error)}); repair or remove the file") from None
+        raise InputError(f"{path}: not {_WHAT} ({one_line(error)}); repair or remove the file") from None
     check_finite(path, vertices, what="vertex")
     return Mesh(vertices, faces)
 
@@ -99,7 +99,3 @@ def _faces(path: Path, rows: list[tuple[int, str]]) -> list[str]:
     if not faces:
         raise InputError(f"{path}: no face has three corners, expected a surface to sample; remove the file")
     return faces
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

@@ -1,0 +1,150 @@
+"""Random changes to a cloud that leave its class alone: anew for each sample and epoch, the same for the same seed."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.random import Generator
+
+from ..errors import InputError
+from .formats import Cloud
+from .formats.base import NORMAL
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """How far clouds are changed; nothing is, by default. Lengths are the cloud's own: cube sides, or metres for scans.
+
+    `rotation`: degrees about the z axis, from -rotation to rotation. `tilt`: degrees about a random horizontal axis.
+    `scale`: smallest and largest factor. `jitter`: standard deviation of each coordinate, cut at three of it.
+    `dropout`: the largest share of points left out. `elastic`: (spacing, magnitude) of smooth random displacements, one
+    after another (as for scans in Choy et al., 4D Spatio-Temporal ConvNets, CVPR 2019).
+    Raises InputError for a setting out of its range.
+    """
+
+    rotation: float = 0.0
+    tilt: float = 0.0
+    scale: tuple[float, float] = (1.0, 1.0)
+    jitter: float = 0.0
+    dropout: float = 0.0
+    elastic: tuple[tuple[float, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, most in (("rotation", 180), ("tilt", 180), ("jitter", math.inf), ("dropout", 1)):
+            value = getattr(self, name)
+            if not _is_number(value) or not 0 <= value <= most or (name == "dropout" and value == 1):
+                bound = "at least 0" if most == math.inf else f"from 0 to {most}"
+                raise InputError(f"{name} {value!r} given, expected a number {bound}{', below 1' * (most == 1)}")
+        if not _is_pair(self.scale) or not 0 < self.scale[0] <= self.scale[1]:
+            raise InputError(f"scale {self.scale!r} given, expected (smallest, largest) factor above 0")
+        if not isinstance(self.elastic, tuple) or not all(_is_pair(e) and e[0] > 0 and e[1] >= 0 for e in self.elastic):
+            raise InputError(f"elastic {self.elastic!r} given, expected pairs (spacing, magnitude), spacing above 0")
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> "Augmentation":
+        """Read what `to_json` wrote. Raises InputError for an unknown setting."""
+        known = {field.name for field in fields(cls)}
+        if unknown := sorted(set(document) - known):
+            raise InputError(f"unknown augmentation {unknown[0]!r}, expected some of {', '.join(sorted(known))}")
+        return cls(**{name: _as_tuple(value) for name, value in document.items()})
+
+    def apply(self, cloud: Cloud, *, seed: int) -> Cloud:
+        """Return the cloud changed: labels and attributes stay with their points, normals turn with them."""
+        rng = np.random.default_rng(seed)
+        cloud = self._thinned(cloud, rng)
+        points = cloud.points
+        for spacing, magnitude in self.elastic:
+            points = points + magnitude * _smooth_field(points, spacing, rng)
+        turn = self._rotation(rng)
+        centre = (points.min(axis=0) + points.max(axis=0)) / 2
+        points = (points - centre) @ turn.T * rng.uniform(*self.scale) + centre
+        if self.jitter:
+            points = points + self.jitter * rng.standard_normal(points.shape).clip(-3, 3)
+        return Cloud(points, _turned(cloud, turn), cloud.names, cloud.labels)
+
+    def _thinned(self, cloud: Cloud, rng: Generator) -> Cloud:
+        """Leave a random share of points out, never all."""
+        if not self.dropout:
+            return cloud
+        kept = rng.random(len(cloud)) >= rng.uniform(0, self.dropout)
+        kept[rng.integers(len(cloud))] = True
+        return cloud.take(np.flatnonzero(kept))
+
+    def _rotation(self, rng: Generator) -> np.ndarray:
+        """Draw a turn about z followed by a tilt about a horizontal axis: float64 [3, 3]."""
+        heading, tilt = np.deg2rad([rng.uniform(-self.rotation, self.rotation), rng.uniform(-self.tilt, self.tilt)])
+        axis = rng.uniform(0, 2 * np.pi)
+        return _about_z(axis) @ _about_x(tilt) @ _about_z(-axis) @ _about_z(heading)
+
+
+def named_augmentation(given: "Augmentation | str | None") -> Augmentation | None:
+    """Return the augmentation that a name stands for, or the one given. Raises InputError that lists the names."""
+    if isinstance(given, str):
+        if given not in AUGMENTATIONS:
+            raise InputError(f"no augmentation {given!r}, expected one of {', '.join(AUGMENTATIONS)}")
+        return AUGMENTATIONS[given]
+    return given
+
+
+def _turned(cloud: Cloud, turn: np.ndarray) -> np.ndarray | None:
+    if cloud.attributes is None or not set(NORMAL) <= set(cloud.names):
+        return cloud.attributes
+    places = [cloud.names.index(name) for name in NORMAL]
+    attributes = cloud.attributes.copy()
+    attributes[:, places] = attributes[:, places] @ turn.T
+    return attributes
+
+
+def _smooth_field(points: np.ndarray, spacing: float, rng: Generator) -> np.ndarray:
+    """Return random displacements [P, 3] of about unit size that change smoothly over `spacing`.
+
+    Normal noise on a grid, averaged over neighbours, brought back to unit deviation, interpolated linearly.
+    """
+    low = points.min(axis=0)
+    position = (points - low) / spacing + 1  # a margin of one, which the averaging uses up
+    shape = np.floor(position.max(axis=0)).astype(int) + 3
+    if np.prod(shape.astype(float)) > 2**24:
+        raise InputError(f"elastic spacing {spacing} makes a grid of {'x'.join(map(str, shape))}; use a larger one")
+    noise = rng.standard_normal((*shape, 3))
+    for axis in range(3):
+        noise = (np.roll(noise, 1, axis) + noise + np.roll(noise, -1, axis)) / math.sqrt(3)
+    cell = np.floor(position).astype(int)
+    share = position - cell
+    field = np.zeros_like(points)
+    for corner in np.ndindex(2, 2, 2):  # the eight grid points around each point
+        weight = np.where(corner, share, 1 - share).prod(axis=1, keepdims=True)
+        field += weight * noise[tuple((cell + corner).T)]
+    return field
+
+
+def _about_z(angle: float) -> np.ndarray:
+    c, s = math.cos(angle), math.sin(angle)
+    return np.array([[c, -s, 0], [s, c, 0], [0, 0, 1]])
+
+
+def _about_x(angle: float) -> np.ndarray:
+    c, s = math.cos(angle), math.sin(angle)
+    return np.array([[1, 0, 0], [0, c, -s], [0, s, c]])
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
+
+
+def _is_pair(value: object) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and all(_is_number(v) and math.isfinite(v) for v in value)
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(map(_as_tuple, value)) if isinstance(value, (list, tuple)) else value
+
+
+AUGMENTATIONS = {  # by name: what is usual for objects and for scans
+    "shapes": Augmentation(rotation=180, scale=(0.8, 1.25), jitter=0.005, dropout=0.3),
+    "scans": Augmentation(rotation=180, tilt=3, scale=(0.9, 1.1), dropout=0.2, elastic=((0.2, 0.4), (0.8, 1.6))),
+}

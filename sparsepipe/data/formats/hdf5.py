@@ -1,0 +1,81 @@
+"""Point clouds in HDF5, many to a file, as modelnet40_ply_hdf5_2048 has them: data [S, P, 3], label [S, 1]."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import InputError
+from .base import LABEL, NORMAL, POSITION, Cloud, cloud_of, one_line, read_bytes
+
+_WHAT = "an HDF5 file of point clouds"
+_MAGIC = b"\x89HDF\r\n\x1a\n"
+
+
+def read_hdf5(path: Path, *, entry: int | None = None) -> Cloud:
+    """Read cloud `entry` of a file: `data`, and `normal` [S, P, 3] and `pid` [S, P] (labels) where they are there.
+
+    Raises InputError that names the file where it is damaged, its arrays do not match, or no entry was given for a file
+    of several.
+    """
+    with _opened(path) as arrays:
+        count = len(arrays["data"])
+        if entry is None and count > 1:
+            raise InputError(f"{path}: holds {count} clouds, expected one; give the folder that the file lies in")
+        chosen = 0 if entry is None else entry
+        if not 0 <= chosen < count:
+            raise InputError(f"{path}: cloud {chosen} asked of {count}; use 0 to {count - 1}")
+        columns = dict(zip(POSITION, arrays["data"][chosen].T, strict=True))
+        if "normal" in arrays:
+            columns |= dict(zip(NORMAL, arrays["normal"][chosen].T, strict=True))
+        if "pid" in arrays:
+            columns[LABEL] = arrays["pid"][chosen]
+    return cloud_of(path, columns)
+
+
+def hdf5_labels(path: Path) -> np.ndarray:
+    """Return the class of every cloud in the file: int64 [S]. Raises InputError where there are none."""
+    with _opened(path) as arrays:
+        if "label" not in arrays:
+            raise InputError(f"{path}: no array 'label', expected the class of each of its clouds")
+        return np.asarray(arrays["label"]).reshape(-1).astype(np.int64)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[dict[str, Any]]:
+    """Give the file's arrays, unread, once their shapes agree."""
+    import h5py  # here: a listing of data sets need not wait for it
+
+    try:
+        with path.open("rb") as handle:
+            magic = handle.read(len(_MAGIC))
+    except OSError:
+        magic = read_bytes(path, what=_WHAT)[: len(_MAGIC)]  # says what is the matter
+    if not magic:
+        read_bytes(path, what=_WHAT)
+    if magic != _MAGIC:
+        raise InputError(f"{path}: not {_WHAT}; fetch the file again")
+    try:
+        with h5py.File(path, "r") as file:
+            arrays = {name: file[name] for name in ("data", "label", "normal", "pid") if name in file}
+            _check(path, arrays)
+            yield arrays
+    except (OSError, RuntimeError, KeyError) as error:  # what h5py raises for a damaged file
+        raise InputError(f"{path}: {_WHAT} that is damaged or cut short ({one_line(error)}); fetch it again") from None
+
+
+def _check(path: Path, arrays: dict[str, Any]) -> None:
+    if "data" not in arrays:
+        raise InputError(f"{path}: no array 'data', expected points [S, P, 3]")
+    shape = arrays["data"].shape
+    if len(shape) != 3 or shape[2] != 3 or 0 in shape:
+        raise InputError(f"{path}: array 'data' is {list(shape)}, expected points [S, P, 3] with S, P >= 1")
+    wanted = {"label": {(shape[0],), (shape[0], 1)}, "normal": {shape}, "pid": {shape[:2]}}
+    for name, allowed in wanted.items():
+        if name in arrays and arrays[name].shape not in allowed:
+            raise InputError(
+                f"{path}: array {name!r} is {list(arrays[name].shape)}, expected {list(max(allowed, key=len))} "
+                f"as 'data' is {list(shape)}; fetch the file again"
+            )

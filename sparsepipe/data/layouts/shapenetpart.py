@@ -1,0 +1,85 @@
+"""ShapeNetPart with normals: SYNSET/NAME.txt, x y z nx ny nz part; 16 categories, 50 parts numbered through."""
+
+from pathlib import Path
+
+from ...errors import InputError
+from ...files import read_json
+from ..formats import Cloud
+from ..formats.base import LABEL, NORMAL, POSITION
+from ..formats.text import read_text_cloud
+from .base import SEGMENTATION, DataFolder, SampleFile, listed_lines, sample_of
+
+_NAMES = "synsetoffset2category.txt"
+_LISTS = "train_test_split"
+_SPLITS = {"train": "train", "val": "validation", "test": "test"}  # in file names: here
+_NUM_PARTS = {  # of each category; parts are numbered through in this order
+    "Airplane": 4,
+    "Bag": 2,
+    "Cap": 2,
+    "Car": 4,
+    "Chair": 4,
+    "Earphone": 3,
+    "Guitar": 3,
+    "Knife": 2,
+    "Lamp": 4,
+    "Laptop": 2,
+    "Motorbike": 6,
+    "Mug": 2,
+    "Pistol": 3,
+    "Rocket": 3,
+    "Skateboard": 3,
+    "Table": 3,
+}
+PARTS = tuple(f"{name} {number}" for name, count in _NUM_PARTS.items() for number in range(1, count + 1))
+
+
+def found(root: Path) -> bool:
+    """Say whether a folder is of this layout."""
+    return (root / _NAMES).is_file() and (root / _LISTS).is_dir()
+
+
+def opened(root: Path, marker: dict) -> DataFolder:
+    """List the samples. Raises InputError where a list is malformed or names a file that is not there."""
+    categories = _categories(root / _NAMES)
+    classes = tuple(categories.values())
+    files: list[SampleFile] = []
+    for word, split in _SPLITS.items():
+        path = root / _LISTS / f"shuffled_{word}_file_list.json"
+        if not path.is_file():
+            continue
+        entries = read_json(path, what="list of samples")
+        if not isinstance(entries, list):
+            raise InputError(f"{path}: expected a list of 'shape_data/SYNSET/NAME'; fetch the data set again")
+        for entry in entries:
+            words = entry.split("/") if isinstance(entry, str) else []
+            if len(words) < 2 or words[-2] not in categories or words[-1] in ("", ".", ".."):
+                raise InputError(f"{path}: {entry!r}, expected 'shape_data/SYNSET/NAME' with a synset of {_NAMES}")
+            label = classes.index(categories[words[-2]])
+            files.append(sample_of(root / words[-2] / f"{words[-1]}.txt", root, label=label, split=split))
+    if not files:
+        raise InputError(f"{root / _LISTS}: no shuffled_train_file_list.json, expected lists of the splits")
+    files.sort(key=lambda file: (file.label, file.name))
+    return DataFolder(
+        marker.get("name", root.name),
+        root,
+        classes,
+        tuple(files),
+        marker,
+        "shapenetpart",
+        _read,
+        parts=PARTS,
+        default_task=SEGMENTATION,
+    )
+
+
+def _categories(path: Path) -> dict[str, str]:
+    """Return {synset: category}, categories in alphabetical order."""
+    pairs = [line.split() for line in listed_lines(path)]
+    for words in pairs:
+        if len(words) != 2:
+            raise InputError(f"{path}: {' '.join(words)!r}, expected 'CATEGORY SYNSET'; fetch the data set again")
+    return {synset: name for name, synset in sorted(pairs)}
+
+
+def _read(file: SampleFile) -> Cloud:
+    return read_text_cloud(file.path, columns=(*POSITION, *NORMAL, LABEL))

@@ -1,0 +1,75 @@
+"""How a cloud becomes a sample: how many points, which features, what size of voxel."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from ..errors import InputError
+from .augmentation import Augmentation
+from .formats import Cloud
+from .formats.base import COLOUR, INTENSITY, NORMAL
+from .voxels import mean_in_voxels
+
+OCCUPANCY = "occupancy"
+FEATURES: dict[str, tuple[str, ...]] = {  # name: the columns of a cloud it stands for
+    OCCUPANCY: (),
+    "normals": NORMAL,
+    "colours": COLOUR,
+    INTENSITY: (INTENSITY,),
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The settings that decide a sample's voxels, and so the key under which it is cached.
+
+    `num_points` None takes all. `features` are of FEATURES: `occupancy` is 1 in every voxel, the others are means over
+    a voxel's points, colours scaled to 0 to 1. Raises InputError for a setting out of its range.
+    """
+
+    voxel_size: float
+    num_points: int | None = 1024
+    seed: int = 0
+    features: tuple[str, ...] = (OCCUPANCY,)
+    augmentation: Augmentation | None = None
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.voxel_size) and self.voxel_size > 0):
+            raise InputError(f"voxel size {self.voxel_size} given, expected a positive number such as 0.02")
+        if self.num_points is not None and self.num_points < 1:
+            raise InputError(f"{self.num_points} points a sample given, expected at least 1, or None for all")
+        if self.seed < 0:
+            raise InputError(f"seed {self.seed} given, expected 0 or more")
+        unknown = [name for name in self.features if name not in FEATURES]
+        if unknown or not self.features or len(set(self.features)) != len(self.features):
+            given = ", ".join(unknown or self.features) or "none"
+            raise InputError(f"features {given} given, expected each once of {', '.join(FEATURES)}")
+
+    @property
+    def in_channels(self) -> int:
+        """Count the columns of a sample's features."""
+        return sum(max(1, len(FEATURES[name])) for name in self.features)
+
+    def facts(self) -> dict:
+        """Return the settings, ready for JSON."""
+        return asdict(self) | {"features": list(self.features)}
+
+    def voxel_features(self, cloud: Cloud, index: np.ndarray, num_voxels: int) -> np.ndarray:
+        """Return each voxel's features, float32 [V, C]. Raises InputError where the cloud lacks one of them."""
+        columns = [self._columns(cloud, name, index, num_voxels) for name in self.features]
+        return np.concatenate(columns, axis=1)
+
+    def _columns(self, cloud: Cloud, name: str, index: np.ndarray, num_voxels: int) -> np.ndarray:
+        if name == OCCUPANCY:
+            return np.ones((num_voxels, 1), dtype=np.float32)
+        places = _places(cloud.names, FEATURES[name])
+        if cloud.attributes is None or places is None:
+            raise InputError(f"no {name} in it, only {', '.join(cloud.names) or 'points'}; ask for other features")
+        scale = 255 if FEATURES[name] == COLOUR else 1
+        return mean_in_voxels(cloud.attributes[:, places] / scale, index, num_voxels)
+
+
+def _places(names: Sequence[str], wanted: Sequence[str]) -> list[int] | None:
+    return [names.index(name) for name in wanted] if set(wanted) <= set(names) else None

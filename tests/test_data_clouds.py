@@ -1,0 +1,365 @@
+"""PLY, text, NPZ, HDF5 and bare float32 readers: what was written comes back, and every way a file can be broken."""
+
+import io
+import zipfile
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import trimesh
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from sparsepipe.data.formats import Cloud, Mesh, read
+from sparsepipe.data.formats.hdf5 import hdf5_labels, read_hdf5
+from sparsepipe.data.formats.scan import read_scan
+from sparsepipe.data.formats.text import read_text_cloud
+from sparsepipe.errors import InputError
+
+POINTS = np.array([[0.5, -1.25, 3.0], [1e-3, 2.0, -7.5], [4.0, 5.0, 6.0]], dtype=np.float32)
+NORMALS = np.array([[0, 0, 1], [0, -1, 0], [0.6, 0.8, 0]], dtype=np.float32)
+clouds = arrays(np.float32, st.tuples(st.integers(2, 20), st.just(3)), elements=st.floats(-1e3, 1e3, width=32))
+
+
+def _write(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def _refused(path: Path, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read(path)
+    assert message in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# --- PLY ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "binary"])
+@pytest.mark.parametrize("name", ["cube", "bunny", "cow"])
+def test_a_ply_mesh_is_the_off_mesh_it_was_made_from(
+    shared_data: Path, tmp_path: Path, name: str, encoding: str
+) -> None:
+    mesh = read(shared_data / "meshes" / f"{name}.off")
+    exported = trimesh.Trimesh(mesh.vertices, mesh.faces, process=False).export(file_type="ply", encoding=encoding)
+    again = read(_write(tmp_path / "mesh.ply", exported))
+    assert isinstance(again, Mesh)
+    np.testing.assert_array_equal(again.faces, mesh.faces)
+    np.testing.assert_allclose(again.vertices, mesh.vertices, rtol=1e-6, atol=1e-7)
+
+
+HEADER = """ply
+format {encoding} 1.0
+comment made by hand
+element vertex 3
+property float x
+property float y
+property float z
+property float nx
+property float ny
+property float nz
+property uchar red
+property uchar green
+property uchar blue
+property int label
+end_header
+"""
+ROW = np.dtype(
+    [*((name, "f4") for name in ("x", "y", "z", "nx", "ny", "nz")), *((c, "u1") for c in "rgb"), ("l", "i4")]
+)
+
+
+def _rows(order: str) -> bytes:
+    rows = np.zeros(3, dtype=ROW.newbyteorder(order))
+    for column, name in enumerate(("x", "y", "z")):
+        rows[name], rows[f"n{name}"] = POINTS[:, column], NORMALS[:, column]
+    rows["r"], rows["g"], rows["b"], rows["l"] = [1, 2, 3], [4, 5, 6], [255, 0, 9], [2, 0, 1]
+    return rows.tobytes()
+
+
+def _ascii_rows() -> bytes:
+    further = ["1 4 255 2", "2 5 0 0", "3 6 9 1"]
+    rows = zip(POINTS.tolist(), NORMALS.tolist(), further, strict=True)
+    return "".join(f"{' '.join(map(repr, p))} {' '.join(map(repr, n))} {f}\n" for p, n, f in rows).encode()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body"),
+    [("ascii", _ascii_rows()), ("binary_little_endian", _rows("<")), ("binary_big_endian", _rows(">"))],
+)
+def test_a_ply_cloud_keeps_normals_colours_and_labels(tmp_path: Path, encoding: str, body: bytes) -> None:
+    cloud = read(_write(tmp_path / "cloud.ply", HEADER.format(encoding=encoding).encode() + body))
+    assert isinstance(cloud, Cloud)
+    np.testing.assert_allclose(cloud.points, POINTS)
+    assert cloud.names == ("nx", "ny", "nz", "red", "green", "blue")
+    np.testing.assert_allclose(cloud.attributes[:, :3], NORMALS)
+    np.testing.assert_array_equal(cloud.attributes[:, 3:], [[1, 4, 255], [2, 5, 0], [3, 6, 9]])
+    assert cloud.labels.tolist() == [2, 0, 1]
+
+
+def test_a_ply_with_quads_and_triangles_becomes_triangles(tmp_path: Path) -> None:
+    head = "ply\nformat ascii 1.0\nelement vertex 5\nproperty float x\nproperty float y\nproperty float z\n"
+    head += "element face 2\nproperty list uchar int vertex_indices\nend_header\n"
+    mesh = read(_write(tmp_path / "m.ply", f"{head}0 0 0\n1 0 0\n1 1 0\n0 1 0\n2 0 0\n4 0 1 2 3\n3 1 4 2\n"))
+    area = trimesh.Trimesh(mesh.vertices, mesh.faces, process=False).area
+    assert mesh.faces.shape == (3, 3)
+    assert area == pytest.approx(1.5)
+    path = _write(tmp_path / "n.ply", f"{head}0 0 0\n1 0 0\n1 1 0\n0 1 0\n2 0 0\n4 0 1 2 3\n3 1 9 2\n")
+    _refused(path, "a face names vertex 9, expected 0 to 4")
+
+
+ASCII = HEADER.format(encoding="ascii").encode()
+BINARY = HEADER.format(encoding="binary_little_endian").encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "empty, expected a PLY file"),
+        (b"OFF\n1 2 3\n", "does not start with a header from 'ply'"),
+        (b"ply\nformat ascii 1.0\nelement vertex 3\n", "does not start with a header from 'ply' to 'end_header'"),
+        (ASCII.replace(b"ascii", b"utf8") + _ascii_rows(), "format utf8, expected one of ascii"),
+        (ASCII.replace(b"vertex 3", b"vertex three"), ":4: 'element vertex three', expected 'element NAME COUNT'"),
+        (ASCII.replace(b"vertex 3", b"vertex 0"), "no vertex in its header"),
+        (ASCII + _ascii_rows().partition(b"\n")[2], "truncated: 2 rows, expected 3 vertex"),
+        (ASCII + _ascii_rows() * 2, "longer than its header says: 6 rows, expected 3 vertex"),
+        (ASCII + _ascii_rows().replace(b"0.5", b"half"), "not a PLY file of 3 vertex"),
+        (ASCII + _ascii_rows().replace(b"0.5", b"nan"), "point 0 is [nan"),
+        (
+            ASCII.replace(b"float x", b"float u") + _ascii_rows(),
+            "vertices of u y z nx ny nz red green blue label, expected x, y and z",
+        ),
+        (BINARY + _rows("<")[:-1], "not a PLY file of 3 vertex (PLY is unexpected length!), as its header says"),
+        (BINARY + _rows("<") + b"\0" * 31, "not a PLY file of 3 vertex"),
+    ],
+)
+def test_a_broken_ply_is_refused_in_one_line_that_names_it(tmp_path: Path, content: bytes, message: str) -> None:
+    _refused(_write(tmp_path / "broken.ply", content), message)
+
+
+# --- text -----------------------------------------------------------------------------------------------------------
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(clouds, st.sampled_from([" ", ",", ", ", "\t", ";"]), st.sampled_from(["\n", "\r\n"]))
+def test_text_gives_back_what_was_written(tmp_path: Path, points: np.ndarray, separator: str, end: str) -> None:
+    text = "".join(separator.join(map(repr, row)) + end for row in points.tolist())
+    np.testing.assert_array_equal(read(_write(tmp_path / "cloud.xyz", text)).points, points)
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "labels"),
+    [
+        ("0,0,0,0,0,1\n1,1,1,0.6,0.8,0\n", ("nx", "ny", "nz"), None),
+        ("0 0 0 12 0 255\n1 1 1 4 5 6\n", ("red", "green", "blue"), None),
+        ("0 0 0 0 0 1 7\n1 1 1 1 0 0 49.000000\n", ("nx", "ny", "nz"), [7, 49]),
+        ("0 0 0 0.5\n1 1 1 12\n", ("intensity",), None),
+        ("x y z Class r g b\n0 0 0 3 1 2 3\n1 1 1 4 5 6 7\n", ("red", "green", "blue"), [3, 4]),
+        ("\ufeff# a comment\n\n0 0 0\n// another\n1 1 1\n", (), None),
+        ("2\n0 0 0\n1 1 1\n", (), None),
+        ("label,z,y,x\n0,0,0,0\n1,1,1,1\n", (), [0, 1]),
+    ],
+)
+def test_the_columns_of_text_are_told_by_their_number_or_a_first_line(
+    tmp_path: Path, text: str, names: tuple, labels: list | None
+) -> None:
+    cloud = read(_write(tmp_path / "cloud.txt", text))
+    assert cloud.points.tolist() == [[0, 0, 0], [1, 1, 1]]
+    assert cloud.names == names
+    assert (None if cloud.labels is None else cloud.labels.tolist()) == labels
+
+
+def test_given_columns_come_before_guessed_ones(tmp_path: Path) -> None:
+    path = _write(tmp_path / "a.txt", "0 0 0 0 0 1\n")  # a black point, not a normal
+    assert read_text_cloud(path, columns=("x", "y", "z", "red", "green", "blue")).names == ("red", "green", "blue")
+    with pytest.raises(InputError, match=r"a\.txt:1: '0 0 0 0 0 1', expected 4 numbers"):
+        read_text_cloud(path, columns=("x", "y", "z", "label"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "empty, expected a point cloud as text"),
+        ("# nothing\n", "only comments"),
+        ("0 0 0\n1 1\n", ":2: '1 1', expected 3 numbers"),
+        ("# first\n0 0 0\n\n1 one 1\n", ":4: '1 one 1', expected 3 numbers"),
+        ("0 0 185\x1087\n1 1 1\n", ":1: '0 0 185\\x1087', expected 3 numbers"),  # as in S3DIS, Area 5, hallway 6
+        ("0 0 0\n1 nan 1\n", "row 1 is [1.0, nan, 1.0] (1 of 2 are NaN"),
+        ("0 0\n1 1\n", "rows of 2 numbers, expected 3, 4, 6 or 7"),
+        ("0 0 0 -5 0 1\n", "neither normals nor colours"),
+        ("0 0 0 0 0 1 0.5\n", "label 0 is 0.5, expected a whole number from 0"),
+        ("0 0 0 0 0 1 -1\n", "label 0 is -1.0"),
+        ("3\n0 0 0\n1 1 1\n", "truncated: 2 rows, expected 3 points"),
+        ("1\n0 0 0\n1 1 1\n", "longer than its first line says: 2 rows, expected 1 points"),
+        ("x y z\n", "names its columns but has no row"),
+        (b"\x00\x01\x02", "holds binary data"),
+    ],
+)
+def test_broken_text_is_refused_in_one_line_that_names_it(tmp_path: Path, text: str | bytes, message: str) -> None:
+    _refused(_write(tmp_path / "broken.txt", text), message)
+
+
+# --- NPZ ------------------------------------------------------------------------------------------------------------
+
+
+def _npz(**arrays_: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays_)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(("points", "normals", "labels"), [("points", "normals", "labels"), ("xyz", "normal", "label")])
+def test_an_npz_gives_back_what_was_written(tmp_path: Path, points: str, normals: str, labels: str) -> None:
+    content = {
+        points: POINTS,
+        normals: NORMALS,
+        labels: np.array([1, 0, 2]),
+        "intensity": np.ones(3),
+        "else": np.eye(2),
+    }
+    cloud = read(_write(tmp_path / "cloud.npz", _npz(**content)))
+    np.testing.assert_array_equal(cloud.points, POINTS)
+    assert dict(zip(cloud.names, cloud.attributes.T.tolist(), strict=True)) == {
+        **dict(zip(("nx", "ny", "nz"), NORMALS.T.tolist(), strict=True)),
+        "intensity": [1, 1, 1],
+    }
+    assert cloud.labels.tolist() == [1, 0, 2]
+
+
+def _flipped(content: bytes, name: str) -> bytes:
+    """Change a byte inside a member, which its checksum then betrays."""
+    at = content.index(name.encode()) + len(name) + 20
+    return content[:at] + bytes([content[at] ^ 0xFF]) + content[at + 1 :]
+
+
+def _with_text() -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("points.npy", "not an array")
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "empty, expected a NumPy archive"),
+        (b"PK\x03\x04 and no more", "not a NumPy archive, or cut short"),
+        (_npz(points=POINTS)[:-30], "not a NumPy archive, or cut short"),
+        (_flipped(_npz(points=np.arange(300.0).reshape(100, 3)), "points.npy"), "not a NumPy archive that can be read"),
+        (_with_text(), "member 'points' is no array"),
+        (_npz(points=np.array([{"a": 1}], dtype=object)), "not a NumPy archive that can be read"),
+        (_npz(a=POINTS, b=POINTS), "holds a, b, expected an array 'points' [P, 3]"),
+        (_npz(points=POINTS[:, :2]), "array 'points' is float32 [3, 2], expected numbers [P, 3]"),
+        (_npz(points=POINTS[:0]), "array 'points' is float32 [0, 3]"),
+        (_npz(points=POINTS, labels=np.arange(4)), "array 'labels' is int64 [4, 1], expected numbers [3, 1]"),
+        (_npz(points=POINTS, normals=NORMALS[:2]), "array 'normals' is float32 [2, 3], expected numbers [3, 3]"),
+        (_npz(points=np.array([["a", "b", "c"]])), "array 'points' is <U1 [1, 3]"),
+        (_npz(points=POINTS * np.nan), "point 0 is [nan, nan, nan]"),
+    ],
+)
+def test_a_broken_npz_is_refused_in_one_line_that_names_it(tmp_path: Path, content: bytes, message: str) -> None:
+    _refused(_write(tmp_path / "broken.npz", content), message)
+
+
+# --- HDF5 -----------------------------------------------------------------------------------------------------------
+
+
+def _hdf5(path: Path, **arrays_: np.ndarray) -> Path:
+    with h5py.File(path, "w") as file:
+        for name, array in arrays_.items():
+            file.create_dataset(name, data=array, compression="gzip")
+    return path
+
+
+def test_an_hdf5_of_many_clouds_gives_each(tmp_path: Path) -> None:
+    data = np.random.default_rng(0).normal(size=(4, 50, 3)).astype(np.float32)
+    labels = np.array([[3], [0], [1], [3]], dtype=np.uint8)
+    path = _hdf5(tmp_path / "many.h5", data=data, label=labels, normal=data / 2, pid=np.arange(200).reshape(4, 50))
+    assert hdf5_labels(path).tolist() == [3, 0, 1, 3]
+    for entry in range(4):
+        cloud = read_hdf5(path, entry=entry)
+        np.testing.assert_array_equal(cloud.points, data[entry])
+        np.testing.assert_array_equal(cloud.attributes, data[entry] / 2)
+        assert cloud.labels.tolist() == list(range(entry * 50, entry * 50 + 50))
+    with pytest.raises(InputError, match="cloud 4 asked of 4; use 0 to 3"):
+        read_hdf5(path, entry=4)
+    _refused(path, "holds 4 clouds, expected one")
+    np.testing.assert_array_equal(read(_hdf5(tmp_path / "one.h5", data=data[:1])).points, data[0])
+
+
+def test_a_broken_hdf5_is_refused_in_one_line_that_names_it(tmp_path: Path) -> None:
+    data = np.random.default_rng(0).normal(size=(4, 500, 3))
+    whole = _hdf5(tmp_path / "whole.h5", data=data).read_bytes()
+    for content, message in (
+        (b"", "empty, expected an HDF5 file"),
+        (b"not HDF5 at all", "not an HDF5 file of point clouds"),
+        (whole[: len(whole) // 2], "damaged or cut short"),
+        (whole[:600], "damaged or cut short"),
+    ):
+        _refused(_write(tmp_path / "broken.h5", content), message)
+    middle = len(whole) // 2  # inside the compressed points
+    damaged = _write(tmp_path / "damaged.h5", whole[:middle] + bytes(64) + whole[middle + 64 :])
+    with pytest.raises(InputError, match=r"damaged\.h5: .* damaged or cut short"):
+        for entry in range(4):
+            read_hdf5(damaged, entry=entry)
+    for arrays_, message in (
+        ({"points": data}, "no array 'data'"),
+        ({"data": data[0]}, "array 'data' is [500, 3], expected points [S, P, 3]"),
+        ({"data": data, "label": np.zeros((3, 1))}, "array 'label' is [3, 1], expected [4, 1] as 'data' is"),
+        ({"data": data, "pid": np.zeros((4, 499))}, "array 'pid' is [4, 499], expected [4, 500]"),
+    ):
+        _refused(_hdf5(tmp_path / "odd.h5", **arrays_), message)
+    with pytest.raises(InputError, match="no array 'label'"):
+        hdf5_labels(_hdf5(tmp_path / "odd.h5", data=data))
+    with pytest.raises(InputError, match="no such"):
+        read(tmp_path / "nowhere.h5")
+
+
+# --- scans ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_real_scans_are_told_apart(shared_data: Path) -> None:
+    kitti = read(shared_data / "scans" / "kitti_000008.bin")
+    assert kitti.points.shape == (17238, 3)
+    assert kitti.names == ("intensity",)
+    assert np.abs(kitti.points).max() < 120  # metres: a lidar's reach
+    assert 0 <= kitti.attributes.min() <= kitti.attributes.max() <= 1
+    room = read(shared_data / "scans" / "scannet_scene0000_00.bin")
+    assert room.points.shape == (40684, 3)
+    assert room.names == ("red", "green", "blue")
+    assert np.ptp(room.points, axis=0).max() < 10  # metres: a room
+    assert room.attributes.max() == 255
+
+
+def test_bare_rows_give_back_what_was_written(tmp_path: Path) -> None:
+    rows = np.column_stack([np.vstack([POINTS, POINTS[:1]]), [0.0, 0.25, 1.0, 0.5]]).astype("<f4")
+    cloud = read(_write(tmp_path / "a.bin", rows.tobytes()))
+    np.testing.assert_array_equal(np.column_stack([cloud.points, cloud.attributes]), rows)
+    other = read_scan(tmp_path / "a.bin", columns=("x", "y", "z", "i", "a", "b", "c", "d"))
+    np.testing.assert_array_equal(other.points, rows[::2, :3])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "empty, expected a scan"),
+        (np.ones(7, dtype="<f4").tobytes(), "28 bytes fits neither of KITTI's rows"),
+        (np.full(8, 300, dtype="<f4").tobytes(), "32 bytes fits neither"),
+        (np.full(8, np.nan, dtype="<f4").tobytes(), "fits neither"),
+        (np.zeros(12, dtype="<f4").tobytes(), "fits both"),
+    ],
+)
+def test_a_scan_that_is_neither_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    _refused(_write(tmp_path / "broken.bin", content), message)
+
+
+def test_a_truncated_scan_of_known_columns_is_refused(shared_data: Path, tmp_path: Path) -> None:
+    content = (shared_data / "scans" / "kitti_000008.bin").read_bytes()
+    path = _write(tmp_path / "cut.bin", content[:-6])
+    with pytest.raises(InputError, match="275802 bytes, expected a multiple of 16"):
+        read_scan(path, columns=("x", "y", "z", "intensity"))
+    assert "fits neither" in str(pytest.raises(InputError, read, path).value)
