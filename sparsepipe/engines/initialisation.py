@@ -19,7 +19,7 @@ def initialise(module: nn.Module, row: Row, seed: int) -> None:
     """Draw the parameters of one layer.
 
     Convolutions: normal with variance 2 / (kernel volume x output channels) (He et al., "Delving Deep into Rectifiers",
-    fan-out); linear layers: torch's default, uniform within 1 / sqrt(input channels); batch norm: scale 1, shift 0.
+    fan-out); linear layers: torch's default, uniform within 1 / sqrt(input channels); norms: scale 1, shift 0.
     """
     generator = torch.Generator().manual_seed(derived_seed(seed, row.id))
     with torch.no_grad():
@@ -28,9 +28,9 @@ def initialise(module: nn.Module, row: Row, seed: int) -> None:
             if row.kind == "linear":
                 bound = 1 / math.sqrt(row.args["in_channels"])
                 first.uniform_(-bound, bound, generator=generator)
-            elif name == "kernel":
+            elif name in ("kernel", "weight") and row.kind.endswith("convolution"):
                 fan_out = parameter.numel() // row.args["in_channels"]
                 first.normal_(0, math.sqrt(2 / fan_out), generator=generator)
-            elif name == "bn.weight":
+            elif name.endswith("weight"):  # of a norm
                 first.fill_(1)
             parameter.copy_(first)

@@ -4,6 +4,7 @@ import collections
 import collections.abc
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from ..data.batch import PointBatch
 from ..errors import InputError
 from ..models.rows import Row
 from .base import CoordinateSet, Feature, Parts
+from .dense import ACTIVATIONS, DENSE_LAYERS, dense_grid
 from .dropout import SeededDropout
 
 # MinkowskiEngine 0.5.4 imports names that Python 3.10 took out of `collections`.
@@ -104,9 +106,13 @@ def _on_features(function: Callable[[Tensor], Tensor], tensor: AnyTensor) -> Any
     return _with_features(tensor, function(tensor.F)) if isinstance(tensor, ME.SparseTensor) else function(tensor)
 
 
-class ReLU(nn.Module):
+class Activation(nn.Module):
+    def __init__(self, function: Callable[..., Tensor], **args: float) -> None:
+        super().__init__()
+        self.function, self.args = function, args
+
     def forward(self, tensor: AnyTensor) -> AnyTensor:
-        return _on_features(torch.relu, tensor)
+        return _on_features(lambda rows: self.function(rows, **self.args), tensor)
 
 
 class Linear(ME.MinkowskiLinear):
@@ -119,39 +125,106 @@ class Linear(ME.MinkowskiLinear):
         return _on_features(self.linear, input)
 
 
+class BatchNorm(ME.MinkowskiBatchNorm):
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+
+
 class Dropout(SeededDropout):
     def forward(self, tensor: AnyTensor, *, seed: int) -> AnyTensor:
         return _on_features(lambda rows: self.drop(rows, seed), tensor)
 
 
-class GlobalMaxPool(ME.MinkowskiGlobalMaxPooling):
-    """MinkowskiGlobalMaxPooling with its rows, which come in the order of a hash map, put in batch order."""
-
-    def forward(self, input: ME.SparseTensor) -> Tensor:
-        if len(input) == int(input.C[:, 0].max()) + 1:  # one voxel a sample: the library refuses to pool
-            return input.F.index_select(0, torch.argsort(input.C[:, 0]))
-        pooled = super().forward(input)
-        return pooled.F.index_select(0, torch.argsort(pooled.C[:, 0]))
+def _one_voxel_each(tensor: ME.SparseTensor) -> bool:
+    """Say whether every sample has one voxel. The library refuses to pool such a tensor over its samples."""
+    return len(tensor) == int(tensor.C[:, 0].max()) + 1
 
 
-def _convolution(in_channels: int, out_channels: int, **args: Any) -> nn.Module:
-    return ME.MinkowskiConvolution(in_channels, out_channels, **{"dimension": _DIMENSION} | args)
+class InstanceNorm(ME.MinkowskiInstanceNorm):
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+
+    def forward(self, input: ME.SparseTensor) -> ME.SparseTensor:
+        if not _one_voxel_each(input):
+            return super().forward(input)
+        return _with_features(input, (input.F - input.F) * self.weight + self.bias)  # each voxel is its sample's mean
 
 
-def _batch_norm(channels: int) -> nn.Module:
-    return ME.MinkowskiBatchNorm(channels)
+class GlobalPool(nn.Module):
+    """Global pooling with its rows, which come in the order of a hash map, put in batch order."""
+
+    def __init__(self, pool: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.pool = pool()
+
+    def forward(self, tensor: ME.SparseTensor) -> Tensor:
+        if not _one_voxel_each(tensor):
+            tensor = self.pool(tensor)
+        return tensor.F.index_select(0, torch.argsort(tensor.C[:, 0]))
 
 
-def _max_pool(**args: Any) -> nn.Module:
-    return ME.MinkowskiMaxPooling(**{"dimension": _DIMENSION} | args)
+class TransposedConvolution(ME.MinkowskiConvolutionTranspose):
+    def forward(self, input: ME.SparseTensor, like: ME.SparseTensor) -> ME.SparseTensor:
+        return super().forward(input, like.coordinate_map_key)
+
+
+class Unpool(ME.MinkowskiPoolingTranspose):
+    def forward(self, input: ME.SparseTensor, like: ME.SparseTensor) -> ME.SparseTensor:
+        return super().forward(input, like.coordinate_map_key)
+
+
+class Add(nn.Module):
+    def forward(self, *tensors: AnyTensor) -> AnyTensor:
+        return _merge(lambda rows: sum(rows[1:], start=rows[0]), tensors)
+
+
+class Concatenate(nn.Module):
+    def forward(self, *tensors: AnyTensor) -> AnyTensor:
+        return _merge(lambda rows: torch.cat(rows, dim=1), tensors)
+
+
+def _merge(function: Callable[[list[Tensor]], Tensor], tensors: tuple[AnyTensor, ...]) -> AnyTensor:
+    """Merge tensors on the same voxels, or dense ones: the library's own + and cat allow no more, and check it."""
+    first = tensors[0]
+    if not isinstance(first, ME.SparseTensor):
+        return function(list(tensors))
+    strides = [list(tensor.tensor_stride) for tensor in tensors]
+    if any(tensor.coordinate_map_key != first.coordinate_map_key for tensor in tensors):
+        raise InputError(f"tensors of strides {strides} meet: expected the same voxels")
+    return _with_features(first, function([tensor.F for tensor in tensors]))
+
+
+class DenseGrid(nn.Module):
+    def __init__(self, *, size: int, dimension: int = _DIMENSION) -> None:
+        super().__init__()
+        self.size = size
+
+    def forward(self, tensor: ME.SparseTensor) -> Tensor:
+        return dense_grid(tensor.C, tensor.F, self.size)
+
+
+def _spatial(layer: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    """Give a layer its number of axes, which the library wants named: three unless the row says otherwise."""
+    return lambda **args: layer(**{"dimension": _DIMENSION} | args)
 
 
 LAYERS: dict[str, Callable[..., nn.Module]] = {
-    "convolution": _convolution,
-    "batch_norm": _batch_norm,
-    "relu": ReLU,
-    "max_pool": _max_pool,
-    "global_max_pool": GlobalMaxPool,
+    "convolution": _spatial(ME.MinkowskiConvolution),
+    "transposed_convolution": _spatial(TransposedConvolution),
+    "max_pool": _spatial(ME.MinkowskiMaxPooling),
+    "average_pool": _spatial(ME.MinkowskiAvgPooling),
+    "sum_pool": _spatial(ME.MinkowskiSumPooling),
+    "unpool": _spatial(Unpool),
+    "instance_norm": InstanceNorm,
+    "global_max_pool": partial(GlobalPool, ME.MinkowskiGlobalMaxPooling),
+    "global_average_pool": partial(GlobalPool, ME.MinkowskiGlobalAvgPooling),
+    "global_sum_pool": partial(GlobalPool, ME.MinkowskiGlobalSumPooling),
+    "batch_norm": BatchNorm,
     "linear": Linear,
     "dropout": Dropout,
+    "add": Add,
+    "concatenate": Concatenate,
+    "dense_grid": DenseGrid,
+    **{name: partial(Activation, function) for name, function in ACTIVATIONS.items()},
+    **DENSE_LAYERS,
 }

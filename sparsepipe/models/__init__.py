@@ -4,19 +4,49 @@ from collections.abc import Callable
 from functools import partial
 
 from ..errors import InputError
+from .minkresnet import LEVELS, minkresnet
+from .minkunet import DECODERS, minkunet
 from .minkvgg import BLOCKS, minkvgg
 from .rows import INPUT, Network, Row
+from .vgg import vgg
 
 __all__ = ["INPUT", "NETWORKS", "Network", "Row", "network"]
 
-_NARROW = 0.25  # the quick variants: a quarter of the channels
+_WIDTHS = {"": 1.0, "-narrow": 0.25}  # the quick variants have a quarter of the channels
+_NORMS = {"": False, "bn": True}
+_GRIDS = {"": (2, 32), "-3d": (3, 32), "-3d-64": (3, 64)}  # axes, cells along each
+_HEADS = {"": False, "-segmentation": True}
 
 # name -> builder(name=, num_classes=, in_channels=)
 NETWORKS: dict[str, Callable[..., Network]] = {
-    f"minkvgg{depth}{norm}{narrow}": partial(minkvgg, depth, batch_norm=bool(norm), width=_NARROW if narrow else 1.0)
-    for depth in BLOCKS
-    for norm in ("", "bn")
-    for narrow in ("", "-narrow")
+    **{
+        f"minkvgg{depth}{norm}{narrow}": partial(minkvgg, depth, batch_norm=_NORMS[norm], width=_WIDTHS[narrow])
+        for depth in BLOCKS
+        for norm in _NORMS
+        for narrow in _WIDTHS
+    },
+    **{
+        f"minkresnet{depth}{narrow}": partial(minkresnet, depth, width=_WIDTHS[narrow])
+        for depth in LEVELS
+        for narrow in _WIDTHS
+    },
+    **{
+        f"minkunet{depth}{variant}{head}{narrow}": partial(
+            minkunet, depth, variant, per_voxel=_HEADS[head], width=_WIDTHS[narrow]
+        )
+        for depth, variant in DECODERS
+        for head in _HEADS
+        for narrow in _WIDTHS
+    },
+    **{
+        f"vgg{depth}{norm}{grid}{narrow}": partial(
+            vgg, depth, dimension=_GRIDS[grid][0], size=_GRIDS[grid][1], batch_norm=_NORMS[norm], width=_WIDTHS[narrow]
+        )
+        for depth in BLOCKS
+        for norm in _NORMS
+        for grid in _GRIDS
+        for narrow in _WIDTHS
+    },
 }
 
 
@@ -25,7 +55,5 @@ def network(name: str, *, num_classes: int, in_channels: int = 1) -> Network:
     if name not in NETWORKS:
         raise InputError(f"unknown model {name!r}, expected one of {', '.join(NETWORKS)}")
     if num_classes < 1 or in_channels < 1:
-        raise InputError(
-            f"model {name}: {num_classes} classes and {in_channels} input channels, expected at least 1 of each"
-        )
+        raise InputError(f"model {name}: {num_classes} classes and {in_channels} input channels, expected at least 1")
     return NETWORKS[name](name=name, num_classes=num_classes, in_channels=in_channels)

@@ -4,7 +4,8 @@ Layers and widths: Simonyan and Zisserman, "Very Deep Convolutional Networks for
 table 1, configurations A, B, D and E; a global max pool stands where the image networks flatten a 7x7 grid.
 """
 
-from .rows import INPUT, Network, Row, scaled
+from .blocks import Table
+from .rows import Network, scaled
 
 # depth -> how many convolutions in each of the five blocks
 BLOCKS: dict[int, tuple[int, ...]] = {
@@ -13,7 +14,7 @@ BLOCKS: dict[int, tuple[int, ...]] = {
     16: (2, 2, 3, 3, 3),
     19: (2, 2, 4, 4, 4),
 }
-_CHANNELS = (64, 128, 256, 512, 512)
+CHANNELS = (64, 128, 256, 512, 512)
 _CLASSIFIER_CHANNELS = 4096
 _DROPOUT = 0.5
 
@@ -22,35 +23,27 @@ def minkvgg(
     depth: int, *, name: str, num_classes: int, in_channels: int, batch_norm: bool, width: float = 1.0
 ) -> Network:
     """Build MinkVGG of a depth in 11, 13, 16, 19 with every width multiplied by `width`, as a chain of rows."""
-    rows: list[Row] = []
-
-    def add(layer_id: str, kind: str, **args: object) -> None:
-        rows.append(Row(layer_id, kind, (rows[-1].id if rows else INPUT,), args))
-
-    channels = in_channels
-    for block, (num_convolutions, block_channels) in enumerate(zip(BLOCKS[depth], _CHANNELS, strict=True), start=1):
-        out_channels = scaled(block_channels, width)
-        for position in range(1, num_convolutions + 1):
-            tag = f"{block}_{position}"
-            add(
-                f"conv{tag}",
-                "convolution",
-                in_channels=channels,
-                out_channels=out_channels,
-                kernel_size=3,
-                stride=1,
-                bias=not batch_norm,  # batch norm would take a bias away again
-            )
+    table = Table(in_channels)
+    for block, (count, channels) in enumerate(zip(BLOCKS[depth], CHANNELS, strict=True), start=1):
+        for position in range(1, count + 1):
+            shape = {"channels": scaled(channels, width), "kernel_size": 3, "stride": 1}
             if batch_norm:
-                add(f"bn{tag}", "batch_norm", channels=out_channels)
-            add(f"relu{tag}", "relu")
-            channels = out_channels
-        add(f"pool{block}", "max_pool", kernel_size=2, stride=2)
-    add("global_pool", "global_max_pool")
+                table.normalised(f"{block}_{position}", **shape)
+            else:
+                table.convolution(f"conv{block}_{position}", **shape, bias=True)
+                table.add(f"relu{block}_{position}", "relu")
+        table.add(f"pool{block}", "max_pool", kernel_size=2, stride=2)
+    table.add("global_pool", "global_max_pool")
+    classifier(table, num_classes=num_classes, width=width)
+    return Network(name, tuple(table.rows), in_channels, num_classes)
+
+
+def classifier(table: Table, *, num_classes: int, width: float) -> None:
+    """Add VGG's head: two hidden layers with dropout, then one output a class."""
     hidden = scaled(_CLASSIFIER_CHANNELS, width)
-    for position, in_features in ((1, channels), (2, hidden)):
-        add(f"fc{position}", "linear", in_channels=in_features, out_channels=hidden)
-        add(f"relu_fc{position}", "relu")
-        add(f"dropout{position}", "dropout", probability=_DROPOUT)
-    add("fc3", "linear", in_channels=hidden, out_channels=num_classes)
-    return Network(name, tuple(rows), in_channels, num_classes)
+    for position in (1, 2):
+        in_channels = table.channels[table.last]
+        table.add(f"fc{position}", "linear", output_channels=hidden, in_channels=in_channels, out_channels=hidden)
+        table.add(f"relu_fc{position}", "relu")
+        table.add(f"dropout{position}", "dropout", probability=_DROPOUT)
+    table.add("fc3", "linear", output_channels=num_classes, in_channels=hidden, out_channels=num_classes)

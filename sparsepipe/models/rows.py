@@ -33,15 +33,35 @@ def _no_parameters(args: Mapping[str, Any]) -> int:
     return 0
 
 
-# kind -> number of trained parameters. An engine has one constructor for each of these kinds.
+# kind -> number of trained parameters. Comments name the arguments; an engine has one constructor for each kind.
 KINDS: dict[str, Callable[[Mapping[str, Any]], int]] = {
-    "convolution": _convolution_parameters,  # in_channels, out_channels, kernel_size, stride=1, bias=False
+    # on sparse tensors
+    "convolution": _convolution_parameters,  # in_channels, out_channels, kernel_size, stride=1, dilation=1, bias=False
+    "transposed_convolution": _convolution_parameters,  # likewise; inputs (x, like): the output lies where `like` does
+    "max_pool": _no_parameters,  # kernel_size, stride
+    "average_pool": _no_parameters,  # kernel_size, stride; the mean of the voxels that are there
+    "sum_pool": _no_parameters,  # kernel_size, stride
+    "unpool": _no_parameters,  # kernel_size, stride; inputs (x, like); the sum of those a voxel is pooled into
+    "instance_norm": _norm_parameters,  # channels; statistics of each sample
+    # sparse [N, C] -> dense rows [B, C]
+    "global_max_pool": _no_parameters,
+    "global_average_pool": _no_parameters,
+    "global_sum_pool": _no_parameters,
+    # on the rows of either
     "batch_norm": _norm_parameters,  # channels
     "relu": _no_parameters,
-    "max_pool": _no_parameters,  # kernel_size, stride
-    "global_max_pool": _no_parameters,  # sparse [N, C] -> dense rows [B, C]
+    "leaky_relu": _no_parameters,  # negative_slope=0.01
+    "gelu": _no_parameters,
     "linear": _linear_parameters,  # in_channels, out_channels; with bias
     "dropout": _no_parameters,  # probability
+    "add": _no_parameters,  # inputs on the same voxels
+    "concatenate": _no_parameters,  # inputs on the same voxels, channels side by side
+    # dense grids [B, C, size, ...]
+    "dense_grid": _no_parameters,  # size, dimension=3; sparse -> dense, 0 where there is no voxel
+    "dense_convolution": _convolution_parameters,  # as convolution, padding=0
+    "dense_batch_norm": _norm_parameters,  # channels, dimension=3
+    "dense_max_pool": _no_parameters,  # kernel_size, stride, dimension=3
+    "flatten": _no_parameters,  # [B, C, size, ...] -> rows [B, C * size * ...]
 }
 
 

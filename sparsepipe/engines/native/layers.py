@@ -1,15 +1,18 @@
 """The native engine's layers as modules. Parameter names and shapes are MinkowskiEngine's, so state_dicts exchange."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from ...errors import InputError
 from ...models.rows import Row
+from ..dense import ACTIVATIONS, DENSE_LAYERS, dense_grid
 from ..dropout import SeededDropout
 from .convolution import convolve
-from .pooling import global_max_pool, max_pool
+from .coordinates import KernelMap
+from .pooling import average_pool, global_average_pool, global_max_pool, global_sum_pool, max_pool, sum_pool
 from .tensor import SparseTensor
 
 AnyTensor = SparseTensor | Tensor  # sparse, or dense rows [B, C] after global pooling
@@ -42,13 +45,30 @@ class Convolution(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1, out_channels)) if bias else None
 
     def forward(self, tensor: SparseTensor) -> SparseTensor:
-        _check_channels(tensor.features, self.kernel.shape[-2])
         manager, in_stride = tensor.manager, tensor.tensor_stride
         out_stride = in_stride if self.stride == 1 else manager.downsampled(in_stride, self.stride)
         kernel_map = manager.kernel_map(in_stride, out_stride, kernel_size=self.kernel_size, dilation=self.dilation)
-        kernel = self.kernel if self.kernel.dim() == 3 else self.kernel.unsqueeze(0)
-        output = convolve(tensor.features, kernel, kernel_map)
-        return tensor.replace(output if self.bias is None else output + self.bias, out_stride)
+        return tensor.replace(self._convolve(tensor.features, kernel_map), out_stride)
+
+    def _convolve(self, features: Tensor, kernel_map: KernelMap) -> Tensor:
+        in_channels = self.kernel.shape[-2]
+        if features.shape[1] != in_channels:
+            raise InputError(
+                f"a tensor with {features.shape[1]} channels meets a convolution of {in_channels} input channels"
+            )
+        if self.kernel.dim() == 2:
+            output = features @ self.kernel
+        else:
+            output = convolve(features, self.kernel, kernel_map)
+        return output if self.bias is None else output + self.bias
+
+
+class TransposedConvolution(Convolution):
+    """The convolution that leads from `like` to the input, run backwards: the output lies on the voxels of `like`."""
+
+    def forward(self, tensor: SparseTensor, like: SparseTensor) -> SparseTensor:
+        kernel_map = _upward_map(tensor, like, self.stride, kernel_size=self.kernel_size, dilation=self.dilation)
+        return like.replace(self._convolve(tensor.features, kernel_map))
 
 
 class BatchNorm(nn.Module):
@@ -62,9 +82,13 @@ class BatchNorm(nn.Module):
         return _on_features(self.bn, tensor)
 
 
-class ReLU(nn.Module):
+class Activation(nn.Module):
+    def __init__(self, function: Callable[..., Tensor], **args: float) -> None:
+        super().__init__()
+        self.function, self.args = function, args
+
     def forward(self, tensor: AnyTensor) -> AnyTensor:
-        return _on_features(torch.relu, tensor)
+        return _on_features(lambda rows: self.function(rows, **self.args), tensor)
 
 
 class Linear(nn.Module):
@@ -81,36 +105,132 @@ class Dropout(SeededDropout):
         return _on_features(lambda rows: self.drop(rows, seed), tensor)
 
 
-class MaxPool(nn.Module):
-    def __init__(self, *, kernel_size: int, stride: int) -> None:
+class LocalPool(nn.Module):
+    """Pool the voxels under each kernel, present ones alone, by a function of features and kernel map."""
+
+    def __init__(self, pool: Callable[[Tensor, KernelMap], Tensor], *, kernel_size: int, stride: int) -> None:
         super().__init__()
-        self.kernel_size, self.stride = kernel_size, stride
+        self.pool, self.kernel_size, self.stride = pool, kernel_size, stride
 
     def forward(self, tensor: SparseTensor) -> SparseTensor:
         manager, in_stride = tensor.manager, tensor.tensor_stride
         out_stride = in_stride if self.stride == 1 else manager.downsampled(in_stride, self.stride)
         kernel_map = manager.kernel_map(in_stride, out_stride, kernel_size=self.kernel_size)
-        return tensor.replace(max_pool(tensor.features, kernel_map), out_stride)
+        return tensor.replace(self.pool(tensor.features, kernel_map), out_stride)
 
 
-class GlobalMaxPool(nn.Module):
+class Unpool(nn.Module):
+    """Give each voxel of `like` the sum of the voxels it is pooled into: a copy, where kernels do not overlap.
+
+    MinkowskiEngine's documentation says that it divides by their number; its code does not, nor does this.
+    """
+
+    def __init__(self, *, kernel_size: int, stride: int) -> None:
+        super().__init__()
+        self.kernel_size, self.stride = kernel_size, stride
+
+    def forward(self, tensor: SparseTensor, like: SparseTensor) -> SparseTensor:
+        kernel_map = _upward_map(tensor, like, self.stride, kernel_size=self.kernel_size)
+        return like.replace(sum_pool(tensor.features, kernel_map))
+
+
+class GlobalPool(nn.Module):
+    """Pool each sample's voxels into one dense row, in batch order, by a function of features and sample sizes."""
+
+    def __init__(self, pool: Callable[[Tensor, tuple[int, ...]], Tensor]) -> None:
+        super().__init__()
+        self.pool = pool
+
     def forward(self, tensor: SparseTensor) -> Tensor:
-        return global_max_pool(tensor.features, tensor.manager.sample_sizes(tensor.tensor_stride))
+        return self.pool(tensor.features, tensor.manager.sample_sizes(tensor.tensor_stride))
 
 
-def _check_channels(features: Tensor, expected: int) -> None:
-    if features.shape[1] != expected:
-        raise InputError(f"a tensor with {features.shape[1]} channels meets a convolution of {expected} input channels")
+class InstanceNorm(nn.Module):
+    """Normalise each channel of each sample over its voxels; the variance is the biased one, as in MinkowskiEngine."""
+
+    EPSILON = 1e-8
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1, channels))
+        self.bias = nn.Parameter(torch.zeros(1, channels))
+
+    def forward(self, tensor: SparseTensor) -> SparseTensor:
+        sizes = tensor.manager.sample_sizes(tensor.tensor_stride)
+        repeats = torch.tensor(sizes, device=tensor.features.device)
+
+        def centred(rows: Tensor) -> Tensor:
+            return rows - global_average_pool(rows, sizes).repeat_interleave(repeats, dim=0)
+
+        rows = centred(tensor.features)
+        variance = global_average_pool(rows.square(), sizes).repeat_interleave(repeats, dim=0)
+        return tensor.replace(rows * (variance + self.EPSILON).rsqrt() * self.weight + self.bias)
+
+
+class Add(nn.Module):
+    """Add tensors on the same voxels, or dense ones."""
+
+    def forward(self, *tensors: AnyTensor) -> AnyTensor:
+        return _merge(lambda rows: sum(rows[1:], start=rows[0]), tensors)
+
+
+class Concatenate(nn.Module):
+    """Put the channels of tensors on the same voxels, or of dense ones, side by side."""
+
+    def forward(self, *tensors: AnyTensor) -> AnyTensor:
+        return _merge(lambda rows: torch.cat(rows, dim=1), tensors)
+
+
+class DenseGrid(nn.Module):
+    """Lay sparse voxels out on a dense grid [B, C, size, ...]."""
+
+    def __init__(self, *, size: int, dimension: int = 3) -> None:
+        super().__init__()
+        self.size = size
+
+    def forward(self, tensor: SparseTensor) -> Tensor:
+        return dense_grid(tensor.coordinates, tensor.features, self.size)
+
+
+def _upward_map(tensor: SparseTensor, like: SparseTensor, stride: int, **shape: int) -> KernelMap:
+    """Return the map from `tensor` to the finer `like`: that of the layer down, with its two columns swapped."""
+    fine, coarse = like.tensor_stride, tensor.tensor_stride
+    if tensor.manager is not like.manager or tuple(step * stride for step in fine) != coarse:
+        raise InputError(
+            f"tensor strides {coarse} up to {fine}: expected two tensors of one minibatch, stride {stride} apart"
+        )
+    return tensor.manager.kernel_map(fine, coarse, **shape).transposed()
+
+
+def _merge(function: Callable[[list[Tensor]], Tensor], tensors: tuple[AnyTensor, ...]) -> AnyTensor:
+    first, *others = tensors
+    if not isinstance(first, SparseTensor):
+        return function(list(tensors))
+    for other in others:
+        if not first.shares_voxels(other):
+            raise InputError(f"tensors of strides {[t.tensor_stride for t in tensors]} meet: expected the same voxels")
+    return first.replace(function([tensor.features for tensor in tensors]))
 
 
 LAYERS: dict[str, Callable[..., nn.Module]] = {
     "convolution": Convolution,
+    "transposed_convolution": TransposedConvolution,
+    "max_pool": partial(LocalPool, max_pool),
+    "average_pool": partial(LocalPool, average_pool),
+    "sum_pool": partial(LocalPool, sum_pool),
+    "unpool": Unpool,
+    "instance_norm": InstanceNorm,
+    "global_max_pool": partial(GlobalPool, global_max_pool),
+    "global_average_pool": partial(GlobalPool, global_average_pool),
+    "global_sum_pool": partial(GlobalPool, global_sum_pool),
     "batch_norm": BatchNorm,
-    "relu": ReLU,
-    "max_pool": MaxPool,
-    "global_max_pool": GlobalMaxPool,
     "linear": Linear,
     "dropout": Dropout,
+    "add": Add,
+    "concatenate": Concatenate,
+    "dense_grid": DenseGrid,
+    **{name: partial(Activation, function) for name, function in ACTIVATIONS.items()},
+    **DENSE_LAYERS,
 }
 
 

@@ -18,5 +18,10 @@ class SparseTensor:
         """int32 [N, 1 + D], batch index first, in row order."""
         return self.manager.coordinates(self.tensor_stride)
 
+    def shares_voxels(self, other: object) -> bool:
+        """Say whether `other` is a sparse tensor whose rows lie on the same voxels."""
+        same = isinstance(other, SparseTensor) and other.manager is self.manager
+        return same and other.tensor_stride == self.tensor_stride
+
     def replace(self, features: Tensor, tensor_stride: Stride | None = None) -> "SparseTensor":
         return replace(self, features=features, tensor_stride=tensor_stride or self.tensor_stride)

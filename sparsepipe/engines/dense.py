@@ -1,0 +1,69 @@
+"""Layers on dense tensors, the same under every engine, and the functions that act on the rows of any tensor."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+
+from ..errors import InputError
+
+ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
+    "relu": torch.relu,
+    "leaky_relu": functional.leaky_relu,
+    "gelu": functional.gelu,
+}
+_CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+_BATCH_NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+_MAX_POOLS = {1: nn.MaxPool1d, 2: nn.MaxPool2d, 3: nn.MaxPool3d}
+
+
+def dense_grid(coordinates: Tensor, features: Tensor, size: int) -> Tensor:
+    """Lay rows [N, C] out on a grid [B, C, size, ...] at their coordinates [N, 1 + D], 0 where there is no voxel.
+
+    A coordinate equal to `size`, a point on the unit cube's far face, goes to the last cell. Raises InputError for
+    coordinates that lie farther out.
+    """
+    low, high = int(coordinates[:, 1:].min()), int(coordinates[:, 1:].max())
+    if low < 0 or high > size:
+        raise InputError(
+            f"voxels {low}..{high} on a dense grid of {size}: expected 0..{size - 1}; a unit cube has "
+            f"them at voxel size {1 / size:g}"
+        )
+    batch, *axes = coordinates.long().unbind(dim=1)
+    axes = [axis.clamp(max=size - 1) for axis in axes]
+    grid = features.new_zeros(int(batch.max()) + 1, *([size] * len(axes)), features.shape[1])
+    grid = grid.index_put((batch, *axes), features)
+    return grid.movedim(-1, 1).contiguous()
+
+
+def _convolution(
+    in_channels: int,
+    out_channels: int,
+    *,
+    kernel_size: int,
+    stride: int = 1,
+    dilation: int = 1,
+    padding: int = 0,
+    bias: bool = False,
+    dimension: int = 3,
+) -> nn.Module:
+    return _CONVOLUTIONS[dimension](
+        in_channels, out_channels, kernel_size, stride=stride, dilation=dilation, padding=padding, bias=bias
+    )
+
+
+def _batch_norm(channels: int, *, dimension: int = 3) -> nn.Module:
+    return _BATCH_NORMS[dimension](channels)
+
+
+def _max_pool(*, kernel_size: int, stride: int, dimension: int = 3) -> nn.Module:
+    return _MAX_POOLS[dimension](kernel_size, stride)
+
+
+DENSE_LAYERS: dict[str, Callable[..., nn.Module]] = {
+    "dense_convolution": _convolution,
+    "dense_batch_norm": _batch_norm,
+    "dense_max_pool": _max_pool,
+    "flatten": nn.Flatten,
+}

@@ -1,0 +1,74 @@
+"""MinkUNet: an encoder of four strides, a decoder back up to the input's voxels, skips between them.
+
+Choy, Gwak and Savarese, "4D Spatio-Temporal ConvNets: Minkowski Convolutional Neural Networks", section 5, and
+MinkowskiEngine's examples, whose variants (A, C) differ in the decoder's widths.
+"""
+
+from .blocks import Table
+from .rows import INPUT, Network, scaled
+
+_STEM_CHANNELS = 32
+_ENCODER = (32, 64, 128, 256)
+# depth -> blocks in each encoder and decoder level
+BLOCKS: dict[int, tuple[int, ...]] = {
+    14: (1, 1, 1, 1, 1, 1, 1, 1),
+    18: (2, 2, 2, 2, 2, 2, 2, 2),
+    34: (2, 3, 4, 6, 2, 2, 2, 2),
+}
+# (depth, variant) -> widths of the decoder; the reference has no 18C: it gets 14C's
+DECODERS: dict[tuple[int, str], tuple[int, ...]] = {
+    (14, "a"): (128, 128, 96, 96),
+    (14, "c"): (192, 192, 128, 128),
+    (18, "a"): (128, 128, 96, 96),
+    (18, "c"): (192, 192, 128, 128),
+    (34, "a"): (256, 128, 64, 64),
+    (34, "c"): (256, 128, 96, 96),
+}
+
+
+def minkunet(
+    depth: int,
+    variant: str,
+    *,
+    name: str,
+    num_classes: int,
+    in_channels: int,
+    per_voxel: bool = False,
+    width: float = 1.0,
+) -> Network:
+    """Build MinkUNet; its head gives classes for each voxel, or for each sample after a global max pool.
+
+        input                                                      classes
+          | 5^3                                                       |
+    1   stem --------------------------- skip ------------------- up4 + blocks
+          | 2^3 / 2                                                   | 2^3 * 2
+    2     +-- blocks1 ------------------ skip ----------- up3 + blocks
+                | ...                                       |
+    16                     +-- blocks4 --------- up1 + blocks
+    """
+    table = Table(in_channels)
+    counts, decoder = BLOCKS[depth], DECODERS[depth, variant]
+    skips = [table.normalised("0", INPUT, channels=scaled(_STEM_CHANNELS, width), kernel_size=5, stride=1)]
+    for level, channels in enumerate(_ENCODER, start=1):
+        table.normalised(f"{level}_down", channels=table.channels[table.last], kernel_size=2, stride=2)
+        _blocks(table, level, counts[level - 1], scaled(channels, width))
+        skips.append(table.last)
+    skips.pop()  # the deepest level is not a skip: the decoder starts there
+    for level, channels in enumerate(decoder, start=len(_ENCODER) + 1):
+        skip, out_channels = skips.pop(), scaled(channels, width)
+        up = {"kind": "transposed_convolution", "kernel_size": 2, "stride": 2}
+        table.normalised(f"{level}_up", table.last, skip, channels=out_channels, **up)
+        both = table.channels[table.last] + table.channels[skip]
+        table.add(f"cat{level}", "concatenate", table.last, skip, output_channels=both)
+        _blocks(table, level, counts[level - 1], out_channels)
+    if per_voxel:
+        table.convolution("final", channels=num_classes, kernel_size=1, stride=1, bias=True)
+    else:
+        table.add("global_pool", "global_max_pool")
+        table.add("fc", "linear", in_channels=table.channels[table.last], out_channels=num_classes)
+    return Network(name, tuple(table.rows), in_channels, num_classes)
+
+
+def _blocks(table: Table, level: int, count: int, channels: int) -> None:
+    for position in range(1, count + 1):
+        table.basic_block(f"{level}_{position}", channels=channels)
