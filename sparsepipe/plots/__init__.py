@@ -4,10 +4,11 @@ from .accuracy import accuracy, accuracy_table
 from .clouds import clouds, clouds_table, voxel_counts, voxel_counts_table
 from .compare import compare, compare_table
 from .cuts import cut_bytes, cut_bytes_table
-from .export import close_browser, export
+from .export import browser, close_browser, export
 from .layer_costs import layer_costs, layer_costs_table
 from .layer_graph import cuts_table, layer_graph, layer_graph_table
 from .stages import stages, stages_table
+from .theme import keep_pictures
 from .throughput import throughput, throughput_table
 from .timeline import timeline, timeline_table
 
@@ -16,6 +17,7 @@ __all__ = [
     "accuracy_table",
     "clouds",
     "clouds_table",
+    "browser",
     "close_browser",
     "compare",
     "compare_table",
@@ -23,6 +25,7 @@ __all__ = [
     "cut_bytes_table",
     "cuts_table",
     "export",
+    "keep_pictures",
     "layer_costs",
     "layer_costs_table",
     "layer_graph",

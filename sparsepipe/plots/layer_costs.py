@@ -35,25 +35,32 @@ def layer_costs_table(profile: Profile, *, voxels: float | None = None) -> pd.Da
 
 
 def layer_costs(profile: Profile, *, voxels: float | None = None, note: str = "") -> go.Figure:
-    """Draw each layer's forward and backward time (a panel for each device type), its output and its parameters."""
+    """Draw each layer's forward and backward time (a panel for each device type), its output and its parameters.
+
+    The thin line on a bar is the interquartile range of its time.
+    """
     table = layer_costs_table(profile, voxels=voxels)
     kinds = profile.device_types
     figure = make_subplots(rows=len(kinds) + 2, cols=1, shared_xaxes=True, vertical_spacing=0.045)
     for row, kind in enumerate(kinds, start=1):
         part = table[table.device_type == kind]
+        whole = part.forward_seconds + part.backward_seconds
+        half = (part.forward_spread_seconds + part.backward_spread_seconds) / 2
+        below = half.clip(upper=whole) * 1e3
+        spread = {"array": half * 1e3, "arrayminus": below, "thickness": 1, "width": 2, "color": GREY}
         for name, color in (("forward", FORWARD), ("backward", BACKWARD)):
-            spread = {"array": part[f"{name}_spread_seconds"] * 1e3 / 2, "thickness": 1, "width": 2, "color": GREY}
             bar = go.Bar(
                 x=part.layer,
                 y=part[f"{name}_seconds"] * 1e3,
                 name=name,
                 marker_color=color,
-                error_y=spread if part[f"{name}_spread_seconds"].any() else None,
+                error_y=spread if name == "backward" and half.any() else None,
                 showlegend=row == 1,
                 hovertemplate=f"%{{x}}<br>{name} %{{y:.3f}} ms<extra>{kind}</extra>",
             )
             figure.add_trace(bar, row=row, col=1)
-        figure.update_yaxes(title_text=f"{kind}<br>time (ms)" if len(kinds) > 1 else "time (ms)", row=row, col=1)
+        figure.update_yaxes(rangemode="tozero", row=row, col=1)
+        figure.update_yaxes(title_text=f"{kind} (ms)" if len(kinds) > 1 else "time (ms)", row=row, col=1)
         if row > 1:  # one scale for all device types: which one is faster shows
             figure.update_yaxes(matches="y", row=row, col=1)
     part = table[table.device_type == kinds[0]]

@@ -88,7 +88,7 @@ def _breaks(graph: LayerGraph, column: Sequence[int], num_columns: int, columns:
             broken[at] += 1
     breaks, start = [], 0
     while num_columns - start > columns * 1.5:
-        near = range(start + (columns * 2) // 3, start + (columns * 4) // 3 + 1)
+        near = range(start + columns // 2, start + (columns * 3) // 2 + 1)
         start = min(near, key=lambda at: (broken[at], abs(at - start - columns)))
         breaks.append(start)
     return breaks

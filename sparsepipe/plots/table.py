@@ -57,6 +57,11 @@ def is_synthetic(origin: Any) -> bool:
     return False
 
 
+def told_by(records: Iterable[RunRecord]) -> list[Any]:
+    """What runs say of where their numbers come from: their origins and summaries."""
+    return [part for record in records for part in (record.origin, record.metrics("summary"))]
+
+
 def noted(note: str, *origins: Any) -> str:
     """Put "synthetic shapes" before a note where any of the origins says so, and the note does not yet."""
     if is_synthetic(origins) and "synthetic" not in note:

@@ -5,7 +5,7 @@ import plotly.graph_objects as go
 
 from ..errors import InputError
 from ..record import RunRecord
-from .table import noted, record_names
+from .table import noted, record_names, told_by
 from .theme import GREY, RUN_COLORS, finished, hatch
 
 
@@ -72,5 +72,5 @@ def throughput(*records: RunRecord, note: str = "") -> go.Figure:
     figure.update_yaxes(title_text="samples / s", rangemode="tozero")
     figure.update_xaxes(ticks="", showgrid=False)
     models = ", ".join(dict.fromkeys(table.model))
-    text = noted(note or models, *(record.origin for record in records))
+    text = noted(note or models, told_by(records))
     return finished(figure, "Training throughput by strategy", note=text)

@@ -6,7 +6,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from ..errors import InputError
-from ..trace import Trace
+from ..trace import WORK, Span, Trace
 from .theme import INK, SMALL, finished, hatch, stage_color
 
 _DRAWN = ("forward", "backward", "update", "average", "send", "wait", "load", "evaluate", "checkpoint")
@@ -24,17 +24,9 @@ def timeline_table(
     rows = []
     for position, trace in enumerate(traces):
         name = names[position] if names else _name(trace, traces, position)
-        low, high = minibatches or (float("-inf"), float("inf"))
-        spans = [span for span in trace.spans if low <= span.minibatch < high]
+        spans, begin, end = _window(trace, minibatches)
         if not spans:
-            raise InputError(
-                f"trace {name!r} has no span of minibatches {minibatches}: ask for minibatches that were run"
-            )
-        begin = (
-            min(span.start for span in spans if span.kind != "wait")
-            if any(s.kind != "wait" for s in spans)
-            else spans[0].start
-        )
+            raise InputError(f"trace {name!r} has no work on minibatches {minibatches}: ask for some that were run")
         rows += [
             {
                 "trace": name,
@@ -46,7 +38,7 @@ def timeline_table(
                 "minibatch": span.minibatch,
                 "peer": span.peer,
                 "start_seconds": max(span.start, begin) - begin,
-                "end_seconds": max(span.end, begin) - begin,
+                "end_seconds": min(span.end, end) - begin,
             }
             for span in spans
         ]
@@ -63,7 +55,10 @@ def timeline(
     order = [row for row in order if (table.row == row).any()]
     scale, unit = _unit(table.end_seconds.max())
     figure, shown = go.Figure(), set()
-    for (source, stage, kind), part in table.groupby(["source", "stage", "kind"], sort=False):
+    groups = table[table.end_seconds > table.start_seconds].groupby(["source", "stage", "kind"])
+    # Measured first, by stage, kinds in the order of their work: the legend reads so.
+    for source, stage, kind in sorted(groups.groups, key=lambda key: (key[0], key[1], _DRAWN.index(key[2]))):
+        part = groups.get_group((source, stage, kind))
         label = f"stage {stage} {kind}" if kind in _DRAWN[:4] else kind
         seconds = part.end_seconds - part.start_seconds
         wide = seconds > _WORDED * table.end_seconds.max()
@@ -100,6 +95,18 @@ def timeline(
         f"{source} ({'hatched' if source == 'simulated' else 'solid'})" for source in sources
     )
     return finished(figure, title, note=note, width=900, height=150 + 44 * max(len(order), 3))
+
+
+def _window(trace: Trace, minibatches: tuple[int, int] | None) -> tuple[list[Span], float, float]:
+    """Spans of the minibatches (all without), and when their work begins and ends. Waits before it are cut off."""
+    low, high = minibatches or (float("-inf"), float("inf"))
+    chosen = [span for span in trace.spans if low <= span.minibatch < high]
+    work = [span for span in chosen if span.kind in WORK]
+    if not work:
+        return [], 0.0, 0.0
+    begin = min(span.start for span in work)
+    end = max(span.end for span in (work if minibatches else chosen))
+    return [span for span in chosen if span.end > begin and span.start < end], begin, end
 
 
 def _name(trace: Trace, traces: Sequence[Trace], position: int) -> str:

@@ -1,0 +1,239 @@
+"""Execute the notebooks in their order, alone or side by side, and say where the figures are."""
+
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError, RunFailed
+from ..files import read_json, write_json
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_PATIENCE = 20  # seconds that an interrupted notebook has to end its kernel
+
+# Notebook -> those whose results it starts from. It runs without them too, and then makes what it needs itself.
+NOTEBOOKS: dict[str, tuple[str, ...]] = {
+    "01_data": (),
+    "02_profile": (),
+    "03_layer_graph": ("02_profile",),
+    "04_partition": ("02_profile",),
+    "05_launch": ("02_profile",),
+    "06_figures": ("05_launch",),
+}
+ALONE = frozenset({"02_profile", "05_launch"})  # they measure: nothing else runs meanwhile
+
+
+def reproduce(
+    figures: Sequence[str] | None = None,
+    *,
+    jobs: int = 1,
+    data: str | Path | None = None,
+    out: Path | str = "figures",
+    notebooks: Path | None = None,
+    only_changed: bool = False,
+    parameters: dict[str, Any] | None = None,
+) -> list[Path]:
+    """Execute the notebooks (those named, or that export the figures named) and return the figures' files.
+
+    `work/`, `runs/` and the executed copies (`runs/notebooks/`) stand beside `out`. `jobs` notebooks run side by side,
+    save those that measure. `only_changed` skips a notebook whose text, parameters and code are as they were when it
+    last ran to its end, and whose figures are there. A notebook that fails stops only those that start from it.
+    Raises InputError for an unknown name, RunFailed at the end with notebook, cell and error of every failure.
+    """
+    job = _Job.prepare(out=out, notebooks=notebooks, data=data, parameters=parameters or {})
+    chosen = job.chosen(figures)
+    started, failures, done = time.perf_counter(), {}, []
+    for wave in _waves(chosen):
+        ready = []
+        for name in wave:
+            if broken := [needed for needed in NOTEBOOKS.get(name, ()) if needed in failures]:
+                failures[name] = f"not run, as {broken[0]} failed"
+                _say(f"{name}: {failures[name]}")
+            elif only_changed and job.is_done(name):
+                _say(f"{name}: unchanged since it last ran")
+                done.append(name)
+            else:
+                ready.append(name)
+        outcomes = _side_by_side(job, ready, jobs)
+        failures |= {name: error for name, error in outcomes.items() if error}
+        done += [name for name, error in outcomes.items() if not error]
+    written = [path for name in chosen for path in job.files(name)]
+    _say(f"{len(done)} of {len(chosen)} notebooks in {time.perf_counter() - started:.0f} s; figures in {job.out}")
+    if failures:
+        told = "; ".join(f"{name}.ipynb: {error}" for name, error in failures.items())
+        raise RunFailed(f"{told} (executed copies: {job.copies})")
+    return written
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Where everything is, and what the notebooks are told."""
+
+    notebooks: Path
+    out: Path
+    copies: Path
+    parameters: dict[str, Any]
+    exports: dict[str, tuple[str, ...]] = field(default_factory=dict)  # notebook -> names of its figures
+    processes: list[subprocess.Popen] = field(default_factory=list)  # at work now
+
+    @classmethod
+    def prepare(
+        cls, *, out: Path | str, notebooks: Path | None, data: str | Path | None, parameters: dict[str, Any]
+    ) -> "_Job":
+        folder = notebooks or _notebooks_folder()
+        missing = [name for name in NOTEBOOKS if not (folder / f"{name}.ipynb").exists()]
+        if missing:
+            raise InputError(f"{folder}: no {missing[0]}.ipynb; run from a checkout of the project")
+        out = Path(out).resolve()
+        if out.exists() and not out.is_dir():
+            raise InputError(f"{out}: is a file, expected a folder for the figures")
+        source = "" if not data else str(Path(data).resolve()) if Path(data).exists() else str(data)
+        told = {"root": str(out.parent), "figures": str(out), "data": source, "headless": True, **parameters}
+        exports = {name: _exported(folder / f"{name}.ipynb") for name in NOTEBOOKS}
+        return cls(folder, out, out.parent / "runs" / "notebooks", told, exports)
+
+    def chosen(self, names: Sequence[str] | None) -> list[str]:
+        """Notebooks by their own or their figures' names, in order; all of them without names."""
+        if not names:
+            return list(NOTEBOOKS)
+        by_figure = {figure: name for name, figures in self.exports.items() for figure in figures}
+        for name in names:
+            if name not in NOTEBOOKS and name not in by_figure:
+                raise InputError(
+                    f"no notebook or figure {name!r}, expected one of {', '.join([*NOTEBOOKS, *by_figure])}"
+                )
+        wanted = {by_figure.get(name, name) for name in names}
+        return [name for name in NOTEBOOKS if name in wanted]
+
+    def files(self, name: str) -> list[Path]:
+        """The files of a notebook's figures that are there."""
+        suffixes = ("pdf", "svg", "png", "csv", "json")
+        paths = (self.out / f"{figure}.{suffix}" for figure in self.exports[name] for suffix in suffixes)
+        return [path for path in paths if path.exists()]
+
+    def run(self, name: str) -> str:
+        """Execute one notebook; returns what went wrong in one line, or nothing."""
+        self._stamp(name).unlink(missing_ok=True)
+        self.copies.mkdir(parents=True, exist_ok=True)
+        started = time.perf_counter()
+        request = {
+            "source": str(self.notebooks / f"{name}.ipynb"),
+            "target": str(self.copies / f"{name}.ipynb"),
+            "parameters": self.parameters,
+            "folder": str(self.notebooks),
+            "progress": False,
+        }
+        log = self.copies / f"{name}.log"
+        answer = self._execute(request, log)
+        seconds = time.perf_counter() - started
+        if "error" not in answer:
+            write_json(self._stamp(name), {"digest": self._digest(name)})
+            _say(f"{name}: {seconds:.1f} s")
+            return ""
+        where = f"cell {answer['cell']}: " if "cell" in answer else ""
+        error = where + " ".join(answer["error"].split())
+        _say(f"{name}: failed after {seconds:.1f} s, {error} (log: {log})")
+        return error
+
+    def _execute(self, request: dict[str, Any], log: Path) -> dict[str, Any]:
+        """Run `reproduce.execute` on the request. Its stdin is its lifeline: closed, it interrupts papermill."""
+        paths = [str(_PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        with log.open("wb") as errors:
+            process = subprocess.Popen(
+                [sys.executable, "-W", "ignore", "-m", "sparsepipe.reproduce.execute"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "JUPYTER_PREFER_ENV_PATH": "1"},
+                start_new_session=True,  # Ctrl-C reaches this process alone, which then ends that one in order
+            )
+        self.processes.append(process)
+        assert process.stdin and process.stdout
+        try:
+            process.stdin.write((json.dumps(request) + "\n").encode())
+            process.stdin.flush()
+            lines = process.stdout.read().decode().splitlines()
+            code = process.wait()
+        except BaseException:
+            self.end()
+            raise
+        self.processes.remove(process)
+        if lines and lines[-1].startswith("{"):
+            return json.loads(lines[-1])
+        return {"error": f"ended with code {code} before its last cell"}
+
+    def end(self) -> None:
+        """Interrupt the notebooks at work and wait until their kernels are gone."""
+        for process in self.processes:
+            if process.stdin and not process.stdin.closed:
+                process.stdin.close()
+        for process in self.processes:
+            try:
+                process.wait(_PATIENCE)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def is_done(self, name: str) -> bool:
+        stamp = self._stamp(name)
+        there = {path.stem for path in self.files(name)}
+        return (
+            there.issuperset(self.exports[name]) and stamp.exists() and read_json(stamp)["digest"] == self._digest(name)
+        )
+
+    def _stamp(self, name: str) -> Path:
+        return self.copies / f"{name}.done.json"
+
+    def _digest(self, name: str) -> str:
+        """The notebook, what it is told, and all code that it can call."""
+        whole = hashlib.sha256(json.dumps(self.parameters, sort_keys=True).encode())
+        for path in (self.notebooks / f"{name}.ipynb", *sorted(_PACKAGE.rglob("*.py"))):
+            whole.update(path.read_bytes())
+        return whole.hexdigest()
+
+
+def _waves(names: Sequence[str]) -> list[list[str]]:
+    """Notebooks that may run side by side. One that measures, or starts from one of a wave, begins a new wave."""
+    waves: list[list[str]] = []
+    for name in names:
+        last = waves[-1] if waves else []
+        apart = not last or name in ALONE or last[0] in ALONE or any(needed in last for needed in NOTEBOOKS[name])
+        if apart:
+            waves.append([name])
+        else:
+            last.append(name)
+    return waves
+
+
+def _side_by_side(job: _Job, names: Sequence[str], jobs: int) -> dict[str, str]:
+    if jobs == 1 or len(names) < 2:
+        return {name: job.run(name) for name in names}
+    with ThreadPoolExecutor(jobs) as pool:
+        try:
+            return dict(zip(names, pool.map(job.run, names), strict=True))
+        except BaseException:
+            job.end()
+            raise
+
+
+def _exported(path: Path) -> tuple[str, ...]:
+    """The figures that a notebook exports, as its cells name them: place.export("name", …)."""
+    cells = read_json(path, what="notebook").get("cells", [])
+    text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    return tuple(dict.fromkeys(re.findall(r"\.export\(\s*\"(\w+)\"", text)))
+
+
+def _notebooks_folder() -> Path:
+    return _PACKAGE.parent / "notebooks"
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

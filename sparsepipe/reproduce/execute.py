@@ -1,0 +1,65 @@
+"""Execute one notebook in a process of its own: `python -m sparsepipe.reproduce.execute`.
+
+A request comes as one line of JSON on stdin, which then stays open. When it closes, as its owner ended for whatever
+reason, papermill is interrupted, and the kernel and all it started end. The answer is one line of JSON on stdout.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import warnings
+from typing import Any
+
+_INTERRUPTED = 130  # what a shell says of a process ended by SIGINT
+
+
+def main() -> int:
+    request = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_owner, name="owner", daemon=True).start()
+    try:
+        answer = execute(**request)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    print(json.dumps(answer), flush=True)
+    return 1 if "error" in answer else 0
+
+
+def execute(source: str, target: str, *, parameters: dict[str, Any], folder: str, progress: bool) -> dict[str, Any]:
+    """Run the notebook `source` with `parameters` in `folder`, and keep the executed copy as `target`.
+
+    All notebooks get the same parameters: one that this notebook does not have is left out. Returns {} or, where a cell
+    failed, its number (from 1, as the notebook stands) and its error's one line.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # papermill's own imports
+        import papermill
+
+    known = papermill.inspect_notebook(source)
+    given = {name: value for name, value in parameters.items() if name in known}
+    try:
+        papermill.execute_notebook(
+            source, target, given, cwd=folder, kernel_name="python3", progress_bar=progress, log_output=False
+        )
+    except papermill.PapermillExecutionError as error:
+        injected = given and error.cell_index > _first_code_cell_after_parameters(source)
+        return {"cell": error.cell_index + (0 if injected else 1), "error": f"{error.ename}: {error.evalue}"}
+    return {}
+
+
+def _first_code_cell_after_parameters(source: str) -> int:
+    """Where papermill puts the given parameters: behind the cell tagged so."""
+    import nbformat
+
+    tags = [cell.metadata.get("tags", []) for cell in nbformat.read(source, as_version=4).cells]
+    return next((k + 1 for k, names in enumerate(tags) if "parameters" in names), 0)
+
+
+def _end_with_owner() -> None:
+    sys.stdin.read()
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

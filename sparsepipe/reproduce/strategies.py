@@ -1,0 +1,114 @@
+"""The ways of training that the main job compares: one process, data parallelism, a pipeline."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ..cluster import Cluster
+from ..launchers import launch
+from ..plan import Plan
+from ..planners import partition
+from ..profile import Profile
+from ..record import RunRecord
+from ..runtime.config import RunConfig
+from .workplace import Workplace
+
+Row = Mapping[str, Any]
+ONE_PROCESS, DATA_PARALLEL, PIPELINE = "one-process", "data-parallel", "pipeline"
+
+
+@dataclass(frozen=True)
+class Strategies:
+    """Plans of one model for `num_devices` processes of this machine, and the runs that followed them."""
+
+    place: Workplace
+    model: str
+    num_devices: int = 2
+    schedule: str = "1f1b"
+
+    @cached_property
+    def profile(self) -> Profile:
+        return self.place.profile(self.model)
+
+    @cached_property
+    def cluster(self) -> Cluster:
+        return self.place.cluster(self.profile, num_devices=self.num_devices)
+
+    @cached_property
+    def plans(self) -> dict[str, Plan]:
+        """A plan for each strategy. The pipeline is the optimal plan where that has stages, else one device a stage."""
+        best = partition(self.profile, self.cluster, planner="optimal", schedule=self.schedule)
+        if len(best.stages) == 1 and self.num_devices > 1:
+            _say(f"the optimal plan has one stage ({best.summary()}): the pipeline is one device a stage instead")
+            best = partition(self.profile, self.cluster, planner="model-parallel", schedule=self.schedule)
+        alone = Cluster.uniform(1, device_type=self.profile.device_types[0])
+        return {
+            ONE_PROCESS: partition(self.profile, alone, planner="optimal", schedule=self.schedule),
+            DATA_PARALLEL: partition(self.profile, self.cluster, planner="data-parallel", schedule=self.schedule),
+            PIPELINE: best,
+        }
+
+    def config(self, *, epochs: int, **settings: Any) -> RunConfig:
+        """What every strategy trains with: the same data, seed and hyperparameters."""
+        place = self.place
+        return RunConfig(
+            self.model,
+            place.source,
+            voxel_size=place.voxel_size,
+            batch_size=place.batch_size,
+            num_points=place.num_points,
+            engine=place.engine,
+            epochs=epochs,
+            seed=place.seed,
+            threads=place.threads,
+            **settings,
+        )
+
+    def train(self, name: str, config: RunConfig, *, on_row: Callable[[Row], None] | None = None) -> RunRecord:
+        """Launch the plan of one strategy as processes, wait for its end, and return its record."""
+        plan = self.plans[name]
+        _say(f"{name}: launching {len(plan.ranks)} worker processes")
+        job = launch(plan, config, run_dir=self._new_folder(name))
+        try:
+            job.wait(on_row=on_row or _say_epoch)
+        except KeyboardInterrupt:
+            job.cancel()
+            raise
+        return job.record
+
+    def records(self, config: RunConfig) -> dict[str, RunRecord]:
+        """The newest finished run of each strategy under `config`; those that are missing are trained now."""
+        found = {name: self._newest(name, config) for name in self.plans}
+        for name, record in found.items():
+            if record is not None:
+                _say(f"{name}: from runs/{record.name}")
+        return {name: record or self.train(name, config) for name, record in found.items()}
+
+    def _newest(self, name: str, config: RunConfig) -> RunRecord | None:
+        for folder in sorted(self._folders(name), reverse=True):
+            record = RunRecord.load(folder)
+            if record.status["state"] == "finished" and RunConfig.from_json(record.config) == config:
+                return record
+        return None
+
+    def _folders(self, name: str) -> list[Path]:
+        pattern = f"{self.model}-{name}-[0-9][0-9][0-9]/plan.json"
+        return [path.parent for path in (self.place.root / "runs").glob(pattern)]
+
+    def _new_folder(self, name: str) -> Path:
+        """runs/MODEL-STRATEGY-004 after 003: a record is never overwritten."""
+        number = max((int(folder.name[-3:]) for folder in self._folders(name)), default=0) + 1
+        return self.place.root / "runs" / f"{self.model}-{name}-{number:03d}"
+
+
+def _say_epoch(row: Row) -> None:
+    if row.get("event") == "epoch":
+        accuracy = (row.get("validation") or {}).get("accuracy")
+        told = "" if accuracy is None else f", validation accuracy {accuracy:.1%}"
+        _say(f"  epoch {row['epoch'] + 1}: {row['samples_per_second']:.0f} samples/s{told}")
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)

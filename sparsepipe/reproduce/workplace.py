@@ -1,0 +1,145 @@
+"""Where notebooks meet: the data they all look at, the profiles they leave for each other, the figures they export."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from .. import data
+from ..cluster import Cluster
+from ..data.shapes import make_shapes
+from ..errors import InputError
+from ..plots import export
+from ..profile import Profile
+from ..profiler import profile_model
+from .loopback import loopback_link
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """A folder with `work/` (data, profiles, plans), `runs/` (records) and the figures beside them.
+
+    What is there is used, and said aloud, where it was made under the same settings; what is not is made.
+    """
+
+    root: Path
+    figures: Path
+    source: str  # the data set: a folder in ModelNet's layout, or a manifest's name
+    voxel_size: float
+    batch_size: int
+    num_points: int = 1024
+    engine: str = "auto"
+    threads: int = 1  # of each process: a core is a device here
+    seed: int = 0
+
+    @classmethod
+    def open(
+        cls,
+        root: str | Path = "",
+        *,
+        data: str = "",
+        figures: str | Path = "",
+        shapes_per_class: int = 30,
+        seed: int = 0,
+        **settings: Any,
+    ) -> "Workplace":
+        """Find the folder (the checkout's, or the current one, when not given) and the data.
+
+        Without `data`, seeded shapes are written as OFF meshes: `shapes_per_class` to train on, a third of it to test.
+        Raises InputError for a folder that is none.
+        """
+        place = Path(root) if root else _checkout() or Path.cwd()
+        place = place.resolve()
+        source = data
+        if not source:
+            num_test = max(1, shapes_per_class // 3)
+            folder = place / "work" / "data" / f"shapes-{shapes_per_class}-{num_test}-seed{seed}"
+            source = str(make_shapes(folder, num_train=shapes_per_class, num_test=num_test, seed=seed))
+            _say(f"no data given: synthetic shapes in {folder}")
+        elif Path(data).exists():
+            source = str(Path(data).resolve())
+        return cls(place, Path(figures).resolve() if figures else place / "figures", source, seed=seed, **settings)
+
+    def dataset(self, split: str, *, voxel_size: float | None = None) -> data.VoxelDataset:
+        """One split of the data, at this workplace's voxel size unless told another."""
+        size = self.voxel_size if voxel_size is None else voxel_size
+        return data.load(self.source, split=split, voxel_size=size, num_points=self.num_points, seed=self.seed)
+
+    def measure(self, model: str, *, repeats: int = 3) -> Profile:
+        """Profile `model` on this machine now, and keep it for the notebooks that follow."""
+        import torch
+
+        torch.set_num_threads(self.threads)
+        found = profile_model(
+            model,
+            self.source,
+            voxel_size=self.voxel_size,
+            batch_size=self.batch_size,
+            num_points=self.num_points,
+            engine=self.engine,
+            repeats=repeats,
+            seed=self.seed,
+            progress=_say,
+        )
+        path = found.save(self._profile_path(model))
+        _say(f"profile of {model} measured now, kept as {self._shown(path)}")
+        return found
+
+    def profile(self, model: str) -> Profile:
+        """The profile of `model` that an earlier notebook kept, else one measured now."""
+        path = self._profile_path(model)
+        if not path.exists():
+            return self.measure(model)
+        _say(f"profile of {model} from {self._shown(path)}")
+        return Profile.load(path)
+
+    def cluster(self, profile: Profile, *, num_devices: int = 2) -> Cluster:
+        """This machine as planners see it: each core a device, loopback between them."""
+        return Cluster.uniform(num_devices, device_type=profile.device_types[0], link=loopback_link())
+
+    def export(self, name: str, figure: go.Figure, table: pd.DataFrame, origin: Any) -> go.Figure:
+        """Write a figure and all that belongs to it below `figures`; returns it, so that a cell can show it.
+
+        Where nothing can be written or drawn, one line says so: the notebook goes on with the figure it shows.
+        """
+        try:
+            paths = export(figure, self.figures / name, table=table, origin=origin)
+            _say(f"{name}: {', '.join(path.suffix[1:] for path in paths)} in {self._shown(self.figures)}")
+        except InputError as error:
+            _say(f"not exported: {error}")
+        return figure
+
+    def _profile_path(self, model: str) -> Path:
+        settings = [
+            self.source,
+            self.voxel_size,
+            self.batch_size,
+            self.num_points,
+            self.engine,
+            self.threads,
+            self.seed,
+        ]
+        return self.root / "work" / "profiles" / f"{model}-{digest(settings)}.json"
+
+    def _shown(self, path: Path) -> str:
+        return str(path.relative_to(self.root)) if path.is_relative_to(self.root) else str(path)
+
+
+def digest(settings: Sequence[Any]) -> str:
+    """A short name for settings: the same ones give the same name."""
+    return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:10]
+
+
+def _checkout() -> Path | None:
+    """The folder of the project's checkout, where this code runs from one."""
+    folder = Path(__file__).resolve().parents[2]
+    return folder if (folder / "pyproject.toml").exists() and (folder / "notebooks").is_dir() else None
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
