@@ -193,9 +193,11 @@ def _kernel_map_pairs(subnetwork: Subnetwork, parts: Any) -> dict[str, int]:
         manager.insert(stride, pack(coordinates).sort().values)
     pairs = {}
     for row in subnetwork.table:
-        ends = [parts.features[name].coordinate_set for name in (row.inputs[0], row.id)]
-        if row.kind == "convolution" and None not in ends:
+        if row.kind in ("convolution", "transposed_convolution"):
+            ends = [parts.features[name].coordinate_set for name in (row.inputs[0], row.id)]
             source, target = (parts.coordinate_sets[end].tensor_stride for end in ends)
+            if row.kind == "transposed_convolution":  # the pairs of the convolution that leads down
+                source, target = target, source
             size, dilation = row.args["kernel_size"], row.args.get("dilation", 1)
             pairs[row.id] = manager.kernel_map(source, target, kernel_size=size, dilation=dilation).num_pairs
     return pairs

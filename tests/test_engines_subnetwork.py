@@ -41,13 +41,14 @@ def branching():
 
 
 def loss_of(rows):
-    return (rows * torch.linspace(-1, 1, rows.numel()).reshape(rows.shape)).sum()
+    return (rows * torch.linspace(-1, 1, rows.numel(), dtype=rows.dtype).reshape(rows.shape)).sum()
 
 
-def relay(net, chosen, groups, batch, *, minibatch, seed=7):
+def relay(net, chosen, groups, batch, *, minibatch, seed=7, dtype=torch.float32):
     """Run the groups of layers as stages that share nothing but parts; return output rows and the stages' modules."""
-    stages = [Subnetwork(net, chosen, ids, seed=seed) for ids in groups]
-    alive = {INPUT: chosen.tensor(batch)}
+    stages = [Subnetwork(net, chosen, ids, seed=seed).to(dtype) for ids in groups]
+    tensor = chosen.tensor(batch)
+    alive = {INPUT: chosen.replace(tensor, chosen.features(tensor).to(dtype))}
     crossings = []
     done = set()
     for stage, ids in zip(stages, groups, strict=True):
@@ -85,6 +86,22 @@ def test_stages_equal_the_whole_network(chosen, cuts):
     gradients = {name: p.grad for stage in stages for name, p in stage.named_parameters()}
     for name, parameter in one.named_parameters():
         close(gradients[name], parameter.grad, 1e-5)
+
+
+@pytest.mark.parametrize("name", ["minkunet14a-narrow", "minkresnet14-narrow"])
+def test_stages_share_coordinates_of_skips(chosen, name):
+    """Cuts through every skip of a U-Net and through residual blocks, in double precision (see test_engines)."""
+    net = network(name, num_classes=5)
+    batch = random_batch(channels=1, reach=20, num_points=300)
+    ids = [row.id for row in net.rows]
+    whole, (one,) = relay(net, chosen, [ids], batch, minibatch=3, dtype=torch.float64)
+    bounds = [0, len(ids) // 5, len(ids) // 3, len(ids) // 2, len(ids) * 3 // 4, len(ids)]
+    groups = [ids[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    rows, stages = relay(net, chosen, groups, batch, minibatch=3, dtype=torch.float64)
+    close(rows, whole, 1e-10)
+    for stage in stages:
+        for parameter, value in stage.named_parameters():
+            close(value.grad, one.get_parameter(parameter).grad, 1e-10)
 
 
 def test_a_cut_of_single_layers_equals_the_whole(chosen):

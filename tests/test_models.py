@@ -1,8 +1,9 @@
 """Networks are tables of rows: their shapes, names, parameters and graphs."""
 
 import pytest
+import torch
 
-from sparsepipe.engines import Subnetwork, engine
+from sparsepipe.engines import engine
 from sparsepipe.errors import InputError
 from sparsepipe.graph_text import GraphText
 from sparsepipe.models import INPUT, NETWORKS, Network, Row, network
@@ -61,12 +62,37 @@ def test_narrow_is_a_quarter_everywhere():
 @pytest.mark.parametrize("name", NETWORKS)
 def test_parameter_bytes_are_those_of_the_modules(name):
     net = network(name, num_classes=7, in_channels=2)
-    if not name.endswith("-narrow"):
-        net = Network(net.name, net.rows[:12], 2, 7)  # a wide classifier takes seconds to draw
-    modules = Subnetwork(net, engine("native"))
-    for layer in net.graph().layers:
-        counted = sum(p.numel() * p.element_size() for p in modules.get_submodule(layer.id).parameters())
+    chosen = engine("native")
+    with torch.device("meta"):  # shapes without memory
+        modules = [chosen.layer(row) for row in net.rows]
+    for layer, module in zip(net.graph().layers, modules, strict=True):
+        counted = sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
         assert layer.parameter_bytes == counted, layer.id
+
+
+# Choy et al.'s own counts are not published with the paper; these are what the layers of its repository add up to.
+@pytest.mark.parametrize(
+    ("name", "millions"), [("minkunet34c-segmentation", 37.85), ("minkunet14a-segmentation", 8.02), ("vgg16bn", 33.65)]
+)
+def test_sizes_of_known_networks(name, millions):
+    net = network(name, num_classes=20, in_channels=3)
+    assert sum(row.num_parameters for row in net.rows) / 1e6 == pytest.approx(millions, abs=0.06)
+
+
+def test_unet_keeps_its_skips_alive_across_every_cut():
+    graph = network("minkunet14a", num_classes=10).graph()
+    deepest = graph.index["relu4_1"]
+    alive = [graph.layers[k].id for k in graph.producers_across(deepest + 1)]
+    assert alive == ["relu0", "relu1_1", "relu2_1", "relu3_1", "relu4_1"]
+    assert graph.inputs[graph.index["conv5_up"]] == (graph.index["relu3_1"], deepest)
+
+
+def test_residual_blocks_shorten_only_where_shapes_change():
+    net = network("minkresnet18", num_classes=10)
+    inputs = {row.id: row.inputs for row in net.rows}
+    assert inputs["add1_1"] == ("bn1_1_2", "bn1_1_short")  # stride 2
+    assert inputs["add1_2"] == ("bn1_2_2", "relu1_1")
+    assert sum(row.kind == "convolution" for row in network("minkresnet50", num_classes=10).rows) == 1 + 3 * 16 + 4 + 1
 
 
 @pytest.mark.parametrize(

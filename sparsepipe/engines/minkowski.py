@@ -16,6 +16,7 @@ from ..models.rows import Row
 from .base import CoordinateSet, Feature, Parts
 from .dense import ACTIVATIONS, DENSE_LAYERS, dense_grid
 from .dropout import SeededDropout
+from .native.coordinates import pack
 
 # MinkowskiEngine 0.5.4 imports names that Python 3.10 took out of `collections`.
 for _name in ("Sequence", "Mapping", "Iterable"):
@@ -131,8 +132,14 @@ class BatchNorm(ME.MinkowskiBatchNorm):
 
 
 class Dropout(SeededDropout):
+    """Dropout whose mask goes by the voxels' order, not by the rows': that differs between partitions of a network."""
+
     def forward(self, tensor: AnyTensor, *, seed: int) -> AnyTensor:
-        return _on_features(lambda rows: self.drop(rows, seed), tensor)
+        if not isinstance(tensor, ME.SparseTensor):
+            return self.drop(tensor, seed)
+        order = torch.argsort(pack(tensor.C))
+        dropped = self.drop(tensor.F.index_select(0, order), seed)
+        return _with_features(tensor, dropped.index_select(0, torch.argsort(order)))
 
 
 def _one_voxel_each(tensor: ME.SparseTensor) -> bool:
