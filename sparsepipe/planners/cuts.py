@@ -5,7 +5,8 @@ mask over the layers. A chain has one cut after each layer; a graph with branche
 the cuts along one topological order stand for them.
 """
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -62,7 +63,9 @@ class Cuts:
         """Sum over the layers before each cut of a quantity of all layers: [..., all layers] → [..., S]."""
         own = of_layers[..., list(self.layers)]
         if self.is_chain:  # sums in the layers' own order: what a reader adds up by hand
-            return np.concatenate([np.zeros((*own.shape[:-1], 1)), np.cumsum(own[..., self._chain_order], axis=-1)], axis=-1)
+            return np.concatenate(
+                [np.zeros((*own.shape[:-1], 1)), np.cumsum(own[..., self._chain_order], axis=-1)], axis=-1
+            )
         return own @ self.members.T
 
     @cached_property
@@ -100,47 +103,64 @@ class Cuts:
         coordinates = owners @ np.concatenate([table.coordinate_bytes, table.input_coordinates[None]])
         return features + coordinates, features
 
-    @cached_property
-    def precedes(self) -> NDArray[np.bool_]:
-        """[S, S]: whether cut a is a strict subset of cut b."""
+    def after(self, cut: int) -> Index:
+        """The cuts that hold all of this one and more."""
         if self.is_chain:
-            return np.tri(len(self), k=-1, dtype=bool).T
-        lacking = self.members @ (1 - self.members).T
-        strict = lacking == 0
-        np.fill_diagonal(strict, False)
-        return strict
+            return np.arange(cut + 1, len(self))
+        mask = self.masks[cut]
+        return np.array(
+            [k for k, other in enumerate(self.masks) if mask & ~other == 0 and other != mask], dtype=np.intp
+        )
 
     @cached_property
     def chains(self) -> list[Index]:
         """The cuts as few growing sequences: along each, what holds for a cut holds for those before it."""
         if self.is_chain:
             return [np.arange(len(self))]
-        chains: list[list[int]] = []
-        for cut, mask in enumerate(self.masks):
-            fitting = [chain for chain in chains if self.masks[chain[-1]] & ~mask == 0]
-            if fitting:
-                max(fitting, key=lambda chain: chain[-1]).append(cut)
-            else:
-                chains.append([cut])
-        return [np.array(chain) for chain in chains]
+        return [np.array(chain) for chain in min(_cover(self.masks, min), _cover(self.masks, max), key=len)]
 
     @cached_property
     def first_after(self) -> list[Index]:
         """For each chain, the place in it of the first strict superset of each cut, [S]; its length where there is none."""
-        return [
-            np.where((after := self.precedes[:, chain]).any(axis=1), after.argmax(axis=1), len(chain)) for chain in self.chains
-        ]
+        if self.is_chain:
+            return [np.arange(1, len(self) + 1)]
+        return [np.array([self._first_in(chain.tolist(), mask) for mask in self.masks]) for chain in self.chains]
+
+    def _first_in(self, chain: list[int], mask: int) -> int:
+        """The first place of a chain whose cut is a strict superset of `mask`."""
+        place = bisect_left(chain, True, key=lambda cut: mask & ~self.masks[cut] == 0)
+        return place + 1 if place < len(chain) and self.masks[chain[place]] == mask else place
+
+
+def _cover(masks: Sequence[int], choose: Callable[..., list[int]]) -> list[list[int]]:
+    """Sequences of growing masks that hold each place once; `choose` says by its last place which one grows."""
+    chains: list[list[int]] = []
+    for place, mask in enumerate(masks):
+        fitting = [chain for chain in chains if masks[chain[-1]] & ~mask == 0]
+        if fitting:
+            choose(fitting, key=lambda chain: chain[-1]).append(place)
+        else:
+            chains.append([place])
+    return chains
 
 
 def _down_sets(needs: Sequence[int], limit: int) -> list[int] | None:
     """All down-sets as masks, small ones first; None where there are more than `limit`. `needs[k]`: inputs of layer k."""
-    level, found = {0}, [0]
+    consumers: list[list[int]] = [[] for _ in needs]
+    for k, need in enumerate(needs):
+        while need:
+            consumers[(need & -need).bit_length() - 1].append(k)
+            need &= need - 1
+    level = {0: tuple(k for k, need in enumerate(needs) if not need)}  # down-set → layers that may be next
+    found = [0]
     while level:
-        following: set[int] = set()
-        for mask in level:
-            for k, need in enumerate(needs):
-                if need & ~mask == 0 and not mask >> k & 1:
-                    following.add(mask | 1 << k)
+        following: dict[int, tuple[int, ...]] = {}
+        for mask, ready in level.items():
+            for k in ready:
+                grown = mask | 1 << k
+                if grown not in following:
+                    new = (c for c in consumers[k] if needs[c] & ~grown == 0)
+                    following[grown] = (*(r for r in ready if r != k), *new)
         found += sorted(following)
         if len(found) > limit:
             return None

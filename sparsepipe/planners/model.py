@@ -1,7 +1,7 @@
 """The cost models as arrays that a search can use: seconds of any stage on any team, and of any boundary between two."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -39,6 +39,16 @@ class StageModel:
         spans = self.rates.T[:, team] * (self.times[:, last] - self.times[:, first])
         weights = self.weight_rates[team] * (self.weights[last] - self.weights[first])
         return spans.max(axis=0) + weights + self.fixed[team]
+
+    def reversed(self) -> "StageModel":
+        """The network from its end to its start."""
+        return replace(
+            self,
+            times=self.times[:, -1:] - self.times[:, ::-1],
+            weights=self.weights[-1] - self.weights[::-1],
+            ports=self.ports[:, ::-1],
+            work=self.work[-1] - self.work[::-1],
+        )
 
     def link(self, sender: int, receiver: int) -> int:
         """The link between two teams: the node's own where both sit on it."""

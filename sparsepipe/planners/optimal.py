@@ -12,12 +12,15 @@ from .base import Problem
 from .cuts import Cuts
 from .estimate import estimate
 from .model import StageModel, default_model, published_model
-from .search import MemoryRule, Moves, Path, all_moves, along_chain, over_sets
+from .search import MemoryRule, Moves, Path, StageEnds, all_moves, along_chain, over_sets, useful_moves
 from .teams import Teams, device_classes
 
 COST_MODELS = ("default", "published")
 MAX_CUTS = 2000  # beyond, cuts are those along topological orders
-PRECISION = 1e-7  # of the bisection; the exact step that follows needs none
+CLOSE = 0.005  # bounds as close as this may hold so few plans that the next better one found is the best
+MAX_ASKED = 4  # after as many better ones, halve again
+WORTH_PRUNING = 500  # moves, and bounds that are close enough to rule most of them out
+PRUNABLE = 0.03
 
 
 @dataclass(frozen=True)
@@ -50,29 +53,34 @@ class Optimal:
             model = published_model(problem, cuts, teams, self.activation_compression_ratio)
         else:
             model = default_model(problem, cuts, teams)
-        memory = memory_rule(problem, model, moves)
-        if memory.binds and over_sets(model, moves, float("inf"), memory=memory, all_devices=self.all_devices) is None:
+        limited = any(c.type.memory_bytes < float("inf") for c in classes)
+        memory = memory_rule(problem, model, moves) if limited else None
+        memory = memory if memory and memory.binds else None
+        ends = StageEnds(model)
+        if memory and over_sets(ends, moves, float("inf"), memory=memory, all_devices=self.all_devices) is None:
             raise InputError(nothing_fits(model, moves, memory, self.all_devices))
-        path, bound = self._minimise(model, moves, memory if memory.binds else None)
+        path, bound = self._minimise(ends, moves, memory)
         return self._finish(problem, model, path, bound)
 
-    def _minimise(self, model: StageModel, moves: Moves, memory: MemoryRule | None) -> tuple[Path, float]:
+    def _minimise(self, ends: StageEnds, moves: Moves, memory: MemoryRule | None) -> tuple[Path, float]:
         """The best path and a proven lower bound of the period."""
+        model = ends.model
 
-        def exact(seconds: float) -> Path | None:
-            return over_sets(model, moves, seconds, memory=memory, all_devices=self.all_devices)
+        def exact(moves: Moves, seconds: float) -> Path | None:
+            return over_sets(ends, moves, seconds, memory=memory, all_devices=self.all_devices)
 
         if not model.cuts.is_chain or memory is not None or self.all_devices:
-            return bisect(model, moves, exact, exact)
+            anything = memory is not None or self.all_devices
+            return bisect(model, moves, exact, None if anything else alone(model))
 
-        def quick(seconds: float) -> Path | None:
+        def quick(moves: Moves, seconds: float) -> Path | None:
             found = along_chain(model, moves, seconds)
             return found if isinstance(found, list) else None
 
-        def certain(seconds: float) -> Path | None:
-            return exact(seconds) if along_chain(model, moves, seconds, relaxed=True) else None
+        def certain(moves: Moves, seconds: float) -> Path | None:
+            return exact(moves, seconds) if along_chain(model, moves, seconds, relaxed=True) else None
 
-        return bisect(model, moves, quick, certain)
+        return bisect(model, moves, quick, alone(model), certain, useful_moves)
 
     def _finish(self, problem: Problem, model: StageModel, path: Path, bound: float) -> Plan:
         taken: set[int] = set()
@@ -92,25 +100,47 @@ class Optimal:
         return replace(plan, estimate=replace(expected, lower_bound_seconds=lower))
 
 
+def alone(model: StageModel) -> Path:
+    """The best plan of one stage."""
+    end = len(model.cuts) - 1
+    return [(int(model.seconds(np.arange(len(model.teams)), 0, end).argmin()), 0, end)]
+
+
+Search = Callable[[Moves, float], Path | None]
+
+
 def bisect(
-    model: StageModel, moves: Moves, quick: Callable[[float], Path | None], certain: Callable[[float], Path | None]
+    model: StageModel,
+    moves: Moves,
+    quick: Search,
+    first: Path | None,
+    certain: Search | None = None,
+    prune: Callable[[StageModel, Moves, float], Moves] | None = None,
 ) -> tuple[Path, float]:
-    """The best path and its value, from searches for a path below a limit; where `certain` finds none, there is none."""
+    """The best path and its period, from searches for a path below a limit; where `certain` finds none, there is none.
+
+    `first`: any path to begin with; it is searched for when not given.
+    """
     lower = float(model.work[-1] / moves.spare[0])
-    best = quick(float("inf")) or certain(float("inf"))
+    best = first or quick(moves, float("inf"))
     if best is None:
         raise InputError("no plan uses all devices: there are more than the network has places for; allow unused ones")
-    value, step = model.period(best), 0.01
+    value, step, asked = model.period(best), 0.01, 0
     while True:
         limit = lower * (1 + step) if step else (lower + value) / 2
-        if not lower < limit < value or value - lower <= PRECISION * value:
-            found = quick(value) or certain(value)
+        ask = asked < MAX_ASKED and value - lower <= CLOSE * value or not lower < limit < value
+        # Where few plans are left below the best, ask at once for any better one; else halve what is between the bounds.
+        found = quick(moves, value if ask else limit)
+        if found is None and ask:
+            found = certain(moves, value) if certain else None
             if found is None:
                 return best, value
-        elif (found := quick(limit)) is None:
-            lower, step = limit, step * 2
-        if found is not None:
-            best, value, step = found, model.period(found), 0
+        if found is None:
+            lower, step, asked = limit, step * 2, 0
+            continue
+        best, value, step, asked = found, model.period(found), 0, asked + 1 if ask else 0
+        if prune and len(moves.source) > WORTH_PRUNING and value - lower < PRUNABLE * value:
+            moves = prune(model, moves, value)
 
 
 def nothing_fits(model: StageModel, moves: Moves, memory: MemoryRule, all_devices: bool) -> str:
@@ -119,7 +149,7 @@ def nothing_fits(model: StageModel, moves: Moves, memory: MemoryRule, all_device
     while high - low > max(1.0, 1e-6 * high):
         middle = (low + high) / 2
         rule = replace(memory, limit=np.full_like(memory.limit, middle))
-        if over_sets(model, moves, float("inf"), memory=rule, all_devices=all_devices) is None:
+        if over_sets(StageEnds(model), moves, float("inf"), memory=rule, all_devices=all_devices) is None:
             low = middle
         else:
             high = middle

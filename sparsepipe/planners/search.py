@@ -12,7 +12,7 @@ keeps all reachable cuts: slower, exact for any graph, with memory limits, and w
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -34,6 +34,15 @@ class Moves:
     team: Index
     target: Index
     spare: Array  # [U]: sum of prices of the devices not used yet
+    rest: Index  # [U]: the multiset of the devices not used yet
+    whole: "Moves | None" = None  # where some were left out: all of them
+
+    def only(self, chosen: Index) -> "Moves":
+        """These moves alone."""
+        whole = self.whole or self
+        return replace(
+            self, source=self.source[chosen], team=self.team[chosen], target=self.target[chosen], whole=whole
+        )
 
     def of_source(self, state: int) -> Index:
         """The moves from one state."""
@@ -62,7 +71,8 @@ def all_moves(counts: Sequence[int], prices: Array) -> tuple[Index, Moves]:
     sources, teams = np.nonzero((vectors[:, None, :] + vectors[None, 1:, :] <= np.array(counts)).all(axis=2))
     targets = place[(vectors[sources] + vectors[1 + teams]) @ radix]
     used = vectors.sum(axis=1)
-    return vectors[1:], Moves(used, sources, teams, targets, (np.array(counts) - vectors) @ prices)
+    left = np.array(counts) - vectors
+    return vectors[1:], Moves(used, sources, teams, targets, left @ prices, place[left @ radix])
 
 
 def slice_moves(order: Sequence[int], prices: Array) -> tuple[Index, Moves]:
@@ -73,7 +83,9 @@ def slice_moves(order: Sequence[int], prices: Array) -> tuple[Index, Moves]:
     prefix = onehot.cumsum(axis=0)
     source, target = np.triu_indices(n + 1, 1)
     rows, team = np.unique(prefix[target] - prefix[source], axis=0, return_inverse=True)
-    return rows, Moves(np.arange(n + 1), source, team.ravel(), target, (prefix[-1] - prefix) @ prices)
+    return rows, Moves(
+        np.arange(n + 1), source, team.ravel(), target, (prefix[-1] - prefix) @ prices, np.arange(n, -1, -1)
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +141,9 @@ class Limit:
         for a, (place_a, inside_a, outside_a) in enumerate(rows):
             for b, (place_b, inside_b, outside_b) in enumerate(rows):
                 own = place_a == place_b != network
-                number[a, b] = first[place_a] + min(inside_a, inside_b) if own else first[-2] + min(outside_a, outside_b)
+                number[a, b] = (
+                    first[place_a] + min(inside_a, inside_b) if own else first[-2] + min(outside_a, outside_b)
+                )
         return np.concatenate(tables), number
 
     @cached_property
@@ -146,25 +160,40 @@ class Limit:
 def along_chain(model: StageModel, moves: Moves, seconds: float, *, relaxed: bool = False) -> Path | bool | None:
     """Search cuts that form a chain, without memory limits. A path, or None; with `relaxed` True, or None as proof."""
     limit = Limit(model, seconds)
+    best, done = _nearest_cuts(limit, moves, relaxed=relaxed)
+    if done is None or relaxed:
+        return done is not None or None
+    return _walk_chain(limit, moves, best, done)
+
+
+def _nearest_cuts(limit: Limit, moves: Moves, *, relaxed: bool, stop: bool = True) -> tuple[Index, int | None]:
+    """(for each state and kind of sender cut × moves + move, [U, K]; a move that reaches the start, None without one).
+
+    The cut is the nearest to the start, the move the one that reached it; a cut past the end stands for none.
+    """
+    model, seconds = limit.model, limit.seconds
     kind, rows = limit.kinds
     sets, number = limit.sets
-    end = len(model.cuts) - 1
+    end, num_moves = len(model.cuts) - 1, len(moves.source)
     following = _next_allowed(sets)
-    num_moves = len(moves.source)
-    # The best cut of (used devices, kind of sender) and the move that reached it, in one number: cut × moves + move.
     best = np.full((len(moves.used), len(rows)), (end + 1) * num_moves, dtype=np.int64)
     best[0] = end * num_moves
+    done = None
     for level in moves.levels:
         source, team = moves.source[level], moves.team[level]
-        last = best[source, kind[team]] // num_moves
-        alive = (last <= end) & (model.work[np.minimum(last, end)] < seconds * moves.spare[source])
-        level, source, team, last = level[alive], source[alive], team[alive], last[alive]
+        last = best[source, kind[team]] // max(num_moves, 1)
+        alive = np.flatnonzero(last <= end)
+        alive = alive[model.work[last[alive]] < seconds * moves.spare[source[alive]]]
+        level, team, last = level[alive], team[alive], last[alive]
         if not len(level):
             continue
         first = _reach(model, team, last, seconds)
         moved = first < last
-        if (done := moved & (first == 0)).any():
-            return True if relaxed else _walk_chain(model, moves, best, kind, int(level[done.argmax()]), num_moves)
+        finished = moved & (first == 0)
+        if finished.any():
+            done = int(level[finished.argmax()])
+            if stop:
+                return best, done
         target = moves.target[level]
         starts = np.flatnonzero(np.diff(target, prepend=-1))
         for k in range(len(rows)):
@@ -175,7 +204,29 @@ def along_chain(model: StageModel, moves: Moves, seconds: float, *, relaxed: boo
             key = np.where(cut <= end, cut * num_moves + level, (end + 1) * num_moves)
             reached = np.minimum.reduceat(key, starts)
             best[target[starts], k] = np.minimum(best[target[starts], k], reached)
-    return None
+    return best, done
+
+
+def useful_moves(model: StageModel, moves: Moves, seconds: float) -> Moves:
+    """Leave out the moves that no path below the limit can hold.
+
+    What the later stages and this team cover at best, and what the devices left could cover from the start of the network at
+    best, both without a look at boundaries, must meet.
+    """
+    if not len(moves.source):
+        return moves
+    end, every = len(model.cuts) - 1, moves.whole or moves
+    free = replace(model, ports=np.zeros_like(model.ports))
+    from_end, _ = _nearest_cuts(Limit(free, seconds), moves, relaxed=False, stop=False)
+    from_start, _ = _nearest_cuts(Limit(free.reversed(), seconds), every, relaxed=False, stop=False)
+    nearest = from_end.min(axis=1) // len(moves.source)
+    covered = end - from_start.min(axis=1) // len(every.source)  # −1 where nothing is
+    at_best = np.maximum(covered, 0)
+    np.maximum.at(at_best, every.target, covered[every.source])  # devices may stay unused
+    last = nearest[moves.source]
+    alive = np.flatnonzero(last <= end)
+    first = _reach(model, moves.team[alive], last[alive], seconds)
+    return moves.only(alive[(first < last[alive]) & (first <= at_best[moves.rest[moves.target[alive]]])])
 
 
 def _next_allowed(sets: NDArray[np.bool_]) -> Index:
@@ -187,25 +238,29 @@ def _next_allowed(sets: NDArray[np.bool_]) -> Index:
 def _reach(model: StageModel, team: Index, last: Index, seconds: float) -> Index:
     """The smallest cut from which each team can hold the layers up to `last` within the limit; `last` where it can none."""
     low, high = np.zeros_like(last), last.copy()
-    rates, weight_rates, room = model.rates[team].T, model.weight_rates[team], seconds
-    times_end, weights_end, fixed = model.times[:, last], model.weights[last], model.fixed[team]
+    rates = [column.take(team) for column in model.rates.T]
+    ends = [times.take(last) for times in model.times]
+    weight_rates, weights_end, fixed = model.weight_rates.take(team), model.weights.take(last), model.fixed.take(team)
     for _ in range(int(len(model.cuts)).bit_length()):
-        middle = (low + high) // 2
-        spans = rates * (times_end - model.times[:, middle])
-        fits = spans.max(axis=0) + weight_rates * (weights_end - model.weights[middle]) + fixed < room
+        middle = (low + high) >> 1
+        slowest = rates[0] * (ends[0] - model.times[0].take(middle))
+        for rate, end, times in zip(rates[1:], ends[1:], model.times[1:], strict=True):
+            np.maximum(slowest, rate * (end - times.take(middle)), out=slowest)
+        fits = slowest + weight_rates * (weights_end - model.weights.take(middle)) + fixed < seconds
         high = np.where(fits, middle, high)
         low = np.where(fits, low, np.minimum(middle + 1, high))
     return high
 
 
-def _walk_chain(model: StageModel, moves: Moves, best: Index, kind: Index, move: int, num_moves: int) -> Path:
+def _walk_chain(limit: Limit, moves: Moves, best: Index, move: int) -> Path:
     """The stages behind the move that reached the start of the network, in pipeline order."""
+    kind, _ = limit.kinds
     path, first = [], 0
     while True:
         source, team = int(moves.source[move]), int(moves.team[move])
-        last, before = divmod(int(best[source, kind[team]]), num_moves)
+        last, before = divmod(int(best[source, kind[team]]), len(moves.source))
         path.append((team, first, last))
-        if last == len(model.cuts) - 1:
+        if last == len(limit.model.cuts) - 1:
             return path
         first, move = last, before
 
@@ -246,29 +301,59 @@ class MemoryRule:
 
     def last_places(self, cuts: Cuts) -> list[Index]:
         """For each chain, the last place where a stage that begins at each cut fits, [cases, S]; −1: none."""
-        example = self.cases[0][:, None]
-        every = np.arange(len(cuts))[None, :]
+        example = self.cases[0]
+        limit = self.limit[example]
+        shape = (len(example), len(cuts))
         return [
-            _last_true(lambda place, chain=chain: self.need(example, every, chain[place]) <= self.limit[example], chain, shape)
-            for chain, shape in ((chain, (len(example), len(cuts))) for chain in cuts.chains)
+            _last_true(
+                lambda case, cut, place, chain=chain: self.need(example[case], cut, chain[place]) <= limit[case],
+                np.full(shape, -1),
+                np.full(shape, len(chain) - 1),
+            )
+            for chain in cuts.chains
         ]
 
 
+@dataclass(frozen=True, eq=False)
+class StageEnds:
+    """How far along each chain of cuts a stage may reach within a limit. What was asked before narrows what is asked next."""
+
+    model: StageModel
+    known: dict[float, list[Index]] = field(default_factory=dict)
+
+    def within(self, seconds: float) -> list[Index]:
+        """For each chain, the last place where a stage that begins at each cut is below the limit, [G, S]; −1: none."""
+        if seconds not in self.known:
+            below = max((limit for limit in self.known if limit < seconds), default=None)
+            above = min((limit for limit in self.known if limit > seconds), default=None)
+            shape = (len(self.model.teams), len(self.model.cuts))
+            places = []
+            for c, chain in enumerate(self.model.cuts.chains):
+                low = np.full(shape, -1) if below is None else self.known[below][c]
+                high = np.full(shape, len(chain) - 1) if above is None else self.known[above][c]
+                places.append(
+                    _last_true(
+                        lambda team, cut, place, chain=chain: self.model.seconds(team, cut, chain[place]) < seconds,
+                        low,
+                        high,
+                    )
+                )
+            self.known[seconds] = places
+        return self.known[seconds]
+
+
 def over_sets(
-    model: StageModel, moves: Moves, seconds: float, *, memory: MemoryRule | None = None, all_devices: bool = False
+    ends: StageEnds, moves: Moves, seconds: float, *, memory: MemoryRule | None = None, all_devices: bool = False
 ) -> Path | None:
     """Search any cuts. A path, or None as proof that there is none."""
+    model = ends.model
     limit, cuts = Limit(model, seconds), model.cuts
     kind, rows = limit.kinds
     sets, number = limit.sets
     reached = np.zeros((len(moves.used), len(rows), len(cuts)), dtype=bool)
     reached[0, :, -1] = True
     whole = len(moves.used) - 1
-    team, every = np.arange(len(model.teams))[:, None], np.arange(len(cuts))[None, :]
-    time_places = [
-        _last_true(lambda place, chain=chain: model.seconds(team, every, chain[place]) < seconds, chain, (len(team), len(cuts)))
-        for chain in cuts.chains
-    ]
+    time_places = ends.within(seconds)
     memory_places = memory.last_places(cuts) if memory else []
     for state in range(whole):
         reached[state] &= model.work < seconds * moves.spare[state]
@@ -295,14 +380,23 @@ def over_sets(
     return None
 
 
-def _last_true(fits: Callable[[Index], NDArray[np.bool_]], chain: Index, shape: tuple[int, int]) -> Index:
-    """The last place of a chain where `fits`, which holds up to some place and not after it; −1 where nowhere."""
-    low, high = np.full(shape, -1), np.full(shape, len(chain) - 1)
-    for _ in range(len(chain).bit_length()):
-        middle = (low + high + 1) // 2
-        fit = fits(np.maximum(middle, 0))
-        low, high = np.where(fit, np.maximum(middle, low), low), np.where(fit, high, np.maximum(middle - 1, low))
-    return low
+def _last_true(fits: Callable[[Index, Index, Index], NDArray[np.bool_]], low: Index, high: Index) -> Index:
+    """For each row and column the last place in low … high where `fits(row, column, place)`; `low` where nowhere above it.
+
+    `fits` holds up to some place and not after it. What is settled is not asked again.
+    """
+    shape = low.shape
+    answer, top = low.ravel().copy(), high.ravel()
+    todo = np.flatnonzero(answer < top)
+    top = top[todo]
+    while len(todo):
+        middle = (answer[todo] + top + 1) >> 1
+        fit = fits(*divmod(todo, shape[1]), middle)
+        answer[todo[fit]] = middle[fit]
+        top = np.where(fit, top, middle - 1)
+        unsettled = answer[todo] < top
+        todo, top = todo[unsettled], top[unsettled]
+    return answer.reshape(shape)
 
 
 def _walk_sets(limit: Limit, moves: Moves, reached: NDArray[np.bool_], memory: MemoryRule | None, move: int) -> Path:
@@ -310,16 +404,15 @@ def _walk_sets(limit: Limit, moves: Moves, reached: NDArray[np.bool_], memory: M
     model = limit.model
     kind, _ = limit.kinds
     sets, number = limit.sets
-    every = np.arange(len(model.cuts))
 
     def ends(move: int, first: int) -> Index:
         """Reached cuts where the stage of `move` from `first` may end."""
         team = int(moves.team[move])
-        good = reached[moves.source[move], kind[team]] & model.cuts.precedes[first]
-        good &= model.seconds(team, first, every) < limit.seconds
+        after = model.cuts.after(first)
+        good = reached[moves.source[move], kind[team], after] & (model.seconds(team, first, after) < limit.seconds)
         if memory is not None:
-            good &= memory.need(move, first, every) <= memory.limit[move]
-        return np.flatnonzero(good)
+            good &= memory.need(move, first, after) <= memory.limit[move]
+        return after[good]
 
     path: Path = []
     first = 0

@@ -10,12 +10,11 @@ from functools import cached_property
 from itertools import product
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..cluster import Cluster, DeviceType, Link, Node
 from ..costs import Array
 from .base import Problem
-from .cuts import Cuts, Index
+from .cuts import Index
 
 MAX_SHARE = 4
 
@@ -97,7 +96,8 @@ class Teams:
         """Share of all minibatches that the busiest node carries."""
         load = self.counts * self.class_shares
         on_node = [
-            load[:, [k for k, c in enumerate(self.classes) if c.node.name == node.name]].sum(axis=1) for node in self.nodes
+            load[:, [k for k, c in enumerate(self.classes) if c.node.name == node.name]].sum(axis=1)
+            for node in self.nodes
         ]
         return np.max(on_node, axis=0) / self.rounds
 
