@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsepipe.data import PointBatch, Sample, collate
+from sparsepipe.data import IGNORED, PointBatch, Sample, collate
 from sparsepipe.errors import InputError
 
 
@@ -92,3 +92,63 @@ def test_a_minibatch_of_nothing_or_of_mixed_widths_is_refused() -> None:
         collate([flat, _sample({(0, 0, 0)}, 0)])
     with pytest.raises(InputError, match="sample 2 asked of a minibatch of 2"):
         PointBatch(**_parts()).take([2])
+
+
+# --- a label for each voxel -----------------------------------------------------------------------------------------
+
+
+def _segmented(cells: set[tuple[int, int, int]], label: int) -> Sample:
+    sample = _sample(cells, 0)
+    labels = (sample.coordinates.sum(dim=1).abs() + label).long()
+    labels[0] = IGNORED
+    return Sample(sample.coordinates, sample.features, labels)
+
+
+segmented = st.lists(st.builds(_segmented, cells, st.integers(0, 9)), min_size=1, max_size=5)
+
+
+@given(segmented, st.data())
+def test_labels_stay_with_their_voxels(given_samples: list[Sample], data: st.DataObject) -> None:
+    batch = collate(given_samples)
+    assert batch.per_voxel
+    assert len(batch) == len(given_samples)
+    assert len(batch.labels) == batch.num_voxels
+    chosen = data.draw(st.lists(st.integers(0, len(given_samples) - 1), min_size=1, max_size=6))
+    for taken, index in zip(batch.take(chosen).samples(), chosen, strict=True):
+        assert torch.equal(taken.label, given_samples[index].label)
+        assert torch.equal(taken.coordinates, given_samples[index].coordinates)
+
+
+def test_one_voxel_a_sample_is_no_reason_to_mistake_one_kind_of_label_for_the_other() -> None:
+    """With N == B the shapes of both kinds are the same: `per_voxel` tells them apart."""
+    coordinates = torch.tensor([[0, 1, 1, 1], [1, 2, 2, 2]], dtype=torch.int32)
+    parts = {"coordinates": coordinates, "features": torch.ones(2, 1), "labels": torch.tensor([1, IGNORED])}
+    assert PointBatch(**parts, per_voxel=True).check_classes(2).per_voxel
+    with pytest.raises(InputError, match="label -100 is negative"):
+        PointBatch(**parts)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (torch.tensor([1, 2]), "2 labels, expected 3: one for each voxel"),
+        (torch.tensor([1, 2, -1]), "label -1 is negative"),
+        (torch.tensor([1.0, 2.0, 0.0]), "labels are float32 [3], expected int64 [N]"),
+    ],
+)
+def test_malformed_labels_of_voxels_are_refused(labels: torch.Tensor, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        PointBatch(**_parts() | {"labels": labels}, per_voxel=True)
+    assert message in str(caught.value)
+
+
+def test_the_loss_of_torch_leaves_ignored_voxels_out() -> None:
+    scores = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([0, IGNORED, 2, IGNORED])
+    loss = torch.nn.functional.cross_entropy(scores, labels)
+    assert torch.allclose(loss, torch.nn.functional.cross_entropy(scores[[0, 2]], labels[[0, 2]]))
+
+
+def test_samples_of_both_kinds_do_not_mix() -> None:
+    with pytest.raises(InputError, match="expected one kind"):
+        collate([_sample({(0, 0, 0)}, 0), _segmented({(0, 0, 0)}, 0)])

@@ -47,7 +47,8 @@ def test_a_seed_gives_the_same_bytes_and_another_seed_others(shapes: Path, tmp_p
 
 
 def test_no_two_shapes_are_equal(shapes: Path) -> None:
-    assert len(set(_digest(shapes).values())) == 12 * len(FAMILIES) + 1
+    meshes = {name: digest for name, digest in _digest(shapes).items() if name.endswith(".off")}
+    assert len(set(meshes.values())) == len(meshes) == 12 * len(FAMILIES)
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))

@@ -10,24 +10,28 @@ if TYPE_CHECKING:
     from .augmentation import AUGMENTATIONS, Augmentation
     from .batch import PointBatch, Sample, collate
     from .dataset import VoxelDataset, load
+    from .digits import make_digits
     from .downloads import fetch
     from .folder import DataFolder, info, open_folder
     from .labels import IGNORED
-    from .manifests import Manifest, find, list_datasets
+    from .manifests import Manifest, list_datasets
     from .order import minibatches
     from .shapes import make_shapes
+    from .sources import find
     from .voxels import unit_cube, voxelize
 
 _HOMES = {  # a file of this folder: what it gives
     "augmentation": ("AUGMENTATIONS", "Augmentation"),
     "batch": ("PointBatch", "Sample", "collate"),
     "dataset": ("VoxelDataset", "load"),
+    "digits": ("make_digits",),
     "downloads": ("fetch",),
     "folder": ("DataFolder", "info", "open_folder"),
     "labels": ("IGNORED",),
-    "manifests": ("Manifest", "find", "list_datasets"),
+    "manifests": ("Manifest", "list_datasets"),
     "order": ("minibatches",),
     "shapes": ("make_shapes",),
+    "sources": ("find",),
     "voxels": ("unit_cube", "voxelize"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
@@ -47,6 +51,7 @@ __all__ = [
     "info",
     "list_datasets",
     "load",
+    "make_digits",
     "make_shapes",
     "minibatches",
     "open_folder",

@@ -15,9 +15,9 @@ from .cache import SampleCache, cache_folder, cache_key
 from .folder import open_folder
 from .formats import Cloud
 from .layouts import CLASSIFICATION, SEGMENTATION, DataFolder, SampleFile
-from .manifests import find
 from .recipe import OCCUPANCY, Recipe
 from .sampling import derived_seed, sample_points
+from .sources import find
 from .voxels import majority, unit_cube, voxel_index
 
 _MAX_HASHED_BYTES = 256 * 2**20  # contents are hashed up to here (about a second), names and sizes beyond

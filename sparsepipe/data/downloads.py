@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 from ..errors import InputError
-from .manifests import Manifest, RemoteFile, data_folders, get_manifest
+from .manifests import Manifest, RemoteFile, get_manifest
+from .sources import data_folders, generator
 
 Progress = Callable[[str, int, int | None], None]  # (file name, bytes so far, bytes in all or None)
 
@@ -28,6 +29,10 @@ def fetch(
     not match, or the download fails; nothing half-done is left under the final name.
     """
     manifest = get_manifest(name, manifests)
+    parent = Path(folder) if folder is not None else data_folders()[-1]
+    target = parent / manifest.folder
+    if manifest.generator:
+        return generator(manifest.generator)(target)
     unknown = [file.url for file in manifest.files if not file.sha256]
     if unknown or not manifest.files:
         what = f"no SHA-256 is known for {unknown[0]}" if unknown else "its manifest lists no files"
@@ -35,8 +40,6 @@ def fetch(
             f"{name}: {what}, so a download could not be verified; "
             f"get it yourself from {manifest.homepage} and give its folder"
         )
-    parent = Path(folder) if folder is not None else data_folders()[-1]
-    target = parent / manifest.folder
     if target.exists():
         if target.is_dir() and any(target.iterdir()):
             return target

@@ -1,7 +1,7 @@
 """Parametric families of CAD-like shapes: each function draws one shape's proportions from a random generator.
 
 Lengths are in units of roughly one object; z is up. Families overlap on purpose (a table and a desk, a cylinder and a
-pipe, a box and a bed), so that telling them apart takes more than one voxel.
+pipe, a box and a bed), so that telling them apart takes more than one voxel. Faces know which part they belong to.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,6 +12,45 @@ from numpy.random import Generator
 from trimesh import Trimesh, creation
 
 _SECTIONS = 32  # corners of a circle
+PARTS = (  # of all families together; a shape of one part is all body
+    "body",
+    "top",
+    "leg",
+    "panel",
+    "drawer",
+    "seat",
+    "back",
+    "arm",
+    "foot",
+    "pole",
+    "shade",
+    "mattress",
+    "headboard",
+    "pillow",
+    "step",
+    "wing",
+    "tail",
+    "fin",
+    "neck",
+    "plate",
+    "rib",
+    "wheel",
+    "hub",
+)
+Named = tuple[str, Trimesh]  # a part's name and its surface
+
+
+def face_parts(shape: Trimesh) -> np.ndarray:
+    """Return the index in PARTS of each face's part: int64 [F]."""
+    return shape.face_attributes.get("part", np.zeros(len(shape.faces), dtype=np.int64))
+
+
+def _joined(named: Sequence[Named]) -> Trimesh:
+    """Put parts together into one shape whose faces know their part."""
+    shape = trimesh.util.concatenate([part for _, part in named])
+    labels = np.array([PARTS.index(name) for name, _ in named], dtype=np.int64)
+    shape.face_attributes["part"] = np.repeat(labels, [len(part.faces) for _, part in named])
+    return shape
 
 
 def _box(size: Sequence[float], base: Sequence[float]) -> Trimesh:
@@ -105,8 +144,8 @@ def table(rng: Generator) -> Trimesh:
     top = _rod(min(x, y), thick, (0, 0, height)) if is_round else _box((2 * x, 2 * y, thick), (0, 0, height))
     inset, leg = rng.uniform(0.6, 0.9) * (0.6 if is_round else 1.0), rng.uniform(0.03, 0.07)
     reach = (min(x, y),) * 2 if is_round else (x, y)
-    legs = [_rod(leg, height, (*corner, 0)) for corner in _four_corners(reach[0] * inset, reach[1] * inset)]
-    return trimesh.util.concatenate([top, *legs])
+    legs = [("leg", _rod(leg, height, (*corner, 0))) for corner in _four_corners(reach[0] * inset, reach[1] * inset)]
+    return _joined([("top", top), *legs])
 
 
 def desk(rng: Generator) -> Trimesh:
@@ -114,13 +153,13 @@ def desk(rng: Generator) -> Trimesh:
     x, y, height, thick = rng.uniform(0.5, 0.9), rng.uniform(0.3, 0.5), rng.uniform(0.5, 0.8), rng.uniform(0.03, 0.08)
     drawers = rng.uniform(0.3, 0.6)
     parts = [
-        _box((2 * x, 2 * y, thick), (0, 0, height)),
-        _box((thick, 2 * y, height), (thick / 2 - x, 0, 0)),
-        _box((drawers, 1.9 * y, height * rng.uniform(0.6, 1.0)), (x - drawers / 2, 0, 0)),
+        ("top", _box((2 * x, 2 * y, thick), (0, 0, height))),
+        ("panel", _box((thick, 2 * y, height), (thick / 2 - x, 0, 0))),
+        ("drawer", _box((drawers, 1.9 * y, height * rng.uniform(0.6, 1.0)), (x - drawers / 2, 0, 0))),
     ]
     if rng.random() < 0.5:  # a panel behind the legs
-        parts.append(_box((2 * x, thick, height * rng.uniform(0.4, 0.9)), (0, y - thick, height * 0.1)))
-    return trimesh.util.concatenate(parts)
+        parts.append(("panel", _box((2 * x, thick, height * rng.uniform(0.4, 0.9)), (0, y - thick, height * 0.1))))
+    return _joined(parts)
 
 
 def chair(rng: Generator) -> Trimesh:
@@ -128,18 +167,18 @@ def chair(rng: Generator) -> Trimesh:
     half, seat, thick = rng.uniform(0.22, 0.32), rng.uniform(0.35, 0.55), rng.uniform(0.03, 0.1)
     back, leg = rng.uniform(0.35, 0.7), rng.uniform(0.02, 0.05)
     parts = [
-        _box((2 * half, 2 * half, thick), (0, 0, seat)),
-        _box((2 * half, thick, back), (0, half - thick / 2, seat + thick)),
-        *(_rod(leg, seat, (*corner, 0)) for corner in _four_corners(half * 0.85, half * 0.85)),
+        ("seat", _box((2 * half, 2 * half, thick), (0, 0, seat))),
+        ("back", _box((2 * half, thick, back), (0, half - thick / 2, seat + thick))),
+        *(("leg", _rod(leg, seat, (*corner, 0))) for corner in _four_corners(half * 0.85, half * 0.85)),
     ]
     if rng.random() < 0.4:
         arm = rng.uniform(0.15, 0.25)
         for side in (-half, half):
             parts += [
-                _box((thick, 2 * half, thick), (side, 0, seat + arm)),
-                _rod(leg, arm, (side, -half * 0.8, seat)),
+                ("arm", _box((thick, 2 * half, thick), (side, 0, seat + arm))),
+                ("arm", _rod(leg, arm, (side, -half * 0.8, seat))),
             ]
-    return trimesh.util.concatenate(parts)
+    return _joined(parts)
 
 
 def lamp(rng: Generator) -> Trimesh:
@@ -147,22 +186,22 @@ def lamp(rng: Generator) -> Trimesh:
     foot, pole, height = rng.uniform(0.15, 0.35), rng.uniform(0.02, 0.05), rng.uniform(0.7, 1.5)
     low, high, shade = rng.uniform(0.25, 0.45), rng.uniform(0.1, 0.25), rng.uniform(0.25, 0.45)
     parts = [
-        _rod(foot, rng.uniform(0.03, 0.1), (0, 0, 0)),
-        _rod(pole, height, (0, 0, 0)),
-        _turned([(low, height - shade * 0.7), (high, height + shade * 0.3)]),
+        ("foot", _rod(foot, rng.uniform(0.03, 0.1), (0, 0, 0))),
+        ("pole", _rod(pole, height, (0, 0, 0))),
+        ("shade", _turned([(low, height - shade * 0.7), (high, height + shade * 0.3)])),
     ]
-    return trimesh.util.concatenate(parts)
+    return _joined(parts)
 
 
 def bed(rng: Generator) -> Trimesh:
     """A mattress on a frame with a headboard and pillows."""
     x, y, height = rng.uniform(0.4, 0.9), rng.uniform(0.9, 1.1), rng.uniform(0.2, 0.45)
     parts = [
-        _box((2 * x, 2 * y, height), (0, 0, rng.uniform(0.0, 0.2))),
-        _box((2 * x, 0.08, height + rng.uniform(0.3, 0.7)), (0, y, 0)),
+        ("mattress", _box((2 * x, 2 * y, height), (0, 0, rng.uniform(0.0, 0.2)))),
+        ("headboard", _box((2 * x, 0.08, height + rng.uniform(0.3, 0.7)), (0, y, 0))),
     ]
-    parts += [_box((x * 0.7, 0.35, 0.12), (side * x / 2, y - 0.3, height + 0.1)) for side in (-1, 1)]
-    return trimesh.util.concatenate(parts)
+    parts += [("pillow", _box((x * 0.7, 0.35, 0.12), (side * x / 2, y - 0.3, height + 0.1))) for side in (-1, 1)]
+    return _joined(parts)
 
 
 def stairs(rng: Generator) -> Trimesh:
@@ -173,9 +212,7 @@ def stairs(rng: Generator) -> Trimesh:
         rng.uniform(0.12, 0.25),
         rng.uniform(0.1, 0.2),
     )
-    return trimesh.util.concatenate(
-        [_box((width, depth, rise * (step + 1)), (0, depth * step, 0)) for step in range(steps)]
-    )
+    return _joined([("step", _box((width, depth, rise * (step + 1)), (0, depth * step, 0))) for step in range(steps)])
 
 
 def airplane(rng: Generator) -> Trimesh:
@@ -184,15 +221,16 @@ def airplane(rng: Generator) -> Trimesh:
     body = creation.icosphere(subdivisions=3)
     body.apply_scale((radius, length / 2, radius))
     wing, sweep = rng.uniform(0.2, 0.4), rng.uniform(0.0, 0.5)
-    parts = [body]
-    for place, reach, chord in ((0.05, span, wing), (-0.42, span * rng.uniform(0.3, 0.45), wing * 0.6)):
+    parts = [("body", body)]
+    tail = span * rng.uniform(0.3, 0.45)
+    for name, place, reach, chord in (("wing", 0.05, span, wing), ("tail", -0.42, tail, wing * 0.6)):
         for side in (-1, 1):
             half = creation.box(extents=(reach / 2, chord, 0.04))
             half.apply_translation((side * reach / 4, place * length, 0))
             half.vertices[:, 1] -= sweep * np.abs(half.vertices[:, 0])
-            parts.append(half)
-    parts.append(_box((0.03, wing * 0.7, rng.uniform(0.25, 0.45)), (0, -0.42 * length, 0)))
-    return trimesh.util.concatenate(parts)
+            parts.append((name, half))
+    parts.append(("fin", _box((0.03, wing * 0.7, rng.uniform(0.25, 0.45)), (0, -0.42 * length, 0))))
+    return _joined(parts)
 
 
 def bottle(rng: Generator) -> Trimesh:
@@ -202,7 +240,10 @@ def bottle(rng: Generator) -> Trimesh:
     turn = np.linspace(0, np.pi / 2, 6)
     rise = (height - shoulder) * rng.uniform(0.3, 0.7)
     curve = [(neck + (body - neck) * np.cos(t), shoulder + rise * np.sin(t)) for t in turn]
-    return _turned([(0, 0), (body, 0), *curve, (neck, height), (0, height)])
+    shape = _turned([(0, 0), (body, 0), *curve, (neck, height), (0, height)])
+    above = shape.triangles_center[:, 2] > shoulder + rise
+    shape.face_attributes["part"] = np.where(above, PARTS.index("neck"), PARTS.index("body"))
+    return shape
 
 
 def star(rng: Generator) -> Trimesh:
@@ -216,10 +257,13 @@ def bracket(rng: Generator) -> Trimesh:
     """Two plates that meet in an L, sometimes with a rib."""
     width, thick = rng.uniform(0.4, 1.0), rng.uniform(0.06, 0.2)
     foot, upright = rng.uniform(0.6, 1.0), rng.uniform(0.6, 1.0)
-    parts = [_box((width, foot, thick), (0, foot / 2, 0)), _box((width, thick, upright), (0, thick / 2, 0))]
+    parts = [
+        ("plate", _box((width, foot, thick), (0, foot / 2, 0))),
+        ("plate", _box((width, thick, upright), (0, thick / 2, 0))),
+    ]
     if rng.random() < 0.5:
-        parts.append(_box((thick, foot * 0.5, upright * 0.4), (0, foot * 0.25, thick)))
-    return trimesh.util.concatenate(parts)
+        parts.append(("rib", _box((thick, foot * 0.5, upright * 0.4), (0, foot * 0.25, thick))))
+    return _joined(parts)
 
 
 def gear(rng: Generator) -> Trimesh:
@@ -229,7 +273,7 @@ def gear(rng: Generator) -> Trimesh:
     shares = np.tile([0.05, 0.4, 0.5, 0.95], teeth)  # where in its tooth a corner lies
     angles = (np.repeat(np.arange(teeth), 4) + shares) * 2 * np.pi / teeth
     hub = _rod(rng.uniform(0.15, 0.35), height * rng.uniform(1.3, 2.5), (0, 0, 0))
-    return trimesh.util.concatenate([_prism(_polar(radii, angles), height), hub])
+    return _joined([("wheel", _prism(_polar(radii, angles), height)), ("hub", hub)])
 
 
 FAMILIES: dict[str, Callable[[Generator], Trimesh]] = {

@@ -1,6 +1,5 @@
-"""Data sets by name: what a manifest says of one (licence, citation, files, SHA-256) and where its folder is."""
+"""Data sets by name: what a manifest says of one: licence, citation, splits, files with size and SHA-256."""
 
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -11,8 +10,8 @@ import yaml
 from ..errors import InputError
 from ..files import read_text
 
-_KEYS = {"name", "title", "licence", "citation", "homepage", "folder", "classes", "splits", "base", "files", "notes"}
 _REQUIRED = ("name", "title", "licence", "citation", "homepage", "splits", "files")
+_KEYS = {*_REQUIRED, "folder", "classes", "base", "generator", "notes"}
 _SCHEMES = ("https", "http", "file")
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # as safe, and ten times faster on a manifest of many files
 
@@ -41,11 +40,12 @@ class Manifest:
     files: tuple[RemoteFile, ...]
     classes: int | None = None
     notes: str = ""
+    generator: str = ""  # what makes the data set here, where nothing is to be fetched
 
     @property
     def verifiable(self) -> bool:
-        """Say whether every file has a SHA-256, so that `fetch` will take it."""
-        return bool(self.files) and all(file.sha256 for file in self.files)
+        """Say whether `fetch` will take it: every file has a SHA-256, or the data set is made here."""
+        return bool(self.generator) or bool(self.files) and all(file.sha256 for file in self.files)
 
 
 def manifests_folder() -> Path:
@@ -74,32 +74,6 @@ def _manifest_paths(folder: Path | None) -> list[Path]:
     return sorted((folder or manifests_folder()).glob("*.yaml"), key=lambda path: path.stem)
 
 
-def data_folders() -> tuple[Path, ...]:
-    """Return where data sets are looked for: the folders of SPARSEPIPE_DATA, then where `fetch` puts them."""
-    named = [Path(part) for part in os.environ.get("SPARSEPIPE_DATA", "").split(os.pathsep) if part]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return (*named, cache / "sparsepipe" / "data")
-
-
-def find(source: str | Path) -> Path:
-    """Return the folder of a data set given by path or by its manifest's name.
-
-    Raises InputError where it is neither, or where no data folder holds it yet.
-    """
-    path = Path(source)
-    if path.exists() or isinstance(source, Path) or os.sep in source:
-        return path
-    manifest = get_manifest(source)
-    for folder in data_folders():
-        for candidate in (folder / manifest.name, folder / manifest.folder):
-            if candidate.is_dir():
-                return candidate
-    places = ", ".join(str(folder) for folder in data_folders())
-    raise InputError(
-        f"{source}: not in {places}; run `sparsepipe data fetch {source}`, or name its folder in SPARSEPIPE_DATA"
-    )
-
-
 def read_manifest(path: Path | str) -> Manifest:
     """Read and check one manifest. Raises InputError in one line that names the file and the entry."""
     path = Path(path)
@@ -114,7 +88,7 @@ def read_manifest(path: Path | str) -> Manifest:
     _require(not missing, path, f"no {', '.join(missing)}; add what is missing")
     unknown = sorted(set(map(str, content)) - _KEYS)
     _require(not unknown, path, f"unknown key {', '.join(unknown)}; expected {', '.join(sorted(_KEYS))}")
-    for key in ("name", "title", "licence", "citation", "homepage", "folder", "notes"):
+    for key in ("name", "title", "licence", "citation", "homepage", "folder", "generator", "notes"):
         _require(isinstance(content.get(key, ""), str), path, f"{key} is {content.get(key)!r}, expected text")
     name = content["name"]
     _require(
@@ -145,6 +119,7 @@ def read_manifest(path: Path | str) -> Manifest:
         ),
         classes=content.get("classes"),
         notes=content.get("notes", "").strip(),
+        generator=content.get("generator", ""),
     )
 
 

@@ -1,4 +1,4 @@
-"""A synthetic data set: seeded CAD-like shapes written as OFF meshes in ModelNet's layout, marked as synthetic."""
+"""A synthetic data set: seeded CAD-like shapes as OFF meshes in ModelNet's layout, with parts, marked as synthetic."""
 
 import shutil
 import tempfile
@@ -11,17 +11,20 @@ from trimesh import Trimesh
 
 from ..errors import InputError
 from ..files import read_json, write_json
-from .families import FAMILIES
-from .folder import MARKER
+from .families import FAMILIES, PARTS, face_parts
+from .layouts import MARKER
+from .layouts.classes import SEGMENTS
 from .sampling import derived_seed
 
-_VERSION = 1  # of the shapes: raised when the same seed would give others
+_VERSION = 2  # of the shapes: raised when the same seed would give others
 
 
 def make_shapes(
     out: Path | str, *, num_train: int, num_test: int, seed: int = 0, families: Sequence[str] | None = None
 ) -> Path:
     """Write `num_train` and `num_test` shapes of each family below `out`, marked as synthetic in dataset.json.
+
+    NAME.seg beside NAME.off holds the part of each face, so that parts can be segmented as well as shapes classified.
 
     The same arguments give the same bytes; a shape depends on the seed and its name alone. The folder appears whole or
     not at all. Where it is there already, made by the same arguments, it is left as it is.
@@ -39,6 +42,7 @@ def make_shapes(
         "num_train": num_train,
         "num_test": num_test,
         "families": list(names),
+        "parts": list(PARTS),
     }
     if out.is_file():
         raise InputError(f"{out}: is a file, expected a folder that is empty or not there yet")
@@ -54,7 +58,9 @@ def make_shapes(
                 (work / family / split).mkdir(parents=True)
                 for number in range(first, first + count):
                     path = work / family / split / f"{family}_{number:04d}.off"
-                    path.write_text(_off_text(_shape(family, number, seed=seed)), encoding="utf-8")
+                    shape, parts = _shape(family, number, seed=seed)
+                    path.write_text(_off_text(shape), encoding="utf-8")
+                    path.with_suffix(SEGMENTS).write_text("".join(f"{part}\n" for part in parts), encoding="utf-8")
         write_json(work / MARKER, marker)
         work.chmod(0o755)
         work.replace(out)
@@ -74,14 +80,14 @@ def _check(names: tuple[str, ...], *, num_train: int, num_test: int, seed: int) 
             raise InputError(f"{what}: {value} given, expected at least {least}")
 
 
-def _shape(family: str, number: int, *, seed: int) -> Trimesh:
-    """Draw one shape, stretched a little along each axis and turned about z."""
+def _shape(family: str, number: int, *, seed: int) -> tuple[Trimesh, np.ndarray]:
+    """Draw one shape, stretched a little along each axis and turned about z, and the part of each of its faces."""
     rng: Generator = default_rng(derived_seed(seed, f"{family}/{number}"))
     shape = FAMILIES[family](rng)
     vertices = np.asarray(shape.vertices) * rng.uniform(0.85, 1.15, size=3)
     angle = rng.uniform(0, 2 * np.pi)
     turn = np.array([[np.cos(angle), -np.sin(angle), 0], [np.sin(angle), np.cos(angle), 0], [0, 0, 1]])
-    return Trimesh(vertices @ turn.T, shape.faces, process=False)
+    return Trimesh(vertices @ turn.T, shape.faces, process=False), face_parts(shape)
 
 
 def _off_text(mesh: Trimesh) -> str:

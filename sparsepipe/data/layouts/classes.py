@@ -68,7 +68,7 @@ def _read(file: SampleFile) -> Mesh | Cloud:
     rows, what = (content.faces, "faces") if isinstance(content, Mesh) else (content.points, "points")
     if len(labels) != len(rows):
         raise InputError(
-            f"{file.companions[0]}: {len(labels)} labels, expected {len(rows)}: one for each of the {what}"
+            f"{file.companions[0]}: {len(labels)} labels, expected {len(rows)}: one for each of its {what}"
         )
     return replace(content, labels=labels)
 

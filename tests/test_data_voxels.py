@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from sparsepipe.data import unit_cube, voxelize
+from sparsepipe.data import IGNORED, unit_cube, voxelize
+from sparsepipe.data.voxels import majority, mean_in_voxels, voxel_index
 from sparsepipe.errors import InputError
 
 clouds = arrays(np.float64, st.tuples(st.integers(1, 30), st.integers(1, 4)), elements=st.floats(-100, 100, width=32))
@@ -74,3 +75,34 @@ def test_an_empty_cloud_a_wrong_shape_and_voxels_beyond_int32_are_refused() -> N
         voxelize(np.zeros(3), 1.0)
     with pytest.raises(InputError, match="beyond int32"):
         voxelize(np.array([[1e6, 0, 0]]), 1e-4)
+
+
+# --- what points say of their voxel ---------------------------------------------------------------------------------
+
+votes = st.lists(st.tuples(st.integers(0, 4), st.sampled_from([IGNORED, 0, 1, 2, 7])), min_size=1, max_size=40)
+
+
+@given(votes)
+def test_the_majority_against_counting(ballots: list[tuple[int, int]]) -> None:
+    index, labels = (np.array(column) for column in zip(*ballots, strict=True))
+    expected = []
+    for voxel in range(5):
+        valid = sorted(label for place, label in ballots if place == voxel and label != IGNORED)
+        expected.append(max(valid, key=valid.count) if valid else IGNORED)  # of equals the first: the smallest
+    assert majority(labels, index, 5).tolist() == expected
+
+
+@given(clouds, sizes)
+def test_the_index_leads_each_point_to_its_voxel_and_means_are_means(points: np.ndarray, size: float) -> None:
+    coordinates, index = voxel_index(points, size)
+    np.testing.assert_array_equal(coordinates, voxelize(points, size))
+    np.testing.assert_array_equal(coordinates[index], np.floor(points / size))
+    means = mean_in_voxels(points, index, len(coordinates))
+    for voxel in range(len(coordinates)):
+        np.testing.assert_allclose(means[voxel], points[index == voxel].mean(axis=0), rtol=1e-4, atol=1e-4)
+
+
+def test_the_index_holds_where_coordinates_span_more_than_an_integer_key_holds() -> None:
+    points = np.array([[2e9, 2e9, 2e9], [-2e9, -2e9, -2e9], [2e9, 2e9, 2e9]])
+    coordinates, index = voxel_index(points, 1.0)
+    np.testing.assert_array_equal(coordinates[index], points)

@@ -1,0 +1,46 @@
+"""Where a data set's folder is, by path or by its manifest's name."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from ..errors import InputError
+from .manifests import get_manifest
+
+
+def data_folders() -> tuple[Path, ...]:
+    """Return where data sets are looked for: the folders of SPARSEPIPE_DATA, then where `fetch` puts them."""
+    named = [Path(part) for part in os.environ.get("SPARSEPIPE_DATA", "").split(os.pathsep) if part]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return (*named, cache / "sparsepipe" / "data")
+
+
+def find(source: str | Path) -> Path:
+    """Return the folder of a data set given by path or by its manifest's name; one that is made here is made now.
+
+    Raises InputError where it is neither, or where no data folder holds it yet.
+    """
+    path = Path(source)
+    if path.exists() or isinstance(source, Path) or os.sep in source:
+        return path
+    manifest = get_manifest(source)
+    for folder in data_folders():
+        for candidate in (folder / manifest.name, folder / manifest.folder):
+            if candidate.is_dir():
+                return candidate
+    if manifest.generator:
+        return generator(manifest.generator)(data_folders()[-1] / manifest.folder)
+    places = ", ".join(str(folder) for folder in data_folders())
+    raise InputError(
+        f"{source}: not in {places}; run `sparsepipe data fetch {source}`, or name its folder in SPARSEPIPE_DATA"
+    )
+
+
+def generator(name: str) -> Callable[[Path], Path]:
+    """Return the function that makes a data set in a folder. Raises InputError that lists the names there are."""
+    from .digits import make_digits
+
+    generators = {"digits": make_digits}
+    if name not in generators:
+        raise InputError(f"no generator {name!r} of data sets, expected one of {', '.join(generators)}")
+    return generators[name]
