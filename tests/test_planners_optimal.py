@@ -1,7 +1,7 @@
 """The optimal planner against brute force, published optima and its own certificate."""
 
 from itertools import combinations, product
-from math import inf
+from math import ceil, inf
 
 import pytest
 from hypothesis import given, settings
@@ -145,7 +145,13 @@ class BruteForce:
             shares = best_shares(kinds, self.totals)
             total = sum(latency for _, _, latency in stages) + sum(both for _, both in boundaries)
             return max([total * max(shares) / sum(shares)] + [c + a for c, a, _ in stages])
-        longest = max([count * (c + a) - latency for c, a, latency in stages] + [(count - 1) * p for p, _ in boundaries])
+        limits = [(count - 1) * port for port, _ in boundaries]
+        for (_, layers, ranks), (_, averaging, latency) in zip(plan, stages, strict=True):
+            kinds = [self.cluster.devices[r].type.name for r in ranks]
+            shares = best_shares(kinds, self.totals)
+            busiest = max(ceil(count * s / sum(shares)) * self.time(layers, k) for s, k in zip(shares, kinds, strict=True))
+            limits.append(busiest + averaging * count - latency)
+        longest = max(limits)
         return (sum(x for _, _, x in stages) + sum(both for _, both in boundaries) + longest) / count
 
     def best(self):
@@ -245,3 +251,11 @@ def test_equals_brute_force_within_memory(problem):
 @given(problems(max_layers=3, max_devices=5))
 def test_equals_brute_force_on_more_devices(problem):
     check_against_brute_force(problem)
+
+
+@settings(max_examples=60)
+@given(st.data(), st.sampled_from(["1f1b-flush", "gpipe", "sequential"]), st.integers(1, 6))
+def test_step_time_equals_brute_force(data, schedule, num_microbatches):
+    check_against_brute_force(
+        data.draw(problems(max_layers=4, memory=True, schedule=schedule, num_microbatches=num_microbatches))
+    )

@@ -113,6 +113,15 @@ class Cuts:
         )
 
     @cached_property
+    def follows(self) -> NDArray[np.bool_]:
+        """[S, S]: whether cut b holds all of cut a and more."""
+        if self.is_chain:
+            return np.tri(len(self), k=-1, dtype=bool).T
+        strict = self.members @ (1 - self.members).T == 0
+        np.fill_diagonal(strict, False)
+        return strict
+
+    @cached_property
     def chains(self) -> list[Index]:
         """The cuts as few growing sequences: along each, what holds for a cut holds for those before it."""
         if self.is_chain:

@@ -6,8 +6,10 @@ Legend, for stage i, with t its forward and backward on one replica and s/n a re
   C = the transfers at a boundary; they run beside computation, forwards and backwards at once
 
 asynchronous     period = max(T of each stage, busiest port of each boundary)
-flush            step = Σ L + Σ (C forwards + C backwards) + max_i (M·Tᵢ − Lᵢ), period = step / M; without replication
-                 this is Σ (T + 2C) + (M − 1)·max T, the length of GPipe's and DAPPLE's critical path
+flush            step = Σ L + Σ (C forwards + C backwards) + max_i (Wᵢ − Lᵢ), period = step / M, where W is the busiest
+                 replica's ⌈M·s/n⌉ minibatches and one averaging; without replication this is
+                 Σ (T + 2C) + (M − 1)·max T, the length of GPipe's and DAPPLE's critical path; a boundary limits with
+                 (M − 1) × its busiest port
 sequential       one minibatch in each replica of the first stage: (Σ L + Σ C) / replicas, at least max T
 """
 
@@ -29,7 +31,7 @@ def estimate(plan: Plan, problem: Problem) -> Estimate:
         before |= set(own)
     transfers = [boundary_times(problem, plan.stages[k : k + 2], payloads[k + 1]) for k in range(len(plan.stages) - 1)]
     ports = [0.0, *(busiest for busiest, _ in transfers), 0.0]
-    stages, latencies = [], []
+    stages, latencies, works = [], [], []
     for k, stage in enumerate(plan.stages):
         seconds = [replica_seconds(problem, layers[k], kind, stage.recompute) for kind in kinds_of(problem, stage)]
         compute = max(t * share for t, share in zip(seconds, stage.shares, strict=True)) / stage.round
@@ -39,8 +41,9 @@ def estimate(plan: Plan, problem: Problem) -> Estimate:
         memory = stage_memory(plan, k, need)
         stages.append(StageEstimate(compute, memory, max(ports[k], ports[k + 1]), averaging))
         latencies.append(max(seconds))
+        works.append(step_work(plan, stage, seconds, averaging))
     crossing = sum(both for _, both in transfers)
-    period = plan_period(plan, stages, latencies, ports, crossing)
+    period = plan_period(plan, stages, latencies, works, ports, crossing)
     everyone = baseline_data_parallel(problem)
     single = min(problem.total_seconds(kind.name) for kind in problem.cluster.device_types)
     return Estimate(
@@ -53,7 +56,12 @@ def estimate(plan: Plan, problem: Problem) -> Estimate:
 
 
 def plan_period(
-    plan: Plan, stages: Sequence[StageEstimate], latencies: Sequence[float], ports: Sequence[float], crossing: float
+    plan: Plan,
+    stages: Sequence[StageEstimate],
+    latencies: Sequence[float],
+    works: Sequence[float],
+    ports: Sequence[float],
+    crossing: float,
 ) -> float:
     """Seconds per minibatch."""
     busy = [e.compute_seconds + e.averaging_seconds for e in stages]
@@ -61,9 +69,15 @@ def plan_period(
         return max([(sum(latencies) + crossing) * max(plan.stages[0].shares) / plan.stages[0].round, *busy])
     if plan.weights == "flush":
         count = plan.num_microbatches
-        longest = max([count * t - latency for t, latency in zip(busy, latencies, strict=True)])
+        longest = max(work - latency for work, latency in zip(works, latencies, strict=True))
         return (sum(latencies) + crossing + max([longest, *((count - 1) * port for port in ports)])) / count
     return max([*busy, *ports])
+
+
+def step_work(plan: Plan, stage: Stage, seconds: Sequence[float], averaging: float) -> float:
+    """Seconds that the busiest replica works in one step: its whole minibatches, and the averaging."""
+    turns = [-(-plan.num_microbatches * share // stage.round) for share in stage.shares]
+    return max(t * k for t, k in zip(seconds, turns, strict=True)) + averaging * plan.num_microbatches
 
 
 def replica_seconds(problem: Problem, layers: Sequence[int], kind: str, recompute: bool) -> float:
@@ -113,4 +127,5 @@ def _period_of_one(plan: Plan, problem: Problem) -> float:
     compute = max(seconds) / stage.round
     averaging = averaging_time(problem.cluster, stage.ranks, float(problem.table.parameter_bytes.sum()))
     averaging /= plan.num_microbatches if plan.weights == "flush" else stage.round
-    return plan_period(plan, [StageEstimate(compute, averaging_seconds=averaging)], [max(seconds)], [], 0.0)
+    whole = StageEstimate(compute, averaging_seconds=averaging)
+    return plan_period(plan, [whole], [max(seconds)], [step_work(plan, stage, seconds, averaging)], [], 0.0)

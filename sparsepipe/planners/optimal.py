@@ -11,6 +11,7 @@ from ..plan import Estimate, Plan, StageEstimate
 from .base import Problem
 from .cuts import Cuts
 from .estimate import estimate
+from .makespan import LeastSum, StepModel, minimise_step
 from .model import StageModel, default_model, published_model
 from .search import MemoryRule, Moves, Path, StageEnds, all_moves, along_chain, over_sets, useful_moves
 from .teams import Teams, device_classes
@@ -59,8 +60,20 @@ class Optimal:
         ends = StageEnds(model)
         if memory and over_sets(ends, moves, float("inf"), memory=memory, all_devices=self.all_devices) is None:
             raise InputError(nothing_fits(model, moves, memory, self.all_devices))
-        path, bound = self._minimise(ends, moves, memory)
+        if problem.synchronous and not published:
+            path, bound = self._minimise_step(problem, model, moves, memory)
+        else:
+            path, bound = self._minimise(ends, moves, memory)
         return self._finish(problem, model, path, bound)
+
+    def _minimise_step(
+        self, problem: Problem, model: StageModel, moves: Moves, memory: MemoryRule | None
+    ) -> tuple[Path, float]:
+        """The best path of a schedule that flushes, and a proven lower bound of the period."""
+        found = minimise_step(LeastSum(StepModel.of(problem, model), moves, model.cuts.follows, memory))
+        assert found is not None
+        path, _, bound = found
+        return path, bound if problem.schedule == "sequential" else bound / problem.num_microbatches
 
     def _minimise(self, ends: StageEnds, moves: Moves, memory: MemoryRule | None) -> tuple[Path, float]:
         """The best path and a proven lower bound of the period."""
