@@ -32,7 +32,10 @@ class SampleCache:
     def load(self, key: str) -> dict[str, np.ndarray] | None:
         """Return the arrays kept under `key`, None where there are none."""
         try:
-            with np.load(self._path(key), allow_pickle=False) as archive:
+            content = io.BytesIO(self._path(key).read_bytes())
+            if not zipfile.is_zipfile(content):
+                return None
+            with np.load(content, allow_pickle=False) as archive:
                 return {name: archive[name] for name in archive.files}
         except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError):
             return None

@@ -1,5 +1,6 @@
 """Point clouds as NumPy archives (.npz): arrays by name, never pickled objects."""
 
+import io
 import zipfile
 import zlib
 from pathlib import Path
@@ -25,11 +26,11 @@ def read_npz(path: Path) -> Cloud:
     Other spellings in use (`xyz`, `pos`, `rgb`, ...) are known; further arrays are left alone. Raises InputError that
     names the file and the array for a damaged archive, pickled objects, or rows that do not match.
     """
-    read_bytes(path, what=_WHAT)  # the same words for what is missing or empty as every format has
-    if not zipfile.is_zipfile(path):
+    content = io.BytesIO(read_bytes(path, what=_WHAT))
+    if not zipfile.is_zipfile(content):
         raise InputError(f"{path}: not {_WHAT}, or cut short; fetch the file again")
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with np.load(content, allow_pickle=False) as archive:
             names = set(archive.files)
             known = next((name for name in _POINTS if name in names), None)
             arrays = {name: archive[name] for name in archive.files if name == known or name in _FURTHER}

@@ -1,0 +1,199 @@
+"""The cache of prepared samples: the same samples with it as without, keyed by all that decides them, never half."""
+
+import errno
+import multiprocessing
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sparsepipe import data, files
+from sparsepipe.data.cache import SampleCache, cache_key
+from sparsepipe.data.dataset import VoxelDataset
+
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    families = ("box", "chair", "lamp")
+    return data.make_shapes(tmp_path_factory.mktemp("cached") / "s", num_train=2, num_test=1, families=families)
+
+
+def _load(folder: Path, cache: Path | None, **options: object) -> VoxelDataset:
+    settings = {"split": "train", "voxel_size": 0.05, "num_points": 300} | options
+    return data.load(folder, cache=cache, **settings)
+
+
+def _same(a: data.PointBatch, b: data.PointBatch) -> bool:
+    pairs = ((a.coordinates, b.coordinates), (a.features, b.features), (a.labels, b.labels))
+    return all(torch.equal(x, y) and x.dtype == y.dtype for x, y in pairs)
+
+
+def _entries(cache: Path) -> list[Path]:
+    return sorted(path for path in cache.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"task": "segmentation"},
+        {"features": ("occupancy", "normals")},
+        {"augmentation": "shapes"},
+        {"augmentation": "shapes", "task": "segmentation", "features": ("normals",)},
+    ],
+)
+def test_samples_are_the_same_from_the_cache_and_without(shapes: Path, tmp_path: Path, options: dict) -> None:
+    plain = _load(shapes, None, **options).batch(range(6), epoch=2)
+    assert _same(_load(shapes, tmp_path, **options).batch(range(6), epoch=2), plain)
+    assert len(_entries(tmp_path)) == 6
+    before = [path.stat().st_mtime_ns for path in _entries(tmp_path)]
+    assert _same(_load(shapes, tmp_path, **options).batch(range(6), epoch=2), plain)
+    assert [path.stat().st_mtime_ns for path in _entries(tmp_path)] == before
+
+
+def test_what_is_cached_is_not_read_again(shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = _load(shapes, tmp_path).batch(range(6))
+    monkeypatch.setattr("sparsepipe.data.dataset.sample_points", None)  # drawing again would now fail
+    assert _same(_load(shapes, tmp_path).batch(range(6)), plain)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"voxel_size": 0.1},
+        {"num_points": 301},
+        {"seed": 1},
+        {"features": ("normals",)},
+        {"task": "segmentation"},
+        {"augmentation": "shapes"},
+    ],
+)
+def test_every_setting_is_part_of_the_key(shapes: Path, tmp_path: Path, change: dict) -> None:
+    _load(shapes, tmp_path).batch([0])
+    changed = _load(shapes, tmp_path, **change).batch([0])
+    assert len(_entries(tmp_path)) == 2
+    assert _same(changed, _load(shapes, None, **change).batch([0]))
+
+
+def test_contents_are_part_of_the_key_and_places_are_not(shapes: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    _load(shapes, cache).batch([0])
+    moved = Path(shutil.copytree(shapes, tmp_path / "moved"))
+    _load(moved, cache).batch([0])
+    assert len(_entries(cache)) == 1
+    victim = moved / "box" / "train" / "box_0001.off"
+    victim.write_text(victim.read_text().replace("0.", "0.1", 1))
+    _load(moved, cache).batch([0])
+    assert len(_entries(cache)) == 2
+
+
+def test_many_clouds_of_one_file_have_entries_of_their_own(tmp_path: Path) -> None:
+    import h5py
+
+    (tmp_path / "d").mkdir()
+    with h5py.File(tmp_path / "d" / "x_train.h5", "w") as file:
+        file["data"] = np.random.default_rng(0).normal(size=(5, 100, 3))
+        file["label"] = np.zeros(5)
+    plain = _load(tmp_path / "d", None).batch(range(5))
+    for _ in range(2):
+        assert _same(_load(tmp_path / "d", tmp_path / "cache").batch(range(5)), plain)
+    assert len(_entries(tmp_path / "cache")) == 5
+
+
+@pytest.mark.parametrize("damage", [b"", b"PK\x03\x04", b"cut", b"flipped", b"other"])
+def test_a_damaged_entry_counts_as_absent_and_is_mended(shapes: Path, tmp_path: Path, damage: bytes) -> None:
+    plain = _load(shapes, tmp_path).batch([0])
+    (entry,) = _entries(tmp_path)
+    whole = entry.read_bytes()
+    broken = {
+        b"cut": whole[:-40],
+        b"flipped": whole[:300] + bytes([whole[300] ^ 255]) + whole[301:],
+    }.get(damage, damage)
+    if damage == b"other":
+        np.savez(entry, something=np.arange(3))
+    else:
+        entry.write_bytes(broken)
+    assert _same(_load(shapes, tmp_path).batch([0]), plain)
+    assert entry.read_bytes() == whole
+
+
+def test_pickled_objects_are_never_loaded(tmp_path: Path) -> None:
+    cache = SampleCache(tmp_path)
+    path = tmp_path / "ab" / "abcd.npz"
+    path.parent.mkdir()
+    np.savez(path, coordinates=np.array([{"a": 1}], dtype=object))
+    assert cache.load("abcd") is None
+    with pytest.raises(ValueError, match="[Oo]bject arrays cannot be saved"):
+        cache.save("abcd", {"coordinates": np.array([{"a": 1}], dtype=object)})
+
+
+@pytest.mark.parametrize("stage", ["fsync", "mkstemp"])
+def test_a_full_disk_is_said_once_and_work_goes_on(
+    shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    def full(*arguments: object, **options: object) -> None:
+        raise FULL
+
+    plain = _load(shapes, None).batch(range(6))
+    monkeypatch.setattr(files.os if stage == "fsync" else files.tempfile, stage, full)
+    dataset = _load(shapes, tmp_path)
+    with pytest.warns(UserWarning) as caught:
+        assert _same(dataset.batch(range(6)), plain)
+    (warning,) = caught
+    assert "samples cannot be cached (No space left on device), going on without" in str(warning.message)
+    assert "\n" not in str(warning.message)
+    assert _entries(tmp_path) == []
+
+
+def _fill(folder: Path, cache: Path, results: multiprocessing.Queue) -> None:
+    batch = _load(folder, cache).batch(range(6))
+    results.put((batch.coordinates.sum().item(), batch.num_voxels))
+
+
+def test_several_processes_fill_one_cache(shapes: Path, tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    processes = [context.Process(target=_fill, args=(shapes, tmp_path, results)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    found = {results.get(timeout=120) for _ in processes}
+    for process in processes:
+        process.join()
+    plain = _load(shapes, None).batch(range(6))
+    assert found == {(plain.coordinates.sum().item(), plain.num_voxels)}
+    assert len(_entries(tmp_path)) == 6
+    assert all(path.suffix == ".npz" for path in _entries(tmp_path))  # no temporary file is left
+    assert _same(_load(shapes, tmp_path).batch(range(6)), plain)
+
+
+def test_the_environment_names_a_cache(shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPARSEPIPE_CACHE", raising=False)
+    _load(shapes, None).batch([0])
+    monkeypatch.setenv("SPARSEPIPE_CACHE", str(tmp_path / "named"))
+    _load(shapes, None).batch([0])
+    assert len(_entries(tmp_path / "named")) == 1
+
+
+def test_a_key_follows_a_file_that_changes_in_place(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_text("one")
+    os.utime(path, ns=(1, 1))
+    before = cache_key((path,), {"x": 1})
+    assert before == cache_key((path,), {"x": 1}) != cache_key((path,), {"x": 2})
+    path.write_text("two")
+    assert cache_key((path,), {"x": 1}) != before
+
+
+def test_memory_has_a_limit_beyond_which_samples_are_read_again(shapes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = _load(shapes, None).batch(range(6))
+    monkeypatch.setattr("sparsepipe.data.dataset._MAX_KEPT_BYTES", 10_000)
+    dataset = _load(shapes, None)
+    for _ in range(2):
+        assert _same(dataset.batch(range(6)), plain)
+    assert 0 < len(dataset._kept) < 6
+    assert dataset.voxel_counts().sum() == plain.num_voxels
