@@ -2,9 +2,9 @@
 
 `python -m sparsepipe.launchers.elastic --run-dir DIR [--resume] [--port P]`
 
-torchrun's usual rendezvous listens on every interface of the machine. This one is alone on its machine and meets nobody,
-so it needs no server: workers find each other through a file, or, where a port is asked for, through a store bound to
-the loopback interface.
+torchrun's usual rendezvous listens on every interface of the machine. This one is alone on its machine and meets
+nobody, so it needs no server: workers find each other through a file, or, where a port is asked for, through a store
+bound to the loopback interface.
 """
 
 import argparse

@@ -4,9 +4,9 @@ Run as a script, with the standard library alone, so that it starts at once:
 
     python guard.py LIFELINE RUN_DIR COMMAND ...
 
-LIFELINE is the reading end of a pipe whose writing end the parent keeps. When it closes, because the parent asked for it
-or died, the guard ends every process of the job: the command's group, and the workers, which have sessions of their own.
-LIFELINE -1 is a job of its own (detached): it ends by itself or by SIGTERM to the guard.
+LIFELINE is the reading end of a pipe whose writing end the parent keeps. When it closes, because the parent asked for
+it or died, the guard ends every process of the job: the command's group, and the workers, which have sessions of their
+own. LIFELINE -1 is a job of its own (detached): it ends by itself or by SIGTERM to the guard.
 
         kernel ──pipe──► guard ──named pipe──► launcher, worker 0, worker 1 …     each ends when its writer is gone
 """

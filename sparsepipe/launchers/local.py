@@ -115,8 +115,8 @@ def launch_local(
 ) -> LocalJob:
     """Start the workers of `plan` on this machine, over the loopback interface alone.
 
-    `port`: where the workers meet, through a store there; without one they meet through a file, and every port in use is
-    chosen by the system. Raises InputError for a port that cannot be had.
+    `port`: where the workers meet, through a store there; without one they meet through a file, and every port in use
+    is chosen by the system. Raises InputError for a port that cannot be had.
     """
     _check_port(port)
     record = prepare(plan, config, run_dir=run_dir, resume=resume)

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Tail:
-    """Reads whole rows as they come. Follows the file's name: where another file takes its place, only what is new in it.
+    """Reads whole rows as they come. Follows the name: where another file takes its place, only what is new in it.
 
     A run that resumes replaces its metrics by those it keeps, up to a row "resume", and goes on behind it.
     """

@@ -85,6 +85,11 @@ def load(folder: Path) -> Checkpoint:
     return Checkpoint(folder, manifest)
 
 
+def folder_of(run_dir: Path, minibatches: int) -> Path:
+    """Where the checkpoint after so many minibatches stands once it is whole."""
+    return run_dir / "checkpoints" / f"minibatch-{minibatches:08d}"
+
+
 def partial_folder(run_dir: Path, minibatches: int) -> Path:
     """Where the shards of a checkpoint are gathered before it is whole."""
     return run_dir / "checkpoints" / f".minibatch-{minibatches:08d}"
@@ -120,7 +125,7 @@ def finish(run_dir: Path, minibatches: int, *, keep: int, layers: Mapping[str, s
         path.unlink()
     manifest = {"format": FORMAT, "minibatches": minibatches, **facts, "layers": dict(layers), "files": files}
     write_json(partial / "manifest.json", manifest)
-    folder = run_dir / "checkpoints" / f"minibatch-{minibatches:08d}"
+    folder = folder_of(run_dir, minibatches)
     shutil.rmtree(folder, ignore_errors=True)  # a run that resumed comes by here a second time
     partial.rename(folder)
     _sync_folder(folder.parent)

@@ -75,15 +75,14 @@ def joined(plan: Plan, *, run_dir: Path, device: str, threads: int | None, timeo
     store = _store(run_dir, world_size, timeout)
     _meet(store, rank, world_size, timeout)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=_NEVER)
-    try:
-        groups = {
-            k: dist.new_group(sorted(replicas.ranks), timeout=_NEVER)
-            for k, replicas in enumerate(plan.stages)
-            if len(replicas.ranks) > 1
-        }
-        yield Process(rank, world_size, stage, where, timeout, groups.get(stage))
-    finally:
-        dist.destroy_process_group()
+    groups = {
+        k: dist.new_group(sorted(replicas.ranks), timeout=_NEVER)
+        for k, replicas in enumerate(plan.stages)
+        if len(replicas.ranks) > 1
+    }
+    yield Process(rank, world_size, stage, where, timeout, groups.get(stage))
+    # Not after an error: it would wait for receives that are still posted, which may never end.
+    dist.destroy_process_group()
 
 
 def _store(run_dir: Path, world_size: int, timeout: float) -> dist.Store:

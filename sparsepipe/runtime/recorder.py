@@ -82,8 +82,8 @@ class Recorder:
 def forget_rows(run_dir: Path, minibatches: int) -> None:
     """Take from the metrics what a run that resumes after `minibatches` will do again, and say so in a row.
 
-    One rank calls it, before any opens the file. Readers who follow the file see another file in its place, in which all
-    up to the row "resume" is what they have seen before.
+    One rank calls it, before any opens the file. Readers who follow the file see another in its place, in which all up
+    to the row "resume" is what they have seen before.
     """
     path = run_dir / "metrics.jsonl"
     rows = read_rows(path) if path.exists() else []

@@ -1,6 +1,5 @@
 """One rank's run from its folder: what `python -m sparsepipe.runtime` does."""
 
-import os
 import time
 from pathlib import Path
 
@@ -24,18 +23,27 @@ def run(run_dir: Path, plan: Plan, config: RunConfig, *, resume: bool = False) -
     """
     workload = Workload.open(config)
     workload.check(plan)
-    found = checkpoint.latest(run_dir) if resume else None
-    if int(os.environ.get("RANK", "0")) == 0 and resume:
-        forget_rows(run_dir, found.minibatches if found else 0)
     with joined(
         plan, run_dir=run_dir, device=config.device, threads=config.threads, timeout=config.timeout_seconds
     ) as process:
+        found = _agree(run_dir, process) if resume else None
         recorder = Recorder(run_dir, rank=process.rank, stage=process.stage, origin=_origin(run_dir, process))
         try:
             worker = Worker(run_dir, plan, config, process=process, workload=workload, recorder=recorder)
             worker.run(found)
         finally:
             recorder.close()
+
+
+def _agree(run_dir: Path, process: Process) -> checkpoint.Checkpoint | None:
+    """Return the checkpoint to go on from: the one that rank 0 finds the newest. It also makes the metrics fit it."""
+    chosen = torch.zeros(1, dtype=torch.float64)
+    if process.rank == 0:
+        found = checkpoint.latest(run_dir)
+        chosen[0] = found.minibatches if found else 0
+        forget_rows(run_dir, int(chosen))
+    minibatches = int(process.sum(chosen, what="resume"))
+    return checkpoint.load(checkpoint.folder_of(run_dir, minibatches)) if minibatches else None
 
 
 def _origin(run_dir: Path, process: Process) -> float:

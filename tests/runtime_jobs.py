@@ -1,0 +1,162 @@
+"""Runs of the real runtime for tests: several plans in one set of worker processes, since starting torch is slow."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from sparsepipe.data import make_shapes
+from sparsepipe.files import read_json, read_rows, write_json
+from sparsepipe.models import network
+from sparsepipe.plan import Plan, Stage
+from sparsepipe.runtime import RunConfig
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+PLAIN, NORMED = "minkvgg11-narrow", "minkvgg11bn-narrow"
+FAMILIES = ("box", "cone", "sphere")
+
+
+def shapes(folder: Path) -> Path:
+    """Write 18 training and 9 test shapes of three classes."""
+    from sparsepipe.data.families import FAMILIES as known
+
+    return make_shapes(folder / "shapes", num_train=6, num_test=3, families=sorted(known)[:3])
+
+
+def settings(data: Path, **changes) -> RunConfig:
+    """Quick settings: 5 minibatches an epoch, the last of two samples."""
+    config = RunConfig(
+        model=PLAIN,
+        data=str(data),
+        voxel_size=0.12,
+        batch_size=4,
+        num_points=128,
+        engine="native",
+        learning_rate=0.01,
+        momentum=0.9,
+        weight_decay=1e-3,
+        threads=1,
+        validate=False,
+        timeout_seconds=60,
+    )
+    return replace(config, **changes)
+
+
+def plan_of(model: str, ranks: Sequence[Sequence[int]], *, shares: dict[int, tuple[int, ...]] | None = None, **options):
+    """Cut a model's layers evenly into one stage for each entry of `ranks`."""
+    ids = [row.id for row in network(model, num_classes=3).rows]
+    bounds = [round(k * len(ids) / len(ranks)) for k in range(len(ranks) + 1)]
+    stages = (
+        Stage(tuple(ids[start:stop]), tuple(own), (shares or {}).get(k, ()))
+        for k, (start, stop, own) in enumerate(zip(bounds, bounds[1:], ranks, strict=False))
+    )
+    return Plan(tuple(stages), **options)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run; `folder` may hold an earlier run to resume."""
+
+    name: str
+    plan: Plan
+    config: RunConfig
+    resume: bool = False
+    folder: str | None = None
+
+
+class Result:
+    """What a run left."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def rows(self, event: str) -> list[dict]:
+        return [row for row in read_rows(self.folder / "metrics.jsonl") if row["event"] == event]
+
+    @property
+    def losses(self) -> list[float]:
+        """The loss of every minibatch, in order."""
+        rows = sorted(self.rows("step"), key=lambda row: row["minibatch"])
+        assert [row["minibatch"] for row in rows] == list(range(len(rows))), "each minibatch once"
+        return [row["loss"] for row in rows]
+
+    def tensors(self, kind: str = "weight") -> dict[str, torch.Tensor]:
+        """Tensors of the last checkpoint by name: of kind weight, velocity or buffer."""
+        folder = max((self.folder / "checkpoints").glob("minibatch-*"))
+        files = read_json(folder / "manifest.json")["files"]
+        found = {key: tensor for name in files for key, tensor in load_file(folder / name).items()}
+        return {key.split(":")[1]: tensor for key, tensor in found.items() if key.startswith(kind)}
+
+
+def run_jobs(folder: Path, jobs: Sequence[Job], *, limit: float = 240) -> dict[str, Result]:
+    """Run the jobs one after the other in one set of processes. Fails with the first traceback where one does."""
+    folders = {}
+    for job in jobs:
+        where = folder / (job.folder or job.name)
+        (where / "logs").mkdir(parents=True, exist_ok=True)
+        folders[job.name] = where
+    todo = [
+        {
+            "folder": str(folders[job.name]),
+            "plan": job.plan.to_json(),
+            "config": job.config.to_json(),
+            "resume": job.resume,
+        }
+        for job in jobs
+    ]
+    write_json(folder / "jobs.json", todo)
+    world_size = max(len(job.plan.ranks) for job in jobs)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(REPOSITORY),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+        "SPARSEPIPE_LAUNCH": str(time.time_ns()),
+    }
+    logs = [folder / f"worker{rank}.log" for rank in range(world_size)]
+    workers = []
+    for rank, log in enumerate(logs):
+        with log.open("w") as stream:
+            command = [sys.executable, __file__, str(folder), str(rank)]
+            workers.append(subprocess.Popen(command, env=environment, stdout=stream, stderr=subprocess.STDOUT))
+    deadline = time.monotonic() + limit
+    try:
+        while any(worker.poll() is None for worker in workers):
+            failed = [worker for worker in workers if worker.poll() not in (None, 0)]
+            assert not failed and time.monotonic() < deadline, _logs(logs)
+            time.sleep(0.05)
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+    assert all(worker.returncode == 0 for worker in workers), _logs(logs)
+    return {name: Result(where) for name, where in folders.items()}
+
+
+def _logs(paths: Sequence[Path]) -> str:
+    return "\n".join(f"--- {path.name}\n{path.read_text()[-3000:]}" for path in paths)
+
+
+def _work(folder: Path, rank: int) -> None:
+    """Take this rank's part in every job that has one."""
+    from sparsepipe.runtime.run import run
+
+    launch = os.environ["SPARSEPIPE_LAUNCH"]
+    for number, entry in enumerate(json.loads((folder / "jobs.json").read_text())):
+        plan = Plan.from_json(entry["plan"])
+        if rank in plan.ranks:
+            os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(len(plan.ranks))}
+            os.environ["SPARSEPIPE_LAUNCH"] = f"{launch}-{number}"  # meet anew
+            run(Path(entry["folder"]), plan, RunConfig.from_json(entry["config"]), resume=entry["resume"])
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(REPOSITORY))
+    _work(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,246 @@
+"""Jobs on this machine: they end, fail, are killed and are cancelled as they should, and leave nobody behind."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from runtime_jobs import PLAIN, REPOSITORY, plan_of, settings, shapes
+
+from sparsepipe import InputError, RunFailed
+from sparsepipe.launchers import launch
+from sparsepipe.record import RunRecord
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+PLAN = plan_of(PLAIN, [[0], [1]], schedule="1f1b-flush", num_microbatches=2)
+FOREVER = {"epochs": 10_000, "checkpoint_every": 3}
+
+
+@pytest.fixture(scope="module")
+def clouds(tmp_path_factory) -> Path:
+    return shapes(tmp_path_factory.mktemp("clouds"))
+
+
+def _until(condition: Callable[[], bool], seconds: float, what: str) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
+        time.sleep(0.02)
+
+
+def _workers(folder: Path) -> dict[int, int]:
+    """Process ids of the workers by rank."""
+    found = {}
+    for path in (folder / "logs").glob("rank*.pid"):
+        found[int(path.stem.removeprefix("rank"))] = int(path.read_text() or 0)
+    return found
+
+
+def _processes(folder: Path) -> list[str]:
+    """Command lines of all living processes of the run in `folder`."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            state = (path / "stat").read_text().rsplit(")", 1)[1].split()[0]
+        except OSError:
+            continue
+        if f"--run-dir {folder}" in command and state != "Z":
+            found.append(f"{path.name} {command}")
+    return found
+
+
+def _step(job, minibatch: int) -> None:
+    _until(lambda: any(row.get("minibatch", -1) >= minibatch for row in job.rows), 60, f"minibatch {minibatch}")
+
+
+def test_a_job_runs_to_its_end_and_can_be_followed(tmp_path, clouds) -> None:
+    job = launch(PLAN, settings(clouds, epochs=2, validate=True), run_dir=tmp_path / "run")
+    assert job.running
+    with pytest.raises(TimeoutError, match="still running after 0.05 s"):
+        job.wait(timeout=0.05)
+    seen: list[dict] = []
+    summary = job.wait(timeout=120, on_row=seen.append)
+    assert not job.running
+    assert summary["minibatches"] == 10 and summary["run_dir"] == str(tmp_path / "run")
+    assert seen == list(job.rows) == job.poll() == job.record.metrics()
+    assert job.poll() == []
+    assert job.record.status["state"] == "finished"
+    assert job.record.origin["facts"]["data"] == "shapes"
+    job.cancel()  # too late, and harmless
+    assert job.record.status["state"] == "finished"
+    _until(lambda: not _processes(tmp_path / "run"), 5, "end of all processes")
+    with pytest.raises(InputError, match="holds a run already"):
+        launch(PLAN, settings(clouds), run_dir=tmp_path / "run")
+
+
+def _listening(pids: set[int]) -> set[str]:
+    """Local addresses of the TCP sockets that these processes listen on."""
+    inodes = set()
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                target = str(link.readlink())
+            except OSError:
+                continue
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            columns = line.split()
+            if columns[3] == "0A" and columns[9] in inodes:
+                found.add(columns[1].split(":")[0])
+    return found
+
+
+def test_a_cancelled_job_is_gone_at_once_and_listened_to_nobody_outside(tmp_path, clouds) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    job = launch(PLAN, settings(clouds, **FOREVER), run_dir=tmp_path / "run", port=port)
+    _step(job, 0)
+    status = job.record.status
+    listening = _listening({status["guard"], status["launcher"], *_workers(tmp_path / "run").values()})
+    assert listening == {"0100007F"}, "127.0.0.1, and nothing else"
+    started = time.monotonic()
+    job.cancel()
+    assert time.monotonic() - started < 1
+    assert not job.running and not _processes(tmp_path / "run")
+    assert job.record.status["state"] == "cancelled"
+    with pytest.raises(RunFailed, match="cancelled"):
+        job.wait()
+    assert job.record.metrics("step"), "the record stays"
+
+
+def test_a_port_in_use_is_refused_before_anything_starts(tmp_path, clouds) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(InputError, match=f"port {port} of 127.0.0.1 cannot be had .*in use"):
+            launch(PLAN, settings(clouds), run_dir=tmp_path / "run", port=port)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(InputError, match="port 70000 given, expected a number from 1 to 65535"):
+        launch(PLAN, settings(clouds), run_dir=tmp_path / "run", port=70000)
+
+
+def test_a_killed_worker_is_named_and_the_run_resumes(tmp_path, clouds) -> None:
+    config = settings(clouds, epochs=60, checkpoint_every=1, keep_checkpoints=3)
+    job = launch(PLAN, config, run_dir=tmp_path / "run")
+    _step(job, 12)
+    status = job.record.status
+    assert _listening({status["guard"], status["launcher"], *_workers(tmp_path / "run").values()}) <= {"0100007F"}
+    os.kill(_workers(tmp_path / "run")[1], signal.SIGKILL)
+    with pytest.raises(RunFailed, match=r"rank 1 \(stage 1\): killed by signal 9 \(SIGKILL\)"):
+        job.wait(timeout=30)
+    assert not _processes(tmp_path / "run")
+    status = job.record.status
+    assert (status["state"], status["rank"], status["stage"]) == ("failed", 1, 1)
+    before = {row["minibatch"]: row["loss"] for row in job.record.metrics("step")}
+    assert job.record.trace().spans
+
+    short = settings(clouds, epochs=max(before) // 5 + 2)
+    resumed = launch(PLAN, short, run_dir=tmp_path / "run", resume=True)
+    resumed.wait(timeout=120)
+    after = {row["minibatch"]: row["loss"] for row in resumed.record.metrics("step")}
+    assert len(after) == len(resumed.record.metrics("step")) == short.epochs * 5, "each minibatch once"
+    assert all(after[m] == loss for m, loss in before.items()), "losses go on as if nothing had happened"
+
+
+def test_a_killed_worker_is_started_again_where_that_is_allowed(tmp_path, clouds) -> None:
+    reference = launch(PLAN, settings(clouds, epochs=12), run_dir=tmp_path / "whole")
+    config = settings(clouds, epochs=12, max_restarts=2)
+    job = launch(PLAN, config, run_dir=tmp_path / "run")
+    _step(job, 12)
+    os.kill(_workers(tmp_path / "run")[0], signal.SIGKILL)
+    seen: list[dict] = []
+    summary = job.wait(timeout=120, on_row=seen.append)
+    assert summary["minibatches"] == 60
+    assert [row["event"] for row in seen].count("resume") == 1
+    reference.wait(timeout=120)
+    losses = [{row["minibatch"]: row["loss"] for row in run.record.metrics("step")} for run in (job, reference)]
+    assert losses[0] == losses[1] and len(losses[0]) == 60
+
+
+def test_a_worker_that_raises_shows_its_traceback(tmp_path, clouds) -> None:
+    """A learning rate that blows the weights up: the loss is not finite any more."""
+    job = launch(PLAN, settings(clouds, epochs=20, learning_rate=1e20), run_dir=tmp_path / "run")
+    loss = r"the loss of minibatch \d+ \(epoch \d+\) is (nan|inf) in stage 1; "
+    message = rf"rank 1 \(stage 1\): LossNotFinite: {loss}.*logs/rank1"
+    with pytest.raises(RunFailed, match=message):
+        job.wait(timeout=60)
+    error = json.loads((tmp_path / "run" / "logs" / "rank1.error.json").read_text())
+    assert "Traceback" in error["traceback"] and "LossNotFinite" in error["traceback"]
+    assert not _processes(tmp_path / "run")
+    assert job.record.metrics("step"), "the record stays readable"
+
+
+def test_a_loader_that_raises_is_the_users_input_at_fault(tmp_path) -> None:
+    clouds = shapes(tmp_path)
+    victim = sorted(clouds.glob("*/train/*.off"))[4]
+    victim.write_text(victim.read_text()[:200])
+    job = launch(PLAN, settings(clouds, epochs=2, max_restarts=3), run_dir=tmp_path / "run")
+    with pytest.raises(InputError, match=rf"rank 0 \(stage 0\): .*{victim.name}"):
+        job.wait(timeout=60)
+    status = job.record.status
+    assert (status["state"], status["exit_code"]) == ("failed", 2)
+    assert not list((tmp_path / "run" / "logs").glob("*before*")), "no restart: it would meet the same file again"
+
+
+def test_a_worker_that_stands_still_is_named_after_the_deadline(tmp_path, clouds) -> None:
+    job = launch(PLAN, settings(clouds, timeout_seconds=2, **FOREVER), run_dir=tmp_path / "run")
+    _step(job, 5)
+    os.kill(_workers(tmp_path / "run")[1], signal.SIGSTOP)
+    with pytest.raises(RunFailed, match=r"rank 0 \(stage 0\): DeadlinePassed: .* waited 2 s for .*rank 1"):
+        job.wait(timeout=30)
+    assert not _processes(tmp_path / "run"), "a stopped process is ended too"
+
+
+PARENT = """
+import sys, time
+from runtime_jobs import PLAIN, plan_of, settings
+from sparsepipe.launchers import launch
+plan = plan_of(PLAIN, [[0], [1]], schedule="1f1b-flush", num_microbatches=2)
+job = launch(plan, settings(sys.argv[1], epochs=10_000), run_dir=sys.argv[2])
+while not job.poll():
+    time.sleep(0.05)
+print("running", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("victim", ["parent", "guard", "launcher"])
+def test_nobody_is_left_when_a_process_above_is_killed(tmp_path, clouds, victim: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{REPOSITORY / 'tests'}"}
+    command = [sys.executable, "-c", PARENT, str(clouds), str(tmp_path / "run")]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout.readline() == "running\n"
+        assert len(_processes(tmp_path / "run")) >= 3
+        status = RunRecord.load(tmp_path / "run").status
+        os.kill({"parent": parent.pid, **status}[victim], signal.SIGKILL)
+        _until(lambda: not _processes(tmp_path / "run"), 5, "end of all processes")
+        parent.kill()
+    if victim != "guard":  # nobody is left to say it then
+        expected = {"parent": "cancelled", "launcher": "failed"}[victim]
+        _until(lambda: RunRecord.load(tmp_path / "run").status["state"] == expected, 5, expected)
+    assert RunRecord.load(tmp_path / "run").metrics()
+
+
+def test_what_cannot_run_is_refused_before_anything_starts(tmp_path, clouds) -> None:
+    with pytest.raises(InputError, match="unknown launcher 'cloud', expected one of local"):
+        launch(PLAN, settings(clouds), run_dir=tmp_path / "run", launcher="cloud")
+    with pytest.raises(InputError, match="the plan cannot run: .*conv1_2"):
+        launch(PLAN, settings(clouds, model="minkvgg16bn"), run_dir=tmp_path / "run")
+    with pytest.raises(InputError, match=r"the plan uses ranks \[0, 2\], expected 0 to 1"):
+        launch(plan_of(PLAIN, [[0], [2]]), settings(clouds), run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_data_that_is_not_there_is_one_line(tmp_path) -> None:
+    job = launch(PLAN, settings(tmp_path / "nowhere"), run_dir=tmp_path / "run")
+    with pytest.raises(InputError, match="nowhere: no such folder"):
+        job.wait(timeout=60)

@@ -1,0 +1,84 @@
+"""Checkpoints are whole or absent, and what is damaged or another model's is refused by name."""
+
+import pytest
+import torch
+
+from sparsepipe import InputError
+from sparsepipe.runtime import checkpoint
+
+
+def _write(run_dir, minibatches: int, *, keep: int = 2) -> None:
+    checkpoint.begin(run_dir, minibatches)
+    for stage, layer in enumerate(("conv1", "conv2")):
+        tensors = {f"weight:{layer}.kernel": torch.full((3,), float(stage)), f"buffer:{layer}.count": torch.tensor(7)}
+        checkpoint.write_shard(run_dir, minibatches, f"stage{stage}", tensors)
+    places = {"conv1": "stage0.safetensors", "relu": "stage0.safetensors", "conv2": "stage1.safetensors"}
+    checkpoint.finish(run_dir, minibatches, keep=keep, layers=places, model="net")
+
+
+def test_layers_are_read_whoever_wrote_them(tmp_path) -> None:
+    _write(tmp_path, 12)
+    found = checkpoint.latest(tmp_path)
+    assert found.minibatches == 12
+    found.check(model="net", layers=["relu", "conv2"])
+    tensors = found.read(["relu", "conv2"])
+    assert checkpoint.without_prefix(tensors, "weight:").keys() == {"conv2.kernel"}
+    assert torch.equal(tensors["weight:conv2.kernel"], torch.ones(3))
+    assert tensors["buffer:conv2.count"].item() == 7
+
+
+def test_the_last_ones_are_kept(tmp_path) -> None:
+    for minibatches in (5, 10, 15, 100):
+        _write(tmp_path, minibatches)
+    assert checkpoint.latest(tmp_path).minibatches == 100
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["minibatch-00000015", "minibatch-00000100"]
+
+
+def test_one_that_was_never_finished_is_not_seen(tmp_path) -> None:
+    _write(tmp_path, 5)
+    checkpoint.begin(tmp_path, 10)
+    checkpoint.write_shard(tmp_path, 10, "stage0", {"weight:conv1.kernel": torch.zeros(3)})
+    assert checkpoint.latest(tmp_path).minibatches == 5
+    _write(tmp_path, 10)
+    assert checkpoint.latest(tmp_path).minibatches == 10
+
+
+def test_none_yet(tmp_path) -> None:
+    assert checkpoint.latest(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: path.unlink(), "stage1.safetensors: this shard of the checkpoint is missing"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-4]), "stage1.safetensors: not the shard that was written"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1] + b"\x7f"), "not the shard that was written"),
+    ],
+)
+def test_a_damaged_shard_is_named(tmp_path, damage, message: str) -> None:
+    _write(tmp_path, 5)
+    damage(tmp_path / "checkpoints" / "minibatch-00000005" / "stage1.safetensors")
+    found = checkpoint.latest(tmp_path)
+    found.read(["conv1"])  # the other shard is sound
+    with pytest.raises(InputError, match=message):
+        found.read(["conv2"])
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path) -> None:
+    _write(tmp_path, 5)
+    found = checkpoint.latest(tmp_path)
+    with pytest.raises(InputError, match="a checkpoint of 'net', this run trains 'other'"):
+        found.check(model="other", layers=["conv1"])
+    with pytest.raises(InputError, match="holds no layer 'conv3' of net; it is of another model"):
+        found.check(model="net", layers=["conv1", "conv3"])
+
+
+def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path) -> None:
+    folder = tmp_path / "checkpoints" / "minibatch-00000001"
+    folder.mkdir(parents=True)
+    with pytest.raises(InputError, match="no such checkpoint's manifest"):
+        checkpoint.latest(tmp_path)
+    (folder / "manifest.json").write_text('{"format": "other"}')
+    with pytest.raises(InputError, match="not a checkpoint of this project"):
+        checkpoint.latest(tmp_path)

@@ -1,0 +1,230 @@
+"""The law of the runtime: whatever the plan, training equals a plain loop over the whole network, same arithmetic.
+
+The oracle cuts nothing: one graph of the whole network a minibatch, `torch.optim.SGD` on the layers of each stage, and
+a list of the weights after every update. That minibatch m met the weights of update v in stage s is read off the action
+list alone: v = updates before its forward.
+"""
+
+from collections.abc import Callable
+from copy import deepcopy
+
+import pytest
+import torch
+import torch.nn.functional as functional
+from runtime_jobs import NORMED, PLAIN, Job, plan_of, run_jobs, settings, shapes
+from torch.func import functional_call
+
+from sparsepipe import data
+from sparsepipe.engines import Subnetwork, engine
+from sparsepipe.models import network
+from sparsepipe.plan import Plan
+from sparsepipe.runtime import RunConfig
+from sparsepipe.schedule import Op, actions, round_minibatches
+
+pytestmark = pytest.mark.timeout(600)
+
+CLOSE = {"rtol": 2e-4, "atol": 2e-5}  # sums in another order: over replicas, or over a step at once
+
+
+class Oracle:
+    """Training as the plan means it, in one process, without stages."""
+
+    def __init__(self, plan: Plan, config: RunConfig) -> None:
+        self.plan, self.config = plan, config
+        facts = {"voxel_size": config.voxel_size, "num_points": config.num_points, "seed": config.seed}
+        self.dataset = data.load(config.data, split="train", **facts)
+        self.net = network(config.model, num_classes=len(self.dataset.classes))
+        self.engine = engine(config.engine)
+        self.module = Subnetwork(self.net, self.engine, seed=config.seed)
+        self.module.train()
+        self.weights = [self._of_stage(k) for k in range(len(plan.stages))]  # the newest, of each stage
+        self.optimizers = [
+            torch.optim.SGD(
+                weights.values(),
+                lr=config.learning_rate,
+                momentum=config.momentum,
+                weight_decay=config.weight_decay,
+            )
+            for weights in self.weights
+        ]
+        # Running statistics of each replica of each stage: those of its own minibatches.
+        buffers = dict(self.module.named_buffers())
+        self.buffers = {
+            rank: {name: deepcopy(buffer) for name, buffer in buffers.items() if name.split(".")[0] in stage.layers}
+            for stage in plan.stages
+            for rank in stage.ranks
+        }
+        self.losses: list[float] = []
+
+    def _of_stage(self, k: int) -> dict[str, torch.Tensor]:
+        layers = set(self.plan.stages[k].layers)
+        return {
+            name: weight.detach().clone()
+            for name, weight in self.module.named_parameters()
+            if name.split(".")[0] in layers
+        }
+
+    def train(self) -> "Oracle":
+        for epoch in range(self.config.epochs):
+            self._train_epoch(epoch)
+            self._average_buffers()
+        return self
+
+    def _train_epoch(self, epoch: int) -> None:
+        config, plan = self.config, self.plan
+        order = data.minibatches(len(self.dataset), batch_size=config.batch_size, seed=config.seed, epoch=epoch)
+        lists = actions(plan, len(order))
+        versions = [[_copy(weights)] for weights in self.weights]
+        sums: list[dict[int, list]] = [{} for _ in plan.stages]
+        for m, indices in enumerate(order):
+            used = [versions[s][_updates_before(lists, plan, s, m)] for s in range(len(plan.stages))]
+            loss, gradients = self._gradients(indices, used, m, epoch * len(order) + m)
+            self.losses.append(loss)
+            for s in range(len(plan.stages)):
+                step = next(k for k in range(len(order)) if m in round_minibatches(plan, s, k, len(order)))
+                members = round_minibatches(plan, s, step, len(order))
+                # A step that flushes is the mean over its samples, a round the mean over its minibatches.
+                total = sum(len(order[k]) for k in members)
+                factor = len(indices) / total if plan.weights == "flush" else 1 / len(members)
+                sums[s].setdefault(step, []).append({name: factor * g for name, g in gradients[s].items()})
+                if m == members[-1]:
+                    self._update(s, sums[s].pop(step))
+                    versions[s].append(_copy(self.weights[s]))
+
+    def _gradients(self, indices, used, m: int, minibatch: int):
+        leaves = [{name: weight.clone().requires_grad_() for name, weight in weights.items()} for weights in used]
+        everything = {name: leaf for of_stage in leaves for name, leaf in of_stage.items()}
+        for stage in self.plan.stages:
+            everything |= self.buffers[stage.replica(m)]
+        batch = self.dataset.batch(indices)
+        tensors = functional_call(
+            self.module, everything, ({"input": self.engine.tensor(batch)},), {"minibatch": minibatch}
+        )
+        loss = functional.cross_entropy(self.engine.rows(tensors[self.net.rows[-1].id]), batch.labels)
+        loss.backward()
+        return float(loss.detach()), [{name: leaf.grad for name, leaf in of_stage.items()} for of_stage in leaves]
+
+    def _update(self, s: int, gradients: list[dict]) -> None:
+        for name, weight in self.weights[s].items():
+            weight.grad = torch.stack([g[name] for g in gradients]).sum(0)
+        self.optimizers[s].step()
+
+    def _average_buffers(self) -> None:
+        for stage in self.plan.stages:
+            for name, first in self.buffers[stage.ranks[0]].items():
+                if first.is_floating_point():
+                    shares = [(rank, stage.share(rank) / stage.round) for rank in stage.ranks]
+                    mean = sum(self.buffers[rank][name] * share for rank, share in shares)
+                    for rank, _ in shares:
+                        self.buffers[rank][name].copy_(mean)
+
+    def all_weights(self) -> dict[str, torch.Tensor]:
+        return {name: weight for weights in self.weights for name, weight in weights.items()}
+
+    def all_buffers(self) -> dict[str, torch.Tensor]:
+        return {name: b for stage in self.plan.stages for name, b in self.buffers[stage.ranks[0]].items()}
+
+
+def _copy(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: weight.detach().clone() for name, weight in weights.items()}
+
+
+def _updates_before(lists, plan: Plan, s: int, m: int) -> int:
+    """Count the updates of stage s that the replica running minibatch m has done when it forwards m."""
+    mine = lists[plan.stages[s].replica(m)]
+    place = next(k for k, action in enumerate(mine) if action.op is Op.FORWARD and action.minibatch == m)
+    return sum(action.op is Op.UPDATE for action in mine[:place])
+
+
+# Batch norm over the two voxels that a tiny cloud leaves in the deepest layers turns the last bit of a sum into per
+# cent: its plans get clouds with more voxels, and small steps.
+FULL = {"voxel_size": 0.04, "num_points": 384, "batch_size": 5, "learning_rate": 0.003}
+FLUSH = {"schedule": "1f1b-flush", "num_microbatches": 4}
+# name -> (model, ranks of the stages, options of the plan, changes of the settings)
+LAWS: dict[str, tuple] = {
+    "one process": (PLAIN, [[0]], FLUSH, {}),
+    "2 stages 1f1b-flush": (PLAIN, [[0], [1]], FLUSH, {}),
+    "3 stages 1f1b-flush": (PLAIN, [[0], [1], [2]], FLUSH, {}),
+    "4 stages 1f1b-flush": (PLAIN, [[0], [1], [2], [3]], FLUSH, {}),
+    "3 stages gpipe": (PLAIN, [[0], [1], [2]], {"schedule": "gpipe", "num_microbatches": 3}, {}),
+    "2 stages sequential": (PLAIN, [[0], [1]], {"schedule": "sequential", "num_microbatches": 2}, {}),
+    "ranks in any order": (PLAIN, [[2], [0], [1]], FLUSH, {}),
+    "batch norm, 2 stages": (NORMED, [[0], [1]], FLUSH, FULL),
+    "batch norm, 4 stages gpipe": (NORMED, [[0], [1], [2], [3]], {"schedule": "gpipe", "num_microbatches": 4}, FULL),
+    "batch norm, 2-1": (NORMED, [[0, 1], [2]], FLUSH, FULL),
+    "data parallel": (PLAIN, [[0, 1]], {"schedule": "1f1b"}, {}),
+    "data parallel, unequal": (PLAIN, [[0, 1]], {"schedule": "1f1b", "shares": {0: (2, 1)}}, {}),
+    "flush 2-1": (PLAIN, [[0, 1], [2]], FLUSH, {}),
+    "flush 1-2": (PLAIN, [[0], [1, 2]], FLUSH, {}),
+    "flush 3-1": (PLAIN, [[0, 1, 2], [3]], FLUSH, {}),
+    "flush 2-1 shares 1:2": (PLAIN, [[0, 1], [2]], {**FLUSH, "shares": {0: (1, 2)}}, {}),
+    "stash, one process": (PLAIN, [[0]], {"schedule": "1f1b"}, {}),
+    "stash, 2 stages": (PLAIN, [[0], [1]], {"schedule": "1f1b"}, {}),
+    "stash, 3 stages": (PLAIN, [[0], [1], [2]], {"schedule": "1f1b"}, {}),
+    "stash, 4 stages, batch norm": (NORMED, [[0], [1], [2], [3]], {"schedule": "1f1b"}, FULL),
+    "stash 2-1": (PLAIN, [[0, 1], [2]], {"schedule": "1f1b"}, {}),
+    "stash 1-2": (PLAIN, [[0], [1, 2]], {"schedule": "1f1b"}, {}),
+    "stash 3-1": (PLAIN, [[0, 1, 2], [3]], {"schedule": "1f1b"}, {}),
+    "stash 2-1 shares 2:1, batch norm": (NORMED, [[0, 1], [2]], {"schedule": "1f1b", "shares": {0: (2, 1)}}, FULL),
+    "stash 1-2-1": (PLAIN, [[0], [1, 2], [3]], {"schedule": "1f1b"}, {}),
+    "minkowski flush": (NORMED, [[0], [1]], FLUSH, {**FULL, "engine": "minkowski"}),
+    "minkowski stash": (NORMED, [[0], [1], [2]], {"schedule": "1f1b"}, {**FULL, "engine": "minkowski"}),
+}
+
+
+def _job(name: str, folder) -> Job:
+    model, ranks, options, changes = LAWS[name]
+    return Job(name.replace(" ", "-"), plan_of(model, ranks, **options), settings(folder, model=model, **changes))
+
+
+@pytest.fixture(scope="module")
+def laws(tmp_path_factory) -> dict[str, tuple[Job, object]]:
+    """Run every plan once, all in the same four processes."""
+    folder = tmp_path_factory.mktemp("laws")
+    clouds = shapes(folder)
+    names = [name for name in LAWS if not name.startswith("minkowski") or _has_minkowski()]
+    jobs = {name: _job(name, clouds) for name in names}
+    for name, job in jobs.items():
+        jobs[name] = Job(job.name, job.plan, _with(job.config, epochs=2), job.resume)
+    results = run_jobs(folder, list(jobs.values()), limit=500)
+    return {name: (job, results[job.name]) for name, job in jobs.items()}
+
+
+def _with(config: RunConfig, **changes) -> RunConfig:
+    return RunConfig(**(config.to_json() | changes))
+
+
+def _has_minkowski() -> bool:
+    import importlib.util
+
+    return importlib.util.find_spec("MinkowskiEngine") is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAWS)
+def test_a_plan_trains_like_a_plain_loop(name: str, laws: Callable) -> None:
+    if name not in laws:
+        pytest.skip("MinkowskiEngine is not installed")
+    job, result = laws[name]
+    oracle = Oracle(job.plan, job.config).train()
+    torch.testing.assert_close(torch.tensor(result.losses), torch.tensor(oracle.losses), **CLOSE)
+    weights = result.tensors("weight")
+    assert weights.keys() == oracle.all_weights().keys()
+    for key, weight in oracle.all_weights().items():
+        torch.testing.assert_close(weights[key], weight, **CLOSE, msg=lambda text, key=key: f"{key}: {text}")
+    buffers = result.tensors("buffer")
+    for key, buffer in oracle.all_buffers().items():
+        if buffer.is_floating_point():
+            torch.testing.assert_close(buffers[key], buffer, **CLOSE)
+
+
+@pytest.mark.slow
+def test_stages_change_no_bit_where_nothing_is_replicated(laws: Callable) -> None:
+    """The same operations on the same numbers in the same order: cuts and schedules leave no trace."""
+    _, alone = laws["one process"]
+    for name in ("2 stages 1f1b-flush", "3 stages 1f1b-flush", "4 stages 1f1b-flush", "ranks in any order"):
+        _, cut = laws[name]
+        assert cut.losses == alone.losses, name
+        weights = cut.tensors("weight")
+        for key, weight in alone.tensors("weight").items():
+            assert torch.equal(weights[key], weight), (name, key)

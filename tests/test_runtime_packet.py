@@ -1,0 +1,102 @@
+"""A packet that was encoded is decoded to the same tensors, whatever they are; what is no packet is refused."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparsepipe.engines.base import CoordinateSet
+from sparsepipe.runtime.failures import PacketMismatch
+from sparsepipe.runtime.packet import (
+    BACKWARD,
+    FORWARD,
+    HEADER_INTEGERS,
+    Packet,
+    Slot,
+    boundary_id,
+    decode,
+    encode,
+    payload_bytes,
+)
+
+
+def _sent(packet: Packet) -> Packet:
+    """Send a packet through memory that is not the sender's."""
+    header, payload = encode(packet)
+    assert len(header) == HEADER_INTEGERS and payload_bytes(header) == len(payload)
+    return decode(header.clone(), payload.clone())
+
+
+def _same(a: Packet, b: Packet) -> None:
+    assert (a.direction, a.minibatch, a.boundary, a.voxels) == (b.direction, b.minibatch, b.boundary, b.voxels)
+    assert len(a.slots) == len(b.slots) and len(a.coordinate_sets) == len(b.coordinate_sets)
+    for one, other in zip(a.slots, b.slots, strict=True):
+        assert (one.coordinate_set, one.needs_gradient) == (other.coordinate_set, other.needs_gradient)
+        assert one.rows.dtype == other.rows.dtype and torch.equal(one.rows, other.rows)
+    for one, other in zip(a.coordinate_sets, b.coordinate_sets, strict=True):
+        assert one.tensor_stride == other.tensor_stride
+        assert other.coordinates.dtype == torch.int32 and torch.equal(one.coordinates, other.coordinates)
+
+
+@st.composite
+def _packets(draw) -> Packet:
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+    sets = []
+    for _ in range(draw(st.integers(0, 3))):
+        dimension = draw(st.integers(1, 4))
+        stride = tuple(draw(st.sampled_from([1, 2, 3, 4, 8])) for _ in range(dimension))
+        length, reach = draw(st.integers(0, 40)), draw(st.sampled_from([1, 50, 30_000, 200_000_000]))
+        cells = torch.randint(-reach, reach, (length, dimension), generator=generator)
+        cells = cells // torch.tensor(stride) * torch.tensor(stride)
+        batch = torch.randint(0, 70, (length, 1), generator=generator)
+        sets.append(CoordinateSet(stride, torch.cat([batch, cells], dim=1).int()))
+    slots = []
+    for _ in range(draw(st.integers(0, 4))):
+        place = draw(st.sampled_from([None, *range(len(sets))]))
+        length = draw(st.integers(0, 9)) if place is None else len(sets[place].coordinates)
+        dtype = draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16, torch.float64]))
+        rows = torch.randn((length, draw(st.integers(0, 7))), generator=generator).to(dtype)
+        slots.append(Slot(rows.t().contiguous().t() if draw(st.booleans()) else rows, place, draw(st.booleans())))
+    direction, minibatch = draw(st.sampled_from([FORWARD, BACKWARD])), draw(st.integers(0, 2**40))
+    return Packet(direction, minibatch, draw(st.integers(0, 2**32)), tuple(slots), tuple(sets), minibatch % 7)
+
+
+@given(_packets())
+def test_a_packet_arrives_as_it_was_sent(packet: Packet) -> None:
+    _same(_sent(packet), packet)
+
+
+def test_coordinates_of_a_usual_minibatch_take_four_bytes_a_voxel() -> None:
+    """64 clouds in a 50³ grid: 6 bits of batch and 18 of place; sent as they are they would take 16 bytes."""
+    cells = torch.randint(0, 50, (5000, 3))
+    coordinates = torch.cat([torch.randint(0, 64, (5000, 1)), cells], dim=1).int()
+    packet = Packet(FORWARD, 0, 0, (), (CoordinateSet((1, 1, 1), coordinates),))
+    assert len(encode(packet)[1]) <= 4 * 5000 + 64
+    _same(_sent(packet), packet)
+
+
+def test_coordinates_off_the_grid_of_their_stride_lose_nothing() -> None:
+    coordinates = torch.tensor([[0, 0], [0, 3], [1, 4]], dtype=torch.int32)
+    packet = Packet(FORWARD, 0, 0, (), (CoordinateSet((2,), coordinates),))
+    _same(_sent(packet), packet)
+
+
+def test_one_dense_tensor_is_sent_from_its_own_memory() -> None:
+    rows = torch.randn(5, 3)
+    assert encode(Packet(BACKWARD, 0, 0, (Slot(rows),)))[1].data_ptr() == rows.data_ptr()
+
+
+def test_a_header_that_is_none_is_refused_with_both_numbers() -> None:
+    with pytest.raises(PacketMismatch, match="0x0 where a packet's header starts, expected 0x53504b54"):
+        payload_bytes(torch.zeros(HEADER_INTEGERS, dtype=torch.int64))
+
+
+def test_too_many_tensors_for_a_header_are_refused() -> None:
+    slots = tuple(Slot(torch.zeros(1, 1)) for _ in range(100))
+    with pytest.raises(ValueError, match="a boundary of 100 tensors needs .* numbers, 256 fit"):
+        encode(Packet(FORWARD, 0, 0, slots))
+
+
+def test_boundaries_of_other_tensors_have_other_numbers() -> None:
+    assert boundary_id(["a", "b"]) == boundary_id(("a", "b"))
+    assert len({boundary_id(names) for names in (["a", "b"], ["b", "a"], ["ab"], ["a"], [])}) == 5

@@ -1,0 +1,120 @@
+"""A run that stops and resumes, under the same plan or another, goes on as if it had never stopped; and validation."""
+
+import pytest
+import torch
+import torch.nn.functional as functional
+from runtime_jobs import NORMED, PLAIN, Job, plan_of, run_jobs, settings, shapes
+from torch.func import functional_call
+
+from sparsepipe import data
+from sparsepipe.engines import Subnetwork, engine
+from sparsepipe.models import network
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+FLUSH = {"schedule": "1f1b-flush", "num_microbatches": 2}
+CLOSE = {"rtol": 2e-4, "atol": 2e-5}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("resume")
+    clouds = shapes(folder)
+
+    def job(name, ranks, *, schedule=None, **changes):
+        options = {key: changes.pop(key) for key in ("resume", "folder") if key in changes}
+        return Job(name, plan_of(PLAIN, ranks, **(schedule or FLUSH)), settings(clouds, **changes), **options)
+
+    stash = {"schedule": "1f1b"}
+    normed = settings(clouds, model=NORMED, voxel_size=0.04, num_points=384, batch_size=5, validate=True, epochs=2)
+    jobs = [
+        job("whole", [[0], [1]], epochs=3),
+        job("same", [[0], [1]], epochs=1),
+        job("same-2", [[0], [1]], epochs=3, resume=True, folder="same"),
+        job("other", [[0], [1]], epochs=1),
+        job("other-2", [[0, 1], [2]], epochs=2, resume=True, folder="other"),
+        job("other-3", [[0]], epochs=3, resume=True, folder="other"),
+        job("stash-whole", [[0], [1], [2]], schedule=stash, epochs=2),
+        job("stash", [[0], [1], [2]], schedule=stash, epochs=1),
+        job("stash-2", [[0], [1], [2]], schedule=stash, epochs=2, resume=True, folder="stash"),
+        # 5 minibatches an epoch: stops within the second, and its position is kept.
+        job("counted", [[0], [1]], minibatches=8),
+        job("counted-2", [[0], [1]], epochs=3, resume=True, folder="counted"),
+        Job("validated", plan_of(NORMED, [[0, 1], [2]], schedule="1f1b", shares={0: (2, 1)}), normed),
+    ]
+    results = run_jobs(folder, jobs, limit=500)
+    return {job.name: (job, results[job.name]) for job in jobs}
+
+
+def test_the_same_plan_goes_on_bit_for_bit(runs) -> None:
+    _, whole = runs["whole"]
+    _, resumed = runs["same-2"]
+    assert resumed.losses == whole.losses
+    for kind in ("weight", "velocity"):
+        for name, tensor in whole.tensors(kind).items():
+            assert torch.equal(resumed.tensors(kind)[name], tensor), name
+    assert [row["minibatches"] for row in resumed.rows("resume")] == [5]
+
+
+def test_stashed_versions_go_on_bit_for_bit(runs) -> None:
+    assert runs["stash-2"][1].losses == runs["stash-whole"][1].losses
+
+
+def test_another_plan_goes_on_too(runs) -> None:
+    """Two stages, then 2-1 with a replicated stage, then one process: each an epoch."""
+    _, whole = runs["whole"]
+    _, resumed = runs["other-3"]
+    torch.testing.assert_close(torch.tensor(resumed.losses), torch.tensor(whole.losses), **CLOSE)
+    assert [row["minibatches"] for row in resumed.rows("resume")] == [5, 10]
+
+
+def test_a_run_that_ended_within_an_epoch_goes_on_there(runs) -> None:
+    _, resumed = runs["counted-2"]
+    assert [row["minibatches"] for row in resumed.rows("resume")] == [8]
+    samples = [row["samples"] for row in sorted(resumed.rows("step"), key=lambda row: row["minibatch"])]
+    assert samples == [4, 4, 4, 4, 2] * 3, "each sample once an epoch"
+    assert len(resumed.losses) == 15
+
+
+def test_validation_is_that_of_the_whole_network(runs) -> None:
+    """Every sample of the split once, with the newest weights and the averaged running statistics."""
+    job, result = runs["validated"]
+    config = job.config
+    dataset = data.load(config.data, split="test", voxel_size=config.voxel_size, num_points=config.num_points, seed=0)
+    net, native = network(NORMED, num_classes=3), engine("native")
+    module = Subnetwork(net, native, seed=0).eval()
+    batch = dataset.batch(range(len(dataset)))
+    with torch.no_grad():
+        tensors = result.tensors("weight") | result.tensors("buffer")
+        out = functional_call(module, tensors, ({"input": native.tensor(batch)},), {"minibatch": 0})
+        rows = native.rows(out[net.rows[-1].id])
+    told = result.rows("epoch")[-1]["validation"]
+    assert told["samples"] == len(dataset)
+    assert told["loss"] == pytest.approx(functional.cross_entropy(rows, batch.labels).item(), rel=1e-4)
+    assert told["accuracy"] == pytest.approx(float((rows.argmax(1) == batch.labels).float().mean()))
+
+
+def test_the_record_says_what_it_came_to(runs) -> None:
+    _, result = runs["validated"]
+    (summary,) = result.rows("summary")
+    epochs = result.rows("epoch")
+    assert summary["minibatches"] == 8 and summary["epochs"] == len(epochs) == 2
+    assert summary["validation"] == epochs[-1]["validation"] and summary["train"] == epochs[-1]["train"]
+    assert summary["samples_per_second"] > 0 and summary["synthetic"] is True
+    assert [stage["ranks"] for stage in summary["stages"]] == [[0, 1], [2]]
+    for stage in summary["stages"]:
+        assert 0 < stage["busy_fraction"] <= 1.001
+        assert stage["busy_fraction"] + stage["bubble_fraction"] == pytest.approx(1)
+
+
+def test_traces_tell_each_action_once_and_in_order(runs) -> None:
+    from sparsepipe.record import RunRecord
+    from sparsepipe.schedule import Op, actions
+
+    job, result = runs["whole"]
+    trace = RunRecord(result.folder).trace()
+    kinds = {Op.FORWARD: "forward", Op.BACKWARD: "backward", Op.UPDATE: "update"}
+    for rank, todo in actions(job.plan, 5).items():
+        done = [(s.kind, s.name) for s in trace.spans if s.rank == rank and s.kind in kinds.values()]
+        assert done == 3 * [(kinds[action.op], str(action)) for action in todo]
+    spans = sorted((s for s in trace.spans if s.rank == 1), key=lambda s: s.start)
+    assert all(a.end <= b.start + 2e-6 for a, b in zip(spans, spans[1:], strict=False)), "one thing at a time"
