@@ -41,31 +41,29 @@ def throughput_table(*records: RunRecord) -> pd.DataFrame:
 def throughput(*records: RunRecord, note: str = "") -> go.Figure:
     """Draw samples/s of each run beside what its plan predicts."""
     table = throughput_table(*records)
-    colors = [RUN_COLORS[k % len(RUN_COLORS)] for k in range(len(table))]
     figure = go.Figure()
-    for column, source, label in (
+    sources = (
         ("predicted_samples_per_second", "simulated", "predicted"),
         ("samples_per_second", "measured", "measured"),
-    ):
-        if table[column].isna().all():
-            continue
-        bar = go.Bar(
-            x=table.strategy,
-            y=table[column],
-            name=label,
-            showlegend=False,
-            marker={"color": colors, "pattern": hatch(source)},
-            text=[f"{value:.3g}" for value in table[column].fillna(0)],
-            textposition="outside",
-            cliponaxis=False,
-            hovertemplate=f"%{{x}}<br>{label} %{{y:.1f}} samples/s<extra></extra>",
-        )
-        figure.add_trace(bar)
-        if source == "simulated":  # a legend in grey: the colours stand for strategies, the hatch for the source
-            for name, origin in (("predicted", "simulated"), ("measured", "measured")):
-                figure.add_trace(
-                    go.Bar(x=[None], y=[None], name=name, marker={"color": GREY, "pattern": hatch(origin)})
-                )
+    )
+    shown = [source for source in sources if table[source[0]].notna().any()]
+    for k, row in enumerate(table.to_dict("records")):
+        for column, source, label in shown:
+            bar = go.Bar(
+                x=[row["strategy"]],
+                y=[row[column]],
+                offsetgroup=label,
+                showlegend=False,
+                marker={"color": RUN_COLORS[k % len(RUN_COLORS)], "pattern": hatch(source)},
+                text=[f"{row[column]:.3g}" if row[column] else ""],
+                textposition="outside",
+                cliponaxis=False,
+                hovertemplate=f"%{{x}}<br>{label} %{{y:.1f}} samples/s<extra></extra>",
+            )
+            figure.add_trace(bar)
+    for _, source, label in shown:  # a legend in grey: colours stand for strategies, the hatch for the source
+        marker = {"color": GREY, "pattern": hatch(source)}
+        figure.add_trace(go.Bar(x=[None], y=[None], name=label, offsetgroup=label, marker=marker))
     figure.update_layout(
         barmode="group", bargroupgap=0.08, legend={"x": 0.01, "y": 0.99, "bgcolor": "rgba(255,255,255,0.8)"}
     )

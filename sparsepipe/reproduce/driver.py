@@ -16,6 +16,7 @@ from typing import Any
 
 from ..errors import InputError, RunFailed
 from ..files import read_json, write_json
+from ..plots.export import NOTEBOOK
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _PATIENCE = 20  # seconds that an interrupted notebook has to end its kernel
@@ -133,7 +134,7 @@ class _Job:
             "progress": False,
         }
         log = self.copies / f"{name}.log"
-        answer = self._execute(request, log)
+        answer = self._execute(f"notebooks/{name}.ipynb", request, log)
         seconds = time.perf_counter() - started
         if "error" not in answer:
             write_json(self._stamp(name), {"digest": self._digest(name)})
@@ -144,16 +145,17 @@ class _Job:
         _say(f"{name}: failed after {seconds:.1f} s, {error} (log: {log})")
         return error
 
-    def _execute(self, request: dict[str, Any], log: Path) -> dict[str, Any]:
+    def _execute(self, name: str, request: dict[str, Any], log: Path) -> dict[str, Any]:
         """Run `reproduce.execute` on the request. Its stdin is its lifeline: closed, it interrupts papermill."""
         paths = [str(_PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        told = {"PYTHONPATH": os.pathsep.join(paths), "JUPYTER_PREFER_ENV_PATH": "1", NOTEBOOK: name}
         with log.open("wb") as errors:
             process = subprocess.Popen(
                 [sys.executable, "-W", "ignore", "-m", "sparsepipe.reproduce.execute"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "JUPYTER_PREFER_ENV_PATH": "1"},
+                env=os.environ | told,
                 start_new_session=True,  # Ctrl-C reaches this process alone, which then ends that one in order
             )
         self.processes.append(process)

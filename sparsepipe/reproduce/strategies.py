@@ -1,15 +1,16 @@
 """The ways of training that the main job compares: one process, data parallelism, a pipeline."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from math import isclose
 from pathlib import Path
 from typing import Any
 
 from ..cluster import Cluster
 from ..launchers import launch
 from ..plan import Plan
-from ..planners import partition
+from ..planners import Problem, estimate, partition
 from ..profile import Profile
 from ..record import RunRecord
 from ..runtime.config import RunConfig
@@ -101,6 +102,18 @@ class Strategies:
         """runs/MODEL-STRATEGY-004 after 003: a record is never overwritten."""
         number = max((int(folder.name[-3:]) for folder in self._folders(name)), default=0) + 1
         return self.place.root / "runs" / f"{self.model}-{name}-{number:03d}"
+
+
+def judged(plan: Plan, profile: Profile, cluster: Cluster) -> Plan:
+    """The plan with what the default cost model expects of it, whatever its planner's own cost model says.
+
+    Plans of several planners can be compared then. What a planner proved under the same cost model stays.
+    """
+    told, found = plan.estimate, estimate(plan, Problem(profile, cluster, plan.schedule, plan.num_microbatches))
+    if told is None or not isclose(told.period_seconds, found.period_seconds, rel_tol=1e-6):
+        return replace(plan, estimate=found)
+    found = replace(found, lower_bound_seconds=told.lower_bound_seconds, plan_seconds=told.plan_seconds)
+    return replace(plan, estimate=found)
 
 
 def _say_epoch(row: Row) -> None:

@@ -70,6 +70,12 @@ class Workplace:
         size = self.voxel_size if voxel_size is None else voxel_size
         return data.load(self.source, split=split, voxel_size=size, num_points=self.num_points, seed=self.seed)
 
+    def noted(self, text: str = "") -> str:
+        """A figure's note: which data it is about ("synthetic shapes" where they were generated), and `text`."""
+        dataset = self.dataset("train")
+        name = "synthetic shapes" if dataset.synthetic else dataset.folder.name
+        return f"{name} · {text}" if text else name
+
     def measure(self, model: str, *, repeats: int = 3) -> Profile:
         """Profile `model` on this machine now, and keep it for the notebooks that follow."""
         import torch
