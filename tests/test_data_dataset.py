@@ -8,8 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from pypcd4 import PointCloud
 
 from sparsepipe import data
@@ -107,29 +105,3 @@ def test_an_unknown_source_is_refused_with_the_names_there_are(tmp_path: Path) -
         data.load("modelnet11", split="train", voxel_size=0.1)
     with pytest.raises(InputError, match="no such folder"):
         data.load(f"{tmp_path}/nowhere", split="train", voxel_size=0.1)
-
-
-counts = st.integers(1, 60)
-
-
-@given(counts, st.integers(1, 70), st.integers(0, 5), st.integers(0, 5), st.booleans())
-def test_an_epoch_visits_each_sample_once(num: int, batch_size: int, seed: int, epoch: int, shuffle: bool) -> None:
-    options = {"batch_size": batch_size, "seed": seed, "epoch": epoch, "shuffle": shuffle}
-    batches = data.minibatches(num, **options)
-    assert sorted(index for batch in batches for index in batch) == list(range(num))
-    assert all(len(batch) == batch_size for batch in batches[:-1])
-    assert 1 <= len(batches[-1]) <= batch_size
-    assert batches == data.minibatches(num, **options)
-    if not shuffle:
-        assert [index for batch in batches for index in batch] == list(range(num))
-
-
-def test_epochs_and_seeds_give_other_orders() -> None:
-    orders = {data.minibatches(50, batch_size=50, seed=seed, epoch=epoch) for seed in range(3) for epoch in range(3)}
-    assert len(orders) == 9
-
-
-@pytest.mark.parametrize("bad", [{"num_samples": 0}, {"batch_size": 0}, {"epoch": -1}, {"seed": -1}])
-def test_bad_numbers_are_refused(bad: dict) -> None:
-    with pytest.raises(InputError, match="expected"):
-        data.minibatches(**{"num_samples": 4, "batch_size": 2} | bad)

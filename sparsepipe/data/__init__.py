@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .folder import DataFolder, info, open_folder
     from .labels import IGNORED
     from .manifests import Manifest, list_datasets
-    from .order import minibatches
+    from .order import class_balanced_minibatches, minibatches, voxel_balanced_minibatches
     from .shapes import make_shapes
     from .sources import find
     from .voxels import unit_cube, voxelize
@@ -29,7 +29,7 @@ _HOMES = {  # a file of this folder: what it gives
     "folder": ("DataFolder", "info", "open_folder"),
     "labels": ("IGNORED",),
     "manifests": ("Manifest", "list_datasets"),
-    "order": ("minibatches",),
+    "order": ("class_balanced_minibatches", "minibatches", "voxel_balanced_minibatches"),
     "shapes": ("make_shapes",),
     "sources": ("find",),
     "voxels": ("unit_cube", "voxelize"),
@@ -45,6 +45,7 @@ __all__ = [
     "PointBatch",
     "Sample",
     "VoxelDataset",
+    "class_balanced_minibatches",
     "collate",
     "fetch",
     "find",
@@ -56,6 +57,7 @@ __all__ = [
     "minibatches",
     "open_folder",
     "unit_cube",
+    "voxel_balanced_minibatches",
     "voxelize",
 ]
 

@@ -1,22 +1,121 @@
 """In which order an epoch visits the samples, and which of them make a minibatch."""
 
+from collections.abc import Sequence
+
 import numpy as np
+from numpy.random import Generator
 
 from ..errors import InputError
+
+Minibatches = tuple[tuple[int, ...], ...]
 
 
 def minibatches(
     num_samples: int, *, batch_size: int, seed: int = 0, epoch: int = 0, shuffle: bool = True
-) -> tuple[tuple[int, ...], ...]:
+) -> Minibatches:
     """Deal sample indices into minibatches: each sample once, the last minibatch smaller where needed.
 
     The order depends on `seed` and `epoch` alone, so every process can compute it for itself.
     """
+    rng = _checked(num_samples, batch_size, seed, epoch)
+    return _cut(rng.permutation(num_samples) if shuffle else np.arange(num_samples), batch_size)
+
+
+def voxel_balanced_minibatches(
+    voxel_counts: Sequence[int], *, batch_size: int, seed: int = 0, epoch: int = 0, window: int = 16
+) -> Minibatches:
+    """Deal samples so that minibatches hold about equally many voxels, and replicas so get equal work.
+
+    Each sample comes once; all minibatches have `batch_size` samples but the last, which takes the rest. A shuffled
+    epoch is cut into windows of so many minibatches; within one, samples are dealt by size, rank by rank, the largest
+    of a rank to the minibatch with the fewest voxels yet, then exchanged between the richest and the poorest. Totals of
+    a window never differ by more than its samples do. A larger window evens out more, a smaller one mixes more from
+    epoch to epoch.
+    """
+    counts = np.asarray(voxel_counts, dtype=np.int64)
+    rng = _checked(len(counts), batch_size, seed, epoch)
+    if window < 1:
+        raise InputError(f"window {window} given, expected at least 1 minibatch")
+    order = rng.permutation(len(counts))
+    whole = len(counts) // batch_size * batch_size
+    dealt: list[tuple[int, ...]] = []
+    for start in range(0, whole, window * batch_size):
+        dealt += _dealt_evenly(order[start : min(start + window * batch_size, whole)], counts, batch_size, rng)
+    return (*dealt, *_cut(order[whole:], batch_size))
+
+
+def class_balanced_minibatches(labels: Sequence[int], *, batch_size: int, seed: int = 0, epoch: int = 0) -> Minibatches:
+    """Draw minibatches in which classes are equally frequent: within one, no class has two samples more than another.
+
+    An epoch has as many samples as the data, so those of small classes come several times and those of large ones not
+    always; no sample of a class comes twice more than another of it. Raises InputError without labels.
+    """
+    rng = _checked(len(labels), batch_size, seed, epoch)
+    members = [np.flatnonzero(np.asarray(labels) == label) for label in np.unique(labels)]
+    sizes = [min(batch_size, len(labels) - start) for start in range(0, len(labels), batch_size)]
+    drawn = np.zeros(len(members), dtype=np.int64)  # samples of each class so far
+    shares = []
+    for size in sizes:
+        share = np.full(len(members), size // len(members))
+        neediest = np.lexsort((rng.random(len(members)), drawn))  # by samples so far, equals by lot
+        share[neediest[: size % len(members)]] += 1
+        drawn += share
+        shares.append(share)
+    queues = [iter(_repeated(rows, count, rng)) for rows, count in zip(members, drawn, strict=True)]
+    return tuple(
+        tuple(rng.permutation([next(queues[place]) for place in np.repeat(np.arange(len(members)), share)]).tolist())
+        for share in shares
+    )
+
+
+def _dealt_evenly(samples: np.ndarray, counts: np.ndarray, batch_size: int, rng: Generator) -> list[tuple[int, ...]]:
+    """Deal samples, a multiple of `batch_size`, by size: the largest left to whom has the fewest voxels, in ranks."""
+    ranks = samples[np.argsort(-counts[samples], kind="stable")].reshape(batch_size, -1)
+    totals = np.zeros(ranks.shape[1], dtype=np.int64)
+    dealt = np.empty_like(ranks)
+    for place, rank in enumerate(ranks):
+        poorest = np.argsort(totals, kind="stable")
+        dealt[place, poorest] = rank
+        totals[poorest] += counts[rank]
+    _exchange(dealt, counts, totals)
+    order = rng.permutation(ranks.shape[1])  # of the window's minibatches; within each the large do not come first
+    return [tuple(rng.permutation(dealt[:, column]).tolist()) for column in order]
+
+
+def _exchange(dealt: np.ndarray, counts: np.ndarray, totals: np.ndarray) -> None:
+    """Swap samples between the richest and the poorest minibatch (columns of `dealt`) as long as it evens them out.
+
+    The richest never gets richer nor the poorest poorer, so the totals' range only shrinks.
+    """
+    for _ in range(8 * dealt.shape[1]):
+        rich, poor = int(totals.argmax()), int(totals.argmin())
+        gap = totals[rich] - totals[poor]
+        moved = counts[dealt[:, rich], None] - counts[None, dealt[:, poor]]  # voxels that each swap would move
+        place = int(np.abs(2 * moved - gap).argmin())
+        giver, taker = divmod(place, dealt.shape[0])
+        change = moved[giver, taker]
+        if not 0 < change < gap:
+            return
+        dealt[giver, rich], dealt[taker, poor] = dealt[taker, poor], dealt[giver, rich]
+        totals[rich] -= change
+        totals[poor] += change
+
+
+def _repeated(rows: np.ndarray, count: int, rng: Generator) -> list[int]:
+    """Return `count` of the rows: all of them shuffled, then all again, until there are enough."""
+    rounds = -(-count // len(rows))
+    return np.concatenate([rng.permutation(rows) for _ in range(rounds)] or [rows[:0]])[:count].tolist()
+
+
+def _cut(order: np.ndarray, batch_size: int) -> Minibatches:
+    return tuple(tuple(order[start : start + batch_size].tolist()) for start in range(0, len(order), batch_size))
+
+
+def _checked(num_samples: int, batch_size: int, seed: int, epoch: int) -> Generator:
+    """Return the generator of an epoch. Raises InputError for a number out of its range."""
     for name, value, least in (("samples", num_samples, 1), ("batch size", batch_size, 1), ("epoch", epoch, 0)):
         if value < least:
             raise InputError(f"{name} {value} given, expected at least {least}")
     if seed < 0:
         raise InputError(f"seed {seed} given, expected 0 or more")
-    indices = np.random.default_rng((seed, epoch)).permutation(num_samples) if shuffle else np.arange(num_samples)
-    order = indices.tolist()
-    return tuple(tuple(order[start : start + batch_size]) for start in range(0, num_samples, batch_size))
+    return np.random.default_rng((seed, epoch))
