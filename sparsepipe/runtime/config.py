@@ -31,6 +31,7 @@ class RunConfig:
     device: str = "cpu"
     threads: int | None = None  # of each worker; None: the cores shared evenly
     shuffle: bool = True
+    augmentation: str | None = None  # of the training split, by name
     validate: bool = True  # after each epoch
     validation_split: str = "test"
     checkpoint_every: int = 1  # epochs; 0: none

@@ -15,13 +15,16 @@ from .worker import Worker
 from .workload import Workload
 
 
-def run(run_dir: Path, plan: Plan, config: RunConfig, *, resume: bool = False) -> None:
+def run(
+    run_dir: Path, plan: Plan, config: RunConfig, *, resume: bool = False, workload: Workload | None = None
+) -> None:
     """Run this process's rank of `plan` to its end, with its record in `run_dir`.
 
-    With `resume` it goes on from the newest checkpoint, from the start where there is none.
+    `workload` is what `config` names unless given. With `resume` it goes on from the newest checkpoint, from the start
+    where there is none.
     Raises InputError for a plan, data or a checkpoint that do not fit, and what the failures module names.
     """
-    workload = Workload.open(config)
+    workload = workload or Workload.open(config)
     workload.check(plan)
     with joined(
         plan, run_dir=run_dir, device=config.device, threads=config.threads, timeout=config.timeout_seconds

@@ -28,12 +28,13 @@ class Inputs:
         batches: Mapping[int, Sequence[int]],
         *,
         todo: Sequence[Action],
+        epoch: int = 0,
         base: int = 0,
     ) -> None:
         self._worker = worker
         mine = [action.minibatch for action in todo if action.op is Op.FORWARD]
         if worker.runner.is_first:
-            self._loader = Loader(dataset, [(m, batches[m]) for m in mine])
+            self._loader = Loader(dataset, [(m, batches[m]) for m in mine], epoch=epoch)
         else:
             before = worker.plan.stages[worker.stage - 1]
             self._inbox = Inbox(
@@ -65,7 +66,7 @@ class Segment:
         order = workload.order(epoch)[first : first + count]
         self.batches = dict(enumerate(order))
         todo = actions(plan, count)[worker.rank]
-        self.inputs = Inputs(worker, workload.training, self.batches, todo=todo, base=self.base)
+        self.inputs = Inputs(worker, workload.training, self.batches, todo=todo, epoch=epoch, base=self.base)
         self.flights: dict[int, Flight] = {}
         self.outcomes: dict[int, Outcome] = {}
         # Of each minibatch, filled in by the last stage: time it was done, samples, mean loss, correct.

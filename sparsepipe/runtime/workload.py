@@ -29,11 +29,11 @@ class Workload:
     def open(cls, config: RunConfig) -> "Workload":
         """Raises InputError for an unknown model or engine, and for a folder that is no data set."""
         facts = {"voxel_size": config.voxel_size, "num_points": config.num_points, "seed": config.seed}
-        training = data.load(config.data, split="train", **facts)
+        training = data.load(config.data, split="train", augmentation=config.augmentation, **facts)
         validation = data.load(config.data, split=config.validation_split, **facts) if config.validate else None
         if validation is not None and validation.classes != training.classes:
             raise InputError(f"{config.data}: the splits have different classes")
-        net = network(config.model, num_classes=len(training.classes))
+        net = network(config.model, num_classes=len(training.classes), in_channels=training.in_channels)
         return cls(config, net, engine(config.engine), training, validation)
 
     def check(self, plan: Plan) -> None:
