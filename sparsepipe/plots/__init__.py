@@ -7,6 +7,7 @@ from .cuts import cut_bytes, cut_bytes_table
 from .export import browser, close_browser, export
 from .layer_costs import layer_costs, layer_costs_table
 from .layer_graph import cuts_table, layer_graph, layer_graph_table
+from .progress import progress, progress_table
 from .stages import stages, stages_table
 from .theme import keep_pictures
 from .throughput import throughput, throughput_table
@@ -30,6 +31,8 @@ __all__ = [
     "layer_costs_table",
     "layer_graph",
     "layer_graph_table",
+    "progress",
+    "progress_table",
     "stages",
     "stages_table",
     "throughput",

@@ -1,0 +1,53 @@
+"""Runs while they train: loss by minibatch, validation accuracy and pace by epoch."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from .theme import RUN_COLORS, finished
+
+_COLUMNS = ["run", "event", "seconds", "minibatch", "loss", "epoch", "validation_accuracy", "samples_per_second"]
+
+
+def progress_table(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> pd.DataFrame:
+    """One row for each step and epoch of each run, from its metrics so far."""
+    found = []
+    for name, events in rows.items():
+        for row in events:
+            if row["event"] == "step":
+                found.append({"run": name, **{key: row[key] for key in ("event", "seconds", "minibatch", "loss")}})
+            elif row["event"] == "epoch":
+                accuracy = (row.get("validation") or {}).get("accuracy")
+                facts = {"epoch": row["epoch"] + 1, "samples_per_second": row["samples_per_second"]}
+                found.append(
+                    {"run": name, "event": "epoch", "seconds": row["seconds"], "validation_accuracy": accuracy, **facts}
+                )
+    return pd.DataFrame(found, columns=_COLUMNS)
+
+
+def progress(rows: Mapping[str, Sequence[Mapping[str, Any]]], *, note: str = "") -> go.Figure:
+    """Draw how runs go: their names → their rows of metrics."""
+    table = progress_table(rows)
+    figure = make_subplots(rows=1, cols=3, horizontal_spacing=0.09)
+    for k, name in enumerate(rows):
+        color = RUN_COLORS[k % len(RUN_COLORS)]
+        steps, epochs = (table[(table.run == name) & (table.event == event)] for event in ("step", "epoch"))
+        for col, x, y, mode in (
+            (1, steps.minibatch, steps.loss, "lines"),
+            (2, epochs.epoch, epochs.validation_accuracy * 100, "lines+markers"),
+            (3, epochs.epoch, epochs.samples_per_second, "lines+markers"),
+        ):
+            line = go.Scatter(x=x, y=y, mode=mode, name=name, legendgroup=name, showlegend=col == 1, line_color=color)
+            figure.add_trace(line, row=1, col=col)
+    for col, title, unit in (
+        (1, "minibatch", "loss"),
+        (2, "epochs", "validation accuracy (%)"),
+        (3, "epochs", "samples / s"),
+    ):
+        figure.update_xaxes(title_text=title, row=1, col=col)
+        figure.update_yaxes(title_text=unit, rangemode="tozero", row=1, col=col)
+    figure.update_layout(legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom"})
+    return finished(figure, "Training", note=note, width=960, height=330)

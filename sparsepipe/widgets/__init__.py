@@ -1,0 +1,7 @@
+"""Live views for notebooks: plans under the finger, jobs while they run. No logic of their own."""
+
+from .launch import LaunchBoard
+from .partition import PartitionExplorer
+from .plot_view import PlotView
+
+__all__ = ["LaunchBoard", "PartitionExplorer", "PlotView"]

@@ -1,0 +1,148 @@
+"""A plotly figure that is replaced as a whole, in one message; plotly's own code comes to the page once.
+
+plotly's FigureWidget sends 5 MB with every instance and a message for every trace it changes, and breaks when two threads
+change it. Here all views of a page share one copy of plotly.js. Jupyter serves it as a static file where its folder can
+be written to; the kernel sends it, once, where not.
+"""
+
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import plotly
+import plotly.graph_objects as go
+import traitlets
+
+from ..files import write_atomic
+from ..plots.theme import MODEBAR
+
+_SOURCE = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
+_EXTENSION = "sparsepipe-plotly"
+
+_ESM = """
+function load(text_or_url, is_url) {
+  return new Promise((resolve, reject) => {
+    const script = document.createElement("script");
+    script.src = is_url ? text_or_url : URL.createObjectURL(new Blob([text_or_url], { type: "text/javascript" }));
+    script.onload = () => resolve(window.Plotly);
+    script.onerror = () => reject(new Error("plotly.js did not load from " + script.src));
+    // Where the page has an AMD loader, the bundle would register there and not as window.Plotly.
+    const define = window.define;
+    window.define = undefined;
+    script.addEventListener("load", () => { window.define = define; });
+    script.addEventListener("error", () => { window.define = define; });
+    document.head.appendChild(script);
+  });
+}
+
+function from_kernel(model) {
+  return new Promise((resolve, reject) => {
+    const listen = (content) => {
+      if (!content.plotly) return;
+      model.off("msg:custom", listen);
+      load(content.plotly, false).then(resolve, reject);
+    };
+    model.on("msg:custom", listen);
+    model.send({ want: "plotly" });
+  });
+}
+
+function library(model) {
+  const key = "__sparsepipe_plotly_" + model.get("version");
+  if (!globalThis[key]) {
+    const config = document.getElementById("jupyter-config-data");
+    const asset = model.get("asset");
+    const base = config && asset ? JSON.parse(config.textContent) : null;
+    const folder = base && (base.fullLabextensionsUrl || base.baseUrl + "lab/extensions");
+    globalThis[key] = folder
+      ? load(new URL(folder + "/" + asset, location.origin).href, true).catch(() => from_kernel(model))
+      : from_kernel(model);
+  }
+  return globalThis[key];
+}
+
+function themed(layout) {
+  if (document.body.dataset.jpThemeLight !== "false") return layout;
+  const ink = "#d8d8d8", grid = "#3a3a3a", clear = "rgba(0,0,0,0)";
+  const dark = { ...layout, paper_bgcolor: clear, plot_bgcolor: clear, font: { ...(layout.font || {}), color: ink } };
+  for (const name of Object.keys(layout)) {
+    if (/^[xy]axis/.test(name)) dark[name] = { ...layout[name], gridcolor: grid, zerolinecolor: grid };
+  }
+  return dark;
+}
+
+export default {
+  async render({ model, el }) {
+    const Plotly = await library(model);
+    const div = document.createElement("div");
+    el.appendChild(div);
+    let drawing = false, again = false;
+    const draw = async () => {
+      again = true;
+      if (drawing) return;
+      drawing = true;
+      while (again) {           // figures that came while one was drawn: only the last is
+        again = false;
+        const figure = JSON.parse(model.get("figure"));
+        await Plotly.react(div, figure.data, themed(figure.layout), model.get("config"));
+        div.dataset.drawn = String(Number(div.dataset.drawn || 0) + 1);
+      }
+      drawing = false;
+    };
+    model.on("change:figure", draw);
+    await draw();
+    div.on("plotly_click", (event) => {
+      const point = event.points[0];
+      model.set("clicked", { trace: point.curveNumber, point: point.pointNumber, data: point.customdata ?? null });
+      model.save_changes();
+    });
+    return () => { model.off("change:figure", draw); Plotly.purge(div); };
+  },
+};
+"""
+
+
+class PlotView(anywidget.AnyWidget):
+    """Shows a figure; assign with `show`. `clicked` holds the last point clicked: its trace, place and custom data."""
+
+    _esm = _ESM
+    figure = traitlets.Unicode("{}").tag(sync=True)  # JSON
+    config = traitlets.Dict(MODEBAR).tag(sync=True)
+    version = traitlets.Unicode(plotly.__version__).tag(sync=True)
+    asset = traitlets.Unicode("").tag(sync=True)
+    clicked = traitlets.Dict({}).tag(sync=True)
+
+    def __init__(self, figure: go.Figure | None = None, *, scroll_zoom: bool = False, **settings: Any) -> None:
+        config = {**MODEBAR, "scrollZoom": scroll_zoom}
+        super().__init__(asset=_served(), config=config, **settings)
+        self.on_msg(self._answer)
+        if figure is not None:
+            self.show(figure)
+
+    def show(self, figure: go.Figure) -> None:
+        """Replace what is drawn."""
+        self.figure = figure.to_json()
+
+    def on_click(self, act: Callable[[dict[str, Any]], None]) -> None:
+        """Call `act` with each point that is clicked."""
+        self.observe(lambda change: act(change["new"]), names="clicked")
+
+    def _answer(self, _: Any, content: Any, __: Any) -> None:
+        if isinstance(content, dict) and content.get("want") == "plotly":
+            self.send({"plotly": _SOURCE.read_text(encoding="utf-8")})
+
+
+@cache
+def _served() -> str:
+    """Put plotly.js where Jupyter serves it from, once an environment; "" where that cannot be."""
+    name = f"plotly-{plotly.__version__}.min.js"
+    target = Path(sys.prefix) / "share" / "jupyter" / "labextensions" / _EXTENSION / "static" / name
+    try:
+        if not target.exists() or target.stat().st_size != _SOURCE.stat().st_size:
+            write_atomic(target, _SOURCE.read_bytes())
+    except OSError:
+        return ""
+    return f"{_EXTENSION}/static/{name}"
