@@ -7,7 +7,7 @@ the cuts along one topological order stand for them.
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -48,6 +48,16 @@ class Cuts:
             masks.append(masks[-1] | 1 << place[layer])
         return cls(layers, table.graph.input_layers, tuple(masks), False)
 
+    def thinned(self, table: LayerTable, count: int) -> "Cuts":
+        """About `count` of a chain's cuts, spread evenly over the time of the network; of neighbours, the one that moves least."""
+        seconds = self.total(next(iter(table.seconds.values()))[:, 0])
+        window = np.minimum((seconds / max(seconds[-1], 1e-300) * count).astype(int), count - 1)
+        forward = self.payloads(table)[0][:, 0]
+        order = np.lexsort((forward, window))
+        chosen = order[np.flatnonzero(np.diff(window[order], prepend=-1))]
+        kept = sorted({0, len(self) - 1, *chosen.tolist()})
+        return replace(self, masks=tuple(self.masks[k] for k in kept), complete=False)
+
     def __len__(self) -> int:
         return len(self.masks)
 
@@ -62,7 +72,7 @@ class Cuts:
     def total(self, of_layers: Array) -> Array:
         """Sum over the layers before each cut of a quantity of all layers: [..., all layers] → [..., S]."""
         own = of_layers[..., list(self.layers)]
-        if self.is_chain:  # sums in the layers' own order: what a reader adds up by hand
+        if self._chain_order:  # sums in the layers' own order: what a reader adds up by hand
             return np.concatenate(
                 [np.zeros((*own.shape[:-1], 1)), np.cumsum(own[..., self._chain_order], axis=-1)], axis=-1
             )
@@ -70,12 +80,15 @@ class Cuts:
 
     @cached_property
     def _chain_order(self) -> list[int]:
-        return [(b ^ a).bit_length() - 1 for a, b in zip(self.masks, self.masks[1:], strict=False)]
+        """The layers one by one, where each cut holds one more than the one before it; else empty."""
+        added = [b & ~a for a, b in zip(self.masks, self.masks[1:], strict=False)]
+        single = len(added) == len(self.layers) and all(mask.bit_count() == 1 for mask in added)
+        return [mask.bit_length() - 1 for mask in added] if single else []
 
     @cached_property
     def is_chain(self) -> bool:
-        """Whether each cut holds one layer more than the one before it."""
-        return len(self.masks) == len(self.layers) + 1
+        """Whether each cut holds all of the one before it."""
+        return all(a & ~b == 0 for a, b in zip(self.masks, self.masks[1:], strict=False))
 
     def before(self, cut: int) -> set[int]:
         """The layers before a cut, those that load the data among them."""
@@ -141,6 +154,33 @@ class Cuts:
         return place + 1 if place < len(chain) and self.masks[chain[place]] == mask else place
 
 
+def least_payload_order(table: LayerTable, layers: Sequence[int]) -> tuple[int, ...]:
+    """A topological order that greedily keeps few bytes alive, and stays on a branch among equals."""
+    graph, own = table.graph, set(layers)
+    size = table.output_bytes[:, 0].tolist()
+    waiting = {k: sum(p in own for p in graph.inputs[k]) for k in layers}
+    unused = {k: len(graph.consumers[k]) for k in layers}  # consumers that have not run yet
+    place: dict[int, int] = {}
+
+    def growth(k: int) -> tuple[float, int]:
+        inputs = [p for p in graph.inputs[k] if p in own]
+        freed = sum(size[p] for p in inputs if unused[p] == 1)
+        return (size[k] if graph.consumers[k] else 0.0) - freed, -max((place[p] for p in inputs), default=-1)
+
+    ready = [k for k in layers if not waiting[k]]
+    while ready:
+        chosen = min(ready, key=growth)
+        ready.remove(chosen)
+        place[chosen] = len(place)
+        for p in own.intersection(graph.inputs[chosen]):
+            unused[p] -= 1
+        for c in graph.consumers[chosen]:
+            waiting[c] -= 1
+            if not waiting[c]:
+                ready.append(c)
+    return tuple(place)
+
+
 def _cover(masks: Sequence[int], choose: Callable[..., list[int]]) -> list[list[int]]:
     """Sequences of growing masks that hold each place once; `choose` says by its last place which one grows."""
     chains: list[list[int]] = []
@@ -157,9 +197,9 @@ def _down_sets(needs: Sequence[int], limit: int) -> list[int] | None:
     """All down-sets as masks, small ones first; None where there are more than `limit`. `needs[k]`: inputs of layer k."""
     consumers: list[list[int]] = [[] for _ in needs]
     for k, need in enumerate(needs):
-        while need:
-            consumers[(need & -need).bit_length() - 1].append(k)
-            need &= need - 1
+        for p in range(k):
+            if need >> p & 1:
+                consumers[p].append(k)
     level = {0: tuple(k for k, need in enumerate(needs) if not need)}  # down-set → layers that may be next
     found = [0]
     while level:

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from ..costs import Array
 from .base import Problem
 from .cuts import Index
+from .memory import MemoryRule
 from .model import StageModel
-from .search import Limit, MemoryRule, Moves, Path
+from .search import Limit, Moves, Path
 
 EVALUATIONS = 2000  # enough for thousands of distinct limits: a plan found earlier is returned with its gap
 
@@ -109,7 +110,9 @@ class LeastSum:
         kind, rows = limit.kinds
         sets, number = limit.sets
         network = len(works.ports) - 1
-        links = np.where((rows[:, None, 0] == rows[None, :, 0]), rows[:, None, 0], network)  # [sender kind, receiver kind]
+        links = np.where(
+            (rows[:, None, 0] == rows[None, :, 0]), rows[:, None, 0], network
+        )  # [sender kind, receiver kind]
         least = np.full((len(moves.used), len(rows), len(works.cuts)), inf)
         least[0, :, -1] = 0.0
         best, last_move = inf, -1
@@ -123,7 +126,9 @@ class LeastSum:
                 if whole < best:
                     best, last_move = whole, move
                 for k in range(len(rows)):
-                    crossed = np.where(sets[number[k, kind[team]]], reached + self.model.crossing[links[k, kind[team]]], inf)
+                    crossed = np.where(
+                        sets[number[k, kind[team]]], reached + self.model.crossing[links[k, kind[team]]], inf
+                    )
                     target = least[moves.target[move], k]
                     np.minimum(target, crossed, out=target)
         if last_move < 0:

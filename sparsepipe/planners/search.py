@@ -1,25 +1,24 @@
-"""Find a plan whose every stage and boundary takes less than a given time, or prove that there is none.
+"""Find a plan whose every stage and boundary takes less than a given time, or prove that there is none: along a chain.
 
 Stages are placed from the end of the pipeline. A state is what the later stages use of each device class and the cut where
 they begin; a move puts one more team in front. What a boundary costs depends on both of its teams, so a state is reached for
 a *kind* of sender: where it sits, and how much of the traffic its busiest port carries. At a given limit most port shares
 allow the same cuts, so there are few kinds.
 
-`along_chain` keeps, for each kind, only the cut nearest the start of the network: from there every stage that fits from a
-later cut fits too, and is shorter. One case escapes it, a team that only adapts between two port shares; so it can be asked
-for a relaxed answer, which allows the next sender any cut that its own ports allow, and then "none" is proof. `over_sets`
-keeps all reachable cuts: slower, exact for any graph, with memory limits, and when all devices must be used.
+For each kind only the cut nearest the start of the network is kept: from there every stage that fits from a later cut fits
+too, and is shorter. One case escapes it, a team that only adapts between two port shares; so it can be asked for a relaxed
+answer, which allows the next sender any cut that its own ports allow, and then "none" is proof.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..costs import Array
-from .cuts import Cuts, Index
+from .cuts import Index
 from .model import StageModel
 
 Path = list[tuple[int, int, int]]  # stages in pipeline order: (team, first cut, last cut)
@@ -179,12 +178,12 @@ def _nearest_cuts(limit: Limit, moves: Moves, *, relaxed: bool, stop: bool = Tru
     best = np.full((len(moves.used), len(rows)), (end + 1) * num_moves, dtype=np.int64)
     best[0] = end * num_moves
     done = None
-    for level in moves.levels:
-        source, team = moves.source[level], moves.team[level]
+    for same_size in moves.levels:
+        source, team = moves.source[same_size], moves.team[same_size]
         last = best[source, kind[team]] // max(num_moves, 1)
         alive = np.flatnonzero(last <= end)
         alive = alive[model.work[last[alive]] < seconds * moves.spare[source[alive]]]
-        level, team, last = level[alive], team[alive], last[alive]
+        level, team, last = same_size[alive], team[alive], last[alive]
         if not len(level):
             continue
         first = _reach(model, team, last, seconds)
@@ -265,122 +264,7 @@ def _walk_chain(limit: Limit, moves: Moves, best: Index, move: int) -> Path:
         first, move = last, before
 
 
-@dataclass(frozen=True, eq=False)
-class MemoryRule:
-    """Which stages fit into memory, move by move: the devices behind a team set how many minibatches it holds.
-
-    A stage from cut a to cut b needs weights × `copies` + what it saves, which grows with b, + what it receives at a.
-    """
-
-    copies: Array  # [moves]: weight versions, gradients, optimizer state
-    minibatches: Array  # [moves]: in flight
-    saved_times: Array  # [moves]: how many of them are saved whole: all of them, or one with recomputation
-    limit: Array  # [moves]: bytes of the smallest device of the team
-    weights: Array  # [S] bytes before each cut
-    saved: Array  # [S]
-    incoming: Array  # [S] bytes that a stage receives at each cut
-
-    def need(self, move: int | Index, first: int | Index, last: int | Index) -> Array:
-        """Bytes on the fullest replica."""
-        kept = self.copies[move] * (self.weights[last] - self.weights[first])
-        saved = self.saved_times[move] * (self.saved[last] - self.saved[first])
-        return kept + saved + self.minibatches[move] * self.incoming[first]
-
-    @cached_property
-    def cases(self) -> tuple[Index, Index]:
-        """(a move of each distinct case, case of each move)."""
-        rows = np.stack([self.copies, self.minibatches, self.limit], axis=1)
-        _, example, case = np.unique(rows, axis=0, return_index=True, return_inverse=True)
-        return example, case.ravel()
-
-    @property
-    def binds(self) -> bool:
-        """Whether any stage at all could be too large."""
-        largest = self.copies * self.weights[-1] + self.saved_times * self.saved[-1]
-        return bool((largest + self.minibatches * self.incoming.max() > self.limit).any())
-
-    def last_places(self, cuts: Cuts) -> list[Index]:
-        """For each chain, the last place where a stage that begins at each cut fits, [cases, S]; −1: none."""
-        example = self.cases[0]
-        limit = self.limit[example]
-        shape = (len(example), len(cuts))
-        return [
-            _last_true(
-                lambda case, cut, place, chain=chain: self.need(example[case], cut, chain[place]) <= limit[case],
-                np.full(shape, -1),
-                np.full(shape, len(chain) - 1),
-            )
-            for chain in cuts.chains
-        ]
-
-
-@dataclass(frozen=True, eq=False)
-class StageEnds:
-    """How far along each chain of cuts a stage may reach within a limit. What was asked before narrows what is asked next."""
-
-    model: StageModel
-    known: dict[float, list[Index]] = field(default_factory=dict)
-
-    def within(self, seconds: float) -> list[Index]:
-        """For each chain, the last place where a stage that begins at each cut is below the limit, [G, S]; −1: none."""
-        if seconds not in self.known:
-            below = max((limit for limit in self.known if limit < seconds), default=None)
-            above = min((limit for limit in self.known if limit > seconds), default=None)
-            shape = (len(self.model.teams), len(self.model.cuts))
-            places = []
-            for c, chain in enumerate(self.model.cuts.chains):
-                low = np.full(shape, -1) if below is None else self.known[below][c]
-                high = np.full(shape, len(chain) - 1) if above is None else self.known[above][c]
-                places.append(
-                    _last_true(
-                        lambda team, cut, place, chain=chain: self.model.seconds(team, cut, chain[place]) < seconds,
-                        low,
-                        high,
-                    )
-                )
-            self.known[seconds] = places
-        return self.known[seconds]
-
-
-def over_sets(
-    ends: StageEnds, moves: Moves, seconds: float, *, memory: MemoryRule | None = None, all_devices: bool = False
-) -> Path | None:
-    """Search any cuts. A path, or None as proof that there is none."""
-    model = ends.model
-    limit, cuts = Limit(model, seconds), model.cuts
-    kind, rows = limit.kinds
-    sets, number = limit.sets
-    reached = np.zeros((len(moves.used), len(rows), len(cuts)), dtype=bool)
-    reached[0, :, -1] = True
-    whole = len(moves.used) - 1
-    time_places = ends.within(seconds)
-    memory_places = memory.last_places(cuts) if memory else []
-    for state in range(whole):
-        reached[state] &= model.work < seconds * moves.spare[state]
-        own = moves.of_source(state)
-        own = own[reached[state].any(axis=1)[kind[moves.team[own]]]]
-        if not len(own):
-            continue
-        teams, targets = moves.team[own], moves.target[own]
-        from_cuts = reached[state][kind[teams]]  # [moves, S]
-        found = np.zeros_like(from_cuts)
-        for c, chain in enumerate(cuts.chains):
-            ahead = np.zeros((len(own), len(chain) + 1), dtype=np.int32)
-            np.cumsum(from_cuts[:, chain], axis=1, out=ahead[:, 1:])
-            last = time_places[c][teams]
-            if memory is not None:
-                last = np.minimum(last, memory_places[c][memory.cases[1][own]])
-            first = cuts.first_after[c]
-            found |= np.take_along_axis(ahead, np.maximum(last + 1, first), axis=1) > ahead[:, first]
-        finished = found[:, 0] & ((targets == whole) if all_devices else True)
-        if finished.any():
-            return _walk_sets(limit, moves, reached, memory, int(own[finished.argmax()]))
-        for k in range(len(rows)):
-            reached[targets, k] |= found & sets[number[k, kind[teams]]]
-    return None
-
-
-def _last_true(fits: Callable[[Index, Index, Index], NDArray[np.bool_]], low: Index, high: Index) -> Index:
+def last_true(fits: Callable[[Index, Index, Index], NDArray[np.bool_]], low: Index, high: Index) -> Index:
     """For each row and column the last place in low … high where `fits(row, column, place)`; `low` where nowhere above it.
 
     `fits` holds up to some place and not after it. What is settled is not asked again.
@@ -397,31 +281,3 @@ def _last_true(fits: Callable[[Index, Index, Index], NDArray[np.bool_]], low: In
         unsettled = answer[todo] < top
         todo, top = todo[unsettled], top[unsettled]
     return answer.reshape(shape)
-
-
-def _walk_sets(limit: Limit, moves: Moves, reached: NDArray[np.bool_], memory: MemoryRule | None, move: int) -> Path:
-    """The stages behind the move that reached the start of the network, in pipeline order."""
-    model = limit.model
-    kind, _ = limit.kinds
-    sets, number = limit.sets
-
-    def ends(move: int, first: int) -> Index:
-        """Reached cuts where the stage of `move` from `first` may end."""
-        team = int(moves.team[move])
-        after = model.cuts.after(first)
-        good = reached[moves.source[move], kind[team], after] & (model.seconds(team, first, after) < limit.seconds)
-        if memory is not None:
-            good &= memory.need(move, first, after) <= memory.limit[move]
-        return after[good]
-
-    path: Path = []
-    first = 0
-    while True:
-        last, team = int(ends(move, first)[-1]), int(moves.team[move])
-        path.append((team, first, last))
-        if moves.source[move] == 0:
-            return path
-        into = np.flatnonzero(moves.target == moves.source[move])
-        attachable = sets[number[kind[team], kind[moves.team[into]]], last]
-        move = next(int(m) for m in into[attachable] if len(ends(int(m), last)))
-        first = last
