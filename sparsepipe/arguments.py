@@ -87,7 +87,9 @@ def parser() -> argparse.ArgumentParser:
 
     one = _verb(verbs, "export", "write a plan as PipeDream's files and as readable stage modules")
     one.add_argument("plan", type=Path, metavar="PLAN")
-    one.add_argument("--profile", action="append", metavar="FILE", help="profile of the model: adds gpus=N.txt")
+    one.add_argument("--profile", metavar="FILE", help="profile of the model: adds gpus=N.txt")
+    one.add_argument("--model", metavar="M", help="adds the stages as Python modules")
+    one.add_argument("--classes", type=_count, default=10, metavar="N", help="of that model (default: 10)")
     one.add_argument("--out", type=Path, required=True, metavar="DIR")
 
     one = _verb(verbs, "reproduce", "run the notebooks and export their figures")

@@ -193,9 +193,12 @@ def simulate(options: argparse.Namespace) -> Answer:
 def _profile_and_cluster(options: argparse.Namespace) -> tuple[Profile, Cluster]:
     """Join the profiles given and build the cluster given; --server-file brings both."""
     if options.server_file:
-        from .server_file import load_server_file
+        from .server_file import ServerFile
 
-        return load_server_file(options.server_file, bandwidths=options.bandwidth)
+        servers = ServerFile.load(options.server_file)
+        names = ("bandwidth", "network")  # inside a server, between servers
+        links = dict(zip(names, options.bandwidth or (), strict=False))
+        return servers.profile(), servers.cluster(**links, memory_bytes=options.memory or float("inf"))
     if not options.profile:
         raise InputError("no profile: give --profile [TYPE=]FILE, or --server-file, which names its profiles")
     profiles = []
@@ -326,9 +329,13 @@ def _progress_row(row: dict[str, Any]) -> None:
 def export(options: argparse.Namespace) -> Answer:
     from .formats import export_plan
 
-    written = export_plan(
-        Plan.load(options.plan), options.out, profile=Profile.load(options.profile[0]) if options.profile else None
-    )
+    chosen = Plan.load(options.plan)
+    written = export_plan(chosen, options.out, profile=Profile.load(options.profile) if options.profile else None)
+    if options.model:
+        from .models import network
+        from .stage_modules import write_stage_modules
+
+        written += write_stage_modules(chosen, network(options.model, num_classes=options.classes), options.out)
     return Answer({"files": [str(path) for path in written]}, "\n".join(map(str, written)))
 
 

@@ -1,0 +1,71 @@
+import json
+
+import pytest
+
+from sparsepipe import GraphText, InputError, Plan, Profile, Stage, partition
+from sparsepipe.cluster import Cluster, Link
+from sparsepipe.formats import conf_of, export_plan, graph_text_of, load_conf
+
+
+@pytest.fixture
+def profile(shared_reference):
+    return Profile.load(shared_reference / "profiles/minkvgg/minkvgg_v0.02_b64_RTX/graph.txt")
+
+
+@pytest.fixture
+def plan(profile):
+    return partition(profile, Cluster.uniform(4, link=Link(1e9)))
+
+
+def test_a_plan_survives_pipedreams_files(tmp_path, profile, plan):
+    written = export_plan(plan, tmp_path, profile=profile)
+    assert [path.name for path in written] == ["hybrid_conf.json", "mp_conf.json", "dp_conf.json", "gpus=4.txt"]
+    text = GraphText.load(tmp_path / "gpus=4.txt")
+    again = load_conf(tmp_path / "hybrid_conf.json", text)
+    assert [(stage.layers, stage.ranks) for stage in again.stages] == [(s.layers, s.ranks) for s in plan.stages]
+    one_each = load_conf(tmp_path / "mp_conf.json", text)
+    assert [stage.ranks for stage in one_each.stages] == [(k,) for k in range(len(plan.stages))]
+    everyone = load_conf(tmp_path / "dp_conf.json", text)
+    assert len(everyone.stages) == 1
+    assert everyone.ranks == (0, 1, 2, 3)
+
+
+def test_what_loads_the_data_is_in_stage_0(profile, plan):
+    assert graph_text_of(plan, profile).nodes[0].stage_id == 0
+
+
+def test_depths_become_warm_ups(tmp_path, profile):
+    layers = tuple(layer.id for layer in profile.graph.layers[1:])
+    plan = Plan((Stage(layers[:9], (0,), warmup=3), Stage(layers[9:], (1,), warmup=0)))
+    assert conf_of(plan)["stage_to_depth_map"] == {"0": 3, "1": 0}
+    export_plan(plan, tmp_path, profile=profile)
+    again = load_conf(tmp_path / "hybrid_conf.json", GraphText.load(tmp_path / "gpus=2.txt"))
+    assert [stage.warmup for stage in again.stages] == [3, 0]
+
+
+def test_a_conf_may_list_every_layer(tmp_path, profile):
+    count = len(profile.graph.layers) - 1
+    conf = {"module_to_stage_map": [0] * 10 + [1] * (count - 10) + [1], "stage_to_rank_map": {"0": [0], "1": [1]}}
+    (tmp_path / "conf.json").write_text(json.dumps(conf))
+    plan = load_conf(tmp_path / "conf.json", profile.to_graph_text())
+    assert [len(stage.layers) for stage in plan.stages] == [10, count - 10]
+
+
+@pytest.mark.parametrize(
+    ("conf", "message"),
+    [
+        ([], "expected a JSON object"),
+        ({"module_to_stage_map": [0, 0]}, "expected a JSON object"),
+        ({"module_to_stage_map": "0", "stage_to_rank_map": {"0": [0]}}, "not a list of stage numbers"),
+        ({"module_to_stage_map": [0, 0], "stage_to_rank_map": {"0": 3}}, "not a map of stages to ranks"),
+        ({"module_to_stage_map": [0] * 53, "stage_to_rank_map": {"1": [0]}}, "stages 1, expected 0 to 0"),
+        ({"module_to_stage_map": [0, 1, 1], "stage_to_rank_map": {"0": [0], "1": [1]}}, "lists 2 modules"),
+        ({"module_to_stage_map": [1] * 9 + [0] * 44, "stage_to_rank_map": {"0": [0], "1": [1]}}, "earlier stage"),
+        ({"module_to_stage_map": [0] * 53, "stage_to_rank_map": {"0": [0, 0]}}, "more than one replica"),
+    ],
+)
+def test_bad_confs_are_named(tmp_path, profile, conf, message):
+    (tmp_path / "conf.json").write_text(json.dumps(conf))
+    with pytest.raises(InputError, match=message) as caught:
+        load_conf(tmp_path / "conf.json", profile.to_graph_text())
+    assert str(caught.value).startswith(str(tmp_path / "conf.json"))
