@@ -7,6 +7,9 @@ from typing import Any
 
 from ..errors import InputError
 
+OPTIMIZERS = ("sgd", "adam", "adamw", "lamb")
+LEARNING_RATE_SCHEDULES = ("constant", "step", "exponential", "polynomial", "cosine")
+
 
 @dataclass(frozen=True)
 class RunConfig:
@@ -24,8 +27,13 @@ class RunConfig:
     engine: str = "auto"
     epochs: int = 1
     minibatches: int | None = None
+    optimizer: str = "sgd"  # or adam, adamw, lamb
     learning_rate: float = 0.01
-    momentum: float = 0.9
+    learning_rate_schedule: str = "constant"  # or step, exponential, polynomial, cosine
+    warmup_minibatches: int = 0  # of the learning rate, linear
+    learning_rate_decay: float = 0.1  # the factor of step and exponential, the power of polynomial
+    decay_epochs: float = 30.0  # from one such factor to the next
+    momentum: float = 0.9  # of sgd
     weight_decay: float = 0.0
     seed: int = 0
     device: str = "cpu"
@@ -48,6 +56,7 @@ class RunConfig:
             ("checkpoint_every", 0),
             ("keep_checkpoints", 1),
             ("max_restarts", 0),
+            ("warmup_minibatches", 0),
         ):
             _require_integer(name, getattr(self, name), least)
         for name in ("minibatches", "threads"):
@@ -57,12 +66,18 @@ class RunConfig:
             ("learning_rate", 0, math.inf),
             ("momentum", 0, 1),
             ("weight_decay", 0, math.inf),
+            ("learning_rate_decay", 0, math.inf),
+            ("decay_epochs", 0, math.inf),
             ("voxel_size", 0, 1),
             ("timeout_seconds", 0, math.inf),
         ):
             _require_number(name, getattr(self, name), least, most)
-        if self.voxel_size == 0 or self.timeout_seconds == 0:
-            raise InputError("voxel_size and timeout_seconds must be above 0")
+        for name in ("voxel_size", "timeout_seconds", "decay_epochs"):
+            if getattr(self, name) == 0:
+                raise InputError(f"{name} is 0, expected a number above 0")
+        for name, known in (("optimizer", OPTIMIZERS), ("learning_rate_schedule", LEARNING_RATE_SCHEDULES)):
+            if getattr(self, name) not in known:
+                raise InputError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(known)}")
         if self.device.split(":")[0] not in ("cpu", "cuda"):
             raise InputError(f"device {self.device!r} given, expected cpu or cuda")
 

@@ -166,6 +166,14 @@ class Segment:
             voxels=voxels,
         )
 
+    def _learning_rate(self, minibatch: int) -> float:
+        workload = self.worker.workload
+        return self.worker.learning_rate.at(
+            minibatch,
+            epoch_minibatches=workload.epoch_minibatches,
+            total_minibatches=workload.total_minibatches,
+        )
+
     def update(self, action: Action) -> None:
         """Average the gradients of a round over the replicas and step."""
         worker = self.worker
@@ -179,5 +187,5 @@ class Segment:
         else:
             start = recorder.now()
             gradients = average_gradients(gradients, len(members), worker.process, what=str(action))
-        worker.weights.update(gradients)
+        worker.weights.update(gradients, self._learning_rate(members[0] + self.base))
         recorder.span("update", str(action), start, recorder.now(), minibatch=members[-1] + self.base)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .optimizer import SGD
+from .optimizer import Optimizer
 
 
 @dataclass(eq=False)
@@ -25,11 +25,12 @@ class Version:
 class Weights:
     """The newest version, the versions still in use, and the gradients gathered for the next."""
 
-    def __init__(self, parameters: Mapping[str, Tensor], optimizer: SGD) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor], optimizer: Optimizer) -> None:
         self.names = tuple(parameters)
         self.optimizer = optimizer
         self._newest = Version(0, {name: _leaf(tensor) for name, tensor in parameters.items()})
         self._alive = 1
+        self._spare: list[list[Tensor]] = []  # memory of versions let go, for the next ones
         self._gradients: list[Tensor] | None = None
         self.most_versions = 1
 
@@ -47,6 +48,7 @@ class Weights:
         version.users -= 1
         if version.users == 0 and version is not self._newest:
             self._alive -= 1
+            self._spare.append(list(version.tensors.values()))
             version.tensors.clear()
 
     def accumulate(self, gradients: Sequence[Tensor]) -> None:
@@ -63,18 +65,19 @@ class Weights:
         return [torch.zeros_like(tensor) for tensor in self._newest.tensors.values()] if taken is None else taken
 
     @torch.no_grad()
-    def update(self, gradients: Sequence[Tensor]) -> None:
+    def update(self, gradients: Sequence[Tensor], learning_rate: float) -> None:
         """Make the next version out of the newest and the round's averaged gradients."""
         old = self._newest
-        unused = old.users == 0
-        tensors = self.optimizer.step(list(old.tensors.values()), gradients, in_place=unused)
-        if unused:
+        if old.users == 0:
             old.index += 1
-            return
-        leaves = [tensor.requires_grad_() for tensor in tensors]
-        self._newest = Version(old.index + 1, dict(zip(self.names, leaves, strict=True)))
-        self._alive += 1
-        self.most_versions = max(self.most_versions, self._alive)
+        else:
+            kept = list(old.tensors.values())
+            tensors = self._spare.pop() if self._spare else [torch.empty_like(t).requires_grad_() for t in kept]
+            torch._foreach_copy_(tensors, kept)
+            self._newest = Version(old.index + 1, dict(zip(self.names, tensors, strict=True)))
+            self._alive += 1
+            self.most_versions = max(self.most_versions, self._alive)
+        self.optimizer.step(list(self._newest.tensors.values()), gradients, learning_rate)
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Set the newest version. Only between epochs, with nothing in flight."""

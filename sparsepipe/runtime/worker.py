@@ -11,7 +11,8 @@ from ..schedule import Action, Op, actions, forward_actions, in_flight
 from . import checkpoint, metrics
 from .channel import Outbox
 from .config import RunConfig
-from .optimizer import SGD
+from .learning_rate import LearningRate
+from .optimizer import optimizer
 from .packet import Packet
 from .process import Process
 from .recorder import Recorder
@@ -35,8 +36,15 @@ class Worker:
         self.runner = StageRunner(
             workload.network, workload.engine, plan, self.stage, seed=config.seed, device=process.device
         )
-        optimizer = SGD(learning_rate=config.learning_rate, momentum=config.momentum, weight_decay=config.weight_decay)
-        self.weights = Weights(dict(self.runner.module.named_parameters()), optimizer)
+        chosen = optimizer(config.optimizer, momentum=config.momentum, weight_decay=config.weight_decay)
+        self.weights = Weights(dict(self.runner.module.named_parameters()), chosen)
+        self.learning_rate = LearningRate(
+            config.learning_rate,
+            config.learning_rate_schedule,
+            config.warmup_minibatches,
+            config.learning_rate_decay,
+            config.decay_epochs,
+        )
         self.outbox = Outbox(limit=in_flight(plan, self.stage, self.rank) + 2)
         self.last_rank = plan.stages[-1].ranks[0]  # tells the run's metrics
         self.epochs: list[dict[str, Any]] = []
@@ -151,7 +159,7 @@ class Worker:
                 num_classes=self.workload.network.num_classes,
                 batch_size=self.config.batch_size,
                 seed=self.config.seed,
-                optimizer="sgd",
+                optimizer=self.config.optimizer,
             )
         self.process.barrier("end of a checkpoint")
         self.recorder.span("checkpoint", f"{self.stage}C{done}", start, self.recorder.now())
@@ -161,8 +169,8 @@ class Worker:
         found.check(model=self.workload.network.name, layers=self.own.layers)
         tensors = found.read(self.own.layers)
         self.weights.load(checkpoint.without_prefix(tensors, "weight:"))
-        velocity = {key: tensor for key, tensor in tensors.items() if key.startswith("velocity:")}
-        self.weights.optimizer.load(self.weights.names, velocity)
+        state = {key: tensor for key, tensor in tensors.items() if not key.startswith(("weight:", "buffer:"))}
+        self.weights.optimizer.load(self.weights.names, state)
         buffers = checkpoint.without_prefix(tensors, "buffer:")
         for name, buffer in self.runner.module.named_buffers():
             buffer.copy_(buffers[name])
