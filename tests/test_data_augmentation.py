@@ -98,8 +98,8 @@ def test_elastic_displacements_are_smooth_and_of_their_magnitude() -> None:
     assert np.abs(near).max() < 0.05
     assert 0.3 < far.std() / 2**0.5 / 0.3 < 1.1
     assert all(not np.array_equal(moved[0], other) for other in moved[1:])
-    with pytest.raises(InputError, match="elastic spacing 0.001 makes a grid"):
-        Augmentation(elastic=((0.001, 0.1),)).apply(Cloud(points), seed=0)
+    with pytest.raises(InputError, match="elastic spacing 1e-06 is below a millionth"):
+        Augmentation(elastic=((1e-6, 0.1),)).apply(Cloud(points), seed=0)
 
 
 @pytest.mark.parametrize("name", sorted(AUGMENTATIONS))

@@ -10,6 +10,7 @@ import torch
 
 from sparsepipe import data
 from sparsepipe.data import IGNORED, info, open_folder
+from sparsepipe.data.formats import read
 from sparsepipe.data.layouts import s3dis, semantickitti, shapenetpart
 from sparsepipe.errors import InputError
 
@@ -79,6 +80,30 @@ def test_parts_beside_a_mesh_label_its_voxels(tmp_path: Path) -> None:
         data.load(tmp_path, split="train", voxel_size=0.25, task="segmentation").batch([0])
     _write(tmp_path / "dataset.json", '{"parts": 3}')
     _refused(tmp_path, "'parts' is 3, expected a list of names")
+
+
+def test_real_scans_with_labels_of_ones_own_keep_their_metres(shared_data: Path, tmp_path: Path) -> None:
+    """A lidar sweep and a room, labelled by height: what a network can be shown to overfit."""
+    for name in ("kitti_000008", "scannet_scene0000_00"):
+        content = (shared_data / "scans" / f"{name}.bin").read_bytes()
+        path = _write(tmp_path / "scan" / "train" / f"{name}.bin", content)
+        height = read(path).points[:, 2]
+        _write(path.with_suffix(".seg"), "".join(f"{label}\n" for label in (height > np.median(height)).astype(int)))
+    _write(tmp_path / "dataset.json", json.dumps({"parts": ["low", "high"], "metric": True}))
+    dataset = data.load(tmp_path, split="train", voxel_size=0.1, num_points=None, task="segmentation")
+    lidar, room = dataset.batch([0, 1]).samples()
+    assert min(len(lidar), len(room)) > 5000
+    assert lidar.coordinates[:, 0].max() == 768  # 76.8 m ahead
+    assert room.coordinates[:, 0].max() == 84
+    for sample in (lidar, room):
+        low, high = (sample.coordinates[sample.label == label, 2].float().mean() for label in (0, 1))
+        assert low < high
+    augmented = data.load(
+        tmp_path, split="train", voxel_size=0.1, num_points=None, task="segmentation", augmentation="scans"
+    )
+    assert augmented.batch([0, 1], epoch=3).per_voxel
+    _write(tmp_path / "dataset.json", '{"metric": "yes"}')
+    _refused(tmp_path, "'metric' is 'yes', expected true or false")
 
 
 def test_the_synthetic_shapes_have_parts_where_they_should_be(tmp_path: Path) -> None:

@@ -11,6 +11,10 @@ from numpy.random import Generator
 from ..errors import InputError
 from .formats import Cloud
 from .formats.base import NORMAL
+from .voxels import unique_rows
+
+_CORNERS = np.array(list(np.ndindex(2, 2, 2)))  # of a grid cell
+_NEIGHBOURS = np.array(list(np.ndindex(3, 3, 3))) - 1  # of a grid point, itself among them
 
 
 @dataclass(frozen=True)
@@ -103,23 +107,20 @@ def _turned(cloud: Cloud, turn: np.ndarray) -> np.ndarray | None:
 def _smooth_field(points: np.ndarray, spacing: float, rng: Generator) -> np.ndarray:
     """Return random displacements [P, 3] of about unit size that change smoothly over `spacing`.
 
-    Normal noise on a grid, averaged over neighbours, brought back to unit deviation, interpolated linearly.
+    Normal noise on a grid, each grid point with its 26 neighbours' added, brought back to unit deviation and
+    interpolated linearly. Only grid points near the cloud are made: scans fill little of their box.
     """
-    low = points.min(axis=0)
-    position = (points - low) / spacing + 1  # a margin of one, which the averaging uses up
-    shape = np.floor(position.max(axis=0)).astype(int) + 3
-    if np.prod(shape.astype(float)) > 2**24:
-        raise InputError(f"elastic spacing {spacing} makes a grid of {'x'.join(map(str, shape))}; use a larger one")
-    noise = rng.standard_normal((*shape, 3))
-    for axis in range(3):
-        noise = (np.roll(noise, 1, axis) + noise + np.roll(noise, -1, axis)) / math.sqrt(3)
-    cell = np.floor(position).astype(int)
-    share = position - cell
-    field = np.zeros_like(points)
-    for corner in np.ndindex(2, 2, 2):  # the eight grid points around each point
-        weight = np.where(corner, share, 1 - share).prod(axis=1, keepdims=True)
-        field += weight * noise[tuple((cell + corner).T)]
-    return field
+    position = (points - points.min(axis=0)) / spacing
+    if position.max() > 2**20:
+        raise InputError(f"elastic spacing {spacing} is below a millionth of the cloud's extent; use a larger one")
+    cell = np.floor(position).astype(np.int64)
+    share = (position - cell)[:, None]
+    weights = np.where(_CORNERS, share, 1 - share).prod(axis=2)  # [P, 8]
+    nodes, corner = unique_rows((cell[:, None] + _CORNERS).reshape(-1, 3))
+    sources, neighbour = unique_rows((nodes[:, None] + _NEIGHBOURS).reshape(-1, 3))
+    noise = rng.standard_normal((len(sources), 3))
+    smooth = noise[neighbour].reshape(len(nodes), len(_NEIGHBOURS), 3).sum(axis=1) / math.sqrt(len(_NEIGHBOURS))
+    return (weights[..., None] * smooth[corner].reshape(len(points), len(_CORNERS), 3)).sum(axis=1)
 
 
 def _about_z(angle: float) -> np.ndarray:

@@ -42,7 +42,7 @@ def voxel_index(points: np.ndarray, voxel_size: float) -> tuple[np.ndarray, np.n
             f"voxel {np.abs(cells).max():.3g} at voxel size {voxel_size} is beyond int32; "
             "use larger voxels or unit_cube()"
         )
-    rows, index = _unique_rows(cells.astype(np.int64))
+    rows, index = unique_rows(cells.astype(np.int64))
     return rows.astype(np.int32), index
 
 
@@ -83,7 +83,7 @@ def _checked(points: np.ndarray) -> np.ndarray:
     return points
 
 
-def _unique_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def unique_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Sort int64 rows [P, D], keep each once, say where each went: by one integer key a row where the ranges fit."""
     low = rows.min(axis=0)
     sizes = [int(size) for size in rows.max(axis=0) - low + 1]

@@ -8,7 +8,7 @@ from ...errors import InputError
 from ..formats import READERS, Cloud, Mesh
 
 SPLITS = ("train", "validation", "test")
-MARKER = "dataset.json"  # optional, at the top: {"name": …, "synthetic": true, "parts": […], …}
+MARKER = "dataset.json"  # optional, at the top: {"name": …, "synthetic": true, "parts": […], "metric": true, …}
 CLASSIFICATION = "classification"  # one label a sample
 SEGMENTATION = "segmentation"  # one label a point, hence a voxel
 

@@ -31,8 +31,19 @@ def opened(root: Path, marker: dict) -> DataFolder:
         files += samples
     if not files:
         raise InputError(f"{root}: no class folder, expected CLASS/{{train,test}}/FILE; check the path")
+    metric = marker.get("metric", False)
+    if not isinstance(metric, bool):
+        raise InputError(f"{root / MARKER}: 'metric' is {metric!r}, expected true or false; correct or remove it")
     return DataFolder(
-        marker.get("name", root.name), root, classes, tuple(files), marker, "classes", _read, parts=_parts(root, marker)
+        marker.get("name", root.name),
+        root,
+        classes,
+        tuple(files),
+        marker,
+        "classes",
+        _read,
+        parts=_parts(root, marker),
+        metric=metric,
     )
 
 

@@ -1,0 +1,126 @@
+"""One file from its URL: picked up where an earlier try ended, verified by size and SHA-256, whole or absent."""
+
+import hashlib
+import http.client
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+from .manifests import RemoteFile
+
+Progress = Callable[[str, int, int | None], None]  # (file name, bytes so far, bytes in all or None)
+
+_CHUNK_BYTES = 1 << 20
+_TIMEOUT_SECONDS = 60
+_TRIES = 4  # in a row that bring nothing
+_PAUSE_SECONDS = 1.0  # after the first of them, twice as long after each further one
+_BROKEN = (urllib.error.URLError, TimeoutError, ConnectionError, http.client.HTTPException)
+
+
+def download(file: RemoteFile, folder: Path, progress: Progress | None = None) -> Path:
+    """Return `folder`/`file.path`, downloaded and verified; what is there and verifies is not fetched again.
+
+    Bytes gather in a file ending in .part, from whose end a later try goes on where the server can. A connection that
+    breaks is tried again. Raises InputError where it stays broken (the .part stays for next time), or where size or
+    SHA-256 differ (nothing stays).
+    """
+    path = folder / file.path
+    part = path.with_name(f"{path.name}.part")
+    if path.is_file():
+        if _sha256(path) == file.sha256:
+            return path
+        path.unlink()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    vain, failure = 0, None  # tries in a row that brought nothing
+    while vain < _TRIES:
+        if vain:
+            time.sleep(_PAUSE_SECONDS * 2 ** (vain - 1))
+        start = _size(part)
+        whole = start > 0 and start == file.num_bytes
+        failure = None if whole else _append(file, part, start, progress)
+        if failure is None and _verified(file, part, resumed=start > 0):
+            part.replace(path)
+            return path
+        vain = 0 if _size(part) > start else vain + 1
+    raise InputError(f"{file.url}: cannot be downloaded ({failure}); try again, what came is kept")
+
+
+def _append(file: RemoteFile, part: Path, start: int, progress: Progress | None) -> str | None:
+    """Fetch what is missing after `start` bytes. Return what went wrong, None where the end was reached."""
+    request = urllib.request.Request(file.url)
+    web = request.type in ("http", "https")
+    if start and web:
+        request.add_header("Range", f"bytes={start}-")
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as response:
+            size = start if _continues(response, start) else 0
+            total = _total(response, size)
+            with part.open("ab" if size else "wb") as handle:
+                while chunk := response.read(_CHUNK_BYTES):
+                    size += len(chunk)
+                    handle.write(chunk)
+                    if progress is not None:
+                        progress(file.path, size, file.num_bytes or total)
+                    if file.num_bytes is not None and size > file.num_bytes:
+                        break
+                handle.flush()
+                os.fsync(handle.fileno())
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code == 416:  # nothing after `start`: the .part is whole, or of another file
+            return None
+        if error.code < 500 and error.code not in (408, 429):
+            raise InputError(f"{file.url}: cannot be downloaded ({error}); check the manifest's URL") from None
+        return str(error)
+    except _BROKEN as error:
+        if not web:
+            part.unlink(missing_ok=True)
+            raise InputError(f"{file.url}: cannot be downloaded ({getattr(error, 'reason', error)})") from None
+        return str(getattr(error, "reason", error)) or type(error).__name__
+    short = size < (total or 0) or (web and size < (file.num_bytes or 0))
+    return f"{size} of {file.num_bytes or total} bytes came" if short else None
+
+
+def _continues(response: Any, start: int) -> bool:
+    """Say whether the server goes on from `start`; one that cannot sends everything again."""
+    return (
+        start > 0 and response.status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
+    )
+
+
+def _total(response: Any, start: int) -> int | None:
+    """Return the size of the whole file as the server states it."""
+    length = response.headers.get("Content-Length", "")
+    return start + int(length) if length.isdecimal() else None
+
+
+def _verified(file: RemoteFile, part: Path, *, resumed: bool) -> bool:
+    """Say whether the file is what its manifest says. A resumed one that is not is dropped, to be fetched anew.
+
+    Raises InputError, with both sides' numbers, where it was fetched in one go.
+    """
+    size = _size(part)
+    found = _sha256(part) if size == file.num_bytes or file.num_bytes is None else None
+    if found == file.sha256:
+        return True
+    part.unlink(missing_ok=True)
+    if resumed:
+        return False
+    if found is None:
+        more = "or more " if size > (file.num_bytes or 0) else ""
+        raise InputError(f"{file.url}: {size} bytes {more}came, expected {file.num_bytes}; try again")
+    raise InputError(f"{file.url}: its SHA-256 is {found}, expected {file.sha256}; not used")
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
