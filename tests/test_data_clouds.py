@@ -236,6 +236,16 @@ def _flipped(content: bytes, name: str) -> bytes:
     return content[:at] + bytes([content[at] ^ 0xFF]) + content[at + 1 :]
 
 
+def _boasting() -> bytes:
+    """An archive whose array says it is a trillion points long."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        head = io.BytesIO()
+        np.lib.format.write_array_header_1_0(head, {"descr": "<f8", "fortran_order": False, "shape": (10**12, 3)})
+        archive.writestr("points.npy", head.getvalue() + bytes(100))
+    return buffer.getvalue()
+
+
 def _with_text() -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
@@ -250,6 +260,7 @@ def _with_text() -> bytes:
         (b"PK\x03\x04 and no more", "not a NumPy archive, or cut short"),
         (_npz(points=POINTS)[:-30], "not a NumPy archive, or cut short"),
         (_flipped(_npz(points=np.arange(300.0).reshape(100, 3)), "points.npy"), "not a NumPy archive that can be read"),
+        (_boasting(), "not a NumPy archive that can be read"),
         (_with_text(), "member 'points' is no array"),
         (_npz(points=np.array([{"a": 1}], dtype=object)), "not a NumPy archive that can be read"),
         (_npz(a=POINTS, b=POINTS), "holds a, b, expected an array 'points' [P, 3]"),
@@ -317,6 +328,65 @@ def test_a_broken_hdf5_is_refused_in_one_line_that_names_it(tmp_path: Path) -> N
         hdf5_labels(_hdf5(tmp_path / "odd.h5", data=data))
     with pytest.raises(InputError, match="no such"):
         read(tmp_path / "nowhere.h5")
+
+
+# --- damage of any kind -----------------------------------------------------------------------------------------------
+
+
+def _valid(folder: Path, name: str) -> bytes:
+    points = np.random.default_rng(0).normal(size=(40, 3)).astype("<f4")
+    box = trimesh.creation.box()
+    if name == "h5":
+        return _hdf5(folder / "valid.h5", data=points[None], label=np.zeros(1)).read_bytes()
+    return {
+        "off": lambda: box.export(file_type="off").encode(),
+        "pcd": lambda: ("\n".join(PCD) + "\n").encode() + points.tobytes(),
+        "ascii.ply": lambda: box.export(file_type="ply", encoding="ascii"),
+        "mesh.ply": lambda: box.export(file_type="ply"),
+        "cloud.ply": lambda: trimesh.PointCloud(points).export(file_type="ply"),
+        "txt": lambda: "".join(",".join(map(repr, row)) + "\n" for row in points.tolist()).encode(),
+        "npz": lambda: _npz(points=points, labels=np.arange(40)),
+        "bin": lambda: np.column_stack([points, np.linspace(0, 1, 40)]).astype("<f4").tobytes(),
+    }[name]()
+
+
+PCD = "VERSION 0.7|FIELDS x y z|SIZE 4 4 4|TYPE F F F|WIDTH 40|HEIGHT 1|POINTS 40|DATA binary".split("|")
+edits = st.lists(
+    st.tuples(
+        st.sampled_from(["change", "insert", "remove", "cut"]), st.floats(0, 1), st.binary(min_size=1, max_size=9)
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@pytest.mark.parametrize("name", ["off", "pcd", "ascii.ply", "mesh.ply", "cloud.ply", "txt", "npz", "h5", "bin"])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(edits=edits)
+def test_whatever_is_damaged_either_reads_or_is_refused_in_one_line(tmp_path: Path, name: str, edits: list) -> None:
+    content = bytearray(_valid(tmp_path, name))
+    path = tmp_path / f"damaged.{name}"
+    read(_write(path, bytes(content)))
+    for edit, share, octets in edits:
+        place = int(share * len(content))
+        if edit == "change":
+            content[place : place + len(octets)] = octets
+        elif edit == "insert":
+            content[place:place] = octets
+        elif edit == "remove":
+            del content[place : place + len(octets)]
+        else:
+            del content[place:]
+    _write(path, bytes(content))
+    try:
+        found = read(path)
+    except InputError as error:
+        assert str(path) in str(error)  # noqa: PT017 - either outcome is right
+        assert "\n" not in str(error)
+    else:
+        rows = found.points if isinstance(found, Cloud) else found.vertices
+        assert np.isfinite(rows).all()
+        assert rows.shape[1] == 3
 
 
 # --- scans ----------------------------------------------------------------------------------------------------------

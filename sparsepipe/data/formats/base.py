@@ -74,13 +74,13 @@ def cloud_of(path: Path, columns: Mapping[str, np.ndarray]) -> Cloud:
     missing = [axis for axis in POSITION if axis not in named]
     if missing:
         raise InputError(f"{path}: no column {', '.join(missing)} among {', '.join(columns)}; expected x, y and z")
-    points = np.stack([named.pop(axis) for axis in POSITION], axis=1).astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):  # damaged numbers are found and named below
+        points = np.stack([named.pop(axis) for axis in POSITION], axis=1).astype(np.float64)
+        labels = named.pop(LABEL, None)
+        names = tuple(named)
+        attributes = np.stack([named[name] for name in names], axis=1).astype(np.float32) if names else None
     check_finite(path, points, what="point")
-    labels = named.pop(LABEL, None)
-    names = tuple(named)
-    attributes = None
-    if names:
-        attributes = np.stack([named[name] for name in names], axis=1).astype(np.float32)
+    if attributes is not None:
         check_finite(path, attributes, what=f"{', '.join(names)} of point")
     return Cloud(points, attributes, names, None if labels is None else whole_labels(path, labels))
 

@@ -62,7 +62,7 @@ def _opened(path: Path) -> Iterator[dict[str, Any]]:
             arrays = {name: file[name] for name in ("data", "label", "normal", "pid") if name in file}
             _check(path, arrays)
             yield arrays
-    except (OSError, RuntimeError, KeyError) as error:  # what h5py raises for a damaged file
+    except (OSError, RuntimeError, KeyError, MemoryError) as error:  # what h5py raises for a damaged file
         raise InputError(f"{path}: {_WHAT} that is damaged or cut short ({one_line(error)}); fetch it again") from None
 
 

@@ -34,7 +34,16 @@ def read_npz(path: Path) -> Cloud:
             names = set(archive.files)
             known = next((name for name in _POINTS if name in names), None)
             arrays = {name: archive[name] for name in archive.files if name == known or name in _FURTHER}
-    except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, OSError, KeyError, NotImplementedError) as error:
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        ValueError,
+        LookupError,
+        OSError,
+        RuntimeError,
+        EOFError,
+        MemoryError,
+    ) as error:
         raise InputError(f"{path}: not {_WHAT} that can be read ({one_line(error)}); fetch the file again") from None
     if known is None:
         raise InputError(f"{path}: holds {', '.join(sorted(names)) or 'nothing'}, expected an array 'points' [P, 3]")

@@ -32,6 +32,9 @@ def read_ply(path: Path) -> Mesh | Cloud:
         read = load_ply(io.BytesIO(data), skip_materials=True)
         raw = read["metadata"]["_ply_raw"]["vertex"]
         columns = {name: np.asarray(raw["data"][name]).reshape(-1) for name in raw["properties"]}
+        if elements.get("face"):
+            vertices, faces = np.asarray(read["vertices"], np.float64), np.asarray(read["faces"], np.int64)
+            vertices, faces = vertices.reshape(-1, 3), faces.reshape(-1, 3)
     except Exception as error:  # trimesh and numpy raise many kinds; the file is at fault in each
         counts = " + ".join(f"{count} {name}" for name, count in elements.items())
         raise InputError(
@@ -39,7 +42,6 @@ def read_ply(path: Path) -> Mesh | Cloud:
         ) from None
     if not elements.get("face"):
         return cloud_of(path, columns)
-    vertices, faces = np.asarray(read["vertices"], dtype=np.float64), np.asarray(read["faces"], dtype=np.int64)
     check_finite(path, vertices, what="vertex")
     outside = faces[(faces < 0) | (faces >= len(vertices))]
     if len(outside):
