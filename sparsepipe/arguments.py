@@ -68,7 +68,6 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--learning-rate", type=_positive)
     one.add_argument("--momentum", type=float)
     one.add_argument("--weight-decay", type=float)
-    one.add_argument("--threads", type=_count, help="of each worker (default: the cores shared evenly)")
     one.add_argument("--no-validation", dest="validate", action="store_false", default=None)
     one.add_argument("--checkpoint-every", type=int, metavar="EPOCHS", help="0: no checkpoints (default: 1)")
     one.add_argument("--max-restarts", type=int, metavar="N", help="from the last checkpoint, when a worker dies")
@@ -118,6 +117,7 @@ def _model_options(one: argparse.ArgumentParser) -> None:
     one.add_argument("--num-points", type=_count, metavar="N", help="points sampled from each mesh (default: 1024)")
     one.add_argument("--engine", choices=["auto", "native", "minkowski"], help="default: minkowski where it imports")
     one.add_argument("--device", choices=["cpu", "cuda"])
+    one.add_argument("--threads", type=_count, metavar="N", help="cores of one device (profile: 1; run: shared evenly)")
     one.add_argument("--seed", type=int)
 
 

@@ -102,7 +102,7 @@ def profile(options: argparse.Namespace) -> Answer:
             raise InputError(f"no {name}: give --{name.replace('_', '-')}")
     from .profiler import profile_model
 
-    names = ("num_points", "engine", "device", "device_type", "repeats", "seed")
+    names = ("num_points", "engine", "device", "device_type", "repeats", "threads", "seed")
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     found = profile_model(
         options.model,

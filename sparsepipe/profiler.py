@@ -3,11 +3,13 @@
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from threadpoolctl import threadpool_limits
 
 from . import data
 from .data.batch import PointBatch
@@ -34,12 +36,14 @@ def profile_model(
     device: str = "cpu",
     device_type: str | None = None,
     repeats: int = 5,
+    threads: int = 1,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Profile:
     """Profile a named model on minibatches of a data set's training split, sparse, typical and crowded ones.
 
-    `voxel_counts` of the profile are those of random minibatches. Raises InputError for unknown names and bad data.
+    `voxel_counts` of the profile are those of random minibatches. On a CPU, `threads` cores make one device: measure
+    with as many as each worker will have. Raises InputError for unknown names and bad data.
     """
     chosen = engine_by_name(engine)
     dataset = data.load(source, split="train", voxel_size=voxel_size, num_points=num_points, seed=seed)
@@ -52,18 +56,31 @@ def profile_model(
     batches = spread_batches(typical, batch_size=min(batch_size, len(dataset)))
     origin = {"data": dataset.origin, "reading_seconds": reading, "seed": seed}
     counts = [batch.num_voxels for batch in typical if len(batch) == len(typical[0])]
-    return profile(
-        net,
-        batches,
-        chosen,
-        device=device,
-        device_type=device_type,
-        repeats=repeats,
-        seed=seed,
-        voxel_counts=counts,
-        origin=origin,
-        progress=progress,
-    )
+    with _limited_to(threads):
+        return profile(
+            net,
+            batches,
+            chosen,
+            device=device,
+            device_type=device_type,
+            repeats=repeats,
+            seed=seed,
+            voxel_counts=counts,
+            origin=origin,
+            progress=progress,
+        )
+
+
+@contextmanager
+def _limited_to(threads: int) -> Iterator[None]:
+    """Keep torch, OpenMP and the BLAS libraries (MinkowskiEngine brings its own) to `threads` threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with threadpool_limits(threads):
+            yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def spread_batches(typical: Sequence[PointBatch], *, batch_size: int) -> tuple[PointBatch, ...]:

@@ -78,9 +78,6 @@ class Workplace:
 
     def measure(self, model: str, *, repeats: int = 3) -> Profile:
         """Profile `model` on this machine now, and keep it for the notebooks that follow."""
-        import torch
-
-        torch.set_num_threads(self.threads)
         found = profile_model(
             model,
             self.source,
@@ -89,6 +86,7 @@ class Workplace:
             num_points=self.num_points,
             engine=self.engine,
             repeats=repeats,
+            threads=self.threads,
             seed=self.seed,
             progress=_say,
         )
