@@ -12,7 +12,8 @@ LEVELS = [  # lowest first; a module may import its own level's files only insid
     {"graph", "cluster", "trace", "graph_text"},
     {"profile", "plan"},
     {"schedule", "record", "formats", "plan_diff", "server_file"},
-    {"costs", "data", "models"},
+    {"costs"},
+    {"data", "models"},
     {"planners", "simulator"},
     {"engines"},
     {"profiler", "runtime", "stage_modules"},
@@ -26,10 +27,10 @@ LEVELS = [  # lowest first; a module may import its own level's files only insid
 ]
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
 VIEWS = {"plots"}  # draws values: sees levels 0-1 and their costs alone, is seen by widgets and the entry points
-VALUES = set().union(*LEVELS[:5])
+VALUES = set().union(*LEVELS[:6])
 INSIDE_A_LEVEL = {("graph_text", "graph"), ("plan_diff", "plan")}
 HEAVY = {"torch", "MinkowskiEngine", "plotly", "ray", "pandas", "ipywidgets", "papermill"}
-TORCH_FREE = {*VALUES, "costs", "planners", "simulator", "plots", "widgets"}
+TORCH_FREE = {*VALUES, "planners", "simulator", "plots", "widgets"}
 
 
 def sources():

@@ -5,7 +5,7 @@ import plotly.graph_objects as go
 
 from ..errors import InputError
 from ..plan import Plan
-from .table import plan_names
+from .table import milliseconds, plan_names
 from .theme import INK, SMALL, finished, stage_color
 
 
@@ -57,7 +57,7 @@ def compare(*plans: Plan, note: str = "") -> go.Figure:
             shown.add(k)
             start += len(stage.layers)
         if plan.estimate:
-            text = f"{plan.estimate.period_seconds * 1e3:.3g} ms"
+            text = milliseconds(plan.estimate.period_seconds)
             figure.add_annotation(
                 x=1.01,
                 xref="paper",

@@ -8,7 +8,7 @@ from plotly.subplots import make_subplots
 
 from ..errors import InputError
 from ..plan import Plan
-from .table import plan_names
+from .table import milliseconds, plan_names
 from .theme import INK, SMALL, finished, hatch, stage_color
 
 
@@ -95,7 +95,7 @@ def stages(*plans: Plan, note: str = "") -> go.Figure:
         x=(periods.low + periods.high) / 2,
         y=periods.period * 1e3,
         mode="text",
-        text=[f"{period * 1e3:.3g} ms" for period in periods.period],
+        text=[milliseconds(period) for period in periods.period],
         textposition="top center",
         textfont_size=SMALL,
         showlegend=False,

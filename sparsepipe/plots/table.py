@@ -20,6 +20,12 @@ def strategy(plan: Plan) -> str:
     return f"pipeline × {shape} ({plan.schedule})"
 
 
+def milliseconds(seconds: float) -> str:
+    """Three digits, and never an exponent: "0.82 ms", "19.6 ms", "1034 ms"."""
+    value = seconds * 1e3
+    return f"{value:.0f} ms" if value >= 100 else f"{value:.3g} ms"
+
+
 def distinct(names: Iterable[str]) -> list[str]:
     """Number the names that occur more than once, so that each marks one thing in a figure."""
     names = list(names)
