@@ -106,7 +106,7 @@ def _window(trace: Trace, minibatches: tuple[int, int] | None) -> tuple[list[Spa
         return [], 0.0, 0.0
     begin = min(span.start for span in work)
     end = max(span.end for span in (work if minibatches else chosen))
-    return [span for span in chosen if span.end > begin and span.start < end], begin, end
+    return [span for span in chosen if span.end >= begin and span.start <= end], begin, end
 
 
 def _name(trace: Trace, traces: Sequence[Trace], position: int) -> str:

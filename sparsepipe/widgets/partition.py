@@ -38,10 +38,10 @@ class PartitionExplorer:
         self.timeline, self.stages, self.layers = PlotView(), PlotView(), PlotView()
         pin = ipywidgets.Button(description="pin as A", tooltip="keep this plan to compare the next ones with")
         pin.on_click(self.messages.shown(self._pin))
-        controls = ipywidgets.VBox(
-            [*self._controls(), self.cuts, pin, self.code], layout=ipywidgets.Layout(width="360px")
-        )
-        views = ipywidgets.VBox([self.messages, self.summary, self.timeline, self.stages, self.layers])
+        column = ipywidgets.Layout(flex="0 0 370px", overflow="hidden")
+        controls = ipywidgets.VBox([*self._controls(), self.cuts, pin, self.code], layout=column)
+        room = ipywidgets.Layout(flex="1 1 0", min_width="0")
+        views = ipywidgets.VBox([self.messages, self.summary, self.timeline, self.stages, self.layers], layout=room)
         self.widget = ipywidgets.HBox([controls, views])
         self._redraw = self.messages.shown(self.update)
         for control in self._controls():
@@ -84,10 +84,8 @@ class PartitionExplorer:
         name: str, value: float, tip: str, *, low: float = 6, high: float = 12
     ) -> ipywidgets.FloatLogSlider:
         start = min(max(value, 10**low), 10**high)
-        return ipywidgets.FloatLogSlider(
-            value=start, base=10, min=low, max=high, step=0.1, description=name, tooltip=tip, layout=_WIDE, style=_NAMES,
-            readout_format=".2s",
-        )  # fmt: skip
+        looks = {"layout": _WIDE, "style": _NAMES, "readout_format": ".2s", "tooltip": tip}
+        return ipywidgets.FloatLogSlider(value=start, base=10, min=low, max=high, step=0.1, description=name, **looks)
 
     @staticmethod
     def _choice(name: str, options: list[str], value: str) -> ipywidgets.Dropdown:
@@ -224,22 +222,18 @@ def summary_table(plan: Plan, cluster: Cluster, *, batch_size: int | None = None
 def bottleneck(plan: Plan) -> str:
     """Name the slowest stage and what makes it so."""
     assert plan.estimate is not None
-    causes = [
-        (
-            part.compute_seconds + part.averaging_seconds,
-            k,
-            "averaging" if part.averaging_seconds > part.compute_seconds else "compute",
-        )
-        for k, part in enumerate(plan.estimate.stages)
-    ]
-    causes += [(part.transfer_seconds, k, "transfers") for k, part in enumerate(plan.estimate.stages)]
+    causes = []
+    for k, part in enumerate(plan.estimate.stages):
+        own = "averaging" if part.averaging_seconds > part.compute_seconds else "compute"
+        causes += [(part.compute_seconds + part.averaging_seconds, k, own), (part.transfer_seconds, k, "transfers")]
     seconds, stage, cause = max(causes)
     return f"stage {stage}: {cause}, {seconds * 1e3:.2f} ms"
 
 
 def _html_table(rows: Iterable[tuple[str, str]]) -> str:
+    faint = "padding:0 14px 0 0;opacity:.75"
     cells = "".join(
-        f"<tr><td style='padding:0 14px 0 0;opacity:.75'>{html.escape(name)}</td><td><b>{html.escape(value)}</b></td></tr>"
+        f"<tr><td style='{faint}'>{html.escape(name)}</td><td><b>{html.escape(value)}</b></td></tr>"
         for name, value in rows
     )
     return f"<table style='font-size:13px;line-height:1.5'>{cells}</table>"

@@ -1,8 +1,8 @@
 """A plotly figure that is replaced as a whole, in one message; plotly's own code comes to the page once.
 
-plotly's FigureWidget sends 5 MB with every instance and a message for every trace it changes, and breaks when two threads
-change it. Here all views of a page share one copy of plotly.js. Jupyter serves it as a static file where its folder can
-be written to; the kernel sends it, once, where not.
+plotly's FigureWidget sends 5 MB with every instance and a message for every trace it changes, and breaks when two
+threads change it. Here all views of a page share one copy of plotly.js: Jupyter serves it as a static file where its
+folder can be written to, else the kernel sends it once.
 """
 
 import sys
@@ -64,7 +64,9 @@ function library(model) {
   return globalThis[key];
 }
 
-function themed(layout) {
+function themed(given) {
+  const layout = { ...given, autosize: true };  // as wide as there is room; the height stays
+  delete layout.width;
   if (document.body.dataset.jpThemeLight !== "false") return layout;
   const ink = "#d8d8d8", grid = "#3a3a3a", clear = "rgba(0,0,0,0)";
   const dark = { ...layout, paper_bgcolor: clear, plot_bgcolor: clear, font: { ...(layout.font || {}), color: ink } };
@@ -116,7 +118,7 @@ class PlotView(anywidget.AnyWidget):
     clicked = traitlets.Dict({}).tag(sync=True)
 
     def __init__(self, figure: go.Figure | None = None, *, scroll_zoom: bool = False, **settings: Any) -> None:
-        config = {**MODEBAR, "scrollZoom": scroll_zoom}
+        config = {**MODEBAR, "scrollZoom": scroll_zoom, "responsive": True}
         super().__init__(asset=_served(), config=config, **settings)
         self.on_msg(self._answer)
         if figure is not None:
