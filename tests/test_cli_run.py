@@ -1,0 +1,126 @@
+"""`sparsepipe run` end to end: real processes, what goes wrong, and going on from there."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from sparsepipe import Plan, RunRecord, Stage
+from sparsepipe.data import make_shapes
+from sparsepipe.data.families import FAMILIES
+from sparsepipe.models import network
+
+MODEL = "minkvgg11bn-narrow"
+IDS = tuple(row.id for row in network(MODEL, num_classes=2).rows)
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data") / "shapes"
+    return make_shapes(folder, num_train=8, num_test=2, seed=0, families=list(FAMILIES)[:3])
+
+
+@pytest.fixture
+def plan(tmp_path):
+    return Plan((Stage(IDS[:9], (0,)), Stage(IDS[9:], (1,)))).save(tmp_path / "plan.json")
+
+
+def command(plan, shapes, folder, *more):
+    settings = "--voxel-size 0.1 --batch-size 4 --engine native --threads 1 --num-points 256 --seed 3".split()
+    words = ["run", plan, "--model", MODEL, "--data", shapes, "--run-dir", folder, "--json", *settings, *more]
+    return [sys.executable, "-m", "sparsepipe", *map(str, words)]
+
+
+def finish(words):
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    return done.returncode, done.stdout, done.stderr.strip().splitlines()
+
+
+@pytest.mark.slow
+def test_a_run_tells_what_it_reached_and_resumes(plan, shapes, tmp_path):
+    code, out, _ = finish(command(plan, shapes, tmp_path / "run", "--epochs", 2))
+    summary = json.loads(out)
+    assert code == 0
+    assert summary["minibatches"] == 12
+    assert summary["samples_per_second"] > 0
+    assert 0 <= summary["validation"]["accuracy"] <= 1
+    assert len(summary["stages"]) == 2
+    assert all(0 <= stage["busy_fraction"] <= 1 for stage in summary["stages"])
+    code, out, _ = finish(
+        [sys.executable, "-m", "sparsepipe", *f"run --resume {tmp_path}/run --epochs 3 --json".split()]
+    )
+    assert code == 0
+    assert json.loads(out)["minibatches"] == 18
+    assert RunRecord.load(tmp_path / "run").status["state"] == "finished"
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_not_finite_ends_the_run_with_one_line_and_a_readable_record(plan, shapes, tmp_path):
+    code, out, errors = finish(command(plan, shapes, tmp_path / "run", "--learning-rate", 1e30))
+    assert (code, out) == (1, "")
+    assert "rank 1 (stage 1)" in errors[-1]
+    assert "is nan" in errors[-1] or "is inf" in errors[-1]
+    assert "Traceback" not in "\n".join(errors)
+    record = RunRecord.load(tmp_path / "run")
+    assert record.status["state"] == "failed"
+    assert record.plan == Plan.load(plan)
+    assert (tmp_path / "run/logs/rank1.error.json").exists()
+
+
+@pytest.mark.slow
+def test_a_killed_worker_ends_the_others_and_the_run_resumes(plan, shapes, tmp_path):
+    folder = tmp_path / "run"
+    words = command(plan, shapes, folder, "--epochs", 400)
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    checkpoints = folder / "checkpoints"
+    deadline = time.monotonic() + 60
+    while not (checkpoints.exists() and any(checkpoints.glob("minibatch-*"))):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    victim, other = (int((folder / f"logs/rank{rank}.pid").read_text()) for rank in (1, 0))
+    os.kill(victim, signal.SIGKILL)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "rank 1 (stage 1)" in errors.strip().splitlines()[-1]
+    assert "SIGKILL" in errors.strip().splitlines()[-1]
+    with pytest.raises(ProcessLookupError):
+        os.kill(other, 0)
+    done = RunRecord.load(folder).metrics("epoch")[-1]["minibatches"]
+    code, out, _ = finish(
+        [sys.executable, "-m", "sparsepipe", "run", "--resume", folder, "--minibatches", str(done + 6), "--json"]
+    )
+    assert code == 0
+    assert json.loads(out)["minibatches"] >= done
+
+
+def test_a_port_in_use_is_refused_before_anything_starts(plan, shapes, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, out, errors = finish(command(plan, shapes, tmp_path / "run", "--port", port))
+    assert (code, out, len(errors)) == (2, "", 1)
+    assert f"port {port} of 127.0.0.1 cannot be had" in errors[0]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_plan_with_more_stages_than_layers_is_refused(shapes, tmp_path):
+    stages = (Stage(IDS, (0,)), Stage((), (1,)))
+    plan = Plan(stages).save(tmp_path / "plan.json")
+    code, _, errors = finish(command(plan, shapes, tmp_path / "run"))
+    assert (code, len(errors)) == (2, 1)
+    assert "stage 1 has no layers" in errors[0]
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_data_that_cannot_be_read_names_the_file(plan, tmp_path):
+    broken = make_shapes(tmp_path / "shapes", num_train=4, num_test=1, seed=0, families=list(FAMILIES)[:2])
+    victim = sorted(broken.rglob("train/*.off"))[0]
+    victim.write_text(victim.read_text()[:200])
+    code, out, errors = finish(command(plan, broken, tmp_path / "run"))
+    assert (code, out) == (2, "")
+    assert victim.name in errors[-1]
