@@ -10,8 +10,10 @@ from engine_clouds import close, leaf, random_batch
 from hypothesis import given, settings
 
 from sparsepipe.engines import engine
+from sparsepipe.engines.native import coordinates, kernel_map
 from sparsepipe.engines.native.convolution import convolve
-from sparsepipe.engines.native.coordinates import CoordinateManager, kernel_offsets, pack, unpack
+from sparsepipe.engines.native.coordinates import CoordinateManager, pack, unpack
+from sparsepipe.engines.native.kernel_map import kernel_offsets
 from sparsepipe.engines.native.pooling import global_max_pool, max_pool
 from sparsepipe.errors import InputError
 from sparsepipe.models import INPUT, Row
@@ -20,10 +22,10 @@ NATIVE = engine("native")
 SIZE = 8  # of the dense grid; random_batch(reach=4) fills [-4, 4)
 
 
-def dense(coordinates, features, *, fill=0.0):
+def dense(voxels, features):
     """Scatter rows onto a grid [B, C, 8, 8, 8] whose origin is -4."""
-    grid = features.new_full((int(coordinates[:, 0].max()) + 1, features.shape[1], SIZE, SIZE, SIZE), fill)
-    b, x, y, z = (coordinates.long() + torch.tensor([0, 4, 4, 4])).unbind(1)
+    grid = features.new_zeros(int(voxels[:, 0].max()) + 1, features.shape[1], SIZE, SIZE, SIZE)
+    b, x, y, z = (voxels.long() + torch.tensor([0, 4, 4, 4])).unbind(1)
     grid[b, :, x, y, z] = features
     return grid
 
@@ -84,34 +86,45 @@ def test_max_pool_equals_brute_force(size, stride):
     assert torch.equal(features.grad, gradient)
 
 
-@given(st.integers(1, 4), st.sampled_from([1, 2, 3]), st.sampled_from([1, 2]), st.integers(0, 5))
-@settings(max_examples=25)
-def test_kernel_maps_equal_brute_force(dimension, size, stride, seed):
-    generator = torch.Generator().manual_seed(seed)
-    coordinates = torch.randint(-3, 3, (40, 1 + dimension), generator=generator)
-    coordinates[:, 0] %= 2
-    coordinates = coordinates.unique(dim=0)
+@given(st.integers(1, 4), st.sampled_from([1, 2, 3]), st.sampled_from([1, 2]), st.sampled_from([1, 2]), st.booleans())
+@settings(max_examples=40)
+def test_kernel_maps_equal_brute_force(dimension, size, stride, dilation, table):
+    """Both ways to look voxels up: by a table of the bounding box, and by bisection."""
+    generator = torch.Generator().manual_seed(dimension)
+    voxels = torch.randint(-3, 3, (40, 1 + dimension), generator=generator)
+    voxels[:, 0] %= 2
+    voxels = voxels.unique(dim=0)
     manager = CoordinateManager(dimension)
     ones = (1,) * dimension
-    manager.insert(ones, pack(coordinates))
+    manager.insert(ones, pack(voxels))
     target = ones if stride == 1 else manager.downsampled(ones, stride)
-    found = manager.kernel_map(ones, target, kernel_size=size)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel_map, "_TABLE_CELLS", 2**28 if table else 0)
+        found = manager.kernel_map(ones, target, kernel_size=size, dilation=dilation)
     out = manager.coordinates(target)
-    floored = torch.cat([coordinates[:, :1], coordinates[:, 1:] // stride * stride], dim=1)
+    floored = torch.cat([voxels[:, :1], voxels[:, 1:] // stride * stride], dim=1)
     assert torch.equal(out.long(), floored.unique(dim=0))
     taps = range(-(size // 2), size // 2 + 1) if size % 2 else range(size)
-    place = {tuple(row): i for i, row in enumerate(coordinates.tolist())}
+    place = {tuple(row): i for i, row in enumerate(voxels.tolist())}
     pairs = set()
     for k, offset in enumerate(itertools.product(taps, repeat=dimension)):  # the last axis runs fastest: reversed below
         for j, (b, *c) in enumerate(out.tolist()):
-            i = place.get((b, *(v + o for v, o in zip(c, offset[::-1], strict=True))))
+            i = place.get((b, *(v + dilation * o for v, o in zip(c, offset[::-1], strict=True))))
             if i is not None:
                 pairs.add((k, i, j))
-    ours = {(k, int(i), int(j)) for k, rows, outs in found.segments() for i, j in zip(rows, outs, strict=True)}
+    offsets = torch.arange(len(found.counts)).repeat_interleave(torch.tensor(found.counts))
+    ours = set(zip(offsets.tolist(), found.in_rows.tolist(), found.out_rows.tolist(), strict=True))
     if found.identity is not None:
         ours |= {(found.identity, i, i) for i in range(len(out))}
     assert ours == pairs
     assert found.num_pairs == len(pairs)
+    assert {(int(i), int(j)) for i, j in zip(*found.all_rows, strict=True)} == {(i, j) for _, i, j in pairs}
+    for num_rows in (1, 7, 1000):
+        chunks = found.chunks(num_rows)
+        assert all(sum(chunk.counts) <= num_rows or len(chunk.counts) == 1 for chunk in chunks)
+        for name in ("in_rows", "out_rows"):
+            assert [row for chunk in chunks for row in getattr(chunk, name).tolist()] == getattr(found, name).tolist()
+        assert [k for chunk in chunks for k in chunk.offsets] == [k for k, count in enumerate(found.counts) if count]
 
 
 def test_gradients_in_double_precision():
@@ -120,18 +133,18 @@ def test_gradients_in_double_precision():
     one = (1, 1, 1)
     features = torch.randn(len(manager.keys(one)), 2, dtype=torch.float64, requires_grad=True)
     for target, size in ((one, 3), (manager.downsampled(one, 2), 2), (manager.downsampled(one, 2), 3)):
-        kernel_map = manager.kernel_map(one, target, kernel_size=size)
+        pairs = manager.kernel_map(one, target, kernel_size=size)
         kernel = torch.randn(size**3, 2, 3, dtype=torch.float64, requires_grad=True)
-        assert torch.autograd.gradcheck(lambda x, k, m=kernel_map: convolve(x, k, m), (features, kernel))
-        assert torch.autograd.gradcheck(lambda x, m=kernel_map: max_pool(x, m), (features,))
+        assert torch.autograd.gradcheck(lambda x, k, m=pairs: convolve(x, k, m), (features, kernel))
+        assert torch.autograd.gradcheck(lambda x, m=pairs: max_pool(x, m), (features,))
     sizes = manager.sample_sizes(one)
     assert torch.autograd.gradcheck(lambda x: global_max_pool(x, sizes), (features,))
 
 
 def test_maps_are_built_once_for_a_minibatch(monkeypatch):
     built = []
-    build = CoordinateManager._build
-    monkeypatch.setattr(CoordinateManager, "_build", lambda self, *key: built.append(key) or build(self, *key))
+    build = coordinates.kernel_map
+    monkeypatch.setattr(coordinates, "kernel_map", lambda *args, **shape: built.append(shape) or build(*args, **shape))
     args = {"in_channels": 2, "out_channels": 2, "kernel_size": 3}
     x = NATIVE.tensor(random_batch())
     for name in "abc":
@@ -144,11 +157,11 @@ def test_keys_keep_coordinates_and_their_order(dimension, seed):
     bits = {1: 31, 2: 22, 3: 16, 4: 12}[dimension]
     limit = 3 << (bits - 3)
     generator = torch.Generator().manual_seed(seed)
-    coordinates = torch.randint(-limit, limit, (50, 1 + dimension), generator=generator)
-    coordinates[:, 0] = torch.randint(0, 1000, (50,), generator=generator)
-    coordinates = coordinates.int().unique(dim=0)
-    keys = pack(coordinates)
-    assert torch.equal(unpack(keys, dimension), coordinates)
+    voxels = torch.randint(-limit, limit, (50, 1 + dimension), generator=generator)
+    voxels[:, 0] = torch.randint(0, 1000, (50,), generator=generator)
+    voxels = voxels.int().unique(dim=0)
+    keys = pack(voxels)
+    assert torch.equal(unpack(keys, dimension), voxels)
     assert bool((keys[1:] > keys[:-1]).all())
 
 

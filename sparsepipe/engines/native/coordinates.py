@@ -1,46 +1,16 @@
 """Voxel coordinates as sorted 64-bit keys, and the coordinate sets and kernel maps of one minibatch."""
 
-import itertools
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from ...errors import InputError
+from .kernel_map import KernelMap, kernel_map
 
 Stride = tuple[int, ...]
 
 # dimension -> bits per spatial axis; what is left of 63 bits holds the batch index:
 #   | batch | axis 1 | ... | axis D |      order of keys = lexicographic order of (batch, axis 1, ..., axis D)
 _AXIS_BITS = {1: 31, 2: 22, 3: 16, 4: 12}
-
-
-@dataclass(frozen=True, slots=True)
-class KernelMap:
-    """Which input row meets which output row under which kernel offset.
-
-    Pairs are grouped by offset, `counts[k]` of them for offset k, and within one offset both columns grow. The centre
-    of an odd kernel that keeps its coordinates pairs every row with itself: it is named `identity` and holds no pairs.
-    """
-
-    in_rows: Tensor  # int64 [P]
-    out_rows: Tensor  # int64 [P]
-    counts: tuple[int, ...]
-    num_in: int
-    num_out: int
-    identity: int | None = None
-
-    def segments(self) -> list[tuple[int, Tensor, Tensor]]:
-        """List (offset, input rows, output rows) of the offsets that hold pairs."""
-        columns = zip(self.in_rows.split(self.counts), self.out_rows.split(self.counts), strict=True)
-        return [(k, in_rows, out_rows) for k, (in_rows, out_rows) in enumerate(columns) if len(in_rows)]
-
-    @property
-    def num_pairs(self) -> int:
-        return len(self.in_rows) + (self.num_out if self.identity is not None else 0)
-
-    def transposed(self) -> "KernelMap":
-        return KernelMap(self.out_rows, self.in_rows, self.counts, self.num_out, self.num_in, self.identity)
 
 
 def pack(coordinates: Tensor) -> Tensor:
@@ -81,19 +51,6 @@ def unpack(keys: Tensor, dimension: int) -> Tensor:
 
 def batch_index(keys: Tensor, dimension: int) -> Tensor:
     return keys >> (_AXIS_BITS[dimension] * dimension)
-
-
-def kernel_offsets(kernel_size: int, dimension: int) -> tuple[tuple[int, ...], ...]:
-    """List a kernel's offsets as MinkowskiEngine does: first axis fastest, odd sizes centred, even ones from 0."""
-    first = -(kernel_size // 2) if kernel_size % 2 else 0
-    reach = range(first, first + kernel_size)
-    return tuple(offset[::-1] for offset in itertools.product(reach, repeat=dimension))
-
-
-def _key_step(step: tuple[int, ...]) -> int:
-    """Return what must be added to a key to move by `step`: axes do not interfere inside the packable range."""
-    bits = _AXIS_BITS[len(step)]
-    return sum(amount << (bits * (len(step) - 1 - axis)) for axis, amount in enumerate(step))
 
 
 class CoordinateManager:
@@ -143,39 +100,6 @@ class CoordinateManager:
         """Pair rows by a kernel laid on the coordinates of `out_stride`, in steps of `in_stride` times `dilation`."""
         cached = (in_stride, out_stride, kernel_size, dilation)
         if cached not in self._maps:
-            self._maps[cached] = self._build(in_stride, out_stride, kernel_size, dilation)
+            ends = self.coordinates(in_stride), self.coordinates(out_stride)
+            self._maps[cached] = kernel_map(*ends, in_stride, kernel_size=kernel_size, dilation=dilation)
         return self._maps[cached]
-
-    def _build(self, in_stride: Stride, out_stride: Stride, kernel_size: int, dilation: int) -> KernelMap:
-        in_keys, out_keys = self._keys[in_stride], self._keys[out_stride]
-        offsets = kernel_offsets(kernel_size, self.dimension)
-        steps = [
-            _key_step(tuple(o * s * dilation for o, s in zip(offset, in_stride, strict=True))) for offset in offsets
-        ]
-        if in_stride == out_stride and kernel_size % 2:
-            return _centred_map(in_keys, steps)
-        in_rows, out_rows, counts = _search(in_keys, out_keys, steps)
-        return KernelMap(in_rows, out_rows, counts, len(in_keys), len(out_keys))
-
-
-def _search(in_keys: Tensor, out_keys: Tensor, steps: list[int]) -> tuple[Tensor, Tensor, tuple[int, ...]]:
-    """For each step, pair every output key with the input key that lies one step away, where there is one."""
-    wanted = out_keys + torch.tensor(steps, device=out_keys.device).unsqueeze(1)  # [K, M]
-    place = torch.searchsorted(in_keys, wanted).clamp_(max=max(len(in_keys) - 1, 0))
-    found = in_keys[place] == wanted
-    _, out_rows = found.nonzero(as_tuple=True)  # by offset, then by output row
-    return place[found], out_rows, tuple(found.sum(1).tolist())
-
-
-def _centred_map(keys: Tensor, steps: list[int]) -> KernelMap:
-    """Build the map of an odd kernel that keeps its coordinates: offset -k is offset k with the two columns swapped."""
-    half = len(steps) // 2
-    in_rows, out_rows, counts = _search(keys, keys, steps[:half])
-    return KernelMap(
-        torch.cat([in_rows, *reversed(out_rows.split(counts))]),
-        torch.cat([out_rows, *reversed(in_rows.split(counts))]),
-        (*counts, 0, *reversed(counts)),
-        len(keys),
-        len(keys),
-        identity=half,
-    )

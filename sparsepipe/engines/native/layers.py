@@ -11,7 +11,7 @@ from ...models.rows import Row
 from ..dense import ACTIVATIONS, DENSE_LAYERS, dense_grid
 from ..dropout import SeededDropout
 from .convolution import convolve
-from .coordinates import KernelMap
+from .kernel_map import KernelMap
 from .pooling import average_pool, global_average_pool, global_max_pool, global_sum_pool, max_pool, sum_pool
 from .tensor import SparseTensor
 
@@ -199,7 +199,7 @@ def _upward_map(tensor: SparseTensor, like: SparseTensor, stride: int, **shape: 
         raise InputError(
             f"tensor strides {coarse} up to {fine}: expected two tensors of one minibatch, stride {stride} apart"
         )
-    return tensor.manager.kernel_map(fine, coarse, **shape).transposed()
+    return tensor.manager.kernel_map(fine, coarse, **shape).transposed
 
 
 def _merge(function: Callable[[list[Tensor]], Tensor], tensors: tuple[AnyTensor, ...]) -> AnyTensor:

@@ -7,28 +7,26 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .coordinates import KernelMap
+from .kernel_map import KernelMap
 
 
 class _MaxPool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, features: Tensor, kernel_map: KernelMap) -> Tensor:
+        in_rows, out_rows = kernel_map.all_rows
         shape = (kernel_map.num_out, features.shape[1])
-        if kernel_map.identity is None:
-            # Every output voxel has an input voxel below it, so no output keeps the starting value.
-            output = features.new_full(shape, -torch.inf)
-            winners = torch.zeros_like(output, dtype=torch.int64)
-        else:
-            output = features.clone()
-            winners = torch.arange(len(features), device=features.device).unsqueeze(1).repeat(1, shape[1])
-        for _, in_rows, out_rows in kernel_map.segments():
-            candidates, best = features.index_select(0, in_rows), output.index_select(0, out_rows)
-            better = candidates > best  # of equal candidates the first wins
-            output.index_copy_(0, out_rows, torch.where(better, candidates, best))
-            rows = torch.where(better, in_rows.unsqueeze(1), winners.index_select(0, out_rows))
-            winners.index_copy_(0, out_rows, rows)
-        ctx.save_for_backward(winners)
-        ctx.num_in = kernel_map.num_in
+        index = out_rows.unsqueeze(1).expand(-1, shape[1])
+        candidates = features.index_select(0, in_rows)
+        # Every output voxel has an input voxel below it, so no output is left as it was made.
+        output = features.new_empty(shape).scatter_reduce_(0, index, candidates, "amax", include_self=False)
+        if ctx.needs_input_grad[0]:
+            # Of equal candidates the first row wins. Row numbers are floats as only those are reduced fast.
+            exact = torch.float32 if kernel_map.num_in <= 2**24 else torch.float64
+            best = candidates == output.index_select(0, out_rows)
+            rows = torch.where(best, in_rows.to(exact).unsqueeze(1), torch.inf)
+            winners = rows.new_empty(shape).scatter_reduce_(0, index, rows, "amin", include_self=False)
+            ctx.save_for_backward(winners.int())
+            ctx.num_in = kernel_map.num_in
         return output
 
     @staticmethod
@@ -36,7 +34,7 @@ class _MaxPool(torch.autograd.Function):
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
         (winners,) = ctx.saved_tensors
         grad_features = grad_output.new_zeros(ctx.num_in, grad_output.shape[1])
-        return grad_features.scatter_add_(0, winners, grad_output), None
+        return grad_features.scatter_add_(0, winners.long(), grad_output), None
 
 
 class _SumPool(torch.autograd.Function):
@@ -48,17 +46,13 @@ class _SumPool(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
-        return _sum(grad_output, ctx.kernel_map.transposed()), None
+        return _sum(grad_output, ctx.kernel_map.transposed), None
 
 
 def _sum(features: Tensor, kernel_map: KernelMap) -> Tensor:
-    if kernel_map.identity is None:
-        output = features.new_zeros(kernel_map.num_out, features.shape[1])
-    else:
-        output = features.clone()
-    for _, in_rows, out_rows in kernel_map.segments():
-        output.index_add_(0, out_rows, features.index_select(0, in_rows))
-    return output
+    in_rows, out_rows = kernel_map.all_rows
+    output = features.new_zeros(kernel_map.num_out, features.shape[1])
+    return output.index_add_(0, out_rows, features.index_select(0, in_rows))
 
 
 def sum_pool(features: Tensor, kernel_map: KernelMap) -> Tensor:
@@ -68,9 +62,7 @@ def sum_pool(features: Tensor, kernel_map: KernelMap) -> Tensor:
 
 def average_pool(features: Tensor, kernel_map: KernelMap) -> Tensor:
     """Average each output row's inputs, those that are there: [N_in, C] -> [N_out, C]; a row without any is 0."""
-    counts = torch.bincount(kernel_map.out_rows, minlength=kernel_map.num_out)
-    if kernel_map.identity is not None:
-        counts = counts + 1
+    counts = torch.bincount(kernel_map.all_rows[1], minlength=kernel_map.num_out)
     return sum_pool(features, kernel_map) / counts.clamp(min=1).unsqueeze(1)
 
 

@@ -1,0 +1,163 @@
+"""Kernel maps: which input voxel meets which output voxel under which offset of a convolution kernel."""
+
+import itertools
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+# A dense table of a minibatch's bounding box answers "which row is here?" fastest; it may have so many cells a voxel.
+_TABLE_CELLS_PER_VOXEL = 128
+_TABLE_CELLS = 2**28  # and no more than this: a GiB
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Consecutive pairs of whole offsets: pairs of `offsets[i]` are the i-th `counts[i]` of them."""
+
+    in_rows: Tensor
+    out_rows: Tensor
+    offsets: tuple[int, ...]
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class KernelMap:
+    """Which input row meets which output row under which kernel offset.
+
+    Pairs are grouped by offset, `counts[k]` of them for offset k, and within one offset both columns grow. The centre
+    of an odd kernel that keeps its coordinates pairs every row with itself: it is named `identity` and holds no pairs.
+    """
+
+    in_rows: Tensor  # int64 [P]
+    out_rows: Tensor  # int64 [P]
+    counts: tuple[int, ...]
+    num_in: int
+    num_out: int
+    identity: int | None = None
+
+    @property
+    def num_pairs(self) -> int:
+        return len(self.in_rows) + (self.num_out if self.identity is not None else 0)
+
+    @cached_property
+    def transposed(self) -> "KernelMap":
+        """The same pairs the other way round."""
+        return KernelMap(self.out_rows, self.in_rows, self.counts, self.num_out, self.num_in, self.identity)
+
+    @cached_property
+    def all_rows(self) -> tuple[Tensor, Tensor]:
+        """Input and output rows of every pair, those of `identity` written out, in no order of offsets."""
+        if self.identity is None:
+            return self.in_rows, self.out_rows
+        same = torch.arange(self.num_out, device=self.in_rows.device)
+        return torch.cat([self.in_rows, same]), torch.cat([self.out_rows, same])
+
+    @cached_property
+    def _chunks(self) -> dict[int, tuple[Chunk, ...]]:
+        return {}
+
+    def chunks(self, num_rows: int) -> tuple[Chunk, ...]:
+        """Group the offsets that have pairs so that each group has at most `num_rows` pairs, or one offset."""
+        if num_rows not in self._chunks:
+            groups: list[list[int]] = []
+            size = 0
+            for k, count in enumerate(self.counts):
+                if not count:
+                    continue
+                if not groups or size + count > num_rows:
+                    groups.append([])
+                    size = 0
+                groups[-1].append(k)
+                size += count
+            counts = [tuple(self.counts[k] for k in group) for group in groups]
+            sizes = [sum(group) for group in counts]
+            rows = zip(self.in_rows.split(sizes), self.out_rows.split(sizes), strict=True) if sizes else ()
+            self._chunks[num_rows] = tuple(
+                Chunk(*columns, tuple(group), own) for columns, group, own in zip(rows, groups, counts, strict=True)
+            )
+        return self._chunks[num_rows]
+
+
+def kernel_offsets(kernel_size: int, dimension: int) -> tuple[tuple[int, ...], ...]:
+    """List a kernel's offsets as MinkowskiEngine does: first axis fastest, odd sizes centred, even ones from 0."""
+    first = -(kernel_size // 2) if kernel_size % 2 else 0
+    reach = range(first, first + kernel_size)
+    return tuple(offset[::-1] for offset in itertools.product(reach, repeat=dimension))
+
+
+def kernel_map(
+    in_coordinates: Tensor, out_coordinates: Tensor, in_stride: tuple[int, ...], *, kernel_size: int, dilation: int = 1
+) -> KernelMap:
+    """Pair rows by a kernel laid on each of `out_coordinates`, in steps of `in_stride` times `dilation`.
+
+    Coordinates are int32 [N, 1 + D], batch index first, sorted and distinct, multiples of `in_stride`. Of an odd kernel
+    that keeps its coordinates, the very tensor, half is searched: offset -k is offset k with its columns swapped.
+    """
+    offsets = kernel_offsets(kernel_size, len(in_stride))
+    num_in, num_out = len(in_coordinates), len(out_coordinates)
+    if in_coordinates is not out_coordinates or kernel_size % 2 == 0:
+        in_rows, out_rows, counts = _search(in_coordinates, out_coordinates, in_stride, offsets, dilation)
+        return KernelMap(in_rows, out_rows, counts, num_in, num_out)
+    half = len(offsets) // 2
+    in_rows, out_rows, counts = _search(in_coordinates, out_coordinates, in_stride, offsets[:half], dilation)
+    return KernelMap(
+        torch.cat([in_rows, *reversed(out_rows.split(counts))]),
+        torch.cat([out_rows, *reversed(in_rows.split(counts))]),
+        (*counts, 0, *reversed(counts)),
+        num_in,
+        num_out,
+        identity=half,
+    )
+
+
+def _search(
+    in_coordinates: Tensor,
+    out_coordinates: Tensor,
+    in_stride: tuple[int, ...],
+    offsets: tuple[tuple[int, ...], ...],
+    dilation: int,
+) -> tuple[Tensor, Tensor, tuple[int, ...]]:
+    """For each offset pair every output voxel with the input voxel that lies there, where there is one.
+
+    Voxels become cell numbers of a box, in units of `in_stride`, that holds all inputs and all places looked at, so
+    that an offset is one number to add to a cell and never runs into the next row of cells.
+    """
+    if not offsets or not len(in_coordinates) or not len(out_coordinates):
+        none = in_coordinates.new_empty(0, dtype=torch.int64)
+        return none, none, (0,) * len(offsets)
+    reach = dilation * max(abs(step) for offset in offsets for step in offset)
+    units = torch.tensor((1, *in_stride), device=in_coordinates.device)
+    inputs = in_coordinates.div(units, rounding_mode="floor")
+    outputs = inputs if out_coordinates is in_coordinates else out_coordinates.div(units, rounding_mode="floor")
+    bounds = torch.stack([inputs.amin(0), outputs.amin(0), inputs.amax(0), outputs.amax(0)]).tolist()
+    low = [min(axis) - (reach if position else 0) for position, axis in enumerate(zip(*bounds[:2], strict=True))]
+    high = [max(axis) + (reach if position else 0) for position, axis in enumerate(zip(*bounds[2:], strict=True))]
+    sizes = [top - bottom + 1 for bottom, top in zip(low, high, strict=True)]
+    strides = [math.prod(sizes[position + 1 :]) for position in range(len(sizes))]
+    weights = torch.tensor(strides, device=inputs.device)
+    origin = sum(bottom * stride for bottom, stride in zip(low, strides, strict=True))
+    in_cells = _cells(inputs, weights, origin)
+    out_cells = in_cells if outputs is inputs else _cells(outputs, weights, origin)
+    steps = [dilation * sum(o * s for o, s in zip(offset, strides[1:], strict=True)) for offset in offsets]
+    wanted = out_cells + torch.tensor(steps, device=out_cells.device).unsqueeze(1)  # [K, M]
+    rows, found = _look_up(in_cells, wanted, math.prod(sizes))
+    pairs = found.flatten().nonzero().flatten()  # by offset, then by output row
+    return rows.flatten()[pairs].long(), pairs % wanted.shape[1], tuple(found.sum(dim=1).tolist())
+
+
+def _cells(places: Tensor, weights: Tensor, origin: int) -> Tensor:
+    return (places * weights).sum(dim=1) - origin
+
+
+def _look_up(cells: Tensor, wanted: Tensor, num_cells: int) -> tuple[Tensor, Tensor]:
+    """Return each wanted cell's row and whether it has one: by a table of all cells, in large boxes by bisection."""
+    if num_cells <= min(_TABLE_CELLS_PER_VOXEL * len(cells) + 2**16, _TABLE_CELLS):
+        table = torch.full((num_cells,), -1, dtype=torch.int32, device=cells.device)
+        table[cells] = torch.arange(len(cells), dtype=torch.int32, device=cells.device)
+        rows = table[wanted]
+        return rows, rows >= 0
+    rows = torch.searchsorted(cells, wanted).clamp_(max=len(cells) - 1)
+    return rows, cells[rows] == wanted
