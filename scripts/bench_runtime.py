@@ -1,0 +1,515 @@
+"""Measure the pipeline runtime against its competitors, all in one run: `python scripts/bench_runtime.py [--json]`.
+
+Every process has one thread. For each workload and in turn, `--repeats` times:
+
+    single      one process, a plain torch loop with the fused optimizer
+    limit       two such processes at once, their sum: what two cores can do
+    ddp         DistributedDataParallel over gloo in two processes
+    torch_1f1b  torch.distributed.pipelining Schedule1F1B at its best cut and number of micro-batches
+    pipeline    this project's runtime, asynchronous 1F1B, by the optimal plan of a profile taken with both cores busy
+    predicted   what the simulator says of that plan
+
+Numbers are samples a second: medians, and ratios with their spread (quartiles over the repeats).
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPOSITORY))
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+import torch.nn.functional as functional  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+
+from sparsepipe import data, simulator  # noqa: E402
+from sparsepipe.cluster import Cluster, Link  # noqa: E402
+from sparsepipe.engines import Subnetwork, engine  # noqa: E402
+from sparsepipe.files import read_rows  # noqa: E402
+from sparsepipe.models import Network, network  # noqa: E402
+from sparsepipe.plan import Plan  # noqa: E402
+from sparsepipe.planners import partition  # noqa: E402
+from sparsepipe.profile import LayerCost, Profile  # noqa: E402
+from sparsepipe.profiler import profile  # noqa: E402
+from sparsepipe.runtime import RunConfig  # noqa: E402
+from sparsepipe.runtime.metrics import pace, steady_window  # noqa: E402
+from sparsepipe.runtime.run import run  # noqa: E402
+from sparsepipe.runtime.workload import Workload  # noqa: E402
+
+SGD = {"lr": 0.001, "momentum": 0.9, "weight_decay": 1e-4}
+_DISTINCT = 8  # minibatches that repeat
+
+
+@dataclass(frozen=True)
+class Case:
+    """One network on minibatches of one kind."""
+
+    model: str
+    batch_size: int
+    engine: str = "native"
+    images: bool = False  # dense 32 x 32 images rather than clouds
+    voxel_size: float = 0.02
+    num_points: int = 2048
+
+
+CASES = {
+    "vgg16": Case("vgg16", 32, images=True),
+    "minkvgg16bn": Case("minkvgg16bn", 16),
+    "minkvgg16bn-minkowski": Case("minkvgg16bn", 16, engine="minkowski"),
+    "minkunet": Case("minkunet14a", 4),
+}
+
+
+class Repeated:
+    """A data set in memory whose few minibatches come again and again, so that reading costs nobody anything."""
+
+    split, synthetic, classes = "train", True, tuple("0123456789")
+
+    def __init__(self, case: Case, batches: Sequence[data.PointBatch], num_minibatches: int) -> None:
+        self.case, self.batches, self.num_minibatches = case, batches, num_minibatches
+        self.labels = [int(label) for k in range(num_minibatches) for label in self.pick(k).labels]
+        self.in_channels = batches[0].features.shape[1]
+
+    def pick(self, minibatch: int) -> data.PointBatch:
+        return self.batches[minibatch % len(self.batches)]
+
+    def __len__(self) -> int:
+        return self.case.batch_size * self.num_minibatches
+
+    def batch(self, indices: Sequence[int], *, epoch: int = 0) -> data.PointBatch:
+        return self.pick(indices[0] // self.case.batch_size)
+
+
+def minibatches(case: Case, folder: Path) -> list[data.PointBatch]:
+    """Make the few minibatches of a case, the same in every process."""
+    generator = torch.Generator().manual_seed(0)
+    if case.images:
+        axes = (torch.arange(case.batch_size), torch.arange(32), torch.arange(32))
+        grid = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).view(-1, 3).int()
+        return [
+            data.PointBatch(
+                grid,
+                torch.randn(len(grid), 3, generator=generator),
+                torch.randint(0, 10, (case.batch_size,), generator=generator),
+            )
+            for _ in range(_DISTINCT)
+        ]
+    clouds = data.load(folder / "shapes", split="train", voxel_size=case.voxel_size, num_points=case.num_points)
+    order = torch.randint(0, len(clouds), (_DISTINCT, case.batch_size), generator=generator).tolist()
+    batches = [clouds.batch(indices) for indices in order]
+    return [replace(batch, labels=batch.labels % 10) for batch in batches]
+
+
+def case_network(case: Case) -> Network:
+    return network(case.model, num_classes=10, in_channels=3 if case.images else 1)
+
+
+# --- roles: what one process does ------------------------------------------------------------------------------------
+
+
+def _loop(step: Any, case: Case, batches: Sequence[data.PointBatch], seconds: float, *, warmup: int = 2) -> float:
+    """Return samples a second of `step(number, minibatch)` over `seconds`."""
+    for k in range(warmup):
+        step(k, batches[k % len(batches)])
+    start, count = time.perf_counter(), 0
+    while time.perf_counter() - start < seconds:
+        batch = batches[count % len(batches)]
+        step(count, batch)
+        count += 1
+    return count * case.batch_size / (time.perf_counter() - start)
+
+
+def _whole(case: Case) -> tuple[Subnetwork, Any]:
+    chosen = engine(case.engine)
+    return Subnetwork(case_network(case), chosen).train(), chosen
+
+
+def role_single(case: Case, folder: Path, seconds: float) -> dict[str, Any]:
+    module, chosen = _whole(case)
+    optimizer = torch.optim.SGD(module.parameters(), fused=True, **SGD)
+    last = module.network.rows[-1].id
+
+    def step(number: int, batch: data.PointBatch) -> None:
+        outputs = module({"input": chosen.tensor(batch)}, minibatch=number, keep=(last,))
+        functional.cross_entropy(chosen.rows(outputs[last]), batch.labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return {"samples_per_second": _loop(step, case, minibatches(case, folder), seconds)}
+
+
+class _Whole(nn.Module):
+    """A network from minibatch to loss, as DistributedDataParallel wants it."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__()
+        self.inner, self.engine = _whole(case)
+
+    def forward(self, batch: data.PointBatch, number: int) -> Tensor:
+        last = self.inner.network.rows[-1].id
+        outputs = self.inner({"input": self.engine.tensor(batch)}, minibatch=number, keep=(last,))
+        return functional.cross_entropy(self.engine.rows(outputs[last]), batch.labels)
+
+
+def role_ddp(case: Case, folder: Path, seconds: float) -> dict[str, Any]:
+    _join(folder)
+    wrapped = nn.parallel.DistributedDataParallel(_Whole(case), gradient_as_bucket_view=True)
+    optimizer = torch.optim.SGD(wrapped.parameters(), fused=True, **SGD)
+    batches = minibatches(case, folder)
+
+    def step(number: int, batch: data.PointBatch) -> None:
+        wrapped(batches[(number + 4 * dist.get_rank()) % len(batches)], number).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return {"samples_per_second": 2 * _counted_loop(step, case, seconds)}
+
+
+def _counted_loop(step: Any, case: Case, seconds: float) -> float:
+    """Run as many steps as fit into about `seconds`, the same number on both ranks; return samples a second of one."""
+    empty = None
+    step(0, empty)
+    start = time.perf_counter()
+    step(1, empty)
+    estimate = torch.tensor([time.perf_counter() - start])
+    dist.all_reduce(estimate, op=dist.ReduceOp.MAX)
+    count = max(4, int(seconds / float(estimate)))
+    dist.barrier()
+    start = time.perf_counter()
+    for number in range(count):
+        step(number, empty)
+    dist.barrier()
+    return count * case.batch_size / (time.perf_counter() - start)
+
+
+class _Dropout(nn.Module):
+    def __init__(self, probability: float) -> None:
+        super().__init__()
+        self.probability = probability
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return functional.dropout(rows, self.probability, self.training)
+
+
+def role_torch_1f1b(case: Case, folder: Path, seconds: float, cut: int, count: int) -> dict[str, Any]:
+    """Dense: the same layers in nn.Sequential stages. Sparse: what happens when its tensors are handed to it."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    rank = _join(folder)
+    whole, chosen = _whole(case)
+    batches = minibatches(case, folder)
+    if not case.images:
+        return _sparse_1f1b(whole, chosen, batches, cut, rank)
+    rows = [row for row in whole.table if row.kind != "dense_grid"]
+    layers = [
+        _Dropout(row.args["probability"]) if row.kind == "dropout" else whole.get_submodule(row.id) for row in rows
+    ]
+    split = cut - (len(whole.table) - len(rows))
+    module = nn.Sequential(*(layers[:split] if rank == 0 else layers[split:]))
+    stage = PipelineStage(module, rank, 2, torch.device("cpu"))
+    schedule = Schedule1F1B(stage, n_microbatches=count, loss_fn=functional.cross_entropy)
+    optimizer = torch.optim.SGD(module.parameters(), fused=True, **SGD)
+    images = torch.randn(count * case.batch_size, 3, 32, 32)
+    labels = torch.randint(0, 10, (count * case.batch_size,))
+
+    def step(number: int, batch: Any) -> None:
+        if rank == 0:
+            schedule.step(images)
+        else:
+            schedule.step(target=labels, losses=[])
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return {"samples_per_second": count * _counted_loop(step, case, seconds)}
+
+
+def _sparse_1f1b(whole: Subnetwork, chosen: Any, batches: Sequence[data.PointBatch], cut: int, rank: int) -> dict:
+    """Hand coordinates and features of minibatches of different sizes to torch's own schedule."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    ids = [row.id for row in whole.table]
+
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            own = ids[:cut] if rank == 0 else ids[cut:]
+            self.inner = Subnetwork(whole.network, chosen, own).train()
+
+        def forward(self, coordinates: Tensor, features: Tensor) -> Any:
+            from sparsepipe.engines import CoordinateSet, Feature, Parts
+
+            stride = (1, 1, 1) if rank == 0 else (2, 2, 2)
+            name = "input" if rank == 0 else ids[cut - 1]
+            parts = Parts((CoordinateSet(stride, coordinates.int()),), {name: Feature(features, 0)})
+            outputs = self.inner(chosen.join(parts), minibatch=0)
+            if rank == 1:
+                return chosen.rows(outputs[ids[-1]])
+            out = chosen.split({ids[cut - 1]: outputs[ids[cut - 1]]})
+            return out.coordinate_sets[0].coordinates.float(), out.features[ids[cut - 1]].rows
+
+    try:
+        stage = PipelineStage(Half(), rank, 2, torch.device("cpu"))
+        schedule = Schedule1F1B(stage, n_microbatches=4, loss_fn=functional.cross_entropy)
+        some = batches[:4]
+        if rank == 0:  # split by rows, as it does with every tensor
+            schedule.step(torch.cat([b.coordinates for b in some]).float(), torch.cat([b.features for b in some]))
+        else:
+            schedule.step(target=torch.cat([b.labels for b in some]), losses=[])
+    except Exception as error:  # noqa: BLE001 - whatever it says is the result
+        return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+    return {"error": "it ran, but on minibatches cut by rows: samples are torn apart"}
+
+
+def role_profile(case: Case, folder: Path, seconds: float) -> dict[str, Any]:
+    """Profile while another process does the same: both cores busy, as they will be. The update is counted in."""
+    batches = {batch.num_voxels: batch for batch in minibatches(case, folder)}
+    counts = sorted(batches)
+    chosen = [batches[c] for c in dict.fromkeys((counts[0], counts[len(counts) // 2], counts[-1]))]
+    found = profile(case_network(case), chosen, engine(case.engine), repeats=7, voxel_counts=counts)
+    rate = _update_seconds_per_byte()
+    (costs,) = found.costs.values()
+    with_update = tuple(
+        LayerCost(tuple(replace(s, backward=s.backward + rate * layer.parameter_bytes) for s in cost.samples))
+        for layer, cost in zip(found.graph.layers, costs, strict=True)
+    )
+    Profile(found.graph, {"cpu": with_update}, found.voxel_counts, found.origin).save(
+        folder / f"profile-{os.environ['RANK']}.json"
+    )
+    return {}
+
+
+def _update_seconds_per_byte(megabytes: int = 64) -> float:
+    weights = [torch.zeros(megabytes * 2**18)]
+    weights[0].grad = torch.ones_like(weights[0])
+    optimizer = torch.optim.SGD(weights, fused=True, **SGD)
+    optimizer.step()
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        optimizer.step()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times) / weights[0].nbytes
+
+
+def role_pipeline(case: Case, folder: Path, seconds: float) -> dict[str, Any]:
+    plan = Plan.load(folder / "plan.json")
+    period = plan.estimate.period_seconds
+    count = max(12, int(seconds / period)) + 6
+    config = RunConfig(
+        case.model,
+        "memory",
+        batch_size=case.batch_size,
+        engine=case.engine,
+        epochs=1,
+        shuffle=False,
+        validate=False,
+        checkpoint_every=0,
+        threads=1,
+        learning_rate=SGD["lr"],
+        momentum=SGD["momentum"],
+        weight_decay=SGD["weight_decay"],
+        timeout_seconds=120,
+    )
+    batches = minibatches(case, folder)
+    dataset = Repeated(case, batches, count)
+    workload = Workload(config, case_network(case), engine(case.engine), dataset, None)
+    run_dir = folder / f"run-{os.environ['ATTEMPT']}"
+    os.environ["SPARSEPIPE_LAUNCH"] = os.environ["ATTEMPT"]
+    run(run_dir, plan, config, workload=workload)
+    (summary,) = [row for row in read_rows(run_dir / "metrics.jsonl") if row["event"] == "summary"]
+    return {"samples_per_second": summary["samples_per_second"], "stages": summary["stages"]}
+
+
+ROLES = {
+    "single": role_single,
+    "ddp": role_ddp,
+    "torch_1f1b": role_torch_1f1b,
+    "profile": role_profile,
+    "pipeline": role_pipeline,
+}
+
+
+def _join(folder: Path) -> int:
+    rank = int(os.environ["RANK"])
+    store = dist.FileStore(str(folder / f"store-{os.environ['ATTEMPT']}"), 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    return rank
+
+
+# --- the bench -------------------------------------------------------------------------------------------------------
+
+_attempts = iter(range(10**6))
+
+
+def start(role: str, name: str, folder: Path, seconds: float, *, world_size: int, extra: Sequence[str] = ()) -> list:
+    """Run a role in `world_size` processes at once and return what each said."""
+    attempt = str(next(_attempts))
+    (folder / f"run-{attempt}" / "logs").mkdir(parents=True, exist_ok=True)
+    common = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "ATTEMPT": attempt}
+    outputs = [folder / f"{role}-{attempt}-{rank}.json" for rank in range(world_size)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, __file__, "--role", role, "--workload", name, "--folder", str(folder), "--seconds"]
+            + [str(seconds), "--output", str(output), *extra],
+            env={**common, "RANK": str(rank), "WORLD_SIZE": str(world_size)},
+        )
+        for rank, output in enumerate(outputs)
+    ]
+    for process in processes:
+        process.wait()
+    if any(process.returncode for process in processes):
+        raise SystemExit(f"bench_runtime: {role} of {name} failed; its traceback is above")
+    return [json.loads(output.read_text()) for output in outputs]
+
+
+def bench(name: str, folder: Path, *, repeats: int, seconds: float, only: set[str]) -> dict[str, Any]:
+    """Measure one workload."""
+    case = CASES[name]
+    say(f"{name}: profile, two processes at once")
+    start("profile", name, folder, seconds, world_size=2)
+    profiles = [Profile.load(folder / f"profile-{rank}.json") for rank in range(2)]
+    chosen = profiles[0]
+    cluster = Cluster.uniform(2, device_type="cpu", link=Link(bandwidth=1.5e9, latency=2e-4))
+    plan = partition(chosen, cluster, planner="optimal", schedule="1f1b")
+    if len(plan.stages) == 1:
+        plan = partition(chosen, cluster, planner="model-parallel", schedule="1f1b")
+    plan.save(folder / "plan.json")
+    say(str(plan))
+    cut = len(plan.stages[0].layers)
+    result: dict[str, list[float]] = {key: [] for key in ("limit", "single", "ddp", "torch_1f1b", "pipeline")}
+    notes: dict[str, Any] = {"plan": [list(stage.layers) for stage in plan.stages]}
+    best = _best_torch(name, case, folder, cut, seconds, notes) if "torch_1f1b" in only else None
+    for repeat in range(repeats):
+        for role, found in _round(name, case, folder, seconds, best, only):
+            result[role].append(found)
+            say(f"{name} {repeat + 1}/{repeats}: {role} {found:.1f} samples/s")
+    predicted = _predict(plan, chosen, cluster, case)
+    return _summary(result, predicted, notes)
+
+
+def _round(
+    name: str, case: Case, folder: Path, seconds: float, best: Any, only: set[str]
+) -> Iterator[tuple[str, float]]:
+    rate = "samples_per_second"
+    if "limit" in only:
+        yield "limit", sum(found[rate] for found in start("single", name, folder, seconds, world_size=2))
+    if "pipeline" in only:
+        yield "pipeline", start("pipeline", name, folder, seconds, world_size=2)[0][rate]
+    if "ddp" in only:
+        yield "ddp", start("ddp", name, folder, seconds, world_size=2)[0][rate]
+    if best is not None:
+        yield "torch_1f1b", start("torch_1f1b", name, folder, seconds, world_size=2, extra=best)[0][rate]
+    if "single" in only:
+        yield "single", start("single", name, folder, seconds, world_size=1)[0][rate]
+
+
+def _best_torch(name: str, case: Case, folder: Path, cut: int, seconds: float, notes: dict) -> list[str] | None:
+    """Find the cut and number of micro-batches at which torch's own schedule is fastest."""
+    if not case.images:
+        found = start("torch_1f1b", name, folder, seconds, world_size=2, extra=["--cut", str(cut)])
+        notes["torch_1f1b_error"] = next(f["error"] for f in found if "error" in f)
+        say(f"{name}: torch_1f1b cannot: {notes['torch_1f1b_error']}")
+        return None
+    tried = {}
+    for place in (cut - 2, cut, cut + 2):
+        for count in (4, 8):
+            extra = ["--cut", str(place), "--microbatches", str(count)]
+            rate = start("torch_1f1b", name, folder, seconds / 2, world_size=2, extra=extra)[0]["samples_per_second"]
+            tried[place, count] = rate
+    (place, count), rate = max(tried.items(), key=lambda item: item[1])
+    notes["torch_1f1b"] = {"cut": place, "microbatches": count}
+    say(f"{name}: torch_1f1b is best at cut {place}, {count} micro-batches: {rate:.1f}")
+    return ["--cut", str(place), "--microbatches", str(count)]
+
+
+def _predict(plan: Plan, found: Profile, cluster: Cluster, case: Case) -> float:
+    counts = [found.voxel_counts[k % len(found.voxel_counts)] for k in range(60)]
+    trace = simulator.simulate(plan, found, cluster, counts)
+    last = len(plan.stages) - 1
+    ends = {s.minibatch: s.end for s in trace.spans if s.stage == last and s.kind == "backward"}
+    times = [ends[m] for m in range(len(counts))]
+    return pace(times, [case.batch_size] * len(counts), steady_window(times, plan), 0.0)
+
+
+def _summary(result: dict[str, list[float]], predicted: float, notes: dict[str, Any]) -> dict[str, Any]:
+    document: dict[str, Any] = {key: statistics.median(found) if found else None for key, found in result.items()}
+    document["predicted"] = predicted
+    document["runs"] = result
+    ratios = {"pipeline/limit": "limit", "pipeline/ddp": "ddp", "pipeline/torch_1f1b": "torch_1f1b"}
+    for ratio, other in ratios.items():
+        pairs = [a / b for a, b in zip(result["pipeline"], result[other], strict=False)]
+        document[ratio] = _spread(pairs)
+    document["pipeline/predicted"] = _spread([found / predicted for found in result["pipeline"]])
+    return document | notes
+
+
+def _spread(values: Sequence[float]) -> dict[str, float] | None:
+    if not values:
+        return None
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
+    return {"median": middle, "low": low, "high": high}
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _table(document: dict[str, Any]) -> str:
+    columns = ("limit", "single", "ddp", "torch_1f1b", "pipeline", "predicted", "pipeline/limit", "pipeline/ddp")
+    lines = ["workload".ljust(24) + "".join(column.rjust(16) for column in columns)]
+    for name, found in document.items():
+        cells = [found.get(column) for column in columns]
+        texts = ["-" if c is None else f"{c['median']:.3f}" if isinstance(c, dict) else f"{c:.1f}" for c in cells]
+        lines.append(name.ljust(24) + "".join(text.rjust(16) for text in texts))
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    parser.add_argument("--workload", action="append", choices=list(CASES), help="all unless given")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement")
+    parser.add_argument("--only", action="append", help="competitors to run: all unless given")
+    for option in ("--role", "--folder", "--output"):
+        parser.add_argument(option, help=argparse.SUPPRESS)
+    parser.add_argument("--cut", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--microbatches", type=int, default=4, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.role:
+        return _work(options)
+    only = set(options.only or ("limit", "single", "ddp", "torch_1f1b", "pipeline"))
+    document = {}
+    with tempfile.TemporaryDirectory(prefix="bench-runtime-") as folder:
+        data.make_shapes(Path(folder) / "shapes", num_train=6, num_test=1)
+        for name in options.workload or CASES:
+            own = Path(folder) / name
+            own.mkdir()
+            (own / "shapes").symlink_to(Path(folder) / "shapes")
+            document[name] = bench(name, own, repeats=options.repeats, seconds=options.seconds, only=only)
+    print(json.dumps(document) if options.json else _table(document))
+    return 0
+
+
+def _work(options: argparse.Namespace) -> int:
+    torch.set_num_threads(1)
+    extra = {"cut": options.cut, "count": options.microbatches} if options.role == "torch_1f1b" else {}
+    found = ROLES[options.role](CASES[options.workload[0]], Path(options.folder), options.seconds, **extra)
+    found["cpu_seconds"] = time.process_time()
+    Path(options.output).write_text(json.dumps(found))
+    os._exit(0)  # not waiting for anybody's threads
+
+
+if __name__ == "__main__":
+    sys.exit(main())
