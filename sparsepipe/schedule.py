@@ -11,6 +11,7 @@ minibatches after which every replica of that stage has had its share (1 without
 """
 
 import re
+from bisect import bisect_right
 from collections.abc import Mapping
 from enum import StrEnum
 from math import ceil
@@ -58,21 +59,31 @@ def round_minibatches(plan: Plan, stage: int, index: int, num_minibatches: int) 
     return range(index * length, min((index + 1) * length, num_minibatches))
 
 
-def warmup(plan: Plan, stage: int, rank: int) -> int:
-    """Forwards that `rank` runs before its first backward.
+def lookahead(plan: Plan, stage: int) -> int:
+    """Run forwards up to so many minibatches beyond the next backward.
 
-    1F1B keeps every later rank busy: ⌈later ranks × own share / round⌉ (PipeDream, SOSP 2019,
-    section 3.2, with unequal shares).
+    1F1B keeps every later rank busy: ⌈later ranks / own ranks⌉ minibatches of each replica (PipeDream, SOSP 2019, section
+    3.2), and so does an imported warm-up, times the replicas. Unequal replicas look ahead by the later ranks alone: rounding
+    up would let one with a small share wait for a minibatch that no earlier stage may send yet. A stage never looks further
+    ahead than those before it, so the lists cannot deadlock.
     """
     own = plan.stages[stage]
+    replicas = len(own.ranks)
     if own.warmup is not None:
-        return own.warmup
+        return own.warmup * replicas
     if plan.schedule == "sequential":
         return 0
     if plan.schedule == "gpipe":
         return plan.num_microbatches
-    later_ranks = sum(len(later.ranks) for later in plan.stages[stage + 1 :])
-    return ceil(later_ranks * own.share(rank) / own.round)
+    later = sum(len(other.ranks) for other in plan.stages[stage + 1 :])
+    return ceil(later / replicas) * replicas if len(set(own.shares)) == 1 else later
+
+
+def warmup(plan: Plan, stage: int, rank: int) -> int:
+    """Forwards that `rank` runs before its first backward."""
+    own, ahead = plan.stages[stage], lookahead(plan, stage)
+    first = own.turns.index(own.ranks.index(rank))
+    return len(_turns_of(own, rank, range(first + 1, first + 1 + ahead)))
 
 
 def actions(plan: Plan, num_minibatches: int) -> dict[int, tuple[Action, ...]]:
@@ -92,20 +103,26 @@ def _rank_actions(plan: Plan, s: int, rank: int, num_minibatches: int) -> tuple[
     else:
         segments = [(range(num_minibatches), list(range(count)))]
     done: list[Action] = []
+    ahead = lookahead(plan, s)
     for span, rounds in segments:
-        mine = _turns_of(plan.stages[s], rank, span)
-        depth = min(warmup(plan, s, rank), len(mine))
-        done += [Action(s, Op.FORWARD, m) for m in mine[:depth]]
-        for k, m in enumerate(mine):
-            if depth + k < len(mine):
-                done.append(Action(s, Op.FORWARD, mine[depth + k]))
-            done.append(Action(s, Op.BACKWARD, m))
-            upcoming = mine[k + 1] if k + 1 < len(mine) else num_minibatches
-            while rounds and round_minibatches(plan, s, rounds[0], num_minibatches).stop <= upcoming:
+        mine, begun = _turns_of(plan.stages[s], rank, span), 0
+        for k, m in enumerate([*mine, num_minibatches]):
+            # A replica without a minibatch in a round takes part in its averaging all the same. While it waits there for the
+            # others, stages after it may need the forwards that they look ahead to: those come first.
+            while rounds and (stop := round_minibatches(plan, s, rounds[0], num_minibatches).stop) <= m:
+                begun = _forwards(done, s, mine, begun, stop - 1 + ahead)
                 done.append(Action(s, Op.UPDATE, rounds.pop(0)))
-        # A replica without a minibatch in a round takes part in its averaging all the same.
-        done += [Action(s, Op.UPDATE, k) for k in rounds]
+            if k < len(mine):
+                begun = _forwards(done, s, mine, begun, m + ahead)
+                done.append(Action(s, Op.BACKWARD, m))
     return tuple(done)
+
+
+def _forwards(done: list[Action], stage: int, mine: list[int], begun: int, last: int) -> int:
+    """Append forwards from the `begun`-th minibatch up to minibatch `last`; return how many have begun."""
+    stop = max(begun, bisect_right(mine, last))
+    done += [Action(stage, Op.FORWARD, m) for m in mine[begun:stop]]
+    return stop
 
 
 def _turns_of(stage: Stage, rank: int, span: range) -> list[int]:
@@ -154,12 +171,16 @@ def num_versions(plan: Plan, stage: int, rank: int) -> int:
 
 def in_flight(plan: Plan, stage: int, rank: int) -> int:
     """Most minibatches whose forward `rank` has run and whose backward it has not."""
-    if plan.weights == "flush":
-        own = plan.stages[stage]  # steps need not be whole rounds, so they differ in how many minibatches a rank gets
-        starts = range(own.round)
-        most = max(len(_turns_of(own, rank, range(k, k + plan.num_microbatches))) for k in starts)
-        return min(warmup(plan, stage, rank) + 1, most)
-    return warmup(plan, stage, rank) + 1
+    own, ahead = plan.stages[stage], lookahead(plan, stage)
+    if plan.weights == "flush":  # steps need not be whole rounds, so they differ in how many minibatches a rank gets
+        return max(
+            len(_turns_of(own, rank, range(k, k + min(1 + ahead, plan.num_microbatches)))) for k in range(own.round)
+        )
+    flying = most = 0
+    for action in _rank_actions(plan, stage, rank, 3 * (own.round + ahead) + 1):
+        flying += (action.op is Op.FORWARD) - (action.op is Op.BACKWARD)
+        most = max(most, flying)
+    return most
 
 
 def check_runs(plan: Plan, num_minibatches: int) -> None:

@@ -7,7 +7,7 @@ An update is a collective: it starts when the last replica arrives, and all of t
 """
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import count
 
 import numpy as np
@@ -17,153 +17,178 @@ from .costs import LayerTable, averaging_time
 from .errors import InputError
 from .plan import Plan
 from .profile import Profile
-from .schedule import Action, Op, actions, inputs
+from .schedule import Op, actions
 from .trace import Span, Trace
+
+FORWARD, BACKWARD, UPDATE = range(3)  # operations as numbers: they index what is kept for each
+CODES = {Op.FORWARD: FORWARD, Op.BACKWARD: BACKWARD, Op.UPDATE: UPDATE}
+KINDS = ("forward", "backward", "update")
+LETTERS = "FBU"
 
 
 def simulate(plan: Plan, profile: Profile, cluster: Cluster, voxels: Sequence[float]) -> Trace:
     """Run `plan` on minibatches with `voxels` active voxels at the network's input, one entry each.
 
-    The optimizer's own step takes no time: profiles do not hold it. Raises InputError for a plan that cannot run.
+    The optimizer's own step takes no time: profiles do not hold it. `facts` of the trace hold the plan's ranks by stage, its
+    links and peak memory (report.py reads them). Raises InputError for a plan that cannot run.
     """
     plan.check(profile.graph, cluster)
-    if not voxels:
-        return Trace((), "simulated")
     return Trace(tuple(_Simulation(plan, profile, cluster, voxels).run()), "simulated")
 
 
 class _Simulation:
-    """The state of one simulation: what each rank does next, and what has arrived."""
+    """The state of one simulation: what each rank does next, and what has arrived.
+
+    What an action waits for is `schedule.inputs`, in the form of arrival times: of a forward, the tensors of the stage before;
+    of a backward, the gradients of the stage after (its own forward came earlier in its rank's list).
+    """
 
     def __init__(self, plan: Plan, profile: Profile, cluster: Cluster, voxels: Sequence[float]) -> None:
-        self.plan, self.cluster, self.num_minibatches = plan, cluster, len(voxels)
-        self.seconds, self.transfer_seconds = _durations(plan, profile, cluster, voxels)
-        self.todo = actions(plan, self.num_minibatches)
-        self.place = dict.fromkeys(self.todo, 0)
-        self.free = dict.fromkeys(self.todo, 0.0)  # when the rank's last action ended; inf while one runs
-        self.arrived: dict[Action, float] = {}  # result of an action → when its consumer on another rank has it
-        self.port_free: dict[tuple, float] = {}
-        self.at_update: dict[Action, list[int]] = {}  # replicas waiting for the others
-        self.running: list[tuple[float, int, int, Action]] = []  # heap of (end, order, rank, action)
+        todo = actions(plan, len(voxels))
+        self.plan, self.cluster, self.last = plan, cluster, len(plan.stages) - 1
+        self.stage = {rank: s for s, stage in enumerate(plan.stages) for rank in stage.ranks}
+        alone = {
+            stage.ranks[0] for stage in plan.stages if len(stage.ranks) == 1
+        }  # their updates take no time: left out
+        self.todo = {
+            rank: [(CODES[a.op], a.minibatch) for a in own if a.op is not Op.UPDATE or rank not in alone]
+            for rank, own in todo.items()
+        }
+        self.place = dict.fromkeys(todo, 0)
+        self.free: dict[int, float | None] = dict.fromkeys(todo, 0.0)  # when its last action ended; None while one runs
+        self.replicas = [[s.ranks[s.turns[m % s.round]] for m in range(len(voxels))] for s in plan.stages]
+        unknown: list[float | None] = [None] * len(voxels)
+        there: list[float | None] = [0.0] * len(voxels)  # what needs no transfer
+        self.arrivals = (
+            [there if s == 0 else unknown.copy() for s in range(len(plan.stages))],
+            [there if s == self.last else unknown.copy() for s in range(len(plan.stages))],
+        )
+        self.seconds, self.averaging, self.transfers = _durations(plan, profile, cluster, voxels)
+        self.node = {rank: cluster.devices[rank].node.name for rank in todo}
+        self.ports: dict[tuple, float] = {}  # when each port is free again
+        self.at_update: dict[tuple[int, int], float] = {}  # (stage, round) → latest arrival so far
+        self.waiting: dict[tuple[int, int], list[int]] = {}
+        self.running: list[tuple[float, int, int]] = []  # heap of (end, order, rank)
         self.order = count()
         self.spans: list[Span] = []
 
     def run(self) -> list[Span]:
+        """Let actions end in the order of time; each may start its rank's next one and that of the rank it sends to."""
         for rank in self.todo:
-            self.start_next(rank)
+            self.start(rank, 0.0)
         while self.running:
-            end, _, rank, action = heapq.heappop(self.running)
-            self.free[rank] = end
+            now, _, rank = heapq.heappop(self.running)
+            operation, minibatch = self.todo[rank][self.place[rank]]
             self.place[rank] += 1
-            if action.op is not Op.UPDATE:
-                self.send(action, rank, end)
-            self.start_next(rank)
-        if stuck := {r: str(todo[self.place[r]]) for r, todo in self.todo.items() if self.place[r] < len(todo)}:
+            self.free[rank] = now
+            if operation != UPDATE:
+                self.send(rank, operation, minibatch, now)
+            self.start(rank, now)
+        if stuck := [rank for rank, own in self.todo.items() if self.place[rank] < len(own)]:
+            names = {rank: self.name(rank, *self.todo[rank][self.place[rank]]) for rank in stuck}
             raise InputError(
-                f"schedule {self.plan.schedule!r} of this plan deadlocks: rank → action it waits at: {stuck}"
+                f"schedule {self.plan.schedule!r} of this plan deadlocks: rank → action it waits at: {names}"
             )
         return self.spans
 
-    def start_next(self, rank: int) -> None:
-        """Start the next action of an idle rank where all its inputs are on their way or there."""
-        if self.place[rank] == len(self.todo[rank]):
-            return
-        action = self.todo[rank][self.place[rank]]
-        if action.op is Op.UPDATE:
-            self.join_update(action, rank)
-            return
-        start = self.free[rank]
-        for source in inputs(action, self.plan, self.num_minibatches):
-            if source.stage != action.stage:
-                if source not in self.arrived:
-                    return
-                start = max(start, self.arrived[source])
-        self.begin(rank, action, start, start + self.seconds[action.stage, rank, action.op][action.minibatch])
+    def name(self, rank: int, operation: int, minibatch: int) -> str:
+        return f"{self.stage[rank]}{LETTERS[operation]}{minibatch}"
 
-    def begin(self, rank: int, action: Action, start: float, end: float) -> None:
-        self.free[rank] = float("inf")
-        heapq.heappush(self.running, (end, next(self.order), rank, action))
-        kind = KIND_OF[action.op]
-        self.spans.append(Span(rank, str(action), start, end, kind, action.stage, action.minibatch))
+    def start(self, rank: int, free: float) -> None:
+        """Start the next action of a rank that is idle since `free`, where its inputs are there or on their way."""
+        place, todo = self.place[rank], self.todo[rank]
+        if place == len(todo):
+            return
+        operation, minibatch = todo[place]
+        if operation == UPDATE:
+            self.join(rank, minibatch, free)
+            return
+        stage = self.stage[rank]
+        arrival = self.arrivals[operation][stage][minibatch]
+        if arrival is None:
+            return
+        begin = arrival if arrival > free else free
+        end = begin + self.seconds[rank][operation][minibatch]
+        self.free[rank] = None
+        heapq.heappush(self.running, (end, next(self.order), rank))
+        name = f"{stage}{LETTERS[operation]}{minibatch}"
+        self.spans.append(Span(rank, name, begin, end, KINDS[operation], stage, minibatch))
 
-    def join_update(self, action: Action, rank: int) -> None:
+    def join(self, rank: int, index: int, now: float) -> None:
         """Wait for the other replicas; the last to come starts the averaging."""
-        waiting = self.at_update.setdefault(action, [])
+        stage = self.stage[rank]
+        ranks = self.plan.stages[stage].ranks
+        waiting = self.waiting.setdefault((stage, index), [])
         waiting.append(rank)
-        ranks = self.plan.stages[action.stage].ranks
+        self.free[rank] = None
+        begin = self.at_update[stage, index] = max(now, self.at_update.get((stage, index), 0.0))
         if len(waiting) < len(ranks):
             return
-        start = max(self.free[other] for other in ranks)
-        end = start + self.seconds[action.stage, rank, Op.UPDATE][0]
-        for other in self.at_update.pop(action):
-            if end > start:
-                self.spans.append(Span(other, str(action), start, end, "average", action.stage, action.minibatch))
-            self.begin(other, action, end, end)
+        end = begin + self.averaging[stage]
+        for other in self.waiting.pop((stage, index)):
+            if end > begin:
+                self.spans.append(Span(other, f"{stage}U{index}", begin, end, "average", stage, index))
+            heapq.heappush(self.running, (end, next(self.order), other))
 
-    def send(self, action: Action, rank: int, now: float) -> None:
+    def send(self, rank: int, operation: int, minibatch: int, now: float) -> None:
         """Send the result on as soon as both ports are free, and wake the rank that waits for it."""
-        s, op, m = action
-        target = s + 1 if op is Op.FORWARD else s - 1
-        if not 0 <= target < len(self.plan.stages):
+        stage = self.stage[rank]
+        target = stage + 1 if operation == FORWARD else stage - 1
+        if not 0 <= target <= self.last:
             return
-        peer = self.plan.stages[target].replica(m)
-        node, peer_node = self.cluster.devices[rank].node, self.cluster.devices[peer].node
-        inside = node.name == peer_node.name
-        ports = ((rank, target, "out"), (peer, s, "in")) if inside else ((node.name, "out"), (peer_node.name, "in"))
-        seconds = self.transfer_seconds[min(s, target), op, rank, peer][m]
-        start = max(now, *(self.port_free.get(port, 0.0) for port in ports))
-        end = start + seconds
+        peer = self.replicas[target][minibatch]
+        seconds = self.transfers[operation, stage, rank, peer][minibatch]
+        end = now
         if seconds:
-            self.port_free.update(dict.fromkeys(ports, end))
-            self.spans.append(Span(rank, str(action), start, end, "send", s, m, peer))
-        self.arrived[action] = end
-        if self.free[peer] < float("inf"):
-            following = self.todo[peer][self.place[peer]] if self.place[peer] < len(self.todo[peer]) else None
-            if following is not None and action in inputs(following, self.plan, self.num_minibatches):
-                self.start_next(peer)
+            node, peer_node = self.node[rank], self.node[peer]
+            inside = node == peer_node
+            leaving = (rank, target, "out") if inside else (node, "out")
+            entering = (peer, stage, "in") if inside else (peer_node, "in")
+            begin = max(now, self.ports.get(leaving, 0.0), self.ports.get(entering, 0.0))
+            self.ports[leaving] = self.ports[entering] = end = begin + seconds
+            name = f"{stage}{LETTERS[operation]}{minibatch}"
+            self.spans.append(Span(rank, name, begin, end, "send", stage, minibatch, peer))
+        self.arrivals[operation][target][minibatch] = end
+        free, place = self.free[peer], self.place[peer]
+        if free is not None and place < len(self.todo[peer]) and self.todo[peer][place] == (operation, minibatch):
+            self.start(peer, free)
 
 
-KIND_OF = {Op.FORWARD: "forward", Op.BACKWARD: "backward", Op.UPDATE: "update"}
+class _Transfers(dict):
+    """(operation, stage, from, to) → seconds of each minibatch, worked out when first asked for."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__()
+        self.cluster = cluster
+        self.bytes: dict[tuple[int, int], np.ndarray] = {}  # (operation, sending stage) → bytes of each minibatch
+
+    def __missing__(self, key: tuple[int, int, int, int]) -> list[float]:
+        operation, stage, rank, peer = key
+        link = self.cluster.link(rank, peer)
+        self[key] = (link.latency + self.bytes[operation, stage] / link.bandwidth).tolist()
+        return self[key]
 
 
 def _durations(
     plan: Plan, profile: Profile, cluster: Cluster, voxels: Sequence[float]
-) -> tuple[dict[tuple[int, int, Op], list[float]], Callable | dict]:
-    """Seconds of (stage, rank, op) and of (boundary, op, from, to), each for every minibatch."""
+) -> tuple[dict[int, tuple[list[float], list[float]]], list[float], _Transfers]:
+    """(rank → seconds of each minibatch forwards and backwards, seconds of averaging of each stage, transfers)."""
     index = profile.graph.index
     distinct, which = np.unique(np.asarray(voxels, dtype=float), return_inverse=True)
-    kinds = {cluster.devices[rank].type.name for rank in plan.ranks}
-    table = LayerTable.of(profile, distinct, kinds)
-    seconds, transfers = {}, _Transfers(cluster)
+    table = LayerTable.of(profile, distinct, {cluster.devices[rank].type.name for rank in plan.ranks})
+    seconds, averaging, transfers = {}, [], _Transfers(cluster)
     before = set(profile.graph.input_layers)
     for s, stage in enumerate(plan.stages):
         own = [index[id] for id in stage.layers]
         before |= set(own)
-        if s + 1 < len(plan.stages):
-            forward_bytes, backward_bytes = table.payload(before)
-            transfers.bytes[s, Op.FORWARD] = forward_bytes[which]
-            transfers.bytes[s, Op.BACKWARD] = backward_bytes[which]
-        averaging = averaging_time(cluster, stage.ranks, float(table.parameter_bytes[own].sum()))
+        forward_bytes, backward_bytes = table.payload(before)
+        transfers.bytes[FORWARD, s] = forward_bytes[which]
+        transfers.bytes[BACKWARD, s + 1] = backward_bytes[which]
+        averaging.append(averaging_time(cluster, stage.ranks, float(table.parameter_bytes[own].sum())))
         of_kind = {}
         for kind in {cluster.devices[rank].type.name for rank in stage.ranks}:
             forward, backward = table.forward[kind][own].sum(axis=0), table.backward[kind][own].sum(axis=0)
             again = forward if stage.recompute else 0.0
-            of_kind[kind] = forward[which].tolist(), (backward + again)[which].tolist()
-        for rank in stage.ranks:
-            seconds[s, rank, Op.FORWARD], seconds[s, rank, Op.BACKWARD] = of_kind[cluster.devices[rank].type.name]
-            seconds[s, rank, Op.UPDATE] = [averaging]
-    return seconds, transfers
-
-
-class _Transfers(dict):
-    """(boundary, op, from, to) → seconds of each minibatch, worked out when first asked for."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
-        self.bytes: dict[tuple[int, Op], np.ndarray] = {}
-
-    def __missing__(self, key: tuple[int, Op, int, int]) -> list[float]:
-        boundary, op, rank, peer = key
-        link = self.cluster.link(rank, peer)
-        self[key] = (link.latency + self.bytes[boundary, op] / link.bandwidth).tolist()
-        return self[key]
+            of_kind[kind] = (forward[which].tolist(), (backward + again)[which].tolist())
+        seconds.update({rank: of_kind[cluster.devices[rank].type.name] for rank in stage.ranks})
+    return seconds, averaging, transfers

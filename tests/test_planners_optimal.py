@@ -45,7 +45,9 @@ class BruteForce:
         self.voxels, self.high = problem.voxels, problem.profile.voxels(0.99)
         self.totals = {k.name: self.time(range(len(self.graph.layers)), k.name) for k in self.cluster.device_types}
         self.sets = down_sets(self.graph)
-        self.sparse = any(s.coordinate_bytes for c in problem.profile.costs.values() for layer in c for s in layer.samples)
+        self.sparse = any(
+            s.coordinate_bytes for c in problem.profile.costs.values() for layer in c for s in layer.samples
+        )
 
     def time(self, layers, kind):
         forward, backward = self.problem.profile.time(layers, kind, self.voxels)
@@ -107,7 +109,9 @@ class BruteForce:
         shares = best_shares([self.cluster.devices[r].type.name for r in ranks], self.totals)
         versions, minibatches = depth(self.problem.schedule, self.problem.num_microbatches, shares, behind)
         weights = sum(self.graph.layers[k].parameter_bytes for k in layers)
-        saved = sum(self.size(k, "saved_bytes", self.high) + self.size(k, "coordinate_bytes", self.high) for k in layers)
+        saved = sum(
+            self.size(k, "saved_bytes", self.high) + self.size(k, "coordinate_bytes", self.high) for k in layers
+        )
         need = weights * (versions + 2) + minibatches * (saved + self.payload(before, self.high)[0])
         return need <= min(self.cluster.devices[r].type.memory_bytes for r in ranks)
 
@@ -149,7 +153,9 @@ class BruteForce:
         for (_, layers, ranks), (_, averaging, latency) in zip(plan, stages, strict=True):
             kinds = [self.cluster.devices[r].type.name for r in ranks]
             shares = best_shares(kinds, self.totals)
-            busiest = max(ceil(count * s / sum(shares)) * self.time(layers, k) for s, k in zip(shares, kinds, strict=True))
+            busiest = max(
+                ceil(count * s / sum(shares)) * self.time(layers, k) for s, k in zip(shares, kinds, strict=True)
+            )
             limits.append(busiest + averaging * count - latency)
         longest = max(limits)
         return (sum(x for _, _, x in stages) + sum(both for _, both in boundaries) + longest) / count

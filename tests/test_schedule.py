@@ -77,7 +77,7 @@ def test_replicas_1_2_in_a_last_partial_round():
 
 def test_unequal_shares_2_1():
     assert spell(pipeline((2, 1), 1), 3) == {
-        0: "0F0 0F2 0B0 0B2 0U0",
+        0: "0F0 0B0 0F2 0B2 0U0",
         1: "0F1 0B1 0U0",
         2: "1F0 1B0 1U0 1F1 1B1 1U1 1F2 1B2 1U2",
     }
@@ -154,3 +154,15 @@ def test_actions_parse_what_they_print():
     assert str(Action.parse("1F3")) == "1F3"
     with pytest.raises(InputError, match="'1X3' is not an action"):
         Action.parse("1X3")
+
+
+def test_unequal_replicas_do_not_wait_for_what_earlier_stages_hold_back():
+    """Shares (1, 3): rounding its warm-up up let rank 1 wait for minibatch 5 before it gave minibatch 1 back."""
+    plan = pipeline(1, (1, 3), 1)
+    check_runs(plan, 14)
+    assert spell(plan, 6)[1] == "1F1 1B1 1U0 1F5 1B5 1U1"
+
+
+def test_forwards_that_later_stages_look_ahead_to_come_before_an_update():
+    """Rank 0 waits at its update for rank 2, whose backward waits for stages that want rank 0's next forward first."""
+    check_runs(pipeline((1, 1, 2), 3, (4, 3)), 20)

@@ -62,11 +62,16 @@ class Cuts:
         return len(self.masks)
 
     @cached_property
-    def members(self) -> Array:
-        """1 where a layer lies before a cut, [S, L]."""
+    def _bytes(self) -> NDArray[np.uint8]:
+        """The masks as bytes, [S, layers / 8]."""
         width = (len(self.layers) + 7) // 8
         raw = np.frombuffer(b"".join(mask.to_bytes(width, "little") for mask in self.masks), dtype=np.uint8)
-        bits = np.unpackbits(raw.reshape(len(self.masks), width), axis=1, bitorder="little")
+        return raw.reshape(len(self.masks), width)
+
+    @cached_property
+    def members(self) -> Array:
+        """1 where a layer lies before a cut, [S, L]."""
+        bits = np.unpackbits(self._bytes, axis=1, bitorder="little")
         return bits[:, : len(self.layers)].astype(float)
 
     def total(self, of_layers: Array) -> Array:
@@ -120,10 +125,15 @@ class Cuts:
         """The cuts that hold all of this one and more."""
         if self.is_chain:
             return np.arange(cut + 1, len(self))
-        mask = self.masks[cut]
-        return np.array(
-            [k for k, other in enumerate(self.masks) if mask & ~other == 0 and other != mask], dtype=np.intp
-        )
+        holds = ~(self._bytes[cut] & ~self._bytes).any(axis=1)
+        holds[cut] = False
+        return np.flatnonzero(holds)
+
+    @cached_property
+    def in_order(self) -> Index:
+        """The cuts between neighbours in the layers' own order."""
+        place = {mask: cut for cut, mask in enumerate(self.masks)}
+        return np.array([place[(1 << k) - 1] for k in range(len(self.layers) + 1)])
 
     @cached_property
     def follows(self) -> NDArray[np.bool_]:

@@ -15,21 +15,15 @@ sequential       one minibatch in each replica of the first stage: (Σ L + Σ C)
 
 from collections.abc import Sequence
 
-from ..costs import MemoryNeed, averaging_time, boundary_link, depth, port_share
+from ..costs import Array, MemoryNeed, averaging_time, boundary_link, depth, port_share
 from ..plan import Estimate, Plan, Stage, StageEstimate
 from .base import Problem
 
 
 def estimate(plan: Plan, problem: Problem) -> Estimate:
     """Estimate a plan that `check` accepts."""
-    index = problem.graph.index
-    layers = [[index[id] for id in stage.layers] for stage in plan.stages]
-    before = set(problem.graph.input_layers)
-    payloads = []  # (forward bytes, backward bytes) of the boundary before each stage and after the last
-    for own in [*layers, []]:
-        payloads.append(problem.table.payload(before))
-        before |= set(own)
-    transfers = [boundary_times(problem, plan.stages[k : k + 2], payloads[k + 1]) for k in range(len(plan.stages) - 1)]
+    layers, payloads = _boundaries(plan, problem)
+    transfers = _transfers(plan, problem, payloads)
     ports = [0.0, *(busiest for busiest, _ in transfers), 0.0]
     stages, latencies, works = [], [], []
     for k, stage in enumerate(plan.stages):
@@ -53,6 +47,28 @@ def estimate(plan: Plan, problem: Problem) -> Estimate:
         data_parallel_seconds=period if plan.stages == everyone.stages else _period_of_one(everyone, problem),
         voxels=problem.voxels,
     )
+
+
+def crossing_seconds(plan: Plan, problem: Problem) -> list[float]:
+    """Seconds of a transfer forwards plus one backwards, for each boundary."""
+    _, payloads = _boundaries(plan, problem)
+    return [both for _, both in _transfers(plan, problem, payloads)]
+
+
+def _boundaries(plan: Plan, problem: Problem) -> tuple[list[list[int]], list[tuple[Array, Array]]]:
+    """(layers of each stage, (forward, backward) bytes at the boundary before each stage and after the last)."""
+    index = problem.graph.index
+    layers = [[index[id] for id in stage.layers] for stage in plan.stages]
+    before, payloads = set(problem.graph.input_layers), []
+    for own in [*layers, []]:
+        payloads.append(problem.table.payload(before))
+        before |= set(own)
+    return layers, payloads
+
+
+def _transfers(plan: Plan, problem: Problem, payloads: Sequence[tuple[Array, Array]]) -> list[tuple[float, float]]:
+    """`boundary_times` of each boundary."""
+    return [boundary_times(problem, plan.stages[k : k + 2], payloads[k + 1]) for k in range(len(plan.stages) - 1)]
 
 
 def plan_period(

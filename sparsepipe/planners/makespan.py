@@ -161,16 +161,16 @@ class LeastSum:
             first = last
 
 
-def minimise_step(search: LeastSum, lower: float = 0.0) -> tuple[Path, float, float] | None:
-    """(path, its step time, a proven lower bound); None where no plan is feasible. `lower` bounds every limit."""
+def minimise_step(search: LeastSum) -> tuple[list[Path], float] | None:
+    """(paths of falling step time, a proven lower bound of it); None where no plan is feasible."""
     total, order = search.model.total, count()
     found = search.below(inf)
     if found is None:
         return None
     path, least, limit = found
-    best = total(least, limit)
+    paths, best = [path], total(least, limit)
     # (bound of the best plan inside, order, lowest and highest limit inside, least sum that a plan inside can have)
-    open_ = [(total(least, lower), next(order), lower, limit, least)]
+    open_ = [(total(least, 0.0), next(order), 0.0, limit, least)]
     evaluations = 1
     while open_ and open_[0][0] < best * (1 - 1e-12) and evaluations < EVALUATIONS:
         _, _, low, high, least = heapq.heappop(open_)
@@ -181,9 +181,10 @@ def minimise_step(search: LeastSum, lower: float = 0.0) -> tuple[Path, float, fl
         if middle < high:
             heapq.heappush(open_, (total(least, middle), next(order), middle, high, least))
         if found is not None:
-            other, added, limit = found
+            path, added, limit = found
             if total(added, limit) < best:
-                path, best = other, total(added, limit)
+                paths.append(path)
+                best = total(added, limit)
             if low < limit:
                 heapq.heappush(open_, (total(added, low), next(order), low, limit, added))
-    return path, best, min([best, *(entry[0] for entry in open_[:1])])
+    return paths, min([best, *(entry[0] for entry in open_[:1])])

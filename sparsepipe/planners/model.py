@@ -40,6 +40,17 @@ class StageModel:
         weights = self.weight_rates[team] * (self.weights[last] - self.weights[first])
         return spans.max(axis=0) + weights + self.fixed[team]
 
+    def along(self, cuts: Index) -> "StageModel":
+        """These cuts alone."""
+        return replace(
+            self,
+            cuts=replace(self.cuts, masks=tuple(self.cuts.masks[cut] for cut in cuts), complete=False),
+            times=self.times[:, cuts],
+            weights=self.weights[cuts],
+            ports=self.ports[:, cuts],
+            work=self.work[cuts],
+        )
+
     def reversed(self) -> "StageModel":
         """The network from its end to its start."""
         return replace(

@@ -3,7 +3,9 @@
 from dataclasses import dataclass, replace
 
 from ..errors import InputError
+from ..forecast import steady_rate
 from ..plan import Estimate, Plan, StageEstimate
+from ..simulator import simulate
 from .base import Problem
 from .bottleneck import minimise_period
 from .estimate import estimate
@@ -12,6 +14,7 @@ from .model import StageModel
 from .search import Path
 from .sets import StageEnds, nothing_fits, over_sets
 from .space import Rules, Space, merged, spaces
+from .warmup import deepened
 
 COST_MODELS = ("default", "published")
 
@@ -22,40 +25,51 @@ class Optimal:
 
     Searched: every cut of the graph, replication by any devices, types in any order along the pipeline, mixed types in one
     stage with shares in proportion to their speeds, devices left unused (unless `all_devices`), within each device's memory.
-    `cost_model="published"` minimises what SparsePipe's planner means to minimise (model.py).
+    Where that is too much, parts of it are searched, and the gap says how much better a plan could be at most.
+
+    `cost_model="published"` minimises what SparsePipe's planner means to minimise (model.py), always for the period.
+    `rescore`: simulate so many of the best plans found and take the fastest; the gap then counts from the best period.
     """
 
     cost_model: str = "default"
     all_devices: bool = False
     activation_compression_ratio: float | None = None  # of the published cost model; None: transfers are free
+    rescore: int = 1
     name = "optimal"
 
     def __post_init__(self) -> None:
         if self.cost_model not in COST_MODELS:
             raise InputError(f"cost model {self.cost_model!r} is unknown, expected one of {', '.join(COST_MODELS)}")
+        if self.rescore < 1:
+            raise InputError(f"rescore {self.rescore}: expected how many plans to simulate, 1 or more")
 
     def plan(self, problem: Problem) -> Plan:
         """Raises InputError where no plan fits into memory."""
-        space, path, bound = self._best(problem)
-        return self._finish(problem, space.model, path, bound)
+        found, bound = self._search(problem)
+        found.sort(key=lambda one: one.value)
+        plans = [self._plan(problem, one, bound) for one in found[: self.rescore]]
+        return max(plans, key=lambda plan: _simulated_rate(plan, problem)) if len(plans) > 1 else plans[0]
 
-    def _best(self, problem: Problem) -> tuple[Space, Path, float]:
-        """(where the best path was found, the path, a proven lower bound of the period)."""
-        best, value, refused = None, float("inf"), ""
-        for space in spaces(
-            problem, Rules(self.cost_model == "published", self.activation_compression_ratio, self.all_devices)
-        ):
-            refused = self._refusal(space)
-            if refused:
+    def _search(self, problem: Problem) -> tuple[list["Found"], float]:
+        """(paths found, a proven lower bound of the period)."""
+        found: list[Found] = []
+        refused = ""
+        for space in spaces(problem, self._rules):
+            reason = self._refusal(space)
+            if reason:
+                refused = reason
                 continue
-            path, period, bound = self._minimise(problem, space)
-            if period < value:
-                best, value = (space, path, bound), period
+            paths, bound = self._minimise(problem, space)
+            found += paths
             if space.complete:
-                return space, path, bound
-        if best is None:
-            raise InputError(refused)
-        return best[0], best[1], self._relaxed_bound(problem, best[0])
+                return found, bound
+        if not found:
+            raise InputError(refused or "the network and the cluster are too large to plan; use fewer devices")
+        return found, self._relaxed_bound(problem, found[0].space)
+
+    @property
+    def _rules(self) -> Rules:
+        return Rules(self.cost_model == "published", self.activation_compression_ratio, self.all_devices)
 
     def _refusal(self, space: Space) -> str:
         """Why no plan of this space fits; empty where one does."""
@@ -66,44 +80,62 @@ class Optimal:
         )
         return "" if fits else nothing_fits(space.model, space.moves, space.memory, self.all_devices)
 
-    def _minimise(self, problem: Problem, space: Space) -> tuple[Path, float, float]:
-        """(best path of a space, its period, a lower bound of all periods in this space)."""
+    def _minimise(self, problem: Problem, space: Space) -> tuple[list["Found"], float]:
+        """(paths of a space with their periods, a lower bound of all periods in this space)."""
+        model = space.model
         if not problem.synchronous or self.cost_model == "published":
-            ends = StageEnds(space.model)
-            path, period = minimise_period(ends, space.moves, memory=space.memory, all_devices=self.all_devices)
-            return path, period, period
-        steps = LeastSum(StepModel.of(problem, space.model), space.moves, space.model.cuts.follows, space.memory)
-        found = minimise_step(steps)
-        assert found is not None
-        path, step, bound = found
+            ends = StageEnds(model)
+            paths = minimise_period(ends, space.moves, memory=space.memory, all_devices=self.all_devices)
+            return [Found(space, path, model.period(path)) for path in paths], model.period(paths[-1])
+        steps = StepModel.of(problem, model)
+        answer = minimise_step(LeastSum(steps, space.moves, model.cuts.follows, space.memory))
+        assert answer is not None
+        paths, bound = answer
         count = 1 if problem.schedule == "sequential" else problem.num_microbatches
-        return path, step / count, bound / count
+        return [Found(space, path, steps.total(*steps.value(path)) / count) for path in paths], bound / count
 
     def _relaxed_bound(self, problem: Problem, space: Space) -> float:
         """A lower bound of every plan's period, where not all could be looked at."""
-        easier = merged(problem)
         if len(problem.cluster.nodes) > 1 and self.cost_model == "default":
-            for other in spaces(easier, Rules()):
-                if other.complete and not other.memory:
-                    return self._minimise(easier, other)[2]
+            easier = merged(problem)
+            for other in spaces(easier, self._rules):
+                if other.complete and not self._refusal(other):
+                    return self._minimise(easier, other)[1]
         return float(space.model.work[-1] / space.moves.spare[0])
 
-    def _finish(self, problem: Problem, model: StageModel, path: Path, bound: float) -> Plan:
-        taken: set[int] = set()
-        stages = []
-        for team, first, last in path:
+    def _plan(self, problem: Problem, found: "Found", bound: float) -> Plan:
+        model, taken, stages = found.space.model, set[int](), []
+        for team, first, last in found.path:
             ranks, shares = model.teams.ranks(team, taken)
             taken.update(ranks)
             stages.append(problem.stage(model.cuts.between(first, last), ranks, shares))
-        unused = len(problem.cluster.devices) - len(taken)
-        warnings = [f"{unused} of {len(problem.cluster.devices)} devices stay unused: the plan is no faster with them"]
-        plan = problem.plan(stages, self.name, warnings if unused else [])
-        expected = estimate(plan, problem)
+        total = len(problem.cluster.devices)
+        unused = f"{total - len(taken)} of {total} devices stay unused: the plan is no faster with them"
+        plan = problem.plan(stages, self.name, [unused] if len(taken) < total else [])
         if self.cost_model == "published":
-            expected = published_estimate(model, path, expected)
-        gap_closed = bound >= expected.period_seconds * (1 - 1e-12)
-        lower = expected.period_seconds if gap_closed else bound
+            expected = published_estimate(model, found.path, estimate(plan, problem))
+        else:
+            plan = deepened(plan, problem)
+            expected = estimate(plan, problem)
+        proven = bound >= expected.period_seconds * (1 - 1e-12)
+        lower = expected.period_seconds if proven else bound
         return replace(plan, estimate=replace(expected, lower_bound_seconds=lower))
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """A path, the space it is of, and its period."""
+
+    space: Space
+    path: Path
+    value: float
+
+
+def _simulated_rate(plan: Plan, problem: Problem) -> float:
+    """Minibatches per second in steady state, as simulated."""
+    count = 4 * (len(plan.ranks) + 2 * max(plan.num_microbatches, *(stage.round for stage in plan.stages)))
+    trace = simulate(plan, problem.profile, problem.cluster, [problem.voxels] * count)
+    return steady_rate(trace, plan, count)
 
 
 def published_estimate(model: StageModel, path: Path, expected: Estimate) -> Estimate:

@@ -195,14 +195,13 @@ def _nearest_cuts(limit: Limit, moves: Moves, *, relaxed: bool, stop: bool = Tru
                 return best, done
         target = moves.target[level]
         starts = np.flatnonzero(np.diff(target, prepend=-1))
-        for k in range(len(rows)):
-            cut = following[number[k, kind[team]], first]
-            cut = np.where(moved & (cut < last), cut, end + 1)
-            if relaxed:
-                cut = np.minimum(cut, following[limit.alone[k, kind[team]], last])
-            key = np.where(cut <= end, cut * num_moves + level, (end + 1) * num_moves)
-            reached = np.minimum.reduceat(key, starts)
-            best[target[starts], k] = np.minimum(best[target[starts], k], reached)
+        cut = following[number[:, kind[team]], first]  # [kinds of the next sender, moves]
+        cut = np.where(moved & (cut < last), cut, end + 1)
+        if relaxed:
+            cut = np.minimum(cut, following[limit.alone[:, kind[team]], last])
+        key = np.where(cut <= end, cut * num_moves + level, (end + 1) * num_moves)
+        reached = np.minimum.reduceat(key, starts, axis=1).T
+        best[target[starts]] = np.minimum(best[target[starts]], reached)
     return best, done
 
 

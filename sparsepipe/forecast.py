@@ -1,0 +1,114 @@
+"""What a simulation says: throughput in steady state, where devices idle and why, memory at its fullest."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from .cluster import Cluster, Link
+from .costs import LayerTable, MemoryNeed
+from .plan import Plan
+from .profile import Profile
+from .schedule import num_versions
+from .simulator import simulate
+from .trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Bubble:
+    """Shares of all device time in which devices do not compute; their sum is the trace's bubble fraction."""
+
+    imbalance: float  # the fullest device would work on while the others had finished, even if nothing ever waited
+    dependency: float  # filling, draining and the order of actions, if transfers and averaging took no time
+    communication: float  # transfers and averaging
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """A simulated run, in numbers."""
+
+    trace: Trace
+    minibatches_per_second: float  # steady state: without the first and the last quarter
+    bubble: Bubble
+    peak_bytes: dict[int, float]  # rank → bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the spans."""
+        return {
+            "makespan_seconds": self.trace.makespan,
+            "minibatches_per_second": self.minibatches_per_second,
+            "bubble_fraction": self.trace.bubble_fraction,
+            "bubble": asdict(self.bubble),
+            "peak_bytes": {str(rank): peak for rank, peak in self.peak_bytes.items()},
+        }
+
+
+def forecast(plan: Plan, profile: Profile, cluster: Cluster, voxels: Sequence[float]) -> Forecast:
+    """Simulate `plan` on minibatches of these voxel counts and say what comes of it. Raises InputError as `simulate` does."""
+    trace = simulate(plan, profile, cluster, voxels)
+    return Forecast(
+        trace,
+        steady_rate(trace, plan, len(voxels)),
+        split_bubble(trace, plan, profile, cluster, voxels),
+        peak_bytes(trace, plan, profile, cluster, voxels),
+    )
+
+
+def steady_rate(trace: Trace, plan: Plan, num_minibatches: int) -> float:
+    """Minibatches per second by the ends of the first stage's backwards, over the middle half; whole steps where it flushes."""
+    ends = np.zeros(num_minibatches)
+    for span in trace.spans:
+        if span.stage == 0 and span.kind == "backward":
+            ends[span.minibatch] = span.end
+    ends = np.maximum.accumulate(ends)
+    step = plan.num_microbatches if plan.weights == "flush" else max(stage.round for stage in plan.stages)
+    first, last = num_minibatches // 4 // step * step, 3 * num_minibatches // 4 // step * step
+    if last <= first or first < 1:
+        return num_minibatches / trace.makespan if trace.makespan else float("inf")
+    seconds = ends[last - 1] - ends[first - 1]
+    return float((last - first) / seconds) if seconds else float("inf")
+
+
+def split_bubble(trace: Trace, plan: Plan, profile: Profile, cluster: Cluster, voxels: Sequence[float]) -> Bubble:
+    """Split idle time by what would be left of it if transfers were free, and if nothing ever waited."""
+    makespan, ranks = trace.makespan, trace.ranks
+    if not makespan:
+        return Bubble(0.0, 0.0, 0.0)
+    free = Cluster(tuple(replace(node, link=Link()) for node in cluster.nodes), Link())
+    without_transfers = simulate(plan, profile, free, voxels).makespan
+    busy = [trace.busy(rank) for rank in ranks]
+    return Bubble(
+        (max(busy) - sum(busy) / len(busy)) / makespan,
+        (without_transfers - max(busy)) / makespan,
+        (makespan - without_transfers) / makespan,
+    )
+
+
+def peak_bytes(
+    trace: Trace, plan: Plan, profile: Profile, cluster: Cluster, voxels: Sequence[float]
+) -> dict[int, float]:
+    """Bytes on each rank at its fullest: weights and optimizer state, and the minibatches in flight at that moment."""
+    distinct, which = np.unique(np.asarray(voxels, dtype=float), return_inverse=True)
+    table = LayerTable.of(profile, distinct, {cluster.devices[rank].type.name for rank in plan.ranks})
+    index, before = profile.graph.index, set(profile.graph.input_layers)
+    saved, incoming, fixed = [], [], {}
+    for s, stage in enumerate(plan.stages):
+        own = [index[id] for id in stage.layers]
+        incoming.append(table.payload(before)[0][which])
+        saved.append((table.saved_bytes[own] + table.coordinate_bytes[own]).sum(axis=0)[which])
+        weights = MemoryNeed(float(table.parameter_bytes[own].sum()), 0.0, 0.0)
+        for rank in stage.ranks:
+            fixed[rank] = weights.total(versions=num_versions(plan, s, rank), minibatches=0)
+        before |= set(own)
+    held, most = dict.fromkeys(fixed, 0.0), dict.fromkeys(fixed, 0.0)
+    for span in sorted(trace.spans, key=lambda span: span.start):
+        if span.kind not in ("forward", "backward"):
+            continue
+        stage, m = plan.stages[span.stage], span.minibatch
+        kept = incoming[span.stage][m] + (0.0 if stage.recompute else saved[span.stage][m])
+        whole = saved[span.stage][m] if stage.recompute else 0.0
+        held[span.rank] += kept if span.kind == "forward" else 0.0
+        most[span.rank] = max(most[span.rank], held[span.rank] + whole)
+        held[span.rank] -= kept if span.kind == "backward" else 0.0
+    return {rank: float(fixed[rank] + most[rank]) for rank in sorted(fixed)}

@@ -1,0 +1,261 @@
+"""The simulator against closed forms, hand-drawn schedules, published simulators' values and the planners' estimates."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparsepipe import (
+    Cluster,
+    CostSample,
+    DeviceType,
+    InputError,
+    Layer,
+    LayerCost,
+    LayerGraph,
+    Link,
+    Node,
+    Plan,
+    Profile,
+    Stage,
+    actions,
+    inputs,
+    partition,
+    simulate,
+)
+from sparsepipe.forecast import forecast
+from sparsepipe.schedule import Action, Op
+
+
+def pipeline(forward, backward, transfer=(), *, replicas=(), parameter_bytes=0.0, latency=0.0, **settings):
+    """One layer a stage; boundary k moves `transfer[k]` bytes at 1 byte/s. Returns (plan, profile, cluster)."""
+    count = len(forward)
+    replicas = replicas or (1,) * count
+    sizes = [*(transfer or [0.0] * (count - 1)), 0.0]
+    graph = LayerGraph.chain(Layer(f"l{k}", "", parameter_bytes) for k in range(count))
+    costs = tuple(LayerCost((CostSample(1, f, b, size),)) for f, b, size in zip(forward, backward, sizes, strict=True))
+    firsts = [sum(replicas[:k]) for k in range(count)]
+    stages = tuple(
+        Stage((f"l{k}",), tuple(range(r, r + n))) for k, (r, n) in enumerate(zip(firsts, replicas, strict=True))
+    )
+    cluster = Cluster.uniform(sum(replicas), device_type="d", link=Link(1.0, latency))
+    return Plan(stages, **settings), Profile(graph, {"d": costs}), cluster
+
+
+def drawn(trace, rank):
+    """The actions of a rank with their start and end, as a diagram would show them."""
+    spans = sorted(
+        (s for s in trace.spans if s.rank == rank and s.kind in ("forward", "backward")), key=lambda s: s.start
+    )
+    return " ".join(f"{s.name}@{s.start:g}-{s.end:g}" for s in spans)
+
+
+@pytest.mark.parametrize(("stages", "minibatches"), [(2, 2), (4, 8), (8, 32), (5, 3)])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b-flush"])
+def test_bubble_of_a_balanced_flush_is_gpipes_closed_form(stages, minibatches, schedule):
+    plan, profile, cluster = pipeline([1.0] * stages, [2.0] * stages, schedule=schedule, num_microbatches=minibatches)
+    trace = simulate(plan, profile, cluster, [1] * minibatches)
+    assert trace.bubble_fraction == pytest.approx((stages - 1) / (minibatches + stages - 1))
+    assert trace.makespan == pytest.approx(3.0 * (minibatches + stages - 1))
+
+
+def test_one_forward_one_backward_as_drawn():
+    """Two stages, forward 1, backward 2, no transfers (schedule.py's diagram)."""
+    trace = simulate(*pipeline([1.0, 1.0], [2.0, 2.0]), [1] * 3)
+    assert drawn(trace, 0) == "0F0@0-1 0F1@1-2 0B0@4-6 0F2@6-7 0B1@7-9 0B2@10-12"
+    assert drawn(trace, 1) == "1F0@1-2 1B0@2-4 1F1@4-5 1B1@5-7 1F2@7-8 1B2@8-10"
+
+
+def test_transfers_run_beside_computation():
+    """A boundary of 1 s: the sender goes on, the receiver waits for what has not arrived."""
+    trace = simulate(*pipeline([1.0, 1.0], [1.0, 1.0], [1.0]), [1] * 2)
+    assert drawn(trace, 0) == "0F0@0-1 0F1@1-2 0B0@5-6 0B1@7-8"
+    assert drawn(trace, 1) == "1F0@2-3 1B0@3-4 1F1@4-5 1B1@5-6"
+    sends = {(s.name, s.start, s.end, s.peer) for s in trace.spans if s.kind == "send"}
+    assert sends == {("0F0", 1, 2, 1), ("0F1", 2, 3, 1), ("1B0", 4, 5, 0), ("1B1", 6, 7, 0)}
+
+
+def test_a_port_carries_one_transfer_at_a_time():
+    """The sender makes a tensor every second; its port needs three for each."""
+    plan, profile, cluster = pipeline([1.0, 0.0], [0.0, 0.0], [3.0], schedule="gpipe", num_microbatches=3)
+    sends = [(s.name, s.start, s.end) for s in simulate(plan, profile, cluster, [1] * 3).spans if s.kind == "send"]
+    assert [s for s in sends if s[0].startswith("0F")] == [("0F0", 1, 4), ("0F1", 4, 7), ("0F2", 7, 10)]
+
+
+def test_devices_of_a_node_share_its_port_to_the_network():
+    plan, profile, _ = pipeline([1.0, 1.0], [0.0, 0.0], [4.0], replicas=(2, 2), schedule="gpipe", num_microbatches=2)
+    one = Cluster.uniform(4, device_type="d", link=Link(1.0))
+    kind = DeviceType("d")
+    two = Cluster((Node("a", (kind, kind), Link(1.0)), Node("b", (kind, kind), Link(1.0))), Link(1.0))
+    first_sends = [
+        sorted((s.start, s.end) for s in simulate(plan, profile, c, [1] * 2).spans if s.kind == "send" and s.stage == 0)
+        for c in (one, two)
+    ]
+    assert first_sends == [[(1, 5), (1, 5)], [(1, 5), (5, 9)]]
+
+
+def test_averaging_blocks_all_replicas_until_the_last_has_come():
+    """Unequal minibatches on two replicas: 2 × (P/2)/B = 6 s of averaging start when the slower one is done."""
+    graph = LayerGraph.chain([Layer("a", "", 6.0)])
+    cost = LayerCost((CostSample(1, 1.0, 1.0, 0.0), CostSample(2, 2.0, 2.0, 0.0)))
+    plan = Plan((Stage(("a",), (0, 1)),))
+    cluster = Cluster.uniform(2, device_type="d", link=Link(1.0))
+    trace = simulate(plan, Profile(graph, {"d": (cost,)}), cluster, [1, 2, 1, 1])
+    assert [(s.start, s.end) for s in trace.spans if s.kind == "average" and s.rank == 0] == [(4, 10), (12, 18)]
+
+
+def test_recomputation_runs_the_forward_again():
+    plan, profile, cluster = pipeline([1.0], [2.0])
+    again = Plan(tuple(Stage(s.layers, s.ranks, recompute=True) for s in plan.stages))
+    assert drawn(simulate(again, profile, cluster, [1]), 0) == "0F0@0-1 0B0@1-4"
+
+
+def dynpipe_period(trace, stages, minibatches):
+    """DynPipe's measure: mean over k of the time between forwards kS and (k − 1)S of stage 0, per minibatch.
+
+    The last S minibatches are left out.
+    """
+    ends = [s.end for s in sorted(trace.spans, key=lambda s: s.minibatch) if s.stage == 0 and s.kind == "forward"]
+    marks = ends[: minibatches - stages : stages]
+    steps = [(b - a) / stages for a, b in zip(marks, marks[1:], strict=False)]
+    return sum(steps) / len(steps)
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "transfer", "published"),
+    [
+        ([1, 1], [3, 3], [1], 5.0),
+        ([1] * 4, [2] * 4, [0] * 3, 3.0),
+        ([1] * 4, [2] * 4, [1] * 3, 4.5),
+        ([1, 2, 1, 1], [2, 4, 2, 2], [0.5] * 3, 5.93478),
+        ([1, 3], [2, 6], [0.5], 8.94792),
+    ],
+)
+def test_agrees_with_dynpipes_simulator(forward, backward, transfer, published):
+    """Values that DynPipe's published simulator gives for 99 microbatches (SEEDS.md), where both assume the same."""
+    trace = simulate(*pipeline(forward, backward, transfer), [1] * 99)
+    assert dynpipe_period(trace, len(forward), 99) == pytest.approx(published, rel=1e-5)
+
+
+def test_agrees_with_dynpipes_simulator_but_for_the_fill():
+    """Its sixth value: it fills this pipeline 7 s later than its own description says, of 1,110 s; both settle at 12 s."""
+    trace = simulate(*pipeline([1, 9, 1], [1, 3, 3], [0, 0]), [1] * 99)
+    assert dynpipe_period(trace, 3, 99) * 93 == pytest.approx(11.9355 * 93 - 7, abs=0.01)
+    ends = sorted(s.end for s in trace.spans if s.name.startswith("0F"))
+    assert ends[60] - ends[30] == 12 * 30
+
+
+@st.composite
+def runs(draw):
+    """Small pipelines of any replication, schedule and voxel counts."""
+    count = draw(st.integers(1, 4))
+    numbers = st.lists(st.integers(1, 5), min_size=count, max_size=count)
+    replicas = tuple(draw(st.lists(st.integers(1, 3), min_size=count, max_size=count)))
+    schedule = draw(st.sampled_from(["1f1b", "1f1b-flush", "gpipe", "sequential"]))
+    plan, profile, cluster = pipeline(
+        draw(numbers),
+        draw(numbers),
+        draw(st.lists(st.integers(0, 4), min_size=count - 1, max_size=count - 1)),
+        replicas=replicas,
+        parameter_bytes=draw(st.integers(0, 3)),
+        schedule=schedule,
+        num_microbatches=draw(st.integers(1, 6)),
+    )
+    shares = [tuple(draw(st.integers(1, 3)) for _ in stage.ranks) for stage in plan.stages]
+    stages = tuple(Stage(s.layers, s.ranks, share) for s, share in zip(plan.stages, shares, strict=True))
+    return Plan(stages, schedule, num_microbatches=plan.num_microbatches), profile, cluster, draw(st.integers(1, 14))
+
+
+@settings(max_examples=150)
+@given(runs())
+def test_obeys_the_action_lists_and_their_inputs(run):
+    """Each rank does its list in order, one thing at a time, and nothing starts before what it needs has ended."""
+    plan, profile, cluster, count = run
+    trace = simulate(plan, profile, cluster, [1] * count)
+    spans = {Action.parse(s.name): s for s in trace.spans if s.kind in ("forward", "backward")}
+    lists = actions(plan, count)
+    for rank, todo in lists.items():
+        own = sorted((s for s in trace.spans if s.rank == rank and s.kind != "send"), key=lambda s: (s.start, s.end))
+        assert [s.name for s in own if s.kind != "average"] == [str(a) for a in todo if a.op is not Op.UPDATE]
+        assert all(a.end <= b.start for a, b in zip(own, own[1:], strict=False))
+        for action in todo:
+            if action.op is not Op.UPDATE:
+                assert all(spans[source].end <= spans[action].start for source in inputs(action, plan, count))
+    averages = {(s.stage, s.minibatch, s.start, s.end) for s in trace.spans if s.kind == "average"}
+    for stage, index, start, _ in averages:
+        assert all(spans[source].end <= start for source in inputs(Action(stage, Op.UPDATE, index), plan, count))
+
+
+@settings(max_examples=40)
+@given(runs())
+def test_the_parts_of_the_bubble_add_up(run):
+    plan, profile, cluster, count = run
+    result = forecast(plan, profile, cluster, [1] * count)
+    parts = result.bubble
+    assert parts.imbalance + parts.dependency + parts.communication == pytest.approx(
+        result.trace.bubble_fraction, abs=1e-9
+    )
+    assert min(parts.imbalance, parts.dependency) >= -1e-9
+
+
+def test_the_bubble_of_a_balanced_pipeline_is_all_dependency():
+    plan, profile, cluster = pipeline([1.0] * 4, [2.0] * 4, schedule="gpipe", num_microbatches=8)
+    parts = forecast(plan, profile, cluster, [1] * 8).bubble
+    assert (parts.imbalance, parts.communication) == (pytest.approx(0), pytest.approx(0))
+    assert parts.dependency == pytest.approx(3 / 11)
+
+
+def test_peak_memory_counts_versions_optimizer_and_minibatches_in_flight():
+    """Stage 0 of two: versions of 2 minibatches in flight, gradients, momentum; its activations, and stage 1's input."""
+    plan, profile, cluster = pipeline([1.0, 1.0], [1.0, 1.0], [5.0], parameter_bytes=100.0)
+    peaks = forecast(plan, profile, cluster, [1] * 12).peak_bytes
+    assert peaks == {0: 100 * (2 + 2) + 2 * 5, 1: 100 * (1 + 2) + 5}
+
+
+def test_simulated_memory_is_what_the_planner_expects():
+    plan, profile, cluster = pipeline([1.0] * 3, [2.0] * 3, [5.0, 7.0], parameter_bytes=10.0)
+    expected = partition(profile, cluster, planner="model-parallel").estimate.stages
+    peaks = forecast(plan, profile, cluster, [1] * 30).peak_bytes
+    assert [peaks[k] for k in range(3)] == [stage.memory_bytes for stage in expected]
+
+
+@pytest.mark.parametrize("bandwidth", [2.0, 5.0, 1e9])
+@pytest.mark.parametrize("seed", range(6))
+def test_steady_state_reaches_the_planners_period(seed, bandwidth):
+    """The planner's period assumes that transfers and averaging hide nothing else: its plans take in what that needs."""
+    rng = random.Random(seed)
+    graph = LayerGraph.chain(Layer(f"l{k}", "", rng.uniform(0, 2)) for k in range(8))
+    speeds = {"a": 1.0, "b": rng.uniform(1, 2.5)}
+    base = [(rng.uniform(1, 3), rng.uniform(2, 6), rng.uniform(0, 4)) for _ in range(8)]
+    costs = {
+        kind: tuple(LayerCost((CostSample(1, f * slow, b * slow, size),)) for f, b, size in base)
+        for kind, slow in speeds.items()
+    }
+    kinds = tuple(DeviceType(rng.choice("ab")) for _ in range(5))
+    cluster = Cluster((Node("n", kinds, Link(bandwidth)),), Link(bandwidth))
+    profile = Profile(graph, {kind.name: costs[kind.name] for kind in cluster.device_types})
+    plan = partition(profile, cluster)
+    rate = forecast(plan, profile, cluster, [1] * 240).minibatches_per_second
+    assert 0.95 < 1 / rate / plan.estimate.period_seconds < 1.05
+
+
+def test_a_default_warm_up_leaves_replicas_waiting_for_each_other():
+    """One stage before two replicas: with a minibatch in flight for each rank, a round's second one comes too late."""
+    plan, profile, cluster = pipeline([1.0, 2.0], [2.0, 4.0], replicas=(1, 2))
+    deeper = Plan((replace(plan.stages[0], warmup=3), plan.stages[1]))
+    rates = [forecast(p, profile, cluster, [1] * 240).minibatches_per_second for p in (plan, deeper)]
+    assert 1 / rates[0] == pytest.approx(3.75, rel=0.01)
+    assert 1 / rates[1] == pytest.approx(3.0, rel=0.01)
+
+
+def test_nothing_to_do_gives_an_empty_trace():
+    plan, profile, cluster = pipeline([1.0], [1.0])
+    assert simulate(plan, profile, cluster, []).spans == ()
+
+
+def test_refuses_a_plan_for_another_graph():
+    plan, profile, cluster = pipeline([1.0], [1.0])
+    with pytest.raises(InputError, match="different graph"):
+        simulate(Plan((Stage(("other",), (0,)),)), profile, cluster, [1])
