@@ -33,7 +33,7 @@ check "types" .venv/bin/mypy
 shopt -s nullglob
 notebooks=(notebooks/*.ipynb)
 if [ ${#notebooks[@]} -gt 0 ]; then
-  check "notebooks without outputs" .venv/bin/nbstripout --verify \
+  check "notebooks without outputs" .venv/bin/nbstripout --verify --keep-id \
     --extra-keys "metadata.papermill cell.metadata.papermill cell.metadata.execution metadata.language_info" "${notebooks[@]}"
 fi
 check "tests" .venv/bin/python -m pytest -n 2 ${select[@]+"${select[@]}"} "$@"
