@@ -14,7 +14,9 @@ LEVELS = [  # lowest first; a module may import its own level's files only insid
     {"schedule", "record", "formats", "plan_diff", "server_file"},
     {"costs"},
     {"data", "models"},
-    {"planners", "simulator"},
+    {"simulator"},
+    {"forecast"},
+    {"planners"},
     {"engines"},
     {"profiler", "runtime", "stage_modules"},
     {"launchers"},
@@ -30,7 +32,7 @@ VIEWS = {"plots"}  # draws values: sees levels 0-1 and their costs alone, is see
 VALUES = set().union(*LEVELS[:6])
 INSIDE_A_LEVEL = {("graph_text", "graph"), ("plan_diff", "plan")}
 HEAVY = {"torch", "MinkowskiEngine", "plotly", "ray", "pandas", "ipywidgets", "papermill"}
-TORCH_FREE = {*VALUES, "planners", "simulator", "plots", "widgets"}
+TORCH_FREE = {*VALUES, "planners", "simulator", "forecast", "plots", "widgets"}
 
 
 def sources():
