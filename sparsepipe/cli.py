@@ -167,27 +167,23 @@ def _planner_options(options: argparse.Namespace, names: list[str]) -> list[tupl
 
 
 def simulate(options: argparse.Namespace) -> Answer:
-    from .simulator import simulate as run_simulator
+    from .forecast import forecast
 
     found, cluster = _profile_and_cluster(options)
     chosen = Plan.load(options.plan).check(found.graph, cluster)
     counts = found.voxel_counts or (found.voxels(),)
-    voxels = [counts[m % len(counts)] for m in range(options.minibatches)]
-    trace = run_simulator(chosen, found, cluster, voxels)
+    told = forecast(chosen, found, cluster, [counts[m % len(counts)] for m in range(options.minibatches)])
     if options.trace:
-        write_json(options.trace, trace.to_chrome())
-    document = {
-        "minibatches": options.minibatches,
-        "makespan_seconds": trace.makespan,
-        "seconds_per_minibatch": trace.makespan / options.minibatches,
-        "bubble_fraction": trace.bubble_fraction,
-        "busy_fraction": {rank: trace.busy(rank) / trace.makespan for rank in trace.ranks},
-        **trace.facts,
-    }
-    return Answer(
-        document,
-        f"{options.minibatches} minibatches in {trace.makespan:.3f} s simulated, bubble {trace.bubble_fraction:.1%}",
+        write_json(options.trace, told.trace.to_chrome())
+    makespan = told.trace.makespan
+    busy = {str(rank): told.trace.busy(rank) / makespan if makespan else 0.0 for rank in told.trace.ranks}
+    document = {"minibatches": options.minibatches, **told.to_json(), "busy_fraction": busy}
+    causes = ", ".join(f"{cause} {share:.1%}" for cause, share in document["bubble"].items())
+    text = (
+        f"{options.minibatches} minibatches in {makespan:.3f} s simulated, "
+        f"{told.minibatches_per_second:.2f} a second in steady state, bubble {told.trace.bubble_fraction:.1%} ({causes})"
     )
+    return Answer(document, text)
 
 
 def _profile_and_cluster(options: argparse.Namespace) -> tuple[Profile, Cluster]:
