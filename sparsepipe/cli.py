@@ -181,7 +181,7 @@ def simulate(options: argparse.Namespace) -> Answer:
     causes = ", ".join(f"{cause} {share:.1%}" for cause, share in document["bubble"].items())
     text = (
         f"{options.minibatches} minibatches in {makespan:.3f} s simulated, "
-        f"{told.minibatches_per_second:.2f} a second in steady state, bubble {told.trace.bubble_fraction:.1%} ({causes})"
+        f"{told.minibatches_per_second:.2f} a second when steady, bubble {told.trace.bubble_fraction:.1%} ({causes})"
     )
     return Answer(document, text)
 
