@@ -170,6 +170,17 @@ def test_names_of_engines(capsys, monkeypatch):
     assert capsys.readouterr().err == "engine: native (MinkowskiEngine does not import here)\n"
 
 
+def test_minkowski_leaves_the_number_of_threads_alone(minkowski):
+    """Its coordinate manager sets OpenMP's number for the whole process, by default to that of the processors."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        minkowski.layer(ROWS[0])(minkowski.tensor(random_batch()))
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_engines_are_imported_only_when_asked_for():
     code = (
         "import sys, sparsepipe.engines as e; assert 'MinkowskiEngine' not in sys.modules; "

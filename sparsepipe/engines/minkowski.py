@@ -65,6 +65,7 @@ class MinkowskiEngine:
         for stride, coordinates in parts.coordinate_sets:
             manager = manager or ME.CoordinateManager(
                 D=coordinates.shape[1] - 1,
+                num_threads=torch.get_num_threads(),  # else it sets torch's number, too, to all processors
                 coordinate_map_type=ME.CoordinateMapType.CUDA if coordinates.is_cuda else ME.CoordinateMapType.CPU,
             )
             key, (kept, _) = manager.insert_and_map(coordinates.contiguous(), list(stride), "")
