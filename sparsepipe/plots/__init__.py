@@ -4,12 +4,11 @@ from .accuracy import accuracy, accuracy_table
 from .clouds import clouds, clouds_table, voxel_counts, voxel_counts_table
 from .compare import compare, compare_table
 from .cuts import cut_bytes, cut_bytes_table
-from .export import browser, close_browser, export
+from .export import browser, close_browser, export, keep_pictures
 from .layer_costs import layer_costs, layer_costs_table
 from .layer_graph import cuts_table, layer_graph, layer_graph_table
 from .progress import progress, progress_table
 from .stages import stages, stages_table
-from .theme import keep_pictures
 from .throughput import throughput, throughput_table
 from .timeline import timeline, timeline_table
 

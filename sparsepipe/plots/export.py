@@ -15,6 +15,7 @@ from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
+import plotly.io as pio
 
 from ..errors import InputError
 from ..files import write_atomic, write_json
@@ -71,6 +72,15 @@ def browser() -> str | None:
     if named:
         return named if Path(named).is_file() else None
     return next((path for name in _BROWSERS if (path := shutil.which(name))), None)
+
+
+def keep_pictures() -> None:
+    """Let the notebook that calls this keep a PNG beside each live figure, so that it shows where no plotly runs.
+
+    Without a Chromium to draw it, notebooks keep the live figure alone.
+    """
+    if browser() is not None:
+        pio.renderers.default = "plotly_mimetype+png"
 
 
 def provenance(figure: go.Figure, name: str, origin: Any) -> dict[str, Any]:

@@ -54,11 +54,6 @@ for _renderer in ("plotly_mimetype", "notebook", "notebook_connected", "browser"
     pio.renderers[_renderer].config = {**(pio.renderers[_renderer].config or {}), **MODEBAR}
 
 
-def keep_pictures() -> None:
-    """Let the notebook that calls this keep a PNG beside each live figure: it still shows where no plotly runs."""
-    pio.renderers.default = "plotly_mimetype+png"
-
-
 def stage_color(stage: int, kind: str = "backward") -> str:
     """The colour of a stage, the same in every figure: lighter for a forward, darker for an update, grey for waits."""
     if kind not in _SHADES:

@@ -1,0 +1,133 @@
+"""Notebooks are thin, clean and runnable: alone, from nothing, with few samples."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from sparsepipe.reproduce import NOTEBOOKS, reproduce
+from sparsepipe.reproduce.driver import _exported
+
+FOLDER = Path(__file__).parent.parent / "notebooks"
+PATHS = sorted(FOLDER.glob("*.ipynb"))
+SMALL = {
+    "shapes_per_class": 3,
+    "model": "minkvgg11bn-narrow",
+    "voxel_size": 0.05,
+    "voxel_sizes": [0.1, 0.05],
+    "batch_size": 4,
+    "repeats": 1,
+    "epochs": 1,
+    "num_devices": 2,
+    "minibatches": 4,
+    "engine": "native",
+}
+
+
+def cells(path, kind="code"):
+    return [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == kind]
+
+
+def test_the_notebooks_are_those_that_reproduce_runs():
+    assert [path.stem for path in PATHS] == list(NOTEBOOKS)
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+class TestEveryNotebook:
+    def test_carries_no_output(self, path):
+        notebook = nbformat.read(path, as_version=4)
+        nbformat.validate(notebook)
+        for cell in cells(path):
+            assert not cell.outputs and cell.execution_count is None
+        assert set(notebook.metadata) == {"kernelspec"}
+
+    def test_is_as_nbstripout_leaves_it(self, path):
+        pytest.importorskip("nbstripout")
+        command = [sys.executable, "-m", "nbstripout", "--verify", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def test_asks_in_the_title_and_answers_at_the_end(self, path):
+        text = [cell.source for cell in cells(path, "markdown")]
+        title = text[0].splitlines()[0]
+        assert re.fullmatch(rf"# {path.stem[:2]} · .+\?", title)
+        assert text[-1] == "## Answer"
+        assert "display(" in cells(path)[-1].source and "Markdown(" in cells(path)[-1].source
+
+    def test_has_its_imports_first_and_one_cell_of_parameters(self, path):
+        tagged = [k for k, cell in enumerate(cells(path)) if "parameters" in cell.metadata.get("tags", [])]
+        assert tagged == [1]
+        names = {node.targets[0].id for node in ast.parse(cells(path)[1].source).body}
+        assert {"data", "root", "figures", "seed", "headless"} <= names
+        for k, cell in enumerate(cells(path)):
+            for node in ast.parse(cell.source).body:
+                if isinstance(node, ast.Import | ast.ImportFrom):
+                    assert k == 0
+
+    def test_is_thin(self, path):
+        for cell in cells(path):
+            tree = ast.parse(cell.source)
+            assert not any(isinstance(node, ast.ClassDef | ast.FunctionDef) for node in ast.walk(tree))
+            assert "sys.path" not in cell.source
+            statements = len(cell.source.splitlines())
+            assert statements <= 20, f"{statements} lines: {cell.source[:60]}"
+
+    def test_explains_its_parameters_alike(self, path):
+        """Parameters that notebooks share have one default, or they would not find what others left."""
+        shared = {name: value for other in PATHS for name, value in _parameters(other).items() if other != path}
+        for name, value in _parameters(path).items():
+            if name not in ("num_devices",):
+                assert shared.get(name, value) == value, name
+
+
+def _parameters(path):
+    tree = ast.parse(cells(path)[1].source)
+    return {node.targets[0].id: ast.literal_eval(node.value) for node in tree.body}
+
+
+def test_notebooks_pass_ruff():
+    pytest.importorskip("ruff")
+    for action in (["check"], ["format", "--check"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *action, str(FOLDER)], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_whole_job_runs_from_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))  # pictures have their own test; tables come all the same
+    written = reproduce(out=tmp_path / "figures", parameters=SMALL)
+    tables = {path.stem for path in written if path.suffix == ".csv"}
+    assert tables == {name for path in PATHS for name in _exported(path)}
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {
+        "notebooks",
+        *(f"minkvgg11bn-narrow-{name}-001" for name in ("one-process", "data-parallel", "pipeline")),
+    }
+    assert not any(path.stat().st_size > 3e6 for path in (tmp_path / "runs" / "notebooks").glob("*.ipynb"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_notebook_runs_alone_and_makes_what_it_needs(tmp_path, monkeypatch):
+    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))
+    written = reproduce(["04_partition"], out=tmp_path / "figures", parameters=SMALL)
+    assert {path.stem for path in written} == {"stages", "plans", "timeline_predicted"}
+    executed = nbformat.read(tmp_path / "runs" / "notebooks" / "04_partition.ipynb", as_version=4)
+    said = "".join(o.get("text", "") for cell in executed.cells for o in cell.get("outputs", []))
+    assert "measured now" in said and "synthetic shapes" in said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_real_clouds_are_drawn_as_such(tmp_path, monkeypatch, shared_data):
+    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))
+    folder = shared_data / "modelnet10-sample" / "ModelNet10"
+    reproduce(["voxels"], out=tmp_path / "figures", data=folder, parameters=SMALL)
+    assert "ModelNet10" in (tmp_path / "figures" / "voxels.json").read_text()
+    assert "synthetic shapes" not in (tmp_path / "figures" / "voxels.json").read_text()
