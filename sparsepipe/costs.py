@@ -20,9 +20,10 @@ OPTIMIZER_SLOTS = 1  # momentum: one number beside each weight
 
 @dataclass(frozen=True, eq=False)
 class LayerTable:
-    """The costs of a profile as arrays `[layers, voxel counts]`; a layer that stands for loading the data costs nothing.
+    """The costs of a profile as arrays [layers, voxel counts]; a layer that stands for loading data costs nothing.
 
-    Sizes do not depend on the device; where profiles of two types differ (rounding, a different count), the larger counts.
+    Sizes do not depend on the device; where profiles of two types differ (rounding, a different count), the larger
+    counts.
     """
 
     graph: LayerGraph
@@ -114,7 +115,7 @@ def _evaluate(costs: Sequence[LayerCost], field: str, voxels: Array) -> Array:
 
 
 def boundary_link(cluster: Cluster, ranks: Sequence[int]) -> Link:
-    """The link that two neighbouring stages with `ranks` together use: a node's own where all sit on it, else the network."""
+    """The link that neighbouring stages with these ranks use: a node's own where all sit on it, else the network."""
     nodes = {cluster.devices[rank].node.name for rank in ranks}
     return cluster.devices[ranks[0]].node.link if len(nodes) == 1 else cluster.network
 
@@ -134,7 +135,7 @@ def port_share(cluster: Cluster, stage: Stage, *, network: bool) -> float:
 
 
 def averaging_time(cluster: Cluster, ranks: Sequence[int], parameter_bytes: float) -> float:
-    """Seconds of one ring all-reduce over `ranks`: 2(m−1) messages of 1/m of the gradients, at the slowest link of the ring.
+    """Seconds of one ring all-reduce: 2(m−1) messages of 1/m of the gradients, at the slowest link of the ring.
 
     Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
     """
@@ -167,7 +168,7 @@ class MemoryNeed:
 def depth(
     schedule: str, num_microbatches: int, shares: tuple[int, ...], later_ranks: int, warmup: int | None = None
 ) -> tuple[int, int]:
-    """Weight versions and minibatches in flight on the fullest replica of a stage with `later_ranks` ranks behind it."""
+    """Weight versions and minibatches in flight, on the fullest replica of a stage with so many ranks behind it."""
     stages = [Stage(("own",), tuple(range(len(shares))), shares, warmup=warmup)]
     if later_ranks:
         stages.append(Stage(("later",), tuple(range(len(shares), len(shares) + later_ranks))))

@@ -45,7 +45,7 @@ class Forecast:
 
 
 def forecast(plan: Plan, profile: Profile, cluster: Cluster, voxels: Sequence[float]) -> Forecast:
-    """Simulate `plan` on minibatches of these voxel counts and say what comes of it. Raises InputError as `simulate` does."""
+    """Simulate `plan` on minibatches of these voxel counts and sum it up. Raises InputError as `simulate` does."""
     trace = simulate(plan, profile, cluster, voxels)
     return Forecast(
         trace,
@@ -56,7 +56,7 @@ def forecast(plan: Plan, profile: Profile, cluster: Cluster, voxels: Sequence[fl
 
 
 def steady_rate(trace: Trace, plan: Plan, num_minibatches: int) -> float:
-    """Minibatches per second by the ends of the first stage's backwards, over the middle half; whole steps where it flushes."""
+    """Minibatches per second by the ends of the first stage's backwards, over the middle half; in whole steps."""
     ends = np.zeros(num_minibatches)
     for span in trace.spans:
         if span.stage == 0 and span.kind == "backward":

@@ -62,10 +62,10 @@ def round_minibatches(plan: Plan, stage: int, index: int, num_minibatches: int) 
 def lookahead(plan: Plan, stage: int) -> int:
     """Run forwards up to so many minibatches beyond the next backward.
 
-    1F1B keeps every later rank busy: ⌈later ranks / own ranks⌉ minibatches of each replica (PipeDream, SOSP 2019, section
-    3.2), and so does an imported warm-up, times the replicas. Unequal replicas look ahead by the later ranks alone: rounding
-    up would let one with a small share wait for a minibatch that no earlier stage may send yet. A stage never looks further
-    ahead than those before it, so the lists cannot deadlock.
+    1F1B keeps every later rank busy: ⌈later ranks / own ranks⌉ minibatches of each replica (PipeDream, SOSP 2019,
+    section 3.2), and so does an imported warm-up, times the replicas. Unequal replicas look ahead by the later ranks
+    alone: rounding up would let one with a small share wait for a minibatch that no earlier stage may send yet. A stage
+    never looks further ahead than those before it, so the lists cannot deadlock.
     """
     own = plan.stages[stage]
     replicas = len(own.ranks)
@@ -107,8 +107,8 @@ def _rank_actions(plan: Plan, s: int, rank: int, num_minibatches: int) -> tuple[
     for span, rounds in segments:
         mine, begun = _turns_of(plan.stages[s], rank, span), 0
         for k, m in enumerate([*mine, num_minibatches]):
-            # A replica without a minibatch in a round takes part in its averaging all the same. While it waits there for the
-            # others, stages after it may need the forwards that they look ahead to: those come first.
+            # A replica without a minibatch in a round takes part in its averaging all the same. While it waits there
+            # for the others, stages after it may need the forwards that they look ahead to: those come first.
             while rounds and (stop := round_minibatches(plan, s, rounds[0], num_minibatches).stop) <= m:
                 begun = _forwards(done, s, mine, begun, stop - 1 + ahead)
                 done.append(Action(s, Op.UPDATE, rounds.pop(0)))

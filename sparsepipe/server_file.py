@@ -4,8 +4,8 @@
         RTX 4 profiles/rtx/graph.txt
         tv 2 profiles/tv/graph.txt
 
-A line that starts with "Server" names a server; every other line is NAME COUNT PATH. Blank lines are passed over. A path is
-looked for beside the file first, then from the current folder.
+A line that starts with "Server" names a server; every other line is NAME COUNT PATH. Blank lines are passed over. A
+path is looked for beside the file first, then from the current folder.
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,9 @@
 """Predict what every rank does and when, from the same action lists that the runtime obeys.
 
-A rank starts its next action once it is free and the action's inputs have arrived. Transfers run beside computation, as the
-runtime posts them: a tensor leaves when it is made, and waits while its port is busy. A device has one port for each
-neighbouring stage and direction; between nodes, all devices of a node share that node's port to the network.
-An update is a collective: it starts when the last replica arrives, and all of them leave it together.
+A rank starts its next action once it is free and the action's inputs have arrived. Transfers run beside computation, as
+the runtime posts them: a tensor leaves when it is made, and waits while its port is busy. A device has one port for
+each neighbouring stage and direction; between nodes, all devices of a node share that node's port to the network. An
+update is a collective: it starts when the last replica arrives, and all of them leave it together.
 """
 
 import heapq
@@ -29,8 +29,8 @@ LETTERS = "FBU"
 def simulate(plan: Plan, profile: Profile, cluster: Cluster, voxels: Sequence[float]) -> Trace:
     """Run `plan` on minibatches with `voxels` active voxels at the network's input, one entry each.
 
-    The optimizer's own step takes no time: profiles do not hold it. `facts` of the trace hold the plan's ranks by stage, its
-    links and peak memory (report.py reads them). Raises InputError for a plan that cannot run.
+    The optimizer's own step takes no time: profiles do not hold it. `facts` of the trace hold the plan's ranks by
+    stage, its links and peak memory (report.py reads them). Raises InputError for a plan that cannot run.
     """
     plan.check(profile.graph, cluster)
     return Trace(tuple(_Simulation(plan, profile, cluster, voxels).run()), "simulated")
@@ -39,8 +39,8 @@ def simulate(plan: Plan, profile: Profile, cluster: Cluster, voxels: Sequence[fl
 class _Simulation:
     """The state of one simulation: what each rank does next, and what has arrived.
 
-    What an action waits for is `schedule.inputs`, in the form of arrival times: of a forward, the tensors of the stage before;
-    of a backward, the gradients of the stage after (its own forward came earlier in its rank's list).
+    What an action waits for is `schedule.inputs`, in the form of arrival times: of a forward, the tensors of the stage
+    before; of a backward, the gradients of the stage after (its own forward came earlier in its rank's list).
     """
 
     def __init__(self, plan: Plan, profile: Profile, cluster: Cluster, voxels: Sequence[float]) -> None:

@@ -1,4 +1,4 @@
-"""The simulator against closed forms, hand-drawn schedules, published simulators' values and the planners' estimates."""
+"""The simulator against closed forms, hand-drawn schedules, a published simulator and the planners' estimates."""
 
 import random
 from dataclasses import replace
@@ -140,7 +140,7 @@ def test_agrees_with_dynpipes_simulator(forward, backward, transfer, published):
 
 
 def test_agrees_with_dynpipes_simulator_but_for_the_fill():
-    """Its sixth value: it fills this pipeline 7 s later than its own description says, of 1,110 s; both settle at 12 s."""
+    """Its sixth value: it fills this pipeline 7 s later than its own description says; both settle at 12 s."""
     trace = simulate(*pipeline([1, 9, 1], [1, 3, 3], [0, 0]), [1] * 99)
     assert dynpipe_period(trace, 3, 99) * 93 == pytest.approx(11.9355 * 93 - 7, abs=0.01)
     ends = sorted(s.end for s in trace.spans if s.name.startswith("0F"))
@@ -208,7 +208,7 @@ def test_the_bubble_of_a_balanced_pipeline_is_all_dependency():
 
 
 def test_peak_memory_counts_versions_optimizer_and_minibatches_in_flight():
-    """Stage 0 of two: versions of 2 minibatches in flight, gradients, momentum; its activations, and stage 1's input."""
+    """Stage 0 of two: versions of 2 minibatches in flight, gradients, momentum; activations, and stage 1's input."""
     plan, profile, cluster = pipeline([1.0, 1.0], [1.0, 1.0], [5.0], parameter_bytes=100.0)
     peaks = forecast(plan, profile, cluster, [1] * 12).peak_bytes
     assert peaks == {0: 100 * (2 + 2) + 2 * 5, 1: 100 * (1 + 2) + 5}
@@ -224,7 +224,7 @@ def test_simulated_memory_is_what_the_planner_expects():
 @pytest.mark.parametrize("bandwidth", [2.0, 5.0, 1e9])
 @pytest.mark.parametrize("seed", range(6))
 def test_steady_state_reaches_the_planners_period(seed, bandwidth):
-    """The planner's period assumes that transfers and averaging hide nothing else: its plans take in what that needs."""
+    """The planner's period assumes that transfers and averaging hide behind computation: its plans see to that."""
     rng = random.Random(seed)
     graph = LayerGraph.chain(Layer(f"l{k}", "", rng.uniform(0, 2)) for k in range(8))
     speeds = {"a": 1.0, "b": rng.uniform(1, 2.5)}

@@ -40,8 +40,8 @@ def partition(
     """Choose a plan for the devices of `cluster`.
 
     `options` are the fields of the planner's class. `num_microbatches` (of one step) defaults to 1 for asynchronous
-    schedules and to twice the devices for those that flush. Raises InputError for an unknown planner or option, a device
-    type without profile, and where nothing fits into memory.
+    schedules and to twice the devices for those that flush. Raises InputError for an unknown planner or option, a
+    device type without profile, and where nothing fits into memory.
     """
     if planner not in PLANNERS:
         raise InputError(f"planner {planner!r} is unknown, expected one of {', '.join(PLANNERS)}")

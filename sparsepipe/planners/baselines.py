@@ -43,7 +43,7 @@ class ModelParallel:
 
 
 def _balanced(seconds: list[list[float]]) -> list[tuple[int, int]]:
-    """Cut layers into one consecutive, non-empty run for each row of `seconds`; the largest run is as small as can be."""
+    """Cut layers into a consecutive, non-empty run for each row of `seconds`; the largest is as small as can be."""
     num_layers, num_stages = len(seconds[0]), len(seconds)
     if num_layers < num_stages:
         raise InputError(f"{num_stages} stages for {num_layers} layers: expected at least one layer each")

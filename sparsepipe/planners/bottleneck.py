@@ -86,7 +86,8 @@ def _bisect(
         limit = lower * (1 + up) if up else value * (1 - down) if down else (lower + value) / 2
         close = value - lower <= CLOSE * value or near and len(paths) == 1
         ask = asked < MAX_ASKED and close or not lower < limit < value
-        # Where few plans are left below the best, ask at once for any better one; else halve what is between the bounds.
+        # Where few plans are left below the best, ask at once for any better one; else halve what is between the
+        # bounds.
         found = quick(moves, value if ask else limit)
         if found is None and ask:
             found = certain(moves, value) if certain else None

@@ -1,8 +1,8 @@
 """Where a network can be cut: down-sets of its layers, in an order that every subset relation follows.
 
-A plan's stages are the differences of a growing sequence of cuts, from the empty one to the whole network. A cut is a bit
-mask over the layers. A chain has one cut after each layer; a graph with branches has more, and where they are too many,
-the cuts along one topological order stand for them.
+A plan's stages are the differences of a growing sequence of cuts, from the empty one to the whole network. A cut is a
+bit mask over the layers. A chain has one cut after each layer; a graph with branches has more, and where they are too
+many, the cuts along one topological order stand for them.
 """
 
 from bisect import bisect_left
@@ -49,7 +49,7 @@ class Cuts:
         return cls(layers, table.graph.input_layers, tuple(masks), False)
 
     def thinned(self, table: LayerTable, count: int) -> "Cuts":
-        """About `count` of a chain's cuts, spread evenly over the time of the network; of neighbours, the one that moves least."""
+        """About `count` of a chain's cuts, spread over the network's time; of neighbours, the one that moves least."""
         seconds = self.total(next(iter(table.seconds.values()))[:, 0])
         window = np.minimum((seconds / max(seconds[-1], 1e-300) * count).astype(int), count - 1)
         forward = self.payloads(table)[0][:, 0]
@@ -153,7 +153,7 @@ class Cuts:
 
     @cached_property
     def first_after(self) -> list[Index]:
-        """For each chain, the place in it of the first strict superset of each cut, [S]; its length where there is none."""
+        """For each chain, the place of the first strict superset of each cut, [S]; its length where there is none."""
         if self.is_chain:
             return [np.arange(1, len(self) + 1)]
         return [np.array([self._first_in(chain.tolist(), mask) for mask in self.masks]) for chain in self.chains]
@@ -204,7 +204,7 @@ def _cover(masks: Sequence[int], choose: Callable[..., list[int]]) -> list[list[
 
 
 def _down_sets(needs: Sequence[int], limit: int) -> list[int] | None:
-    """All down-sets as masks, small ones first; None where there are more than `limit`. `needs[k]`: inputs of layer k."""
+    """All down-sets, small ones first; None where there are more than `limit`. `needs[k]`: mask of layer k's inputs."""
     consumers: list[list[int]] = [[] for _ in needs]
     for k, need in enumerate(needs):
         for p in range(k):

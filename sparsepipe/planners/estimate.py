@@ -103,7 +103,7 @@ def replica_seconds(problem: Problem, layers: Sequence[int], kind: str, recomput
 
 
 def boundary_times(problem: Problem, pair: Sequence[Stage], payload: tuple) -> tuple[float, float]:
-    """(seconds per minibatch of the busiest port, seconds of a transfer forwards plus one backwards) between two stages."""
+    """Between two stages: (seconds per minibatch of the busiest port, of a transfer forwards plus one backwards)."""
     link = boundary_link(problem.cluster, (*pair[0].ranks, *pair[1].ranks))
     nodes = {problem.cluster.devices[rank].node.name for stage in pair for rank in stage.ranks}
     share = max(port_share(problem.cluster, stage, network=len(nodes) > 1) for stage in pair)

@@ -1,13 +1,14 @@
-"""The best plan for schedules that flush: the sum of all stages' latencies and transfers, plus the slowest stage's rest.
+"""The best plan for schedules that flush: all stages' latencies and transfers, plus the slowest stage's rest.
 
-A step takes Σ (what each stage and boundary adds) + max (what each stage or boundary limits). For a bound on the limits, the
-least sum is a shortest path over (devices used, cut). The sum can only grow as the bound shrinks, so a bound's answer also
-speaks for every bound between it and the largest limit of its plan; what is left between the bounds already asked is
-searched where it could still hold the best plan, until nowhere can.
+A step takes Σ (what each stage and boundary adds) + max (what each stage or boundary limits). For a bound on the
+limits, the least sum is a shortest path over (devices used, cut). The sum can only grow as the bound shrinks, so a
+bound's answer also speaks for every bound between it and the largest limit of its plan; what is left between the bounds
+already asked is searched where it could still hold the best plan, until nowhere can.
 """
 
 import heapq
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import count
 from math import inf
 
@@ -84,24 +85,30 @@ class LeastSum:
     follows: NDArray[np.bool_]  # [S, S]: whether a cut holds all of another and more
     memory: MemoryRule | None = None
 
-    def __post_init__(self) -> None:
-        model, cuts = self.model, np.arange(len(self.model.works.cuts))
-        team = np.arange(len(model.works.teams))[:, None, None]
-        first, last = cuts[None, :, None], cuts[None, None, :]
-        object.__setattr__(self, "_limit", np.where(self.follows, model.limit(team, first, last), inf))
-        object.__setattr__(self, "_added", model.latencies.seconds(team, first, last))
-        if self.memory is not None:
-            examples, _ = self.memory.cases
-            need = self.memory.need(examples[:, None, None], first, last)
-            object.__setattr__(self, "_fits", need <= self.memory.limit[examples][:, None, None])
+    @cached_property
+    def _tables(self) -> tuple[Array, Array]:
+        """(what each stage limits, what it adds), each [G, S, S]; a limit of inf where it is no stage."""
+        cuts = np.arange(len(self.model.works.cuts))
+        team = np.arange(len(self.model.works.teams))[:, None, None]
+        every = (team, cuts[None, :, None], cuts[None, None, :])
+        return np.where(self.follows, self.model.limit(*every), inf), self.model.latencies.seconds(*every)
+
+    @cached_property
+    def _fits(self) -> NDArray[np.bool_]:
+        """Whether each stage fits into memory, [cases, S, S]."""
+        assert self.memory is not None
+        examples, cuts = self.memory.cases[0], np.arange(len(self.model.works.cuts))
+        need = self.memory.need(examples[:, None, None], cuts[None, :, None], cuts[None, None, :])
+        return need <= self.memory.limit[examples][:, None, None]
 
     def _stage(self, move: int, seconds: float) -> Array:
         """[S, S]: what the stage of a move adds; inf where it is not below the limit or does not fit."""
+        limit, added = self._tables
         team = self.moves.team[move]
-        allowed = self._limit[team] < seconds
+        allowed = limit[team] < seconds
         if self.memory is not None:
             allowed &= self._fits[self.memory.cases[1][move]]
-        return np.where(allowed, self._added[team], inf)
+        return np.where(allowed, added[team], inf)
 
     def below(self, seconds: float) -> tuple[Path, float, float] | None:
         """(path, its sum, its largest limit) of the least sum among plans with every limit below `seconds`."""

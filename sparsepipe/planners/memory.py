@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..costs import OPTIMIZER_SLOTS, Array, depth
 from .base import Problem
@@ -51,14 +52,14 @@ class MemoryRule:
         example = self.cases[0]
         limit = self.limit[example]
         shape = (len(example), len(cuts))
-        return [
-            last_true(
-                lambda case, cut, place, chain=chain: self.need(example[case], cut, chain[place]) <= limit[case],
-                np.full(shape, -1),
-                np.full(shape, len(chain) - 1),
-            )
-            for chain in cuts.chains
-        ]
+
+        def along(chain: Index) -> Index:
+            def fits(case: Index, cut: Index, place: Index) -> NDArray[np.bool_]:
+                return self.need(example[case], cut, chain[place]) <= limit[case]
+
+            return last_true(fits, np.full(shape, -1), np.full(shape, len(chain) - 1))
+
+        return [along(chain) for chain in cuts.chains]
 
 
 def memory_rule(problem: Problem, model: StageModel, moves: Moves) -> MemoryRule:

@@ -1,4 +1,4 @@
-"""The cost models as arrays that a search can use: seconds of any stage on any team, and of any boundary between two."""
+"""The cost models as arrays for a search: seconds of any stage on any team, and of any boundary between two."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -105,7 +105,7 @@ def default_model(problem: Problem, cuts: Cuts, teams: Teams) -> StageModel:
 
 
 def published_model(problem: Problem, cuts: Cuts, teams: Teams, ratio: float | None) -> StageModel:
-    """SparsePipe's published cost model, its own faults left out (sparsepipe.py): even shares, pace of the slowest type.
+    """SparsePipe's published cost model without its faults (sparsepipe.py): even shares, pace of the slowest type.
 
     The slowest type is judged on the whole network; transfers cost 2 × bytes / bandwidth whatever the replication, and
     nothing where no activation compression `ratio` is given.
@@ -160,9 +160,9 @@ def published_output(problem: Problem, cuts: Cuts, output: Sequence[float]) -> A
 def _work(cuts: Cuts, seconds: Array) -> tuple[Array, Array]:
     """Prices of a second on each type, and the work before each cut at the cheapest type that each layer could have.
 
-    Whatever the stages and shares, a layer's minibatches are spread over devices, so the seconds that the devices of a plan
-    spend, at these prices, cover the work: sum of prices × period ≥ work. Both cost models keep this bound for prices in
-    inverse proportion to the time of the whole network, where a slower type has a lower price.
+    Whatever the stages and shares, a layer's minibatches are spread over devices, so the seconds that the devices of a
+    plan spend, at these prices, cover the work: sum of prices × period ≥ work. Both cost models keep this bound for
+    prices in inverse proportion to the time of the whole network, where a slower type has a lower price.
     """
     totals = np.maximum(seconds.sum(axis=1), 1e-300)
     prices = totals.min() / totals

@@ -23,9 +23,10 @@ COST_MODELS = ("default", "published")
 class Optimal:
     """Minimise the period (asynchronous schedules) or the step time (those that flush).
 
-    Searched: every cut of the graph, replication by any devices, types in any order along the pipeline, mixed types in one
-    stage with shares in proportion to their speeds, devices left unused (unless `all_devices`), within each device's memory.
-    Where that is too much, parts of it are searched, and the gap says how much better a plan could be at most.
+    Searched: every cut of the graph, replication by any devices, types in any order along the pipeline, mixed types in
+    one stage with shares in proportion to their speeds, devices left unused (unless `all_devices`), within each
+    device's memory. Where that is too much, parts of it are searched, and the gap says how much better a plan could be
+    at most.
 
     `cost_model="published"` minimises what SparsePipe's planner means to minimise (model.py), always for the period.
     `rescore`: simulate so many of the best plans found and take the fastest; the gap then counts from the best period.

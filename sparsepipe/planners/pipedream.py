@@ -1,13 +1,13 @@
 """PipeDream's planner as published: one kind of device, one level or several, to compare with.
 
-Source: Narayanan et al., SOSP 2019, section 3.1, and the optimizer published with it. The cost model is theirs, with its
-faults, so that its answers can be compared:
+Source: Narayanan et al., SOSP 2019, section 3.1, and the optimizer published with it. The cost model is theirs, with
+its faults, so that its answers can be compared:
 
 * transfers between stages cost nothing unless an activation compression ratio is given (1 charges them in full);
 * gradient averaging is charged 4(m−1)/m of the weights (SparsePipe's copy: 2), one after the other with computation;
 * the first stage's own transfer at its own replication is never charged;
-* the memory rule (activations and weights × ⌈machines behind / replicas⌉) never binds for the last stage or for pure data
-  parallelism, and knows no optimizer state; all devices are used unless `use_fewer_machines`.
+* the memory rule (activations and weights × ⌈machines behind / replicas⌉) never binds for the last stage or for pure
+  data parallelism, and knows no optimizer state; all devices are used unless `use_fewer_machines`.
 """
 
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..costs import Array
 from ..errors import InputError
@@ -59,7 +60,7 @@ class Level:
         averaging = self.factor * (count - 1) * self.parameters / (self.bandwidth * count) / share
         return (self.seconds + averaging) / count
 
-    def fits(self, behind: int, count: int) -> Array | bool:
+    def fits(self, behind: int, count: int) -> NDArray[np.bool_] | bool:
         """Whether states i..j fit on `count` devices with `behind` devices after them, [i, j]."""
         if self.settings.memory_bytes is None:
             return True
@@ -170,9 +171,9 @@ class PipeDream:
         kind, warnings = slowest_type(problem, "pipedream")
         counts = {len(node.device_types) for node in problem.cluster.nodes}
         if len(counts) > 1:
-            sizes = ", ".join(f"{node.name} has {len(node.device_types)}" for node in problem.cluster.nodes)
+            unequal = ", ".join(f"{node.name} has {len(node.device_types)}" for node in problem.cluster.nodes)
             raise InputError(
-                f"pipedream needs the same number of devices on every node, but {sizes}; use --planner optimal"
+                f"pipedream needs the same number of devices on every node, but {unequal}; use --planner optimal"
             )
         nodes = problem.cluster.nodes
         sizes = [(len(nodes[0].device_types), min(node.link.bandwidth for node in nodes))]
@@ -221,6 +222,11 @@ def _times(problem: Problem, layer: int, kind: str) -> tuple[float, float]:
     return cost.forward, cost.backward
 
 
+def total_seconds_between(states: States, kind: str) -> Array:
+    """T[i, j]: forward and backward of states i..j on one device; inf where j comes before i."""
+    return states.between(states.total(lambda k: sum(_times(states.problem, k, kind))), absent=np.inf)
+
+
 def build_levels(
     states: States, kind: str, sizes: Sequence[tuple[int, float]], factor: float, settings: Settings
 ) -> list[Level]:
@@ -228,7 +234,7 @@ def build_levels(
     problem = states.problem
     parameters = states.between(states.total(lambda k: problem.graph.layers[k].parameter_bytes))
     activations = states.between(states.total(lambda k: problem.profile.cost(k, kind, problem.voxels).output_bytes))
-    seconds = states.between(states.total(lambda k: sum(_times(problem, k, kind))), absent=np.inf)
+    seconds = total_seconds_between(states, kind)
     levels: list[Level] = []
     below = 1
     for count, bandwidth in sizes:
@@ -240,7 +246,7 @@ def build_levels(
 
 
 def _expand(levels: Sequence[Level], depth: int, i: int, j: int, bases: list[int]) -> list[tuple[int, int, list[int]]]:
-    """The innermost stages (first state, last state, ranks) of states i..j, on a device of level `depth` at each base."""
+    """The innermost stages (first state, last state, ranks) of states i..j on a device of a level at each base."""
     level = levels[depth]
     answer = level.best_from_start if depth == len(levels) - 1 else level.best
     width = int(np.prod([lower.num_devices for lower in levels[:depth]]))  # ranks in one device of this level

@@ -1,13 +1,13 @@
 """Find a plan whose every stage and boundary takes less than a given time, or prove that there is none: along a chain.
 
-Stages are placed from the end of the pipeline. A state is what the later stages use of each device class and the cut where
-they begin; a move puts one more team in front. What a boundary costs depends on both of its teams, so a state is reached for
-a *kind* of sender: where it sits, and how much of the traffic its busiest port carries. At a given limit most port shares
-allow the same cuts, so there are few kinds.
+Stages are placed from the end of the pipeline. A state is what the later stages use of each device class and the cut
+where they begin; a move puts one more team in front. What a boundary costs depends on both of its teams, so a state is
+reached for a *kind* of sender: where it sits, and how much of the traffic its busiest port carries. At a given limit
+most port shares allow the same cuts, so there are few kinds.
 
-For each kind only the cut nearest the start of the network is kept: from there every stage that fits from a later cut fits
-too, and is shorter. One case escapes it, a team that only adapts between two port shares; so it can be asked for a relaxed
-answer, which allows the next sender any cut that its own ports allow, and then "none" is proof.
+For each kind only the cut nearest the start of the network is kept: from there every stage that fits from a later cut
+fits too, and is shorter. One case escapes it, a team that only adapts between two port shares; so it can be asked for a
+relaxed answer, which allows the next sender any cut that its own ports allow, and then "none" is proof.
 """
 
 from collections.abc import Callable, Sequence
@@ -208,8 +208,8 @@ def _nearest_cuts(limit: Limit, moves: Moves, *, relaxed: bool, stop: bool = Tru
 def useful_moves(model: StageModel, moves: Moves, seconds: float) -> Moves:
     """Leave out the moves that no path below the limit can hold.
 
-    What the later stages and this team cover at best, and what the devices left could cover from the start of the network at
-    best, both without a look at boundaries, must meet.
+    What the later stages and this team cover at best, and what the devices left could cover from the start of the
+    network at best, both without a look at boundaries, must meet.
     """
     if not len(moves.source):
         return moves
@@ -234,7 +234,7 @@ def _next_allowed(sets: NDArray[np.bool_]) -> Index:
 
 
 def _reach(model: StageModel, team: Index, last: Index, seconds: float) -> Index:
-    """The smallest cut from which each team can hold the layers up to `last` within the limit; `last` where it can none."""
+    """The smallest cut from which each team holds the layers up to `last` within the limit; `last` where it holds none."""
     low, high = np.zeros_like(last), last.copy()
     rates = [column.take(team) for column in model.rates.T]
     ends = [times.take(last) for times in model.times]
@@ -264,7 +264,7 @@ def _walk_chain(limit: Limit, moves: Moves, best: Index, move: int) -> Path:
 
 
 def last_true(fits: Callable[[Index, Index, Index], NDArray[np.bool_]], low: Index, high: Index) -> Index:
-    """For each row and column the last place in low … high where `fits(row, column, place)`; `low` where nowhere above it.
+    """For each row and column, the last place in low … high where `fits(row, column, place)`; `low` where nowhere.
 
     `fits` holds up to some place and not after it. What is settled is not asked again.
     """
@@ -274,7 +274,8 @@ def last_true(fits: Callable[[Index, Index, Index], NDArray[np.bool_]], low: Ind
     top = top[todo]
     while len(todo):
         middle = (answer[todo] + top + 1) >> 1
-        fit = fits(*divmod(todo, shape[1]), middle)
+        row, column = np.divmod(todo, shape[1])
+        fit = fits(row, column, middle)
         answer[todo[fit]] = middle[fit]
         top = np.where(fit, top, middle - 1)
         unsettled = answer[todo] < top

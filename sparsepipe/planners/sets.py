@@ -1,7 +1,7 @@
 """Find a plan whose every stage and boundary takes less than a given time, or prove that there is none: over any cuts.
 
-Keeps every cut that the later stages can begin at, not only the nearest: slower than search.py, and exact for graphs with
-branches, within memory, and where all devices must be used.
+Keeps every cut that the later stages can begin at, not only the nearest: slower than search.py, and exact for graphs
+with branches, within memory, and where all devices must be used.
 """
 
 from dataclasses import dataclass, field, replace
@@ -17,7 +17,7 @@ from .search import Limit, Moves, Path, last_true
 
 @dataclass(frozen=True, eq=False)
 class StageEnds:
-    """How far along each chain of cuts a stage may reach within a limit. What was asked before narrows what is asked next."""
+    """How far along each chain of cuts a stage may reach within a limit. Earlier answers narrow later questions."""
 
     model: StageModel
     known: dict[float, list[Index]] = field(default_factory=dict)
@@ -27,20 +27,18 @@ class StageEnds:
         if seconds not in self.known:
             below = max((limit for limit in self.known if limit < seconds), default=None)
             above = min((limit for limit in self.known if limit > seconds), default=None)
+            chains = self.model.cuts.chains
             shape = (len(self.model.teams), len(self.model.cuts))
-            places = []
-            for c, chain in enumerate(self.model.cuts.chains):
-                low = np.full(shape, -1) if below is None else self.known[below][c]
-                high = np.full(shape, len(chain) - 1) if above is None else self.known[above][c]
-                places.append(
-                    last_true(
-                        lambda team, cut, place, chain=chain: self.model.seconds(team, cut, chain[place]) < seconds,
-                        low,
-                        high,
-                    )
-                )
-            self.known[seconds] = places
+            low = [np.full(shape, -1) for _ in chains] if below is None else self.known[below]
+            high = [np.full(shape, len(chain) - 1) for chain in chains] if above is None else self.known[above]
+            self.known[seconds] = [self._along(seconds, *ends) for ends in zip(chains, low, high, strict=True)]
         return self.known[seconds]
+
+    def _along(self, seconds: float, chain: Index, low: Index, high: Index) -> Index:
+        def fits(team: Index, cut: Index, place: Index) -> NDArray[np.bool_]:
+            return self.model.seconds(team, cut, chain[place]) < seconds
+
+        return last_true(fits, low, high)
 
 
 def over_sets(

@@ -1,4 +1,4 @@
-"""What a search looks through: all cuts and teams where they are few enough, else some of them and a bound on the rest."""
+"""What a search looks through: all cuts and teams where they are few enough, else some of them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,14 +1,15 @@
 """SparsePipe's heterogeneous planner as published, with its faults, to compare with.
 
-Devices of a server form a fixed list, the most numerous type first, and a stage gets a consecutive slice of it. A stage runs
-at the pace of its slowest type (judged on the whole network), replicas share evenly, averaging is charged 2(m−1)/m of the
-weights, transfers 2 × bytes / bandwidth whatever the replication. Sizes come from the first type listed. Its faults:
+Devices of a server form a fixed list, the most numerous type first, and a stage gets a consecutive slice of it. A stage
+runs at the pace of its slowest type (judged on the whole network), replicas share evenly, averaging is charged 2(m−1)/m
+of the weights, transfers 2 × bytes / bandwidth whatever the replication. Sizes come from the first type listed. Its
+faults:
 
-* a last stage on m devices is accepted only where m is 1 or even and the devices before it are more than m, so two devices,
-  or two servers, can never form a pipeline;
+* a last stage on m devices is accepted only where m is 1 or even and the devices before it are more than m, so two
+  devices, or two servers, can never form a pipeline;
 * `exchange_gpu` swaps devices after the search and the period is not computed again;
-* with several servers, each server is one device of an upper level, and only the slowest server of an upper stage gets its
-  layers: the others are left without any, which the plan's warnings say;
+* with several servers, each server is one device of an upper level, and only the slowest server of an upper stage gets
+  its layers: the others are left without any, which the plan's warnings say;
 * with `straight_pipeline`, where nothing was feasible before, the first split found is accepted as it is;
 * the data-parallel time it compares with divides by the number of servers and takes the first type's times.
 """
@@ -18,12 +19,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..costs import Array
 from ..errors import InputError
 from ..plan import Estimate, Plan, StageEstimate
 from .base import Problem
-from .pipedream import Settings, _times
+from .pipedream import Settings, _times, total_seconds_between
 from .states import States
 
 Assignment = list[tuple[int, int, list[str]]]  # (first state, last state, names of the devices)
@@ -70,7 +72,7 @@ class Slices:
             seconds = np.maximum(np.maximum(seconds, entering[:, None]), leaving)
         return np.where(self.states.precedes, seconds, np.inf)
 
-    def _fits(self, behind: int, count: int) -> Array | bool:
+    def _fits(self, behind: int, count: int) -> NDArray[np.bool_] | bool:
         if self.settings.memory_bytes is None:
             return True
         return -(-behind // count) * (self.activations + self.parameters) <= self.settings.memory_bytes
@@ -128,7 +130,7 @@ def _first(reached: Array) -> Array:
 
 
 def exchange_gpu(stages: list[list[str]]) -> list[list[str]]:
-    """Trade devices after the search: a lone device for the odd one out of a larger stage that otherwise holds its like."""
+    """Trade devices after the search: a lone one for the odd one out of a larger stage that else holds its like."""
     stages = [list(names) for names in stages]
     for single in stages:
         if len(single) > 1:
@@ -169,10 +171,7 @@ class SparsePipe:
                 counts[kind.name] = counts.get(kind.name, 0) + 1
             listed = sorted(counts, key=lambda name: -counts[name])  # ties keep the order of the file
             names = tuple(name for name in listed for _ in range(counts[name]))
-            times = {
-                name: states.between(states.total(lambda k, name=name: sum(_times(problem, k, name))), absent=np.inf)
-                for name in listed
-            }
+            times = {name: total_seconds_between(states, name) for name in listed}
             servers[node.name] = Slices(
                 states, names, times, dict.fromkeys(names, 1), parameters, activations, node.link.bandwidth, settings
             )

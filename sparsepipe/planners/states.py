@@ -1,7 +1,7 @@
 """PipeDream's states: the places where it may cut a network, and the sums that its cost model takes at each.
 
-Source: Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", SOSP 2019, section 3.1, in the form
-that its published optimizer has for graphs with branches.
+Source: Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", SOSP 2019, section 3.1, in the
+form that its published optimizer has for graphs with branches.
 """
 
 from collections.abc import Callable
@@ -96,7 +96,7 @@ class States:
 
 
 def _enumerate(source: int, inputs: list[list[int]], consumers: list[list[int]], ancestors: list[int]) -> list[int]:
-    """All states that grow from the first source, in a topological order of "adds one layer and what that layer needs"."""
+    """All states that grow from the first source, in a topological order of "adds a layer and what it needs"."""
     start = 1 << source | ancestors[source]
     following: dict[int, list[int]] = {}
     queue = [start]
@@ -111,8 +111,8 @@ def _enumerate(source: int, inputs: list[list[int]], consumers: list[list[int]],
         queue += following[state]
         if len(following) > MAX_STATES:
             raise InputError(
-                f"this network has more than {MAX_STATES} places to cut: the published planners take minutes to hours on it; "
-                "use --planner optimal"
+                f"this network has more than {MAX_STATES} places to cut: the published planners take minutes to hours on
+                it; " "use --planner optimal"
             )
     order: list[int] = []
     seen: set[int] = set()

@@ -1,7 +1,7 @@
 """The groups of devices that may serve one stage, and what a stage costs on each, as arrays that a search can use.
 
-Devices of one type on one node are alike: a team is how many it takes of each such class. The shares of unlike replicas are
-the small integers closest in proportion to the speeds of their types over the whole network.
+Devices of one type on one node are alike: a team is how many it takes of each such class. The shares of unlike replicas
+are the small integers closest in proportion to the speeds of their types over the whole network.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,9 @@
 """Take in enough minibatches that transfers and averaging are really hidden behind computation.
 
-One-forward-one-backward keeps one minibatch in flight for each rank from a stage on. That is enough where results arrive at
-once. Transfers hold minibatches too, as many as they take periods. And replicas average their gradients together: they begin
-a round together, so its minibatches must all have come by then, the whole of the next round while this one is computed.
+One-forward-one-backward keeps one minibatch in flight for each rank from a stage on. That is enough where results
+arrive at once. Transfers hold minibatches too, as many as they take periods. And replicas average their gradients
+together: they begin a round together, so its minibatches must all have come by then, the whole of the next round while
+this one is computed.
 """
 
 from dataclasses import replace
@@ -17,7 +18,7 @@ NEGLIGIBLE = 0.05  # of a minibatch in flight: what transfers hold of it may be 
 
 
 def deepened(plan: Plan, problem: Problem) -> Plan:
-    """Give stages of 1F1B the warm-up that lets the plan keep its period, where memory allows; else leave them as they are."""
+    """Give stages of 1F1B the warm-up that lets the plan keep its period, where memory allows."""
     period = estimate(plan, problem).period_seconds
     if not plan.schedule.startswith("1f1b") or len(plan.stages) == 1 or not period > 0:
         return plan
@@ -41,5 +42,5 @@ def deepened(plan: Plan, problem: Problem) -> Plan:
 
 
 def _together(stage: Stage) -> int:
-    """Minibatches that have to have come for a stage's replicas not to wait: a round, and of long ones the beginning."""
+    """Minibatches that must have come for a stage's replicas not to wait: a round, of long ones the beginning."""
     return min(stage.round, 2 * len(stage.ranks) - 1)
