@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sparsepipe import Cluster, CostSample, DeviceType, InputError, Layer, LayerCost, LayerGraph, Link, Node, Profile
 from sparsepipe.costs import depth
-from sparsepipe.planners import Problem, estimate, partition
+from sparsepipe.planners import Problem
 from sparsepipe.planners.optimal import Optimal
 
 # --- brute force: every sequence of down-sets, every choice of devices, straight from the definitions -----------------

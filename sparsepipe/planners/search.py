@@ -234,7 +234,7 @@ def _next_allowed(sets: NDArray[np.bool_]) -> Index:
 
 
 def _reach(model: StageModel, team: Index, last: Index, seconds: float) -> Index:
-    """The smallest cut from which each team holds the layers up to `last` within the limit; `last` where it holds none."""
+    """The smallest cut from which each team holds the layers up to `last` in time; `last` where none."""
     low, high = np.zeros_like(last), last.copy()
     rates = [column.take(team) for column in model.rates.T]
     ends = [times.take(last) for times in model.times]

@@ -111,8 +111,8 @@ def _enumerate(source: int, inputs: list[list[int]], consumers: list[list[int]],
         queue += following[state]
         if len(following) > MAX_STATES:
             raise InputError(
-                f"this network has more than {MAX_STATES} places to cut: the published planners take minutes to hours on
-                it; " "use --planner optimal"
+                f"this network has more than {MAX_STATES} places to cut: the published planners would take minutes "
+                "to hours; use --planner optimal"
             )
     order: list[int] = []
     seen: set[int] = set()
