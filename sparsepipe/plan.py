@@ -12,9 +12,10 @@ from .files import read_json, write_json
 from .graph import LayerGraph
 
 FORMAT = "sparsepipe-plan-1"
-# Which weight policies a schedule can keep: asynchronous ones stash versions, synchronous ones flush.
+# Which weight policies a schedule can keep, its default first: asynchronous ones keep versions, synchronous ones flush.
 WEIGHT_POLICIES: Mapping[str, tuple[str, ...]] = {
-    "1f1b": ("stash",),
+    "1f1b": ("stash", "vertical-sync", "2bw"),
+    "2bw": ("2bw",),
     "1f1b-flush": ("flush",),
     "gpipe": ("flush",),
     "sequential": ("flush",),
@@ -96,7 +97,11 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Plan:
-    """Stages in pipeline order with their schedule. `num_microbatches` minibatches make one flush step."""
+    """Stages in pipeline order with their schedule.
+
+    `num_microbatches` minibatches make one step of a schedule that flushes or keeps two versions. Others update after
+    every round of the replicas, or after `accumulation` rounds.
+    """
 
     stages: tuple[Stage, ...]
     schedule: str = "1f1b"
@@ -106,6 +111,7 @@ class Plan:
     planner: str = "by hand"
     estimate: Estimate | None = None
     warnings: tuple[str, ...] = ()
+    accumulation: int = 1
 
     def __post_init__(self) -> None:
         if not self.weights and self.schedule in WEIGHT_POLICIES:
@@ -150,6 +156,12 @@ class Plan:
             found.append(f"weights {self.weights!r} do not go with schedule {self.schedule!r}, expected {allowed}")
         if self.num_microbatches < 1:
             found.append(f"num_microbatches is {self.num_microbatches}, expected 1 or more")
+        if self.accumulation < 1:
+            found.append(f"accumulation is {self.accumulation}, expected 1 or more rounds")
+        elif self.accumulation > 1 and self.weights in ("flush", "2bw"):
+            found.append(f"accumulation goes with asynchronous rounds; with {self.weights} set num_microbatches")
+        if self.weights == "vertical-sync" and len({stage.round for stage in self.stages}) > 1:
+            found.append("weights 'vertical-sync' need stages that update equally often: replicas of equal rounds")
         if self.routing != "round-robin":
             found.append(f"routing {self.routing!r} is unknown, expected 'round-robin'")
         return found
@@ -210,6 +222,7 @@ class Plan:
             "weights": self.weights,
             "routing": self.routing,
             "num_microbatches": self.num_microbatches,
+            "accumulation": self.accumulation,
             "stages": [
                 _stage_to_json(stage, estimate.stages[k] if estimate else None) for k, stage in enumerate(self.stages)
             ],
@@ -232,6 +245,7 @@ class Plan:
                 document["planner"],
                 _estimate_from_json(document),
                 tuple(document.get("warnings", ())),
+                _integer(document.get("accumulation", 1)),
             )
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise InputError(f"not a plan this project wrote ({error!r})") from None

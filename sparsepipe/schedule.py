@@ -7,11 +7,13 @@ One-forward-one-backward on two stages, three minibatches (time runs right):
 
 F is the forward and B the backward of a minibatch. U averages the gradients of one round over the stage's replicas and
 updates the weights. A round is `num_microbatches` minibatches for schedules that flush, and for asynchronous ones the
-minibatches after which every replica of that stage has had its share (1 without replication).
+minibatches after which every replica of that stage has had its share (1 without replication), `accumulation` times.
+Which weights a forward meets is `forward_versions`' to say.
 """
 
 import re
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Mapping
 from enum import StrEnum
 from math import ceil
@@ -45,7 +47,19 @@ class Action(NamedTuple):
 
 def round_length(plan: Plan, stage: int) -> int:
     """Minibatches of one update of `stage`."""
-    return plan.num_microbatches if plan.weights == "flush" else plan.stages[stage].round
+    if plan.weights == "flush":
+        return plan.num_microbatches
+    if plan.weights == "2bw":
+        return max(plan.num_microbatches, _least_double_buffered(plan))
+    return plan.stages[stage].round * plan.accumulation
+
+
+def _least_double_buffered(plan: Plan) -> int:
+    """Fewest minibatches of a step with which two versions do: no forward runs ahead of the step before its own.
+
+    PipeDream-2BW asks for as many as there are stages (Narayanan et al., ICML 2021, section 3.1).
+    """
+    return max(1, *(lookahead(plan, s) for s in range(len(plan.stages))))
 
 
 def num_rounds(plan: Plan, stage: int, num_minibatches: int) -> int:
@@ -149,23 +163,54 @@ def inputs(action: Action, plan: Plan, num_minibatches: int) -> list[Action]:
     return [Action(s, Op.BACKWARD, k) for k in round_minibatches(plan, s, m, num_minibatches)]
 
 
-def num_versions(plan: Plan, stage: int, rank: int) -> int:
-    """Most weight versions that `rank` holds at once: those of its minibatches in flight, and the newest."""
-    if plan.weights == "flush":
-        return 1
-    length = round_length(plan, stage)
-    # Long enough to be steady: several rounds beyond the deepest warm-up.
-    num_minibatches = length * (warmup(plan, stage, rank) + 3) + sum(len(s.ranks) for s in plan.stages)
-    todo = _rank_actions(plan, stage, rank, num_minibatches)
-    version, held, most = 0, {}, 1
+def forward_versions(plan: Plan, num_minibatches: int) -> dict[int, dict[int, int]]:
+    """For each rank, the weights that each of its forwards meets, as the number of updates they are made of.
+
+    flush, stash: the newest there are. vertical-sync: as many updates as in the first stage, so that all stages use the
+    same (PipeDream, SOSP 2019, section 3.3). 2bw: those of the step before the last finished one, so that two versions
+    do (Narayanan et al., ICML 2021, equation 1).
+    """
+    lists = actions(plan, num_minibatches)
+    newest = {rank: _updates_before_forwards(todo) for rank, todo in lists.items()}
+    if plan.weights == "2bw":
+        length = round_length(plan, 0)
+        return {rank: {m: max(0, m // length - 1) for m in found} for rank, found in newest.items()}
+    if plan.weights == "vertical-sync":
+        first = plan.stages[0]
+        return {rank: {m: newest[first.replica(m)][m] for m in found} for rank, found in newest.items()}
+    return newest
+
+
+def _updates_before_forwards(todo: tuple[Action, ...]) -> dict[int, int]:
+    updates, found = 0, {}
     for action in todo:
         if action.op is Op.FORWARD:
-            held[action.minibatch] = version
+            found[action.minibatch] = updates
+        updates += action.op is Op.UPDATE
+    return found
+
+
+def num_versions(plan: Plan, stage: int, rank: int) -> int:
+    """Most weight versions that `rank` holds at once: those of its minibatches in flight or to come, and the newest."""
+    if plan.weights == "flush":
+        return 1
+    # Long enough to be steady: several rounds beyond the deepest warm-up.
+    length = max(round_length(plan, s) for s in range(len(plan.stages)))
+    depth = max(warmup(plan, s, other) for s, own in enumerate(plan.stages) for other in own.ranks)
+    num_minibatches = length * (depth + 3) + sum(len(s.ranks) for s in plan.stages)
+    todo = _rank_actions(plan, stage, rank, num_minibatches)
+    uses = forward_versions(plan, num_minibatches)[rank] if plan.weights != "stash" else _updates_before_forwards(todo)
+    to_come, held = Counter(uses.values()), Counter[int]()
+    newest, most = 0, 1
+    for action in todo:
+        if action.op is Op.FORWARD:
+            held[uses[action.minibatch]] += 1
+            to_come[uses[action.minibatch]] -= 1
         elif action.op is Op.BACKWARD:
-            most = max(most, len({*held.values(), version}))
-            del held[action.minibatch]
+            held[uses[action.minibatch]] -= 1
         else:
-            version += 1
+            newest += 1
+        most = max(most, len({newest, *(+held), *(v for v in +to_come if v <= newest)}))
     return most
 
 
@@ -209,6 +254,7 @@ def check_runs(plan: Plan, num_minibatches: int) -> None:
 
 SCHEDULES: Mapping[str, str] = {
     "1f1b": "asynchronous, each backward with the weights of its forward (PipeDream)",
+    "2bw": "asynchronous, two weight versions, one update a step (PipeDream-2BW)",
     "1f1b-flush": "one forward, one backward, weights updated once a step (DAPPLE)",
     "gpipe": "all forwards, then all backwards, weights updated once a step (GPipe)",
     "sequential": "one minibatch in the pipeline at a time",

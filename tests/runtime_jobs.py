@@ -53,8 +53,9 @@ def plan_of(model: str, ranks: Sequence[Sequence[int]], *, shares: dict[int, tup
     """Cut a model's layers evenly into one stage for each entry of `ranks`."""
     ids = [row.id for row in network(model, num_classes=3).rows]
     bounds = [round(k * len(ids) / len(ranks)) for k in range(len(ranks) + 1)]
+    recompute = options.pop("recompute", False)
     stages = (
-        Stage(tuple(ids[start:stop]), tuple(own), (shares or {}).get(k, ()))
+        Stage(tuple(ids[start:stop]), tuple(own), (shares or {}).get(k, ()), recompute=recompute)
         for k, (start, stop, own) in enumerate(zip(bounds, bounds[1:], ranks, strict=False))
     )
     return Plan(tuple(stages), **options)

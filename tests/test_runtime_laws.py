@@ -38,15 +38,7 @@ class Oracle:
         self.module = Subnetwork(self.net, self.engine, seed=config.seed)
         self.module.train()
         self.weights = [self._of_stage(k) for k in range(len(plan.stages))]  # the newest, of each stage
-        self.optimizers = [
-            torch.optim.SGD(
-                weights.values(),
-                lr=config.learning_rate,
-                momentum=config.momentum,
-                weight_decay=config.weight_decay,
-            )
-            for weights in self.weights
-        ]
+        self.optimizers = [_optimizer(weights.values(), config) for weights in self.weights]
         # Running statistics of each replica of each stage: those of its own minibatches.
         buffers = dict(self.module.named_buffers())
         self.buffers = {
@@ -77,7 +69,7 @@ class Oracle:
         versions = [[_copy(weights)] for weights in self.weights]
         sums: list[dict[int, list]] = [{} for _ in plan.stages]
         for m, indices in enumerate(order):
-            used = [versions[s][_updates_before(lists, plan, s, m)] for s in range(len(plan.stages))]
+            used = [versions[s][_version(lists, plan, s, m)] for s in range(len(plan.stages))]
             loss, gradients = self._gradients(indices, used, m, epoch * len(order) + m)
             self.losses.append(loss)
             for s in range(len(plan.stages)):
@@ -85,7 +77,7 @@ class Oracle:
                 members = round_minibatches(plan, s, step, len(order))
                 # A step that flushes is the mean over its samples, a round the mean over its minibatches.
                 total = sum(len(order[k]) for k in members)
-                factor = len(indices) / total if plan.weights == "flush" else 1 / len(members)
+                factor = len(indices) / total if plan.weights in ("flush", "2bw") else 1 / len(members)
                 sums[s].setdefault(step, []).append({name: factor * g for name, g in gradients[s].items()})
                 if m == members[-1]:
                     self._update(s, sums[s].pop(step))
@@ -125,8 +117,21 @@ class Oracle:
         return {name: b for stage in self.plan.stages for name, b in self.buffers[stage.ranks[0]].items()}
 
 
+def _optimizer(weights, config: RunConfig) -> torch.optim.Optimizer:
+    settings = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
+    if config.optimizer == "adamw":
+        return torch.optim.AdamW(weights, **settings)
+    return torch.optim.SGD(weights, momentum=config.momentum, **settings)
+
+
 def _copy(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: weight.detach().clone() for name, weight in weights.items()}
+
+
+def _version(lists, plan: Plan, s: int, m: int) -> int:
+    if plan.weights == "2bw":  # W(t+1) = W(t) - v dL(W(t-1)): Narayanan et al., equation 1
+        return max(0, m // plan.num_microbatches - 1)
+    return _updates_before(lists, plan, 0 if plan.weights == "vertical-sync" else s, m)
 
 
 def _updates_before(lists, plan: Plan, s: int, m: int) -> int:
@@ -167,6 +172,13 @@ LAWS: dict[str, tuple] = {
     "stash 3-1": (PLAIN, [[0, 1, 2], [3]], {"schedule": "1f1b"}, {}),
     "stash 2-1 shares 2:1, batch norm": (NORMED, [[0, 1], [2]], {"schedule": "1f1b", "shares": {0: (2, 1)}}, FULL),
     "stash 1-2-1": (PLAIN, [[0], [1, 2], [3]], {"schedule": "1f1b"}, {}),
+    "vertical sync, 3 stages": (PLAIN, [[0], [1], [2]], {"schedule": "1f1b", "weights": "vertical-sync"}, {}),
+    "2bw, 2 stages": (PLAIN, [[0], [1]], {"schedule": "2bw", "num_microbatches": 2}, {}),
+    "2bw, 3 stages": (PLAIN, [[0], [1], [2]], {"schedule": "2bw", "num_microbatches": 2}, {"batch_size": 2}),
+    "2bw, 2-1": (PLAIN, [[0, 1], [2]], {"schedule": "2bw", "num_microbatches": 3}, {"batch_size": 2}),
+    "accumulation": (PLAIN, [[0, 1], [2]], {"schedule": "1f1b", "accumulation": 2}, {"batch_size": 2}),
+    "recompute": (NORMED, [[0], [1], [2]], {"schedule": "1f1b", "recompute": True}, FULL),
+    "adamw": (PLAIN, [[0], [1]], {"schedule": "1f1b"}, {"optimizer": "adamw", "learning_rate": 1e-3}),
     "minkowski flush": (NORMED, [[0], [1]], FLUSH, {**FULL, "engine": "minkowski"}),
     "minkowski stash": (NORMED, [[0], [1], [2]], {"schedule": "1f1b"}, {**FULL, "engine": "minkowski"}),
 }

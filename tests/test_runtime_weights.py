@@ -88,7 +88,8 @@ def _weights() -> Weights:
 def test_a_minibatch_in_flight_keeps_its_version() -> None:
     """What PipeDream calls weight stashing: the backward meets the weights of its forward."""
     weights = _weights()
-    version = weights.acquire()
+    weights.expect([0])
+    version = weights.acquire(0)
     out = version.tensors["w"] * 3
     weights.update([torch.tensor([1.0])], 1.0)
     assert weights.newest is not version
@@ -98,11 +99,12 @@ def test_a_minibatch_in_flight_keeps_its_version() -> None:
     assert not version.tensors, "let go as soon as nobody uses it"
 
 
-def test_no_copy_is_made_where_nobody_holds_the_old_weights() -> None:
+def test_no_copy_is_made_where_nobody_needs_the_old_weights() -> None:
     weights = _weights()
+    weights.expect([0, 1, 2])
     memory = weights.newest.tensors["w"].data_ptr()
-    for _ in range(3):
-        weights.release(weights.acquire())
+    for index in range(3):
+        weights.release(weights.acquire(index))
         weights.update([torch.tensor([1.0])], 1.0)
     assert weights.newest.tensors["w"].data_ptr() == memory
     assert weights.newest.index == 3 and weights.newest.tensors["w"].item() == -2.0
@@ -111,13 +113,30 @@ def test_no_copy_is_made_where_nobody_holds_the_old_weights() -> None:
 
 def test_versions_are_no_more_than_minibatches_in_flight_need() -> None:
     weights = _weights()
-    flying = []
-    for _ in range(10):
-        flying.append(weights.acquire())
+    weights.expect(range(10))
+    flying, memory = [], set()
+    for index in range(10):
+        flying.append(weights.acquire(index))
         if len(flying) > 3:
             weights.release(flying.pop(0))
         weights.update([torch.tensor([0.5])], 1.0)
+        memory.add(weights.newest.tensors["w"].data_ptr())
     assert weights.most_versions == 4
+    assert len(memory) <= 5, "the memory of those let go is used again"
+
+
+def test_a_version_that_a_later_minibatch_will_meet_is_kept() -> None:
+    """Double buffering: minibatches 2 and 3 set out with the first weights after they have been updated."""
+    weights = _weights()
+    weights.expect([0, 0, 0, 1])
+    for _ in range(2):
+        weights.release(weights.acquire(0))
+    weights.update([torch.tensor([1.0])], 1.0)
+    old = weights.acquire(0)
+    assert old.tensors["w"].item() == 1.0 and weights.newest.tensors["w"].item() == 0.0
+    weights.release(old)
+    assert not old.tensors
+    assert weights.acquire(1) is weights.newest
 
 
 def test_a_round_without_minibatches_brings_zeros() -> None:

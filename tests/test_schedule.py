@@ -1,11 +1,22 @@
 """Schedules as strings, shaped like their diagram."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsepipe import Action, InputError, Op, Plan, Stage, actions, inputs
-from sparsepipe.schedule import SCHEDULES, check_runs, in_flight, num_versions, round_minibatches, warmup
+from sparsepipe.schedule import (
+    SCHEDULES,
+    check_runs,
+    forward_versions,
+    in_flight,
+    num_versions,
+    round_length,
+    round_minibatches,
+    warmup,
+)
 
 
 def pipeline(*replicas, schedule="1f1b", num_microbatches=1, warmups=None) -> Plan:
@@ -100,6 +111,33 @@ def test_versions_a_rank_holds():
     assert in_flight(pipeline(1, 1, 1), 0, 0) == 3
 
 
+def test_two_versions_do_for_double_buffering():
+    plan = pipeline(1, 1, 1, schedule="2bw", num_microbatches=4)
+    assert [num_versions(plan, k, k) for k in range(3)] == [2, 2, 2]
+    # Steps of 4: the first two use the initial weights, the third those of the first update, in every stage.
+    expected = {m: max(0, m // 4 - 1) for m in range(16)}
+    assert forward_versions(plan, 16) == {0: expected, 1: expected, 2: expected}
+
+
+def test_vertical_sync_uses_the_first_stages_weights_everywhere():
+    plan = replace(pipeline(1, 1, 1), weights="vertical-sync")
+    expected = {0: 0, 1: 0, 2: 0, 3: 1, 4: 2, 5: 3}
+    assert forward_versions(plan, 6) == {0: expected, 1: expected, 2: expected}
+    assert [num_versions(plan, k, k) for k in range(3)] == [3, 3, 3]
+
+
+def test_stashed_weights_are_the_newest_of_each_stage():
+    versions = forward_versions(pipeline(1, 1), 4)
+    assert versions == {0: {0: 0, 1: 0, 2: 1, 3: 2}, 1: {0: 0, 1: 1, 2: 2, 3: 3}}
+
+
+def test_gradients_gather_over_rounds():
+    plan = replace(pipeline(2, 1), accumulation=2)
+    assert [round_length(plan, k) for k in range(2)] == [4, 2]
+    assert spell(plan, 4)[2] == "1F0 1B0 1F1 1B1 1U0 1F2 1B2 1F3 1B3 1U1"
+    assert spell(plan, 4)[0] == "0F0 0F2 0B0 0B2 0U0"
+
+
 shares = st.integers(1, 3) | st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple)
 plans = st.builds(
     lambda replicas, schedule, count: pipeline(*replicas, schedule=schedule, num_microbatches=count),
@@ -140,6 +178,23 @@ def test_no_more_in_flight_than_said(plan, num_minibatches):
                 flying += (action.op is Op.FORWARD) - (action.op is Op.BACKWARD)
                 most = max(most, flying)
             assert most <= in_flight(plan, s, rank)
+
+
+@given(plans, st.integers(1, 30))
+def test_no_forward_meets_weights_that_are_not_there_yet_or_any_more(plan, num_minibatches):
+    uses = forward_versions(plan, num_minibatches)
+    for s, stage in enumerate(plan.stages):
+        for rank in stage.ranks:
+            updates, most = 0, num_versions(plan, s, rank)
+            held: dict[int, int] = {}
+            for action in actions(plan, num_minibatches)[rank]:
+                if action.op is Op.FORWARD:
+                    held[action.minibatch] = uses[rank][action.minibatch]
+                    assert held[action.minibatch] <= updates
+                elif action.op is Op.BACKWARD:
+                    del held[action.minibatch]
+                updates += action.op is Op.UPDATE
+                assert len({updates, *held.values()}) <= most
 
 
 def test_a_schedule_that_waits_for_itself_is_refused():

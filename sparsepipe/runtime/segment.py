@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..schedule import Action, Op, actions, round_minibatches
+from ..schedule import Action, Op, actions, forward_versions, round_length, round_minibatches
 from .channel import Inbox
 from .failures import LossNotFinite
 from .loader import Loader
@@ -67,6 +67,10 @@ class Segment:
         self.batches = dict(enumerate(order))
         todo = actions(plan, count)[worker.rank]
         self.inputs = Inputs(worker, workload.training, self.batches, todo=todo, epoch=epoch, base=self.base)
+        # The weights that each forward meets, as updates since the start of this segment.
+        self.versions = forward_versions(plan, count)[worker.rank]
+        self.first_version = worker.weights.newest.index
+        worker.weights.expect(self.versions.values())
         self.flights: dict[int, Flight] = {}
         self.outcomes: dict[int, Outcome] = {}
         # Of each minibatch, filled in by the last stage: time it was done, samples, mean loss, correct.
@@ -84,7 +88,8 @@ class Segment:
         runner, recorder = worker.runner, worker.recorder
         arrived = self.inputs.take(action)
         start = recorder.now()
-        flight, outputs = runner.forward(arrived, worker.weights.acquire(), m + self.base)
+        version = worker.weights.acquire(self.first_version + self.versions[m])
+        flight, outputs = runner.forward(arrived, version, m + self.base)
         self.flights[m] = flight
         packet = None
         if runner.is_last:
@@ -147,11 +152,11 @@ class Segment:
             _, flight.outputs = self.worker.runner.leave(outputs, m + self.base, flight.voxels)
 
     def _loss_scale(self, m: int) -> float:
-        """With flush, make the mean over a step's minibatches the mean over its samples, however many each has."""
-        plan = self.worker.plan
-        if plan.weights != "flush":
+        """In a step, make the mean over its minibatches the mean over its samples, however many each has."""
+        plan, stage = self.worker.plan, self.worker.stage
+        if plan.weights not in ("flush", "2bw"):
             return 1.0
-        step = round_minibatches(plan, self.worker.stage, m // plan.num_microbatches, self.count)
+        step = round_minibatches(plan, stage, m // round_length(plan, stage), self.count)
         return len(self.batches[m]) * len(step) / sum(len(self.batches[k]) for k in step)
 
     def _tell(self, m: int, voxels: int, end: float) -> None:

@@ -1,11 +1,12 @@
-"""Weight versions: each a set of leaf tensors of its own, alive as long as a minibatch in flight was forwarded with it.
+"""Weight versions: each a set of leaf tensors of its own, alive as long as a minibatch in flight or to come needs it.
 
-Changing weights in place under a saved graph is what autograd refuses; so an update makes new leaves, unless no
-minibatch in flight holds the newest version: then its memory is reused and no copy is made.
+Changing weights in place under a saved graph is what autograd refuses; so an update makes new leaves, unless nobody
+needs the newest version any more: then its memory is reused and no copy is made.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,69 +20,82 @@ class Version:
 
     index: int
     tensors: dict[str, Tensor]
-    users: int = field(default=0)  # minibatches in flight
+    users: int = 0  # minibatches in flight
 
 
 class Weights:
-    """The newest version, the versions still in use, and the gradients gathered for the next."""
+    """The newest version, the versions still needed, and the gradients gathered for the next."""
 
     def __init__(self, parameters: Mapping[str, Tensor], optimizer: Optimizer) -> None:
         self.names = tuple(parameters)
         self.optimizer = optimizer
-        self._newest = Version(0, {name: _leaf(tensor) for name, tensor in parameters.items()})
-        self._alive = 1
+        self._versions = [Version(0, {name: _leaf(tensor) for name, tensor in parameters.items()})]  # oldest first
+        self._to_come: Counter[int] = Counter()  # version -> forwards that will meet it
         self._spare: list[list[Tensor]] = []  # memory of versions let go, for the next ones
         self._gradients: list[Tensor] | None = None
         self.most_versions = 1
 
     @property
     def newest(self) -> Version:
-        return self._newest
+        return self._versions[-1]
 
-    def acquire(self) -> Version:
-        """Take the newest version for a minibatch that sets out."""
-        self._newest.users += 1
-        return self._newest
+    def expect(self, indices: Iterable[int]) -> None:
+        """Say which version each forward to come will meet, counted from the newest, which is 0."""
+        start = self.newest.index
+        self._to_come = Counter(start + index for index in indices)
+
+    def acquire(self, index: int) -> Version:
+        """Take a version for a minibatch that sets out."""
+        version = next(version for version in self._versions if version.index == index)
+        version.users += 1
+        self._to_come[index] -= 1
+        return version
 
     def release(self, version: Version) -> None:
-        """A minibatch is done with its version; one that is neither used nor newest is let go."""
+        """A minibatch is done with its version; one that nobody needs any more is let go."""
         version.users -= 1
-        if version.users == 0 and version is not self._newest:
-            self._alive -= 1
-            self._spare.append(list(version.tensors.values()))
-            version.tensors.clear()
+        self._drop_unneeded()
 
     def accumulate(self, gradients: Sequence[Tensor]) -> None:
-        """Add one minibatch's gradients to those of its round."""
+        """Add one minibatch's gradients, which autograd gave to nobody else, to those of its round."""
         if self._gradients is None:
             self._gradients = list(gradients)
         else:
-            # Out of place the first time would cost a copy; autograd gave these tensors to nobody else.
             torch._foreach_add_(self._gradients, list(gradients))
 
     def take_gradients(self) -> list[Tensor]:
         """Return the sum of the round's gradients, zeros where this replica had no minibatch, and start afresh."""
         taken, self._gradients = self._gradients, None
-        return [torch.zeros_like(tensor) for tensor in self._newest.tensors.values()] if taken is None else taken
+        return [torch.zeros_like(tensor) for tensor in self.newest.tensors.values()] if taken is None else taken
 
     @torch.no_grad()
     def update(self, gradients: Sequence[Tensor], learning_rate: float) -> None:
         """Make the next version out of the newest and the round's averaged gradients."""
-        old = self._newest
-        if old.users == 0:
-            old.index += 1
-        else:
+        old = self.newest
+        if self._is_needed(old):
             kept = list(old.tensors.values())
             tensors = self._spare.pop() if self._spare else [torch.empty_like(t).requires_grad_() for t in kept]
             torch._foreach_copy_(tensors, kept)
-            self._newest = Version(old.index + 1, dict(zip(self.names, tensors, strict=True)))
-            self._alive += 1
-            self.most_versions = max(self.most_versions, self._alive)
-        self.optimizer.step(list(self._newest.tensors.values()), gradients, learning_rate)
+            self._versions.append(Version(old.index + 1, dict(zip(self.names, tensors, strict=True))))
+            self.most_versions = max(self.most_versions, len(self._versions))
+        else:
+            old.index += 1
+        self.optimizer.step(list(self.newest.tensors.values()), gradients, learning_rate)
+        self._drop_unneeded()
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Set the newest version. Only between epochs, with nothing in flight."""
-        self._newest = Version(0, {name: _leaf(tensors[name]) for name in self.names})
+        """Set the newest version. Only with nothing in flight."""
+        self._versions = [Version(0, {name: _leaf(tensors[name]) for name in self.names})]
+
+    def _is_needed(self, version: Version) -> bool:
+        return version.users > 0 or self._to_come[version.index] > 0
+
+    def _drop_unneeded(self) -> None:
+        gone = [version for version in self._versions[:-1] if not self._is_needed(version)]
+        for version in gone:
+            self._versions.remove(version)
+            self._spare.append(list(version.tensors.values()))
+            version.tensors.clear()
 
 
 def _leaf(tensor: Tensor) -> Tensor:
