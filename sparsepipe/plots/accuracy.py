@@ -6,7 +6,7 @@ from plotly.subplots import make_subplots
 
 from ..errors import InputError
 from ..record import RunRecord
-from .table import noted, record_names, told_by
+from .table import noted, record_names, told_by, trained_on
 from .theme import RUN_COLORS, RUN_DASHES, RUN_MARKERS, finished
 
 
@@ -70,6 +70,5 @@ def accuracy(*records: RunRecord, note: str = "") -> go.Figure:
     figure.update_xaxes(title_text="epochs", tickformat="d", row=1, col=1)
     figure.update_xaxes(title_text="time since launch (s)", rangemode="tozero", row=1, col=2)
     figure.update_layout(legend={"orientation": "h", "x": 0, "y": -0.22, "yanchor": "top"}, margin={"b": 100})
-    models = ", ".join(dict.fromkeys(record.config["model"] for record in records))
-    text = noted(note or models, told_by(records))
+    text = noted(note, told_by(records)) if note else trained_on(records)
     return finished(figure, "Accuracy by epoch and by time", note=text, height=420)

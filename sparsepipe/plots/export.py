@@ -8,6 +8,7 @@ import re
 import shutil
 import tempfile
 import threading
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,6 +81,7 @@ def keep_pictures() -> None:
     Without a Chromium to draw it, notebooks keep the live figure alone.
     """
     if browser() is not None:
+        warnings.filterwarnings("ignore", message="The kopts argument is ignored")  # said at every picture
         pio.renderers.default = "plotly_mimetype+png"
 
 

@@ -63,6 +63,15 @@ def is_synthetic(origin: Any) -> bool:
     return False
 
 
+def trained_on(records: Iterable[RunRecord]) -> str:
+    """The data and the models of runs, for a figure's second line."""
+    records = list(records)
+    names = ["synthetic shapes"] if is_synthetic(told_by(records)) else []
+    names = names or [str(record.origin.get("facts", {}).get("data", "")) for record in records]
+    models = (record.config["model"] for record in records)
+    return " · ".join(name for name in dict.fromkeys([*names, *models]) if name)
+
+
 def told_by(records: Iterable[RunRecord]) -> list[Any]:
     """What runs say of where their numbers come from: their origins and summaries."""
     return [part for record in records for part in (record.origin, record.metrics("summary"))]

@@ -5,7 +5,7 @@ import plotly.graph_objects as go
 
 from ..errors import InputError
 from ..record import RunRecord
-from .table import noted, record_names, told_by
+from .table import noted, record_names, told_by, trained_on
 from .theme import GREY, RUN_COLORS, finished, hatch
 
 
@@ -69,6 +69,5 @@ def throughput(*records: RunRecord, note: str = "") -> go.Figure:
     )
     figure.update_yaxes(title_text="samples / s", rangemode="tozero")
     figure.update_xaxes(ticks="", showgrid=False)
-    models = ", ".join(dict.fromkeys(table.model))
-    text = noted(note or models, told_by(records))
+    text = noted(note, told_by(records)) if note else trained_on(records)
     return finished(figure, "Training throughput by strategy", note=text)

@@ -17,9 +17,10 @@ _THIN = ("wait",)
 def timeline_table(
     *traces: Trace, minibatches: tuple[int, int] | None = None, names: Sequence[str] = ()
 ) -> pd.DataFrame:
-    """One row for each span, seconds since the first one drawn of its trace.
+    """One row for each span, cut to the time that is drawn, in seconds since its beginning.
 
-    `minibatches` keeps first ≤ minibatch < last, to look at the steady state. Raises InputError where nothing is left.
+    `minibatches` keeps the time of all work on first ≤ minibatch < last, to look at the steady state:
+    what other minibatches do meanwhile is there too. Raises InputError where nothing is left.
     """
     rows = []
     for position, trace in enumerate(traces):
@@ -98,15 +99,15 @@ def timeline(
 
 
 def _window(trace: Trace, minibatches: tuple[int, int] | None) -> tuple[list[Span], float, float]:
-    """Spans of the minibatches (all without), and when their work begins and ends. Waits before it are cut off."""
+    """What happens between the first and the last work on the minibatches (all without), and when these two are."""
     low, high = minibatches or (float("-inf"), float("inf"))
-    chosen = [span for span in trace.spans if low <= span.minibatch < high]
-    work = [span for span in chosen if span.kind in WORK]
+    work = [span for span in trace.spans if span.kind in WORK and low <= span.minibatch < high]
     if not work:
         return [], 0.0, 0.0
-    begin = min(span.start for span in work)
-    end = max(span.end for span in (work if minibatches else chosen))
-    return [span for span in chosen if span.end >= begin and span.start <= end], begin, end
+    begin, end = min(span.start for span in work), max(span.end for span in work)
+    if minibatches is None:
+        end = max(span.end for span in trace.spans)
+    return [span for span in trace.spans if span.end >= begin and span.start <= end], begin, end
 
 
 def _name(trace: Trace, traces: Sequence[Trace], position: int) -> str:

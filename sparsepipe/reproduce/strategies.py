@@ -8,15 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from ..cluster import Cluster
+from ..errors import InputError
 from ..launchers import launch
 from ..plan import Plan
 from ..planners import Problem, estimate, partition
 from ..profile import Profile
 from ..record import RunRecord
 from ..runtime.config import RunConfig
+from ..schedule import Action
+from ..trace import WORK, Span, Trace
 from .workplace import Workplace
 
 Row = Mapping[str, Any]
+_COUNTED = {*WORK, "average"}  # kinds of spans whose minibatch counts over the whole run
 ONE_PROCESS, DATA_PARALLEL, PIPELINE = "one-process", "data-parallel", "pipeline"
 
 
@@ -70,7 +74,7 @@ class Strategies:
     def train(self, name: str, config: RunConfig, *, on_row: Callable[[Row], None] | None = None) -> RunRecord:
         """Launch the plan of one strategy as processes, wait for its end, and return its record."""
         plan = self.plans[name]
-        _say(f"{name}: launching {len(plan.ranks)} worker processes")
+        _say(f"{name}: launching {len(plan.ranks)} worker process{'es' if len(plan.ranks) > 1 else ''}")
         job = launch(plan, config, run_dir=self._new_folder(name))
         try:
             job.wait(on_row=on_row or _say_epoch)
@@ -102,6 +106,23 @@ class Strategies:
         """runs/MODEL-STRATEGY-004 after 003: a record is never overwritten."""
         number = max((int(folder.name[-3:]) for folder in self._folders(name)), default=0) + 1
         return self.place.root / "runs" / f"{self.model}-{name}-{number:03d}"
+
+
+def epoch_trace(record: RunRecord, epoch: int) -> Trace:
+    """What a run did in one epoch, its minibatches counted from 0. Raises InputError where it has no such trace."""
+    steps = [row["minibatch"] for row in record.metrics("step") if row["epoch"] == epoch]
+    whole = record.trace()
+    work = {span for span in whole.spans if span.kind in _COUNTED and span.minibatch in set(steps)}
+    if not work:
+        raise InputError(f"{record.folder}: has no trace of epoch {epoch}")
+    own = whole.between(min(span.start for span in work), max(span.end for span in work))
+
+    def number(span: Span) -> int:
+        """Work counts over the whole run; other spans bear the name of an action, which counts within its epoch."""
+        return span.minibatch - min(steps) if span in work else Action.parse(span.name).minibatch
+
+    spans = tuple(replace(span, minibatch=number(span)) for span in own.spans if span.minibatch >= 0)
+    return Trace(spans, whole.source, whole.facts)
 
 
 def judged(plan: Plan, profile: Profile, cluster: Cluster) -> Plan:
