@@ -29,8 +29,7 @@ LETTERS = "FBU"
 def simulate(plan: Plan, profile: Profile, cluster: Cluster, voxels: Sequence[float]) -> Trace:
     """Run `plan` on minibatches with `voxels` active voxels at the network's input, one entry each.
 
-    The optimizer's own step takes no time: profiles do not hold it. `facts` of the trace hold the plan's ranks by
-    stage, its links and peak memory (report.py reads them). Raises InputError for a plan that cannot run.
+    The optimizer's own step takes no time: profiles do not hold it. Raises InputError for a plan that cannot run.
     """
     plan.check(profile.graph, cluster)
     return Trace(tuple(_Simulation(plan, profile, cluster, voxels).run()), "simulated")

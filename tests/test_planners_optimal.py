@@ -1,7 +1,9 @@
 """The optimal planner against brute force, published optima and its own certificate."""
 
+import random
 from itertools import combinations, product
 from math import ceil, inf
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -9,8 +11,10 @@ from hypothesis import strategies as st
 
 from sparsepipe import Cluster, CostSample, DeviceType, InputError, Layer, LayerCost, LayerGraph, Link, Node, Profile
 from sparsepipe.costs import depth
-from sparsepipe.planners import Problem
+from sparsepipe.planners import Problem, bottleneck
 from sparsepipe.planners.optimal import Optimal
+from sparsepipe.planners.sets import StageEnds, over_sets
+from sparsepipe.planners.space import Rules, spaces
 
 # --- brute force: every sequence of down-sets, every choice of devices, straight from the definitions -----------------
 
@@ -249,6 +253,14 @@ def test_equals_brute_force(problem):
 
 
 @settings(max_examples=80)
+@given(problems(max_layers=4, max_devices=5))
+def test_leaving_out_useless_moves_loses_nothing(problem):
+    """A plan was missed where a team can hold no layer from the best cut of the others, but one from a later cut."""
+    with mock.patch.multiple(bottleneck, WORTH_PRUNING=0, PRUNABLE=inf):
+        check_against_brute_force(problem)
+
+
+@settings(max_examples=80)
 @given(problems(max_layers=4, memory=True))
 def test_equals_brute_force_within_memory(problem):
     check_against_brute_force(problem)
@@ -266,3 +278,35 @@ def test_step_time_equals_brute_force(data, schedule, num_microbatches):
     check_against_brute_force(
         data.draw(problems(max_layers=4, memory=True, schedule=schedule, num_microbatches=num_microbatches))
     )
+
+
+def random_problem(rng):
+    """A chain of 6 to 16 layers on up to 9 devices: too large for brute force."""
+    count, types = rng.randint(6, 16), "abc"[: rng.randint(1, 3)]
+    layers = [Layer(f"l{k}", "", rng.choice([0, 1, 5, 20]) * rng.random()) for k in range(count)]
+    base = [(rng.choice([0.1, 1, 3, 10]) * rng.random(), rng.choice([0, 0.5, 2, 10]) * rng.random()) for _ in layers]
+    costs = {
+        kind: tuple(LayerCost((CostSample(0, t * slow * rng.uniform(0.7, 1.4), t * slow, size),)) for t, size in base)
+        for kind, slow in zip(types, (1, 1.5, 2.5), strict=False)
+    }
+    nodes = tuple(
+        Node(
+            f"n{k}",
+            tuple(DeviceType(rng.choice(types)) for _ in range(rng.randint(1, 3))),
+            Link(rng.choice([1, 3, 10, 1e3]), rng.choice([0, 0, 0.05])),
+        )
+        for k in range(rng.randint(1, 3))
+    )
+    cluster = Cluster(nodes, Link(rng.choice([0.5, 2, 8]), rng.choice([0, 0.1])))
+    return Problem(Profile(LayerGraph.chain(layers), costs), cluster)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_search_that_keeps_every_cut_finds_nothing_better(seed):
+    """`over_sets` has none of the short cuts of the search along chains."""
+    problem = random_problem(random.Random(seed))
+    with mock.patch.multiple(bottleneck, WORTH_PRUNING=0, PRUNABLE=inf):
+        plan = Optimal().plan(problem)
+    assert plan.estimate.gap == 0
+    space = next(spaces(problem, Rules()))
+    assert over_sets(StageEnds(space.model), space.moves, plan.estimate.period_seconds * (1 - 1e-9)) is None

@@ -113,28 +113,45 @@ def published_model(problem: Problem, cuts: Cuts, teams: Teams, ratio: float | N
     first = problem.cluster.devices[0].type.name
     of_first = [problem.profile.cost(k, first, problem.voxels).output_bytes for k in range(len(problem.graph.layers))]
     seconds = np.stack([problem.table.seconds[name][:, 0] for name in teams.types])
-    order = np.argsort(-seconds.sum(axis=1), kind="stable")  # slow to fast
-    slowest = order[(teams.shares[:, order] > 0).argmax(axis=1)]
+    slow_to_fast = np.argsort(-seconds.sum(axis=1), kind="stable")
+    slowest = slow_to_fast[(teams.shares[:, slow_to_fast] > 0).argmax(axis=1)]
     rates = np.zeros(teams.shares.shape)
     rates[np.arange(len(teams)), slowest] = 1 / teams.sizes
     per_byte, _ = teams.ring_link(problem.cluster.network)
+    weight_rates = 2 * (teams.sizes - 1) * per_byte / teams.sizes / teams.sizes
+    times, weights = cuts.total(seconds), cuts.total(problem.table.parameter_bytes)
+    if teams.num_by_server:
+        times, rates, weight_rates = _by_server(problem, teams, slow_to_fast, times, rates, weights, weight_rates)
     out = 2 * published_output(problem, cuts, of_first)
     links = [*(node.link for node in teams.nodes), problem.cluster.network]
     ports = np.stack([out / link.bandwidth / ratio if ratio else np.zeros(len(cuts)) for link in links])
     one = np.ones(len(teams))
-    return StageModel(
-        cuts,
-        teams,
-        cuts.total(seconds),
-        rates,
-        cuts.total(problem.table.parameter_bytes),
-        2 * (teams.sizes - 1) * per_byte / teams.sizes / teams.sizes,
-        np.zeros(len(teams)),
-        ports,
-        one,
-        one,
-        *_work(cuts, seconds),
-    )
+    none = np.zeros(len(teams))
+    work = _work(cuts, seconds)
+    return StageModel(cuts, teams, times, rates, weights, weight_rates, none, ports, one, one, *work)
+
+
+def _by_server(
+    problem: Problem, teams: Teams, slow_to_fast: Index, times: Array, rates: Array, weights: Array, weight_rates: Array
+) -> tuple[Array, Array, Array]:
+    """Teams of whole servers: each takes the same share and averages within itself, then servers average together.
+
+    (max over servers of (slowest type + 2(m−1)P/(b₁m))/m + 2(u−1)P/(b₂u)) / servers, m devices each, u in all.
+    One more row of times for each server holds its slowest type and its own averaging.
+    """
+    own_times, own_rates = [], np.zeros((len(teams), len(teams.nodes)))
+    for k, node in enumerate(teams.nodes):
+        kinds = {teams.types.index(kind.name) for kind in node.device_types}
+        slowest = next(t for t in slow_to_fast.tolist() if t in kinds)
+        count = len(node.device_types)
+        own_times.append(times[slowest] + 2 * (count - 1) * weights / (node.link.bandwidth * count))
+        for team in range(len(teams) - teams.num_by_server, len(teams)):
+            servers = int((teams.on_node[team] > 0).sum())
+            own_rates[team, k] = (teams.on_node[team, k] > 0) / count / servers
+            rates[team] = 0.0
+            devices = teams.sizes[team]
+            weight_rates[team] = 2 * (devices - 1) / (problem.cluster.network.bandwidth * devices) / servers
+    return np.concatenate([times, own_times]), np.concatenate([rates, own_rates], axis=1), weight_rates
 
 
 def published_output(problem: Problem, cuts: Cuts, output: Sequence[float]) -> Array:

@@ -43,6 +43,14 @@ class Moves:
             self, source=self.source[chosen], team=self.team[chosen], target=self.target[chosen], whole=whole
         )
 
+    def doubled(self, like: Index, num_teams: int) -> "Moves":
+        """The moves of the teams `like` once more, by teams `num_teams`, `num_teams` + 1, …"""
+        extra = [np.flatnonzero(self.team == team) for team in like]
+        every = np.concatenate([np.arange(len(self.source)), *extra])
+        more = self.only(every)
+        team = np.concatenate([self.team, *(np.full(len(own), num_teams + k) for k, own in enumerate(extra))])
+        return replace(more, team=team, whole=None)
+
     def of_source(self, state: int) -> Index:
         """The moves from one state."""
         return self._by_source[0][self._by_source[1][state] : self._by_source[1][state + 1]]
@@ -218,13 +226,13 @@ def useful_moves(model: StageModel, moves: Moves, seconds: float) -> Moves:
     from_end, _ = _nearest_cuts(Limit(free, seconds), moves, relaxed=False, stop=False)
     from_start, _ = _nearest_cuts(Limit(free.reversed(), seconds), every, relaxed=False, stop=False)
     nearest = from_end.min(axis=1) // len(moves.source)
-    covered = end - from_start.min(axis=1) // len(every.source)  # −1 where nothing is
-    at_best = np.maximum(covered, 0)
-    np.maximum.at(at_best, every.target, covered[every.source])  # devices may stay unused
-    last = nearest[moves.source]
-    alive = np.flatnonzero(last <= end)
-    first = _reach(model, moves.team[alive], last[alive], seconds)
-    return moves.only(alive[(first < last[alive]) & (first <= at_best[moves.rest[moves.target[alive]]])])
+    covered = np.maximum(end - from_start.min(axis=1) // len(every.source), 0)
+    # What fewer devices reach, more do too: some may stay unused, or only serve where the others could have gone on.
+    np.minimum.at(nearest, every.target, nearest[every.source])
+    np.maximum.at(covered, every.target, covered[every.source])
+    last = np.minimum(nearest[moves.source], end)
+    first = _reach(model, moves.team, last, seconds)
+    return moves.only(np.flatnonzero(first <= covered[moves.rest[moves.target]]))
 
 
 def _next_allowed(sets: NDArray[np.bool_]) -> Index:

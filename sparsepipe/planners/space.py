@@ -16,6 +16,7 @@ from .search import Moves, all_moves, slice_moves
 from .teams import DeviceClass, Teams, device_classes
 
 MAX_CUTS = 3000  # beyond, cuts are those along topological orders
+MAX_SERVERS = 8  # of the published model, where any set of them may form a stage
 # How much one step of a search may look at: a second or so.
 CHAIN_BUDGET = 400_000  # moves
 SETS_BUDGET = 40_000_000  # moves × cuts × chains
@@ -60,9 +61,11 @@ def spaces(problem: Problem, rules: Rules) -> Iterator[Space]:
     num_moves = prod((n + 1) * (n + 2) // 2 for n in sizes)
     if cuts.complete and num_moves <= 4 * CHAIN_BUDGET and _fits(problem, rules, cuts, num_moves):
         counts, moves = all_moves(sizes, prices)
-        yield Space.of(
-            problem, rules, cuts, Teams.of(problem, classes, counts, even=rules.published), moves, complete=True
-        )
+        teams = Teams.of(problem, classes, counts, even=rules.published)
+        if rules.published and 1 < len(teams.nodes) <= MAX_SERVERS:
+            more, like = teams.with_servers()
+            moves, teams = moves.doubled(like, len(teams)), more
+        yield Space.of(problem, rules, cuts, teams, moves, complete=True)
         return
     some_cuts = [cuts] if cuts.complete else []
     some_cuts += [Cuts.along(problem.table, order) for order in _orders(problem)]

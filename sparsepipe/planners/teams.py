@@ -5,9 +5,10 @@ are the small integers closest in proportion to the speeds of their types over t
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
+from math import lcm
 
 import numpy as np
 
@@ -47,6 +48,7 @@ class Teams:
     counts: Index  # [G, classes]
     shares: Index  # [G, types]; 0 where the team has none of the type
     placement: Index  # [G]: the node all its devices sit on, or the number of nodes where they spread
+    num_by_server: int = 0  # the last teams of `with_servers`: whole nodes, each with the same share
 
     @classmethod
     def of(cls, problem: Problem, classes: Sequence[DeviceClass], counts: Index, *, even: bool = False) -> "Teams":
@@ -75,11 +77,34 @@ class Teams:
     def sizes(self) -> Index:
         return self.counts.sum(axis=1)
 
+    def with_servers(self) -> tuple["Teams", Index]:
+        """Add teams of two or more whole nodes that share evenly by node, not by device: (teams, their like so far)."""
+        whole = np.stack([[len(c.ranks) * (c.node.name == node.name) for c in self.classes] for node in self.nodes])
+        chosen = [pick for pick in product((0, 1), repeat=len(self.nodes)) if sum(pick) > 1]
+        place = {tuple(row): k for k, row in enumerate(self.counts.tolist())}
+        like = np.array([place[tuple((np.array(pick) @ whole).tolist())] for pick in chosen], dtype=np.intp)
+        every = np.concatenate([np.arange(len(self)), like])
+        more = replace(self, counts=self.counts[every], shares=self.shares[every], placement=self.placement[every])
+        return replace(more, num_by_server=len(like)), like
+
+    @cached_property
+    def on_node(self) -> Index:
+        """Devices of each team on each node, [G, nodes]."""
+        return np.stack(
+            [self.counts[:, [c.node.name == node.name for c in self.classes]].sum(axis=1) for node in self.nodes],
+            axis=1,
+        )
+
     @cached_property
     def class_shares(self) -> Index:
         """Share of one replica of each class, [G, classes]; 0 where the team has none."""
         column = [self.types.index(c.type.name) for c in self.classes]
-        return self.shares[:, column] * (self.counts > 0)
+        shares = self.shares[:, column] * (self.counts > 0)
+        node = [self.nodes.index(c.node) for c in self.classes]
+        for team in range(len(self) - self.num_by_server, len(self)):
+            sizes = self.on_node[team]
+            shares[team] = (lcm(*sizes[sizes > 0].tolist()) // np.maximum(sizes, 1))[node] * (self.counts[team] > 0)
+        return shares
 
     @cached_property
     def rounds(self) -> Index:
@@ -89,26 +114,21 @@ class Teams:
     @cached_property
     def device_port(self) -> Array:
         """Share of all minibatches that the busiest device carries."""
-        return self.shares.max(axis=1) / self.rounds
+        return self.class_shares.max(axis=1) / self.rounds
 
     @cached_property
     def network_port(self) -> Array:
         """Share of all minibatches that the busiest node carries."""
         load = self.counts * self.class_shares
-        on_node = [
-            load[:, [k for k, c in enumerate(self.classes) if c.node.name == node.name]].sum(axis=1)
-            for node in self.nodes
-        ]
+        on_node = [load[:, [c.node.name == node.name for c in self.classes]].sum(axis=1) for node in self.nodes]
         return np.max(on_node, axis=0) / self.rounds
 
     def ring_link(self, network: Link) -> tuple[Array, Array]:
         """(seconds per byte, latency) of the slowest link that a ring over each team uses, each [G]."""
         per_byte, latency = np.zeros(len(self)), np.zeros(len(self))
-        for node in self.nodes:
-            columns = [k for k, c in enumerate(self.classes) if c.node.name == node.name]
-            inside = self.counts[:, columns].sum(axis=1) > 1
-            per_byte = np.where(inside, np.maximum(per_byte, 1 / node.link.bandwidth), per_byte)
-            latency = np.where(inside, np.maximum(latency, node.link.latency), latency)
+        for node, devices in zip(self.nodes, self.on_node.T, strict=True):
+            per_byte = np.where(devices > 1, np.maximum(per_byte, 1 / node.link.bandwidth), per_byte)
+            latency = np.where(devices > 1, np.maximum(latency, node.link.latency), latency)
         spread = self.placement == len(self.nodes)
         per_byte = np.where(spread, np.maximum(per_byte, 1 / network.bandwidth), per_byte)
         return per_byte, np.where(spread, np.maximum(latency, network.latency), latency)
