@@ -1,0 +1,226 @@
+"""Widgets without a browser: what a move of a slider does, what is said when something cannot be, what a job leaves."""
+
+import json
+import threading
+
+import ipywidgets
+import plotly.graph_objects as go
+import pytest
+
+from sparsepipe import (
+    Cluster,
+    CostSample,
+    DeviceType,
+    InputError,
+    Layer,
+    LayerCost,
+    LayerGraph,
+    Link,
+    Node,
+    Plan,
+    Profile,
+    Stage,
+)
+from sparsepipe.planners import partition
+from sparsepipe.runtime.config import RunConfig
+from sparsepipe.widgets import LaunchBoard, PartitionExplorer, PlotView, plot_view
+from sparsepipe.widgets.messages import Messages
+from sparsepipe.widgets.partition import bottleneck
+
+NUM_LAYERS = 12
+
+
+@pytest.fixture
+def profile():
+    layers = tuple(Layer(f"conv{k}", "", 1e6) for k in range(NUM_LAYERS))
+
+    def costs(factor):
+        few = [CostSample(1000, 0.01 * factor, 0.02 * factor, 1e6, 0, 1e6) for _ in range(NUM_LAYERS)]
+        return tuple(LayerCost((sample, CostSample(2000, 0.02 * factor, 0.04 * factor, 2e6, 0, 2e6))) for sample in few)
+
+    return Profile(LayerGraph.chain(layers), {"fast": costs(1), "slow": costs(2)}, (1000.0,), {"batch_size": 16})
+
+
+@pytest.fixture
+def explorer(profile):
+    fast, slow = DeviceType("fast"), DeviceType("slow")
+    nodes = (Node("a", (fast,) * 2, Link(1e10)), Node("b", (slow,), Link(1e10)))
+    return PartitionExplorer(profile, Cluster(nodes, Link(1e10)))
+
+
+def drawn(view):
+    return json.loads(view.figure)
+
+
+def test_explorer_shows_the_plan_that_the_planner_makes(explorer, profile):
+    assert explorer.messages.value == ""
+    assert explorer.plan.stages == partition(profile, explorer.shown_cluster).stages
+    assert f"{explorer.plan.estimate.period_seconds * 1e3:.2f} ms a minibatch" in explorer.summary.value
+    assert f"{16 / explorer.plan.estimate.period_seconds:.0f} samples/s" in explorer.summary.value
+    rows = {row for trace in drawn(explorer.timeline)["data"] for row in trace["y"]}
+    assert rows == {f"rank {rank} · simulated" for rank in explorer.plan.ranks}
+
+
+def test_every_control_changes_the_plan_on_screen(explorer):
+    explorer.counts["slow"].value = 0
+    assert {device.type.name for device in explorer.shown_cluster.devices} == {"fast"}
+    explorer.schedule.value = "gpipe"
+    assert explorer.plan.schedule == "gpipe" and not explorer.microbatches.disabled
+    explorer.microbatches.value = 5
+    assert explorer.plan.num_microbatches == 5
+    before = explorer.plan.estimate.period_seconds
+    explorer.voxels.value = 2 * explorer.voxels.value
+    assert explorer.plan.estimate.period_seconds == pytest.approx(2 * before, rel=0.05)
+    explorer.planner.value = "data-parallel"
+    assert len(explorer.plan.stages) == 1
+    explorer.inside.value = 1e7
+    assert explorer.shown_cluster.nodes[0].link.bandwidth == 1e7
+    assert explorer.messages.value == ""
+
+
+def test_cuts_are_moved_by_hand_and_bad_ones_are_refused_in_words(explorer):
+    explorer.planner.value = "cuts by hand"
+    assert len(explorer.cuts.children) == 2
+    explorer.cuts.children[0].value, explorer.cuts.children[1].value = 3, 7
+    assert [len(stage.layers) for stage in explorer.plan.stages] == [3, 4, 5]
+    shown = explorer.timeline.figure
+    explorer.cuts.children[0].value = 9
+    assert "each must lie behind the one before" in explorer.messages.value
+    assert explorer.timeline.figure == shown
+    explorer.cuts.children[0].value = 2
+    assert explorer.messages.value == ""
+
+
+def test_no_device_and_too_little_memory_are_said_in_words(explorer):
+    explorer.memory.value = 1e7
+    assert "#D55E00" in explorer.messages.value and "Traceback" not in explorer.messages.value
+    explorer.memory.value = 1e12
+    assert explorer.messages.value == ""
+    for slider in explorer.counts.values():
+        slider.value = 0
+    assert "no device chosen" in explorer.messages.value
+
+
+def test_the_code_makes_the_plan_again(explorer, profile):
+    names = {"Cluster": Cluster, "Node": Node, "DeviceType": DeviceType, "Link": Link, "partition": partition}
+    names |= {"Plan": Plan, "Stage": Stage, "profile": profile}
+    for choice in ("optimal", "cuts by hand"):
+        explorer.planner.value = choice
+        scope = dict(names)
+        exec(explorer.as_code(), scope)
+        assert [s.layers for s in scope["plan"].stages] == [s.layers for s in explorer.plan.stages]
+        assert [s.ranks for s in scope["plan"].stages] == [s.ranks for s in explorer.plan.stages]
+        assert scope["cluster"] == explorer.shown_cluster
+
+
+def test_a_pinned_plan_stays_to_compare_with(explorer):
+    explorer._pin()
+    explorer.planner.value = "data-parallel"
+    names = {trace["y"][0] for trace in drawn(explorer.layers)["data"]}
+    assert names == {"A: optimal", "data-parallel"}
+
+
+def test_bottleneck_names_the_slowest_stage_and_its_cause(explorer):
+    explorer.planner.value = "data-parallel"
+    assert bottleneck(explorer.plan).startswith("stage 0: compute")
+    explorer.between.value = 1e6
+    assert bottleneck(explorer.plan).startswith("stage 0: averaging")
+
+
+def test_a_view_holds_the_figure_and_sends_plotly_to_a_page_that_asks():
+    view = PlotView(go.Figure(go.Scatter(y=[1, 2])))
+    assert drawn(view)["data"][0]["type"] == "scatter"
+    assert view.config["showSendToCloud"] is False
+    sent = []
+    view.send = sent.append
+    view._answer(view, {"want": "plotly"}, [])
+    view._answer(view, {"want": "else"}, [])
+    assert len(sent) == 1 and "Plotly" in sent[0]["plotly"]
+    clicks = []
+    view.on_click(clicks.append)
+    view.clicked = {"trace": 0, "point": 1, "data": "conv1"}
+    assert clicks[0]["data"] == "conv1"
+
+
+def test_plotly_is_served_where_the_environment_can_be_written_to_and_else_sent(tmp_path, monkeypatch):
+    plot_view._served.cache_clear()
+    monkeypatch.setattr("sys.prefix", str(tmp_path))
+    name = plot_view._served()
+    assert (tmp_path / "share" / "jupyter" / "labextensions" / name).stat().st_size > 1e6
+    plot_view._served.cache_clear()
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("sys.prefix", str(tmp_path / "file"))
+    assert plot_view._served() == ""
+    plot_view._served.cache_clear()
+
+
+def test_views_take_figures_from_several_threads():
+    view, problems = PlotView(), []
+
+    def draw(number):
+        try:
+            for k in range(50):
+                view.show(go.Figure(go.Bar(y=[number, k])))
+        except BaseException as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=draw, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not problems and drawn(view)["data"][0]["y"][1] == 49
+
+
+def test_messages_show_a_sentence_for_input_and_a_traceback_for_the_rest():
+    messages = Messages()
+
+    def act(error=None):
+        if error:
+            raise error
+
+    guarded = messages.shown(act)
+    guarded(InputError("a <b> is wrong"))
+    assert "a &lt;b&gt; is wrong" in messages.value and "Traceback" not in messages.value
+    guarded(KeyError("x"))
+    assert "Traceback" in messages.value
+    guarded()
+    assert messages.value == ""
+    assert isinstance(messages, ipywidgets.Widget)
+
+
+@pytest.fixture
+def board(tmp_path):
+    from sparsepipe.data.shapes import make_shapes
+    from sparsepipe.models import network
+
+    data = make_shapes(tmp_path / "shapes", num_train=3, num_test=1, families=["box", "cone"])
+    ids = [layer.id for layer in network("minkvgg11bn-narrow", num_classes=2).graph().layers]
+    plan = Plan((Stage(tuple(ids[:8]), (0,)), Stage(tuple(ids[8:]), (1,))))
+    config = RunConfig("minkvgg11bn-narrow", str(data), voxel_size=0.05, batch_size=2, engine="native", epochs=2)
+    return LaunchBoard({"pipeline": plan}, config, runs=tmp_path / "runs")
+
+
+@pytest.mark.slow
+def test_board_launches_follows_and_refuses_a_second_launch(board, tmp_path):
+    line = board._lines["pipeline"]
+    line.start.click()
+    assert board.messages.value == "" and line.start.disabled and not line.stop.disabled
+    with pytest.raises(InputError, match="running already"):
+        board.launch("pipeline")
+    board.jobs["pipeline"].wait(timeout=120)
+    board._thread.join(timeout=30)
+    assert "finished:" in line.state.value and not line.start.disabled and line.stop.disabled
+    assert line.progress.value == line.progress.max == 6
+    assert len(drawn(board.curves)["data"]) == 3
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["minkvgg11bn-narrow-pipeline-001"]
+
+
+@pytest.mark.slow
+def test_board_shows_why_a_run_failed(board):
+    (board.runs.parent / "shapes" / "box" / "train" / "box_0001.off").write_text("OFF\n1 1 1\n")
+    line = board._lines["pipeline"]
+    line.start.click()
+    board._thread.join(timeout=120)
+    assert "box_0001.off" in line.state.value and not line.start.disabled
+    assert "Traceback" not in line.state.value
