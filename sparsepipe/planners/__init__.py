@@ -55,6 +55,3 @@ def partition(
     start = time.perf_counter()
     plan = PLANNERS[planner](**options).plan(problem)
     return with_seconds(plan, time.perf_counter() - start)
-
-
-plan = partition
