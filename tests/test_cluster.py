@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from sparsepipe import Cluster, DeviceType, InputError, Link, Node
@@ -79,3 +81,10 @@ def test_a_device_count_of_zero_is_refused():
         Cluster.uniform(0)
     with pytest.raises(InputError, match="device count of 0"):
         Node("a", ())
+
+
+def test_clusters_of_the_repository_load():
+    paths = sorted((Path(__file__).parent.parent / "data_manifests/clusters").glob("*.toml"))
+    assert paths
+    for path in paths:
+        assert Cluster.load(path).devices
