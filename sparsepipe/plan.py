@@ -10,6 +10,7 @@ from .cluster import Cluster
 from .errors import InputError
 from .files import read_json, write_json
 from .graph import LayerGraph
+from .plan_diff import PlanDiff, diff
 
 FORMAT = "sparsepipe-plan-1"
 # Which weight policies a schedule can keep, its default first: asynchronous ones keep versions, synchronous ones flush.
@@ -132,6 +133,10 @@ class Plan:
         """The same stages under another schedule, with that schedule's default weight policy."""
         count = self.num_microbatches if num_microbatches is None else num_microbatches
         return replace(self, schedule=schedule, weights="", num_microbatches=count)
+
+    def diff(self, other: "Plan") -> PlanDiff:
+        """What changes from this plan to `other`: layers and ranks that move, stage times, memory, period, gap."""
+        return diff(self, other)
 
     def violations(self, graph: LayerGraph, cluster: Cluster | None = None) -> list[str]:
         """Every reason why this plan cannot run on `graph` (and `cluster`), each in one line."""

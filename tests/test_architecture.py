@@ -10,8 +10,9 @@ LEVELS = [  # lowest first; a module may import its own level's files only insid
     {"errors"},
     {"files"},
     {"graph", "cluster", "trace", "graph_text"},
+    {"plan_diff"},
     {"profile", "plan"},
-    {"schedule", "record", "formats", "plan_diff", "server_file"},
+    {"schedule", "record", "formats", "server_file"},
     {"costs"},
     {"data", "models"},
     {"simulator"},
@@ -29,8 +30,8 @@ LEVELS = [  # lowest first; a module may import its own level's files only insid
 ]
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
 VIEWS = {"plots"}  # draws values: sees levels 0-1 and their costs alone, is seen by widgets and the entry points
-VALUES = set().union(*LEVELS[:6])
-INSIDE_A_LEVEL = {("graph_text", "graph"), ("plan_diff", "plan")}
+VALUES = set().union(*LEVELS[:7])
+INSIDE_A_LEVEL = {("graph_text", "graph")}
 HEAVY = {"torch", "MinkowskiEngine", "plotly", "ray", "pandas", "ipywidgets", "papermill"}
 TORCH_FREE = {*VALUES, "planners", "simulator", "forecast", "plots", "widgets"}
 

@@ -160,7 +160,7 @@ class PipeDream:
     """
 
     activation_compression_ratio: float | None = None
-    use_memory_constraint: bool = False
+    use_memory_constraint: bool | None = None  # None: where a device type has a limit
     straight_pipeline: bool = False
     use_fewer_machines: bool = False
     factor: float = 4
@@ -185,7 +185,7 @@ class PipeDream:
         self, problem: Problem, sizes: Sequence[tuple[int, float]], kind: str, warnings: Sequence[str] = ()
     ) -> Plan:
         """Plan for levels of (devices, bandwidth), innermost first; rank = position in the innermost-fastest order."""
-        memory = min(t.memory_bytes for t in problem.cluster.device_types) if self.use_memory_constraint else None
+        memory = memory_limit(problem, self.use_memory_constraint)
         settings = Settings(self.activation_compression_ratio, memory, self.straight_pipeline, self.use_fewer_machines)
         states = States.of(problem, kind)
         levels = build_levels(states, kind, sizes, self.factor, settings)
@@ -265,6 +265,12 @@ def data_parallel(total: float, weights: float, sizes: Sequence[tuple[int, float
         seconds = (seconds + factor * (count - 1) * weights / (bandwidth * count) / below) / count
         below = count
     return seconds
+
+
+def memory_limit(problem: Problem, wanted: bool | None) -> float | None:
+    """Bytes of the smallest device; None where the limit is not to be looked at."""
+    least = min(kind.memory_bytes for kind in problem.cluster.device_types)
+    return least if wanted or (wanted is None and least < float("inf")) else None
 
 
 def slowest_type(problem: Problem, planner: str) -> tuple[str, list[str]]:

@@ -25,7 +25,7 @@ from ..costs import Array
 from ..errors import InputError
 from ..plan import Estimate, Plan, StageEstimate
 from .base import Problem
-from .pipedream import Settings, _times, total_seconds_between
+from .pipedream import Settings, _times, memory_limit, total_seconds_between
 from .states import States
 
 Assignment = list[tuple[int, int, list[str]]]  # (first state, last state, names of the devices)
@@ -149,7 +149,7 @@ class SparsePipe:
     """SparsePipe's planner for servers that hold different devices. A node is a server."""
 
     activation_compression_ratio: float | None = None
-    use_memory_constraint: bool = False
+    use_memory_constraint: bool | None = None  # None: where a device type has a limit
     straight_pipeline: bool = False
     name = "sparsepipe"
 

@@ -1,0 +1,148 @@
+"""Two plans side by side: which layers and devices moved, and what each stage costs under either."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from typing import Any, Protocol
+
+
+class _StageEstimate(Protocol):
+    @property
+    def compute_seconds(self) -> float: ...
+    @property
+    def transfer_seconds(self) -> float: ...
+    @property
+    def averaging_seconds(self) -> float: ...
+    @property
+    def memory_bytes(self) -> float: ...
+
+
+class _Estimate(Protocol):
+    @property
+    def period_seconds(self) -> float: ...
+    @property
+    def gap(self) -> float | None: ...
+    @property
+    def stages(self) -> Sequence[_StageEstimate]: ...
+
+
+class _Stage(Protocol):
+    @property
+    def layers(self) -> tuple[str, ...]: ...
+    @property
+    def ranks(self) -> tuple[int, ...]: ...
+    @property
+    def shares(self) -> tuple[int, ...]: ...
+
+
+class Comparable(Protocol):
+    """What a plan has to tell: plan.Plan does."""
+
+    @property
+    def planner(self) -> str: ...
+    @property
+    def stages(self) -> Sequence[_Stage]: ...
+    @property
+    def estimate(self) -> _Estimate | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Neighbouring layers, or ranks, that one plan has in stage `before`, the other in `after` (None: in no stage)."""
+
+    items: tuple[str, ...]
+    before: int | None
+    after: int | None
+
+    def __str__(self) -> str:
+        names = self.items[0] if len(self.items) == 1 else f"{self.items[0]} … {self.items[-1]} ({len(self.items)})"
+        return f"{names}: {_place(self.before)} → {_place(self.after)}"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanDiff:
+    """How one plan differs from another. A stage's numbers: (compute, transfer, averaging seconds, memory bytes)."""
+
+    planners: tuple[str, str]
+    periods: tuple[float | None, float | None]  # seconds per minibatch
+    gaps: tuple[float | None, float | None]
+    layers: tuple[Move, ...]
+    ranks: tuple[Move, ...]
+    stages: tuple[tuple[tuple[float, ...] | None, tuple[float, ...] | None], ...]  # of either plan, by stage number
+
+    @property
+    def same(self) -> bool:
+        """Whether both plans place the same layers on the same ranks."""
+        return not self.layers and not self.ranks
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times as fast the second plan is, by the planners' own expectations."""
+        before, after = self.periods
+        return before / after if before is not None and after else None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"same": self.same, "speedup": self.speedup}
+
+    def __str__(self) -> str:
+        rows: list[tuple[str, ...]] = [("stage", "compute", "transfer", "averaging", "memory")]
+        for k, sides in enumerate(self.stages):
+            values = [side or (None,) * 4 for side in sides]
+            cells = [
+                f"{_number(a, m)} → {_number(b, m)}" for a, b, m in zip(*values, (False,) * 3 + (True,), strict=True)
+            ]
+            rows.append((str(k), *cells))
+        widths = [max(len(row[column]) for row in rows) for column in range(5)]
+        table = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+        moves = [f"layers {move}" for move in self.layers] + [f"rank {move}" for move in self.ranks]
+        return "\n".join([self._headline(), *table, *(moves or ["the same layers on the same ranks"])])
+
+    def _headline(self) -> str:
+        text = f"{self.planners[0]} → {self.planners[1]}: "
+        text += f"{_number(self.periods[0], False)} → {_number(self.periods[1], False)} a minibatch"
+        if self.speedup is not None:
+            text += f" ({self.speedup:.2f} × as fast)"
+        if any(gap is not None for gap in self.gaps):
+            text += ", gap " + " → ".join("unknown" if gap is None else f"{gap:.1%}" for gap in self.gaps)
+        return text
+
+
+def diff(before: Comparable, after: Comparable) -> PlanDiff:
+    """Compare two plans of the same network, stage by stage."""
+    ids = list(dict.fromkeys(id for plan in (before, after) for stage in plan.stages for id in stage.layers))
+    ranks = sorted({rank for plan in (before, after) for stage in plan.stages for rank in stage.ranks})
+    layer_places = [{id: k for k, stage in enumerate(plan.stages) for id in stage.layers} for plan in (before, after)]
+    rank_places = [
+        {str(rank): k for k, stage in enumerate(plan.stages) for rank in stage.ranks} for plan in (before, after)
+    ]
+    count = max(len(before.stages), len(after.stages))
+    return PlanDiff(
+        (before.planner, after.planner),
+        tuple(plan.estimate.period_seconds if plan.estimate else None for plan in (before, after)),  # type: ignore[arg-type]
+        tuple(plan.estimate.gap if plan.estimate else None for plan in (before, after)),  # type: ignore[arg-type]
+        _moves(ids, *layer_places),
+        _moves([str(rank) for rank in ranks], *rank_places),
+        tuple((_costs(before, k), _costs(after, k)) for k in range(count)),
+    )
+
+
+def _moves(items: Sequence[str], before: dict[str, int], after: dict[str, int]) -> tuple[Move, ...]:
+    runs = groupby(items, key=lambda item: (before.get(item), after.get(item)))
+    return tuple(Move(tuple(run), *places) for places, run in runs if places[0] != places[1])
+
+
+def _costs(plan: Comparable, k: int) -> tuple[float, ...] | None:
+    if plan.estimate is None or k >= len(plan.estimate.stages):
+        return None
+    e = plan.estimate.stages[k]
+    return e.compute_seconds, e.transfer_seconds, e.averaging_seconds, e.memory_bytes
+
+
+def _place(stage: int | None) -> str:
+    return "no stage" if stage is None else f"stage {stage}"
+
+
+def _number(value: float | None, memory: bool) -> str:
+    if value is None:
+        return "–"
+    return f"{value / 1e6:.1f} MB" if memory else f"{value * 1e3:.2f} ms"

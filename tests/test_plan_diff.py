@@ -1,0 +1,56 @@
+"""What a plan's diff says."""
+
+import json
+
+import pytest
+
+from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Link, Plan, Profile, Stage, partition
+
+
+@pytest.fixture
+def profile():
+    graph = LayerGraph.chain(Layer(f"l{k}", "", 10.0) for k in range(6))
+    return Profile(graph, {"d": tuple(LayerCost((CostSample(1, 1 + k % 2, 2, 3),)) for k in range(6))})
+
+
+def stages(*parts):
+    return tuple(Stage(tuple(layers.split()), ranks) for layers, ranks in parts)
+
+
+def test_layers_and_ranks_that_move_are_named():
+    before = Plan(stages(("l0 l1", (0,)), ("l2 l3 l4 l5", (1, 2))))
+    after = Plan(stages(("l0 l1 l2 l3", (0, 1)), ("l4 l5", (3,))))
+    found = before.diff(after)
+    assert [str(move) for move in found.layers] == ["l2 … l3 (2): stage 1 → stage 0"]
+    assert [str(move) for move in found.ranks] == [
+        "1: stage 1 → stage 0",
+        "2: stage 1 → no stage",
+        "3: no stage → stage 1",
+    ]
+    assert not found.same
+    assert found.speedup is None
+
+
+def test_a_plan_does_not_differ_from_itself(profile):
+    plan = partition(profile, Cluster.uniform(2, device_type="d"))
+    found = plan.diff(plan)
+    assert found.same
+    assert found.speedup == 1
+    assert str(found).splitlines()[-1] == "the same layers on the same ranks"
+
+
+def test_period_gap_times_and_memory_stand_side_by_side(profile):
+    cluster = Cluster.uniform(3, device_type="d", link=Link(10.0))
+    slow, best = (partition(profile, cluster, planner=name) for name in ("data-parallel", "optimal"))
+    found = slow.diff(best)
+    assert found.periods == (slow.estimate.period_seconds, best.estimate.period_seconds)
+    assert found.gaps == (None, 0.0)
+    assert found.speedup == slow.estimate.period_seconds / best.estimate.period_seconds
+    first = found.stages[0][0]
+    assert first[0] == slow.estimate.stages[0].compute_seconds
+    assert first[3] == slow.estimate.stages[0].memory_bytes
+    assert found.stages[1][0] is None
+    headline = str(found).splitlines()[0]
+    assert headline.startswith("data-parallel → optimal: ")
+    assert headline.endswith("gap unknown → 0.0%")
+    assert json.loads(json.dumps(found.to_json()))["speedup"] == found.speedup

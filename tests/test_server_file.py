@@ -1,0 +1,84 @@
+"""SparsePipe's server files, read, written and refused."""
+
+import pytest
+
+from sparsepipe import Cluster, DeviceType, GraphText, InputError, Node
+from sparsepipe.graph_text import GraphTextNode
+from sparsepipe.server_file import ServerFile
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write profiles of two types and a server file with the given text; returns its path."""
+    for name, slow in (("fast", 1), ("slow", 2)):
+        nodes = tuple(GraphTextNode(f"node{k}", "Conv", slow, 2 * slow, (8.0,), 4.0) for k in range(3))
+        GraphText(nodes, (("node0", "node1"), ("node1", "node2"))).save(tmp_path / f"{name}.txt")
+
+    def write(text):
+        (tmp_path / "servers.txt").write_text(text)
+        return tmp_path / "servers.txt"
+
+    return write
+
+
+def test_servers_become_a_cluster_and_a_profile(write):
+    found = ServerFile.load(write("Server0\n  fast 2 fast.txt\n\n  slow 1 slow.txt\nServer1\nslow 3 slow.txt\n"))
+    cluster = found.cluster(bandwidth=1e9, network=1e8, memory_bytes=16e9)
+    assert [[kind.name for kind in node.device_types] for node in cluster.nodes] == [
+        ["fast", "fast", "slow"],
+        ["slow", "slow", "slow"],
+    ]
+    assert (cluster.link(0, 1).bandwidth, cluster.link(0, 3).bandwidth) == (1e9, 1e8)
+    assert {kind.memory_bytes for kind in cluster.device_types} == {16e9}
+    profile = found.profile()
+    assert profile.device_types == ("fast", "slow")
+    assert profile.time([0, 1, 2], "slow") == (6e-3, 12e-3)
+
+
+def test_round_trip(write, tmp_path):
+    found = ServerFile.load(write("Server0\n    fast 2 fast.txt\nServer1\n    slow 1 slow.txt\n"))
+    assert ServerFile.load(found.save(tmp_path / "again.txt")) == found
+    paths = dict(found.profiles)
+    assert ServerFile.of(found.cluster(), paths).servers == found.servers
+
+
+def test_a_cluster_needs_a_profile_path_for_each_type():
+    cluster = Cluster((Node("a", (DeviceType("x"),)),))
+    with pytest.raises(InputError, match="no profile path for device type 'x'"):
+        ServerFile.of(cluster, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no line starts with 'Server'"),
+        ("\n\n", "no line starts with 'Server'"),
+        ("fast 1 fast.txt\n", "servers.txt:1: devices 'fast' before any server"),
+        ("Server0\n\nServer0\n", "servers.txt:3: server 'Server0' is listed twice"),
+        ("Server0 a b\n", "servers.txt:1: 3 words after a line that starts with 'Server'"),
+        ("Server0\nServer1\n  fast 1 fast.txt\n", "server 'Server0' has no devices"),
+        ("Server0\n  fast 0 fast.txt\n", "servers.txt:2: count '0' of 'fast'"),
+        ("Server0\n  fast -1 fast.txt\n", "servers.txt:2: count '-1'"),
+        ("Server0\n  fast two fast.txt\n", "servers.txt:2: count 'two'"),
+        ("Server0\n  fast 1 a path.txt\n", "servers.txt:2: 4 words"),
+        ("Server0\n  fast 1 fast.txt\n  fast 1 fast.txt\n", "servers.txt:3: device type 'fast' is listed twice"),
+        ("Server0\n  fast 1 fast.txt\nServer1\n  fast 1 slow.txt\n", "'slow.txt' here and 'fast.txt' above"),
+    ],
+)
+def test_refused_in_one_line(write, text, message):
+    with pytest.raises(InputError) as caught:
+        ServerFile.load(write(text))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_profiles_of_different_models_are_refused(write, tmp_path):
+    path = write("Server0\n  fast 1 fast.txt\n  slow 1 slow.txt\n")
+    GraphText((GraphTextNode("other", "Conv", 1, 1, (1.0,), 1.0),), ()).save(tmp_path / "slow.txt")
+    with pytest.raises(InputError, match=r"slow\.txt: profiles of different graphs cannot be joined"):
+        ServerFile.load(path).profile()
+
+
+def test_a_missing_profile_is_named(write):
+    with pytest.raises(InputError, match=r"nowhere\.txt"):
+        ServerFile.load(write("Server0\n  fast 1 nowhere.txt\n")).profile()
