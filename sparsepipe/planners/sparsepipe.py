@@ -157,7 +157,7 @@ class SparsePipe:
         """Raises InputError for networks with too many states and where nothing is feasible."""
         cluster = problem.cluster
         first = cluster.devices[0].type.name
-        memory = min(t.memory_bytes for t in cluster.device_types) if self.use_memory_constraint else None
+        memory = memory_limit(problem, self.use_memory_constraint)
         settings = Settings(self.activation_compression_ratio, memory, self.straight_pipeline)
         states = States.of(problem, first)
         parameters = states.between(states.total(lambda k: problem.graph.layers[k].parameter_bytes))
