@@ -12,7 +12,6 @@ Which weights a forward meets is `forward_versions`' to say.
 """
 
 import re
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping
 from enum import StrEnum
@@ -113,34 +112,39 @@ def _rank_actions(plan: Plan, s: int, rank: int, num_minibatches: int) -> tuple[
     """From flush to flush: a step of a flush schedule, all minibatches of an asynchronous one."""
     count = num_rounds(plan, s, num_minibatches)
     if plan.weights == "flush":
-        segments = [(round_minibatches(plan, s, k, num_minibatches), [k]) for k in range(count)]
+        segments = [(round_minibatches(plan, s, k, num_minibatches), range(k, k + 1)) for k in range(count)]
     else:
-        segments = [(range(num_minibatches), list(range(count)))]
+        segments = [(range(num_minibatches), range(count))]
     done: list[Action] = []
-    ahead = lookahead(plan, s)
+    ahead, length = lookahead(plan, s), round_length(plan, s)
+    forward, backward, update = Op.FORWARD, Op.BACKWARD, Op.UPDATE
     for span, rounds in segments:
-        mine, begun = _turns_of(plan.stages[s], rank, span), 0
-        for k, m in enumerate([*mine, num_minibatches]):
+        mine, begun, index = _turns_of(plan.stages[s], rank, span), 0, rounds.start
+        for m in [*mine, num_minibatches]:
             # A replica without a minibatch in a round takes part in its averaging all the same. While it waits there
             # for the others, stages after it may need the forwards that they look ahead to: those come first.
-            while rounds and (stop := round_minibatches(plan, s, rounds[0], num_minibatches).stop) <= m:
-                begun = _forwards(done, s, mine, begun, stop - 1 + ahead)
-                done.append(Action(s, Op.UPDATE, rounds.pop(0)))
-            if k < len(mine):
-                begun = _forwards(done, s, mine, begun, m + ahead)
-                done.append(Action(s, Op.BACKWARD, m))
+            while index < rounds.stop and (stop := min((index + 1) * length, num_minibatches)) <= m:
+                while begun < len(mine) and mine[begun] < stop + ahead:
+                    done.append(Action(s, forward, mine[begun]))
+                    begun += 1
+                done.append(Action(s, update, index))
+                index += 1
+            if m == num_minibatches:
+                break
+            while begun < len(mine) and mine[begun] <= m + ahead:
+                done.append(Action(s, forward, mine[begun]))
+                begun += 1
+            done.append(Action(s, backward, m))
     return tuple(done)
 
 
-def _forwards(done: list[Action], stage: int, mine: list[int], begun: int, last: int) -> int:
-    """Append forwards from the `begun`-th minibatch up to minibatch `last`; return how many have begun."""
-    stop = max(begun, bisect_right(mine, last))
-    done += [Action(stage, Op.FORWARD, m) for m in mine[begun:stop]]
-    return stop
-
-
 def _turns_of(stage: Stage, rank: int, span: range) -> list[int]:
-    return [m for m in span if stage.replica(m) == rank]
+    """The minibatches of `span` that `rank` runs."""
+    place = stage.ranks.index(rank)
+    own = [k for k, turn in enumerate(stage.turns) if turn == place]
+    first = span.start - span.start % stage.round
+    turns = [base + k for base in range(first, span.stop, stage.round) for k in own]
+    return [m for m in turns if span.start <= m < span.stop]
 
 
 def forward_actions(plan: Plan, num_minibatches: int) -> dict[int, tuple[Action, ...]]:

@@ -8,7 +8,6 @@ update is a collective: it starts when the last replica arrives, and all of them
 
 import heapq
 from collections.abc import Sequence
-from itertools import count
 
 import numpy as np
 
@@ -35,6 +34,17 @@ def simulate(plan: Plan, profile: Profile, cluster: Cluster, voxels: Sequence[fl
     return Trace(tuple(_Simulation(plan, profile, cluster, voxels).run()), "simulated")
 
 
+class _Rank:
+    """What one rank does next."""
+
+    __slots__ = ("free", "node", "place", "rank", "seconds", "stage", "todo")
+
+    def __init__(self, rank: int, stage: int, node: str, seconds: tuple, todo: list[tuple[int, int]]) -> None:
+        self.rank, self.stage, self.node, self.seconds, self.todo = rank, stage, node, seconds, todo
+        self.place = 0
+        self.free: float | None = 0.0  # when its last action ended; None while one runs
+
+
 class _Simulation:
     """The state of one simulation: what each rank does next, and what has arrived.
 
@@ -43,113 +53,105 @@ class _Simulation:
     """
 
     def __init__(self, plan: Plan, profile: Profile, cluster: Cluster, voxels: Sequence[float]) -> None:
-        todo = actions(plan, len(voxels))
-        self.plan, self.cluster, self.last = plan, cluster, len(plan.stages) - 1
-        self.stage = {rank: s for s, stage in enumerate(plan.stages) for rank in stage.ranks}
-        alone = {
-            stage.ranks[0] for stage in plan.stages if len(stage.ranks) == 1
-        }  # their updates take no time: left out
-        self.todo = {
-            rank: [(CODES[a.op], a.minibatch) for a in own if a.op is not Op.UPDATE or rank not in alone]
-            for rank, own in todo.items()
-        }
-        self.place = dict.fromkeys(todo, 0)
-        self.free: dict[int, float | None] = dict.fromkeys(todo, 0.0)  # when its last action ended; None while one runs
-        self.replicas = [[s.ranks[s.turns[m % s.round]] for m in range(len(voxels))] for s in plan.stages]
+        self.plan, self.last = plan, len(plan.stages) - 1
+        seconds, self.averaging, self.transfers = _durations(plan, profile, cluster, voxels)
+        alone = {stage.ranks[0] for stage in plan.stages if len(stage.ranks) == 1}  # their updates take no time
+        self.ranks = {}
+        for rank, own in actions(plan, len(voxels)).items():
+            todo = [(CODES[op], m) for _, op, m in own if op is not Op.UPDATE or rank not in alone]
+            node = cluster.devices[rank].node.name
+            self.ranks[rank] = _Rank(rank, plan.stage_of(rank), node, seconds[rank], todo)
+        self.replicas = [[self.ranks[s.replica(m)] for m in range(len(voxels))] for s in plan.stages]
         unknown: list[float | None] = [None] * len(voxels)
         there: list[float | None] = [0.0] * len(voxels)  # what needs no transfer
         self.arrivals = (
             [there if s == 0 else unknown.copy() for s in range(len(plan.stages))],
             [there if s == self.last else unknown.copy() for s in range(len(plan.stages))],
         )
-        self.seconds, self.averaging, self.transfers = _durations(plan, profile, cluster, voxels)
-        self.node = {rank: cluster.devices[rank].node.name for rank in todo}
         self.ports: dict[tuple, float] = {}  # when each port is free again
-        self.at_update: dict[tuple[int, int], float] = {}  # (stage, round) → latest arrival so far
-        self.waiting: dict[tuple[int, int], list[int]] = {}
-        self.running: list[tuple[float, int, int]] = []  # heap of (end, order, rank)
-        self.order = count()
-        self.spans: list[Span] = []
+        self.waiting: dict[tuple[int, int], list[_Rank]] = {}  # (stage, round) → replicas that wait for the others
+        self.running: list[tuple[float, int, _Rank]] = []  # heap of (end, order, rank)
+        self.order = 0
+        self.rows: list[tuple] = []  # of spans
 
     def run(self) -> list[Span]:
-        """Let actions end in the order of time; each may start its rank's next one and that of the rank it sends to."""
-        for rank in self.todo:
+        """Let actions end in the order of time; each may start its rank's next and that of the rank it sends to."""
+        for rank in self.ranks.values():
             self.start(rank, 0.0)
-        while self.running:
-            now, _, rank = heapq.heappop(self.running)
-            operation, minibatch = self.todo[rank][self.place[rank]]
-            self.place[rank] += 1
-            self.free[rank] = now
+        running = self.running
+        while running:
+            now, _, rank = heapq.heappop(running)
+            operation, minibatch = rank.todo[rank.place]
+            rank.place += 1
+            rank.free = now
             if operation != UPDATE:
                 self.send(rank, operation, minibatch, now)
-            self.start(rank, now)
-        if stuck := [rank for rank, own in self.todo.items() if self.place[rank] < len(own)]:
-            names = {rank: self.name(rank, *self.todo[rank][self.place[rank]]) for rank in stuck}
+            if rank.free is not None and rank.place < len(rank.todo):
+                self.start(rank, now)
+        if stuck := [rank for rank in self.ranks.values() if rank.place < len(rank.todo)]:
+            names = {r.rank: f"{r.stage}{LETTERS[r.todo[r.place][0]]}{r.todo[r.place][1]}" for r in stuck}
             raise InputError(
                 f"schedule {self.plan.schedule!r} of this plan deadlocks: rank → action it waits at: {names}"
             )
-        return self.spans
+        return [Span(*row) for row in self.rows]
 
-    def name(self, rank: int, operation: int, minibatch: int) -> str:
-        return f"{self.stage[rank]}{LETTERS[operation]}{minibatch}"
-
-    def start(self, rank: int, free: float) -> None:
+    def start(self, rank: _Rank, free: float) -> None:
         """Start the next action of a rank that is idle since `free`, where its inputs are there or on their way."""
-        place, todo = self.place[rank], self.todo[rank]
-        if place == len(todo):
+        if rank.place == len(rank.todo):
             return
-        operation, minibatch = todo[place]
+        operation, minibatch = rank.todo[rank.place]
         if operation == UPDATE:
-            self.join(rank, minibatch, free)
+            self.join(rank, minibatch)
             return
-        stage = self.stage[rank]
-        arrival = self.arrivals[operation][stage][minibatch]
-        if arrival is None:
+        stage = rank.stage
+        begin = self.arrivals[operation][stage][minibatch]
+        if begin is None:
             return
-        begin = arrival if arrival > free else free
-        end = begin + self.seconds[rank][operation][minibatch]
-        self.free[rank] = None
-        heapq.heappush(self.running, (end, next(self.order), rank))
+        begin = begin if begin > free else free
+        end = begin + rank.seconds[operation][minibatch]
+        rank.free = None
+        self.order += 1
+        heapq.heappush(self.running, (end, self.order, rank))
         name = f"{stage}{LETTERS[operation]}{minibatch}"
-        self.spans.append(Span(rank, name, begin, end, KINDS[operation], stage, minibatch))
+        self.rows.append((rank.rank, name, begin, end, KINDS[operation], stage, minibatch))
 
-    def join(self, rank: int, index: int, now: float) -> None:
+    def join(self, rank: _Rank, index: int) -> None:
         """Wait for the other replicas; the last to come starts the averaging."""
-        stage = self.stage[rank]
-        ranks = self.plan.stages[stage].ranks
+        stage = rank.stage
         waiting = self.waiting.setdefault((stage, index), [])
         waiting.append(rank)
-        self.free[rank] = None
-        begin = self.at_update[stage, index] = max(now, self.at_update.get((stage, index), 0.0))
-        if len(waiting) < len(ranks):
+        if len(waiting) < len(self.plan.stages[stage].ranks):
             return
+        begin = max(other.free for other in waiting if other.free is not None)
         end = begin + self.averaging[stage]
         for other in self.waiting.pop((stage, index)):
+            other.free = None
             if end > begin:
-                self.spans.append(Span(other, f"{stage}U{index}", begin, end, "average", stage, index))
-            heapq.heappush(self.running, (end, next(self.order), other))
+                self.rows.append((other.rank, f"{stage}U{index}", begin, end, "average", stage, index))
+            self.order += 1
+            heapq.heappush(self.running, (end, self.order, other))
 
-    def send(self, rank: int, operation: int, minibatch: int, now: float) -> None:
+    def send(self, rank: _Rank, operation: int, minibatch: int, now: float) -> None:
         """Send the result on as soon as both ports are free, and wake the rank that waits for it."""
-        stage = self.stage[rank]
+        stage = rank.stage
         target = stage + 1 if operation == FORWARD else stage - 1
         if not 0 <= target <= self.last:
             return
         peer = self.replicas[target][minibatch]
-        seconds = self.transfers[operation, stage, rank, peer][minibatch]
         end = now
-        if seconds:
-            node, peer_node = self.node[rank], self.node[peer]
-            inside = node == peer_node
-            leaving = (rank, target, "out") if inside else (node, "out")
-            entering = (peer, stage, "in") if inside else (peer_node, "in")
-            begin = max(now, self.ports.get(leaving, 0.0), self.ports.get(entering, 0.0))
-            self.ports[leaving] = self.ports[entering] = end = begin + seconds
+        if seconds := self.transfers[operation, stage, rank.rank, peer.rank][minibatch]:
+            if rank.node == peer.node:
+                leaving, entering = (rank.rank, target, "out"), (peer.rank, stage, "in")
+            else:
+                leaving, entering = (rank.node, -1, "out"), (peer.node, -1, "in")
+            ports = self.ports
+            begin = max(now, ports.get(leaving, 0.0), ports.get(entering, 0.0))
+            ports[leaving] = ports[entering] = end = begin + seconds
             name = f"{stage}{LETTERS[operation]}{minibatch}"
-            self.spans.append(Span(rank, name, begin, end, "send", stage, minibatch, peer))
+            self.rows.append((rank.rank, name, begin, end, "send", stage, minibatch, peer.rank))
         self.arrivals[operation][target][minibatch] = end
-        free, place = self.free[peer], self.place[peer]
-        if free is not None and place < len(self.todo[peer]) and self.todo[peer][place] == (operation, minibatch):
+        free = peer.free
+        if free is not None and peer.place < len(peer.todo) and peer.todo[peer.place] == (operation, minibatch):
             self.start(peer, free)
 
 
