@@ -140,11 +140,9 @@ class _Simulation:
         peer = self.replicas[target][minibatch]
         end = now
         if seconds := self.transfers[operation, stage, rank.rank, peer.rank][minibatch]:
-            if rank.node == peer.node:
-                leaving, entering = (rank.rank, target, "out"), (peer.rank, stage, "in")
-            else:
-                leaving, entering = (rank.node, -1, "out"), (peer.node, -1, "in")
-            ports = self.ports
+            inside, ports = rank.node == peer.node, self.ports
+            leaving = (rank.rank, target, "out") if inside else (rank.node, "out")
+            entering = (peer.rank, stage, "in") if inside else (peer.node, "in")
             begin = max(now, ports.get(leaving, 0.0), ports.get(entering, 0.0))
             ports[leaving] = ports[entering] = end = begin + seconds
             name = f"{stage}{LETTERS[operation]}{minibatch}"
