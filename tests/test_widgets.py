@@ -23,7 +23,7 @@ from sparsepipe import (
 )
 from sparsepipe.planners import partition
 from sparsepipe.runtime.config import RunConfig
-from sparsepipe.widgets import LaunchBoard, PartitionExplorer, PlotView, plot_view
+from sparsepipe.widgets import LaunchBoard, LayerGraphExplorer, PartitionExplorer, PlotView, plot_view
 from sparsepipe.widgets.messages import Messages
 from sparsepipe.widgets.partition import bottleneck
 
@@ -125,6 +125,19 @@ def test_bottleneck_names_the_slowest_stage_and_its_cause(explorer):
     assert bottleneck(explorer.plan).startswith("stage 0: compute")
     explorer.between.value = 1e6
     assert bottleneck(explorer.plan).startswith("stage 0: averaging")
+
+
+def test_a_clicked_layer_shows_its_numbers_on_every_device_type(profile):
+    explorer = LayerGraphExplorer(profile)
+    explorer.view.clicked = {"trace": 0, "point": 3, "data": "conv3"}
+    text = explorer.details.value
+    assert "conv3" in text and "from conv2, to conv4" in text and "1 MB" in text
+    assert all(number in text for number in ("10.000 ms", "20.000 ms", "40.000 ms", "80.000 ms", "2,000"))
+    explorer.view.clicked = {"trace": 0, "point": 3, "data": None}
+    assert explorer.details.value == text
+    explorer.device_type.value = "slow"
+    named = next(trace for trace in drawn(explorer.view)["data"] if trace.get("text"))
+    assert len(named["text"]) == NUM_LAYERS and explorer.messages.value == ""
 
 
 def test_a_view_holds_the_figure_and_sends_plotly_to_a_page_that_asks():

@@ -38,6 +38,9 @@ READY = """async () => {
 }"""
 
 
+RUN = "async () => await window.jupyterapp.commands.execute('notebook:run-all-cells')"
+
+
 class Lab:
     """A JupyterLab server on loopback, with settings, kernels and notebooks of its own."""
 
@@ -113,16 +116,20 @@ def chromium():
         browser.close()
 
 
-@pytest.fixture
-def page(lab, chromium):
-    context = chromium.new_context(viewport={"width": 1440, "height": 2200})
-    page = context.new_page()
+def open_page(chromium):
+    page = chromium.new_context(viewport={"width": 1440, "height": 2200}).new_page()
     page.set_default_timeout(60_000)
     page.requests, page.problems = [], []
     page.on("request", lambda request: page.requests.append(request.url))
     page.on("pageerror", lambda error: page.problems.append(str(error)))
+    return page
+
+
+@pytest.fixture
+def page(chromium):
+    page = open_page(chromium)
     yield page
-    context.close()
+    page.context.close()
 
 
 def run_notebook(page, lab, name: str) -> None:
@@ -131,7 +138,7 @@ def run_notebook(page, lab, name: str) -> None:
     page.wait_for_selector(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook")
     page.wait_for_function("() => !!window.jupyterapp")
     page.evaluate(READY)
-    page.evaluate("async () => await window.jupyterapp.commands.execute('notebook:run-all-cells')")
+    page.evaluate(RUN)
 
 
 def drawn(page, number: int = 0) -> int:
@@ -153,12 +160,21 @@ explorer.widget
 """
 
 
-@pytest.fixture
-def explorer(page, lab):
+@pytest.fixture(scope="module")
+def explorer_page(chromium, lab):
+    page = open_page(chromium)
     lab.write("explorer.ipynb", PROFILE, EXPLORER)
     run_notebook(page, lab, "explorer.ipynb")
-    page.wait_for_function("() => document.querySelectorAll('.js-plotly-plot .main-svg').length >= 6")
-    return page
+    yield page
+    page.context.close()
+
+
+@pytest.fixture
+def explorer(explorer_page):
+    """A fresh explorer on the same page: its cells are run again."""
+    explorer_page.evaluate(RUN)
+    explorer_page.wait_for_function("() => document.querySelectorAll('.js-plotly-plot .main-svg').length >= 6")
+    return explorer_page
 
 
 def test_explorer_redraws_when_a_slider_moves_and_asks_nobody_else(explorer):
@@ -209,6 +225,15 @@ def test_explorer_pins_a_plan_to_compare(explorer):
     explorer.wait_for_function(
         "() => document.querySelectorAll('.js-plotly-plot')[2].textContent.includes('A: optimal')"
     )
+
+
+def test_a_layer_is_clicked(page, lab):
+    cells = "from sparsepipe.widgets import LayerGraphExplorer\nLayerGraphExplorer(profile).widget"
+    lab.write("graph.ipynb", PROFILE, cells)
+    run_notebook(page, lab, "graph.ipynb")
+    page.wait_for_selector(".js-plotly-plot .textpoint")
+    page.locator(".js-plotly-plot .textpoint", has_text="conv7").first.click(force=True)
+    page.wait_for_selector("text=from conv6, to conv8")
 
 
 def test_a_page_without_the_static_file_gets_plotly_from_the_kernel(page, lab):

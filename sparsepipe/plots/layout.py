@@ -33,7 +33,7 @@ class Layout:
 
 
 @lru_cache(maxsize=32)
-def layout(graph: LayerGraph, *, columns: int = 11) -> Layout:
+def layout(graph: LayerGraph, *, columns: int = 9) -> Layout:
     """Lay a graph out from left to right; one with more than `columns` columns continues below, there and back."""
     with _lock:
         drawn = _dot(graph)
@@ -46,8 +46,8 @@ def layout(graph: LayerGraph, *, columns: int = 11) -> Layout:
 def _dot(graph: LayerGraph) -> pygraphviz.AGraph:
     drawn = pygraphviz.AGraph(directed=True)
     drawn.graph_attr.update(rankdir="LR", ranksep="0.24", nodesep="0.18")
-    # A blank label: Graphviz warns of text that does not fit, and plotly writes the names.
-    drawn.node_attr.update(shape="box", width=str(BOX[0]), height=str(BOX[1]), fixedsize="true", label=" ")
+    # No label: plotly writes the names, and Graphviz, which would look for fonts, warns of text that does not fit.
+    drawn.node_attr.update(shape="box", width=str(BOX[0]), height=str(BOX[1]), fixedsize="true", label="")
     drawn.add_nodes_from(str(k) for k in range(len(graph.layers)))
     drawn.add_edges_from((str(i), str(j)) for i, j in graph.edges)
     drawn.layout("dot")

@@ -17,12 +17,14 @@ import plotly.graph_objects as go
 import traitlets
 
 from ..files import write_atomic
-from ..plots.theme import MODEBAR
+from ..plots.theme import INK, MODEBAR
 
 _SOURCE = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
 _EXTENSION = "sparsepipe-plotly"
 
 _ESM = """
+const INK = "@INK@";
+
 function load(text_or_url, is_url) {
   return new Promise((resolve, reject) => {
     const script = document.createElement("script");
@@ -64,16 +66,18 @@ function library(model) {
   return globalThis[key];
 }
 
-function themed(given) {
-  const layout = { ...given, autosize: true };  // as wide as there is room; the height stays
+function themed(figure) {
+  const layout = { ...figure.layout, autosize: true };  // as wide as there is room; the height stays
   delete layout.width;
-  if (document.body.dataset.jpThemeLight !== "false") return layout;
+  if (document.body.dataset.jpThemeLight !== "false") return { data: figure.data, layout };
   const ink = "#d8d8d8", grid = "#3a3a3a", clear = "rgba(0,0,0,0)";
+  const lit = (part) => (part && part.color === INK ? { ...part, color: ink } : part);
+  const data = figure.data.map((trace) => ({ ...trace, line: lit(trace.line), marker: lit(trace.marker) }));
   const dark = { ...layout, paper_bgcolor: clear, plot_bgcolor: clear, font: { ...(layout.font || {}), color: ink } };
   for (const name of Object.keys(layout)) {
     if (/^[xy]axis/.test(name)) dark[name] = { ...layout[name], gridcolor: grid, zerolinecolor: grid };
   }
-  return dark;
+  return { data, layout: dark };
 }
 
 export default {
@@ -89,18 +93,21 @@ export default {
       while (again) {           // figures that came while one was drawn: only the last is
         again = false;
         const figure = JSON.parse(model.get("figure"));
-        await Plotly.react(div, figure.data, themed(figure.layout), model.get("config"));
+        if (!figure.data) continue;  // nothing to show yet
+        const { data, layout } = themed(figure);
+        await Plotly.react(div, data, layout, model.get("config"));
+        if (!div.dataset.drawn) div.on("plotly_click", clicked);  // plotly gives `on` with the first drawing
         div.dataset.drawn = String(Number(div.dataset.drawn || 0) + 1);
       }
       drawing = false;
     };
-    model.on("change:figure", draw);
-    await draw();
-    div.on("plotly_click", (event) => {
+    const clicked = (event) => {
       const point = event.points[0];
       model.set("clicked", { trace: point.curveNumber, point: point.pointNumber, data: point.customdata ?? null });
       model.save_changes();
-    });
+    };
+    model.on("change:figure", draw);
+    await draw();
     return () => { model.off("change:figure", draw); Plotly.purge(div); };
   },
 };
@@ -110,7 +117,7 @@ export default {
 class PlotView(anywidget.AnyWidget):
     """Shows a figure; assign with `show`. `clicked` holds the last point clicked: its trace, place and custom data."""
 
-    _esm = _ESM
+    _esm = _ESM.replace("@INK@", INK)
     figure = traitlets.Unicode("{}").tag(sync=True)  # JSON
     config = traitlets.Dict(MODEBAR).tag(sync=True)
     version = traitlets.Unicode(plotly.__version__).tag(sync=True)
