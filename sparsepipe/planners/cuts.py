@@ -5,7 +5,6 @@ bit mask over the layers. A chain has one cut after each layer; a graph with bra
 many, the cuts along one topological order stand for them.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -156,12 +155,20 @@ class Cuts:
         """For each chain, the place of the first strict superset of each cut, [S]; its length where there is none."""
         if self.is_chain:
             return [np.arange(1, len(self) + 1)]
-        return [np.array([self._first_in(chain.tolist(), mask) for mask in self.masks]) for chain in self.chains]
+        chains = [chain.tolist() for chain in self.chains]
+        return [self._first_in(chain, chains) for chain in chains]
 
-    def _first_in(self, chain: list[int], mask: int) -> int:
-        """The first place of a chain whose cut is a strict superset of `mask`."""
-        place = bisect_left(chain, True, key=lambda cut: mask & ~self.masks[cut] == 0)
-        return place + 1 if place < len(chain) and self.masks[chain[place]] == mask else place
+    def _first_in(self, chain: list[int], chains: list[list[int]]) -> Index:
+        """`first_after` in one chain: larger cuts of a chain have later supersets, so places only move on."""
+        masks, first = self.masks, np.empty(len(self), dtype=np.intp)
+        for other in chains:
+            place = 0
+            for cut in other:
+                mask = masks[cut]
+                while place < len(chain) and (mask & ~masks[chain[place]] or masks[chain[place]] == mask):
+                    place += 1
+                first[cut] = place
+        return first
 
 
 def least_payload_order(table: LayerTable, layers: Sequence[int]) -> tuple[int, ...]:
