@@ -1,6 +1,7 @@
 """The optimal planner against brute force, published optima and its own certificate."""
 
 import random
+from functools import cache
 from itertools import combinations, product
 from math import ceil, inf
 from unittest import mock
@@ -47,11 +48,15 @@ class BruteForce:
     def __init__(self, problem):
         self.problem, self.graph, self.cluster = problem, problem.graph, problem.cluster
         self.voxels, self.high = problem.voxels, problem.profile.voxels(0.99)
-        self.totals = {k.name: self.time(range(len(self.graph.layers)), k.name) for k in self.cluster.device_types}
+        self.totals = {
+            k.name: self.time(tuple(range(len(self.graph.layers))), k.name) for k in self.cluster.device_types
+        }
         self.sets = down_sets(self.graph)
         self.sparse = any(
             s.coordinate_bytes for c in problem.profile.costs.values() for layer in c for s in layer.samples
         )
+        for name in ("time", "size", "payload", "shares", "stage", "boundary", "fits", "groups", "plans"):
+            setattr(self, name, cache(getattr(self, name)))
 
     def time(self, layers, kind):
         forward, backward = self.problem.profile.time(layers, kind, self.voxels)
@@ -79,10 +84,15 @@ class BruteForce:
     def node(self, rank):
         return self.cluster.devices[rank].node.name
 
+    def kinds(self, ranks):
+        return [self.cluster.devices[r].type.name for r in ranks]
+
+    def shares(self, ranks):
+        return best_shares(self.kinds(ranks), self.totals)
+
     def stage(self, layers, ranks):
         """(compute, averaging, latency) of one stage."""
-        kinds = [self.cluster.devices[r].type.name for r in ranks]
-        shares = best_shares(kinds, self.totals)
+        kinds, shares = self.kinds(ranks), self.shares(ranks)
         times = [self.time(layers, k) for k in kinds]
         compute = max(s * t for s, t in zip(shares, times, strict=True)) / sum(shares)
         averaging = 0.0
@@ -100,8 +110,7 @@ class BruteForce:
         link = self.cluster.devices[senders[0]].node.link if len(nodes) == 1 else self.cluster.network
         busiest = 0.0
         for ranks in (senders, receivers):
-            shares = best_shares([self.cluster.devices[r].type.name for r in ranks], self.totals)
-            load = {}
+            shares, load = self.shares(ranks), {}
             for rank, share in zip(ranks, shares, strict=True):
                 port = rank if len(nodes) == 1 else self.node(rank)
                 load[port] = load.get(port, 0) + share
@@ -110,8 +119,7 @@ class BruteForce:
         return busiest * max(forward, backward), forward + backward
 
     def fits(self, before, layers, ranks, behind):
-        shares = best_shares([self.cluster.devices[r].type.name for r in ranks], self.totals)
-        versions, minibatches = depth(self.problem.schedule, self.problem.num_microbatches, shares, behind)
+        versions, minibatches = depth(self.problem.schedule, self.problem.num_microbatches, self.shares(ranks), behind)
         weights = sum(self.graph.layers[k].parameter_bytes for k in layers)
         saved = sum(
             self.size(k, "saved_bytes", self.high) + self.size(k, "coordinate_bytes", self.high) for k in layers
@@ -119,22 +127,26 @@ class BruteForce:
         need = weights * (versions + 2) + minibatches * (saved + self.payload(before, self.high)[0])
         return need <= min(self.cluster.devices[r].type.memory_bytes for r in ranks)
 
-    def plans(self, before=frozenset(), free=None):
-        """Every plan as a list of (layers before, layers, ranks), like devices taken in rank order."""
-        free = tuple(range(len(self.cluster.devices))) if free is None else free
-        if len(before) == len(self.graph.layers):
-            yield []
-            return
-        groups = {}
+    def groups(self, free):
+        """Every choice of free devices, like devices taken in rank order."""
+        found = {}
         for size in range(1, len(free) + 1):
             for ranks in combinations(free, size):
                 key = tuple(sorted((self.node(r), self.cluster.devices[r].type.name) for r in ranks))
-                groups.setdefault(key, ranks)
-        for after in self.sets:
-            if before < after:
-                for ranks in groups.values():
-                    for rest in self.plans(after, tuple(r for r in free if r not in ranks)):
-                        yield [(before, sorted(after - before), ranks), *rest]
+                found.setdefault(key, ranks)
+        return list(found.values())
+
+    def plans(self, before, free):
+        """Every plan of the layers not yet in `before`, each a tuple of (layers before, layers, ranks)."""
+        if len(before) == len(self.graph.layers):
+            return [()]
+        return [
+            ((before, tuple(sorted(after - before)), ranks), *rest)
+            for after in self.sets
+            if before < after
+            for ranks in self.groups(free)
+            for rest in self.plans(after, tuple(r for r in free if r not in ranks))
+        ]
 
     def period(self, plan):
         """The period of a plan, None where it does not fit into memory."""
@@ -149,28 +161,24 @@ class BruteForce:
             return max([c + a for c, a, _ in stages] + [port for port, _ in boundaries])
         count = self.problem.num_microbatches
         if self.problem.schedule == "sequential":
-            kinds = [self.cluster.devices[r].type.name for r in plan[0][2]]
-            shares = best_shares(kinds, self.totals)
+            shares = self.shares(plan[0][2])
             total = sum(latency for _, _, latency in stages) + sum(both for _, both in boundaries)
             return max([total * max(shares) / sum(shares)] + [c + a for c, a, _ in stages])
         limits = [(count - 1) * port for port, _ in boundaries]
         for (_, layers, ranks), (_, averaging, latency) in zip(plan, stages, strict=True):
-            kinds = [self.cluster.devices[r].type.name for r in ranks]
-            shares = best_shares(kinds, self.totals)
-            busiest = max(
-                ceil(count * s / sum(shares)) * self.time(layers, k) for s, k in zip(shares, kinds, strict=True)
-            )
+            shares = self.shares(ranks)
+            turns = [ceil(count * share / sum(shares)) for share in shares]
+            busiest = max(n * self.time(layers, kind) for n, kind in zip(turns, self.kinds(ranks), strict=True))
             limits.append(busiest + averaging * count - latency)
         longest = max(limits)
         return (sum(x for _, _, x in stages) + sum(both for _, both in boundaries) + longest) / count
 
     def best(self):
-        periods = [self.period(plan) for plan in self.plans()]
+        periods = (self.period(plan) for plan in self.plans(frozenset(), tuple(range(len(self.cluster.devices)))))
         return min((p for p in periods if p is not None), default=inf)
 
 
 # --- small problems
-# ----------------------------------------------------------------------------------------------------
 
 small = st.integers(1, 9)
 
