@@ -38,7 +38,10 @@ READY = """async () => {
 }"""
 
 
-RUN = "async () => await window.jupyterapp.commands.execute('notebook:run-all-cells')"
+RUN = """() => Promise.race([
+  window.jupyterapp.commands.execute('notebook:run-all-cells'),
+  new Promise((_, fail) => setTimeout(() => fail(new Error('the cells did not end within 90 s')), 90000)),
+])"""
 
 
 class Lab:
