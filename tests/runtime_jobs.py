@@ -19,7 +19,7 @@ from sparsepipe.plan import Plan, Stage
 from sparsepipe.runtime import RunConfig
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-PLAIN, NORMED = "minkvgg11-narrow", "minkvgg11bn-narrow"
+PLAIN, NORMED, UNET = "minkvgg11-narrow", "minkvgg11bn-narrow", "minkunet14a-narrow"
 FAMILIES = ("box", "cone", "sphere")
 
 
@@ -49,10 +49,18 @@ def settings(data: Path, **changes) -> RunConfig:
     return replace(config, **changes)
 
 
-def plan_of(model: str, ranks: Sequence[Sequence[int]], *, shares: dict[int, tuple[int, ...]] | None = None, **options):
-    """Cut a model's layers evenly into one stage for each entry of `ranks`."""
+def plan_of(
+    model: str,
+    ranks: Sequence[Sequence[int]],
+    *,
+    shares: dict[int, tuple[int, ...]] | None = None,
+    cuts: Sequence[int] | None = None,
+    **options,
+) -> Plan:
+    """Cut a model's layers into one stage for each entry of `ranks`: at `cuts`, evenly unless given."""
     ids = [row.id for row in network(model, num_classes=3).rows]
-    bounds = [round(k * len(ids) / len(ranks)) for k in range(len(ranks) + 1)]
+    even = [round(k * len(ids) / len(ranks)) for k in range(1, len(ranks))]
+    bounds = [0, *(even if cuts is None else cuts), len(ids)]
     recompute = options.pop("recompute", False)
     stages = (
         Stage(tuple(ids[start:stop]), tuple(own), (shares or {}).get(k, ()), recompute=recompute)

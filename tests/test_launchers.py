@@ -14,7 +14,7 @@ import pytest
 from runtime_jobs import PLAIN, REPOSITORY, plan_of, settings, shapes
 
 from sparsepipe import InputError, RunFailed
-from sparsepipe.launchers import launch
+from sparsepipe.launchers import attach, launch
 from sparsepipe.record import RunRecord
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -195,9 +195,33 @@ def test_a_worker_that_stands_still_is_named_after_the_deadline(tmp_path, clouds
     job = launch(PLAN, settings(clouds, timeout_seconds=2, **FOREVER), run_dir=tmp_path / "run")
     _step(job, 5)
     os.kill(_workers(tmp_path / "run")[1], signal.SIGSTOP)
-    with pytest.raises(RunFailed, match=r"rank 0 \(stage 0\): DeadlinePassed: .* waited 2 s for .*rank 1"):
+    named = r"rank 0 \(stage 0\): DeadlinePassed: .* waited 2 s for .*; rank 1 has been in \w+ .*for \d+\.\d s"
+    with pytest.raises(RunFailed, match=named):
         job.wait(timeout=30)
     assert not _processes(tmp_path / "run"), "a stopped process is ended too"
+
+
+def test_a_detached_job_outlives_its_parent_and_is_found_again(tmp_path, clouds) -> None:
+    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{REPOSITORY / 'tests'}"}
+    command = [sys.executable, "-c", PARENT, str(clouds), str(tmp_path / "run"), "detach"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout.readline() == "running\n"
+        parent.kill()
+    job = attach(tmp_path / "run")
+    assert job.running
+    before = len(job.record.metrics("step"))
+    _until(lambda: len(job.rows) > before + 3, 30, "more rows")
+    with pytest.raises(InputError, match="this run is still running; cancel it first"):
+        launch(PLAN, settings(clouds), run_dir=tmp_path / "run", resume=True)
+    started = time.monotonic()
+    job.cancel()
+    assert time.monotonic() - started < 1
+    _until(lambda: not _processes(tmp_path / "run"), 5, "end of all processes")
+    assert job.record.status["state"] == "cancelled"
+    late = attach(tmp_path / "run")
+    with pytest.raises(RunFailed, match="cancelled"):
+        late.wait(timeout=10)
+    assert late.rows == tuple(job.record.metrics())
 
 
 PARENT = """
@@ -205,7 +229,7 @@ import sys, time
 from runtime_jobs import PLAIN, plan_of, settings
 from sparsepipe.launchers import launch
 plan = plan_of(PLAIN, [[0], [1]], schedule="1f1b-flush", num_microbatches=2)
-job = launch(plan, settings(sys.argv[1], epochs=10_000), run_dir=sys.argv[2])
+job = launch(plan, settings(sys.argv[1], epochs=10_000), run_dir=sys.argv[2], detach="detach" in sys.argv)
 while not job.poll():
     time.sleep(0.05)
 print("running", flush=True)
@@ -224,7 +248,7 @@ def test_nobody_is_left_when_a_process_above_is_killed(tmp_path, clouds, victim:
         os.kill({"parent": parent.pid, **status}[victim], signal.SIGKILL)
         _until(lambda: not _processes(tmp_path / "run"), 5, "end of all processes")
         parent.kill()
-    if victim != "guard":  # nobody is left to say it then
+    if victim != "guard":  # nobody is left to say it then: the parent is dead too
         expected = {"parent": "cancelled", "launcher": "failed"}[victim]
         _until(lambda: RunRecord.load(tmp_path / "run").status["state"] == expected, 5, expected)
     assert RunRecord.load(tmp_path / "run").metrics()

@@ -11,7 +11,7 @@ from copy import deepcopy
 import pytest
 import torch
 import torch.nn.functional as functional
-from runtime_jobs import NORMED, PLAIN, Job, plan_of, run_jobs, settings, shapes
+from runtime_jobs import NORMED, PLAIN, UNET, Job, plan_of, run_jobs, settings, shapes
 from torch.func import functional_call
 
 from sparsepipe import data
@@ -31,7 +31,9 @@ class Oracle:
 
     def __init__(self, plan: Plan, config: RunConfig) -> None:
         self.plan, self.config = plan, config
+        self.per_voxel = "segmentation" in config.model
         facts = {"voxel_size": config.voxel_size, "num_points": config.num_points, "seed": config.seed}
+        facts["task"] = "segmentation" if self.per_voxel else "classification"
         self.dataset = data.load(config.data, split="train", **facts)
         self.net = network(config.model, num_classes=len(self.dataset.classes))
         self.engine = engine(config.engine)
@@ -72,6 +74,7 @@ class Oracle:
             used = [versions[s][_version(lists, plan, s, m)] for s in range(len(plan.stages))]
             loss, gradients = self._gradients(indices, used, m, epoch * len(order) + m)
             self.losses.append(loss)
+            ready = []
             for s in range(len(plan.stages)):
                 step = next(k for k in range(len(order)) if m in round_minibatches(plan, s, k, len(order)))
                 members = round_minibatches(plan, s, step, len(order))
@@ -80,8 +83,12 @@ class Oracle:
                 factor = len(indices) / total if plan.weights in ("flush", "2bw") else 1 / len(members)
                 sums[s].setdefault(step, []).append({name: factor * g for name, g in gradients[s].items()})
                 if m == members[-1]:
-                    self._update(s, sums[s].pop(step))
-                    versions[s].append(_copy(self.weights[s]))
+                    ready.append((s, sums[s].pop(step)))
+            sums_of = [sum(g[k] for g in of_round).flatten() for _, of_round in ready for k in of_round[0]]
+            norm = torch.cat([torch.zeros(1), *sums_of]).norm()
+            for s, of_round in ready:
+                self._update(s, of_round, min(1.0, (config.clip_norm or torch.inf) / max(float(norm), 1e-30)))
+                versions[s].append(_copy(self.weights[s]))
 
     def _gradients(self, indices, used, m: int, minibatch: int):
         leaves = [{name: weight.clone().requires_grad_() for name, weight in weights.items()} for weights in used]
@@ -92,13 +99,25 @@ class Oracle:
         tensors = functional_call(
             self.module, everything, ({"input": self.engine.tensor(batch)},), {"minibatch": minibatch}
         )
-        loss = functional.cross_entropy(self.engine.rows(tensors[self.net.rows[-1].id]), batch.labels)
+        output = tensors[self.net.rows[-1].id]
+        rows = self.engine.features(output) if self.per_voxel else self.engine.rows(output)
+        loss = functional.cross_entropy(rows, self._labels(batch, output))
         loss.backward()
         return float(loss.detach()), [{name: leaf.grad for name, leaf in of_stage.items()} for of_stage in leaves]
 
-    def _update(self, s: int, gradients: list[dict]) -> None:
+    def _labels(self, batch: data.PointBatch, output) -> torch.Tensor:
+        """The classes of samples, or those of the output's voxels, looked up by their coordinates."""
+        if not self.per_voxel:
+            return batch.labels
+        known = {
+            tuple(row): label for row, label in zip(batch.coordinates.tolist(), batch.labels.tolist(), strict=True)
+        }
+        (own,) = self.engine.split({"output": output}).coordinate_sets
+        return torch.tensor([known[tuple(row)] for row in own.coordinates.tolist()])
+
+    def _update(self, s: int, gradients: list[dict], factor: float) -> None:
         for name, weight in self.weights[s].items():
-            weight.grad = torch.stack([g[name] for g in gradients]).sum(0)
+            weight.grad = factor * torch.stack([g[name] for g in gradients]).sum(0)
         self.optimizers[s].step()
 
     def _average_buffers(self) -> None:
@@ -118,6 +137,7 @@ class Oracle:
 
 
 def _optimizer(weights, config: RunConfig) -> torch.optim.Optimizer:
+    weights = list(weights) or [torch.zeros(())]  # torch's optimizers want something to step
     settings = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
     if config.optimizer == "adamw":
         return torch.optim.AdamW(weights, **settings)
@@ -177,15 +197,32 @@ LAWS: dict[str, tuple] = {
     "2bw, 3 stages": (PLAIN, [[0], [1], [2]], {"schedule": "2bw", "num_microbatches": 2}, {"batch_size": 2}),
     "2bw, 2-1": (PLAIN, [[0, 1], [2]], {"schedule": "2bw", "num_microbatches": 3}, {"batch_size": 2}),
     "accumulation": (PLAIN, [[0, 1], [2]], {"schedule": "1f1b", "accumulation": 2}, {"batch_size": 2}),
+    # Rows 1 to 3 of the network are a ReLU and a pool.
+    "a stage without weights": (PLAIN, [[0], [1], [2]], {"schedule": "1f1b", "cuts": (1, 3)}, {}),
+    "no weights, replicated": (PLAIN, [[0], [1, 2], [3]], {**FLUSH, "cuts": (1, 3)}, {}),
     "recompute": (NORMED, [[0], [1], [2]], {"schedule": "1f1b", "recompute": True}, FULL),
     "adamw": (PLAIN, [[0], [1]], {"schedule": "1f1b"}, {"optimizer": "adamw", "learning_rate": 1e-3}),
+    "clipped": (PLAIN, [[0, 1], [2]], FLUSH, {"clip_norm": 0.3}),
+    "U-Net, 2 stages": (UNET, [[0], [1]], {"schedule": "1f1b"}, FULL),
+    "U-Net, 3 stages": (UNET, [[0], [1], [2]], FLUSH, FULL),
+    "U-Net, 4 stages": (UNET, [[0], [1], [2], [3]], {"schedule": "1f1b"}, FULL),
+    "U-Net, minkowski": (UNET, [[0], [1], [2]], FLUSH, {**FULL, "engine": "minkowski"}),
+    "segmentation": ("minkunet14a-segmentation-narrow", [[0], [1], [2]], {"schedule": "1f1b"}, FULL),
     "minkowski flush": (NORMED, [[0], [1]], FLUSH, {**FULL, "engine": "minkowski"}),
     "minkowski stash": (NORMED, [[0], [1], [2]], {"schedule": "1f1b"}, {**FULL, "engine": "minkowski"}),
 }
 
 
+# What is done to bits on their way: compared with whole bits.
+SMALL: dict[str, tuple] = {
+    "sent as bfloat16": (PLAIN, [[0], [1], [2]], FLUSH, {"compression": "bfloat16"}),
+    "sent as float16": (PLAIN, [[0], [1], [2]], FLUSH, {"compression": "float16"}),
+    "sent as int8": (PLAIN, [[0], [1], [2]], FLUSH, {"compression": "int8"}),
+}
+
+
 def _job(name: str, folder) -> Job:
-    model, ranks, options, changes = LAWS[name]
+    model, ranks, options, changes = (LAWS | SMALL)[name]
     return Job(name.replace(" ", "-"), plan_of(model, ranks, **options), settings(folder, model=model, **changes))
 
 
@@ -194,8 +231,8 @@ def laws(tmp_path_factory) -> dict[str, tuple[Job, object]]:
     """Run every plan once, all in the same four processes."""
     folder = tmp_path_factory.mktemp("laws")
     clouds = shapes(folder)
-    names = [name for name in LAWS if not name.startswith("minkowski") or _has_minkowski()]
-    jobs = {name: _job(name, clouds) for name in names}
+    names = [name for name in LAWS if "minkowski" not in name or _has_minkowski()]
+    jobs = {name: _job(name, clouds) for name in [*names, *SMALL]}
     for name, job in jobs.items():
         jobs[name] = Job(job.name, job.plan, _with(job.config, epochs=2), job.resume)
     results = run_jobs(folder, list(jobs.values()), limit=500)
@@ -240,3 +277,11 @@ def test_stages_change_no_bit_where_nothing_is_replicated(laws: Callable) -> Non
         weights = cut.tensors("weight")
         for key, weight in alone.tensors("weight").items():
             assert torch.equal(weights[key], weight), (name, key)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "bound"), [("float16", 2e-3), ("bfloat16", 0.02), ("int8", 0.05)])
+def test_compression_costs_little(how: str, bound: float, laws: Callable) -> None:
+    (_, small), (_, whole) = laws[f"sent as {how}"], laws["3 stages 1f1b-flush"]
+    assert small.losses != whole.losses, "it is at work"
+    torch.testing.assert_close(torch.tensor(small.losses), torch.tensor(whole.losses), rtol=bound, atol=bound)

@@ -1,17 +1,20 @@
 """What every launcher gives: a job that runs on its own, whose record grows, to be waited for or cancelled."""
 
-import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..cluster import Cluster
 from ..errors import InputError
-from ..files import write_json
+from ..files import write_atomic, write_json
 from ..models import network
 from ..plan import Plan
+from ..profile import Profile
 from ..record import Origin, RunRecord
 from ..runtime import RunConfig
 from ..schedule import check_runs
+from .handle import Stranger
 
 Row = dict[str, Any]
 
@@ -48,19 +51,42 @@ class Job(Protocol):
         ...
 
 
-def prepare(plan: Plan, config: RunConfig, *, run_dir: Path | str, resume: bool) -> RunRecord:
+def prepare(
+    plan: Plan,
+    config: RunConfig,
+    *,
+    run_dir: Path | str,
+    resume: bool,
+    profile: Profile | None = None,
+    cluster: Cluster | None = None,
+) -> RunRecord:
     """Write what the workers will read. Raises InputError where the plan cannot run or the folder is another run's."""
-    model = network(config.model, num_classes=2)  # the layers do not depend on the number of classes
-    plan.check(model.graph())
+    if config.engine == "replay":
+        config = replace(config, validate=False, checkpoint_every=0)  # it trains nothing
+        if profile is None or cluster is None:
+            raise InputError("engine 'replay' needs the profile and the cluster that the plan was made for")
+        plan.check(profile.graph, cluster)
+    else:
+        model = network(config.model, num_classes=2)  # the layers do not depend on the number of classes
+        plan.check(model.graph())
+    if config.clip_norm is not None and plan.weights != "flush":
+        raise InputError(
+            f"clip_norm goes with schedules that flush: with weights {plan.weights!r} the stages update at different "
+            "times, and there is no norm of all gradients together"
+        )
     if sorted(plan.ranks) != list(range(len(plan.ranks))):
         raise InputError(f"the plan uses ranks {sorted(plan.ranks)}, expected 0 to {len(plan.ranks) - 1}")
     rounds = max(plan.num_microbatches, *(stage.round for stage in plan.stages))
     check_runs(plan, 2 * rounds + len(plan.ranks) + 1)
     folder = Path(run_dir).resolve()
     if not (resume and (folder / "plan.json").exists()):
-        return RunRecord.create(folder, plan, config.to_json(), Origin.here(**_facts(plan, config)))
+        record = RunRecord.create(folder, plan, config.to_json(), Origin.here(**_facts(plan, config)))
+        if profile is not None and cluster is not None:
+            profile.save(folder / "profile.json")
+            write_atomic(folder / "cluster.toml", cluster.to_toml())
+        return record
     record = RunRecord.load(folder)
-    if record.status["state"] == "running" and _lives(record):
+    if record.status["state"] == "running" and Stranger(record).alive():
         raise InputError(f"{folder}: this run is still running; cancel it first")
     for name in ("plan.json", "config.json"):  # what the run followed so far stays readable
         _keep_old(folder, name)
@@ -76,22 +102,37 @@ def launch(
     run_dir: Path | str,
     launcher: str = "local",
     resume: bool = False,
+    profile: Profile | None = None,
+    cluster: Cluster | None = None,
     **options: Any,
 ) -> Job:
     """Start `plan` as worker processes and return at once.
 
+    With engine "replay" the stages of `profile` on the devices of `cluster` are slept through: see runtime/replay.py.
     `resume` goes on from the newest checkpoint in `run_dir`, under the same plan or another. `options` are the
     launcher's own. Raises InputError for a plan, a folder or an option that cannot be used, before anything is started.
     """
     if launcher not in LAUNCHERS:
         raise InputError(f"unknown launcher {launcher!r}, expected one of {', '.join(LAUNCHERS)}")
-    return LAUNCHERS[launcher](plan, config, run_dir=run_dir, resume=resume, **options)
+    return LAUNCHERS[launcher](
+        plan, config, run_dir=run_dir, resume=resume, profile=profile, cluster=cluster, **options
+    )
 
 
 def _local(*arguments: Any, **options: Any) -> Job:
     from .local import launch_local
 
     return launch_local(*arguments, **options)
+
+
+def attach(run_dir: Path | str) -> Job:
+    """Return the job of a run on this machine that was launched with `detach=True`, or by another process.
+
+    Raises InputError where the folder holds no run.
+    """
+    from .local import attach as attach_local
+
+    return attach_local(run_dir)
 
 
 LAUNCHERS: dict[str, Callable[..., Job]] = {"local": _local}
@@ -105,11 +146,3 @@ def _keep_old(folder: Path, name: str) -> None:
     path = folder / name
     count = len(list(folder.glob(f"{path.stem}-before-*.json")))
     path.replace(folder / f"{path.stem}-before-{count + 1}.json")
-
-
-def _lives(record: RunRecord) -> bool:
-    try:
-        os.kill(record.status["guard"], 0)
-    except (KeyError, ProcessLookupError, PermissionError):
-        return False
-    return True

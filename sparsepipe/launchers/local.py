@@ -10,11 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..cluster import Cluster
 from ..errors import InputError, RunFailed
 from ..plan import Plan
+from ..profile import Profile
 from ..record import RunRecord
 from ..runtime import RunConfig
 from .base import Row, prepare
+from .handle import Child, Handle, Stranger
 from .tail import Tail
 
 _POLLS_A_SECOND = 5
@@ -22,16 +25,15 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 
 
 class LocalJob:
-    """A run on this machine. One thread follows its metrics; it ends when this process does."""
+    """A run on this machine. One thread follows its metrics; unless detached, the run ends when this process does."""
 
-    def __init__(self, record: RunRecord, process: subprocess.Popen, lifeline: int) -> None:
+    def __init__(self, record: RunRecord, handle: Handle) -> None:
         self.record = record
-        self._process, self._lifeline = process, lifeline
+        self._handle = handle
         self._tail = Tail(record.folder / "metrics.jsonl")
         self._rows: list[Row] = []
         self._seen = 0
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        self._changed = threading.Condition()
         self._ended = False
         self._thread = threading.Thread(target=self._follow, name=f"job {record.name}", daemon=True)
         self._thread.start()
@@ -42,11 +44,11 @@ class LocalJob:
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        with self._lock:
+        with self._changed:
             return tuple(self._rows)
 
     def poll(self) -> list[Row]:
-        with self._lock:
+        with self._changed:
             new = self._rows[self._seen :]
             self._seen = len(self._rows)
             return new
@@ -68,14 +70,9 @@ class LocalJob:
                 raise TimeoutError(f"{self.record.folder}: still running after {timeout:g} s")
 
     def cancel(self) -> None:
-        if self._lifeline >= 0:
-            try:
-                os.write(self._lifeline, b"c")
-            except BrokenPipeError:
-                pass  # it ended meanwhile
-            os.close(self._lifeline)
-            self._lifeline = -1
-        self._thread.join(timeout=5)
+        if not self._ended:
+            self._handle.stop()
+            self._thread.join(timeout=5)
 
     def _result(self) -> Row:
         status = self.record.status
@@ -88,19 +85,16 @@ class LocalJob:
 
     def _follow(self) -> None:
         """Read new rows until the processes are gone, then those of the end."""
-        while self._process.poll() is None:
+        while self._handle.alive():
             self._read()
-            try:
-                self._process.wait(1 / _POLLS_A_SECOND)
-            except subprocess.TimeoutExpired:
-                continue
+            self._handle.wait(1 / _POLLS_A_SECOND)
         self._read()
+        if self.record.status["state"] in ("started", "running"):  # the guard was killed, and could not say so
+            self.record.write_status("failed", reason="its guard was killed")
         with self._changed:
             self._ended = True
             self._changed.notify_all()
-        if self._lifeline >= 0:
-            os.close(self._lifeline)
-            self._lifeline = -1
+        self._handle.let_go()
 
     def _read(self) -> None:
         rows = self._tail.read()
@@ -111,25 +105,35 @@ class LocalJob:
 
 
 def launch_local(
-    plan: Plan, config: RunConfig, *, run_dir: Path | str, resume: bool = False, port: int | None = None
+    plan: Plan,
+    config: RunConfig,
+    *,
+    run_dir: Path | str,
+    resume: bool = False,
+    profile: Profile | None = None,
+    cluster: Cluster | None = None,
+    port: int | None = None,
+    detach: bool = False,
 ) -> LocalJob:
     """Start the workers of `plan` on this machine, over the loopback interface alone.
 
     `port`: where the workers meet, through a store there; without one they meet through a file, and every port in use
-    is chosen by the system. Raises InputError for a port that cannot be had.
+    is chosen by the system. `detach`: the job outlives this process; `attach` finds it again.
+    Raises InputError for a port that cannot be had.
     """
     _check_port(port)
-    record = prepare(plan, config, run_dir=run_dir, resume=resume)
+    record = prepare(plan, config, run_dir=run_dir, resume=resume, profile=profile, cluster=cluster)
     options = ["--run-dir", str(record.folder), *(["--resume"] if resume else [])]
     options += ["--port", str(port)] if port is not None else []
     command = [sys.executable, "-m", "sparsepipe.launchers.elastic", *options]
-    reading, writing = os.pipe()  # neither outlives an exec but for the guard, which is given the reading end
+    # Neither end of the pipe outlives an exec, but for the guard, which is given the reading one.
+    reading, writing = (-1, -1) if detach else os.pipe()
     guard = Path(__file__).with_name("guard.py")
     try:
         with (record.folder / "logs" / "launcher.log").open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-I", str(guard), str(reading), str(record.folder), *command],
-                pass_fds=(reading,),
+                pass_fds=() if detach else (reading,),
                 start_new_session=True,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -137,8 +141,18 @@ def launch_local(
                 env=_environment(config, len(plan.ranks)),
             )
     finally:
-        os.close(reading)
-    return LocalJob(record, process, writing)
+        if reading >= 0:
+            os.close(reading)
+    return LocalJob(record, Child(process, writing))
+
+
+def attach(run_dir: Path | str) -> LocalJob:
+    """Return the job of a run that another process launched, running or ended: it is followed and cancelled alike.
+
+    Raises InputError where the folder holds no run.
+    """
+    record = RunRecord.load(Path(run_dir).resolve())
+    return LocalJob(record, Stranger(record))
 
 
 def _environment(config: RunConfig, world_size: int) -> dict[str, str]:

@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .failures import DeadlinePassed, PacketMismatch, PeerLost
-from .packet import HEADER_INTEGERS, Packet, decode, encode, payload_bytes
+from .packet import HEADER_INTEGERS, Packet, decode, encode, payload_bytes, sent_at
 
 _DIRECTIONS = ("forward", "backward")
 
@@ -43,11 +43,14 @@ class Inbox:
         boundary: int,
         group: Any = None,
         depth: int = 2,
+        link_seconds: Callable[[int, int], float] | None = None,
     ) -> None:
         self._expected = tuple(expected)
         self._direction, self._boundary, self._group, self._depth = direction, boundary, group, depth
         self._arrived: queue.Queue[Packet | BaseException] = queue.Queue(maxsize=depth)
         self._taken = 0
+        self._link_seconds = link_seconds  # (peer, bytes) -> seconds, to act as a slower link than this one
+        self._link_free: dict[int, float] = {}
         if self._expected:
             name = f"inbox {_DIRECTIONS[direction]}"
             threading.Thread(target=self._receive_all, name=name, daemon=True).start()
@@ -91,9 +94,17 @@ class Inbox:
                 payload = torch.empty(payload_bytes(header), dtype=torch.uint8)
                 if len(payload):
                     self._wait(self._irecv(payload, peer, payload_tag), peer, minibatch)
+                if self._link_seconds:
+                    self._hold_back(sent_at(header), peer, self._link_seconds(peer, len(payload)))
                 self._arrived.put(self._checked(decode(header, payload), peer, minibatch))
         except BaseException as error:  # handed to the worker, who raises it
             self._arrived.put(error)
+
+    def _hold_back(self, sent: float, peer: int, seconds: float) -> None:
+        """Wait until a packet sent at `sent` would be here over a link that moves one packet after the other."""
+        begin = max(sent, self._link_free.get(peer, 0.0))
+        self._link_free[peer] = begin + seconds
+        time.sleep(max(0.0, begin + seconds - time.monotonic()))
 
     def _irecv(self, buffer: Tensor, peer: int, tag: int) -> Any:
         return dist.irecv(buffer, peer, group=self._group, tag=tag)

@@ -8,6 +8,8 @@ from typing import Any
 from ..errors import InputError
 
 OPTIMIZERS = ("sgd", "adam", "adamw", "lamb")
+PRECISIONS = ("float32", "bfloat16")
+COMPRESSIONS = (None, "bfloat16", "float16", "int8")
 LEARNING_RATE_SCHEDULES = ("constant", "step", "exponential", "polynomial", "cosine")
 
 
@@ -23,7 +25,8 @@ class RunConfig:
     data: str
     voxel_size: float = 0.02
     batch_size: int = 32
-    num_points: int = 1024
+    num_points: int | None = 1024  # None: all
+    task: str | None = None  # classification or segmentation; None: what the model's name and the data say
     engine: str = "auto"
     epochs: int = 1
     minibatches: int | None = None
@@ -35,6 +38,9 @@ class RunConfig:
     decay_epochs: float = 30.0  # from one such factor to the next
     momentum: float = 0.9  # of sgd
     weight_decay: float = 0.0
+    clip_norm: float | None = None  # of all gradients together; for schedules that flush
+    precision: str = "float32"  # or bfloat16: autocast, weights stay float32
+    compression: str | None = None  # of what crosses boundaries: bfloat16, float16 or int8
     seed: int = 0
     device: str = "cpu"
     threads: int | None = None  # of each worker; None: the cores shared evenly
@@ -50,7 +56,6 @@ class RunConfig:
     def __post_init__(self) -> None:
         for name, least in (
             ("batch_size", 1),
-            ("num_points", 1),
             ("epochs", 1),
             ("seed", 0),
             ("checkpoint_every", 0),
@@ -59,7 +64,7 @@ class RunConfig:
             ("warmup_minibatches", 0),
         ):
             _require_integer(name, getattr(self, name), least)
-        for name in ("minibatches", "threads"):
+        for name in ("minibatches", "threads", "num_points"):
             if getattr(self, name) is not None:
                 _require_integer(name, getattr(self, name), 1)
         for name, least, most in (
@@ -75,9 +80,16 @@ class RunConfig:
         for name in ("voxel_size", "timeout_seconds", "decay_epochs"):
             if getattr(self, name) == 0:
                 raise InputError(f"{name} is 0, expected a number above 0")
-        for name, known in (("optimizer", OPTIMIZERS), ("learning_rate_schedule", LEARNING_RATE_SCHEDULES)):
+        if self.clip_norm is not None:
+            _require_number("clip_norm", self.clip_norm, 0, math.inf)
+        for name, known in (
+            ("optimizer", OPTIMIZERS),
+            ("learning_rate_schedule", LEARNING_RATE_SCHEDULES),
+            ("precision", PRECISIONS),
+            ("compression", COMPRESSIONS),
+        ):
             if getattr(self, name) not in known:
-                raise InputError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(known)}")
+                raise InputError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(map(str, known))}")
         if self.device.split(":")[0] not in ("cpu", "cuda"):
             raise InputError(f"device {self.device!r} given, expected cpu or cuda")
 

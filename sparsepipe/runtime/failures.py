@@ -14,9 +14,9 @@ class PeerLost(RuntimeError):
 
 
 class DeadlinePassed(RuntimeError):
-    """Another rank did not deliver in time. `peer` is the rank that is waited for."""
+    """Another rank did not deliver in time. `peer` is the rank waited for; -1: several; None: the disk."""
 
-    def __init__(self, message: str, *, peer: int) -> None:
+    def __init__(self, message: str, *, peer: int | None) -> None:
         super().__init__(message)
         self.peer = peer
 

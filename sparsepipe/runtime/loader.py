@@ -1,39 +1,42 @@
-"""The first stage's minibatches, read by a thread while the one before is computed."""
+"""What a stage reads from disk, read by a thread while the minibatch before is computed."""
 
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .failures import DeadlinePassed
 
 
 class Loader:
-    """Reads (minibatch, sample indices) in order, at most `depth` ahead of the worker."""
+    """Calls `read` with the samples of one minibatch after the other, at most `depth` ahead of the worker."""
 
     def __init__(
-        self, dataset: Any, minibatches: Sequence[tuple[int, Sequence[int]]], *, epoch: int, depth: int = 2
+        self,
+        read: Callable[[Sequence[int]], Any],
+        minibatches: Sequence[tuple[int, Sequence[int]]],
+        *,
+        depth: int = 2,
     ) -> None:
         self._ready: queue.Queue[tuple[int, Any] | BaseException] = queue.Queue(maxsize=depth)
         if minibatches:
-            read = threading.Thread(target=self._read, args=(dataset, minibatches, epoch), name="loader", daemon=True)
-            read.start()
+            threading.Thread(target=self._read, args=(read, minibatches), name="loader", daemon=True).start()
 
     def take(self, minibatch: int, *, timeout: float) -> Any:
-        """Return the points of `minibatch`, the next in order. Raises what reading it raised."""
+        """Return what was read for `minibatch`, the next in order. Raises what reading it raised."""
         try:
             found = self._ready.get(timeout=timeout)
         except queue.Empty:
-            raise DeadlinePassed(f"reading minibatch {minibatch} took more than {timeout:g} s", peer=-1) from None
+            raise DeadlinePassed(f"reading minibatch {minibatch} took more than {timeout:g} s", peer=None) from None
         if isinstance(found, BaseException):
             raise found
         assert found[0] == minibatch
         return found[1]
 
-    def _read(self, dataset: Any, minibatches: Sequence[tuple[int, Sequence[int]]], epoch: int) -> None:
+    def _read(self, read: Callable[[Sequence[int]], Any], minibatches: Sequence[tuple[int, Sequence[int]]]) -> None:
         try:
             for minibatch, indices in minibatches:
-                self._ready.put((minibatch, dataset.batch(indices, epoch=epoch)))
+                self._ready.put((minibatch, read(indices)))
         except BaseException as error:  # handed to the worker, who raises it
             error.add_note(f"while reading minibatch {minibatch} (samples {', '.join(map(str, indices[:5]))}, …)")
             self._ready.put(error)

@@ -4,6 +4,7 @@ header   int64 [256]   what it is, whose, and the shape, type and place of every
 payload  uint8 [n]     coordinate sets (packed into keys), then the rows of each tensor, 64-byte aligned
 """
 
+import time
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,16 @@ from .failures import PacketMismatch
 HEADER_INTEGERS = 256
 _MAGIC = 0x5350_4B54
 _ALIGNMENT = 64
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.int64, torch.uint8)
+_DTYPES = (
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.float64,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.int8,
+)
 FORWARD, BACKWARD = 0, 1
 
 
@@ -29,6 +39,8 @@ class Slot:
     rows: Tensor
     coordinate_set: int | None = None
     needs_gradient: bool = False
+    scales: Tensor | None = None  # float32 [C]: rows are 8-bit integers to multiply by them
+    restore: bool = False  # rows were float32 before they were made smaller
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +66,7 @@ def boundary_id(names: Iterable[str]) -> int:
 
 def encode(packet: Packet) -> tuple[Tensor, Tensor]:
     """Return header and payload. A payload of one contiguous tensor is that tensor's own memory, not a copy."""
-    facts = [_MAGIC, packet.direction, packet.minibatch, packet.boundary, packet.voxels]
+    facts = [_MAGIC, time.monotonic_ns(), packet.direction, packet.minibatch, packet.boundary, packet.voxels]
     facts += [len(packet.coordinate_sets), len(packet.slots)]
     sections: list[Tensor] = []
     for stride, coordinates in packet.coordinate_sets:
@@ -64,8 +76,9 @@ def encode(packet: Packet) -> tuple[Tensor, Tensor]:
     for slot in packet.slots:
         rows = slot.rows.detach()
         place = -1 if slot.coordinate_set is None else slot.coordinate_set
-        facts += [_DTYPES.index(rows.dtype), place, slot.needs_gradient, rows.dim(), *rows.shape]
-        sections.append(rows)
+        scaled = 0 if slot.scales is None else len(slot.scales)
+        facts += [_DTYPES.index(rows.dtype), place, slot.needs_gradient, slot.restore, scaled, rows.dim(), *rows.shape]
+        sections += [rows] if slot.scales is None else [rows, slot.scales]
     payload = _join(sections)
     facts.append(len(payload))
     if len(facts) > HEADER_INTEGERS:
@@ -83,9 +96,14 @@ def payload_bytes(header: Tensor) -> int:
     return int(header[int(header[0])])
 
 
+def sent_at(header: Tensor) -> float:
+    """Return when the packet was made, on the clock that the processes of a host share (time.monotonic)."""
+    return int(header[2]) / 1e9
+
+
 def decode(header: Tensor, payload: Tensor) -> Packet:
     """Rebuild the packet. Rows are views of the payload, which they keep alive."""
-    facts = iter(header[2 : 1 + int(header[0])].tolist())
+    facts = iter(header[3 : 1 + int(header[0])].tolist())
     direction, minibatch, boundary, voxels, num_sets, num_slots = (next(facts) for _ in range(6))
     place, sets, slots = 0, [], []
     for _ in range(num_sets):
@@ -99,10 +117,14 @@ def decode(header: Tensor, payload: Tensor) -> Packet:
         keys, place = _section(payload, place, dtype, shape)
         sets.append(CoordinateSet(stride, keys if columns else _unpack(keys, stride, low, bits)))
     for _ in range(num_slots):
-        dtype, coordinate_set, needs_gradient, dimensions = (next(facts) for _ in range(4))
+        dtype, coordinate_set, needs_gradient, restore, scaled, dimensions = (next(facts) for _ in range(6))
         shape = tuple(next(facts) for _ in range(dimensions))
         rows, place = _section(payload, place, _DTYPES[dtype], shape)
-        slots.append(Slot(rows, None if coordinate_set < 0 else coordinate_set, bool(needs_gradient)))
+        scales = None
+        if scaled:
+            scales, place = _section(payload, place, torch.float32, (scaled,))
+        own_set = None if coordinate_set < 0 else coordinate_set
+        slots.append(Slot(rows, own_set, bool(needs_gradient), scales, bool(restore)))
     return Packet(direction, minibatch, boundary, tuple(slots), tuple(sets), voxels)
 
 

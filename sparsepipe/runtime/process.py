@@ -17,6 +17,7 @@ from ..errors import InputError
 from ..plan import Plan
 from .channel import wait_for
 from .failures import DeadlinePassed
+from .whereabouts import Whereabouts
 
 _NEVER = timedelta(days=7)  # receives are posted long before they are due; deadlines are kept where somebody waits
 
@@ -31,6 +32,7 @@ class Process:
     device: torch.device
     timeout: float
     stage_group: Any = None
+    whereabouts: Whereabouts | None = None
 
     def sum(self, values: Tensor, *, what: str) -> Tensor:
         """Return the sum of `values` over all ranks. Every rank must come here within the deadline."""
@@ -48,7 +50,16 @@ class Process:
         """Wait until every rank is here."""
         self.sum(torch.zeros(1), what=what)
 
+    def blame(self, error: DeadlinePassed) -> DeadlinePassed:
+        """Return the error with the rank in it that everybody waits for, where that can be told."""
+        if self.whereabouts is None or error.peer is None:
+            return error
+        found = self.whereabouts.culprit(error.peer)
+        return DeadlinePassed(f"{error}; {found}", peer=found.rank) if found else error
+
     def _all_reduce(self, values: Tensor, group: Any, op: Any, what: str) -> None:
+        if self.whereabouts:
+            self.whereabouts.tell("meet")
         work = dist.all_reduce(values, op=op, group=group, async_op=True)
         message = f"{what} of rank {self.rank} waited {self.timeout:g} s for the other ranks"
         wait_for(work, time.monotonic() + self.timeout, message, peer=-1)
@@ -80,7 +91,12 @@ def joined(plan: Plan, *, run_dir: Path, device: str, threads: int | None, timeo
         for k, replicas in enumerate(plan.stages)
         if len(replicas.ranks) > 1
     }
-    yield Process(rank, world_size, stage, where, timeout, groups.get(stage))
+    whereabouts = Whereabouts(run_dir / "logs" / ".whereabouts", world_size, rank)
+    process = Process(rank, world_size, stage, where, timeout, groups.get(stage), whereabouts)
+    try:
+        yield process
+    except DeadlinePassed as error:
+        raise process.blame(error) from error
     # Not after an error: it would wait for receives that are still posted, which may never end.
     dist.destroy_process_group()
 

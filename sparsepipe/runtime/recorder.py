@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import read_rows, write_rows
+from .whereabouts import Whereabouts
 
 _ROWS_AT_ONCE = 256
 _SECONDS_AT_MOST = 0.5
@@ -41,7 +42,10 @@ class Lines:
 class Recorder:
     """Spans and metrics of one rank. Times are seconds since the run began, on a clock all ranks of a host share."""
 
-    def __init__(self, run_dir: Path, *, rank: int, stage: int, origin: float) -> None:
+    def __init__(
+        self, run_dir: Path, *, rank: int, stage: int, origin: float, whereabouts: Whereabouts | None = None
+    ) -> None:
+        self._whereabouts = whereabouts
         self.rank, self.stage, self._origin = rank, stage, origin
         self._trace = Lines(run_dir / f"trace-rank{rank}.jsonl")
         self._metrics = Lines(run_dir / "metrics.jsonl")
@@ -49,6 +53,12 @@ class Recorder:
 
     def now(self) -> float:
         return time.monotonic() - self._origin
+
+    def begin(self, kind: str, minibatch: int = -1, peer: int = -1) -> float:
+        """Say to the other ranks what is done from now on. Returns now."""
+        if self._whereabouts:
+            self._whereabouts.tell(kind, minibatch, peer)
+        return self.now()
 
     def span(self, kind: str, name: str, start: float, end: float, *, minibatch: int = -1, peer: int = -1) -> None:
         """Keep what happened from `start` to `end`."""

@@ -16,7 +16,7 @@ def average_gradients(
     A replica that had no minibatch brings zeros. So each minibatch weighs the same, whatever the shares.
     """
     if process.stage_group is None:
-        if num_minibatches > 1:
+        if num_minibatches > 1 and gradients:
             torch._foreach_div_(list(gradients), num_minibatches)
         return list(gradients)
     if not gradients:
@@ -42,3 +42,14 @@ def average_statistics(module: nn.Module, share: float, process: Process) -> Non
     process.sum_over_stage(flat, what="averaging of batch-norm statistics")
     for buffer, part in zip(buffers, flat.split([buffer.numel() for buffer in buffers]), strict=True):
         buffer.copy_(part.view(buffer.shape))
+
+
+def clip(gradients: Sequence[Tensor], most: float, process: Process, *, replicas: int) -> None:
+    """Scale the gradients of all stages together, in place, so that their norm over the network is `most` at most.
+
+    Every rank comes here in every step; replicas of a stage hold the same gradients and count once.
+    """
+    own = sum((gradient.double().square().sum() for gradient in gradients), torch.zeros((), dtype=torch.float64))
+    norm = float(process.sum((own / replicas).reshape(1), what="norm of the gradients").sqrt())
+    if gradients and norm > most:
+        torch._foreach_mul_(list(gradients), most / norm)

@@ -11,12 +11,18 @@ from . import checkpoint
 from .config import RunConfig
 from .process import Process, joined
 from .recorder import Recorder, forget_rows
+from .replay import ENGINE, ReplayWorkload
 from .worker import Worker
 from .workload import Workload
 
 
 def run(
-    run_dir: Path, plan: Plan, config: RunConfig, *, resume: bool = False, workload: Workload | None = None
+    run_dir: Path,
+    plan: Plan,
+    config: RunConfig,
+    *,
+    resume: bool = False,
+    workload: Workload | ReplayWorkload | None = None,
 ) -> None:
     """Run this process's rank of `plan` to its end, with its record in `run_dir`.
 
@@ -24,13 +30,20 @@ def run(
     where there is none.
     Raises InputError for a plan, data or a checkpoint that do not fit, and what the failures module names.
     """
-    workload = workload or Workload.open(config)
+    if workload is None:
+        workload = ReplayWorkload.open(run_dir, config) if config.engine == ENGINE else Workload.open(config)
     workload.check(plan)
     with joined(
         plan, run_dir=run_dir, device=config.device, threads=config.threads, timeout=config.timeout_seconds
     ) as process:
         found = _agree(run_dir, process) if resume else None
-        recorder = Recorder(run_dir, rank=process.rank, stage=process.stage, origin=_origin(run_dir, process))
+        recorder = Recorder(
+            run_dir,
+            rank=process.rank,
+            stage=process.stage,
+            origin=_origin(run_dir, process),
+            whereabouts=process.whereabouts,
+        )
         try:
             worker = Worker(run_dir, plan, config, process=process, workload=workload, recorder=recorder)
             worker.run(found)

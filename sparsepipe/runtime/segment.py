@@ -5,14 +5,16 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from ..schedule import Action, Op, actions, forward_versions, round_length, round_minibatches
 from .channel import Inbox
 from .failures import LossNotFinite
 from .loader import Loader
+from .objective import Outcome
 from .packet import BACKWARD, FORWARD, Packet
-from .replicas import average_gradients
-from .stage import Flight, Outcome
+from .replicas import clip
+from .stage import Flight
 
 if TYPE_CHECKING:
     from .worker import Worker
@@ -34,24 +36,36 @@ class Inputs:
         self._worker = worker
         mine = [action.minibatch for action in todo if action.op is Op.FORWARD]
         if worker.runner.is_first:
-            self._loader = Loader(dataset, [(m, batches[m]) for m in mine], epoch=epoch)
+            self._loader = Loader(lambda indices: dataset.batch(indices, epoch=epoch), [(m, batches[m]) for m in mine])
         else:
             before = worker.plan.stages[worker.stage - 1]
             self._inbox = Inbox(
                 [(before.replica(m), m + base) for m in mine],
                 direction=FORWARD,
                 boundary=worker.runner.id_before,
+                link_seconds=worker.runner.link_seconds,
             )
         self._base = base
+        if worker.runner.is_last:
+            workload = worker.workload
+            self._labels = Loader(
+                lambda indices: workload.labels(dataset, indices, epoch), [(m, batches[m]) for m in mine]
+            )
+
+    def take_labels(self, minibatch: int) -> Tensor:
+        """Return the labels of a minibatch, the next in order. Only in the last stage."""
+        return self._labels.take(minibatch, timeout=self._worker.config.timeout_seconds)
 
     def take(self, action: Action) -> Any:
         worker, m, timeout = self._worker, action.minibatch, self._worker.config.timeout_seconds
-        start = worker.recorder.now()
         if worker.runner.is_first:
-            arrived, kind, peer = self._loader.take(m, timeout=timeout), "load", -1
+            kind, peer = "load", -1
+            start = worker.recorder.begin(kind, m + self._base)
+            arrived = self._loader.take(m, timeout=timeout)
         else:
-            peer = self._inbox.peer()
-            arrived, kind = self._inbox.take(m + self._base, timeout=timeout, action=str(action)), "wait"
+            kind, peer = "wait", self._inbox.peer()
+            start = worker.recorder.begin(kind, m + self._base, peer)
+            arrived = self._inbox.take(m + self._base, timeout=timeout, action=str(action))
         worker.recorder.span(kind, str(action), start, worker.recorder.now(), minibatch=m + self._base, peer=peer)
         return arrived
 
@@ -73,27 +87,30 @@ class Segment:
         worker.weights.expect(self.versions.values())
         self.flights: dict[int, Flight] = {}
         self.outcomes: dict[int, Outcome] = {}
-        # Of each minibatch, filled in by the last stage: time it was done, samples, mean loss, correct.
-        self.table = torch.zeros(count, 4, dtype=torch.float64)
+        # Of each minibatch, filled in by the last stage: time it was done, samples, mean loss, counted, correct.
+        self.table = torch.zeros(count, 5, dtype=torch.float64)
         self.answers: Inbox | None = None
         if not worker.runner.is_last:
             after = plan.stages[worker.stage + 1]
             mine = [action.minibatch for action in todo if action.op is Op.BACKWARD]
             self.answers = Inbox(
-                [(after.replica(m), m + self.base) for m in mine], direction=BACKWARD, boundary=worker.runner.id_after
+                [(after.replica(m), m + self.base) for m in mine],
+                direction=BACKWARD,
+                boundary=worker.runner.id_after,
+                link_seconds=worker.runner.link_seconds,
             )
 
     def forward(self, action: Action) -> None:
         worker, m = self.worker, action.minibatch
         runner, recorder = worker.runner, worker.recorder
         arrived = self.inputs.take(action)
-        start = recorder.now()
+        start = recorder.begin("forward", m + self.base)
         version = worker.weights.acquire(self.first_version + self.versions[m])
         flight, outputs = runner.forward(arrived, version, m + self.base)
         self.flights[m] = flight
         packet = None
         if runner.is_last:
-            self._take_loss(flight, outputs, m)
+            self._take_loss(flight, outputs, m, self.inputs.take_labels(m))
         else:
             packet, tensors = runner.leave(outputs, m + self.base, flight.voxels)
             flight.outputs = tensors
@@ -101,16 +118,16 @@ class Segment:
         if packet is not None:
             worker.send(packet, worker.plan.stages[worker.stage + 1].replica(m), action)
 
-    def _take_loss(self, flight: Flight, outputs: dict[str, Any], m: int) -> None:
+    def _take_loss(self, flight: Flight, outputs: dict[str, Any], m: int, labels: Tensor) -> None:
         worker = self.worker
-        labels = worker.workload.labels(worker.workload.training, self.batches[m])
-        loss, outcome = worker.runner.loss(outputs, labels)
+        loss, outcome = worker.runner.loss(outputs, labels, samples=len(self.batches[m]))
         if not math.isfinite(outcome.loss):
             raise LossNotFinite(
                 f"the loss of minibatch {m + self.base} (epoch {self.epoch}) is {outcome.loss} in stage "
                 f"{worker.stage}; lower the learning rate, the last checkpoint is kept"
             )
         flight.outputs = (loss,)
+        flight.labels = labels if flight.arrived is not None else None
         self.outcomes[m] = outcome
 
     def backward(self, action: Action) -> None:
@@ -118,7 +135,7 @@ class Segment:
         runner, recorder = worker.runner, worker.recorder
         flight = self.flights.pop(m)
         packet = self._take_answer(action)
-        start = recorder.now()
+        start = recorder.begin("backward", m + self.base)
         if flight.arrived is not None:
             self._recompute(flight, m)
         if packet is None:
@@ -139,7 +156,8 @@ class Segment:
         if self.answers is None:
             return None
         recorder, m = self.worker.recorder, action.minibatch + self.base
-        start, peer = recorder.now(), self.answers.peer()
+        peer = self.answers.peer()
+        start = recorder.begin("wait", m, peer)
         packet = self.answers.take(m, timeout=self.worker.config.timeout_seconds, action=str(action))
         recorder.span("wait", str(action), start, recorder.now(), minibatch=m, peer=peer)
         return packet
@@ -147,7 +165,7 @@ class Segment:
     def _recompute(self, flight: Flight, m: int) -> None:
         outputs = self.worker.runner.run_again(flight)
         if self.worker.runner.is_last:
-            self._take_loss(flight, outputs, m)
+            self._take_loss(flight, outputs, m, flight.labels)
         else:
             _, flight.outputs = self.worker.runner.leave(outputs, m + self.base, flight.voxels)
 
@@ -161,7 +179,8 @@ class Segment:
 
     def _tell(self, m: int, voxels: int, end: float) -> None:
         outcome = self.outcomes.pop(m)
-        self.table[m] = torch.tensor([end, outcome.samples, outcome.loss, outcome.correct], dtype=torch.float64)
+        told = [end, outcome.samples, outcome.loss, outcome.counted, outcome.correct]
+        self.table[m] = torch.tensor(told, dtype=torch.float64)
         self.worker.recorder.metric(
             "step",
             epoch=self.epoch,
@@ -185,12 +204,14 @@ class Segment:
         recorder, members = worker.recorder, round_minibatches(worker.plan, worker.stage, action.minibatch, self.count)
         gradients = worker.weights.take_gradients()
         if worker.process.stage_group is not None:
-            start = recorder.now()
-            gradients = average_gradients(gradients, len(members), worker.process, what=f"averaging {action}")
+            start = recorder.begin("average", members[-1] + self.base)
+            gradients = worker.runner.average(gradients, len(members), worker.process, what=f"averaging {action}")
             recorder.span("average", str(action), start, recorder.now(), minibatch=members[-1] + self.base)
-            start = recorder.now()
+            start = recorder.begin("update", members[-1] + self.base)
         else:
-            start = recorder.now()
-            gradients = average_gradients(gradients, len(members), worker.process, what=str(action))
+            start = recorder.begin("update", members[-1] + self.base)
+            gradients = worker.runner.average(gradients, len(members), worker.process, what=str(action))
+        if worker.config.clip_norm is not None:
+            clip(gradients, worker.config.clip_norm, worker.process, replicas=len(worker.own.ranks))
         worker.weights.update(gradients, self._learning_rate(members[0] + self.base))
         recorder.span("update", str(action), start, recorder.now(), minibatch=members[-1] + self.base)

@@ -5,15 +5,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as functional
 from torch import Tensor
 from torch.func import functional_call
 
 from ..engines import Engine, Feature, Parts, Subnetwork
 from ..models import INPUT, Network
 from ..plan import Plan
+from .compression import Compressor, restored
+from .config import RunConfig
 from .failures import PacketMismatch
+from .objective import Outcome, judge
 from .packet import BACKWARD, FORWARD, Packet, Slot, boundary_id
+from .process import Process
+from .replicas import average_gradients
 from .weights import Version
 
 
@@ -48,25 +52,30 @@ class Flight:
     outputs: tuple[Tensor, ...]  # features sent on that will get one; in the last stage the loss alone
     voxels: int = 0
     arrived: Mapping[str, Any] | None = None  # kept for a second forward where the stage recomputes
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What the last stage says of a minibatch."""
-
-    loss: float  # mean over its samples
-    correct: int
-    samples: int
+    labels: Tensor | None = None  # likewise
 
 
 class StageRunner:
     """Runs the layers of one stage, one minibatch at a time."""
 
+    link_seconds = None  # packets arrive when they arrive
+
     def __init__(
-        self, network: Network, engine: Engine, plan: Plan, stage: int, *, seed: int, device: torch.device
+        self,
+        network: Network,
+        engine: Engine,
+        plan: Plan,
+        stage: int,
+        *,
+        config: RunConfig,
+        device: torch.device,
+        per_voxel: bool = False,
     ) -> None:
         own = plan.stages[stage]
-        self.module = Subnetwork(network, engine, own.layers, seed=seed).to(device)
+        self.module = Subnetwork(network, engine, own.layers, seed=config.seed).to(device)
+        self._per_voxel, self._num_classes = per_voxel, network.num_classes
+        self._half = config.precision == "bfloat16"
+        self._forwards, self._backwards = Compressor(config.compression), Compressor(config.compression)
         self.engine, self.device, self.recompute = engine, device, own.recompute
         self.is_first, self.is_last = stage == 0, stage == len(plan.stages) - 1
         self.before, self.after = boundary(network, plan, stage), boundary(network, plan, stage + 1)
@@ -99,17 +108,17 @@ class StageRunner:
             Slot(parts.features[name].rows, parts.features[name].coordinate_set, name in self._differentiable)
             for name in self.after
         )
-        packet = Packet(FORWARD, minibatch, self.id_after, slots, parts.coordinate_sets, voxels)
+        small = self._forwards.shrink(slots)
+        packet = Packet(FORWARD, minibatch, self.id_after, small, parts.coordinate_sets, voxels)
         return packet, tuple(slot.rows for slot in slots if slot.needs_gradient)
 
-    def loss(self, outputs: Mapping[str, Any], labels: Tensor) -> tuple[Tensor, Outcome]:
-        """Return the mean cross entropy of the minibatch, and what to report of it."""
-        rows = self.engine.rows(outputs[self._keep[0]])
-        if len(rows) != len(labels):
-            raise PacketMismatch(f"{len(rows)} outputs for {len(labels)} labels of the minibatch")
-        loss = functional.cross_entropy(rows.float(), labels.to(rows.device))
-        correct = int((rows.detach().argmax(dim=1) == labels.to(rows.device)).sum())
-        return loss, Outcome(float(loss.detach()), correct, len(labels))
+    def loss(
+        self, outputs: Mapping[str, Any], labels: Tensor, *, samples: int, detailed: bool = False
+    ) -> tuple[Tensor, Outcome]:
+        """Return the loss of the minibatch, and what to report of it."""
+        output = outputs[self._keep[0]]
+        rows = self.engine.features(output) if self._per_voxel else self.engine.rows(output)
+        return judge(rows, labels, samples=samples, num_classes=self._num_classes, detailed=detailed)
 
     def backward(
         self, flight: Flight, gradients: Sequence[Tensor | None], *, scale: float = 1.0
@@ -119,7 +128,7 @@ class StageRunner:
         `gradients` are those of `flight.outputs`; None stands for 1, the loss's own, times `scale`.
         """
         given = [
-            torch.full_like(output, scale) if gradient is None else gradient.to(output.device)
+            torch.full_like(output, scale) if gradient is None else gradient.to(output.device, output.dtype)
             for output, gradient in zip(flight.outputs, gradients, strict=True)
         ]
         wanted = [*flight.version.tensors.values(), *flight.leaves]
@@ -140,7 +149,12 @@ class StageRunner:
 
     def answer(self, flight: Flight, gradients: Sequence[Tensor]) -> Packet:
         """Return the packet with the gradients of what arrived, for the stage before."""
-        return Packet(BACKWARD, flight.minibatch, self.id_before, tuple(map(Slot, gradients)), voxels=flight.voxels)
+        small = self._backwards.shrink(tuple(map(Slot, gradients)))
+        return Packet(BACKWARD, flight.minibatch, self.id_before, small, voxels=flight.voxels)
+
+    def average(self, gradients: Sequence[Tensor], count: int, process: Process, *, what: str) -> list[Tensor]:
+        """Return the mean gradient of a round of `count` minibatches over the stage's replicas."""
+        return average_gradients(gradients, count, process, what=what)
 
     def check_answer(self, flight: Flight, packet: Packet) -> list[Tensor]:
         """Return the gradients that came back. Raises PacketMismatch unless each has its output's shape."""
@@ -150,7 +164,7 @@ class StageRunner:
             raise PacketMismatch(
                 f"gradients of minibatch {flight.minibatch} have shapes {back}, its features had {sent}"
             )
-        return [slot.rows for slot in packet.slots]
+        return [restored(slot) for slot in packet.slots]
 
     def _enter(self, arrived: Packet | Any, *, trained: bool) -> tuple[dict[str, Any], tuple[Tensor, ...], int]:
         """Return the tensors alive at the boundary before, those of them that want a gradient, and the voxel count."""
@@ -161,7 +175,7 @@ class StageRunner:
         leaves: list[Tensor] = []
         features = {}
         for name, slot in zip(self.before, arrived.slots, strict=True):
-            rows = slot.rows.to(self.device)
+            rows = restored(slot).to(self.device)
             if trained and slot.needs_gradient:
                 leaves.append(rows.requires_grad_())
             features[name] = Feature(rows, slot.coordinate_set)
@@ -169,6 +183,6 @@ class StageRunner:
         return self.engine.join(Parts(sets, features)), tuple(leaves), arrived.voxels
 
     def _call(self, alive: Mapping[str, Any], version: Version, minibatch: int) -> dict[str, Any]:
-        return functional_call(
-            self.module, version.tensors, (alive,), {"minibatch": minibatch, "keep": self._keep}, strict=False
-        )
+        options = {"minibatch": minibatch, "keep": self._keep}
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self._half):
+            return functional_call(self.module, version.tensors, (alive,), options, strict=False)

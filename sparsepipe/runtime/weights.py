@@ -60,7 +60,7 @@ class Weights:
         """Add one minibatch's gradients, which autograd gave to nobody else, to those of its round."""
         if self._gradients is None:
             self._gradients = list(gradients)
-        else:
+        elif self.names:
             torch._foreach_add_(self._gradients, list(gradients))
 
     def take_gradients(self) -> list[Tensor]:
@@ -75,12 +75,14 @@ class Weights:
         if self._is_needed(old):
             kept = list(old.tensors.values())
             tensors = self._spare.pop() if self._spare else [torch.empty_like(t).requires_grad_() for t in kept]
-            torch._foreach_copy_(tensors, kept)
+            if kept:
+                torch._foreach_copy_(tensors, kept)
             self._versions.append(Version(old.index + 1, dict(zip(self.names, tensors, strict=True))))
             self.most_versions = max(self.most_versions, len(self._versions))
         else:
             old.index += 1
-        self.optimizer.step(list(self.newest.tensors.values()), gradients, learning_rate)
+        if self.names:  # a stage of activations and pools has nothing to step
+            self.optimizer.step(list(self.newest.tensors.values()), gradients, learning_rate)
         self._drop_unneeded()
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:

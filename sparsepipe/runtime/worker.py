@@ -12,13 +12,14 @@ from . import checkpoint, metrics
 from .channel import Outbox
 from .config import RunConfig
 from .learning_rate import LearningRate
+from .objective import Tally
 from .optimizer import optimizer
 from .packet import Packet
 from .process import Process
 from .recorder import Recorder
+from .replay import ReplayWorkload
 from .replicas import average_statistics
 from .segment import Inputs, Segment
-from .stage import StageRunner
 from .weights import Weights
 from .workload import Workload
 
@@ -27,15 +28,20 @@ class Worker:
     """One rank's stage, weights and place in the plan."""
 
     def __init__(
-        self, run_dir: Path, plan: Plan, config: RunConfig, *, process: Process, workload: Workload, recorder: Recorder
+        self,
+        run_dir: Path,
+        plan: Plan,
+        config: RunConfig,
+        *,
+        process: Process,
+        workload: Workload | ReplayWorkload,
+        recorder: Recorder,
     ) -> None:
         self.run_dir, self.plan, self.config, self.process = run_dir, plan, config, process
         self.workload, self.recorder = workload, recorder
         self.stage, self.rank = process.stage, process.rank
         self.own = plan.stages[self.stage]
-        self.runner = StageRunner(
-            workload.network, workload.engine, plan, self.stage, seed=config.seed, device=process.device
-        )
+        self.runner = workload.runner(plan, process)
         chosen = optimizer(config.optimizer, momentum=config.momentum, weight_decay=config.weight_decay)
         self.weights = Weights(dict(self.runner.module.named_parameters()), chosen)
         self.learning_rate = LearningRate(
@@ -86,7 +92,7 @@ class Worker:
     def _epoch_row(self, segment: Segment, started: float) -> dict[str, Any]:
         """Bring together what the ranks know of an epoch."""
         table = self.process.sum(segment.table, what="end of an epoch")
-        times, samples, losses, correct = table.unbind(dim=1)
+        times, samples, losses, counted, correct = table.unbind(dim=1)
         window = metrics.steady_window(times.tolist(), self.plan)
         start, end = (float(times[k]) for k in window) if window else (started, float(times.max()))
         kinds = metrics.busy_seconds(self.recorder.restart(), start, end)
@@ -97,9 +103,9 @@ class Worker:
             metrics.stage_summary(k, stage.ranks, dict(zip(kinds, seconds[k].tolist(), strict=True)), end - start)
             for k, stage in enumerate(self.plan.stages)
         ]
-        total = float(samples.sum())
+        total = max(float(counted.sum()), 1.0)
         return {
-            "train": {"loss": float((losses * samples).sum()) / total, "accuracy": float(correct.sum()) / total},
+            "train": {"loss": float((losses * counted).sum()) / total, "accuracy": float(correct.sum()) / total},
             "samples_per_second": metrics.pace(times.tolist(), samples.tolist(), window, started),
             "stages": stages,
         }
@@ -110,25 +116,23 @@ class Worker:
         self.runner.module.eval()
         todo = forward_actions(self.plan, len(batches))[self.rank]
         inputs = Inputs(self, dataset, dict(enumerate(batches)), todo=todo)
-        result = torch.zeros(3, dtype=torch.float64)
+        tally = Tally(self.workload.network.num_classes)
         for action in todo:
             arrived = inputs.take(action)
-            start = self.recorder.now()
+            start = self.recorder.begin("evaluate", action.minibatch)
             voxels, outputs = self.runner.evaluate(arrived, self.weights.newest, action.minibatch)
             if self.runner.is_last:
-                indices = batches[action.minibatch]
+                labels, samples = inputs.take_labels(action.minibatch), len(batches[action.minibatch])
                 with torch.no_grad():
-                    _, outcome = self.runner.loss(outputs, self.workload.labels(dataset, indices))
-                result += torch.tensor(
-                    [outcome.loss * outcome.samples, outcome.correct, outcome.samples], dtype=torch.float64
-                )
+                    _, outcome = self.runner.loss(outputs, labels, samples=samples, detailed=True)
+                tally.add(outcome)
             self.recorder.span("evaluate", str(action), start, self.recorder.now(), minibatch=action.minibatch)
             if not self.runner.is_last:
                 packet, _ = self.runner.leave(outputs, action.minibatch, voxels)
                 self.send(packet, self.plan.stages[self.stage + 1].replica(action.minibatch), action)
         self.outbox.finish(timeout=self.config.timeout_seconds)
-        loss, correct, samples = self.process.sum(result, what=f"validation of epoch {epoch}").tolist()
-        return {"loss": loss / samples, "accuracy": correct / samples, "samples": int(samples)}
+        self.process.sum(tally.values, what=f"validation of epoch {epoch}")
+        return tally.report(per_voxel=self.workload.per_voxel)
 
     def send(self, packet: Packet, peer: int, action: Action) -> None:
         start = self.recorder.now()
@@ -138,7 +142,8 @@ class Worker:
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
     def _checkpoint(self, done: int) -> None:
-        start = self.recorder.now()
+        start = self.recorder.begin("checkpoint")
+        self.recorder.flush()  # what a run that resumes here will not do again must be on disk before
         if self.rank == 0:
             checkpoint.begin(self.run_dir, done)
         self.process.barrier("start of a checkpoint")

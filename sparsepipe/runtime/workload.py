@@ -1,18 +1,21 @@
 """What a run's settings name, opened: the network, the engine, the data sets, and who visits which sample when."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
 
 from .. import data
+from ..data.layouts import SEGMENTATION
 from ..engines import Engine, engine
 from ..errors import InputError
 from ..models import Network, network
 from ..plan import Plan
 from .config import RunConfig
+from .process import Process
+from .stage import StageRunner
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +31,8 @@ class Workload:
     @classmethod
     def open(cls, config: RunConfig) -> "Workload":
         """Raises InputError for an unknown model or engine, and for a folder that is no data set."""
-        facts = {"voxel_size": config.voxel_size, "num_points": config.num_points, "seed": config.seed}
+        task = config.task or (SEGMENTATION if SEGMENTATION in config.model else None)
+        facts = {"voxel_size": config.voxel_size, "num_points": config.num_points, "seed": config.seed, "task": task}
         training = data.load(config.data, split="train", augmentation=config.augmentation, **facts)
         validation = data.load(config.data, split=config.validation_split, **facts) if config.validate else None
         if validation is not None and validation.classes != training.classes:
@@ -36,9 +40,19 @@ class Workload:
         net = network(config.model, num_classes=len(training.classes), in_channels=training.in_channels)
         return cls(config, net, engine(config.engine), training, validation)
 
+    def runner(self, plan: Plan, process: Process) -> StageRunner:
+        """Return what runs this rank's layers."""
+        options = {"config": self.config, "device": process.device, "per_voxel": self.per_voxel}
+        return StageRunner(self.network, self.engine, plan, process.stage, **options)
+
     def check(self, plan: Plan) -> None:
         """Raise InputError where the plan is not one for this network."""
         plan.check(self.network.graph())
+
+    @property
+    def per_voxel(self) -> bool:
+        """Whether voxels have classes, not samples."""
+        return self.training.task == SEGMENTATION
 
     @property
     def epoch_minibatches(self) -> int:
@@ -69,9 +83,14 @@ class Workload:
         assert self.validation is not None
         return data.minibatches(len(self.validation), batch_size=self.config.batch_size, shuffle=False)
 
-    def labels(self, dataset: data.VoxelDataset, indices: Sequence[int]) -> Tensor:
-        """Return the classes of samples, int64 [B], without reading them."""
-        return self._all_labels[dataset.split][list(indices)]
+    def labels(self, dataset: data.VoxelDataset, indices: Sequence[int], epoch: int) -> Tensor:
+        """Return the classes of samples, int64 [B], without reading them; those of voxels [N] in the engine's order."""
+        if not self.per_voxel:
+            return self._all_labels[dataset.split][list(indices)]
+        batch = dataset.batch(indices, epoch=epoch)
+        places = torch.arange(batch.num_voxels, dtype=torch.float32)[:, None]
+        order = self.engine.features(self.engine.tensor(replace(batch, features=places)))[:, 0].long()
+        return batch.labels[order]
 
     @cached_property
     def _all_labels(self) -> dict[str, Tensor]:

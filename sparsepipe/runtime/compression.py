@@ -1,0 +1,58 @@
+"""Features and gradients made smaller to cross a boundary: half precision, or 8-bit integers scaled by channel."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from .packet import Slot
+
+_HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+_FLOAT16_MOST = 65504.0
+_INT8_MOST = 127
+
+
+class Compressor:
+    """Makes the tensors of one boundary and direction smaller, and remembers what was lost.
+
+    With 8 bits, what rounding took from a channel on average is added to it in the next minibatch (error feedback:
+    Seide et al., "1-Bit Stochastic Gradient Descent", 2014). Only an average can be kept: rows are others every time.
+    """
+
+    def __init__(self, how: str | None) -> None:
+        self._how = how
+        self._lost: dict[int, Tensor] = {}  # place of the tensor in the packet -> [C]
+
+    def shrink(self, slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
+        if self._how is None:
+            return slots
+        return tuple(self._shrunk(place, slot) for place, slot in enumerate(slots))
+
+    def _shrunk(self, place: int, slot: Slot) -> Slot:
+        rows = slot.rows.detach()
+        if rows.dtype != torch.float32 or rows.numel() == 0:
+            return slot
+        if self._how in _HALVES:
+            if self._how == "float16":
+                rows = rows.clamp(-_FLOAT16_MOST, _FLOAT16_MOST)
+            return replace(slot, rows=rows.to(_HALVES[self._how]), restore=True)
+        lost = self._lost.get(place)
+        if lost is not None and lost.shape[0] == rows.shape[1]:
+            rows = rows + _of_channels(lost, rows)
+        others = [axis for axis in range(rows.dim()) if axis != 1]
+        scales = (rows.abs().amax(dim=others) / _INT8_MOST).clamp_(min=torch.finfo(torch.float32).tiny)
+        small = (rows / _of_channels(scales, rows)).round_().to(torch.int8)
+        self._lost[place] = (rows - small * _of_channels(scales, rows)).mean(dim=others)
+        return replace(slot, rows=small, scales=scales, restore=True)
+
+
+def restored(slot: Slot) -> Tensor:
+    """Return the rows of a slot as they were, as far as they were kept."""
+    if slot.scales is not None:
+        return slot.rows * _of_channels(slot.scales, slot.rows)
+    return slot.rows.float() if slot.restore else slot.rows
+
+
+def _of_channels(values: Tensor, rows: Tensor) -> Tensor:
+    """Shape one value a channel so that it meets `rows` [N, C, ...]."""
+    return values.view(1, -1, *[1] * (rows.dim() - 2))

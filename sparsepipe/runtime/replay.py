@@ -1,0 +1,158 @@
+"""Replay: a stage that sleeps for its profiled times and moves tensors of its profiled sizes over links as slow.
+
+Everything else is the real runtime: processes, action lists, packets, recorder. So a cluster nobody here owns, of
+devices profiled elsewhere, runs on a laptop; and with layers that cost nothing, what is left is the runtime's overhead.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..cluster import Cluster
+from ..costs import LayerTable, averaging_time
+from ..plan import Plan
+from ..profile import Profile
+from .config import RunConfig
+from .objective import Outcome
+from .packet import BACKWARD, FORWARD, Packet, Slot, boundary_id
+from .process import Process
+from .stage import Flight
+from .weights import Version
+
+ENGINE = "replay"
+_MINIBATCHES = 50  # of a replay that is not told how many
+
+
+@dataclass(frozen=True)
+class _Name:
+    """What a record says of the network or the engine."""
+
+    name: str
+    num_classes: int = 1
+
+
+class ReplayWorkload:
+    """A profile and a cluster in the place of a network, an engine and data."""
+
+    def __init__(self, config: RunConfig, profile: Profile, cluster: Cluster) -> None:
+        self.config, self.profile, self.cluster = config, profile, cluster
+        self.network, self.engine = _Name(config.model), _Name(ENGINE)
+        self.training, self.validation = self, None
+        self.synthetic = True
+        self.total_minibatches = self.epoch_minibatches = config.minibatches or _MINIBATCHES
+
+    @classmethod
+    def open(cls, run_dir: Path, config: RunConfig) -> "ReplayWorkload":
+        """Raises InputError where the run's folder holds no profile or cluster."""
+        return cls(config, Profile.load(run_dir / "profile.json"), Cluster.load(run_dir / "cluster.toml"))
+
+    def check(self, plan: Plan) -> None:
+        plan.check(self.profile.graph, self.cluster)
+
+    def segments(self, done: int = 0) -> list[tuple[int, int, int]]:
+        return [(0, done, self.total_minibatches - done)] if done < self.total_minibatches else []
+
+    def order(self, epoch: int) -> tuple[tuple[int, ...], ...]:
+        size = self.config.batch_size
+        return tuple(tuple(range(m * size, (m + 1) * size)) for m in range(self.total_minibatches))
+
+    per_voxel = False
+
+    def labels(self, dataset: Any, indices: Sequence[int], epoch: int) -> Tensor:
+        return torch.zeros(len(indices), dtype=torch.int64)
+
+    def batch(self, indices: Sequence[int], *, epoch: int = 0) -> "ReplayBatch":
+        """Stand in for the minibatch that starts with sample `indices[0]`."""
+        return ReplayBatch(int(self.voxels[indices[0] // self.config.batch_size]))
+
+    def runner(self, plan: Plan, process: Process) -> "ReplayRunner":
+        return ReplayRunner(self, plan, process.stage, process.rank)
+
+    @cached_property
+    def voxels(self) -> list[float]:
+        """Active voxels of each minibatch: those of the profile's minibatches, again and again."""
+        counts = self.profile.voxel_counts or (self.profile.voxels(),)
+        return [counts[m % len(counts)] for m in range(self.total_minibatches)]
+
+
+@dataclass(frozen=True)
+class ReplayBatch:
+    num_voxels: int
+
+
+class ReplayRunner:
+    """A stage in the shape of StageRunner."""
+
+    def __init__(self, workload: ReplayWorkload, plan: Plan, stage: int, rank: int) -> None:
+        self.module, self.recompute = nn.Module(), False
+        self.is_first, self.is_last = stage == 0, stage == len(plan.stages) - 1
+        self.id_before, self.id_after = (boundary_id([f"replay {cut}"]) for cut in (stage, stage + 1))
+        self._rank, self._cluster = rank, workload.cluster
+        profile, own = workload.profile, plan.stages[stage]
+        kind = workload.cluster.devices[rank].type.name
+        self._places = {count: k for k, count in enumerate(sorted(set(workload.voxels)))}
+        self._voxels = workload.voxels
+        table = LayerTable.of(profile, sorted(self._places), [kind])
+        layers = [profile.graph.index[id] for id in own.layers]
+        before = set(profile.graph.input_layers) | {
+            profile.graph.index[id] for earlier in plan.stages[:stage] for id in earlier.layers
+        }
+        self._forward = table.forward[kind][layers].sum(axis=0)
+        self._backward = table.backward[kind][layers].sum(axis=0) + (self._forward if own.recompute else 0.0)
+        self._bytes_after = table.payload(before | set(layers))[0]
+        self._bytes_before = table.payload(before)[1]
+        self._averaging = averaging_time(
+            workload.cluster, own.ranks, float(sum(profile.graph.layers[k].parameter_bytes for k in layers))
+        )
+
+    def forward(self, arrived: Any, version: Version, minibatch: int) -> tuple[Flight, dict[str, Any]]:
+        _sleep(self._forward[self._place(minibatch)])
+        voxels = arrived.num_voxels if self.is_first else arrived.voxels
+        return Flight(minibatch, version, (), (), voxels), {}
+
+    def leave(self, outputs: Mapping[str, Any], minibatch: int, voxels: int) -> tuple[Packet, tuple[Tensor, ...]]:
+        rows = _payload(self._bytes_after[self._place(minibatch)])
+        return Packet(FORWARD, minibatch, self.id_after, (Slot(rows),), voxels=voxels), ()
+
+    def loss(self, outputs: Mapping[str, Any], labels: Tensor, *, samples: int) -> tuple[Tensor, Outcome]:
+        return torch.zeros(()), Outcome(0.0, samples, samples, 0)
+
+    def backward(
+        self, flight: Flight, gradients: Sequence[Tensor | None], *, scale: float = 1.0
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        _sleep(self._backward[self._place(flight.minibatch)])
+        return [], []
+
+    def answer(self, flight: Flight, gradients: Sequence[Tensor]) -> Packet:
+        rows = _payload(self._bytes_before[self._place(flight.minibatch)])
+        return Packet(BACKWARD, flight.minibatch, self.id_before, (Slot(rows),), voxels=flight.voxels)
+
+    def check_answer(self, flight: Flight, packet: Packet) -> list[Tensor]:
+        return []
+
+    def average(self, gradients: Sequence[Tensor], count: int, process: Process, *, what: str) -> list[Tensor]:
+        process.sum_over_stage(torch.zeros(1), what=what)
+        _sleep(self._averaging)
+        return []
+
+    def link_seconds(self, peer: int, num_bytes: int) -> float:
+        """How long a packet from `peer` takes on the cluster's link."""
+        return self._cluster.link(self._rank, peer).transfer_time(num_bytes)
+
+    def _place(self, minibatch: int) -> int:
+        return self._places[self._voxels[minibatch]]
+
+
+def _payload(num_bytes: float) -> Tensor:
+    return torch.empty(int(num_bytes), dtype=torch.uint8)
+
+
+def _sleep(seconds: float) -> None:
+    if seconds > 0:
+        time.sleep(seconds)
