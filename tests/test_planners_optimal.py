@@ -1,6 +1,8 @@
 """The optimal planner against brute force, published optima and its own certificate."""
 
 import random
+import re
+from dataclasses import replace
 from functools import cache
 from itertools import combinations, product
 from math import ceil, inf
@@ -12,7 +14,8 @@ from hypothesis import strategies as st
 
 from sparsepipe import Cluster, CostSample, DeviceType, InputError, Layer, LayerCost, LayerGraph, Link, Node, Profile
 from sparsepipe.costs import depth
-from sparsepipe.planners import Problem, bottleneck
+from sparsepipe.forecast import forecast
+from sparsepipe.planners import Problem, bottleneck, partition
 from sparsepipe.planners.optimal import Optimal
 from sparsepipe.planners.sets import StageEnds, over_sets
 from sparsepipe.planners.space import Rules, spaces
@@ -318,3 +321,81 @@ def test_the_search_that_keeps_every_cut_finds_nothing_better(seed):
     assert plan.estimate.gap == 0
     space = next(spaces(problem, Rules()))
     assert over_sets(StageEnds(space.model), space.moves, plan.estimate.period_seconds * (1 - 1e-9)) is None
+
+
+def test_where_nothing_fits_the_least_memory_that_would_do_is_named():
+    """Exactly: with it there is a plan, with a byte less there is none."""
+    rng = random.Random(3)
+    base = random_problem(rng)
+    saved = {
+        kind: tuple(LayerCost((replace(c.samples[0], saved_bytes=1000.0 * (k % 4)),)) for k, c in enumerate(costs))
+        for kind, costs in base.profile.costs.items()
+    }
+    layers = tuple(replace(layer, parameter_bytes=500.0 * (k % 3)) for k, layer in enumerate(base.graph.layers))
+    profile = Profile(LayerGraph(layers, base.graph.edges), saved)
+
+    def cluster(memory):
+        kinds = [tuple(DeviceType(kind.name, memory) for kind in node.device_types) for node in base.cluster.nodes]
+        nodes = tuple(replace(node, device_types=own) for node, own in zip(base.cluster.nodes, kinds, strict=True))
+        return Cluster(nodes, base.cluster.network)
+
+    with pytest.raises(InputError, match="bytes on each would do") as caught:
+        partition(profile, cluster(100.0))
+    least = int(re.search(r"(\d+) bytes on each", str(caught.value))[1])
+    partition(profile, cluster(least)).check(profile.graph, cluster(least))
+    with pytest.raises(InputError, match=f"{least} bytes on each would do"):
+        partition(profile, cluster(least - 1))
+
+
+def test_a_type_without_profile_is_refused():
+    problem = random_problem(random.Random(0))
+    with pytest.raises(InputError, match="no profile for device type 'unknown'"):
+        partition(problem.profile, Cluster.uniform(2, device_type="unknown"))
+
+
+def test_more_devices_than_layers_stay_unused_and_are_counted():
+    graph = LayerGraph.chain([Layer("only", "", 100.0)])
+    profile = Profile(graph, {"d": (LayerCost((CostSample(0, 1, 1, 1),)),)})
+    plan = partition(profile, Cluster.uniform(4, device_type="d", link=Link(1.0)))
+    assert len(plan.ranks) == 1
+    assert "3 of 4 devices stay unused" in plan.warnings[0]
+
+
+def test_simulating_the_best_plans_found_takes_the_fastest():
+    problem = random_problem(random.Random(5))
+    plans = [partition(problem.profile, problem.cluster, rescore=count) for count in (1, 4)]
+    assert all(plan.estimate.lower_bound_seconds == plans[0].estimate.period_seconds for plan in plans)
+    rates = [forecast(plan, problem.profile, problem.cluster, [1.0] * 200).minibatches_per_second for plan in plans]
+    assert rates[1] >= rates[0] * 0.99
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_clusters_too_large_to_search_are_planned_with_a_gap(schedule):
+    """Eight nodes of eight devices have 45^8 moves; what is searched instead says how far from the best it can be."""
+    rng = random.Random(0)
+    layers = [Layer(f"l{k}", "", rng.uniform(0, 1e6)) for k in range(24)]
+    cost = tuple(LayerCost((CostSample(0, rng.uniform(1, 5) * 1e-3, 0.01, 1e5),)) for _ in layers)
+    profile = Profile(LayerGraph.chain(layers), {"d": cost})
+    nodes = tuple(Node(f"n{k}", (DeviceType("d"),) * 8, Link(1e10, 1e-5)) for k in range(8))
+    cluster = Cluster(nodes, Link(1e9, 5e-5))
+    plan = partition(profile, cluster, schedule=schedule).check(profile.graph, cluster)
+    assert 0 <= plan.estimate.gap < 0.2
+    assert plan.estimate.lower_bound_seconds >= plan.estimate.single_device_seconds / 64 * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"planner": "best"}, "planner 'best' is unknown"),
+        ({"cost_model": "mine"}, "cost model 'mine' is unknown"),
+        ({"planner": "pipedream", "rescore": 2}, "planner 'pipedream' has no option 'rescore'"),
+        ({"schedule": "zigzag"}, "schedule 'zigzag' is unknown"),
+        ({"num_microbatches": 0}, "num_microbatches is 0"),
+        ({"rescore": 0}, "rescore 0"),
+        ({"planner": "pipedream", "activation_compression_ratio": 0.0}, "ratio 0.0"),
+    ],
+)
+def test_wrong_options_are_refused(options, message):
+    profile = random_problem(random.Random(0)).profile
+    with pytest.raises(InputError, match=message):
+        partition(profile, Cluster.uniform(2, device_type="a"), **options)

@@ -22,7 +22,9 @@ from .memory import MemoryRule
 from .model import StageModel
 from .search import Limit, Moves, Path
 
-EVALUATIONS = 2000  # enough for thousands of distinct limits: a plan found earlier is returned with its gap
+# Entries of dense tables that one search may look at, some ten seconds; a plan found by then is returned with its gap.
+BUDGET = 3_000_000_000
+MIN_EVALUATIONS, MAX_EVALUATIONS = 30, 2000
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,8 +180,9 @@ def minimise_step(search: LeastSum) -> tuple[list[Path], float] | None:
     paths, best = [path], total(least, limit)
     # (bound of the best plan inside, order, lowest and highest limit inside, least sum that a plan inside can have)
     open_ = [(total(least, 0.0), next(order), 0.0, limit, least)]
-    evaluations = 1
-    while open_ and open_[0][0] < best * (1 - 1e-12) and evaluations < EVALUATIONS:
+    evaluations, size = 1, len(search.moves.source) * len(search.model.works.cuts) ** 2
+    most = min(max(MIN_EVALUATIONS, BUDGET // size), MAX_EVALUATIONS)
+    while open_ and open_[0][0] < best * (1 - 1e-12) and evaluations < most:
         _, _, low, high, least = heapq.heappop(open_)
         middle = (low + high) / 2
         middle = middle if low < middle < high and high - low > 1e-6 * high else high

@@ -10,7 +10,7 @@ from ..costs import OPTIMIZER_SLOTS, Array, depth
 from .base import Problem
 from .cuts import Cuts, Index
 from .model import StageModel
-from .search import Moves, last_true
+from .search import Moves, Path, last_true
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +33,15 @@ class MemoryRule:
         kept = self.copies[move] * (self.weights[last] - self.weights[first])
         saved = self.saved_times[move] * (self.saved[last] - self.saved[first])
         return kept + saved + self.minibatches[move] * self.incoming[first]
+
+    def path_need(self, moves: Moves, path: Path) -> float:
+        """Bytes of the fullest replica of a path's stages."""
+        behind, most = 0, 0.0
+        for team, first, last in reversed(path):
+            move = int(np.flatnonzero((moves.team == team) & (moves.used[moves.source] == behind))[0])
+            most = max(most, float(self.need(move, first, last)))
+            behind = int(moves.used[moves.target[move]])
+        return most
 
     @cached_property
     def cases(self) -> tuple[Index, Index]:

@@ -76,10 +76,10 @@ class Optimal:
         """Why no plan of this space fits; empty where one does."""
         if space.memory is None:
             return ""
-        fits = over_sets(
-            StageEnds(space.model), space.moves, float("inf"), memory=space.memory, all_devices=self.all_devices
-        )
-        return "" if fits else nothing_fits(space.model, space.moves, space.memory, self.all_devices)
+        ends = StageEnds(space.model)
+        if over_sets(ends, space.moves, float("inf"), memory=space.memory, all_devices=self.all_devices):
+            return ""
+        return nothing_fits(ends, space.moves, space.memory, self.all_devices)
 
     def _minimise(self, problem: Problem, space: Space) -> tuple[list["Found"], float]:
         """(paths of a space with their periods, a lower bound of all periods in this space)."""

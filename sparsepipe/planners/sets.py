@@ -107,17 +107,15 @@ def _walk_sets(limit: Limit, moves: Moves, reached: NDArray[np.bool_], memory: M
         first = last
 
 
-def nothing_fits(model: StageModel, moves: Moves, memory: MemoryRule, all_devices: bool) -> str:
+def nothing_fits(ends: StageEnds, moves: Moves, memory: MemoryRule, all_devices: bool) -> str:
     """Say what would do: the least memory of every device for which there is a plan."""
-    low, high = 0.0, float(memory.need(np.arange(len(moves.source)), 0, len(model.cuts) - 1).max())
-    while high - low > max(1.0, 1e-6 * high):
+    low, high = 0.0, memory.path_need(moves, [(int(moves.team[0]), 0, len(ends.model.cuts) - 1)])
+    while high - low > max(1.0, 1e-9 * high):
         middle = (low + high) / 2
         rule = replace(memory, limit=np.full_like(memory.limit, middle))
-        if over_sets(StageEnds(model), moves, float("inf"), memory=rule, all_devices=all_devices) is None:
-            low = middle
-        else:
-            high = middle
-    largest = max(c.type.memory_bytes for c in model.teams.classes)
+        path = over_sets(ends, moves, float("inf"), memory=rule, all_devices=all_devices)
+        low, high = (middle, high) if path is None else (low, memory.path_need(moves, path))
+    largest = max(c.type.memory_bytes for c in ends.model.teams.classes)
     return (
         f"no plan fits into the memory of {moves.used[-1]} devices (at most {largest:.0f} bytes): "
         f"{np.ceil(high):.0f} bytes on each would do; use devices with more memory, more of them, or recomputation"

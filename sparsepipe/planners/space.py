@@ -20,7 +20,7 @@ MAX_SERVERS = 8  # of the published model, where any set of them may form a stag
 # How much one step of a search may look at: a second or so.
 CHAIN_BUDGET = 400_000  # moves
 SETS_BUDGET = 40_000_000  # moves × cuts × chains
-STEP_BUDGET = 100_000_000  # moves × cuts²
+STEP_BUDGET = 30_000_000  # moves × cuts²
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,8 @@ def spaces(problem: Problem, rules: Rules) -> Iterator[Space]:
             moves, teams = moves.doubled(like, len(teams)), more
         yield Space.of(problem, rules, cuts, teams, moves, complete=True)
         return
-    some_cuts = [cuts] if cuts.complete else []
-    some_cuts += [Cuts.along(problem.table, order) for order in _orders(problem)]
+    candidates = [cuts, *(Cuts.along(problem.table, order) for order in _orders(problem))]
+    some_cuts = {one.masks: one for one in reversed(candidates)}.values()
     some_teams = [slice_moves(order, prices) for order in _device_orders(problem, classes)]
     if num_moves <= 4 * CHAIN_BUDGET:
         some_teams.insert(0, all_moves(sizes, prices))
@@ -110,8 +110,15 @@ def _device_orders(problem: Problem, classes: Sequence[DeviceClass]) -> list[tup
     speed = [problem.total_seconds(c.type.name) for c in classes]
     by_node = sorted(place, key=lambda k: (nodes.index(classes[k].node.name), speed[k]))
     by_speed = sorted(place, key=lambda k: (speed[k], nodes.index(classes[k].node.name)))
-    orders = (by_node, by_node[::-1], by_speed, by_speed[::-1])
-    return list(dict.fromkeys(tuple(k for k in order for _ in classes[k].ranks) for order in orders))
+    orders = {_shape(classes, order): order for order in (by_speed[::-1], by_speed, by_node[::-1], by_node)}
+    return [tuple(k for k in order for _ in classes[k].ranks) for order in reversed(orders.values())]
+
+
+def _shape(classes: Sequence[DeviceClass], order: Sequence[int]) -> tuple:
+    """What tells orders apart: types and links, and nodes by when they first appear. Like nodes are interchangeable."""
+    seen: dict[str, int] = {}
+    rows = [(classes[k].node, classes[k].type, len(classes[k].ranks)) for k in order]
+    return tuple((seen.setdefault(node.name, len(seen)), node.link, kind, count) for node, kind, count in rows)
 
 
 def merged(problem: Problem) -> Problem:
