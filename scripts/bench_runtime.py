@@ -37,13 +37,17 @@ from sparsepipe import data, simulator  # noqa: E402
 from sparsepipe.cluster import Cluster, Link  # noqa: E402
 from sparsepipe.engines import Subnetwork, engine  # noqa: E402
 from sparsepipe.files import read_rows  # noqa: E402
+from sparsepipe.graph import Layer, LayerGraph  # noqa: E402
 from sparsepipe.models import Network, network  # noqa: E402
-from sparsepipe.plan import Plan  # noqa: E402
+from sparsepipe.plan import Plan, Stage  # noqa: E402
 from sparsepipe.planners import partition  # noqa: E402
-from sparsepipe.profile import LayerCost, Profile  # noqa: E402
+from sparsepipe.profile import CostSample, LayerCost, Profile  # noqa: E402
 from sparsepipe.profiler import profile  # noqa: E402
 from sparsepipe.runtime import RunConfig  # noqa: E402
+from sparsepipe.runtime.channel import Inbox, Outbox  # noqa: E402
 from sparsepipe.runtime.metrics import pace, steady_window  # noqa: E402
+from sparsepipe.runtime.packet import FORWARD, Packet, Slot, encode  # noqa: E402
+from sparsepipe.runtime.replay import ReplayWorkload  # noqa: E402
 from sparsepipe.runtime.run import run  # noqa: E402
 from sparsepipe.runtime.workload import Workload  # noqa: E402
 
@@ -331,7 +335,96 @@ def role_pipeline(case: Case, folder: Path, seconds: float) -> dict[str, Any]:
     return {"samples_per_second": summary["samples_per_second"], "stages": summary["stages"]}
 
 
+def role_overhead(case: Case, folder: Path, seconds: float) -> dict[str, Any]:
+    """Replay a network whose layers take no time: what is left is the runtime's own."""
+    plan = Plan((Stage(("a",), (0,)), Stage(("b",), (1,))), schedule="1f1b")
+    free = LayerCost((CostSample(1.0, 0.0, 0.0, 64.0),))
+    found = Profile(LayerGraph.chain([Layer("a"), Layer("b")]), {"cpu": (free, free)}, (1.0,))
+    config = RunConfig("free", "nothing", engine="replay", minibatches=1000, batch_size=1, validate=False, threads=1)
+    config = replace(config, checkpoint_every=0)
+    workload = ReplayWorkload(config, found, Cluster.uniform(2, device_type="cpu", link=Link(1e12, 0.0)))
+    run_dir = folder / f"run-{os.environ['ATTEMPT']}"
+    os.environ["SPARSEPIPE_LAUNCH"] = os.environ["ATTEMPT"]
+    before = time.process_time()
+    run(run_dir, plan, config, workload=workload)
+    (summary,) = [row for row in read_rows(run_dir / "metrics.jsonl") if row["event"] == "summary"]
+    cpu = time.process_time() - before
+    return {"overhead_ms": 1e3 / summary["samples_per_second"], "cpu_ms": 1e3 * cpu / config.minibatches}
+
+
+def role_channel(case: Case, folder: Path, seconds: float) -> dict[str, Any]:
+    """Send the same bytes as bare messages and as packets, one after the other, several at once on their way."""
+    rank = _join(folder)
+    found = {}
+    for megabytes in (1, 4, 16):
+        rows = torch.randn(megabytes * 2**18 // 64, 64)
+        count = max(8, 256 // megabytes)
+        bare, packets = [], []
+        for _ in range(5):  # in turn, so that what else goes on meets both alike
+            bare.append(_bare(rows, count, rank))
+            packets.append(_packets(rows, count, rank))
+        rates = [count * rows.nbytes / statistics.median(times) / 1e9 for times in (bare, packets)]
+        found[f"{megabytes} MB"] = {"gloo": rates[0], "packets": rates[1], "ratio": rates[1] / rates[0]}
+    return {"gigabytes_per_second": found}
+
+
+def _bare(rows: Tensor, count: int, rank: int) -> float:
+    dist.barrier()
+    start = time.perf_counter()
+    if rank == 0:
+        works = [dist.isend(rows, 1, tag=77) for _ in range(count)]
+    else:
+        works = [dist.irecv(torch.empty_like(rows), 0, tag=77) for _ in range(count)]
+    for work in works:
+        work.wait()
+    dist.barrier()
+    return time.perf_counter() - start
+
+
+def _packets(rows: Tensor, count: int, rank: int) -> float:
+    dist.barrier()
+    start = time.perf_counter()
+    if rank == 0:
+        outbox = Outbox(limit=8)
+        for m in range(count):
+            outbox.send(Packet(FORWARD, m, 0, (Slot(rows),)), 1, timeout=60, action="0F0")
+        outbox.finish(timeout=60)
+    else:
+        inbox = Inbox([(0, m) for m in range(count)], direction=FORWARD, boundary=0)
+        for m in range(count):
+            inbox.take(m, timeout=60, action="1F0")
+    dist.barrier()
+    return time.perf_counter() - start
+
+
+def six_messages(name: str, folder: Path) -> list[dict[str, Any]]:
+    """Bytes and messages of one minibatch, forwards, at each pooling cut of a sparse network: packets and six messages.
+
+    SparsePipe sends coordinates (int32), features and tensor stride, and before each of them its shape (int64).
+    """
+    case = CASES[name]
+    chosen = engine(case.engine)
+    net = case_network(case)
+    batch = minibatches(case, folder)[0]
+    module = Subnetwork(net, chosen)
+    found = []
+    with torch.no_grad():
+        tensors = module({"input": chosen.tensor(batch)}, minibatch=0)
+    for row in net.rows:
+        if not row.id.startswith("pool"):
+            continue
+        parts = chosen.split({row.id: tensors[row.id]})
+        rows, (stride, coordinates) = parts.features[row.id].rows, parts.coordinate_sets[0]
+        header, payload = encode(Packet(FORWARD, 0, 0, (Slot(rows, 0, True),), parts.coordinate_sets))
+        theirs = rows.nbytes + coordinates.numel() * 4 + len(stride) * 4 + 8 * (2 + 2 + 1)
+        ours = header.nbytes + payload.nbytes
+        found.append({"cut": row.id, "messages": 2, "bytes": ours, "of_six_messages": ours / theirs})
+    return found
+
+
 ROLES = {
+    "overhead": role_overhead,
+    "channel": role_channel,
     "single": role_single,
     "ddp": role_ddp,
     "torch_1f1b": role_torch_1f1b,
@@ -468,10 +561,21 @@ def say(text: str) -> None:
 def _table(document: dict[str, Any]) -> str:
     columns = ("limit", "single", "ddp", "torch_1f1b", "pipeline", "predicted", "pipeline/limit", "pipeline/ddp")
     lines = ["workload".ljust(24) + "".join(column.rjust(16) for column in columns)]
-    for name, found in document.items():
+    for name, found in ((name, found) for name, found in document.items() if name in CASES):
         cells = [found.get(column) for column in columns]
         texts = ["-" if c is None else f"{c['median']:.3f}" if isinstance(c, dict) else f"{c:.1f}" for c in cells]
         lines.append(name.ljust(24) + "".join(text.rjust(16) for text in texts))
+    if "overhead_ms" in document:
+        lines.append(f"overhead: {document['overhead_ms']:.3f} ms a minibatch and stage")
+        lines += [
+            f"channel, {size}: {rate['packets']:.2f} GB/s, {rate['ratio']:.2f} of gloo's own"
+            for size, rate in document["channel"]["rates"].items()
+        ]
+        lines += [
+            f"cut after {cut['cut']}: {cut['bytes']} bytes in {cut['messages']} messages, "
+            f"{cut['of_six_messages']:.2f} of SparsePipe's"
+            for cut in document["channel"]["minkvgg16bn"]
+        ]
     return "\n".join(lines)
 
 
@@ -490,7 +594,7 @@ def main() -> int:
     if options.role:
         return _work(options)
     only = set(options.only or ("limit", "single", "ddp", "torch_1f1b", "pipeline"))
-    document = {}
+    document: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="bench-runtime-") as folder:
         data.make_shapes(Path(folder) / "shapes", num_train=6, num_test=1)
         for name in options.workload or CASES:
@@ -498,8 +602,28 @@ def main() -> int:
             own.mkdir()
             (own / "shapes").symlink_to(Path(folder) / "shapes")
             document[name] = bench(name, own, repeats=options.repeats, seconds=options.seconds, only=only)
+        if not options.workload:
+            document |= _of_the_runtime(Path(folder), options.repeats)
     print(json.dumps(document) if options.json else _table(document))
     return 0
+
+
+def _of_the_runtime(folder: Path, repeats: int) -> dict[str, Any]:
+    """Measure what does not depend on a workload."""
+    (folder / "bare").mkdir()
+    (folder / "bare" / "shapes").symlink_to(folder / "shapes")
+    found = [start("overhead", "vgg16", folder / "bare", 0, world_size=2) for _ in range(repeats)]
+    overheads = [ranks[0]["overhead_ms"] for ranks in found]
+    cpu = statistics.median(rank["cpu_ms"] for ranks in found for rank in ranks)
+    say(f"overhead: {statistics.median(overheads):.3f} ms a minibatch and stage")
+    channel = start("channel", "vgg16", folder / "bare", 0, world_size=2)[0]["gigabytes_per_second"]
+    say(f"channel: {channel}")
+    cuts = six_messages("minkvgg16bn", folder / "bare")
+    return {
+        "overhead_ms": statistics.median(overheads),
+        "overhead_cpu_ms": cpu,
+        "channel": {"rates": channel, "minkvgg16bn": cuts},
+    }
 
 
 def _work(options: argparse.Namespace) -> int:

@@ -82,7 +82,7 @@ def test_coordinates_off_the_grid_of_their_stride_lose_nothing() -> None:
 
 
 def test_one_dense_tensor_is_sent_from_its_own_memory() -> None:
-    rows = torch.randn(5, 3)
+    rows = torch.randn(500, 3)
     assert encode(Packet(BACKWARD, 0, 0, (Slot(rows),)))[1].data_ptr() == rows.data_ptr()
 
 
@@ -93,10 +93,17 @@ def test_a_header_that_is_none_is_refused_with_both_numbers() -> None:
 
 def test_too_many_tensors_for_a_header_are_refused() -> None:
     slots = tuple(Slot(torch.zeros(1, 1)) for _ in range(100))
-    with pytest.raises(ValueError, match="a boundary of 100 tensors needs .* numbers, 256 fit"):
+    with pytest.raises(ValueError, match="a boundary of 100 tensors needs .* numbers, 255 fit"):
         encode(Packet(FORWARD, 0, 0, slots))
 
 
 def test_boundaries_of_other_tensors_have_other_numbers() -> None:
     assert boundary_id(["a", "b"]) == boundary_id(("a", "b"))
     assert len({boundary_id(names) for names in (["a", "b"], ["b", "a"], ["ab"], ["a"], [])}) == 5
+
+
+def test_a_small_payload_travels_in_the_header() -> None:
+    rows = torch.randn(8, 64)
+    header, payload = encode(Packet(BACKWARD, 3, 0, (Slot(rows),)))
+    assert len(payload) == payload_bytes(header) == 0
+    assert torch.equal(decode(header.clone(), payload).slots[0].rows, rows)

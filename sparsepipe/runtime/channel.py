@@ -3,8 +3,8 @@
 Each packet is two messages, header and payload, on tags of their own for each direction, so that neither the two
 directions nor headers and payloads of one pair of ranks can be taken for each other.
 
-    sender   isend header, isend payload ───────────►  Inbox thread: header of m+1 is awaited before payload of m is
-             (kept until the peer has taken them)      taken; at most `depth` packets wait for the worker
+    sender   isend header, isend payload ─────►  Inbox   thread 1: header arrived → post the receive of its payload
+             (kept until the peer has them)              thread 2: payload arrived → packet, for the worker to take
 """
 
 import queue
@@ -47,13 +47,17 @@ class Inbox:
     ) -> None:
         self._expected = tuple(expected)
         self._direction, self._boundary, self._group, self._depth = direction, boundary, group, depth
-        self._arrived: queue.Queue[Packet | BaseException] = queue.Queue(maxsize=depth)
+        self._arrived: queue.Queue[Packet | BaseException] = queue.Queue()
         self._taken = 0
         self._link_seconds = link_seconds  # (peer, bytes) -> seconds, to act as a slower link than this one
         self._link_free: dict[int, float] = {}
+        # Packets whose payload is on its way or that wait for the worker: more are not let in (back-pressure).
+        self._room = threading.Semaphore(depth + 1)
+        self._coming: queue.SimpleQueue[tuple[int, int, Tensor, Tensor, Any] | BaseException] = queue.SimpleQueue()
         if self._expected:
-            name = f"inbox {_DIRECTIONS[direction]}"
-            threading.Thread(target=self._receive_all, name=name, daemon=True).start()
+            for task in (self._receive_headers, self._receive_payloads):
+                name = f"inbox {_DIRECTIONS[direction]}"
+                threading.Thread(target=task, name=name, daemon=True).start()
 
     def take(self, minibatch: int, *, timeout: float, action: str) -> Packet:
         """Return the packet of `minibatch`, which must be next. Raises DeadlinePassed, PeerLost or PacketMismatch."""
@@ -71,29 +75,42 @@ class Inbox:
         if isinstance(packet, BaseException):
             raise packet
         self._taken += 1
+        self._room.release()
         return packet
 
     def peer(self) -> int:
         """The rank that sends the next packet."""
         return self._expected[self._taken][0]
 
-    def _receive_all(self) -> None:
+    def _receive_headers(self) -> None:
+        """Await one header after the other, and post the receive of its payload as soon as its size is known."""
         header_tag, payload_tag = _tags(self._direction)
-        headers: deque[tuple[int, int, Tensor, Any]] = deque()
+        posted: deque[tuple[int, int, Tensor, Any]] = deque()
         upcoming = iter(self._expected)
         try:
-            while True:
-                while len(headers) < self._depth and (following := next(upcoming, None)) is not None:
-                    peer, minibatch = following
+            for _ in self._expected:
+                while len(posted) < self._depth and (following := next(upcoming, None)) is not None:
                     header = torch.empty(HEADER_INTEGERS, dtype=torch.int64)
-                    headers.append((peer, minibatch, header, self._irecv(header, peer, header_tag)))
-                if not headers:
-                    return
-                peer, minibatch, header, work = headers.popleft()
+                    posted.append((*following, header, self._irecv(header, following[0], header_tag)))
+                peer, minibatch, header, work = posted.popleft()
                 self._wait(work, peer, minibatch)
+                self._room.acquire()
                 payload = torch.empty(payload_bytes(header), dtype=torch.uint8)
-                if len(payload):
-                    self._wait(self._irecv(payload, peer, payload_tag), peer, minibatch)
+                work = self._irecv(payload, peer, payload_tag) if len(payload) else None
+                self._coming.put((peer, minibatch, header, payload, work))
+        except BaseException as error:  # handed on to the worker, who raises it
+            self._coming.put(error)
+
+    def _receive_payloads(self) -> None:
+        """Await one payload after the other and make packets of them."""
+        try:
+            for _ in self._expected:
+                coming = self._coming.get()
+                if isinstance(coming, BaseException):
+                    raise coming
+                peer, minibatch, header, payload, work = coming
+                if work is not None:
+                    self._wait(work, peer, minibatch)
                 if self._link_seconds:
                     self._hold_back(sent_at(header), peer, self._link_seconds(peer, len(payload)))
                 self._arrived.put(self._checked(decode(header, payload), peer, minibatch))

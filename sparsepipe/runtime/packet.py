@@ -1,7 +1,9 @@
 """One minibatch at a stage boundary as bytes: a fixed-size header that describes one payload.
 
-header   int64 [256]   what it is, whose, and the shape, type and place of every section of the payload
+header   int64 [512]   what it is, whose, and the shape, type and place of every section of the payload
 payload  uint8 [n]     coordinate sets (packed into keys), then the rows of each tensor, 64-byte aligned
+
+A payload of 2 KB or less travels in the second half of the header.
 """
 
 import time
@@ -16,7 +18,8 @@ from torch import Tensor
 from ..engines.base import CoordinateSet
 from .failures import PacketMismatch
 
-HEADER_INTEGERS = 256
+HEADER_INTEGERS = 512  # as sent: facts, then room for a small payload
+_FACTS = 256
 _MAGIC = 0x5350_4B54
 _ALIGNMENT = 64
 _DTYPES = (
@@ -65,7 +68,10 @@ def boundary_id(names: Iterable[str]) -> int:
 
 
 def encode(packet: Packet) -> tuple[Tensor, Tensor]:
-    """Return header and payload. A payload of one contiguous tensor is that tensor's own memory, not a copy."""
+    """Return header and payload, which is empty where it went into the header.
+
+    A payload of one contiguous tensor is that tensor's own memory, not a copy.
+    """
     facts = [_MAGIC, time.monotonic_ns(), packet.direction, packet.minibatch, packet.boundary, packet.voxels]
     facts += [len(packet.coordinate_sets), len(packet.slots)]
     sections: list[Tensor] = []
@@ -80,17 +86,23 @@ def encode(packet: Packet) -> tuple[Tensor, Tensor]:
         facts += [_DTYPES.index(rows.dtype), place, slot.needs_gradient, slot.restore, scaled, rows.dim(), *rows.shape]
         sections += [rows] if slot.scales is None else [rows, slot.scales]
     payload = _join(sections)
-    facts.append(len(payload))
-    if len(facts) > HEADER_INTEGERS:
-        raise ValueError(f"a boundary of {len(packet.slots)} tensors needs {len(facts)} numbers, {HEADER_INTEGERS} fit")
+    inside = len(payload) <= 8 * (HEADER_INTEGERS - _FACTS)
+    facts.append(0 if inside else len(payload))
+    if len(facts) >= _FACTS:
+        raise ValueError(f"a boundary of {len(packet.slots)} tensors needs {len(facts)} numbers, {_FACTS - 1} fit")
     header = torch.zeros(HEADER_INTEGERS, dtype=torch.int64)
-    header[0] = len(facts)
-    header[1 : 1 + len(facts)] = torch.tensor(facts)
-    return header, payload
+    header[: 1 + len(facts)] = torch.tensor([len(facts), *facts])
+    if not inside:
+        return header, payload
+    header.view(torch.uint8)[8 * _FACTS : 8 * _FACTS + len(payload)] = payload
+    return header, payload[:0]
 
 
 def payload_bytes(header: Tensor) -> int:
-    """Return the size of the payload that follows `header`. Raises PacketMismatch where this is no header."""
+    """Return the size of the payload that follows `header`, 0 where it is inside it.
+
+    Raises PacketMismatch where this is no header.
+    """
     if int(header[1]) != _MAGIC:
         raise PacketMismatch(f"{int(header[1]):#x} where a packet's header starts, expected {_MAGIC:#x}")
     return int(header[int(header[0])])
@@ -104,6 +116,8 @@ def sent_at(header: Tensor) -> float:
 def decode(header: Tensor, payload: Tensor) -> Packet:
     """Rebuild the packet. Rows are views of the payload, which they keep alive."""
     facts = iter(header[3 : 1 + int(header[0])].tolist())
+    if len(payload) == 0:
+        payload = header.view(torch.uint8)[8 * _FACTS :]
     direction, minibatch, boundary, voxels, num_sets, num_slots = (next(facts) for _ in range(6))
     place, sets, slots = 0, [], []
     for _ in range(num_sets):
