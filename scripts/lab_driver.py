@@ -1,0 +1,170 @@
+"""JupyterLab on loopback, driven by Chromium: what browser tests, the widgets' benchmark and screenshots share."""
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import nbformat
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+]
+# The indicator says "idle" before the kernel can be asked: a run then does nothing, silently.
+READY = """async () => {
+  const panel = window.jupyterapp.shell.currentWidget;
+  await panel.context.ready; await panel.sessionContext.ready;
+  for (let i = 0; i < 400; i++) {
+    const kernel = panel.sessionContext.session && panel.sessionContext.session.kernel;
+    if (kernel && kernel.connectionStatus === 'connected' && kernel.status === 'idle') { await kernel.info; return; }
+    await new Promise(done => setTimeout(done, 50));
+  }
+  throw new Error('the kernel did not become ready');
+}"""
+RUN = """(seconds) => Promise.race([
+  window.jupyterapp.commands.execute('notebook:run-all-cells'),
+  new Promise((_, fail) => setTimeout(() => fail(new Error(`the cells did not end within ${seconds} s`)),
+                                      1000 * seconds)),
+])"""
+HEIGHT = """() => {
+  const outer = document.querySelector('.jp-NotebookPanel:not(.lm-mod-hidden) .jp-WindowedPanel-outer');
+  return outer.scrollHeight + window.innerHeight - outer.clientHeight;
+}"""
+
+
+class Lab:
+    """A JupyterLab server on loopback, with settings, kernels and notebooks of its own below `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.notebooks = folder / "notebooks"
+        self.notebooks.mkdir(parents=True, exist_ok=True)
+        self.token = secrets.token_hex(8)
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        own = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTERLAB_SETTINGS_DIR")
+        own += ("JUPYTERLAB_WORKSPACES_DIR", "IPYTHONDIR", "HOME")
+        environment = os.environ | {name: str(folder / name.lower()) for name in own} | {"PYTHONPATH": str(REPOSITORY)}
+        environment["JUPYTER_PREFER_ENV_PATH"] = "1"
+        settings = folder / "jupyter_config_dir" / "labconfig" / "page_config.json"
+        settings.parent.mkdir(parents=True, exist_ok=True)
+        settings.write_text(json.dumps({"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": True}}))
+        options = [f"--ServerApp.port={port}", "--ServerApp.ip=127.0.0.1", f"--IdentityProvider.token={self.token}"]
+        options += [f"--ServerApp.root_dir={self.notebooks}", "--LabApp.expose_app_in_browser=True", "--allow-root"]
+        with (folder / "lab.log").open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "jupyterlab", "--no-browser", *options, "--LabApp.extension_manager=readonly"],
+                env=environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._wait(folder / "lab.log")
+
+    def _wait(self, log: Path) -> None:
+        for _ in range(600):
+            try:
+                self._ask("api")
+                return
+            except (urllib.error.URLError, ConnectionError):
+                time.sleep(0.1)
+                if self.process.poll() is not None:
+                    break
+        raise RuntimeError(log.read_text())
+
+    def _ask(self, path: str, method: str = "GET") -> bytes:
+        request = urllib.request.Request(f"{self.url}/{path}?token={self.token}", method=method)
+        return urllib.request.urlopen(request).read()
+
+    def write(self, name: str, *cells: str) -> None:
+        """Write a notebook of code cells."""
+        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+        kernel = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
+        notebook.metadata["kernelspec"] = kernel
+        nbformat.write(notebook, self.notebooks / name)
+
+    def end_kernels(self) -> None:
+        """End every kernel: one left alive keeps a core."""
+        for kernel in json.loads(self._ask("api/kernels")):
+            self._ask(f"api/kernels/{kernel['id']}", "DELETE")
+
+    def close(self) -> None:
+        self.end_kernels()
+        os.killpg(self.process.pid, signal.SIGTERM)
+        self.process.wait(20)
+
+
+@contextmanager
+def chromium() -> Iterator[Any]:
+    """Yield a browser without a window. Raises RuntimeError where there is none."""
+    from playwright.sync_api import sync_playwright
+
+    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    if found is None:
+        raise RuntimeError("no Chromium on PATH; install it (Debian: apt install chromium)")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+def open_page(browser: Any, *, width: int = 1440, height: int = 2200) -> Any:
+    """Open a page that keeps the addresses it asked (`requests`) and the errors of its scripts (`problems`)."""
+    page = browser.new_context(viewport={"width": width, "height": height}).new_page()
+    page.set_default_timeout(60_000)
+    page.requests, page.problems = [], []
+    page.on("request", lambda request: page.requests.append(request.url))
+    page.on("pageerror", lambda error: page.problems.append(str(error)))
+    return page
+
+
+def open_notebook(page: Any, lab: Lab, name: str) -> None:
+    """Open a notebook alone in a fresh workspace, and wait until its kernel can be asked."""
+    page.goto(f"{lab.url}/lab/workspaces/auto-t/tree/{name}?token={lab.token}&reset")
+    page.wait_for_selector("#jupyterlab-splash", state="detached")
+    page.wait_for_selector(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook")
+    page.wait_for_function("() => !!window.jupyterapp")
+    page.evaluate(READY)
+
+
+def run_notebook(page: Any, lab: Lab, name: str, *, seconds: int = 90) -> None:
+    """Open a notebook and run all its cells."""
+    open_notebook(page, lab, name)
+    page.evaluate(RUN, seconds)
+
+
+def set_theme(page: Any, theme: str) -> None:
+    """Show the page in "JupyterLab Light" or "JupyterLab Dark"."""
+    page.evaluate("theme => window.jupyterapp.commands.execute('apputils:change-theme', { theme })", theme)
+    page.wait_for_timeout(800)
+
+
+def show_all(page: Any, *, tallest: int = 16000) -> int:
+    """Make the page as tall as its notebook, so that every output is drawn; returns its height in pixels."""
+    width = page.viewport_size["width"]
+    height = page.viewport_size["height"]
+    for _ in range(6):  # what comes into view may be taller than was thought
+        found = min(int(page.evaluate(HEIGHT)), tallest)
+        if abs(found - height) < 4:
+            break
+        height = found
+        page.set_viewport_size({"width": width, "height": height})
+        page.wait_for_timeout(500)
+    return height
