@@ -8,24 +8,18 @@ import plotly.graph_objects as go
 import pytest
 
 from sparsepipe import (
-    Cluster,
     CostSample,
-    DeviceType,
     InputError,
     Layer,
     LayerCost,
     LayerGraph,
-    Link,
-    Node,
     Plan,
     Profile,
     Stage,
 )
-from sparsepipe.planners import partition
 from sparsepipe.runtime.config import RunConfig
-from sparsepipe.widgets import LaunchBoard, LayerGraphExplorer, PartitionExplorer, PlotView, plot_view
+from sparsepipe.widgets import LaunchBoard, LayerGraphExplorer, PlotView, plot_view
 from sparsepipe.widgets.messages import Messages
-from sparsepipe.widgets.partition import bottleneck
 
 NUM_LAYERS = 12
 
@@ -41,90 +35,8 @@ def profile():
     return Profile(LayerGraph.chain(layers), {"fast": costs(1), "slow": costs(2)}, (1000.0,), {"batch_size": 16})
 
 
-@pytest.fixture
-def explorer(profile):
-    fast, slow = DeviceType("fast"), DeviceType("slow")
-    nodes = (Node("a", (fast,) * 2, Link(1e10)), Node("b", (slow,), Link(1e10)))
-    return PartitionExplorer(profile, Cluster(nodes, Link(1e10)))
-
-
 def drawn(view):
     return json.loads(view.figure)
-
-
-def test_explorer_shows_the_plan_that_the_planner_makes(explorer, profile):
-    assert explorer.messages.value == ""
-    assert explorer.plan.stages == partition(profile, explorer.shown_cluster).stages
-    assert f"{explorer.plan.estimate.period_seconds * 1e3:.2f} ms a minibatch" in explorer.summary.value
-    assert f"{16 / explorer.plan.estimate.period_seconds:.0f} samples/s" in explorer.summary.value
-    rows = {row for trace in drawn(explorer.timeline)["data"] for row in trace["y"]}
-    assert rows == {f"rank {rank} · simulated" for rank in explorer.plan.ranks}
-
-
-def test_every_control_changes_the_plan_on_screen(explorer):
-    explorer.counts["slow"].value = 0
-    assert {device.type.name for device in explorer.shown_cluster.devices} == {"fast"}
-    explorer.schedule.value = "gpipe"
-    assert explorer.plan.schedule == "gpipe" and not explorer.microbatches.disabled
-    explorer.microbatches.value = 5
-    assert explorer.plan.num_microbatches == 5
-    before = explorer.plan.estimate.period_seconds
-    explorer.voxels.value = 2 * explorer.voxels.value
-    assert explorer.plan.estimate.period_seconds == pytest.approx(2 * before, rel=0.05)
-    explorer.planner.value = "data-parallel"
-    assert len(explorer.plan.stages) == 1
-    explorer.inside.value = 1e7
-    assert explorer.shown_cluster.nodes[0].link.bandwidth == 1e7
-    assert explorer.messages.value == ""
-
-
-def test_cuts_are_moved_by_hand_and_bad_ones_are_refused_in_words(explorer):
-    explorer.planner.value = "cuts by hand"
-    assert len(explorer.cuts.children) == 2
-    explorer.cuts.children[0].value, explorer.cuts.children[1].value = 3, 7
-    assert [len(stage.layers) for stage in explorer.plan.stages] == [3, 4, 5]
-    shown = explorer.timeline.figure
-    explorer.cuts.children[0].value = 9
-    assert "each must lie behind the one before" in explorer.messages.value
-    assert explorer.timeline.figure == shown
-    explorer.cuts.children[0].value = 2
-    assert explorer.messages.value == ""
-
-
-def test_no_device_and_too_little_memory_are_said_in_words(explorer):
-    explorer.memory.value = 1e7
-    assert "#D55E00" in explorer.messages.value and "Traceback" not in explorer.messages.value
-    explorer.memory.value = 1e12
-    assert explorer.messages.value == ""
-    for slider in explorer.counts.values():
-        slider.value = 0
-    assert "no device chosen" in explorer.messages.value
-
-
-def test_the_code_makes_the_plan_again(explorer, profile):
-    names = {"Cluster": Cluster, "Node": Node, "DeviceType": DeviceType, "Link": Link, "partition": partition}
-    names |= {"Plan": Plan, "Stage": Stage, "profile": profile}
-    for choice in ("optimal", "cuts by hand"):
-        explorer.planner.value = choice
-        scope = dict(names)
-        exec(explorer.as_code(), scope)
-        assert [s.layers for s in scope["plan"].stages] == [s.layers for s in explorer.plan.stages]
-        assert [s.ranks for s in scope["plan"].stages] == [s.ranks for s in explorer.plan.stages]
-        assert scope["cluster"] == explorer.shown_cluster
-
-
-def test_a_pinned_plan_stays_to_compare_with(explorer):
-    explorer._pin()
-    explorer.planner.value = "data-parallel"
-    names = {trace["y"][0] for trace in drawn(explorer.layers)["data"]}
-    assert names == {"A: optimal", "data-parallel"}
-
-
-def test_bottleneck_names_the_slowest_stage_and_its_cause(explorer):
-    explorer.planner.value = "data-parallel"
-    assert bottleneck(explorer.plan).startswith("stage 0: compute")
-    explorer.between.value = 1e6
-    assert bottleneck(explorer.plan).startswith("stage 0: averaging")
 
 
 def test_a_clicked_layer_shows_its_numbers_on_every_device_type(profile):

@@ -1,8 +1,8 @@
-"""The partition explorer: devices, links, planner, schedule and cuts under sliders; the predicted plan beside them."""
+"""The partition explorer: devices, links, workload, planner, schedule and cuts under sliders; the plan beside them."""
 
-import html
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import ipywidgets
@@ -11,242 +11,338 @@ from .. import plots
 from ..cluster import Cluster, DeviceType, Link, Node
 from ..errors import InputError
 from ..plan import WEIGHT_POLICIES, Plan
-from ..planners import PLANNERS, Problem, estimate, partition
+from ..planners import PLANNERS, Problem, partition
+from ..planners.by_hand import by_hand, with_cuts, with_groups
+from ..planners.teams import device_classes
+from ..plots.table import scaled_bytes
 from ..profile import Profile
 from ..simulator import simulate
+from .as_code import as_code
+from .blocked import blocked
+from .controls import choices, dropdown, log_slider, slider, toggle
+from .exporter import Exporter
 from .messages import Messages
-from .plot_view import PlotView
+from .partition_view import PartitionView, graph_text
+from .scale import Scale
+from .scene import scene
+from .stage_editor import StageEditor
+from .what_if import compressed, judged
 
-_BY_HAND = "cuts by hand"
-_UNLIMITED = 12.0  # log10 of bytes: the memory slider's end stands for no limit
 _MAX_DEVICES = 8
-_WIDE = ipywidgets.Layout(width="340px")
-_NAMES = {"description_width": "118px"}
+_AS_GIVEN = 0.0
+_MEMORY = [m * 10.0**e for e in range(7, 12) for m in (1, 1.5, 2, 3, 4, 6, 8)]
+_VOXEL_SIZES = (0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.15, 0.2)
+_COMPRESSIONS = {"none": 1.0, "2 × (bfloat16)": 2.0, "4 × (int8)": 4.0}
+_KEPT = 64  # best plans that are remembered: going back costs nothing
 
 
 class PartitionExplorer:
-    """Sliders over a profile. `plan` is the plan on screen, `cluster` its devices, `widget` what to display."""
+    """Sliders over a profile. `plan` is the plan on screen, `shown_cluster` its devices, `widget` what to display.
 
-    def __init__(self, profile: Profile, cluster: Cluster, *, minibatches: int = 12, note: str = "") -> None:
-        self.profile, self.minibatches, self.note = profile, minibatches, note
+    `voxels_by_size`: mean active voxels of a sample at each voxel size, where they were counted.
+    `figures`: where the export button writes to.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        cluster: Cluster,
+        *,
+        minibatches: int = 12,
+        note: str = "",
+        voxels_by_size: Mapping[float, float] | None = None,
+        figures: Path | str = "figures",
+    ) -> None:
+        _check(profile, cluster)
+        self.profile, self.cluster, self.minibatches, self.note = profile, cluster, minibatches, note
+        self.scale = Scale.of(profile, voxels_by_size)
         self.messages = Messages()
         self.plan: Plan | None = None
-        self.cluster = cluster
+        self.shown_cluster = cluster
         self.pinned: Plan | None = None
+        self.ends: list[int] = []
+        self._serial, self._quiet = 0, True
+        self._optimal: dict[tuple, Plan | str] = {}
+        self._compressed = {1.0: profile}
+        self.view = PartitionView()
+        self.view.graph = graph_text(profile)
         self._make_controls(cluster)
-        self.summary, self.code = ipywidgets.HTML(), ipywidgets.HTML()
-        self.timeline, self.stages, self.layers = PlotView(), PlotView(), PlotView()
-        pin = ipywidgets.Button(description="pin as A", tooltip="keep this plan to compare the next ones with")
-        pin.on_click(self.messages.shown(self._pin))
-        column = ipywidgets.Layout(flex="0 0 370px", overflow="hidden")
-        controls = ipywidgets.VBox([*self._controls(), self.cuts, pin, self.code], layout=column)
-        room = ipywidgets.Layout(flex="1 1 0", min_width="0")
-        views = ipywidgets.VBox([self.messages, self.summary, self.timeline, self.stages, self.layers], layout=room)
-        self.widget = ipywidgets.HBox([controls, views])
         self._redraw = self.messages.shown(self.update)
+        self.exporter = Exporter(self.messages, Path(figures), self._figures)
+        self.view.on_cut(self._cut_moved)
         for control in self._controls():
             control.observe(self._changed, names="value")
+        self.widget = self._layout()
+        self._quiet = False
         self._changed()
+
+    # --- Controls ---------------------------------------------------------------------------------------------------
 
     def _make_controls(self, cluster: Cluster) -> None:
         kinds = [device.type for device in cluster.devices]
         self.counts = {
-            kind.name: self._slider(kind.name, kinds.count(kind), low=0, high=max(_MAX_DEVICES, 2 * kinds.count(kind)))
+            kind.name: slider(kind.name, kinds.count(kind), low=0, high=max(_MAX_DEVICES, 2 * kinds.count(kind)))
             for kind in cluster.device_types
         }
-        inside, between = cluster.nodes[0].link, cluster.network
-        self.inside = self._log_slider("inside a node", inside.bandwidth, "B/s within a node")
-        self.between = self._log_slider("between nodes", between.bandwidth, "B/s between nodes")
-        memory = min(kind.memory_bytes for kind in cluster.device_types)
-        self.memory = self._log_slider(
-            "memory", memory, "bytes a device; the end means no limit", low=7, high=_UNLIMITED
+        self.inside = log_slider("within a node", cluster.nodes[0].link.bandwidth, "bytes per second within a node")
+        self.between = log_slider("between nodes", cluster.network.bandwidth, "bytes per second between nodes")
+        options = [*((scaled_bytes(value), value) for value in _MEMORY), ("as given", _AS_GIVEN)]
+        self.memory = choices("memory", options, _AS_GIVEN, "limit of every device")
+        sizes = sorted({*_VOXEL_SIZES, self.scale.voxel_size}) if self.scale else [1.0]
+        batches = sorted({*(2**k for k in range(11)), self.scale.batch_size}) if self.scale else [1]
+        law = f"voxels {self.scale.law}" if self.scale else ""
+        self.batch_size = choices("batch size", batches, self.scale.batch_size if self.scale else 1, "of a minibatch")
+        self.voxel_size = choices("voxel size", sizes, self.scale.voxel_size if self.scale else 1.0, law)
+        self.compression = dropdown("compression", _COMPRESSIONS, "of the features that cross a boundary")
+        self.planner = dropdown("planner", list(PLANNERS), "who chooses the stages")
+        self.schedule = dropdown("schedule", list(WEIGHT_POLICIES), "the order of forwards and backwards")
+        self.weights = dropdown("weights", WEIGHT_POLICIES["1f1b"], "which version a minibatch meets")
+        self.microbatches = slider("microbatches", 2 * len(kinds), low=1, high=64)
+        self.pin_cuts = toggle("pin cuts", "keep the cuts: drag them, or move them with the arrow keys")
+        self.pin_devices = toggle("pin devices", "keep the devices of each stage: change them below")
+        self.editor = StageEditor(list(self.counts), self._changed)
+        self.editor.more.on_click(self.messages.shown(lambda _: self._resize(1)))
+        self.editor.less.on_click(self.messages.shown(lambda _: self._resize(-1)))
+        self.pin = ipywidgets.Button(
+            description="pin as A", icon="thumb-tack", tooltip="compare the next plans with it"
         )
-        self.planner = self._choice("planner", [*PLANNERS, _BY_HAND], "optimal")
-        self.schedule = self._choice("schedule", list(WEIGHT_POLICIES), "1f1b")
-        self.microbatches = self._slider("microbatches", 2 * len(kinds), low=1, high=64)
-        mean = self.profile.voxels()
-        self.voxels = self._slider("voxels", round(mean), low=max(1, round(mean / 4)), high=max(2, round(mean * 4)))
-        self.cuts = ipywidgets.VBox([])
+        self.unpin = ipywidgets.Button(description="forget A", tooltip="compare no more", disabled=True)
+        self.pin.on_click(self.messages.shown(lambda _: self._pin(self.plan)))
+        self.unpin.on_click(self.messages.shown(lambda _: self._pin(None)))
 
     def _controls(self) -> list[Any]:
         links = [self.inside, self.between] if len(self.counts) > 1 else [self.inside]
-        sparse = [self.voxels] if any(len(c.samples) > 1 for c in next(iter(self.profile.costs.values()))) else []
-        return [*self.counts.values(), *links, self.memory, *sparse, self.planner, self.schedule, self.microbatches]
+        sparse = [self.batch_size, self.voxel_size] if self.scale else []
+        chosen = [self.planner, self.schedule, self.weights, self.microbatches, self.pin_cuts, self.pin_devices]
+        return [*self.counts.values(), *links, self.memory, *sparse, self.compression, *chosen]
 
-    @staticmethod
-    def _slider(name: str, value: int, *, low: int, high: int) -> ipywidgets.IntSlider:
-        return ipywidgets.IntSlider(
-            value=value, min=low, max=high, description=name, layout=_WIDE, style=_NAMES, continuous_update=True
-        )
+    def _layout(self) -> ipywidgets.HBox:
+        found = self._controls()
+        split = found.index(self.memory) + 1
+        end = found.index(self.planner)
+        heads = [ipywidgets.HTML(f"<b>{text}</b>") for text in ("Devices and links", "Workload", "Plan")]
+        toggles = ipywidgets.HBox([self.pin_cuts, self.pin_devices])
+        column = [heads[0], *found[:split], heads[1], *found[split:end], heads[2], *found[end:-2], toggles]
+        column += [self.editor.widget, ipywidgets.HBox([self.pin, self.unpin]), self.exporter.widget]
+        left = ipywidgets.VBox(column, layout={"flex": "0 0 350px", "overflow": "hidden"})
+        right = ipywidgets.VBox([self.messages, self.view], layout={"flex": "1 1 420px", "min_width": "0"})
+        return ipywidgets.HBox([left, right], layout={"flex_flow": "row wrap"})
 
-    @staticmethod
-    def _log_slider(
-        name: str, value: float, tip: str, *, low: float = 6, high: float = 12
-    ) -> ipywidgets.FloatLogSlider:
-        start = min(max(value, 10**low), 10**high)
-        looks = {"layout": _WIDE, "style": _NAMES, "readout_format": ".2s", "tooltip": tip}
-        return ipywidgets.FloatLogSlider(value=start, base=10, min=low, max=high, step=0.1, description=name, **looks)
-
-    @staticmethod
-    def _choice(name: str, options: list[str], value: str) -> ipywidgets.Dropdown:
-        return ipywidgets.Dropdown(options=options, value=value, description=name, layout=_WIDE, style=_NAMES)
-
-    def _changed(self, _: Any = None) -> None:
-        self.microbatches.disabled = WEIGHT_POLICIES[self.schedule.value] != ("flush",)
-        self._offer_cuts()
-        self._redraw()
-
-    def _offer_cuts(self) -> None:
-        """One slider a boundary, when cuts are made by hand; where they stand follows the plan that was on screen."""
-        number = max(0, sum(slider.value for slider in self.counts.values()) - 1) if self._by_hand else 0
-        if number == len(self.cuts.children):
+    def _changed(self, change: Any = None) -> None:
+        """One redraw for one change, whatever other controls follow from it."""
+        if self._quiet:
             return
-        layers = len(self._planned_layers())
-        ends = self._ends(self.plan) if self.plan and len(self.plan.stages) == number + 1 else ()
-        starts = ends or [round(layers * (k + 1) / (number + 1)) for k in range(number)]
-        sliders = [self._slider(f"cut {k} | {k + 1}", at, low=1, high=layers - 1) for k, at in enumerate(starts)]
-        for slider in sliders:
-            slider.observe(lambda _: self._redraw(), names="value")
-        self.cuts.children = sliders
+        self._quiet = True
+        try:
+            policies = WEIGHT_POLICIES[self.schedule.value]
+            if self.weights.options != policies:
+                self.weights.options = policies
+            self.microbatches.disabled = policies[0] not in ("flush", "2bw")
+            self.weights.disabled = len(policies) == 1
+            self._start_pinning(change)
+            self._redraw()
+        finally:
+            self._quiet = False
 
-    @property
-    def _by_hand(self) -> bool:
-        return self.planner.value == _BY_HAND
+    def _start_pinning(self, change: Any) -> None:
+        """A toggle that was switched on keeps what the plan on screen has."""
+        pinned = self.pin_cuts.value or self.pin_devices.value
+        if change is not None and change["owner"] in (self.pin_cuts, self.pin_devices) and self.plan is not None:
+            counts = [len(stage.layers) for stage in self.plan.stages]
+            self.ends = [sum(counts[: k + 1]) for k in range(len(counts) - 1)]
+            self.editor.groups = [_group(stage.device_types) for stage in self.plan.stages]
+        self.planner.disabled = pinned
+        self.editor.widget.layout.display = "" if pinned else "none"
 
-    def _planned_layers(self) -> tuple[int, ...]:
-        return tuple(k for k in range(len(self.profile.graph.layers)) if k not in self.profile.graph.input_layers)
+    def _resize(self, step: int) -> None:
+        """One stage more, out of the one with the most layers, or one less, joined with its neighbour."""
+        if self.plan is None:
+            return
+        bounds = [0, *self.ends, len(Problem(self.profile, self.shown_cluster).layers)]
+        sizes = [b - a for a, b in zip(bounds, bounds[1:], strict=False)]
+        groups = [dict(group) for group in self.editor.groups]
+        if step > 0:
+            k = sizes.index(max(sizes))
+            if sizes[k] < 2:
+                raise InputError("every stage has one layer: there is no place for one stage more")
+            spare = {n: s.value - sum(group.get(n, 0) for group in groups) for n, s in self.counts.items()}
+            free = next((name for name, number in spare.items() if number > 0), None)
+            if free is None:
+                raise InputError("every device has a stage: move a device slider up, or take one from a stage")
+            self.ends.insert(k, bounds[k] + sizes[k] // 2)
+            groups.insert(k + 1, {free: 1})
+        else:
+            self.ends.pop()
+            groups.pop()
+        self.editor.groups = groups
+        self._changed()
 
-    @staticmethod
-    def _ends(plan: Plan) -> list[int]:
-        counts = [len(stage.layers) for stage in plan.stages]
-        return [sum(counts[: k + 1]) for k in range(len(counts) - 1)]
+    def _cut_moved(self, cut: int, at: int) -> None:
+        if self.pin_cuts.value and cut < len(self.ends):
+            self.ends[cut] = at
+            self._changed()
+
+    # --- The plan ---------------------------------------------------------------------------------------------------
 
     def _chosen_cluster(self) -> Cluster:
         """A node for each device type, as the sliders say. Raises InputError without any device."""
-        limit = self.memory.value if self.memory.value < 10**_UNLIMITED * 0.99 else float("inf")
         inside = Link(self.inside.value, self.cluster.nodes[0].link.latency)
-        nodes = tuple(
-            Node(
-                f"node of {name}" if len(self.counts) > 1 else "node", (DeviceType(name, limit),) * slider.value, inside
-            )
-            for name, slider in self.counts.items()
-            if slider.value
-        )
+        nodes = []
+        for kind in self.cluster.device_types:
+            limit = self.memory.value or kind.memory_bytes
+            own = (DeviceType(kind.name, limit),) * self.counts[kind.name].value
+            if own:
+                nodes.append(Node(f"node of {kind.name}" if len(self.counts) > 1 else "node", own, inside))
         if not nodes:
             raise InputError("no device chosen: move a device slider up")
-        return Cluster(nodes, Link(self.between.value, self.cluster.network.latency) if len(nodes) > 1 else inside)
+        network = Link(self.between.value, self.cluster.network.latency) if len(nodes) > 1 else inside
+        return Cluster(tuple(nodes), network)
 
-    def _chosen_plan(self, profile: Profile, cluster: Cluster) -> Plan:
-        schedule = self.schedule.value
-        count = self.microbatches.value if WEIGHT_POLICIES[schedule] == ("flush",) else 1
-        problem = Problem(profile, cluster, schedule, count)
-        if not self._by_hand:
-            plan = partition(profile, cluster, planner=self.planner.value, schedule=schedule, num_microbatches=count)
-            told = plan.estimate
-            if told is not None and any(stage.memory_bytes for stage in told.stages):
-                return plan
-            return replace(plan, estimate=estimate(plan, problem))  # a published cost model leaves memory out
-        layers = self._planned_layers()
-        ends = [0, *(slider.value for slider in self.cuts.children), len(layers)]
-        if any(b <= a for a, b in zip(ends, ends[1:], strict=False)):
-            raise InputError(f"cuts at layers {ends[1:-1]}: each must lie behind the one before; move them apart")
-        parts = [layers[a:b] for a, b in zip(ends, ends[1:], strict=False)]
-        plan = problem.plan([problem.stage(part, (rank,)) for rank, part in enumerate(parts)], "by hand")
-        return replace(plan, estimate=estimate(plan.check(profile.graph, cluster), problem))
+    def _chosen_profile(self) -> Profile:
+        """The profile at the batch size, voxel size and compression chosen."""
+        ratio = self.compression.value
+        if ratio not in self._compressed:
+            self._compressed[ratio] = compressed(self.profile, ratio)
+        profile = self._compressed[ratio]
+        if self.scale is None:
+            return profile
+        factor = self.scale.factor(self.batch_size.value, self.voxel_size.value)
+        counts = self.profile.voxel_counts or (self.profile.voxels(),)
+        return replace(profile, voxel_counts=tuple(count * factor for count in counts))
+
+    def _problem(self) -> Problem:
+        count = 1 if self.microbatches.disabled else self.microbatches.value
+        return Problem(self._chosen_profile(), self._chosen_cluster(), self.schedule.value, count)
+
+    def _best(self, problem: Problem) -> Plan:
+        """The optimal plan, which also bounds all others. Raises InputError where nothing fits."""
+        sizes = (self.batch_size.value, self.voxel_size.value, self.compression.value)
+        key = (problem.cluster, problem.schedule, problem.num_microbatches, *sizes)
+        if key not in self._optimal:
+            if len(self._optimal) >= _KEPT:
+                self._optimal.pop(next(iter(self._optimal)))
+            try:
+                self._optimal[key] = _partition(problem, "optimal")
+            except InputError as error:
+                self._optimal[key] = str(error)
+        found = self._optimal[key]
+        if isinstance(found, str):
+            raise InputError(found)
+        return found
+
+    def _chosen_plan(self, problem: Problem) -> tuple[Plan, float | None]:
+        """(the plan as the default cost model sees it, a lower bound of every plan's period)."""
+        try:
+            best, refused = self._best(problem), ""
+        except InputError as error:
+            best, refused = None, str(error)
+        plan = self._by_hand(problem)
+        if plan is None:
+            if best is None:
+                raise InputError(refused)
+            plan = best if self.planner.value == "optimal" else _partition(problem, self.planner.value)
+        if plan.weights != self.weights.value:
+            plan = replace(plan, weights=self.weights.value)
+        plan = judged(plan, problem)
+        bound = best.estimate.lower_bound_seconds if best is not None and best.estimate else None
+        assert plan.estimate is not None
+        return replace(plan, estimate=replace(plan.estimate, lower_bound_seconds=bound)), bound
+
+    def _by_hand(self, problem: Problem) -> Plan | None:
+        """The plan around what is pinned; None where nothing is."""
+        if not (self.pin_cuts.value or self.pin_devices.value):
+            return None
+        kinds = [one.type.name for one in device_classes(problem.cluster)]
+        if self.pin_devices.value:
+            groups = [tuple(group.get(kind, 0) for kind in kinds) for group in self.editor.groups]
+            lost = {name for group in self.editor.groups for name, n in group.items() if n and name not in kinds}
+            if lost:
+                raise InputError(
+                    f"stages use {min(lost)}, of which there is none: move its slider up, or unpin devices"
+                )
+            return by_hand(problem, self.ends, groups) if self.pin_cuts.value else with_groups(problem, groups)
+        return with_cuts(problem, self.ends)
 
     def update(self) -> None:
-        """Plan and simulate what the sliders say, and draw it. Raises InputError for a choice that cannot be."""
-        counts = self.profile.voxel_counts or (self.profile.voxels(),)
-        factor = self.voxels.value / max(self.profile.voxels(), 1)
-        profile = replace(self.profile, voxel_counts=tuple(count * factor for count in counts))
-        cluster = self._chosen_cluster()
-        plan = self._chosen_plan(profile, cluster)
+        """Plan and simulate what the controls say, and draw it. Raises InputError for a choice that cannot be."""
+        problem = self._problem()
+        plan, bound = self._chosen_plan(problem)
+        counts = problem.profile.voxel_counts or (problem.voxels,)
         number = max(self.minibatches, 2 * plan.num_microbatches)
-        trace = simulate(plan, profile, cluster, [profile.voxel_counts[k % len(counts)] for k in range(number)])
-        self.plan, self.shown_cluster, self.trace = plan, cluster, trace
-        self.summary.value = summary_table(plan, cluster, batch_size=self.profile.origin.get("batch_size"))
-        compared = [plan] if self.pinned is None else [replace(self.pinned, planner="A: " + self.pinned.planner), plan]
-        self.timeline.show(plots.timeline(trace, note=self.note))
-        self.stages.show(plots.stages(*compared, note=self.note))
-        self.layers.show(plots.compare(*compared, note=self.note))
-        self.code.value = f"<details><summary>as code</summary><pre>{html.escape(self.as_code())}</pre></details>"
+        trace = simulate(plan, problem.profile, problem.cluster, [counts[k % len(counts)] for k in range(number)])
+        self.plan, self.shown_cluster, self.trace, self.problem = plan, problem.cluster, trace, problem
+        sizes = [len(stage.layers) for stage in plan.stages]
+        ends = [sum(sizes[: k + 1]) for k in range(len(sizes) - 1)]
+        pinned = self.pin_cuts.value or self.pin_devices.value
+        if pinned:
+            self.ends = ends
+            self.editor.show([_group(stage.device_types) for stage in plan.stages], devices=self.pin_devices.value)
+        self._serial += 1
+        batch_size = self.batch_size.value if self.scale else self.profile.origin.get("batch_size")
+        drawn = scene(plan, problem, trace, bound=bound, batch_size=batch_size, before=self.pinned)
+        movable = self.pin_cuts.value
+        where = blocked(plan, problem, ends) if movable else {"blocked": [], "reasons": []}
+        drawn |= {
+            "serial": self._serial,
+            "cuts": {"at": ends, "movable": movable, **where},
+            "hint": "drag a cut, or focus it and press the arrow keys"
+            if movable
+            else "in order, as high as their time; pin cuts to move them",
+            "code": self.as_code(),
+        }
+        if self.note:
+            drawn["notes"] = [*drawn["notes"], self.note]
+        self.view.show(drawn)
 
-    def _pin(self, _: Any = None) -> None:
-        self.pinned = self.plan
+    def _pin(self, plan: Plan | None) -> None:
+        self.pinned = plan
+        self.unpin.disabled = plan is None
         self.update()
 
+    def _figures(self) -> dict[str, tuple[Any, Any]]:
+        """Name → (figure, table) of what is on screen, for the export button."""
+        if self.plan is None:
+            raise InputError("no plan on screen: change what the message above names")
+        compared = [self.plan] if self.pinned is None else [replace(self.pinned, planner="A"), self.plan]
+        return {
+            "explorer_stages": (plots.stages(*compared, note=self.note), plots.stages_table(*compared)),
+            "explorer_layers": (plots.compare(*compared, note=self.note), plots.compare_table(*compared)),
+            "explorer_timeline": (plots.timeline(self.trace, note=self.note), plots.timeline_table(self.trace)),
+        }
+
     def as_code(self) -> str:
-        """The cell that makes the plan on screen again."""
+        """The cell that makes the plan on screen again, given `profile`."""
         assert self.plan is not None
-        cluster = self.shown_cluster
-        nodes = ",\n    ".join(_node_code(node) for node in cluster.nodes)
-        lines = [f"cluster = Cluster((\n    {nodes},\n), {_link_code(cluster.network)})"]
-        if self._by_hand:
-            stages = ", ".join(f"Stage({stage.layers!r}, {stage.ranks!r})" for stage in self.plan.stages)
-            lines.append(
-                f"plan = Plan(({stages},), {self.plan.schedule!r}, num_microbatches={self.plan.num_microbatches})"
-            )
-        else:
-            lines.append(
-                f"plan = partition(profile, cluster, planner={self.planner.value!r}, schedule={self.plan.schedule!r}, "
-                f"num_microbatches={self.plan.num_microbatches})"
-            )
-        return "\n".join(lines)
+        counts = self.problem.profile.voxel_counts if self.scale else None
+        changed = counts if counts and counts != self.profile.voxel_counts else None
+        factor = changed[0] / self.profile.voxel_counts[0] if changed and self.profile.voxel_counts else None
+        return as_code(
+            self.plan,
+            self.shown_cluster,
+            planner=None if self.pin_cuts.value or self.pin_devices.value else self.planner.value,
+            factor=factor,
+            compression=self.compression.value,
+        )
 
 
-def summary_table(plan: Plan, cluster: Cluster, *, batch_size: int | None = None) -> str:
-    """What a plan promises as a small HTML table: pace, gains, proof, and which stage holds it back and why."""
-    expected = plan.estimate
-    assert expected is not None
-    period = expected.period_seconds
-    rows = [("period", f"{period * 1e3:.2f} ms a minibatch")]
-    if batch_size:
-        rows.append(("throughput", f"{batch_size / period:.0f} samples/s"))
-    for name, seconds in (
-        ("one device", expected.single_device_seconds),
-        ("data parallel", expected.data_parallel_seconds),
-    ):
-        if seconds:
-            rows.append((f"over {name}", f"{seconds / period:.2f} ×"))
-    if expected.gap is not None:
-        rows.append(("at most above the optimum", f"{expected.gap:.2%}"))
-    rows.append(("held back by", bottleneck(plan)))
-    limits = [cluster.devices[rank].type.memory_bytes for stage in plan.stages for rank in stage.ranks[:1]]
-    worst = max(zip(expected.stages, limits, strict=True), key=lambda pair: pair[0].memory_bytes / pair[1])
-    limit = f" of {plots.table.scaled_bytes(worst[1])}" if worst[1] < float("inf") else ""
-    rows.append(("fullest device", f"{plots.table.scaled_bytes(worst[0].memory_bytes)}{limit}"))
-    rows += [("note", text) for text in plan.warnings]
-    return _html_table(rows)
-
-
-def bottleneck(plan: Plan) -> str:
-    """Name the slowest stage and what makes it so."""
-    assert plan.estimate is not None
-    causes = []
-    for k, part in enumerate(plan.estimate.stages):
-        own = "averaging" if part.averaging_seconds > part.compute_seconds else "compute"
-        causes += [(part.compute_seconds + part.averaging_seconds, k, own), (part.transfer_seconds, k, "transfers")]
-    seconds, stage, cause = max(causes)
-    return f"stage {stage}: {cause}, {seconds * 1e3:.2f} ms"
-
-
-def _html_table(rows: Iterable[tuple[str, str]]) -> str:
-    faint = "padding:0 14px 0 0;opacity:.75"
-    cells = "".join(
-        f"<tr><td style='{faint}'>{html.escape(name)}</td><td><b>{html.escape(value)}</b></td></tr>"
-        for name, value in rows
+def _partition(problem: Problem, planner: str) -> Plan:
+    return partition(
+        problem.profile,
+        problem.cluster,
+        planner=planner,
+        schedule=problem.schedule,
+        num_microbatches=problem.num_microbatches,
     )
-    return f"<table style='font-size:13px;line-height:1.5'>{cells}</table>"
 
 
-def _node_code(node: Node) -> str:
-    kinds = ", ".join(f"DeviceType({kind.name!r}, {_number(kind.memory_bytes)})" for kind in node.device_types)
-    return f"Node({node.name!r}, ({kinds},), {_link_code(node.link)})"
+def _check(profile: Profile, cluster: Cluster) -> None:
+    for kind in cluster.device_types:
+        if kind.name not in profile.device_types:
+            raise InputError(
+                f"the cluster has devices of type {kind.name!r}, the profile knows {', '.join(profile.device_types)}: "
+                f"profile the model on a {kind.name}, or rename the profile with profile.renamed({kind.name!r})"
+            )
 
 
-def _link_code(link: Link) -> str:
-    return f"Link({_number(link.bandwidth)}, {link.latency:.3g})"
-
-
-def _number(value: float) -> str:
-    return 'float("inf")' if value == float("inf") else f"{value:.6g}"
+def _group(kinds: tuple[str, ...]) -> dict[str, int]:
+    return {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}

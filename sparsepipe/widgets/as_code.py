@@ -1,0 +1,63 @@
+"""The cell that makes a plan again: what a reader copies out of the explorer."""
+
+from ..cluster import Cluster, Link, Node
+from ..plan import Plan, Stage
+
+
+def as_code(plan: Plan, cluster: Cluster, *, planner: str | None, factor: float | None, compression: float) -> str:
+    """Python that makes `cluster` and `plan` from `profile`. `planner` None: the stages are written out.
+
+    `factor`: how many times the profile's voxels; `compression`: of the features that cross boundaries.
+    """
+    imports = ["Cluster", "DeviceType", "Link", "Node", *(["partition"] if planner else ["Plan", "Stage"])]
+    lines = [f"from sparsepipe import {', '.join(imports)}"]
+    nodes = "".join(f"\n    {_node(node)}," for node in cluster.nodes)
+    lines.append(f"cluster = Cluster(({nodes}\n), {_link(cluster.network)})")
+    if planner:
+        if factor is not None:
+            lines.insert(1, "from dataclasses import replace")
+            lines.append(
+                f"profile = replace(profile, voxel_counts=tuple(n * {factor!r} for n in profile.voxel_counts))"
+            )
+        if compression != 1:
+            lines.insert(1, "from sparsepipe.widgets.what_if import compressed")
+            lines.append(f"profile = compressed(profile, {compression!r})")
+        lines.append(
+            f"plan = partition(profile, cluster, planner={planner!r}, schedule={plan.schedule!r}, "
+            f"num_microbatches={plan.num_microbatches})"
+        )
+        if plan != plan.with_schedule(plan.schedule):  # another weight policy than the schedule's first
+            lines.insert(1, "from dataclasses import replace") if factor is None else None
+            lines.append(f"plan = replace(plan, weights={plan.weights!r})")
+    else:
+        stages = "".join(f"\n    {_stage(stage)}," for stage in plan.stages)
+        lines.append(
+            f"plan = Plan(({stages}\n), {plan.schedule!r}, {plan.weights!r}, "
+            f"num_microbatches={plan.num_microbatches}, planner={plan.planner!r})"
+        )
+    return "\n".join(lines)
+
+
+def _stage(stage: Stage) -> str:
+    told = f"Stage({stage.layers!r}, {stage.ranks!r}, {stage.shares!r}, {stage.device_types!r}, {stage.nodes!r}"
+    return told + (", recompute=True)" if stage.recompute else ")")
+
+
+def _node(node: Node) -> str:
+    runs: list[tuple[str, int]] = []
+    for kind in node.device_types:
+        told = f"DeviceType({kind.name!r}, {_number(kind.memory_bytes)})"
+        if runs and runs[-1][0] == told:
+            runs[-1] = (told, runs[-1][1] + 1)
+        else:
+            runs.append((told, 1))
+    devices = " + ".join(f"({told},) * {count}" for told, count in runs)
+    return f"Node({node.name!r}, {devices}, {_link(node.link)})"
+
+
+def _link(link: Link) -> str:
+    return f"Link({_number(link.bandwidth)}, {link.latency!r})"
+
+
+def _number(value: float) -> str:
+    return 'float("inf")' if value == float("inf") else repr(value)

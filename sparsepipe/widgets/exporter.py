@@ -1,0 +1,40 @@
+"""A button that writes the figures of what is on screen: PDF, SVG, PNG, their table and where they come from."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import ipywidgets
+import pandas as pd
+import plotly.graph_objects as go
+
+from ..plots import export
+from .messages import Messages
+
+Figures = Mapping[str, tuple[go.Figure, pd.DataFrame]]
+
+
+class Exporter:
+    """Writes what `make` returns below `folder`; errors go to `messages`, paths beside the button."""
+
+    def __init__(self, messages: Messages, folder: Path, make: Callable[[], Figures], origin: Any = None) -> None:
+        self.folder, self.make, self.origin = folder, make, origin or {}
+        self.button = ipywidgets.Button(
+            description="export", icon="download", tooltip=f"PDF, SVG, PNG, CSV and provenance in {folder}"
+        )
+        self.told = ipywidgets.HTML()
+        self.button.on_click(messages.shown(lambda _: self.export()))
+        self.widget = ipywidgets.VBox([self.button, self.told])
+
+    def export(self) -> list[Path]:
+        """Write every figure; returns the paths. Raises InputError where nothing can be written or drawn."""
+        self.button.disabled, self.told.value = True, "drawing…"
+        written: list[Path] = []
+        try:
+            for name, (figure, table) in self.make().items():
+                written += export(figure, self.folder / name, table=table, origin=self.origin)
+        finally:
+            self.button.disabled = False
+            names = dict.fromkeys(path.stem for path in written)
+            self.told.value = f"written to {self.folder}: {', '.join(names)}" if names else ""
+        return written

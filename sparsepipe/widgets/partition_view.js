@@ -1,0 +1,297 @@
+// Draws a plan: numbers, layers with their cuts, stages in time and memory, what each rank does, the layer graph.
+// A scene comes as one JSON text; scenes that come while one is drawn are skipped, the last one never.
+
+const SVG = "http://www.w3.org/2000/svg";
+const HEAD = 150, TAIL = 190;        // pixels beside the stage bars: who runs it, its memory
+const ROW = 30, LANE = 20, STRIP = 84;
+const THIN = new Set(["send"]);
+const KINDS = ["forward", "backward", "update", "average", "send", "wait", "load", "evaluate", "checkpoint"];
+
+const STYLE = `
+.sp-view{font:13px/1.45 var(--jp-ui-font-family,sans-serif);color:var(--jp-ui-font-color1,#222);min-width:0}
+.sp-view svg{display:block;width:100%;overflow:visible}
+.sp-view svg text{fill:var(--jp-ui-font-color1,#222);font-size:11.5px}
+.sp-view svg .sp-faint{fill:var(--jp-ui-font-color2,#666)}
+.sp-tiles{display:flex;flex-wrap:wrap;gap:6px 10px;margin:2px 0 8px}
+.sp-tile{border-left:3px solid var(--jp-border-color1,#bbb);padding:0 10px 0 8px}
+.sp-tile b{display:block;font-size:16px}
+.sp-tile span{color:var(--jp-ui-font-color2,#666);font-size:12px}
+.sp-part{margin:10px 0 2px;font-weight:600}
+.sp-part i{font-weight:400;color:var(--jp-ui-font-color2,#666);font-style:normal}
+.sp-strip{position:relative}
+.sp-cut{position:absolute;top:-4px;width:14px;margin-left:-7px;height:${STRIP + 10}px;cursor:ew-resize;touch-action:none;
+  background:none;border:0;padding:0}
+.sp-cut::before{content:"";position:absolute;left:6px;top:8px;bottom:0;border-left:2px solid currentColor}
+.sp-cut::after{content:"◆";position:absolute;left:1px;top:-6px;font-size:14px}
+.sp-cut:focus-visible{outline:2px solid #56B4E9;outline-offset:1px}
+.sp-cut.sp-bad{color:#D55E00}
+.sp-reason{min-height:1.5em;color:#D55E00}
+.sp-change{margin:2px 0 2px 14px;padding:0;list-style:disc}
+`;
+
+const escape = (text) => String(text).replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
+const ms = (s) => { const v = s * 1e3; return v >= 100 ? `${v.toFixed(0)} ms` : `${Number(v.toPrecision(3))} ms`; };
+const size = (b) => {
+  for (const [unit, n] of [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) if (b >= n) return `${Number((b / n).toPrecision(3))} ${unit}`;
+  return `${b.toFixed(0)} B`;
+};
+const rect = (x, y, w, h, fill, more = "", title = "") =>
+  `<rect x="${x.toFixed(2)}" y="${y}" width="${Math.max(w, 0).toFixed(2)}" height="${h}" fill="${fill}" ${more}>` +
+  (title ? `<title>${escape(title)}</title>` : "") + `</rect>`;
+const text = (x, y, words, more = "") => `<text x="${x}" y="${y}" ${more}>${escape(words)}</text>`;
+const line = (x1, y1, x2, y2, more = "") =>
+  `<line x1="${x1}" y1="${y1}" x2="${x2}" y2="${y2}" stroke="var(--jp-ui-font-color1,#222)" ${more}/>`;
+const svg = (width, height, inside, label) =>
+  `<svg xmlns="${SVG}" height="${height}" viewBox="0 0 ${width} ${height}" role="img" aria-label="${escape(label)}">${inside}</svg>`;
+
+function shade(palette, stage, kind) {
+  const own = palette.stages[stage % palette.stages.length];
+  if (kind === "forward") return own[0];
+  if (kind === "backward" || kind === "send") return own[1];
+  if (kind === "update" || kind === "average") return own[2];
+  return kind === "wait" ? palette.wait : palette.other;
+}
+
+function tiles(scene) {
+  return scene.tiles.map(([name, value, tip]) =>
+    `<div class="sp-tile" title="${escape(tip)}"><span>${escape(name)}</span><b>${escape(value)}</b></div>`).join("");
+}
+
+function strip(scene, palette, width) {
+  const layers = scene.layers, cell = width / layers.length;
+  const top = Math.max(...layers.map((l) => l[1]), 1e-12), floor = STRIP - 16;
+  let out = "";
+  layers.forEach(([id, seconds, stage], k) => {
+    const h = Math.max(2, seconds / top * (floor - 14));
+    out += rect(k * cell, floor - h, cell - (cell > 4 ? 1 : 0.3), h, shade(palette, stage, "backward"), "",
+                `${id}: ${ms(seconds)}, stage ${stage}`);
+  });
+  if (scene.before) scene.before.places.forEach((stage, k) => {
+    out += rect(k * cell, floor + 2, cell + 0.3, 5, shade(palette, stage, "backward"), "", `A: stage ${stage}`);
+  });
+  const every = Math.max(1, Math.ceil(64 / cell));
+  for (let k = 0; k < layers.length; k += every)
+    out += text(k * cell, STRIP - 1, layers[k][0].length > 11 ? layers[k][0].slice(0, 10) + "…" : layers[k][0], 'class="sp-faint"');
+  return svg(width, STRIP, out, "layers coloured by stage, as high as their time");
+}
+
+function stages(scene, palette, width) {
+  const rows = scene.stages, before = scene.before;
+  const most = Math.max(...rows.flatMap((s) => [s.compute + s.averaging, s.transfer]), scene.bound || 0,
+                        ...(before ? before.stages.map((s) => s[0]) : []), 1e-12) * 1.02;
+  const room = width - HEAD - TAIL - 20, x = (seconds) => HEAD + seconds / most * room;
+  const space = TAIL - 86, full = Math.max(...rows.map((s) => Math.max(s.memory, s.limit || 0)), 1);
+  let out = "";
+  rows.forEach((s, k) => {
+    const y = 16 + k * ROW;
+    const own = `${s.layers[0]} … ${s.layers[1]} (${s.layers[2]} layers)`;
+    const name = `${k} · ${s.devices}`;
+    out += `<text x="0" y="${y + 13}" ${s.slowest ? 'font-weight="700"' : ""}>${escape(name.length > 24 ? name.slice(0, 23) + "…" : name)}` +
+           `<title>${escape(name + ": " + own)}</title></text>`;
+    out += rect(HEAD, y + 2, x(s.compute) - HEAD, 15, shade(palette, k, "backward"), 'class="sp-bar"', `stage ${k}, ${own}: compute ${ms(s.compute)}`);
+    if (s.averaging) out += rect(x(s.compute), y + 2, x(s.averaging) - HEAD, 15, shade(palette, k, "average"), "", `averaging ${ms(s.averaging)}`);
+    if (s.transfer) out += rect(HEAD, y + 18, x(s.transfer) - HEAD, 4, palette.other, "", `transfers ${ms(s.transfer)}, beside the computation`);
+    if (before && before.stages[k]) {
+      const a = before.stages[k][0];
+      out += line(x(a), y, x(a), y + 19, 'stroke-width="2" stroke-dasharray="2 2"') + text(x(a) - 3, y + 13, "A", 'text-anchor="end"');
+    }
+    const end = Math.max(x(s.compute + s.averaging), x(s.transfer));
+    const inside = end > HEAD + room - 66;
+    out += text(inside ? HEAD + 6 : end + 5, y + 13, s.words[0] + (s.slowest ? " ◀ slowest" : ""),
+                inside ? 'style="fill:#fff;paint-order:stroke;stroke:#0008;stroke-width:2px"' : s.slowest ? 'font-weight="700"' : "");
+    const left = width - TAIL, over = s.limit !== null && s.memory > s.limit;
+    out += rect(left, y + 4, s.memory / full * space, 11, over ? "#D55E00" : palette.other, "", `memory ${size(s.memory)}`);
+    if (s.limit !== null) out += line(left + s.limit / full * space, y + 1, left + s.limit / full * space, y + 18, 'stroke-width="2"');
+    out += text(width, y + 13, s.words[1] + (over ? " ✕" : ""), 'text-anchor="end"' + (over ? ' font-weight="700"' : ""));
+  });
+  const bottom = 18 + rows.length * ROW;
+  if (scene.bound) out += line(x(scene.bound), 10, x(scene.bound), bottom, 'stroke-dasharray="5 4"') +
+      text(x(scene.bound), 9, "bound", `class="sp-faint" text-anchor="${x(scene.bound) > width - TAIL - 60 ? "end" : "middle"}"`);
+  out += text(width - TAIL, 9, rows.some((s) => s.limit !== null) ? "memory, │ its limit" : "memory", 'class="sp-faint"');
+  return svg(width, bottom + 2, out, "time and memory of each stage");
+}
+
+function lanes(scene, palette, width) {
+  const left = 56, room = width - left - 4, scale = room / (scene.end || 1);
+  let out = "";
+  scene.ranks.forEach((rank, k) => { out += text(0, k * LANE + 14, `rank ${rank}`); });
+  for (const [row, start, end, code, stage, minibatch] of scene.spans) {
+    const kind = KINDS[code], thin = THIN.has(kind), w = (end - start) * scale;
+    const color = shade(palette, stage, kind), x = left + start * scale, y = row * LANE + (thin ? 16 : 2);
+    out += rect(x, y, w, thin ? 3 : 13, color, w > 3 ? 'stroke="var(--jp-layout-color0,#fff)" stroke-width="0.6"' : "",
+                `stage ${stage} ${kind}, minibatch ${minibatch}: ${ms(start)} to ${ms(end)}`);
+    if (!thin && w > 15 && (kind === "forward" || kind === "backward"))
+      out += `<text x="${(x + w / 2).toFixed(1)}" y="${y + 10}" text-anchor="middle" style="fill:${kind === "forward" ? "#222" : "#fff"};font-size:10px;pointer-events:none">${minibatch}</text>`;
+  }
+  const low = scene.ranks.length * LANE;
+  out += text(left, low + 13, "0", 'class="sp-faint"') + text(width, low + 13, ms(scene.end), 'class="sp-faint" text-anchor="end"');
+  return svg(width, low + 18, out, "simulated timeline");
+}
+
+function network(graph, scene, palette, width) {
+  if (!graph.positions) return "";
+  const [w, h] = graph.half, scale = Math.min(1.1, width / graph.extent[0]);
+  const stage = new Map(scene.layers.map(([id, , k]) => [id, k]));
+  const X = (x) => ((x - graph.origin[0]) * scale).toFixed(1), Y = (y) => ((graph.origin[1] - y) * scale).toFixed(1);
+  let out = graph.routes.map((route) =>
+    `<polyline points="${route.map(([x, y]) => `${X(x)},${Y(y)}`).join(" ")}" fill="none" stroke="${palette.other}"/>`).join("");
+  graph.positions.forEach(([x, y], k) => {
+    const id = graph.ids[k], own = stage.get(id);
+    const fill = own === undefined ? "none" : shade(palette, own, "forward");
+    out += `<rect x="${X(x - w)}" y="${Y(y + h)}" width="${(2 * w * scale).toFixed(1)}" height="${(2 * h * scale).toFixed(1)}" rx="2" fill="${fill}" stroke="${palette.other}"><title>${escape(id + (own === undefined ? "" : `, stage ${own}`))}</title></rect>`;
+    if (w * scale > 20) out += `<text x="${X(x)}" y="${(Number(Y(y)) + 4).toFixed(1)}" text-anchor="middle" style="font-size:${Math.min(11, 10 * scale + 1).toFixed(1)}px;fill:${own === undefined ? "currentColor" : "#222"};pointer-events:none">${escape(id.length > 13 ? id.slice(0, 12) + "…" : id)}</text>`;
+  });
+  return svg(width, (graph.extent[1] * scale).toFixed(0), out, "layer graph coloured by stage");
+}
+
+function changes(scene) {
+  if (!scene.before) return "";
+  const all = scene.before.changes, shown = all.slice(0, 8);
+  const rest = all.length > 8 ? `<li>… and ${all.length - 8} more moves</li>` : "";
+  return `<div class="sp-part">From A to B <i>A: ${escape(scene.before.name)}</i></div><ul class="sp-change">` +
+    shown.map((l) => `<li>${escape(l)}</li>`).join("") + rest + "</ul>";
+}
+
+class Cuts {  // the handles: kept from scene to scene, so that a drag and the focus survive
+  constructor(box, reason, send) {
+    this.box = box; this.reason = reason; this.send = send; this.handles = []; this.held = -1;
+  }
+  update(scene, width) {
+    const { at, movable, blocked, reasons } = scene.cuts;
+    this.scene = scene; this.cell = width / scene.layers.length;
+    this.blocked = blocked; this.reasons = reasons;
+    const number = movable ? at.length : 0;
+    while (this.handles.length > number) this.handles.pop().remove();
+    while (this.handles.length < number) this.handles.push(this.make(this.handles.length));
+    this.handles.forEach((handle, k) => { if (k !== this.held) this.put(handle, k, at[k]); });
+    if (this.held < 0 && !this.kept) this.reason.textContent = "";
+    this.kept = false;
+  }
+  put(handle, k, at) {
+    handle.style.left = `${at * this.cell}px`;
+    handle.setAttribute("aria-valuenow", at);
+    handle.setAttribute("aria-valuemin", 1);
+    handle.setAttribute("aria-valuemax", this.scene.layers.length - 1);
+    handle.setAttribute("aria-valuetext", `after ${this.scene.layers[at - 1][0]}`);
+    handle.at = at;
+  }
+  why(k, at) {  // the reason why cut k cannot be there, or nothing
+    const range = (this.blocked[k] || []).find(([low, high]) => low <= at && at <= high);
+    return range ? this.reasons[range[2]] : "";
+  }
+  make(k) {
+    const handle = document.createElement("div");
+    handle.className = "sp-cut";
+    handle.tabIndex = 0;
+    handle.setAttribute("role", "slider");
+    handle.setAttribute("aria-label", `cut between stage ${k} and stage ${k + 1}`);
+    handle.addEventListener("pointerdown", (event) => {
+      handle.setPointerCapture(event.pointerId); handle.focus(); this.held = k; this.shadow(k); event.preventDefault();
+    });
+    handle.addEventListener("pointermove", (event) => {
+      if (this.held !== k) return;
+      const x = event.clientX - this.box.getBoundingClientRect().left;
+      this.to(k, Math.max(1, Math.min(this.scene.layers.length - 1, Math.round(x / this.cell))));
+    });
+    const drop = () => {
+      if (this.held !== k) return;
+      this.held = -1; handle.classList.remove("sp-bad"); this.shadow(-1);
+      this.put(handle, k, this.scene.cuts.at[k]);
+    };
+    handle.addEventListener("pointerup", drop);
+    handle.addEventListener("pointercancel", drop);
+    handle.addEventListener("focus", () => this.shadow(k));
+    handle.addEventListener("blur", () => this.shadow(-1));
+    handle.addEventListener("keydown", (event) => {
+      const step = { ArrowLeft: -1, ArrowRight: 1, ArrowDown: -1, ArrowUp: 1 }[event.key];
+      if (!step) return;
+      event.preventDefault(); event.stopPropagation();
+      const at = handle.at + step;
+      if (at < 1 || at > this.scene.layers.length - 1) return;
+      this.to(k, at);
+      if (this.why(k, at)) setTimeout(() => { handle.classList.remove("sp-bad"); this.put(handle, k, this.scene.cuts.at[k]); }, 250);
+    });
+    this.box.appendChild(handle);
+    return handle;
+  }
+  to(k, at) {
+    const handle = this.handles[k], reason = this.why(k, at);
+    if (handle.at === at) return;
+    this.put(handle, k, at);
+    handle.classList.toggle("sp-bad", Boolean(reason));
+    this.reason.textContent = reason ? `not after ${this.scene.layers[at - 1][0]}: ${reason}` : "";
+    if (reason) { this.kept = true; return; }
+    this.send(k, at);
+  }
+  shadow(k) {  // grey where cut k cannot be
+    this.box.querySelectorAll(".sp-no").forEach((old) => old.remove());
+    for (const [low, high, why] of this.blocked[k] || []) {
+      const no = document.createElement("div");
+      no.className = "sp-no"; no.title = this.reasons[why];
+      no.style.cssText = `position:absolute;top:0;height:${STRIP - 16}px;pointer-events:none;` +
+        "background:repeating-linear-gradient(45deg,#8888 0 3px,#8884 3px 7px)";
+      no.style.left = `${(low - 0.5) * this.cell}px`;
+      no.style.width = `${(high - low + 1) * this.cell}px`;
+      this.box.insertBefore(no, this.box.firstChild.nextSibling);
+    }
+  }
+}
+
+function render({ model, el }) {
+  el.innerHTML = `<style>${STYLE}</style><div class="sp-view" data-drawn="0"><div class="sp-tiles"></div><div class="sp-why"></div>
+    <div class="sp-part">Layers <i class="sp-hint"></i></div><div class="sp-strip"><div class="sp-cells"></div></div><div class="sp-reason" aria-live="polite"></div>
+    <div class="sp-changes"></div>
+    <div class="sp-part">Stages <i>ms a minibatch: compute in the stage's colour, averaging darker, transfers thin</i></div><div class="sp-stages"></div>
+    <div class="sp-part">Timeline <i>simulated: light forward, full backward, thin transfers; numbers are minibatches</i></div><div class="sp-lanes"></div>
+    <div class="sp-graph-part"><div class="sp-part">Layer graph <i>coloured by stage</i></div><div class="sp-graph"></div></div>
+    <details class="sp-code"><summary>Copy as code <button type="button" class="sp-copy">copy</button></summary><pre style="overflow:auto"></pre></details></div>`;
+  const root = el.querySelector(".sp-view"), find = (name) => root.querySelector(`.sp-${name}`);
+  let number = 0;
+  const cuts = new Cuts(find("strip"), find("reason"), (cut, at) => {
+    model.set("moved", { cut, at, number: ++number });  // back to where it was is a move as well
+    model.save_changes();
+  });
+  let graph = {}, waiting = false, width = 0;
+  const draw = () => {
+    waiting = false;
+    const scene = JSON.parse(model.get("scene")), palette = model.get("palette");
+    width = Math.floor(root.clientWidth);
+    if (!scene.tiles || width < 50) return;
+    find("tiles").innerHTML = tiles(scene);
+    find("why").textContent = [scene.why, ...scene.notes].join(" ");
+    find("hint").textContent = scene.before ? `${scene.hint} A below B.` : scene.hint;
+    find("cells").innerHTML = strip(scene, palette, width);
+    find("changes").innerHTML = changes(scene);
+    find("stages").innerHTML = stages(scene, palette, width);
+    find("lanes").innerHTML = lanes(scene, palette, width);
+    find("graph-part").style.display = graph.positions ? "" : "none";
+    find("graph").innerHTML = network(graph, scene, palette, width);
+    find("code").querySelector("pre").textContent = scene.code;
+    cuts.update(scene, width);
+    root.dataset.serial = scene.serial;
+    root.dataset.drawn = String(Number(root.dataset.drawn) + 1);
+  };
+  find("copy").addEventListener("click", async (event) => {
+    event.preventDefault();
+    const code = find("code").querySelector("pre");
+    find("code").open = true;
+    try {
+      await navigator.clipboard.writeText(code.textContent);
+      find("copy").textContent = "copied";
+    } catch {  // no clipboard without https or localhost: mark it, so that Ctrl-C takes it
+      getSelection().selectAllChildren(code);
+      find("copy").textContent = "marked: press Ctrl-C";
+    }
+    setTimeout(() => { find("copy").textContent = "copy"; }, 2000);
+  });
+  const soon = () => { if (!waiting) { waiting = true; requestAnimationFrame(draw); } };
+  const regraph = () => { graph = JSON.parse(model.get("graph")); soon(); };
+  model.on("change:scene", soon);
+  model.on("change:graph", regraph);
+  const observer = new ResizeObserver(() => { if (Math.floor(root.clientWidth) !== width) soon(); });
+  observer.observe(root);
+  regraph();
+  return () => { model.off("change:scene", soon); model.off("change:graph", regraph); observer.disconnect(); };
+}
+
+export default { render };

@@ -1,0 +1,53 @@
+"""The picture beside the partition explorer's sliders: one message a change, drawn in milliseconds.
+
+Plain SVG, not plotly: a slider's move redraws layers, stages, memory and the timeline at once, and a browser takes
+plotly a tenth of a second for each. Cuts are handles to drag with the mouse or to move with the arrow keys.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import traitlets
+
+from ..plots.layout import layout
+from ..profile import Profile
+from .scene import PALETTE
+
+
+class PartitionView(anywidget.AnyWidget):
+    """Draws a scene (scene.py). `moved` holds the last cut that was moved: {"cut": k, "at": layers before it}."""
+
+    _esm = Path(__file__).with_name("partition_view.js")
+    scene = traitlets.Unicode("{}").tag(sync=True)  # JSON: traitlets would compare every number of a dict
+    graph = traitlets.Unicode("{}").tag(sync=True)  # JSON: where layers stand, which stays
+    palette = traitlets.Dict(PALETTE).tag(sync=True)
+    moved = traitlets.Dict({}).tag(sync=True)
+
+    def show(self, scene: Mapping[str, Any]) -> None:
+        """Replace what is drawn."""
+        self.scene = json.dumps(scene, separators=(",", ":"))
+
+    def on_cut(self, act: Callable[[int, int], None]) -> None:
+        """Call `act(cut, layers before it)` with each cut that is moved."""
+        self.observe(lambda change: act(change["new"]["cut"], change["new"]["at"]), names="moved")
+
+
+def graph_text(profile: Profile) -> str:
+    """Where the layers of a graph with branches stand; nothing for a chain, which the strip of layers shows."""
+    graph = profile.graph
+    if graph.is_chain or len(graph.layers) - len(graph.input_layers) == 1:
+        return "{}"
+    placed = layout(graph, columns=16)
+    xs, ys = zip(*placed.positions, strict=True)
+    document = {
+        "ids": [layer.id for layer in graph.layers],
+        "positions": placed.positions,
+        "routes": placed.routes,
+        "half": placed.half,
+        "origin": [min(xs) - placed.half[0], max(ys) + placed.half[1]],
+        "extent": placed.extent,
+    }
+    return json.dumps(document)
