@@ -78,7 +78,7 @@ CASES = {
 class Repeated:
     """A data set in memory whose few minibatches come again and again, so that reading costs nobody anything."""
 
-    split, synthetic, classes = "train", True, tuple("0123456789")
+    split, task, synthetic, classes = "train", "classification", True, tuple("0123456789")
 
     def __init__(self, case: Case, batches: Sequence[data.PointBatch], num_minibatches: int) -> None:
         self.case, self.batches, self.num_minibatches = case, batches, num_minibatches

@@ -22,6 +22,8 @@ from .files import read_json, read_rows, write_json
 from .plan import Plan
 from .trace import Trace
 
+NOTEBOOK = "SPARSEPIPE_NOTEBOOK"  # names, for provenance, the notebook that a kernel runs
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -44,9 +46,8 @@ class Origin:
             if (module := sys.modules.get(name)) is not None and hasattr(module, "__version__")
         }
         machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {_processor()}"
-        command = (Path(sys.argv[0]).name, *sys.argv[1:])
         created = datetime.now(UTC).isoformat(timespec="seconds")
-        return cls(command, _commit(), versions, machine, created, facts)
+        return cls(_command(), _commit(), versions, machine, created, facts)
 
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "command": list(self.command), "facts": dict(self.facts)}
@@ -115,6 +116,14 @@ class RunRecord:
         paths = sorted(self.folder.glob("trace*.jsonl"))
         rows = [row for path in paths for row in read_rows(path)]
         return Trace.from_rows(sorted(rows, key=lambda row: (row["start"], row["rank"])), "measured")
+
+
+def _command() -> tuple[str, ...]:
+    """What was typed. A kernel's own command names a connection file, another each time: its notebook stands for it."""
+    name = Path(sys.argv[0]).name
+    if "ipykernel" in name:
+        return ("jupyter", os.environ.get(NOTEBOOK, "notebook"))
+    return (name, *sys.argv[1:])
 
 
 def _commit() -> str | None:

@@ -11,9 +11,9 @@ import plotly.graph_objects as go
 import pytest
 
 from sparsepipe import InputError, plots
-from sparsepipe.plots.export import NOTEBOOK, _server, normalised, provenance
+from sparsepipe.plots.export import _server, normalised, provenance
 from sparsepipe.plots.theme import finished, hatch
-from sparsepipe.record import Origin
+from sparsepipe.record import NOTEBOOK, Origin
 
 needs_chromium = pytest.mark.skipif(plots.browser() is None, reason="no Chromium to draw with")
 

@@ -149,6 +149,10 @@ def test_a_killed_worker_is_named_and_the_run_resumes(tmp_path, clouds) -> None:
     after = {row["minibatch"]: row["loss"] for row in resumed.record.metrics("step")}
     assert len(after) == len(resumed.record.metrics("step")) == short.epochs * 5, "each minibatch once"
     assert all(after[m] == loss for m, loss in before.items()), "losses go on as if nothing had happened"
+    assert resumed.rows[0]["event"] == "resume", "what was told before is not told again"
+    assert [row["minibatch"] for row in resumed.rows if row["event"] == "step"] == [
+        m for m in sorted(after) if m >= resumed.rows[0]["minibatches"]
+    ]
 
 
 def test_a_killed_worker_is_started_again_where_that_is_allowed(tmp_path, clouds) -> None:
@@ -192,12 +196,12 @@ def test_a_loader_that_raises_is_the_users_input_at_fault(tmp_path) -> None:
 
 
 def test_a_worker_that_stands_still_is_named_after_the_deadline(tmp_path, clouds) -> None:
-    job = launch(PLAN, settings(clouds, timeout_seconds=2, **FOREVER), run_dir=tmp_path / "run")
+    job = launch(PLAN, settings(clouds, timeout_seconds=5, **FOREVER), run_dir=tmp_path / "run")
     _step(job, 5)
     os.kill(_workers(tmp_path / "run")[1], signal.SIGSTOP)
-    named = r"rank 0 \(stage 0\): DeadlinePassed: .* waited 2 s for .*; rank 1 has been in \w+ .*for \d+\.\d s"
+    named = r"rank 0 \(stage 0\): DeadlinePassed: .* waited 5 s for .*; rank 1 has been in \w+ .*for \d+\.\d s"
     with pytest.raises(RunFailed, match=named):
-        job.wait(timeout=30)
+        job.wait(timeout=60)
     assert not _processes(tmp_path / "run"), "a stopped process is ended too"
 
 

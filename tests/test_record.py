@@ -2,7 +2,7 @@ import pytest
 
 from sparsepipe import InputError, Plan, RunRecord, Span, Stage
 from sparsepipe.files import write_rows
-from sparsepipe.record import Origin
+from sparsepipe.record import NOTEBOOK, Origin
 
 PLAN = Plan((Stage(("a", "b"), (0, 1)), Stage(("c",), (2,))))
 
@@ -41,6 +41,15 @@ def test_a_run_is_never_written_over(tmp_path):
 def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(InputError, match="not a run"):
         RunRecord.load(tmp_path)
+
+
+def test_a_kernel_is_named_by_its_notebook(monkeypatch):
+    """Its own command names a connection file, another every time."""
+    monkeypatch.setattr("sys.argv", ["/x/ipykernel_launcher.py", "-f", "/tmp/kernel-1.json"])
+    monkeypatch.setenv(NOTEBOOK, "notebooks/05_launch.ipynb")
+    assert Origin.here().command == ("jupyter", "notebooks/05_launch.ipynb")
+    monkeypatch.delenv(NOTEBOOK)
+    assert Origin.here().command == ("jupyter", "notebook")
 
 
 def test_an_origin_names_no_folder_of_the_machine():

@@ -31,7 +31,7 @@ class Job(Protocol):
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """Every row of metrics seen so far."""
+        """Every row of metrics seen so far; of a run that resumes, those since (the record has all)."""
         ...
 
     def poll(self) -> list[Row]:

@@ -27,10 +27,10 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 class LocalJob:
     """A run on this machine. One thread follows its metrics; unless detached, the run ends when this process does."""
 
-    def __init__(self, record: RunRecord, handle: Handle) -> None:
+    def __init__(self, record: RunRecord, handle: Handle, tail: Tail | None = None) -> None:
         self.record = record
         self._handle = handle
-        self._tail = Tail(record.folder / "metrics.jsonl")
+        self._tail = tail or Tail(record.folder / "metrics.jsonl")
         self._rows: list[Row] = []
         self._seen = 0
         self._changed = threading.Condition()
@@ -126,6 +126,9 @@ def launch_local(
     options = ["--run-dir", str(record.folder), *(["--resume"] if resume else [])]
     options += ["--port", str(port)] if port is not None else []
     command = [sys.executable, "-m", "sparsepipe.launchers.elastic", *options]
+    tail = Tail(record.folder / "metrics.jsonl")
+    if resume:
+        tail.skip()  # rows of before were told before
     # Neither end of the pipe outlives an exec, but for the guard, which is given the reading one.
     reading, writing = (-1, -1) if detach else os.pipe()
     guard = Path(__file__).with_name("guard.py")
@@ -143,7 +146,7 @@ def launch_local(
     finally:
         if reading >= 0:
             os.close(reading)
-    return LocalJob(record, Child(process, writing))
+    return LocalJob(record, Child(process, writing), tail)
 
 
 def attach(run_dir: Path | str) -> LocalJob:

@@ -17,6 +17,12 @@ class Tail:
         self._inode: int | None = None
         self._place = 0
 
+    def skip(self) -> None:
+        """Leave out what is in the file now: it is of a run that is about to go on."""
+        if self._path.exists():
+            status = self._path.stat()
+            self._inode, self._place = status.st_ino, status.st_size
+
     def read(self) -> list[dict[str, Any]]:
         """Return the rows since the last call. A last line that is not whole yet waits for the next."""
         try:

@@ -23,7 +23,6 @@ from ..files import write_atomic, write_json
 from ..record import Origin, RunRecord
 
 FORMATS = ("pdf", "svg", "png")
-NOTEBOOK = "SPARSEPIPE_NOTEBOOK"  # names, for provenance, the notebook that a kernel runs
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
 _SCALE = 2  # pixels of the PNG for each of the figure's
 _DATE = "D:20000101000000+00'00'"
@@ -88,8 +87,6 @@ def keep_pictures() -> None:
 def provenance(figure: go.Figure, name: str, origin: Any) -> dict[str, Any]:
     """What made a figure: sources, commit, command, versions. No date of today: the same inputs give the same text."""
     here = Origin.here().to_json()
-    if "ipykernel" in here["command"][0]:  # a kernel's own command names a connection file: other each time
-        here["command"] = ["jupyter", os.environ.get(NOTEBOOK, "notebook")]
     title = re.sub(r"<br>", " · ", figure.layout.title.text or "")
     return {
         "figure": name,

@@ -16,6 +16,7 @@ from typing import Any
 
 from ..errors import InputError, RunFailed
 from ..files import read_json, write_json
+from ..record import NOTEBOOK
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _PATIENCE = 20  # seconds that an interrupted notebook has to end its kernel
@@ -146,8 +147,6 @@ class _Job:
 
     def _execute(self, name: str, request: dict[str, Any], log: Path) -> dict[str, Any]:
         """Run `reproduce.execute` on the request. Its stdin is its lifeline: closed, it interrupts papermill."""
-        from ..plots.export import NOTEBOOK  # brings plotly, which the notebook's process has no use for
-
         paths = [str(_PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         told = {"PYTHONPATH": os.pathsep.join(paths), "JUPYTER_PREFER_ENV_PATH": "1", NOTEBOOK: name}
         with log.open("wb") as errors:

@@ -15,12 +15,11 @@ from ..planners import Problem, estimate, partition
 from ..profile import Profile
 from ..record import RunRecord
 from ..runtime.config import RunConfig
-from ..schedule import Action
-from ..trace import WORK, Span, Trace
+from ..trace import Trace
 from .workplace import Workplace
 
 Row = Mapping[str, Any]
-_COUNTED = {*WORK, "average"}  # kinds of spans whose minibatch counts over the whole run
+_BETWEEN_EPOCHS = ("evaluate", "checkpoint")
 ONE_PROCESS, DATA_PARALLEL, PIPELINE = "one-process", "data-parallel", "pipeline"
 
 
@@ -112,17 +111,10 @@ def epoch_trace(record: RunRecord, epoch: int) -> Trace:
     """What a run did in one epoch, its minibatches counted from 0. Raises InputError where it has no such trace."""
     steps = [row["minibatch"] for row in record.metrics("step") if row["epoch"] == epoch]
     whole = record.trace()
-    work = {span for span in whole.spans if span.kind in _COUNTED and span.minibatch in set(steps)}
-    if not work:
+    spans = [s for s in whole.spans if s.minibatch in set(steps) and s.kind not in _BETWEEN_EPOCHS]
+    if not spans:
         raise InputError(f"{record.folder}: has no trace of epoch {epoch}")
-    own = whole.between(min(span.start for span in work), max(span.end for span in work))
-
-    def number(span: Span) -> int:
-        """Work counts over the whole run; other spans bear the name of an action, which counts within its epoch."""
-        return span.minibatch - min(steps) if span in work else Action.parse(span.name).minibatch
-
-    spans = tuple(replace(span, minibatch=number(span)) for span in own.spans if span.minibatch >= 0)
-    return Trace(spans, whole.source, whole.facts)
+    return Trace(tuple(replace(s, minibatch=s.minibatch - min(steps)) for s in spans), whole.source, whole.facts)
 
 
 def judged(plan: Plan, profile: Profile, cluster: Cluster) -> Plan:

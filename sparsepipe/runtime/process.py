@@ -113,9 +113,13 @@ def _store(run_dir: Path, world_size: int, timeout: float) -> dist.Store:
     return dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
+_TO_START = 60.0  # seconds that importing torch may take on a busy machine, however short the run's own deadlines are
+
+
 def _meet(store: dist.Store, rank: int, world_size: int, timeout: float) -> None:
     """Wait until every rank has started, so that one which did not is named."""
     store.set(f"ready/{rank}", b"1")
+    timeout = max(timeout, _TO_START)
     deadline = time.monotonic() + timeout
     for peer in range(world_size):
         left = max(deadline - time.monotonic(), 0.01)

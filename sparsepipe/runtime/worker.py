@@ -137,7 +137,7 @@ class Worker:
     def send(self, packet: Packet, peer: int, action: Action) -> None:
         start = self.recorder.now()
         self.outbox.send(packet, peer, timeout=self.config.timeout_seconds, action=str(action))
-        self.recorder.span("send", str(action), start, self.recorder.now(), minibatch=action.minibatch, peer=peer)
+        self.recorder.span("send", str(action), start, self.recorder.now(), minibatch=packet.minibatch, peer=peer)
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
