@@ -43,9 +43,9 @@ RUN = """(seconds) => Promise.race([
   new Promise((_, fail) => setTimeout(() => fail(new Error(`the cells did not end within ${seconds} s`)),
                                       1000 * seconds)),
 ])"""
-HEIGHT = """() => {
-  const outer = document.querySelector('.jp-NotebookPanel:not(.lm-mod-hidden) .jp-WindowedPanel-outer');
-  return outer.scrollHeight + window.innerHeight - outer.clientHeight;
+BOTTOM = """() => {
+  const cells = [...document.querySelectorAll('.jp-NotebookPanel:not(.lm-mod-hidden) .jp-Cell')];
+  return Math.ceil(Math.max(...cells.map(cell => cell.getBoundingClientRect().bottom)));
 }"""
 
 
@@ -156,15 +156,12 @@ def set_theme(page: Any, theme: str) -> None:
     page.wait_for_timeout(800)
 
 
-def show_all(page: Any, *, tallest: int = 16000) -> int:
-    """Make the page as tall as its notebook, so that every output is drawn; returns its height in pixels."""
+def show_all(page: Any, *, tallest: int = 12000) -> int:
+    """Make the page so tall that every output of its notebook is drawn; returns where the last cell ends, in pixels."""
     width = page.viewport_size["width"]
-    height = page.viewport_size["height"]
-    for _ in range(6):  # what comes into view may be taller than was thought
-        found = min(int(page.evaluate(HEIGHT)), tallest)
-        if abs(found - height) < 4:
-            break
-        height = found
-        page.set_viewport_size({"width": width, "height": height})
-        page.wait_for_timeout(500)
-    return height
+    page.set_viewport_size({"width": width, "height": tallest})
+    page.evaluate(
+        "() => { const n = window.jupyterapp.shell.currentWidget.content; n.scrollToItem && n.scrollToItem(0); }"
+    )
+    page.wait_for_timeout(1500)
+    return min(int(page.evaluate(BOTTOM)) + 24, tallest)

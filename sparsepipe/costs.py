@@ -99,18 +99,20 @@ class LayerTable:
 
 
 def _evaluate(costs: Sequence[LayerCost], field: str, voxels: Array) -> Array:
-    """`LayerCost.at` for many layers and voxel counts at once."""
+    """`LayerCost.at` for many layers and voxel counts at once: layers measured at the same counts go together."""
     rows = np.empty((len(costs), len(voxels)))
-    for row, cost in zip(rows, costs, strict=True):
-        y = [getattr(sample, field) for sample in cost.samples]
-        if len(y) == 1:
-            row[:] = y[0]
+    alike: dict[tuple[float, ...], list[int]] = {}
+    for k, cost in enumerate(costs):
+        alike.setdefault(tuple(sample.voxels for sample in cost.samples), []).append(k)
+    for counts, members in alike.items():
+        values = np.array([[getattr(sample, field) for sample in costs[k].samples] for k in members], dtype=float)
+        if len(counts) == 1:
+            rows[members] = values
             continue
-        x = np.array([sample.voxels for sample in cost.samples])
+        x = np.array(counts)
         upper = np.clip(np.searchsorted(x, voxels), 1, len(x) - 1)
-        values = np.array(y)
-        slope = np.diff(values) / np.diff(x)
-        row[:] = np.maximum(0.0, values[upper - 1] + (voxels - x[upper - 1]) * slope[upper - 1])
+        slope = np.diff(values, axis=1) / np.diff(x)
+        rows[members] = np.maximum(0.0, values[:, upper - 1] + (voxels - x[upper - 1]) * slope[:, upper - 1])
     return rows
 
 

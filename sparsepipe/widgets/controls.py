@@ -15,7 +15,7 @@ def slider(name: str, value: int, *, low: int, high: int) -> ipywidgets.IntSlide
 def log_slider(name: str, value: float, tip: str) -> ipywidgets.FloatLogSlider:
     start = min(max(value, 1e6), 1e12)
     looks = {"layout": _WIDE, "style": _NAMES, "readout_format": ".2s", "tooltip": tip}
-    return ipywidgets.FloatLogSlider(value=start, base=10, min=6, max=12, step=0.1, description=name, **looks)
+    return ipywidgets.FloatLogSlider(value=start, base=10, min=6, max=12, step=0.05, description=name, **looks)
 
 
 def choices(name: str, options: Any, value: Any, tip: str) -> ipywidgets.SelectionSlider:

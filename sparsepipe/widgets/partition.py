@@ -62,6 +62,7 @@ class PartitionExplorer:
         self.pinned: Plan | None = None
         self.ends: list[int] = []
         self._serial, self._quiet = 0, True
+        self._asked: tuple[tuple, Problem] | None = None
         self._optimal: dict[tuple, Plan | str] = {}
         self._compressed = {1.0: profile}
         self.view = PartitionView()
@@ -211,13 +212,18 @@ class PartitionExplorer:
         return replace(profile, voxel_counts=tuple(count * factor for count in counts))
 
     def _problem(self) -> Problem:
+        """What the controls ask for; the same object while they do, as it holds the costs worked out."""
         count = 1 if self.microbatches.disabled else self.microbatches.value
-        return Problem(self._chosen_profile(), self._chosen_cluster(), self.schedule.value, count)
+        sizes = (self.batch_size.value, self.voxel_size.value, self.compression.value)
+        key = (self._chosen_cluster(), self.schedule.value, count, *sizes)
+        if self._asked is None or self._asked[0] != key:
+            self._asked = key, Problem(self._chosen_profile(), *key[:3])
+        return self._asked[1]
 
     def _best(self, problem: Problem) -> Plan:
         """The optimal plan, which also bounds all others. Raises InputError where nothing fits."""
-        sizes = (self.batch_size.value, self.voxel_size.value, self.compression.value)
-        key = (problem.cluster, problem.schedule, problem.num_microbatches, *sizes)
+        assert self._asked is not None
+        key = self._asked[0]
         if key not in self._optimal:
             if len(self._optimal) >= _KEPT:
                 self._optimal.pop(next(iter(self._optimal)))

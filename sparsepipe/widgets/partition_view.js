@@ -5,7 +5,6 @@ const SVG = "http://www.w3.org/2000/svg";
 const HEAD = 150, TAIL = 190;        // pixels beside the stage bars: who runs it, its memory
 const ROW = 30, LANE = 20, STRIP = 84;
 const THIN = new Set(["send"]);
-const KINDS = ["forward", "backward", "update", "average", "send", "wait", "load", "evaluate", "checkpoint"];
 
 const STYLE = `
 .sp-view{font:13px/1.45 var(--jp-ui-font-family,sans-serif);color:var(--jp-ui-font-color1,#222);min-width:0}
@@ -70,7 +69,7 @@ function strip(scene, palette, width) {
     out += rect(k * cell, floor + 2, cell + 0.3, 5, shade(palette, stage, "backward"), "", `A: stage ${stage}`);
   });
   const every = Math.max(1, Math.ceil(64 / cell));
-  for (let k = 0; k < layers.length; k += every)
+  for (let k = 0; k < layers.length && k * cell < width - 50; k += every)
     out += text(k * cell, STRIP - 1, layers[k][0].length > 11 ? layers[k][0].slice(0, 10) + "…" : layers[k][0], 'class="sp-faint"');
   return svg(width, STRIP, out, "layers coloured by stage, as high as their time");
 }
@@ -116,7 +115,7 @@ function lanes(scene, palette, width) {
   let out = "";
   scene.ranks.forEach((rank, k) => { out += text(0, k * LANE + 14, `rank ${rank}`); });
   for (const [row, start, end, code, stage, minibatch] of scene.spans) {
-    const kind = KINDS[code], thin = THIN.has(kind), w = (end - start) * scale;
+    const kind = palette.kinds[code], thin = THIN.has(kind), w = (end - start) * scale;
     const color = shade(palette, stage, kind), x = left + start * scale, y = row * LANE + (thin ? 16 : 2);
     out += rect(x, y, w, thin ? 3 : 13, color, w > 3 ? 'stroke="var(--jp-layout-color0,#fff)" stroke-width="0.6"' : "",
                 `stage ${stage} ${kind}, minibatch ${minibatch}: ${ms(start)} to ${ms(end)}`);
@@ -241,8 +240,8 @@ function render({ model, el }) {
   el.innerHTML = `<style>${STYLE}</style><div class="sp-view" data-drawn="0"><div class="sp-tiles"></div><div class="sp-why"></div>
     <div class="sp-part">Layers <i class="sp-hint"></i></div><div class="sp-strip"><div class="sp-cells"></div></div><div class="sp-reason" aria-live="polite"></div>
     <div class="sp-changes"></div>
-    <div class="sp-part">Stages <i>ms a minibatch: compute in the stage's colour, averaging darker, transfers thin</i></div><div class="sp-stages"></div>
-    <div class="sp-part">Timeline <i>simulated: light forward, full backward, thin transfers; numbers are minibatches</i></div><div class="sp-lanes"></div>
+    <div class="sp-part">Stages <i>time a minibatch: computing in the stage's colour, averaging darker, transfers thin below</i></div><div class="sp-stages"></div>
+    <div class="sp-part">Timeline <i>simulated: forward light, backward full, averaging dark, transfers thin; numbers are minibatches</i></div><div class="sp-lanes"></div>
     <div class="sp-graph-part"><div class="sp-part">Layer graph <i>coloured by stage</i></div><div class="sp-graph"></div></div>
     <details class="sp-code"><summary>Copy as code <button type="button" class="sp-copy">copy</button></summary><pre style="overflow:auto"></pre></details></div>`;
   const root = el.querySelector(".sp-view"), find = (name) => root.querySelector(`.sp-${name}`);

@@ -20,7 +20,9 @@ class Scale:
     @classmethod
     def of(cls, profile: Profile, measured: Mapping[float, float] | None = None) -> "Scale | None":
         """None where the profile does not say how it was made, or its costs do not depend on voxels."""
-        batch_size, voxel_size = profile.origin.get("batch_size"), profile.origin.get("voxel_size")
+        data = profile.origin.get("data")
+        told = data if isinstance(data, Mapping) else profile.origin
+        batch_size, voxel_size = profile.origin.get("batch_size"), told.get("voxel_size")
         sparse = any(len(cost.samples) > 1 for cost in next(iter(profile.costs.values())))
         if not (sparse and batch_size and voxel_size):
             return None

@@ -13,7 +13,7 @@ from ..trace import KINDS, Trace
 
 CLOSE = 1e-9  # relative: periods that differ by less are the same
 COLORS = [[mixed(color, 0.45), color, mixed(color, -0.35)] for color in STAGE_COLORS]  # forward, backward, update
-PALETTE = {"stages": COLORS, "wait": LIGHT_GREY, "other": GREY}
+PALETTE = {"stages": COLORS, "wait": LIGHT_GREY, "other": GREY, "kinds": list(KINDS)}
 
 
 def scene(
