@@ -17,6 +17,8 @@ _CHUNK_BYTES = 2**19  # of gathered rows at a time, unless one offset has more
 
 
 class _Convolution(torch.autograd.Function):
+    splits_gradients = True  # a backward computes only the gradients it is asked for
+
     @staticmethod
     def forward(ctx: Any, features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:
         ctx.save_for_backward(features, kernel)
@@ -27,12 +29,20 @@ class _Convolution(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         features, kernel = ctx.saved_tensors
-        wants_features, wants_kernel, _ = ctx.needs_input_grad
+        wants_features, wants_kernel = (_wanted(ctx, place) for place in (0, 1))
         grad_output = grad_output.contiguous()
         transposed = kernel.transpose(1, 2)
         if not wants_kernel:
             return _forward(grad_output, transposed, ctx.kernel_map.transposed), None, None
         return *_backward(features, transposed, grad_output, ctx.kernel_map, wants_features), None
+
+
+def _wanted(ctx: Any, place: int) -> bool:
+    """Whether this time through the graph asks for an input's gradient; `needs_input_grad` says whether any may."""
+    node, _ = ctx.next_functions[place]
+    if not ctx.needs_input_grad[place] or node is None:
+        return False
+    return node.name() == "torch::autograd::AccumulateGrad" or torch._C._will_engine_execute_node(node)
 
 
 def _forward(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:
@@ -96,4 +106,9 @@ def _rows_at_a_time(*tensors: Tensor) -> int:
 
 def convolve(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:
     """Convolve features [N_in, C_in] with a kernel [K, C_in, C_out]; return [N_out, C_out]."""
-    return _Convolution.apply(features, kernel, kernel_map)
+    device_type = features.device.type
+    if torch.is_autocast_enabled(device_type):
+        dtype = torch.get_autocast_dtype(device_type)
+        features, kernel = features.to(dtype), kernel.to(dtype)  # autograd brings gradients back to their own dtypes
+    with torch.autocast(device_type, enabled=False):
+        return _Convolution.apply(features, kernel, kernel_map)

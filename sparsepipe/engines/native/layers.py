@@ -11,6 +11,7 @@ from ...models.rows import Row
 from ..dense import ACTIVATIONS, DENSE_LAYERS, dense_grid
 from ..dropout import SeededDropout
 from .convolution import convolve
+from .coordinates import Stride
 from .kernel_map import KernelMap
 from .pooling import average_pool, global_average_pool, global_max_pool, global_sum_pool, max_pool, sum_pool
 from .tensor import SparseTensor
@@ -45,10 +46,15 @@ class Convolution(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1, out_channels)) if bias else None
 
     def forward(self, tensor: SparseTensor) -> SparseTensor:
+        kernel_map, out_stride = self.kernel_map(tensor)
+        return tensor.replace(self._convolve(tensor.features, kernel_map), out_stride)
+
+    def kernel_map(self, tensor: SparseTensor) -> tuple[KernelMap, Stride]:
+        """Return the map from the voxels of `tensor` to those of the output, and the output's tensor stride."""
         manager, in_stride = tensor.manager, tensor.tensor_stride
         out_stride = in_stride if self.stride == 1 else manager.downsampled(in_stride, self.stride)
-        kernel_map = manager.kernel_map(in_stride, out_stride, kernel_size=self.kernel_size, dilation=self.dilation)
-        return tensor.replace(self._convolve(tensor.features, kernel_map), out_stride)
+        shape = {"kernel_size": self.kernel_size, "dilation": self.dilation}
+        return manager.kernel_map(in_stride, out_stride, **shape), out_stride
 
     def _convolve(self, features: Tensor, kernel_map: KernelMap) -> Tensor:
         in_channels = self.kernel.shape[-2]
@@ -66,9 +72,12 @@ class Convolution(nn.Module):
 class TransposedConvolution(Convolution):
     """The convolution that leads from `like` to the input, run backwards: the output lies on the voxels of `like`."""
 
-    def forward(self, tensor: SparseTensor, like: SparseTensor) -> SparseTensor:
-        kernel_map = _upward_map(tensor, like, self.stride, kernel_size=self.kernel_size, dilation=self.dilation)
-        return like.replace(self._convolve(tensor.features, kernel_map))
+    def forward(self, tensor: SparseTensor, like: SparseTensor) -> SparseTensor:  # type: ignore[override]
+        return like.replace(self._convolve(tensor.features, self.kernel_map(tensor, like)[0]))
+
+    def kernel_map(self, tensor: SparseTensor, like: SparseTensor) -> tuple[KernelMap, Stride]:  # type: ignore[override]
+        shape = {"kernel_size": self.kernel_size, "dilation": self.dilation}
+        return _upward_map(tensor, like, self.stride, **shape), like.tensor_stride
 
 
 class BatchNorm(nn.Module):

@@ -1,0 +1,437 @@
+"""Time the engines against each other and bare products: `python scripts/bench_engines.py [--quick] [--json FILE]`.
+
+For each number of threads, in a process of its own whose thread pools all have that size:
+
+    steps          one training step (forward, loss, backward; then with SGD) of each network on each kind of clouds:
+                   `native`, `minkowski` where it imports, `native` under bf16 autocast, and `native` with the kernel
+                   maps of the minibatch already made, whose difference is what kernel maps cost
+    convolutions   forward and backward of each convolution of the first case against its matrix products alone, on rows
+                   already gathered and never added up
+    memory         the most resident memory a training step takes over that of the process before the network was made,
+                   each engine in a process of its own
+
+Competitors take turns, round by round. Numbers are medians with quartiles; a ratio is the median of the rounds' own
+ratios, so that what else the machine does meets both sides. Real clouds are looked for in the folders of
+SPARSEPIPE_DATA, else beside the repository; without them synthetic shapes stand in, and the output says so.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPOSITORY))
+
+import torch  # noqa: E402
+import torch.nn.functional as functional  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+from sparsepipe import data  # noqa: E402
+from sparsepipe.data import PointBatch  # noqa: E402
+from sparsepipe.data.formats.scan import KITTI, read_scan  # noqa: E402
+from sparsepipe.engines import Engine, Subnetwork, engine  # noqa: E402
+from sparsepipe.errors import InputError  # noqa: E402
+from sparsepipe.models import INPUT, network  # noqa: E402
+from sparsepipe.profiler import device_name  # noqa: E402
+
+TARGETS = {
+    "step_minkowski_over_native": 1.5,
+    "convolution_over_products": 1.3,
+    "kernel_map_share": 0.1,
+    "memory_native_over_minkowski": 1.0,
+}
+_CLASSES = {"modelnet": 10, "modelnet-dense": 10, "kitti": 20}
+_BATCH_SIZE, _VOXEL_SIZE, _SWEEP_VOXEL_SIZE = 8, 0.02, 0.1
+
+
+@dataclass(frozen=True)
+class Case:
+    """One network on one kind of clouds."""
+
+    model: str
+    clouds: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.model} on {self.clouds}"
+
+
+CASES = (
+    Case("minkvgg16bn", "modelnet"),
+    Case("minkunet34c", "modelnet"),
+    Case("minkvgg16bn-narrow", "modelnet"),
+    Case("minkunet34c-narrow", "modelnet"),
+    Case("minkunet34c-segmentation", "kitti"),
+    Case("minkvgg16bn", "modelnet-dense"),
+    Case("minkunet34c", "modelnet-dense"),
+    Case("minkvgg16bn", "kitti"),
+)
+_NUM_QUICK = 5  # of CASES
+_REAL_SHAPES = Path("modelnet10-sample") / "ModelNet10"
+_REAL_SWEEP = Path("scans") / "kitti_000008.bin"
+
+
+def real(relative: Path) -> Path | None:
+    """Find real data in the folders of SPARSEPIPE_DATA, else beside the repository."""
+    named = os.environ.get("SPARSEPIPE_DATA", "")
+    folders = [Path(name) for name in named.split(os.pathsep) if name] or [REPOSITORY.parent / "shared" / "data"]
+    return next((folder / relative for folder in folders if (folder / relative).exists()), None)
+
+
+def clouds(kind: str, scratch: Path) -> tuple[PointBatch, str]:
+    """Make one minibatch; say where it comes from. `modelnet-dense` has all points of the CAD-like synthetic shapes."""
+    generator = torch.Generator().manual_seed(0)
+    if kind == "kitti":
+        found = real(_REAL_SWEEP)
+        if found is None:
+            raise InputError(f"no {_REAL_SWEEP} in SPARSEPIPE_DATA: the cases on a sweep are left out")
+        points = read_scan(found, columns=KITTI).points
+        voxels = torch.from_numpy(data.voxelize(points, _SWEEP_VOXEL_SIZE))
+        coordinates = torch.cat([voxels.new_zeros(len(voxels), 1), voxels], dim=1)
+        labels = torch.randint(0, _CLASSES[kind], (len(voxels),), generator=generator)
+        batch = PointBatch(coordinates, torch.ones(len(voxels), 1), labels, per_voxel=True)
+        return batch, f"real: one KITTI sweep, voxels of {_SWEEP_VOXEL_SIZE} m, random labels"
+    found = real(_REAL_SHAPES) if kind == "modelnet" else None
+    num_points = 1024 if kind == "modelnet" else 8192
+    source = found or data.make_shapes(scratch / "shapes", num_train=_BATCH_SIZE, num_test=1)
+    dataset = data.load(source, split="train", voxel_size=_VOXEL_SIZE, num_points=num_points)
+    step = max(1, len(dataset) // _BATCH_SIZE)
+    batch = dataset.batch([k * step for k in range(_BATCH_SIZE)])
+    what = "real: ModelNet10 sample" if found else "synthetic: CAD-like shapes"
+    labels = batch.labels % _CLASSES[kind]
+    origin = f"{what}, {num_points} points a cloud, voxel size {_VOXEL_SIZE}, batch {_BATCH_SIZE}"
+    return PointBatch(batch.coordinates, batch.features, labels), origin
+
+
+def for_network(case: Case, batch: PointBatch) -> PointBatch:
+    """Give a classifying network one label a sample."""
+    if case.model.endswith("segmentation") or "segmentation-" in case.model or not batch.per_voxel:
+        return batch
+    return PointBatch(batch.coordinates, batch.features, torch.zeros(len(batch), dtype=torch.int64))
+
+
+class Trainer:
+    """A network under one engine, with its optimizer; `step` trains it on a minibatch and reads the clock."""
+
+    def __init__(self, case: Case, chosen: Engine, *, half: bool = False) -> None:
+        net = network(case.model, num_classes=_CLASSES[case.clouds])
+        self.engine, self.half, self.last = chosen, half, net.rows[-1].id
+        self.module = Subnetwork(net, chosen, seed=0)
+        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=1e-4, momentum=0.9)
+
+    def step(self, batch: PointBatch, tensor: Any = None) -> dict[str, float]:
+        """Return the seconds of forward, loss and backward, and of the whole step; `tensor` is one used before."""
+        self.optimizer.zero_grad(set_to_none=True)
+        start = time.perf_counter()
+        if tensor is None:
+            tensor = self.engine.tensor(batch)
+        else:
+            tensor = self.engine.replace(tensor, self.engine.features(tensor).detach())
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.half):
+            rows = self.engine.features(self.module({INPUT: tensor}, minibatch=0, keep=(self.last,))[self.last])
+        # Rows have the engine's own order, which costs the same.
+        functional.cross_entropy(rows.float(), batch.labels).backward()
+        trained = time.perf_counter()
+        self.optimizer.step()
+        return {"step": trained - start, "step_with_sgd": time.perf_counter() - start}
+
+
+def turns(rounds: int, functions: Mapping[str, Callable[[], Any]]) -> dict[str, list[Any]]:
+    """Call each function once a round, after one round to warm up; return what they returned."""
+    found: dict[str, list[Any]] = {name: [] for name in functions}
+    for turn in range(rounds + 1):
+        for name, function in functions.items():
+            result = function()
+            if turn:
+                found[name].append(result)
+    return found
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Return median, quartiles and least."""
+    low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else [values[0]] * 3
+    return {"median": middle, "quartiles": [low, high], "least": min(values)}  # type: ignore[dict-item]
+
+
+def ratio(above: Sequence[float], below: Sequence[float]) -> dict[str, float]:
+    """Return the spread of the rounds' ratios, and the ratio of the least times, which load disturbs least."""
+    found = spread([a / b for a, b in zip(above, below, strict=True)])
+    return found | {"least": min(above) / min(below)}
+
+
+def time_steps(case: Case, batch: PointBatch, engines: Mapping[str, Engine], rounds: int) -> dict[str, Any]:
+    """Time the training step of a network by every competitor."""
+    batch = for_network(case, batch)
+    trainers = {name: Trainer(case, chosen) for name, chosen in engines.items()}
+    trainers["native-bf16"] = Trainer(case, engines["native"], half=True)
+    used = engines["native"].tensor(batch)  # keeps its kernel maps from the first round on
+    functions = {name: lambda t=trainer: t.step(batch) for name, trainer in trainers.items()}
+    functions["native-warm-maps"] = lambda: trainers["native"].step(batch, used)
+    found = turns(rounds, functions)
+    seconds = {name: {key: [row[key] for row in rows] for key in rows[0]} for name, rows in found.items()}
+    native, warm = seconds["native"]["step"], seconds["native-warm-maps"]["step"]
+    result: dict[str, Any] = {
+        "voxels": batch.num_voxels,
+        "seconds": {name: {key: spread(values) for key, values in own.items()} for name, own in seconds.items()},
+        "kernel_map_share": spread([1 - w / n for n, w in zip(native, warm, strict=True)])
+        | {"least": 1 - min(warm) / min(native)},
+        "native_over_native_bf16": ratio(native, seconds["native-bf16"]["step"]),
+    }
+    if "minkowski" in seconds:
+        for key in ("step", "step_with_sgd"):
+            result[f"minkowski_{key}_over_native"] = ratio(seconds["minkowski"][key], seconds["native"][key])
+    return result
+
+
+def convolutions(case: Case, batch: PointBatch, chosen: Engine) -> Iterator[tuple[str, Any, Tensor, Any]]:
+    """Give each distinct convolution of a network: its name, kernel map, kernel and input features."""
+    from sparsepipe.engines.native.layers import Convolution
+
+    module = Subnetwork(network(case.model, num_classes=_CLASSES[case.clouds]), chosen, seed=0)
+    tensors = {INPUT: chosen.tensor(for_network(case, batch))}
+    seen = set()
+    for row in module.table:
+        layer, inputs = module.get_submodule(row.id), [tensors[name] for name in row.inputs]
+        if isinstance(layer, Convolution) and layer.kernel.dim() == 3:
+            kernel_map, _ = layer.kernel_map(*inputs)
+            shape = tuple(layer.kernel.shape)
+            if (id(kernel_map), shape) not in seen:
+                seen.add((id(kernel_map), shape))
+                yield f"{row.id} {shape}", kernel_map, layer.kernel.detach(), inputs[0].features.detach()
+        with torch.no_grad():
+            tensors[row.id] = module.run_layer(row, tensors, minibatch=0)
+
+
+def bare_products(kernel_map: Any, kernel: Tensor, *, wants_features: bool) -> Callable[[], None]:
+    """Return the matrix products of a convolution's forward and backward alone, on rows gathered beforehand."""
+    counts = list(kernel_map.counts)
+    if kernel_map.identity is not None:
+        counts[kernel_map.identity] = kernel_map.num_out
+    rows = sum(counts)
+    inputs, outputs = torch.rand(rows, kernel.shape[1]), torch.rand(rows, kernel.shape[2])
+    grad_inputs, grad_kernel = torch.empty_like(inputs), torch.empty_like(kernel)
+    products = [
+        row
+        for row in zip(
+            inputs.split(counts), outputs.split(counts), kernel, grad_inputs.split(counts), grad_kernel, strict=True
+        )
+        if len(row[0])
+    ]
+
+    def multiply() -> None:
+        for x, y, matrix, _, _ in products:
+            torch.mm(x, matrix, out=y)
+        for x, y, matrix, grad_x, grad_matrix in products:
+            torch.mm(x.t(), y, out=grad_matrix)
+            if wants_features:
+                torch.mm(y, matrix.t(), out=grad_x)
+
+    return multiply
+
+
+def time_convolutions(case: Case, batch: PointBatch, chosen: Engine, rounds: int) -> dict[str, Any]:
+    """Time each convolution, forward and backward, against its bare matrix products."""
+    from sparsepipe.engines.native.convolution import convolve
+
+    found: dict[str, Any] = {}
+    totals: dict[str, list[list[float]]] = {"convolution": [], "products": []}
+    for position, (name, kernel_map, weights, rows) in enumerate(convolutions(case, batch, chosen)):
+        wants_features = position > 0  # nobody asks for the gradient of the network's input
+        features, kernel = rows.clone().requires_grad_(wants_features), weights.clone().requires_grad_()
+        gradient = torch.rand(kernel_map.num_out, kernel.shape[2])
+        multiply = bare_products(kernel_map, kernel.detach(), wants_features=wants_features)
+
+        def convolution(x=features, k=kernel, m=kernel_map, g=gradient) -> None:
+            x.grad = k.grad = None
+            convolve(x, k, m).backward(g)
+
+        times = turns(
+            rounds, {"convolution": lambda f=convolution: _seconds(f), "products": lambda f=multiply: _seconds(f)}
+        )
+        for key, values in times.items():
+            totals[key].append(values)
+        found[name] = {
+            "pairs": kernel_map.num_pairs,
+            "seconds": {key: spread(values) for key, values in times.items()},
+            "convolution_over_products": ratio(times["convolution"], times["products"]),
+        }
+    sums = {key: [sum(turn) for turn in zip(*rows, strict=True)] for key, rows in totals.items()}
+    return {"each": found, "sum_over_products": ratio(sums["convolution"], sums["products"])}
+
+
+def _seconds(function: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def memory_bytes(case: Case, batch: PointBatch, chosen: Engine, *, half: bool) -> int:
+    """Return the most resident memory three training steps take over that of the process before the network."""
+    status = Path("/proc/self/status")
+
+    def field(name: str) -> int:
+        line = next(line for line in status.read_text().splitlines() if line.startswith(name))
+        return int(line.split()[1]) * 1024
+
+    batch = for_network(case, batch)
+    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
+    before = field("VmRSS:")
+    trainer = Trainer(case, chosen, half=half)
+    for _ in range(3):
+        trainer.step(batch)
+    return field("VmHWM:") - before
+
+
+def child(options: argparse.Namespace) -> dict[str, Any]:
+    """Do the part of the work that `--child` names."""
+    torch.set_num_threads(options.threads[0])
+    scratch = Path(options.scratch)
+    if options.child == "memory":
+        case = Case(options.model, options.clouds)
+        chosen = engine(options.engine.removesuffix("-bf16"))
+        batch, _ = clouds(case.clouds, scratch)
+        return {"bytes": memory_bytes(case, batch, chosen, half=options.engine.endswith("-bf16"))}
+    engines: dict[str, Engine] = {"native": engine("native")}
+    try:
+        engines["minkowski"] = engine("minkowski")
+    except InputError as error:
+        print(f"bench_engines: {error}", file=sys.stderr)
+    result: dict[str, Any] = {"clouds": {}, "steps": {}, "convolutions": {}, "left_out": []}
+    batches: dict[str, PointBatch] = {}
+    for case in _cases(options):
+        try:
+            if case.clouds not in batches:
+                batches[case.clouds], result["clouds"][case.clouds] = clouds(case.clouds, scratch)
+        except InputError as error:
+            print(f"bench_engines: {case.name}: {error}", file=sys.stderr)
+            result["left_out"].append(case.name)
+            continue
+        print(f"bench_engines: {options.threads[0]} threads: {case.name}", file=sys.stderr)
+        batch = batches[case.clouds]
+        result["steps"][case.name] = time_steps(case, batch, engines, options.rounds)
+        if case.clouds == "modelnet":
+            found = time_convolutions(case, batch, engines["native"], 3 * options.rounds)
+            result["convolutions"][case.name] = found
+    return result
+
+
+def _cases(options: argparse.Namespace) -> Sequence[Case]:
+    chosen = CASES[:_NUM_QUICK] if options.quick else CASES
+    return [case for case in chosen if not options.cases or any(word in case.name for word in options.cases)]
+
+
+def run_child(options: argparse.Namespace, threads: int, *words: str) -> dict[str, Any]:
+    """Run a part of the work in a process whose every thread pool has `threads` threads."""
+    pools = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    environment = os.environ | {name: str(threads) for name in pools}
+    command = [sys.executable, str(Path(__file__).resolve()), "--threads", str(threads), *words]
+    command += ["--rounds", str(options.rounds), "--scratch", options.scratch, *(["--quick"] if options.quick else [])]
+    command += ["--cases", *options.cases] if options.cases else []
+    done = subprocess.run(command, check=False, env=environment, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise SystemExit(f"bench_engines: {' '.join(words)} failed; its traceback is above")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def measure_memory(options: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
+    """Measure each engine's peak in a process of its own, with as many threads as the first asked for."""
+    found: dict[str, Any] = {}
+    for case in _cases(options):
+        own: dict[str, Any] = {}
+        for name in (*names, "native-bf16"):
+            words = ("--child", "memory", "--engine", name, "--model", case.model, "--clouds", case.clouds)
+            try:
+                clouds_there = case.clouds != "kitti" or real(_REAL_SWEEP) is not None
+                own[name] = run_child(options, options.threads[0], *words)["bytes"] if clouds_there else None
+            except OSError as error:
+                own[name] = None
+                print(f"bench_engines: memory of {case.name}: {error}", file=sys.stderr)
+        if own.get("native") and own.get("minkowski"):
+            own["native_over_minkowski"] = own["native"] / own["minkowski"]
+        found[case.name] = own
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", metavar="FILE", help="write one JSON document")
+    parser.add_argument("--quick", action="store_true", help="fewer cases and rounds: a few minutes")
+    parser.add_argument("--threads", type=int, nargs="+", default=[2, 1], help="numbers of threads (default: 2 1)")
+    parser.add_argument("--rounds", type=int, help="rounds of a case (default: 11, quick: 5)")
+    parser.add_argument("--cases", nargs="+", default=[], metavar="WORD", help="only cases whose name holds a word")
+    for name in ("child", "engine", "model", "clouds", "scratch"):
+        parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.rounds = options.rounds or (5 if options.quick else 11)
+    if options.child:
+        print(json.dumps(child(options)))
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        options.scratch = scratch
+        load_before = os.getloadavg()
+        threads = {str(count): run_child(options, count, "--child", "steps") for count in options.threads}
+        names = ["native"]
+        if any("minkowski" in step["seconds"] for part in threads.values() for step in part["steps"].values()):
+            names.append("minkowski")
+        memory = measure_memory(options, names)
+    document = {
+        "device": device_name(torch.device("cpu")),
+        "processors": os.cpu_count(),
+        "load_average": {"before": load_before, "after": os.getloadavg()},
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "rounds": options.rounds,
+        "targets": TARGETS,
+        "threads": threads,
+        "memory_bytes": memory,
+    }
+    if options.json:
+        Path(options.json).write_text(json.dumps(document, indent=2) + "\n")
+    report(document)
+
+
+def report(document: Mapping[str, Any]) -> None:
+    """Print the document as tables: medians, quartiles in brackets."""
+
+    def cell(value: Mapping[str, Any]) -> str:
+        low, high = value["quartiles"]
+        return f"{value['median']:.2f} [{low:.2f}, {high:.2f}]"
+
+    load = ", ".join(f"{value:.1f}" for value in document["load_average"]["after"])
+    print(f"{document['device']}, {document['processors']} processors, load {load}, {document['rounds']} rounds")
+    for count, part in document["threads"].items():
+        print(f"\n{count} threads")
+        for name, origin in part["clouds"].items():
+            print(f"  {name}: {origin}")
+        for name, step in part["steps"].items():
+            print(f"  {name}, {step['voxels']} voxels")
+            for engine_name, seconds in step["seconds"].items():
+                print(
+                    f"    {engine_name:18} step {cell(seconds['step'])} s, with SGD {cell(seconds['step_with_sgd'])} s"
+                )
+            for key, value in step.items():
+                if key not in ("voxels", "seconds"):
+                    print(f"    {key:36} {cell(value)}   of the least {value['least']:.2f}")
+        for name, found in part["convolutions"].items():
+            each = {key: value["convolution_over_products"] for key, value in found["each"].items()}
+            worst = max(each, key=lambda key: each[key]["median"])
+            total = found["sum_over_products"]
+            print(f"  convolutions of {name}: {cell(total)} x their products, of the least {total['least']:.2f};")
+            print(f"    most: {worst} {cell(each[worst])}")
+    print("\npeak memory, MiB")
+    for name, own in document["memory_bytes"].items():
+        cells = (f"{key} {value / 2**20 if value and value > 100 else value or 0:.2f}" for key, value in own.items())
+        print(f"  {name}: {', '.join(cells)}")
+
+
+if __name__ == "__main__":
+    main()
