@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from .checks import MOST, MOST_DEVICES, integer, shown
 from .errors import InputError
 from .files import read_text
 
@@ -27,9 +28,9 @@ class Link:
     latency: float = 0.0  # seconds
 
     def __post_init__(self) -> None:
-        if not self.bandwidth > 0:
+        if not self.bandwidth >= 1 / MOST:
             raise InputError(f"bandwidth {self.bandwidth} bytes/s: expected more than 0")
-        if not 0 <= self.latency < float("inf"):
+        if not 0 <= self.latency <= MOST:
             raise InputError(f"latency {self.latency} s: expected 0 or more")
 
     def transfer_time(self, num_bytes: float) -> float:
@@ -65,6 +66,8 @@ class Cluster:
 
     def __post_init__(self) -> None:
         names = [node.name for node in self.nodes]
+        if (count := sum(len(node.device_types) for node in self.nodes)) > MOST_DEVICES:
+            raise InputError(f"a cluster of {count} devices: expected {MOST_DEVICES} at most")
         if not names:
             raise InputError("a cluster without nodes: expected at least one device")
         if len(set(names)) < len(names):
@@ -116,10 +119,10 @@ class Cluster:
         text = read_text(path, what="cluster file")
         try:
             return _parse(tomllib.loads(text))
-        except tomllib.TOMLDecodeError as error:
-            raise InputError(f"{path}: not TOML: {error}") from None
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{path}: not TOML: {error}") from None
 
 
 def _link_lines(link: Link) -> list[str]:
@@ -163,13 +166,12 @@ def _node(entry: dict[str, Any], types: dict[str, DeviceType]) -> Node:
     devices: list[DeviceType] = []
     for item in _tables(entry, "devices"):
         _only(item, {"type", "count"}, f"devices of {where}")
-        kind, count = _string(item, "type", where), item.get("count", 1)
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise InputError(f"{where} has a device count of {count!r} for {kind!r}: expected 1 or more")
+        kind = _string(item, "type", where)
+        count = integer(item.get("count", 1), f"{where}: device count of {kind!r}", least=1, most=MOST_DEVICES)
         devices += [types.get(kind, DeviceType(kind))] * count
     address = entry.get("address", "127.0.0.1")
     if not isinstance(address, str):
-        raise InputError(f"{where} has address {address!r}: expected a string")
+        raise InputError(f"{where} has address {shown(address)}: expected a string")
     return Node(name, tuple(devices), _link(entry), address)
 
 
@@ -180,25 +182,28 @@ def _link(entry: dict[str, Any]) -> Link:
 def _tables(entry: dict[str, Any], key: str) -> list[dict[str, Any]]:
     value = entry.get(key, [])
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise InputError(f"{key} is {value!r}: expected a list of tables")
+        raise InputError(f"{key} is {shown(value)}: expected a list of tables")
     return value
 
 
 def _string(entry: dict[str, Any], key: str, where: str) -> str:
     value = entry.get(key)
     if not isinstance(value, str) or not value:
-        raise InputError(f"{where} has {key} = {value!r}: expected a name")
+        raise InputError(f"{where} has {key} = {shown(value)}: expected a name")
     return value
 
 
 def _number(entry: dict[str, Any], key: str, default: float) -> float:
     value = entry.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InputError(f"{key} = {value!r}: expected a number")
-    return float(value)
+    try:
+        if not isinstance(value, bool) and isinstance(value, int | float):
+            return float(value)
+    except OverflowError:
+        pass
+    raise InputError(f"{key} = {shown(value)}: expected a number")
 
 
 def _only(entry: dict[str, Any], known: set[str], where: str) -> None:
     for key in entry:
         if key not in known:
-            raise InputError(f"{where} has {key!r}: expected only {', '.join(sorted(known))}")
+            raise InputError(f"{where} has {shown(key)}: expected only {', '.join(sorted(known))}")

@@ -43,7 +43,7 @@ def read_text(path: Path | str, *, what: str = "file") -> str:
         raise InputError(f"{path}: no such {what}; check the path") from None
     except IsADirectoryError:
         raise InputError(f"{path}: is a folder, expected a {what}") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # no UTF-8, or a name that no file can have
         raise InputError(f"{path}: cannot be read as a {what} ({error})") from None
 
 
@@ -58,6 +58,8 @@ def read_json(path: Path | str, *, what: str = "JSON file") -> Any:
         ) from None
     except RecursionError:
         raise InputError(f"{path}: nested too deeply for a {what}") from None
+    except ValueError as error:  # a whole number of thousands of digits
+        raise InputError(f"{path}: not JSON ({error}), expected a {what}") from None
 
 
 def read_rows(path: Path | str) -> list[dict]:

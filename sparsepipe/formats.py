@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from .checks import MOST_DEVICES
 from .errors import InputError
 from .files import read_json, write_json
 from .graph import LayerGraph
@@ -90,7 +91,7 @@ def _plan_of(conf: Any, text: GraphText) -> Plan:
 
 def _require_count_lists(modules: Any, ranks: Any, depths: Any) -> None:
     def counts(values: Any) -> bool:
-        return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+        return isinstance(values, list) and all(type(value) is int and 0 <= value < MOST_DEVICES for value in values)
 
     if not counts(modules) or len(modules) < 2:
         raise InputError("module_to_stage_map is not a list of stage numbers, one a module and the criterion's last")

@@ -57,6 +57,8 @@ class LayerGraph:
         """
         layers, edges = tuple(layers), tuple(edges)
         position = {layer.id: k for k, layer in enumerate(layers)}
+        if len(position) < len(layers):
+            return cls(layers, ())  # which names the layer that is listed twice
         waiting: dict[str, int] = dict.fromkeys(position, 0)
         consumers: dict[str, list[str]] = {id: [] for id in position}
         for source, target in dict.fromkeys(edges):

@@ -6,12 +6,12 @@ ACT  := bytes | "[" bytes ("; " bytes)* "]"
 edge := TAB ID " -- " ID
 """
 
-import math
 import re
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from .checks import number, shown
 from .errors import InputError
 from .files import read_text, write_atomic
 from .graph import Layer, LayerGraph
@@ -67,7 +67,7 @@ class GraphText:
         """Read a graph.txt. Raises InputError with file and line for whatever does not follow the grammar."""
         nodes: dict[str, GraphTextNode] = {}
         edges: list[tuple[str, str]] = []
-        for number, line in enumerate(read_text(path, what="graph.txt").splitlines(), start=1):
+        for place, line in enumerate(read_text(path, what="graph.txt").splitlines(), start=1):
             if not line.strip():
                 continue
             try:
@@ -79,7 +79,7 @@ class GraphText:
                         raise InputError(f"node {node.id!r} is listed twice")
                     nodes[node.id] = node
             except InputError as error:
-                raise InputError(f"{path}:{number}: {error}") from None
+                raise InputError(f"{path}:{place}: {error}") from None
         try:
             text = cls(tuple(nodes.values()), tuple(edges))
             text.graph  # noqa: B018 - a cycle is found here, where the file can still be named
@@ -129,10 +129,8 @@ def _number(name: str, text: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise InputError(f"{name}={text!r} is not a number") from None
-    if not 0 <= value < math.inf:
-        raise InputError(f"{name}={text}: expected 0 or more and finite")
-    return value
+        raise InputError(f"{name}={shown(text)} is not a number") from None
+    return number(value, name)
 
 
 def _decimal(value: float) -> str:

@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from .checks import MOST_DEVICES, integer, number, text, texts
 from .cluster import Cluster
 from .errors import InputError
 from .files import read_json, write_json
@@ -18,6 +19,7 @@ WEIGHT_POLICIES: Mapping[str, tuple[str, ...]] = {
     "1f1b": ("stash", "vertical-sync", "2bw"),
     "2bw": ("2bw",),
     "1f1b-flush": ("flush",),
+    "zero-bubble": ("flush",),
     "gpipe": ("flush",),
     "sequential": ("flush",),
 }
@@ -180,8 +182,10 @@ class Plan:
                 found.append(f"stage {k} has no ranks")
             if len(stage.shares) != len(stage.ranks):
                 found.append(f"stage {k} has {len(stage.shares)} shares for {len(stage.ranks)} ranks")
-            elif any(share < 1 for share in stage.shares):
-                found.append(f"stage {k} has shares {stage.shares}, expected 1 or more each")
+            elif any(share < 1 for share in stage.shares) or stage.round > MOST_DEVICES:
+                found.append(
+                    f"stage {k} has shares {stage.shares}, expected 1 or more each and {MOST_DEVICES} at most together"
+                )
             if stage.warmup is not None and stage.warmup < 0:
                 found.append(f"stage {k} has a warm-up of {stage.warmup}, expected 0 or more")
         ranks = self.ranks
@@ -240,19 +244,18 @@ class Plan:
         if not isinstance(document, Mapping) or document.get("format") != FORMAT:
             raise InputError(f"not a plan: expected a JSON object with format {FORMAT!r}")
         try:
-            stages = tuple(_stage_from_json(entry) for entry in document["stages"])
             return cls(
-                stages,
-                document["schedule"],
-                document["weights"],
-                _integer(document["num_microbatches"]),
-                document["routing"],
-                document["planner"],
+                tuple(_stage_from_json(entry) for entry in document["stages"]),
+                text(document["schedule"], "schedule"),
+                text(document["weights"], "weights"),
+                integer(document["num_microbatches"], "num_microbatches"),
+                text(document["routing"], "routing"),
+                text(document["planner"], "planner"),
                 _estimate_from_json(document),
-                tuple(document.get("warnings", ())),
-                _integer(document.get("accumulation", 1)),
+                texts(document.get("warnings", []), "warnings"),
+                integer(document.get("accumulation", 1), "accumulation"),
             )
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise InputError(f"not a plan this project wrote ({error!r})") from None
 
     def save(self, path: Path | str) -> Path:
@@ -270,12 +273,7 @@ class Plan:
         """The plan as a table for people."""
         rows: list[Sequence[str]] = [("stage", "layers", "devices", "compute", "transfer", "averaging", "memory")]
         for k, stage in enumerate(self.stages):
-            span = (
-                stage.layers[0]
-                if len(stage.layers) == 1
-                else f"{stage.layers[0]} … {stage.layers[-1]} ({len(stage.layers)})"
-            )
-            row = [str(k), span, _devices(stage)]
+            row = [str(k), _span(stage.layers), _devices(stage)]
             if self.estimate:
                 e = self.estimate.stages[k]
                 row += [f"{t * 1e3:.2f} ms" for t in (e.compute_seconds, e.transfer_seconds, e.averaging_seconds)]
@@ -296,6 +294,10 @@ class Plan:
             if self.estimate.gap is not None:
                 text += f", gap {self.estimate.gap:.1%}"
         return text
+
+
+def _span(layers: Sequence[str]) -> str:
+    return f"{layers[0]} … {layers[-1]} ({len(layers)})" if len(layers) > 1 else "".join(layers)
 
 
 def _devices(stage: Stage) -> str:
@@ -332,42 +334,39 @@ def _stage_to_json(stage: Stage, estimate: StageEstimate | None) -> dict[str, An
 
 def _stage_from_json(entry: Mapping[str, Any]) -> Stage:
     replicas = entry["replicas"]
-    kinds, nodes = _labels(replicas, "device_type"), _labels(replicas, "node")
-    if not isinstance(entry["layers"], list) or not all(isinstance(id, str) for id in entry["layers"]):
-        raise ValueError("layers of a stage must be a list of layer ids")
-    warmup = entry.get("warmup")
+    warmup, recompute = entry.get("warmup"), entry.get("recompute", False)
+    if not isinstance(recompute, bool):
+        raise InputError(f"recompute = {recompute!r}: expected true or false")
     return Stage(
-        tuple(entry["layers"]),
-        tuple(_integer(replica["rank"]) for replica in replicas),
-        tuple(_integer(replica["share"]) for replica in replicas),
-        kinds,
-        nodes,
-        None if warmup is None else _integer(warmup),
-        bool(entry.get("recompute", False)),
+        texts(entry["layers"], "layers of a stage"),
+        tuple(integer(replica["rank"], "rank") for replica in replicas),
+        tuple(integer(replica["share"], "share") for replica in replicas),
+        _labels(replicas, "device_type"),
+        _labels(replicas, "node"),
+        None if warmup is None else integer(warmup, "warmup"),
+        recompute,
     )
 
 
 def _labels(replicas: Iterable[Mapping[str, Any]], key: str) -> tuple[str, ...]:
     labels = [replica.get(key) for replica in replicas]
-    return tuple(map(str, labels)) if all(label is not None for label in labels) else ()
-
-
-def _integer(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{value!r} where a whole number was expected")
-    return value
+    return tuple(text(label, key) for label in labels) if all(label is not None for label in labels) else ()
 
 
 def _estimate_from_json(document: Mapping[str, Any]) -> Estimate | None:
     if document.get("period_seconds") is None:
         return None
     columns = ("compute_seconds", "memory_bytes", "transfer_seconds", "averaging_seconds")
+
+    def proven(key: str) -> float | None:
+        return None if document[key] is None else number(document[key], key)
+
     return Estimate(
-        document["period_seconds"],
-        tuple(StageEstimate(*(entry[column] for column in columns)) for entry in document["stages"]),
-        document["lower_bound_seconds"],
-        document["plan_seconds"],
-        document["single_device_seconds"],
-        document["data_parallel_seconds"],
-        document["voxels"],
+        number(document["period_seconds"], "period_seconds"),
+        tuple(StageEstimate(*(number(entry[column], column) for column in columns)) for entry in document["stages"]),
+        proven("lower_bound_seconds"),
+        number(document["plan_seconds"], "plan_seconds"),
+        proven("single_device_seconds"),
+        proven("data_parallel_seconds"),
+        proven("voxels"),
     )

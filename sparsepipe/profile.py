@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from .checks import number, text, texts
 from .errors import InputError
 from .files import read_json, write_json
 from .graph import Layer, LayerGraph
@@ -31,9 +32,7 @@ class CostSample:
 
     def __post_init__(self) -> None:
         for name in COST_FIELDS:
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-                raise InputError(f"{name} = {value!r}: expected a finite number, 0 or more")
+            number(getattr(self, name), name)
 
 
 COST_FIELDS = tuple(item.name for item in fields(CostSample))
@@ -235,16 +234,25 @@ def graph_differences(a: LayerGraph, b: LayerGraph) -> str:
 def _from_document(document: Mapping[str, Any]) -> Profile:
     if document.get("format") != FORMAT:
         raise InputError(f"format {document.get('format')!r}: expected {FORMAT!r}")
-    graph = LayerGraph.from_ids(
-        [Layer(**entry) for entry in document["layers"]], [(a, b) for a, b in document["edges"]]
-    )
-    if [layer.id for layer in graph.layers] != [entry["id"] for entry in document["layers"]]:
+    layers = [
+        Layer(
+            text(entry["id"], "layer id"),
+            text(entry["description"], "description"),
+            number(entry["parameter_bytes"], "parameter_bytes"),
+        )
+        for entry in document["layers"]
+    ]
+    graph = LayerGraph.from_ids(layers, [(text(a, "edge"), text(b, "edge")) for a, b in document["edges"]])
+    if graph.layers != tuple(layers):
         raise InputError("the layers are not in topological order")
-    columns = document["columns"]
+    columns = texts(document["columns"], "columns")
     costs = {}
     for name, rows in document["costs"].items():
         costs[name] = tuple(_cost(samples, columns, f"{name}, layer {k}") for k, samples in enumerate(rows))
-    return Profile(graph, costs, tuple(document["voxel_counts"]), document["origin"])
+    counts = tuple(number(count, "voxel_counts") for count in document["voxel_counts"])
+    if not isinstance(document["origin"], Mapping):
+        raise InputError("origin is not an object: expected where the numbers come from")
+    return Profile(graph, costs, counts, document["origin"])
 
 
 def _cost(samples: Sequence[Sequence[float]], columns: Sequence[str], where: str) -> LayerCost:

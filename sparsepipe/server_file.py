@@ -54,14 +54,21 @@ class ServerFile:
         """Join the profiles of all types, in the order of the file; sizes are those of the first."""
         joined: Profile | None = None
         for name, path in self.profiles:
-            beside = self.folder / path
-            one = Profile.load(beside if beside.exists() else path, device_type=name)
+            found = self._find(path)
+            one = Profile.load(found, device_type=name)
             try:
                 joined = one if joined is None else joined | one
             except InputError as error:
-                raise InputError(f"{beside if beside.exists() else path}: {error}") from None
+                raise InputError(f"{found}: {error}") from None
         assert joined is not None
         return joined
+
+    def _find(self, path: str) -> Path:
+        beside = self.folder / path
+        try:
+            return beside if beside.exists() else Path(path)
+        except (OSError, ValueError):  # a name that no file can have: reading it will say so
+            return beside
 
     def cluster(
         self, *, bandwidth: float = float("inf"), network: float = float("inf"), memory_bytes: float = float("inf")

@@ -8,10 +8,10 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent / "sparsepipe"
 LEVELS = [  # lowest first; a module may import its own level's files only inside its own folder, and anything lower
     {"errors"},
-    {"files"},
+    {"files", "checks"},
     {"graph", "cluster", "trace", "graph_text"},
     {"plan_diff"},
-    {"profile", "plan"},
+    {"profile", "plan", "zero_bubble"},
     {"schedule", "record", "formats", "server_file"},
     {"costs"},
     {"data", "models"},

@@ -54,7 +54,7 @@ def test_transfer_takes_latency_and_bytes():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (FILE.replace("count = 2", "count = 0", 1), "device count of 0"),
+        (FILE.replace("count = 2", "count = 0", 1), "device count of 'big' = 0"),
         (FILE.replace("1.25e9", "0"), "bandwidth 0.0 bytes/s"),
         (FILE.replace("1.25e9", "-1"), "bandwidth -1.0"),
         (FILE.replace("1.25e9", "nan"), "bandwidth nan"),

@@ -44,8 +44,8 @@ def test_milliseconds_become_seconds(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "line", "message"),
     [
-        ([NODE.format(id="a", f="-1", a=0)], 1, "forward_compute_time=-1"),
-        ([NODE.format(id="a", f="nan", a=0)], 1, "forward_compute_time=nan"),
+        ([NODE.format(id="a", f="-1", a=0)], 1, "forward_compute_time = -1"),
+        ([NODE.format(id="a", f="nan", a=0)], 1, "forward_compute_time = nan"),
         ([NODE.format(id="a", f="1.2.3", a=0)], 1, "not a number"),
         ([NODE.format(id="a", f=1, a="[1.0; x]")], 1, "activation_size='x'"),
         ([NODE.format(id="a", f=1, a=0)] * 2, 2, "'a' is listed twice"),
