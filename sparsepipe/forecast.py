@@ -102,13 +102,14 @@ def peak_bytes(
             fixed[rank] = weights.total(versions=num_versions(plan, s, rank), minibatches=0)
         before |= set(own)
     held, most = dict.fromkeys(fixed, 0.0), dict.fromkeys(fixed, 0.0)
+    end = "weights" if plan.schedule == "zero-bubble" else "backward"  # of what a minibatch holds
     for span in sorted(trace.spans, key=lambda span: span.start):
-        if span.kind not in ("forward", "backward"):
+        if span.kind not in ("forward", end):
             continue
         stage, m = plan.stages[span.stage], span.minibatch
         kept = incoming[span.stage][m] + (0.0 if stage.recompute else saved[span.stage][m])
         whole = saved[span.stage][m] if stage.recompute else 0.0
         held[span.rank] += kept if span.kind == "forward" else 0.0
         most[span.rank] = max(most[span.rank], held[span.rank] + whole)
-        held[span.rank] -= kept if span.kind == "backward" else 0.0
+        held[span.rank] -= kept if span.kind == end else 0.0
     return {rank: float(fixed[rank] + most[rank]) for rank in sorted(fixed)}

@@ -5,7 +5,8 @@ One-forward-one-backward on two stages, three minibatches (time runs right):
     stage 0   0F0 0F1 0B0 0U0 0F2 0B1 0U1 0B2 0U2
     stage 1       1F0 1B0 1U0 1F1 1B1 1U1 1F2 1B2 1U2
 
-F is the forward and B the backward of a minibatch. U averages the gradients of one round over the stage's replicas and
+F is the forward and B the backward of a minibatch. `zero-bubble` cuts the backward in two: B is then the gradients of
+what arrived alone, and W those of the weights. U averages the gradients of one round over the stage's replicas and
 updates the weights. A round is `num_microbatches` minibatches for schedules that flush, and for asynchronous ones the
 minibatches after which every replica of that stage has had its share (1 without replication), `accumulation` times.
 Which weights a forward meets is `forward_versions`' to say.
@@ -20,12 +21,14 @@ from typing import NamedTuple
 
 from .errors import InputError
 from .plan import Plan, Stage
+from .zero_bubble import Replica, filled
 
 
 class Op(StrEnum):
     FORWARD = "F"
     BACKWARD = "B"
     UPDATE = "U"
+    WEIGHTS = "W"  # gradients of the weights, where the schedule does not leave them to B
 
 
 class Action(NamedTuple):
@@ -38,9 +41,9 @@ class Action(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Action":
-        found = re.fullmatch(r"(\d+)([FBU])(\d+)", text)
+        found = re.fullmatch(r"(\d+)([FBUW])(\d+)", text)
         if not found:
-            raise InputError(f"{text!r} is not an action: expected stage, F, B or U, minibatch, such as 1F3")
+            raise InputError(f"{text!r} is not an action: expected stage, F, B, U or W, minibatch, such as 1F3")
         return cls(int(found[1]), Op(found[2]), int(found[3]))
 
 
@@ -101,6 +104,8 @@ def warmup(plan: Plan, stage: int, rank: int) -> int:
 
 def actions(plan: Plan, num_minibatches: int) -> dict[int, tuple[Action, ...]]:
     """Every action of every rank, in order, for `num_minibatches` from an empty pipeline to an empty pipeline."""
+    if plan.schedule == "zero-bubble":
+        return _zero_bubble_actions(plan, num_minibatches)
     return {
         rank: _rank_actions(plan, s, rank, num_minibatches)
         for s, stage in enumerate(plan.stages)
@@ -138,6 +143,41 @@ def _rank_actions(plan: Plan, s: int, rank: int, num_minibatches: int) -> tuple[
     return tuple(done)
 
 
+def _zero_bubble_actions(plan: Plan, num_minibatches: int) -> dict[int, tuple[Action, ...]]:
+    lists: dict[int, list[Action]] = {rank: [] for rank in plan.ranks}
+    for k in range(num_rounds(plan, 0, num_minibatches)):
+        for rank, order in _zero_bubble_step(plan, round_minibatches(plan, 0, k, num_minibatches)).items():
+            s = plan.stage_of(rank)
+            lists[rank] += [*(Action(s, Op(part), m) for part, m in order), Action(s, Op.UPDATE, k)]
+    return {rank: tuple(todo) for rank, todo in lists.items()}
+
+
+def _zero_bubble_step(plan: Plan, span: range) -> dict[int, list[tuple[str, int]]]:
+    """The order of one step, timed by what the planner expects of the stages; equal ones where it said nothing."""
+    replicas = {}
+    for s, stage in enumerate(plan.stages):
+        pace = plan.estimate.stages[s].compute_seconds if plan.estimate else 1.0
+        late = weights_share(plan, s)
+        for rank, share in zip(stage.ranks, stage.shares, strict=True):
+            forward = pace * stage.round / share  # in units that leave equal stages equal: thirds would not add up
+            backward = _BACKWARD * forward
+            parts = {"F": forward, "B": (1 - late) * backward, "W": late * backward}
+            turns = _turns_of(stage, rank, span)
+            replicas[rank] = Replica(s, turns, parts, lookahead(plan, s), lookahead(plan, 0))
+    return filled(replicas, lambda s, m: plan.stages[s].replica(m), len(plan.stages))
+
+
+_BACKWARD = 2.0  # times a forward: a matrix product has two gradients
+
+
+def weights_share(plan: Plan, stage: int) -> float:
+    """The share of a backward's time that the gradients of the weights take, where they have an action of their own.
+
+    A matrix product's two gradients cost the same. Nobody waits for what the first stage sends back: it does all in B.
+    """
+    return 0.5 if plan.schedule == "zero-bubble" and stage > 0 else 0.0
+
+
 def _turns_of(stage: Stage, rank: int, span: range) -> list[int]:
     """The minibatches of `span` that `rank` runs."""
     place = stage.ranks.index(rank)
@@ -164,7 +204,10 @@ def inputs(action: Action, plan: Plan, num_minibatches: int) -> list[Action]:
     if op is Op.BACKWARD:
         later = [Action(s + 1, op, m)] if s + 1 < len(plan.stages) else []
         return [Action(s, Op.FORWARD, m), *later]
-    return [Action(s, Op.BACKWARD, k) for k in round_minibatches(plan, s, m, num_minibatches)]
+    if op is Op.WEIGHTS:
+        return [Action(s, Op.BACKWARD, m)]
+    last = Op.WEIGHTS if plan.schedule == "zero-bubble" else Op.BACKWARD
+    return [Action(s, last, k) for k in round_minibatches(plan, s, m, num_minibatches)]
 
 
 def forward_versions(plan: Plan, num_minibatches: int) -> dict[int, dict[int, int]]:
@@ -219,8 +262,10 @@ def num_versions(plan: Plan, stage: int, rank: int) -> int:
 
 
 def in_flight(plan: Plan, stage: int, rank: int) -> int:
-    """Most minibatches whose forward `rank` has run and whose backward it has not."""
+    """Most minibatches whose forward `rank` has run and whose backward it has not, all of it."""
     own, ahead = plan.stages[stage], lookahead(plan, stage)
+    if plan.schedule == "zero-bubble":
+        return _most_held(plan, rank)
     if plan.weights == "flush":  # steps need not be whole rounds, so they differ in how many minibatches a rank gets
         return max(
             len(_turns_of(own, rank, range(k, k + min(1 + ahead, plan.num_microbatches)))) for k in range(own.round)
@@ -228,6 +273,14 @@ def in_flight(plan: Plan, stage: int, rank: int) -> int:
     flying = most = 0
     for action in _rank_actions(plan, stage, rank, 3 * (own.round + ahead) + 1):
         flying += (action.op is Op.FORWARD) - (action.op is Op.BACKWARD)
+        most = max(most, flying)
+    return most
+
+
+def _most_held(plan: Plan, rank: int) -> int:
+    flying = most = 0
+    for action in actions(plan, plan.num_microbatches * max(stage.round for stage in plan.stages))[rank]:
+        flying += (action.op is Op.FORWARD) - (action.op is Op.WEIGHTS)
         most = max(most, flying)
     return most
 
@@ -260,6 +313,7 @@ SCHEDULES: Mapping[str, str] = {
     "1f1b": "asynchronous, each backward with the weights of its forward (PipeDream)",
     "2bw": "asynchronous, two weight versions, one update a step (PipeDream-2BW)",
     "1f1b-flush": "one forward, one backward, weights updated once a step (DAPPLE)",
+    "zero-bubble": "1f1b-flush whose weight gradients fill the waiting, weights updated once a step (ZB-H1)",
     "gpipe": "all forwards, then all backwards, weights updated once a step (GPipe)",
     "sequential": "one minibatch in the pipeline at a time",
 }

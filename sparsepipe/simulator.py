@@ -16,13 +16,13 @@ from .costs import LayerTable, averaging_time
 from .errors import InputError
 from .plan import Plan
 from .profile import Profile
-from .schedule import Op, actions
+from .schedule import Op, actions, weights_share
 from .trace import Span, Trace
 
-FORWARD, BACKWARD, UPDATE = range(3)  # operations as numbers: they index what is kept for each
-CODES = {Op.FORWARD: FORWARD, Op.BACKWARD: BACKWARD, Op.UPDATE: UPDATE}
-KINDS = ("forward", "backward", "update")
-LETTERS = "FBU"
+FORWARD, BACKWARD, WEIGHTS, UPDATE = range(4)  # operations as numbers: they index what is kept for each
+CODES = {Op.FORWARD: FORWARD, Op.BACKWARD: BACKWARD, Op.WEIGHTS: WEIGHTS, Op.UPDATE: UPDATE}
+KINDS = ("forward", "backward", "weights", "update")
+LETTERS = "FBWU"
 
 
 def simulate(plan: Plan, profile: Profile, cluster: Cluster, voxels: Sequence[float]) -> Trace:
@@ -67,6 +67,7 @@ class _Simulation:
         self.arrivals = (
             [there if s == 0 else unknown.copy() for s in range(len(plan.stages))],
             [there if s == self.last else unknown.copy() for s in range(len(plan.stages))],
+            [there] * len(plan.stages),
         )
         self.ports: dict[tuple, float] = {}  # when each port is free again
         self.waiting: dict[tuple[int, int], list[_Rank]] = {}  # (stage, round) → replicas that wait for the others
@@ -84,7 +85,7 @@ class _Simulation:
             operation, minibatch = rank.todo[rank.place]
             rank.place += 1
             rank.free = now
-            if operation != UPDATE:
+            if operation in (FORWARD, BACKWARD):
                 self.send(rank, operation, minibatch, now)
             if rank.free is not None and rank.place < len(rank.todo):
                 self.start(rank, now)
@@ -170,8 +171,8 @@ class _Transfers(dict):
 
 def _durations(
     plan: Plan, profile: Profile, cluster: Cluster, voxels: Sequence[float]
-) -> tuple[dict[int, tuple[list[float], list[float]]], list[float], _Transfers]:
-    """(rank → seconds of each minibatch forwards and backwards, seconds of averaging of each stage, transfers)."""
+) -> tuple[dict[int, tuple[list[float], ...]], list[float], _Transfers]:
+    """(rank → seconds of each minibatch forwards, backwards, for weights; of averaging of each stage; transfers)."""
     index = profile.graph.index
     distinct, which = np.unique(np.asarray(voxels, dtype=float), return_inverse=True)
     table = LayerTable.of(profile, distinct, {cluster.devices[rank].type.name for rank in plan.ranks})
@@ -188,6 +189,7 @@ def _durations(
         for kind in {cluster.devices[rank].type.name for rank in stage.ranks}:
             forward, backward = table.forward[kind][own].sum(axis=0), table.backward[kind][own].sum(axis=0)
             again = forward if stage.recompute else 0.0
-            of_kind[kind] = (forward[which].tolist(), (backward + again)[which].tolist())
+            late = weights_share(plan, s) * backward
+            of_kind[kind] = tuple(part[which].tolist() for part in (forward, backward - late + again, late))
         seconds.update({rank: of_kind[cluster.devices[rank].type.name] for rank in stage.ranks})
     return seconds, averaging, transfers

@@ -6,13 +6,16 @@ from typing import Any, Literal
 
 from .errors import InputError
 
-WORK = ("forward", "backward", "update")  # what keeps a device busy for the training's own sake
+WORK = ("forward", "backward", "weights", "update")  # what keeps a device busy for the training's own sake
 KINDS = (*WORK, "average", "send", "wait", "load", "evaluate", "checkpoint")
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One thing one rank did. `name` is an action such as "1F3"; `peer` is the rank it sent to or waited for."""
+    """One thing one rank did. `peer` is the rank it sent to or waited for.
+
+    `name` is an action such as "1F3", as an epoch's list has it; `minibatch` counts over the whole run.
+    """
 
     rank: int
     name: str

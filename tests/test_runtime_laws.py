@@ -172,6 +172,16 @@ LAWS: dict[str, tuple] = {
     "3 stages 1f1b-flush": (PLAIN, [[0], [1], [2]], FLUSH, {}),
     "4 stages 1f1b-flush": (PLAIN, [[0], [1], [2], [3]], FLUSH, {}),
     "3 stages gpipe": (PLAIN, [[0], [1], [2]], {"schedule": "gpipe", "num_microbatches": 3}, {}),
+    "2 stages zero-bubble": (PLAIN, [[0], [1]], {"schedule": "zero-bubble", "num_microbatches": 4}, {}),
+    "4 stages zero-bubble": (PLAIN, [[0], [1], [2], [3]], {"schedule": "zero-bubble", "num_microbatches": 4}, {}),
+    "zero-bubble 2-1-1": (PLAIN, [[0, 1], [2], [3]], {"schedule": "zero-bubble", "num_microbatches": 3}, {}),
+    "zero-bubble, batch norm, U-Net": (UNET, [[0], [1], [2]], {"schedule": "zero-bubble", "num_microbatches": 2}, FULL),
+    "zero-bubble, minkowski": (
+        NORMED,
+        [[0], [1]],
+        {"schedule": "zero-bubble", "num_microbatches": 2, "recompute": True},
+        {**FULL, "engine": "minkowski"},
+    ),
     "2 stages sequential": (PLAIN, [[0], [1]], {"schedule": "sequential", "num_microbatches": 2}, {}),
     "ranks in any order": (PLAIN, [[2], [0], [1]], FLUSH, {}),
     "batch norm, 2 stages": (NORMED, [[0], [1]], FLUSH, FULL),
@@ -271,7 +281,8 @@ def test_a_plan_trains_like_a_plain_loop(name: str, laws: Callable) -> None:
 def test_stages_change_no_bit_where_nothing_is_replicated(laws: Callable) -> None:
     """The same operations on the same numbers in the same order: cuts and schedules leave no trace."""
     _, alone = laws["one process"]
-    for name in ("2 stages 1f1b-flush", "3 stages 1f1b-flush", "4 stages 1f1b-flush", "ranks in any order"):
+    cut_in_stages = ("2 stages 1f1b-flush", "3 stages 1f1b-flush", "4 stages 1f1b-flush", "ranks in any order")
+    for name in (*cut_in_stages, "2 stages zero-bubble", "4 stages zero-bubble"):
         _, cut = laws[name]
         assert cut.losses == alone.losses, name
         weights = cut.tensors("weight")

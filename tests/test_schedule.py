@@ -63,6 +63,19 @@ def test_gpipe_with_a_last_partial_step():
     }
 
 
+def test_zero_bubble_fills_the_waiting_with_weight_gradients():
+    """Drawn in zero_bubble.py; the first stage leaves nothing to W, but its list has it all the same."""
+    assert spell(pipeline(1, 1, schedule="zero-bubble", num_microbatches=4), 4) == {
+        0: "0F0 0F1 0B0 0W0 0F2 0B1 0W1 0F3 0B2 0W2 0B3 0W3 0U0",
+        1: "1F0 1B0 1F1 1B1 1W0 1F2 1B2 1W1 1F3 1B3 1W2 1W3 1U0",
+    }
+
+
+def test_zero_bubble_holds_no_more_than_1f1b_does_in_its_first_stage():
+    plan = pipeline(1, 1, 1, 1, schedule="zero-bubble", num_microbatches=8)
+    assert [in_flight(plan, k, k) for k in range(4)] == [4, 4, 4, 4]
+
+
 def test_sequential_keeps_one_minibatch_in_the_pipeline():
     assert spell(pipeline(1, 1, schedule="sequential"), 2) == {
         0: "0F0 0B0 0U0 0F1 0B1 0U1",
@@ -152,7 +165,7 @@ def test_every_minibatch_once_forward_then_backward_then_update(plan, num_miniba
     check_runs(plan, num_minibatches)
     for s, stage in enumerate(plan.stages):
         lists = {rank: actions(plan, num_minibatches)[rank] for rank in stage.ranks}
-        for op in (Op.FORWARD, Op.BACKWARD):
+        for op in (Op.FORWARD, Op.BACKWARD, *([Op.WEIGHTS] if plan.schedule == "zero-bubble" else [])):
             seen = sorted(a.minibatch for todo in lists.values() for a in todo if a.op is op)
             assert seen == list(range(num_minibatches))
         for todo in lists.values():
@@ -175,7 +188,8 @@ def test_no_more_in_flight_than_said(plan, num_minibatches):
         for rank in stage.ranks:
             flying = most = 0
             for action in actions(plan, num_minibatches)[rank]:
-                flying += (action.op is Op.FORWARD) - (action.op is Op.BACKWARD)
+                last = Op.WEIGHTS if plan.schedule == "zero-bubble" else Op.BACKWARD
+                flying += (action.op is Op.FORWARD) - (action.op is last)
                 most = max(most, flying)
             assert most <= in_flight(plan, s, rank)
 

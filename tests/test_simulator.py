@@ -26,6 +26,7 @@ from sparsepipe import (
     simulate,
 )
 from sparsepipe.forecast import forecast
+from sparsepipe.plan import Estimate, StageEstimate
 from sparsepipe.schedule import Action, Op
 
 
@@ -59,6 +60,35 @@ def test_bubble_of_a_balanced_flush_is_gpipes_closed_form(stages, minibatches, s
     trace = simulate(plan, profile, cluster, [1] * minibatches)
     assert trace.bubble_fraction == pytest.approx((stages - 1) / (minibatches + stages - 1))
     assert trace.makespan == pytest.approx(3.0 * (minibatches + stages - 1))
+
+
+@pytest.mark.parametrize(("stages", "minibatches"), [(2, 4), (4, 8), (8, 16)])
+def test_zero_bubble_of_equal_stages_is_the_papers_closed_form(stages, minibatches):
+    """Qi et al., table 2: (p - 1)(F + B - W) of waiting, where 1F1B waits (p - 1)(F + B + W)."""
+    settings_ = {"schedule": "zero-bubble", "num_microbatches": minibatches}
+    plan, profile, cluster = pipeline([1.0] * stages, [2.0] * stages, **settings_)
+    assert simulate(plan, profile, cluster, [1] * minibatches).makespan == 3 * minibatches + (stages - 1)
+
+
+@given(st.lists(st.floats(0.5, 4), min_size=2, max_size=5), st.integers(1, 8))
+def test_zero_bubble_does_no_worse_than_1f1b_where_the_planner_knew_the_stages(forward, minibatches):
+    backward = [2 * seconds for seconds in forward]
+    plan, profile, cluster = pipeline(forward, backward, schedule="1f1b-flush", num_microbatches=minibatches)
+    known = Estimate(1.0, tuple(StageEstimate(f + b) for f, b in zip(forward, backward, strict=True)))
+    other = replace(plan, schedule="zero-bubble", estimate=known)
+    spans = [simulate(one, profile, cluster, [1] * minibatches).makespan for one in (plan, other)]
+    assert spans[1] <= spans[0] + 1e-9
+
+
+def test_a_plan_for_zero_bubble_is_planned_for_1f1b_and_says_so():
+    _, profile, cluster = pipeline([1.0, 1.0], [2.0, 2.0])
+    plan = partition(profile, cluster, planner="model-parallel", schedule="zero-bubble", num_microbatches=4)
+    assert (plan.schedule, plan.weights, plan.num_microbatches) == ("zero-bubble", "flush", 4)
+    assert plan.estimate.gap is None
+    assert plan.warnings[-1].startswith("planned and estimated for 1f1b-flush")
+    told = forecast(plan, profile, cluster, [1] * 4)
+    assert told.trace.makespan == 13
+    assert told.peak_bytes.keys() == {0, 1}
 
 
 def test_one_forward_one_backward_as_drawn():

@@ -21,7 +21,7 @@ WIDTH, HEIGHT = 760, 400  # pixels: a text column's width at a readable size
 MODEBAR = {"showSendToCloud": False, "displaylogo": False}  # no button that uploads the data to a service
 
 # How a stage's colour tells the kinds of work apart: mixed with white (above 0) or black (below 0).
-_SHADES = {"forward": 0.45, "backward": 0.0, "update": -0.35, "average": -0.35}
+_SHADES = {"forward": 0.45, "backward": 0.0, "weights": 0.2, "update": -0.35, "average": -0.35}
 
 TEMPLATE = go.layout.Template(
     layout={

@@ -9,7 +9,7 @@ from ..errors import InputError
 from ..trace import WORK, Span, Trace
 from .theme import INK, SMALL, finished, hatch, stage_color
 
-_DRAWN = ("forward", "backward", "update", "average", "send", "wait", "load", "evaluate", "checkpoint")
+_DRAWN = ("forward", "backward", "weights", "update", "average", "send", "wait", "load", "evaluate", "checkpoint")
 _WORDED = 0.018  # share of the width below which a bar cannot hold its minibatch's number
 _THIN = ("wait",)
 
@@ -60,7 +60,7 @@ def timeline(
     # Measured first, by stage, kinds in the order of their work: the legend reads so.
     for source, stage, kind in sorted(groups.groups, key=lambda key: (key[0], key[1], _DRAWN.index(key[2]))):
         part = groups.get_group((source, stage, kind))
-        label = f"stage {stage} {kind}" if kind in _DRAWN[:4] else kind
+        label = f"stage {stage} {kind}" if kind in _DRAWN[:5] else kind
         seconds = part.end_seconds - part.start_seconds
         wide = seconds > _WORDED * table.end_seconds.max()
         bar = go.Bar(
@@ -77,7 +77,7 @@ def timeline(
                 "pattern": hatch(source),
                 "line": {"width": 0.5, "color": "white"},
             },
-            text=[str(m) if w and kind in _DRAWN[:2] else "" for m, w in zip(part.minibatch, wide, strict=True)],
+            text=[str(m) if w and kind in _DRAWN[:3] else "" for m, w in zip(part.minibatch, wide, strict=True)],
             textposition="inside",
             insidetextanchor="middle",
             textangle=0,

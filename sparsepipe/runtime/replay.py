@@ -18,6 +18,7 @@ from ..cluster import Cluster
 from ..costs import LayerTable, averaging_time
 from ..plan import Plan
 from ..profile import Profile
+from ..schedule import weights_share
 from .config import RunConfig
 from .objective import Outcome
 from .packet import BACKWARD, FORWARD, Packet, Slot, boundary_id
@@ -91,6 +92,7 @@ class ReplayRunner:
 
     def __init__(self, workload: ReplayWorkload, plan: Plan, stage: int, rank: int) -> None:
         self.module, self.recompute = nn.Module(), False
+        self.splits = plan.schedule == "zero-bubble"
         self.is_first, self.is_last = stage == 0, stage == len(plan.stages) - 1
         self.id_before, self.id_after = (boundary_id([f"replay {cut}"]) for cut in (stage, stage + 1))
         self._rank, self._cluster = rank, workload.cluster
@@ -104,7 +106,9 @@ class ReplayRunner:
             profile.graph.index[id] for earlier in plan.stages[:stage] for id in earlier.layers
         }
         self._forward = table.forward[kind][layers].sum(axis=0)
-        self._backward = table.backward[kind][layers].sum(axis=0) + (self._forward if own.recompute else 0.0)
+        whole = table.backward[kind][layers].sum(axis=0)
+        self._of_weights = weights_share(plan, stage) * whole
+        self._backward = whole - self._of_weights + (self._forward if own.recompute else 0.0)
         self._bytes_after = table.payload(before | set(layers))[0]
         self._bytes_before = table.payload(before)[1]
         self._averaging = averaging_time(
@@ -128,6 +132,16 @@ class ReplayRunner:
     ) -> tuple[list[Tensor], list[Tensor]]:
         _sleep(self._backward[self._place(flight.minibatch)])
         return [], []
+
+    def backward_of_arrived(
+        self, flight: Flight, gradients: Sequence[Tensor | None], *, scale: float = 1.0
+    ) -> tuple[list[Tensor], None]:
+        _sleep(self._backward[self._place(flight.minibatch)])
+        return [], None
+
+    def backward_of_weights(self, flight: Flight, later: None) -> list[Tensor]:
+        _sleep(self._of_weights[self._place(flight.minibatch)])
+        return []
 
     def answer(self, flight: Flight, gradients: Sequence[Tensor]) -> Packet:
         rows = _payload(self._bytes_before[self._place(flight.minibatch)])

@@ -86,6 +86,7 @@ class Segment:
         self.first_version = worker.weights.newest.index
         worker.weights.expect(self.versions.values())
         self.flights: dict[int, Flight] = {}
+        self.later: dict[int, tuple[Flight, Any]] = {}  # between the two halves of a split backward
         self.outcomes: dict[int, Outcome] = {}
         # Of each minibatch, filled in by the last stage: time it was done, samples, mean loss, counted, correct.
         self.table = torch.zeros(count, 5, dtype=torch.float64)
@@ -138,12 +139,15 @@ class Segment:
         start = recorder.begin("backward", m + self.base)
         if flight.arrived is not None:
             self._recompute(flight, m)
-        if packet is None:
-            weights, features = runner.backward(flight, [None], scale=self._loss_scale(m))
+        gradients = [None] if packet is None else runner.check_answer(flight, packet)
+        scale = 1.0 if packet is not None else self._loss_scale(m)
+        if runner.splits:
+            features, later = runner.backward_of_arrived(flight, gradients, scale=scale)
+            self.later[m] = flight, later
         else:
-            weights, features = runner.backward(flight, runner.check_answer(flight, packet))
-        worker.weights.accumulate(weights)
-        worker.weights.release(flight.version)
+            weights, features = runner.backward(flight, gradients, scale=scale)
+            worker.weights.accumulate(weights)
+            worker.weights.release(flight.version)
         answer = None if runner.is_first else runner.answer(flight, features)
         end = recorder.now()
         recorder.span("backward", str(action), start, end, minibatch=m + self.base)
@@ -151,6 +155,15 @@ class Segment:
             worker.send(answer, worker.plan.stages[worker.stage - 1].replica(m), action)
         if runner.is_last:
             self._tell(m, flight.voxels, end)
+
+    def weights(self, action: Action) -> None:
+        """Compute the gradients of the weights that the backward left for later."""
+        worker, m = self.worker, action.minibatch
+        start = worker.recorder.begin("weights", m + self.base)
+        flight, later = self.later.pop(m)
+        worker.weights.accumulate(worker.runner.backward_of_weights(flight, later))
+        worker.weights.release(flight.version)
+        worker.recorder.span("weights", str(action), start, worker.recorder.now(), minibatch=m + self.base)
 
     def _take_answer(self, action: Action) -> Packet | None:
         if self.answers is None:

@@ -18,6 +18,7 @@ from .objective import Outcome, judge
 from .packet import BACKWARD, FORWARD, Packet, Slot, boundary_id
 from .process import Process
 from .replicas import average_gradients
+from .split import Later, split_backward
 from .weights import Version
 
 
@@ -53,6 +54,7 @@ class Flight:
     voxels: int = 0
     arrived: Mapping[str, Any] | None = None  # kept for a second forward where the stage recomputes
     labels: Tensor | None = None  # likewise
+    weights: tuple[Tensor, ...] = ()  # views of the version's tensors, where the backward is split
 
 
 class StageRunner:
@@ -77,6 +79,7 @@ class StageRunner:
         self._half = config.precision == "bfloat16"
         self._forwards, self._backwards = Compressor(config.compression), Compressor(config.compression)
         self.engine, self.device, self.recompute = engine, device, own.recompute
+        self.splits = plan.schedule == "zero-bubble"
         self.is_first, self.is_last = stage == 0, stage == len(plan.stages) - 1
         self.before, self.after = boundary(network, plan, stage), boundary(network, plan, stage + 1)
         self._keep = (network.rows[-1].id,) if self.is_last else self.after
@@ -93,7 +96,8 @@ class StageRunner:
                 for buffer, kept in zip(self.module.buffers(), statistics, strict=True):
                     buffer.copy_(kept)  # the second forward counts, not this one
             return Flight(minibatch, version, leaves, (), voxels, alive), outputs
-        return Flight(minibatch, version, leaves, (), voxels), self._call(alive, version, minibatch)
+        flight = Flight(minibatch, version, leaves, (), voxels)
+        return flight, self._call(alive, version, minibatch, flight)
 
     def evaluate(self, arrived: Packet | Any, version: Version, minibatch: int) -> tuple[int, dict[str, Any]]:
         """Run the stage without keeping a graph. Returns the voxel count with the outputs."""
@@ -127,10 +131,7 @@ class StageRunner:
 
         `gradients` are those of `flight.outputs`; None stands for 1, the loss's own, times `scale`.
         """
-        given = [
-            torch.full_like(output, scale) if gradient is None else gradient.to(output.device, output.dtype)
-            for output, gradient in zip(flight.outputs, gradients, strict=True)
-        ]
+        given = _given(flight.outputs, gradients, scale)
         wanted = [*flight.version.tensors.values(), *flight.leaves]
         if not flight.outputs or not wanted:
             found = [torch.zeros_like(tensor) for tensor in wanted]
@@ -140,10 +141,26 @@ class StageRunner:
         count = len(flight.version.tensors)
         return found[:count], found[count:]
 
+    def backward_of_arrived(
+        self, flight: Flight, gradients: Sequence[Tensor | None], *, scale: float = 1.0
+    ) -> tuple[list[Tensor], Later]:
+        """Return the gradients of the features that arrived, and what is left to do for those of the weights."""
+        if not flight.outputs:
+            nothing: list[Tensor | None] = [None] * len(flight.weights)
+            return [torch.zeros_like(leaf) for leaf in flight.leaves], Later(nothing, flight.weights)
+        given = _given(flight.outputs, gradients, scale)
+        found = split_backward(flight.outputs, given, flight.weights, flight.leaves)
+        flight.outputs = ()
+        return found
+
+    def backward_of_weights(self, flight: Flight, later: Later) -> list[Tensor]:
+        """Return the gradients of the stage's weights."""
+        return later.compute()
+
     def run_again(self, flight: Flight) -> dict[str, Any]:
         """Run the forward a second time, now with its graph, on what arrived the first time."""
         assert flight.arrived is not None
-        outputs = self._call(flight.arrived, flight.version, flight.minibatch)
+        outputs = self._call(flight.arrived, flight.version, flight.minibatch, flight)
         flight.arrived = None
         return outputs
 
@@ -177,12 +194,26 @@ class StageRunner:
         for name, slot in zip(self.before, arrived.slots, strict=True):
             rows = restored(slot).to(self.device)
             if trained and slot.needs_gradient:
-                leaves.append(rows.requires_grad_())
+                rows = rows.requires_grad_()
+                rows = rows.view_as(rows) if self.splits else rows  # see split_backward
+                leaves.append(rows)
             features[name] = Feature(rows, slot.coordinate_set)
         sets = tuple(s._replace(coordinates=s.coordinates.to(self.device)) for s in arrived.coordinate_sets)
         return self.engine.join(Parts(sets, features)), tuple(leaves), arrived.voxels
 
-    def _call(self, alive: Mapping[str, Any], version: Version, minibatch: int) -> dict[str, Any]:
-        options = {"minibatch": minibatch, "keep": self._keep}
+    def _call(
+        self, alive: Mapping[str, Any], version: Version, minibatch: int, flight: Flight | None = None
+    ) -> dict[str, Any]:
+        options, weights = {"minibatch": minibatch, "keep": self._keep}, version.tensors
+        if self.splits and flight is not None:
+            weights = {name: tensor.view_as(tensor) for name, tensor in weights.items()}
+            flight.weights = tuple(weights.values())
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self._half):
-            return functional_call(self.module, version.tensors, (alive,), options, strict=False)
+            return functional_call(self.module, weights, (alive,), options, strict=False)
+
+
+def _given(outputs: Sequence[Tensor], gradients: Sequence[Tensor | None], scale: float) -> list[Tensor]:
+    return [
+        torch.full_like(output, scale) if gradient is None else gradient.to(output.device, output.dtype)
+        for output, gradient in zip(outputs, gradients, strict=True)
+    ]

@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _RECORD = struct.Struct("=qqqq")  # kind, minibatch, peer, since (time.monotonic_ns)
-_KINDS = ("starting", "forward", "backward", "update", "wait", "average", "load", "evaluate", "checkpoint", "meet")
+_KINDS = (
+    *("starting", "forward", "backward", "weights", "update"),
+    *("wait", "average", "load", "evaluate", "checkpoint", "meet"),
+)
 _WAITS = ("wait",)  # for one peer
 _MEETS = ("average", "meet")  # for several
 

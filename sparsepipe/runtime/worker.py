@@ -83,7 +83,12 @@ class Worker:
         segment = Segment(self, epoch, first, count)
         self.process.barrier(f"start of epoch {epoch}")
         started = self.recorder.now()
-        steps = {Op.FORWARD: segment.forward, Op.BACKWARD: segment.backward, Op.UPDATE: segment.update}
+        steps = {
+            Op.FORWARD: segment.forward,
+            Op.BACKWARD: segment.backward,
+            Op.WEIGHTS: segment.weights,
+            Op.UPDATE: segment.update,
+        }
         for action in actions(self.plan, count)[self.rank]:
             steps[action.op](action)
         self.outbox.finish(timeout=self.config.timeout_seconds)
