@@ -1,104 +1,14 @@
 """Widgets in a real JupyterLab, driven by Chromium: sliders dragged, jobs launched and cancelled, loopback alone."""
 
 import json
-import os
-import secrets
-import shutil
-import signal
-import socket
 import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
-from pathlib import Path
 
-import nbformat
 import pytest
 
+from scripts import lab_driver
+from scripts.lab_driver import RUN, Lab, open_page, run_notebook
+
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(240)]
-
-REPOSITORY = Path(__file__).parent.parent
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-]
-READY = """async () => {
-  const panel = window.jupyterapp.shell.currentWidget;
-  await panel.context.ready; await panel.sessionContext.ready;
-  for (let i = 0; i < 400; i++) {
-    const kernel = panel.sessionContext.session && panel.sessionContext.session.kernel;
-    if (kernel && kernel.connectionStatus === 'connected' && kernel.status === 'idle') { await kernel.info; return; }
-    await new Promise(done => setTimeout(done, 50));
-  }
-  throw new Error('the kernel did not become ready');
-}"""
-
-
-RUN = """() => Promise.race([
-  window.jupyterapp.commands.execute('notebook:run-all-cells'),
-  new Promise((_, fail) => setTimeout(() => fail(new Error('the cells did not end within 90 s')), 90000)),
-])"""
-
-
-class Lab:
-    """A JupyterLab server on loopback, with settings, kernels and notebooks of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.notebooks = folder / "notebooks"
-        self.notebooks.mkdir()
-        self.token = secrets.token_hex(8)
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
-        own = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTERLAB_SETTINGS_DIR")
-        own += ("JUPYTERLAB_WORKSPACES_DIR", "IPYTHONDIR", "HOME")
-        environment = os.environ | {name: str(folder / name.lower()) for name in own} | {"PYTHONPATH": str(REPOSITORY)}
-        settings = folder / "jupyter_config_dir" / "labconfig" / "page_config.json"
-        settings.parent.mkdir(parents=True)
-        settings.write_text(json.dumps({"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": True}}))
-        options = [f"--ServerApp.port={port}", "--ServerApp.ip=127.0.0.1", f"--IdentityProvider.token={self.token}"]
-        options += [f"--ServerApp.root_dir={self.notebooks}", "--LabApp.expose_app_in_browser=True", "--allow-root"]
-        with (folder / "lab.log").open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "jupyterlab", "--no-browser", *options, "--LabApp.extension_manager=readonly"],
-                env=environment,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        self._wait(folder / "lab.log")
-
-    def _wait(self, log: Path) -> None:
-        for _ in range(300):
-            try:
-                urllib.request.urlopen(f"{self.url}/api?token={self.token}")
-                return
-            except (urllib.error.URLError, ConnectionError):
-                time.sleep(0.1)
-                assert self.process.poll() is None, log.read_text()
-        raise AssertionError(log.read_text())
-
-    def write(self, name: str, *cells: str) -> None:
-        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-        notebook.metadata["kernelspec"] = {
-            "name": "python3",
-            "display_name": "Python 3 (ipykernel)",
-            "language": "python",
-        }
-        nbformat.write(notebook, self.notebooks / name)
-
-    def close(self) -> None:
-        for kernel in json.loads(urllib.request.urlopen(f"{self.url}/api/kernels?token={self.token}").read()):
-            request = urllib.request.Request(
-                f"{self.url}/api/kernels/{kernel['id']}?token={self.token}", method="DELETE"
-            )
-            urllib.request.urlopen(request)
-        os.killpg(self.process.pid, signal.SIGTERM)
-        self.process.wait(20)
 
 
 @pytest.fixture(scope="module")
@@ -110,22 +20,8 @@ def lab(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def chromium():
-    from playwright.sync_api import sync_playwright
-
-    found = next(path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name)))
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=FLAGS)
+    with lab_driver.chromium() as browser:
         yield browser
-        browser.close()
-
-
-def open_page(chromium):
-    page = chromium.new_context(viewport={"width": 1440, "height": 2200}).new_page()
-    page.set_default_timeout(60_000)
-    page.requests, page.problems = [], []
-    page.on("request", lambda request: page.requests.append(request.url))
-    page.on("pageerror", lambda error: page.problems.append(str(error)))
-    return page
 
 
 @pytest.fixture
@@ -133,19 +29,6 @@ def page(chromium):
     page = open_page(chromium)
     yield page
     page.context.close()
-
-
-def run_notebook(page, lab, name: str) -> None:
-    page.goto(f"{lab.url}/lab/workspaces/auto-t/tree/{name}?token={lab.token}&reset")
-    page.wait_for_selector("#jupyterlab-splash", state="detached")
-    page.wait_for_selector(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook")
-    page.wait_for_function("() => !!window.jupyterapp")
-    page.evaluate(READY)
-    page.evaluate(RUN)
-
-
-def drawn(page, number: int = 0) -> int:
-    return int(page.evaluate(f"() => document.querySelectorAll('.js-plotly-plot')[{number}].dataset.drawn"))
 
 
 PROFILE = """
@@ -175,21 +58,40 @@ def explorer_page(chromium, lab):
 @pytest.fixture
 def explorer(explorer_page):
     """A fresh explorer on the same page: its cells are run again."""
-    explorer_page.evaluate(RUN)
-    explorer_page.wait_for_function("() => document.querySelectorAll('.js-plotly-plot .main-svg').length >= 6")
+    explorer_page.evaluate(RUN, 90)
+    explorer_page.wait_for_selector(".sp-view[data-serial='1'] .sp-lanes svg")
     return explorer_page
 
 
+RANKS = "() => document.querySelectorAll('.sp-rank').length"
+
+
+def slider(page, name):
+    row = page.locator(".widget-inline-hbox", has=page.get_by_text(name, exact=True)).first
+    return row.locator(".noUi-handle").first
+
+
+def middle(locator):
+    box = locator.bounding_box()
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
+def drag(page, locator, distance, steps=30):
+    x, y = middle(locator)
+    page.mouse.move(x, y)
+    page.mouse.down()
+    for step in range(1, steps + 1):
+        page.mouse.move(x + distance * step / steps, y)
+        page.wait_for_timeout(15)
+    page.mouse.up()
+
+
 def test_explorer_redraws_when_a_slider_moves_and_asks_nobody_else(explorer):
-    assert explorer.locator("text=ms a minibatch").count()
-    before = drawn(explorer)
-    rows = "() => document.querySelectorAll('.js-plotly-plot')[0].querySelectorAll('.yaxislayer-above .ytick').length"
-    assert explorer.evaluate(rows) == 4
-    handle = explorer.locator(".widget-slider .noUi-handle").first
-    handle.focus()
+    assert explorer.get_by_text("a minibatch every").count() == 1
+    assert explorer.evaluate(RANKS) == 4
+    slider(explorer, "gpu").focus()
     explorer.keyboard.press("ArrowRight")
-    explorer.wait_for_function(f"() => ({rows})() === 5")
-    assert drawn(explorer) > before
+    explorer.wait_for_function(f"() => ({RANKS})() === 5")
     assert not explorer.problems
     outside = [url for url in explorer.requests if not url.startswith(("http://127.0.0.1", "data:", "blob:"))]
     assert not outside
@@ -197,37 +99,72 @@ def test_explorer_redraws_when_a_slider_moves_and_asks_nobody_else(explorer):
 
 
 def test_explorer_keeps_up_with_a_dragged_slider(explorer):
-    handle = explorer.locator(".widget-slider .noUi-handle").first
-    box = handle.bounding_box()
-    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    handle = slider(explorer, "gpu")
+    drag(explorer, handle, 120)
+    value = int(explorer.locator(".widget-slider .widget-readout").first.inner_text())
+    assert value > 4
+    explorer.wait_for_function(f"() => ({RANKS})() === {value}", timeout=5000)
+
+
+def test_a_cut_is_dragged_and_moved_by_keys_and_refused_where_it_cannot_be(explorer):
+    explorer.get_by_role("button", name="pin cuts").click()
+    first = explorer.locator(".sp-cut").first
+    first.wait_for()
+    at = int(first.get_attribute("aria-valuenow"))
+    first.focus()
+    assert explorer.locator(".sp-no").count() >= 1  # grey behind the next cut
+    explorer.keyboard.press("ArrowLeft")
+    explorer.wait_for_function(f"() => document.querySelector('.sp-cut').getAttribute('aria-valuenow') == {at - 1}")
+    explorer.wait_for_function(
+        f"() => document.querySelectorAll('.sp-stages title')[0].textContent.includes('({at - 1} layers)')"
+    )
+    cell = explorer.evaluate("() => document.querySelector('.sp-strip').clientWidth / 24")
+    drag(explorer, first, cell)
+    explorer.wait_for_function(
+        f"() => document.querySelectorAll('.sp-stages title')[0].textContent.includes('({at} layers)')"
+    )
+    x, y = middle(first)
     explorer.mouse.move(x, y)
     explorer.mouse.down()
-    for step in range(30):
-        explorer.mouse.move(x + 4 * step, y)
-        explorer.wait_for_timeout(15)
+    explorer.mouse.move(x + 18 * cell, y, steps=10)
+    explorer.wait_for_selector("text=it must lie before cut 1 | 2")
     explorer.mouse.up()
-    value = int(explorer.locator(".widget-slider .widget-readout").first.inner_text())
-    rows = "() => document.querySelectorAll('.js-plotly-plot')[0].querySelectorAll('.yaxislayer-above .ytick').length"
-    assert value > 4
-    explorer.wait_for_function(f"() => ({rows})() === {value}", timeout=5000)
+    last = int(explorer.locator(".sp-cut").nth(1).get_attribute("aria-valuenow")) - 1  # where it could still be
+    explorer.wait_for_function(f"() => document.querySelector('.sp-cut').getAttribute('aria-valuenow') == {last}")
+    assert not explorer.problems
 
 
 def test_explorer_says_what_cannot_be(explorer):
-    explorer.locator(".widget-dropdown select").first.select_option("cuts by hand")
-    explorer.wait_for_selector("text=cut 0 | 1")
-    cut = explorer.locator(".widget-slider", has_text="cut 0 | 1").locator(".noUi-handle")
-    cut.focus()
-    for _ in range(16):
-        explorer.keyboard.press("ArrowRight")
-    explorer.wait_for_selector("text=each must lie behind the one before")
+    handle = slider(explorer, "gpu")
+    handle.focus()
+    for _ in range(5):
+        explorer.keyboard.press("ArrowLeft")
+    explorer.wait_for_selector("text=no device chosen: move a device slider up")
 
 
 def test_explorer_pins_a_plan_to_compare(explorer):
     explorer.get_by_role("button", name="pin as A").click()
-    explorer.locator(".widget-dropdown select").first.select_option("data-parallel")
-    explorer.wait_for_function(
-        "() => document.querySelectorAll('.js-plotly-plot')[2].textContent.includes('A: optimal')"
-    )
+    explorer.wait_for_selector("text=the same layers on the same devices")
+    explorer.locator(".widget-dropdown select", has_text="data-parallel").select_option("data-parallel")
+    explorer.wait_for_selector("text=/B is [0-9.]+ × as fast as A/")
+    assert explorer.locator(".sp-cells title", has_text="A: stage").count() == 24
+
+
+def test_the_code_is_copied(explorer):
+    explorer.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    explorer.locator(".sp-copy").click()
+    explorer.wait_for_selector("text=copied")
+    assert "partition(profile, cluster" in explorer.evaluate("() => navigator.clipboard.readText()")
+
+
+def test_a_figure_is_exported_by_the_button(explorer, lab):
+    explorer.get_by_role("button", name="export").click()
+    explorer.wait_for_selector("text=written to", timeout=60_000)
+    path = lab.notebooks / "figures" / "explorer_stages.pdf"
+    said = subprocess.run(["pdftotext", str(path), "-"], capture_output=True, text=True, check=True).stdout
+    assert "Stages of each plan, as predicted" in said and "memory (MB)" in said
+    fonts = subprocess.run(["pdffonts", str(path)], capture_output=True, text=True, check=True).stdout
+    assert "yes" in fonts.splitlines()[2].split()[-5:-2]  # embedded
 
 
 def test_a_layer_is_clicked(page, lab):

@@ -113,7 +113,7 @@ function stages(scene, palette, width) {
 function lanes(scene, palette, width) {
   const left = 56, room = width - left - 4, scale = room / (scene.end || 1);
   let out = "";
-  scene.ranks.forEach((rank, k) => { out += text(0, k * LANE + 14, `rank ${rank}`); });
+  scene.ranks.forEach((rank, k) => { out += text(0, k * LANE + 14, `rank ${rank}`, 'class="sp-rank"'); });
   for (const [row, start, end, code, stage, minibatch] of scene.spans) {
     const kind = palette.kinds[code], thin = THIN.has(kind), w = (end - start) * scale;
     const color = shade(palette, stage, kind), x = left + start * scale, y = row * LANE + (thin ? 16 : 2);
