@@ -46,6 +46,8 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--planner", action="append", choices=PLANNERS, help="repeat it to compare (default: optimal)")
     one.add_argument("--schedule", choices=tuple(WEIGHT_POLICIES), default="1f1b")
     one.add_argument("--num-microbatches", type=_count, help="minibatches of one step of a flush schedule")
+    one.add_argument("--recompute", action="store_true", help="run forwards again before backwards, to save memory")
+    one.add_argument("--rescore", type=_count, metavar="K", help="optimal: simulate the K best plans, take the fastest")
     one.add_argument("--cost-model", choices=["default", "published"], default="default")
     one.add_argument("--all-devices", action="store_true", help="leave no device unused")
     one.add_argument("--activation-compression-ratio", type=_positive, metavar="R")

@@ -132,19 +132,38 @@ def profile(options: argparse.Namespace) -> Answer:
 
 
 def plan(options: argparse.Namespace) -> Answer:
-    from .planners import partition  # after the files: a wrong one is named at once
+    from .plan_table import side_by_side
+    from .planners import comparable, partition
 
     found, cluster = _profile_and_cluster(options)
-    settings = {"schedule": options.schedule, "num_microbatches": options.num_microbatches}
+    settings = {
+        "schedule": options.schedule,
+        "num_microbatches": options.num_microbatches,
+        "recompute": options.recompute,
+    }
     plans = [
         partition(found, cluster, planner=name, **settings, **given)
         for name, given in _planner_options(options, options.planner or ["optimal"])
     ]
     if options.out:
         plans[0].save(options.out)
-    documents = [item.to_json() for item in plans]
-    text = "\n\n".join(map(str, plans))
-    return Answer(documents[0] if len(documents) == 1 else {"plans": documents}, text)
+    if len(plans) == 1:
+        return Answer(plans[0].to_json(), str(plans[0]))
+    judged = comparable(plans, found, cluster)
+    told = [f"{plan.planner} expects {_own_period(plan)} by its own cost model" for plan in plans]
+    warnings = [f"warning: {plan.planner}: {text}" for plan in plans for text in plan.warnings]
+    document = {
+        "plans": [plan.to_json() for plan in judged],
+        "own_period_seconds": [plan.estimate.period_seconds if plan.estimate else None for plan in plans],
+        "differences": [judged[0].diff(other).to_json() for other in judged[1:]],
+    }
+    text = "\n".join([side_by_side(judged), "", *told, *warnings])
+    return Answer(document, text)
+
+
+def _own_period(plan: Plan) -> str:
+    assert plan.estimate is not None
+    return f"{plan.estimate.period_seconds * 1e3:.2f} ms a minibatch"
 
 
 def _planner_options(options: argparse.Namespace, names: list[str]) -> list[tuple[str, dict[str, Any]]]:
@@ -157,6 +176,7 @@ def _planner_options(options: argparse.Namespace, names: list[str]) -> list[tupl
         "activation_compression_ratio": options.activation_compression_ratio,
         "straight_pipeline": options.straight_pipeline or None,
         "use_fewer_machines": options.use_fewer_machines or None,
+        "rescore": options.rescore,
     }
     given = {key: value for key, value in given.items() if value is not None}
     known = {name: {field.name for field in fields(PLANNERS[name])} for name in names}

@@ -76,6 +76,7 @@ class StageEstimate:
     memory_bytes: float = 0.0  # at its fullest, on one replica
     transfer_seconds: float = 0.0  # its slower boundary
     averaging_seconds: float = 0.0
+    sent_bytes: float = 0.0  # activations to the next stage and gradients to the one before, one minibatch
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,8 @@ class Estimate:
     plan_seconds: float = 0.0
     single_device_seconds: float | None = None  # period of one device (the fastest type)
     data_parallel_seconds: float | None = None  # period of one stage over all devices
-    voxels: float | None = None  # active voxels of the minibatch the times hold for
+    voxels: float | None = None  # active voxels of the minibatch the times hold for: the mean one
+    memory_voxels: float | None = None  # active voxels of the minibatch that memory must do for: a large one
 
     @property
     def gap(self) -> float | None:
@@ -227,6 +229,7 @@ class Plan:
             "single_device_seconds": estimate.single_device_seconds if estimate else None,
             "data_parallel_seconds": estimate.data_parallel_seconds if estimate else None,
             "voxels": estimate.voxels if estimate else None,
+            "memory_voxels": estimate.memory_voxels if estimate else None,
             "schedule": self.schedule,
             "weights": self.weights,
             "routing": self.routing,
@@ -293,6 +296,10 @@ class Plan:
             text += f", {self.estimate.period_seconds * 1e3:.2f} ms a minibatch"
             if self.estimate.gap is not None:
                 text += f", gap {self.estimate.gap:.1%}"
+            if self.estimate.voxels:
+                text += f"; at {self.estimate.voxels:.0f} active voxels"
+                if self.estimate.memory_voxels:
+                    text += f", memory at {self.estimate.memory_voxels:.0f}"
         return text
 
 
@@ -358,15 +365,20 @@ def _estimate_from_json(document: Mapping[str, Any]) -> Estimate | None:
         return None
     columns = ("compute_seconds", "memory_bytes", "transfer_seconds", "averaging_seconds")
 
-    def proven(key: str) -> float | None:
-        return None if document[key] is None else number(document[key], key)
+    def stage(entry: Mapping[str, Any]) -> StageEstimate:
+        values = {column: number(entry[column], column) for column in columns}
+        return StageEstimate(**values, sent_bytes=number(entry.get("sent_bytes", 0), "sent_bytes"))
+
+    def known(key: str) -> float | None:
+        return None if document.get(key) is None else number(document[key], key)
 
     return Estimate(
         number(document["period_seconds"], "period_seconds"),
-        tuple(StageEstimate(*(number(entry[column], column) for column in columns)) for entry in document["stages"]),
-        proven("lower_bound_seconds"),
+        tuple(stage(entry) for entry in document["stages"]),
+        known("lower_bound_seconds"),
         number(document["plan_seconds"], "plan_seconds"),
-        proven("single_device_seconds"),
-        proven("data_parallel_seconds"),
-        proven("voxels"),
+        known("single_device_seconds"),
+        known("data_parallel_seconds"),
+        known("voxels"),
+        known("memory_voxels"),
     )

@@ -15,6 +15,8 @@ class _StageEstimate(Protocol):
     def averaging_seconds(self) -> float: ...
     @property
     def memory_bytes(self) -> float: ...
+    @property
+    def sent_bytes(self) -> float: ...
 
 
 class _Estimate(Protocol):
@@ -61,7 +63,10 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class PlanDiff:
-    """How one plan differs from another. A stage's numbers: (compute, transfer, averaging seconds, memory bytes)."""
+    """How one plan differs from another.
+
+    A stage's numbers: (compute, transfer, averaging seconds a minibatch, memory bytes, bytes sent a minibatch).
+    """
 
     planners: tuple[str, str]
     periods: tuple[float | None, float | None]  # seconds per minibatch
@@ -85,14 +90,13 @@ class PlanDiff:
         return asdict(self) | {"same": self.same, "speedup": self.speedup}
 
     def __str__(self) -> str:
-        rows: list[tuple[str, ...]] = [("stage", "compute", "transfer", "averaging", "memory")]
+        rows: list[tuple[str, ...]] = [("stage", "compute", "transfer", "averaging", "memory", "sent")]
         for k, sides in enumerate(self.stages):
-            values = [side or (None,) * 4 for side in sides]
-            cells = [
-                f"{_number(a, m)} → {_number(b, m)}" for a, b, m in zip(*values, (False,) * 3 + (True,), strict=True)
-            ]
+            values = [side or (None,) * 5 for side in sides]
+            in_bytes = (False, False, False, True, True)
+            cells = [f"{_number(a, m)} → {_number(b, m)}" for a, b, m in zip(*values, in_bytes, strict=True)]
             rows.append((str(k), *cells))
-        widths = [max(len(row[column]) for row in rows) for column in range(5)]
+        widths = [max(len(row[column]) for row in rows) for column in range(6)]
         table = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
         moves = [f"layers {move}" for move in self.layers] + [f"rank {move}" for move in self.ranks]
         return "\n".join([self._headline(), *table, *(moves or ["the same layers on the same ranks"])])
@@ -135,14 +139,14 @@ def _costs(plan: Comparable, k: int) -> tuple[float, ...] | None:
     if plan.estimate is None or k >= len(plan.estimate.stages):
         return None
     e = plan.estimate.stages[k]
-    return e.compute_seconds, e.transfer_seconds, e.averaging_seconds, e.memory_bytes
+    return e.compute_seconds, e.transfer_seconds, e.averaging_seconds, e.memory_bytes, e.sent_bytes
 
 
 def _place(stage: int | None) -> str:
     return "no stage" if stage is None else f"stage {stage}"
 
 
-def _number(value: float | None, memory: bool) -> str:
+def _number(value: float | None, in_bytes: bool) -> str:
     if value is None:
         return "–"
-    return f"{value / 1e6:.1f} MB" if memory else f"{value * 1e3:.2f} ms"
+    return f"{value / 1e6:.1f} MB" if in_bytes else f"{value * 1e3:.2f} ms"

@@ -6,8 +6,11 @@ each neighbouring stage and direction; between nodes, all devices of a node shar
 update is a collective: it starts when the last replica arrives, and all of them leave it together.
 """
 
+import gc
 import heapq
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -31,16 +34,29 @@ def simulate(plan: Plan, profile: Profile, cluster: Cluster, voxels: Sequence[fl
     The optimizer's own step takes no time: profiles do not hold it. Raises InputError for a plan that cannot run.
     """
     plan.check(profile.graph, cluster)
-    return Trace(tuple(_Simulation(plan, profile, cluster, voxels).run()), "simulated")
+    with _collector_paused():
+        return Trace(tuple(_Simulation(plan, profile, cluster, voxels).run()), "simulated")
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Hundreds of thousands of rows are made and none is garbage: looking for some would take a quarter of the time."""
+    paused = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if paused:
+            gc.enable()
 
 
 class _Rank:
     """What one rank does next."""
 
-    __slots__ = ("free", "node", "place", "rank", "seconds", "stage", "todo")
+    __slots__ = ("free", "place", "rank", "seconds", "stage", "todo")
 
-    def __init__(self, rank: int, stage: int, node: str, seconds: tuple, todo: list[tuple[int, int]]) -> None:
-        self.rank, self.stage, self.node, self.seconds, self.todo = rank, stage, node, seconds, todo
+    def __init__(self, rank: int, stage: int, seconds: tuple, todo: list[tuple[int, int]]) -> None:
+        self.rank, self.stage, self.seconds, self.todo = rank, stage, seconds, todo
         self.place = 0
         self.free: float | None = 0.0  # when its last action ended; None while one runs
 
@@ -59,8 +75,7 @@ class _Simulation:
         self.ranks = {}
         for rank, own in actions(plan, len(voxels)).items():
             todo = [(CODES[op], m) for _, op, m in own if op is not Op.UPDATE or rank not in alone]
-            node = cluster.devices[rank].node.name
-            self.ranks[rank] = _Rank(rank, plan.stage_of(rank), node, seconds[rank], todo)
+            self.ranks[rank] = _Rank(rank, plan.stage_of(rank), seconds[rank], todo)
         self.replicas = [[self.ranks[s.replica(m)] for m in range(len(voxels))] for s in plan.stages]
         unknown: list[float | None] = [None] * len(voxels)
         there: list[float | None] = [0.0] * len(voxels)  # what needs no transfer
@@ -69,7 +84,6 @@ class _Simulation:
             [there if s == self.last else unknown.copy() for s in range(len(plan.stages))],
             [there] * len(plan.stages),
         )
-        self.ports: dict[tuple, float] = {}  # when each port is free again
         self.waiting: dict[tuple[int, int], list[_Rank]] = {}  # (stage, round) → replicas that wait for the others
         self.running: list[tuple[float, int, _Rank]] = []  # heap of (end, order, rank)
         self.order = 0
@@ -94,7 +108,7 @@ class _Simulation:
             raise InputError(
                 f"schedule {self.plan.schedule!r} of this plan deadlocks: rank → action it waits at: {names}"
             )
-        return [Span(*row) for row in self.rows]
+        return list(map(Span._make, self.rows))
 
     def start(self, rank: _Rank, free: float) -> None:
         """Start the next action of a rank that is idle since `free`, where its inputs are there or on their way."""
@@ -114,7 +128,7 @@ class _Simulation:
         self.order += 1
         heapq.heappush(self.running, (end, self.order, rank))
         name = f"{stage}{LETTERS[operation]}{minibatch}"
-        self.rows.append((rank.rank, name, begin, end, KINDS[operation], stage, minibatch))
+        self.rows.append((rank.rank, name, begin, end, KINDS[operation], stage, minibatch, -1))
 
     def join(self, rank: _Rank, index: int) -> None:
         """Wait for the other replicas; the last to come starts the averaging."""
@@ -128,7 +142,7 @@ class _Simulation:
         for other in self.waiting.pop((stage, index)):
             other.free = None
             if end > begin:
-                self.rows.append((other.rank, f"{stage}U{index}", begin, end, "average", stage, index))
+                self.rows.append((other.rank, f"{stage}U{index}", begin, end, "average", stage, index, -1))
             self.order += 1
             heapq.heappush(self.running, (end, self.order, other))
 
@@ -139,13 +153,11 @@ class _Simulation:
         if not 0 <= target <= self.last:
             return
         peer = self.replicas[target][minibatch]
+        seconds, leaving, entering = self.transfers[operation, rank.rank, peer.rank]
         end = now
-        if seconds := self.transfers[operation, stage, rank.rank, peer.rank][minibatch]:
-            inside, ports = rank.node == peer.node, self.ports
-            leaving = (rank.rank, target, "out") if inside else (rank.node, "out")
-            entering = (peer.rank, stage, "in") if inside else (peer.node, "in")
-            begin = max(now, ports.get(leaving, 0.0), ports.get(entering, 0.0))
-            ports[leaving] = ports[entering] = end = begin + seconds
+        if lasts := seconds[minibatch]:
+            begin = max(now, leaving.free, entering.free)
+            leaving.free = entering.free = end = begin + lasts
             name = f"{stage}{LETTERS[operation]}{minibatch}"
             self.rows.append((rank.rank, name, begin, end, "send", stage, minibatch, peer.rank))
         self.arrivals[operation][target][minibatch] = end
@@ -154,18 +166,33 @@ class _Simulation:
             self.start(peer, free)
 
 
-class _Transfers(dict):
-    """(operation, stage, from, to) → seconds of each minibatch, worked out when first asked for."""
+class _Port:
+    """One end of a link: it carries one transfer at a time."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    __slots__ = ("free",)
+
+    def __init__(self) -> None:
+        self.free = 0.0  # when the last transfer given to it ends
+
+
+class _Transfers(dict):
+    """(operation, from, to) → (seconds of each minibatch, port it leaves by, port it enters by), when first asked."""
+
+    def __init__(self, plan: Plan, cluster: Cluster) -> None:
         super().__init__()
+        self.stage_of = {rank: s for s, stage in enumerate(plan.stages) for rank in stage.ranks}
         self.cluster = cluster
+        self.ports: defaultdict[tuple, _Port] = defaultdict(_Port)
         self.bytes: dict[tuple[int, int], np.ndarray] = {}  # (operation, sending stage) → bytes of each minibatch
 
-    def __missing__(self, key: tuple[int, int, int, int]) -> list[float]:
-        operation, stage, rank, peer = key
-        link = self.cluster.link(rank, peer)
-        self[key] = (link.latency + self.bytes[operation, stage] / link.bandwidth).tolist()
+    def __missing__(self, key: tuple[int, int, int]) -> tuple[list[float], _Port, _Port]:
+        operation, rank, peer = key
+        stage, target = self.stage_of[rank], self.stage_of[peer]
+        link, node, other = self.cluster.link(rank, peer), *(self.cluster.devices[r].node.name for r in (rank, peer))
+        seconds = (link.latency + self.bytes[operation, stage] / link.bandwidth).tolist()
+        leaving = self.ports[(rank, target, "out") if node == other else (node, "out")]
+        entering = self.ports[(peer, stage, "in") if node == other else (other, "in")]
+        self[key] = seconds, leaving, entering
         return self[key]
 
 
@@ -176,7 +203,7 @@ def _durations(
     index = profile.graph.index
     distinct, which = np.unique(np.asarray(voxels, dtype=float), return_inverse=True)
     table = LayerTable.of(profile, distinct, {cluster.devices[rank].type.name for rank in plan.ranks})
-    seconds, averaging, transfers = {}, [], _Transfers(cluster)
+    seconds, averaging, transfers = {}, [], _Transfers(plan, cluster)
     before = set(profile.graph.input_layers)
     for s, stage in enumerate(plan.stages):
         own = [index[id] for id in stage.layers]

@@ -1,8 +1,8 @@
 """What each rank did and when. Simulated and measured runs share this type."""
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 from .errors import InputError
 
@@ -10,11 +10,11 @@ WORK = ("forward", "backward", "weights", "update")  # what keeps a device busy 
 KINDS = (*WORK, "average", "send", "wait", "load", "evaluate", "checkpoint")
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """One thing one rank did. `peer` is the rank it sent to or waited for.
 
-    `name` is an action such as "1F3", as an epoch's list has it; `minibatch` counts over the whole run.
+    `name` is an action such as "1F3", as an epoch's list has it; `minibatch` counts over the whole run. A tuple, as a
+    simulation makes them by the hundred thousand.
     """
 
     rank: int
@@ -25,12 +25,6 @@ class Span:
     stage: int = 0
     minibatch: int = -1
     peer: int = -1
-
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise InputError(
-                f"span {self.name!r} of rank {self.rank} has kind {self.kind!r}, expected one of {', '.join(KINDS)}"
-            )
 
     @property
     def seconds(self) -> float:
@@ -44,6 +38,13 @@ class Trace:
     spans: tuple[Span, ...]
     source: Literal["simulated", "measured"]
     facts: dict[str, Any] = field(default_factory=dict)  # what the run adds: peak bytes of each rank and the like
+
+    def __post_init__(self) -> None:
+        if unknown := {span.kind for span in self.spans} - set(KINDS):
+            span = next(span for span in self.spans if span.kind in unknown)
+            raise InputError(
+                f"span {span.name!r} of rank {span.rank} has kind {span.kind!r}, expected one of {', '.join(KINDS)}"
+            )
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -77,7 +78,7 @@ class Trace:
         return Trace(tuple(s for s in self.spans if start <= s.start and s.end <= end), self.source, self.facts)
 
     def to_rows(self) -> list[dict[str, Any]]:
-        return [asdict(span) for span in self.spans]
+        return [span._asdict() for span in self.spans]
 
     @classmethod
     def from_rows(cls, rows: Iterable[dict[str, Any]], source: Literal["simulated", "measured"]) -> "Trace":

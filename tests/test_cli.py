@@ -57,7 +57,16 @@ def test_several_planners_side_by_side(profile, capsys):
     planners = ("--planner", "optimal", "--planner", "data-parallel")
     code, out, _ = run("plan", "--profile", profile, "--devices", 2, *planners, "--json", capsys=capsys)
     assert code == 0
-    assert [item["planner"] for item in json.loads(out)["plans"]] == ["optimal", "data-parallel"]
+    document = json.loads(out)
+    best, other = document["plans"]
+    assert [best["planner"], other["planner"]] == ["optimal", "data-parallel"]
+    assert other["lower_bound_seconds"] == best["lower_bound_seconds"]
+    assert other["gap"] == pytest.approx(1 - best["lower_bound_seconds"] / other["period_seconds"])
+    assert document["differences"][0]["planners"] == ["optimal", "data-parallel"]
+    code, out, _ = run("plan", "--profile", profile, "--devices", 2, *planners, capsys=capsys)
+    assert code == 0
+    for row in ("period", "gap, at most", "memory, fullest device", "sent a minibatch", "optimal → data-parallel"):
+        assert any(line.startswith(row) for line in out.splitlines()), row
 
 
 def test_a_cluster_file_and_types_by_name(tmp_path, profile, capsys):

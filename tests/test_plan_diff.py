@@ -49,6 +49,8 @@ def test_period_gap_times_and_memory_stand_side_by_side(profile):
     first = found.stages[0][0]
     assert first[0] == slow.estimate.stages[0].compute_seconds
     assert first[3] == slow.estimate.stages[0].memory_bytes
+    assert first[4] == slow.estimate.stages[0].sent_bytes == 0
+    assert found.stages[0][1][4] == best.estimate.stages[0].sent_bytes
     assert found.stages[1][0] is None
     headline = str(found).splitlines()[0]
     assert headline.startswith("data-parallel → optimal: ")

@@ -306,10 +306,18 @@ def test_optimal_plans_branching_networks_with_a_certified_gap(shared_reference,
 
 
 def test_optimal_is_not_worse_than_the_published_planners_judged_by_its_own_model(load):
-    from sparsepipe.planners import estimate
+    from sparsepipe.planners import comparable, estimate
 
     profile, cluster = mixed(load, [[("RTX", 2), ("tv", 2), ("txp", 1)]], [1e9])
-    best = partition(profile, cluster).estimate.period_seconds
-    for planner in ("pipedream", "sparsepipe", "data-parallel", "model-parallel"):
-        other = partition(profile, cluster, planner=planner)
-        assert best <= estimate(other, Problem(profile, cluster)).period_seconds * (1 + 1e-9)
+    names = ("optimal", "pipedream", "sparsepipe", "data-parallel", "model-parallel")
+    plans = [partition(profile, cluster, planner=planner) for planner in names]
+    best, *others = comparable(plans, profile, cluster)
+    assert best == plans[0]
+    for plan, other in zip(plans[1:], others, strict=True):
+        expected = estimate(plan, Problem(profile, cluster))
+        assert other.estimate.period_seconds == expected.period_seconds >= best.estimate.period_seconds * (1 - 1e-9)
+        assert other.estimate.lower_bound_seconds == best.estimate.lower_bound_seconds
+        assert other.stages == plan.stages
+        for own, judged in zip(plan.estimate.stages, other.estimate.stages, strict=True):
+            assert own.memory_bytes == judged.memory_bytes > 0
+            assert own.sent_bytes == judged.sent_bytes

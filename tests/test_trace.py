@@ -32,6 +32,6 @@ def test_an_empty_trace_has_no_time():
 
 def test_what_is_no_trace_is_refused():
     with pytest.raises(InputError, match="kind 'sleeping'"):
-        Span(0, "0F0", 0, 1, "sleeping")
+        Trace((Span(0, "0F0", 0, 1, "sleeping"),), "measured")
     with pytest.raises(InputError, match="not a trace"):
         Trace.from_chrome({"traceEvents": [{"ph": "X"}]})

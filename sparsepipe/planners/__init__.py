@@ -1,7 +1,7 @@
 """Planners: (profile, cluster) → Plan. One file each behind the protocol in base.py."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -24,7 +24,7 @@ PLANNERS: Mapping[str, type[Any]] = {
     "model-parallel": ModelParallel,
 }
 
-__all__ = ["PLANNERS", "Planner", "Problem", "estimate", "partition"]
+__all__ = ["PLANNERS", "Planner", "Problem", "comparable", "estimate", "partition"]
 
 
 def partition(
@@ -57,6 +57,29 @@ def partition(
     plan = PLANNERS[planner](**options).plan(problem)
     plan = with_seconds(plan, time.perf_counter() - start)
     return plan if planned_for == schedule else _for_another(plan, schedule)
+
+
+def comparable(plans: Iterable[Plan], profile: Profile, cluster: Cluster) -> tuple[Plan, ...]:
+    """The plans with estimates that can be held against each other, whatever their planners count.
+
+    Periods, bytes and memory are those of the default cost model (estimate.py); the lower bound is the highest that any
+    planner proved under that model for the same schedule, so that every plan has a gap. How long planning took stays.
+    """
+    plans = tuple(plans)
+    estimates, bounds = [], dict[tuple[str, int], float]()
+    for plan in plans:
+        schedule = _STANDS_FOR.get(plan.schedule, plan.schedule)
+        expected = estimate(plan, Problem(profile, cluster, schedule, plan.num_microbatches))
+        own, terms = plan.estimate or expected, (plan.schedule, plan.num_microbatches)
+        if own.lower_bound_seconds is not None and own.period_seconds == expected.period_seconds:
+            bounds[terms] = max(own.lower_bound_seconds, bounds.get(terms, 0.0))
+        estimates.append(replace(expected, plan_seconds=own.plan_seconds))
+    return tuple(
+        replace(
+            plan, estimate=replace(expected, lower_bound_seconds=bounds.get((plan.schedule, plan.num_microbatches)))
+        )
+        for plan, expected in zip(plans, estimates, strict=True)
+    )
 
 
 # No closed form says what a step of the zero-bubble schedule takes: no longer than one of 1F1B.

@@ -51,9 +51,14 @@ class Problem:
         return self.profile.voxels()
 
     @cached_property
+    def memory_voxels(self) -> float:
+        """Active voxels of the minibatch that memory must do for."""
+        return self.profile.voxels(MEMORY_QUANTILE)
+
+    @cached_property
     def table(self) -> LayerTable:
         """Costs at two voxel counts: column 0 the mean, for times; column 1 a high quantile, for memory."""
-        counts = (self.voxels, self.profile.voxels(MEMORY_QUANTILE))
+        counts = (self.voxels, self.memory_voxels)
         return LayerTable.of(self.profile, counts, [kind.name for kind in self.cluster.device_types])
 
     @cached_property

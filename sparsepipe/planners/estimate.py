@@ -14,6 +14,7 @@ sequential       one minibatch in each replica of the first stage: (Σ L + Σ C)
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..costs import Array, MemoryNeed, averaging_time, boundary_link, depth, port_share
 from ..plan import Estimate, Plan, Stage, StageEstimate
@@ -33,7 +34,8 @@ def estimate(plan: Plan, problem: Problem) -> Estimate:
         averaging /= plan.num_microbatches if plan.weights == "flush" else stage.round
         need = memory_need(problem, layers[k], float(payloads[k][0][1]))
         memory = stage_memory(plan, k, need)
-        stages.append(StageEstimate(compute, memory, max(ports[k], ports[k + 1]), averaging))
+        sent = float(payloads[k + 1][0][0]) * (k + 1 < len(plan.stages)) + float(payloads[k][1][0]) * (k > 0)
+        stages.append(StageEstimate(compute, memory, max(ports[k], ports[k + 1]), averaging, sent))
         latencies.append(max(seconds))
         works.append(step_work(plan, stage, seconds, averaging))
     crossing = sum(both for _, both in transfers)
@@ -46,7 +48,18 @@ def estimate(plan: Plan, problem: Problem) -> Estimate:
         single_device_seconds=single,
         data_parallel_seconds=period if plan.stages == everyone.stages else _period_of_one(everyone, problem),
         voxels=problem.voxels,
+        memory_voxels=problem.memory_voxels,
     )
+
+
+def with_sizes(plan: Plan, own: Estimate, problem: Problem) -> Plan:
+    """A published planner's plan with its own periods, and with the bytes that its cost model does not tell."""
+    sizes = estimate(plan, problem)
+    stages = tuple(
+        replace(stage, memory_bytes=size.memory_bytes, sent_bytes=size.sent_bytes)
+        for stage, size in zip(own.stages, sizes.stages, strict=True)
+    )
+    return replace(plan, estimate=replace(own, stages=stages, memory_voxels=sizes.memory_voxels))
 
 
 def crossing_seconds(plan: Plan, problem: Problem) -> list[float]:

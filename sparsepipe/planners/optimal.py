@@ -144,5 +144,5 @@ def published_estimate(model: StageModel, path: Path, expected: Estimate) -> Est
     stages = []
     for stage, own in zip(expected.stages, path, strict=True):
         seconds = float(model.seconds(*own))
-        stages.append(StageEstimate(seconds, stage.memory_bytes))
+        stages.append(StageEstimate(seconds, stage.memory_bytes, sent_bytes=stage.sent_bytes))
     return replace(expected, period_seconds=model.period(path), stages=tuple(stages))

@@ -11,7 +11,7 @@ its faults, so that its answers can be compared:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -21,6 +21,7 @@ from ..costs import Array
 from ..errors import InputError
 from ..plan import Estimate, Plan, StageEstimate
 from .base import Problem
+from .estimate import with_sizes
 from .states import States
 
 
@@ -214,7 +215,7 @@ class PipeDream:
         estimate = Estimate(
             period, estimates, None, 0.0, total, data_parallel(total, weights, sizes, self.factor), problem.voxels
         )
-        return replace(problem.plan(stages, self.name, warnings), estimate=estimate)
+        return with_sizes(problem.plan(stages, self.name, warnings), estimate, problem)
 
 
 def _times(problem: Problem, layer: int, kind: str) -> tuple[float, float]:

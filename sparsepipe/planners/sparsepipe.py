@@ -15,7 +15,7 @@ faults:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -25,6 +25,7 @@ from ..costs import Array
 from ..errors import InputError
 from ..plan import Estimate, Plan, StageEstimate
 from .base import Problem
+from .estimate import with_sizes
 from .pipedream import Settings, _times, memory_limit, total_seconds_between
 from .states import States
 
@@ -225,7 +226,7 @@ class SparsePipe:
         estimate = Estimate(
             period, tuple(estimates), None, 0.0, single, _data_parallel(problem, single, weights), problem.voxels
         )
-        return replace(problem.plan(stages, self.name, warnings if idle else []), estimate=estimate)
+        return with_sizes(problem.plan(stages, self.name, warnings if idle else []), estimate, problem)
 
 
 def _upper_level(

@@ -114,7 +114,7 @@ def epoch_trace(record: RunRecord, epoch: int) -> Trace:
     spans = [s for s in whole.spans if s.minibatch in set(steps) and s.kind not in _BETWEEN_EPOCHS]
     if not spans:
         raise InputError(f"{record.folder}: has no trace of epoch {epoch}")
-    return Trace(tuple(replace(s, minibatch=s.minibatch - min(steps)) for s in spans), whole.source, whole.facts)
+    return Trace(tuple(s._replace(minibatch=s.minibatch - min(steps)) for s in spans), whole.source, whole.facts)
 
 
 def judged(plan: Plan, profile: Profile, cluster: Cluster) -> Plan:
