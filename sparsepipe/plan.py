@@ -308,10 +308,18 @@ def _span(layers: Sequence[str]) -> str:
 
 
 def _devices(stage: Stage) -> str:
+    """The replicas by type and rank, neighbouring ranks of a type with the same share as one: "RTX 0–3, tv 5 ×2"."""
     kinds = stage.device_types or ("rank",) * len(stage.ranks)
+    runs: list[tuple[str, int, int, int]] = []  # type, first rank, last rank, share
+    for kind, rank, share in zip(kinds, stage.ranks, stage.shares, strict=True):
+        if runs and runs[-1] == (kind, runs[-1][1], rank - 1, share):
+            runs[-1] = (kind, runs[-1][1], rank, share)
+        else:
+            runs.append((kind, rank, rank, share))
+    uneven = len(set(stage.shares)) > 1
     return ", ".join(
-        f"{kind} {rank}" + (f" ×{share}" if len(set(stage.shares)) > 1 else "")
-        for kind, rank, share in zip(kinds, stage.ranks, stage.shares, strict=True)
+        f"{kind} {first}" + (f"–{last}" if last > first else "") + (f" ×{share}" if uneven else "")
+        for kind, first, last, share in runs
     )
 
 

@@ -36,6 +36,14 @@ def test_disk_round_trip(tmp_path):
     assert "careful" in str(whole)
 
 
+def test_a_table_names_neighbouring_ranks_together():
+    ranks, kinds = (0, 1, 2, 5, 6), ("big", "big", "big", "big", "small")
+    even = Plan((Stage(("a",), ranks, device_types=kinds), Stage(("b", "c", "d"), (3,))))
+    assert [line.split("  ")[-1] for line in str(even).splitlines()[2:]] == ["big 0–2, big 5, small 6", "rank 3"]
+    uneven = Plan((Stage(("a",), (0, 1, 2), (2, 2, 1)),))
+    assert str(uneven).splitlines()[2].endswith("rank 0–1 ×2, rank 2 ×1")
+
+
 def test_every_violation_is_listed():
     broken = Plan((Stage(("a", "z"), (0, 0)), Stage((), (9,)), Stage(("c",), ())), schedule="2f2b", num_microbatches=0)
     found = broken.violations(GRAPH, Cluster.uniform(2))
