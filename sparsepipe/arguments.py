@@ -7,6 +7,12 @@ from typing import Any, NoReturn
 from . import __version__
 from .plan import WEIGHT_POLICIES
 
+# As the library has them; it would bring torch, which planning does without. Tests hold them together.
+OPTIMIZERS = ("sgd", "adam", "adamw", "lamb")
+PRECISIONS = ("float32", "bfloat16")
+COMPRESSIONS = ("bfloat16", "float16", "int8")
+LEARNING_RATE_SCHEDULES = ("constant", "step", "exponential", "polynomial", "cosine")
+TASKS = ("classification", "segmentation")
 PLANNERS = ("optimal", "pipedream", "sparsepipe", "data-parallel", "model-parallel")
 
 
@@ -71,13 +77,36 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--momentum", type=float)
     one.add_argument("--weight-decay", type=float)
     one.add_argument("--no-validation", dest="validate", action="store_false", default=None)
+    one.add_argument("--optimizer", choices=OPTIMIZERS)
+    one.add_argument("--learning-rate-schedule", choices=LEARNING_RATE_SCHEDULES)
+    one.add_argument("--warmup-minibatches", type=int, metavar="N", help="of the learning rate, linear")
+    one.add_argument("--learning-rate-decay", type=float, metavar="F", help="factor of step and exponential, power")
+    one.add_argument("--decay-epochs", type=_positive, metavar="N", help="from one such factor to the next")
+    one.add_argument("--clip-norm", type=_positive, metavar="NORM", help="of all gradients; schedules that flush")
+    one.add_argument("--precision", choices=PRECISIONS)
+    one.add_argument("--compression", choices=COMPRESSIONS, help="of what crosses boundaries")
+    one.add_argument("--task", choices=TASKS, help="default: what the model's name and the data say")
+    one.add_argument("--augmentation", metavar="NAME", help="of the training split")
+    one.add_argument("--features", type=_names, metavar="NAME[,NAME]", help="of each voxel (default: occupancy)")
+    one.add_argument("--cache", metavar="DIR", help="where prepared samples are kept")
+    one.add_argument("--validation-split", metavar="NAME", help="default: test")
+    one.add_argument("--timeout-seconds", type=_positive, metavar="S", help="longest wait for another rank")
+    one.add_argument("--keep-checkpoints", type=_count, metavar="N", help="the newest so many (default: 2)")
     one.add_argument("--checkpoint-every", type=int, metavar="EPOCHS", help="0: no checkpoints (default: 1)")
     one.add_argument("--max-restarts", type=int, metavar="N", help="from the last checkpoint, when a worker dies")
     one.add_argument("--port", type=int, help="meet on this loopback port instead of through a file")
+    one.add_argument("--detach", action="store_true", help="return at once; the run outlives this terminal")
     one.add_argument("--run-dir", type=Path, metavar="DIR", help="where the record goes (default: a new one in runs/)")
     one.add_argument("--resume", type=Path, metavar="DIR", help="go on from the last checkpoint of this run")
 
-    runs = verbs.add_parser("runs", help="list, show and compare recorded runs")
+    one = _verb(verbs, "replay", "sleep through a plan with the real runtime, on a cluster that need not be here")
+    one.add_argument("plan", type=Path, metavar="PLAN")
+    _machine_options(one)
+    one.add_argument("--minibatches", type=_count, default=32)
+    one.add_argument("--timeout-seconds", type=_positive, metavar="S", help="longest wait for another rank")
+    one.add_argument("--run-dir", type=Path, metavar="DIR", help="where the record goes (default: a new one in runs/)")
+
+    runs = verbs.add_parser("runs", help="list, show, compare, follow and end runs")
     runs_verbs = runs.add_subparsers(required=True, metavar="VERB", parser_class=_Parser)
     one = _verb(runs_verbs, "runs list", "the runs in a folder")
     one.add_argument("--folder", type=Path, default=Path("runs"), metavar="DIR")
@@ -85,6 +114,14 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("run", type=Path, metavar="DIR")
     one = _verb(runs_verbs, "runs compare", "runs side by side")
     one.add_argument("runs", type=Path, nargs="+", metavar="DIR")
+
+    one = _verb(runs_verbs, "runs attach", "follow a run of this machine to its end")
+    one.add_argument("run", type=Path, metavar="RUN", help="its folder, or its name in runs/")
+    one = _verb(runs_verbs, "runs cancel", "end a run of this machine")
+    one.add_argument("run", type=Path, metavar="RUN", help="its folder, or its name in runs/")
+    one = _verb(runs_verbs, "runs export", "write the trace of a run for Perfetto and Chrome")
+    one.add_argument("run", type=Path, metavar="RUN", help="its folder, or its name in runs/")
+    one.add_argument("--chrome", "--perfetto", type=Path, required=True, metavar="FILE.json")
 
     one = _verb(verbs, "export", "write a plan as PipeDream's files and as readable stage modules")
     one.add_argument("plan", type=Path, metavar="PLAN")
@@ -144,6 +181,10 @@ def _count(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value}: expected 1 or more")
     return value
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(","))
 
 
 def _positive(text: str) -> float:

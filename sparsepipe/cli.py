@@ -9,22 +9,16 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from datetime import datetime
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from . import run_verbs
+from .answers import Answer, progress_line, table
 from .arguments import parser
 from .cluster import Cluster, DeviceType, Link, Node
 from .errors import InputError, RunFailed
 from .files import write_json
 from .plan import Plan
 from .profile import Profile
-from .record import RunRecord
-
-
-class Answer(NamedTuple):
-    document: Any  # what --json prints
-    text: str  # what people read
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,7 +57,7 @@ def data_list(options: argparse.Namespace) -> Answer:
         for entry in list_datasets()
     ]
     columns = ("name", "title", "licence", "fetchable")
-    return Answer(rows, _table([columns, *([str(row[c]) for c in columns] for row in rows)]))
+    return Answer(rows, table([columns, *([str(row[c]) for c in columns] for row in rows)]))
 
 
 def data_fetch(options: argparse.Namespace) -> Answer:
@@ -109,7 +103,7 @@ def profile(options: argparse.Namespace) -> Answer:
         options.data,
         voxel_size=options.voxel_size,
         batch_size=options.batch_size,
-        progress=_progress,
+        progress=progress_line,
         **given,
     )
     found.save(options.out)
@@ -217,13 +211,15 @@ def _profile_and_cluster(options: argparse.Namespace) -> tuple[Profile, Cluster]
         return servers.profile(), servers.cluster(**links, memory_bytes=options.memory or float("inf"))
     if not options.profile:
         raise InputError("no profile: give --profile [TYPE=]FILE, or --server-file, which names its profiles")
-    profiles = []
+    joined: Profile | None = None
     for text in options.profile:
         name, equals, path = text.partition("=")
-        profiles.append(Profile.load(path, device_type=name) if equals else Profile.load(text))
-    joined = profiles[0]
-    for other in profiles[1:]:
-        joined = joined | other
+        one = Profile.load(path, device_type=name) if equals else Profile.load(text)
+        try:
+            joined = joined | one if joined else one
+        except InputError as error:
+            raise InputError(f"{path or text}: {error}") from None
+    assert joined is not None
     if options.cluster:
         return joined, Cluster.load(options.cluster)
     if not options.devices:
@@ -249,94 +245,14 @@ def _like_devices(found: Profile, counts: list[int], bandwidths: list[float] | N
     return Cluster(tuple(Node(f"node{k}", (kind,) * counts[0], links[0]) for k in nodes), links[-1])
 
 
-# --- run, runs ----------------------------------------------------------------------------------------------------
+# --- replay -------------------------------------------------------------------------------------------------------
 
 
-def run(options: argparse.Namespace) -> Answer:
-    if options.resume:
-        record = RunRecord.load(options.resume)
-        chosen, settings, folder = record.plan, dict(record.config), record.folder
-    else:
-        for name in ("plan", "model", "data"):
-            if not getattr(options, name):
-                raise InputError(f"no {name}: sparsepipe run PLAN --model M --data D, or --resume DIR")
-        settings, folder = {}, options.run_dir or _new_run_dir(options.model)
-    if options.plan:
-        chosen = Plan.load(options.plan)
-    from .launchers import launch
-    from .runtime import RunConfig
-
-    given = {name: getattr(options, name, None) for name in RunConfig.__dataclass_fields__}
-    config = RunConfig(**{**settings, **{name: value for name, value in given.items() if value is not None}})
-    where = {} if options.port is None else {"port": options.port}
-    job = launch(chosen, config, run_dir=folder, launcher=options.launcher, resume=options.resume is not None, **where)
-    try:
-        summary = job.wait(on_row=_progress_row)
-    except KeyboardInterrupt:
-        job.cancel()
-        raise
-    return Answer(summary, _summary_text(summary))
-
-
-def _new_run_dir(model: str) -> Path:
-    return Path("runs") / f"{model}-{datetime.now().strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-
-
-def runs_list(options: argparse.Namespace) -> Answer:
-    folders = sorted(path.parent for path in Path(options.folder).glob("*/plan.json"))
-    rows = [_run_row(RunRecord.load(folder)) for folder in folders]
-    columns = ("run", "state", "model", "schedule", "stages", "samples_per_second", "accuracy")
-    return Answer(rows, _table([columns, *([_cell(row[c]) for c in columns] for row in rows)]))
-
-
-def runs_show(options: argparse.Namespace) -> Answer:
-    record = RunRecord.load(options.run)
-    row = _run_row(record)
-    document = row | {
-        "plan": record.plan.to_json(),
-        "config": record.config,
-        "origin": record.origin,
-        "status": record.status,
-    }
-    lines = [f"{key}: {_cell(value)}" for key, value in row.items()]
-    return Answer(document, "\n".join([*lines, str(record.plan)]))
-
-
-def runs_compare(options: argparse.Namespace) -> Answer:
-    rows = [_run_row(RunRecord.load(folder)) for folder in options.runs]
-    columns = tuple(rows[0])
-    return Answer(rows, _table([columns, *([_cell(row[c]) for c in columns] for row in rows)]))
-
-
-def _run_row(record: RunRecord) -> dict[str, Any]:
-    summary = (record.metrics("summary") or [{}])[-1]
-    return {
-        "run": record.name,
-        "state": record.status["state"],
-        "model": record.config.get("model"),
-        "engine": summary.get("engine") or record.config.get("engine"),
-        "schedule": record.plan.schedule,
-        "stages": "-".join(str(len(stage.ranks)) for stage in record.plan.stages),
-        "samples_per_second": summary.get("samples_per_second"),
-        "accuracy": (summary.get("validation") or {}).get("accuracy"),
-    }
-
-
-def _summary_text(summary: dict[str, Any]) -> str:
-    validation = summary.get("validation") or {}
-    accuracy = f", validation accuracy {validation['accuracy']:.1%}" if "accuracy" in validation else ""
-    return (
-        f"{summary['run_dir']}: {summary['minibatches']} minibatches at "
-        f"{summary['samples_per_second']:.1f} samples/s{accuracy}"
-    )
-
-
-def _progress_row(row: dict[str, Any]) -> None:
-    if row.get("event") == "epoch":
-        accuracy = (row.get("validation") or {}).get("accuracy")
-        told = "" if accuracy is None else f", accuracy {accuracy:.1%}"
-        loss, speed = row["train"]["loss"], row["samples_per_second"]
-        _progress(f"epoch {row['epoch'] + 1}: loss {loss:.4f}, {speed:.1f} samples/s{told}")
+def replay(options: argparse.Namespace) -> Answer:
+    """Sleep through a plan: the real runtime on this machine, the profile's times, the cluster's links."""
+    found, cluster = _profile_and_cluster(options)
+    chosen = Plan.load(options.plan).check(found.graph, cluster)
+    return run_verbs.replay(chosen, found, cluster, options)
 
 
 # --- export, reproduce --------------------------------------------------------------------------------------------
@@ -363,21 +279,6 @@ def reproduce(options: argparse.Namespace) -> Answer:
     return Answer({"figures": names}, "\n".join(["figures:", *names]))
 
 
-def _progress(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[c]) for row in rows) for c in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
-
-
 VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {
     "data list": data_list,
     "data fetch": data_fetch,
@@ -386,10 +287,8 @@ VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {
     "profile": profile,
     "plan": plan,
     "simulate": simulate,
-    "run": run,
-    "runs list": runs_list,
-    "runs show": runs_show,
-    "runs compare": runs_compare,
+    "replay": replay,
+    **run_verbs.VERBS,
     "export": export,
     "reproduce": reproduce,
 }

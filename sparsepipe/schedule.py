@@ -16,6 +16,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from enum import StrEnum
+from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
 
@@ -113,6 +114,7 @@ def actions(plan: Plan, num_minibatches: int) -> dict[int, tuple[Action, ...]]:
     }
 
 
+@lru_cache(maxsize=256)  # asked for again and again: by the worker, its segments, who knows the versions
 def _rank_actions(plan: Plan, s: int, rank: int, num_minibatches: int) -> tuple[Action, ...]:
     """From flush to flush: a step of a flush schedule, all minibatches of an asynchronous one."""
     count = num_rounds(plan, s, num_minibatches)
@@ -152,6 +154,7 @@ def _zero_bubble_actions(plan: Plan, num_minibatches: int) -> dict[int, tuple[Ac
     return {rank: tuple(todo) for rank, todo in lists.items()}
 
 
+@lru_cache(maxsize=256)
 def _zero_bubble_step(plan: Plan, span: range) -> dict[int, list[tuple[str, int]]]:
     """The order of one step, timed by what the planner expects of the stages; equal ones where it said nothing."""
     replicas = {}

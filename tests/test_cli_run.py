@@ -7,14 +7,16 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from sparsepipe import Plan, RunRecord, Stage
+from sparsepipe import CostSample, Layer, LayerCost, LayerGraph, Plan, Profile, RunRecord, Stage
 from sparsepipe.data import make_shapes
 from sparsepipe.data.families import FAMILIES
 from sparsepipe.models import network
 
+REPOSITORY = Path(__file__).resolve().parent.parent
 MODEL = "minkvgg11bn-narrow"
 IDS = tuple(row.id for row in network(MODEL, num_classes=2).rows)
 
@@ -124,3 +126,95 @@ def test_data_that_cannot_be_read_names_the_file(plan, tmp_path):
     code, out, errors = finish(command(plan, broken, tmp_path / "run"))
     assert (code, out) == (2, "")
     assert victim.name in errors[-1]
+
+
+def test_the_words_of_the_command_are_the_librarys():
+    from sparsepipe import arguments
+    from sparsepipe.runtime import config
+
+    for name in ("OPTIMIZERS", "PRECISIONS", "LEARNING_RATE_SCHEDULES"):
+        assert getattr(arguments, name) == getattr(config, name)
+    assert (None, *arguments.COMPRESSIONS) == config.COMPRESSIONS
+
+
+def sparsepipe(*words, cwd=None):
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        [sys.executable, "-m", "sparsepipe", *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=cwd,
+        env=environment,
+    )
+    return done.returncode, done.stdout, done.stderr.strip().splitlines()
+
+
+@pytest.mark.slow
+def test_a_detached_run_is_listed_followed_and_cancelled(plan, shapes, tmp_path):
+    words = command(plan, shapes, tmp_path / "runs/long", "--epochs", 10_000, "--detach")
+    code, out, _ = finish(words)
+    assert (code, json.loads(out)) == (0, {"run_dir": str(tmp_path / "runs/long"), "state": "running"})
+    code, out, _ = sparsepipe("runs", "list", "--json", cwd=tmp_path)
+    assert [(row["run"], row["state"]) for row in json.loads(out)] == [("long", "running")]
+    follower = subprocess.Popen(
+        [sys.executable, "-m", "sparsepipe", "runs", "attach", tmp_path / "runs/long"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert follower.stderr.readline().startswith("epoch 1: loss")
+    follower.send_signal(signal.SIGINT)
+    _, told = follower.communicate(timeout=30)
+    assert follower.returncode == 130
+    assert "goes on" in told
+    code, out, _ = sparsepipe("runs", "cancel", "long", "--json", cwd=tmp_path)
+    assert (code, json.loads(out)) == (0, {"run": "long", "state": "cancelled"})
+    code, out, errors = sparsepipe("runs", "cancel", "long", cwd=tmp_path)
+    assert (code, out, len(errors)) == (2, "", 1)
+    assert "is not running, it is cancelled" in errors[0]
+    code, _, errors = sparsepipe("runs", "attach", "long", cwd=tmp_path)
+    assert (code, "cancelled" in errors[-1]) == (1, True)
+    code, _, _ = sparsepipe("runs", "export", "long", "--perfetto", tmp_path / "trace.json", cwd=tmp_path)
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert code == 0
+    assert {event["args"]["stage"] for event in events if event["ph"] == "X"} == {0, 1}
+
+
+def test_a_run_that_is_not_there_is_one_line(tmp_path):
+    for verb in (["attach"], ["cancel"], ["export", "--chrome", "t.json"]):
+        code, out, errors = sparsepipe("runs", verb[0], "nothing", *verb[1:], cwd=tmp_path)
+        assert (code, out, len(errors)) == (2, "", 1)
+        assert "nothing: not a run" in errors[0]
+
+
+@pytest.mark.slow
+def test_a_profile_is_replayed_at_the_pace_that_is_simulated(tmp_path):
+    graph = LayerGraph.chain(Layer(id) for id in "ab")
+    costs = (LayerCost((CostSample(1, 0.01, 0.02, 4000),)), LayerCost((CostSample(1, 0.01, 0.01, 40),)))
+    Profile(graph, {"cpu": costs}, (1.0,)).save(tmp_path / "profile.json")
+    Plan((Stage(("a",), (0,)), Stage(("b",), (1,)))).save(tmp_path / "plan.json")
+    machines = ["--profile", tmp_path / "profile.json", "--devices", 2, "--bandwidth", 1e9]
+    words = ["replay", tmp_path / "plan.json", *machines, "--minibatches", 20, "--run-dir", tmp_path / "run", "--json"]
+    code, out, _ = sparsepipe(*words)
+    told = json.loads(out)
+    assert code == 0
+    assert told["minibatches"] == 20
+    assert told["simulated_minibatches_per_second"] == pytest.approx(1 / 0.03, rel=0.01)
+    assert 0 < told["minibatches_per_second"] < 1.05 / 0.03, "no faster than the profile allows"
+    code, _, errors = sparsepipe("replay", tmp_path / "plan.json", "--profile", tmp_path / "profile.json")
+    assert (code, len(errors)) == (2, 1)
+    assert "no devices" in errors[0]
+
+
+@pytest.mark.slow
+def test_a_run_takes_the_settings_of_data_and_training(plan, shapes, tmp_path):
+    more = "--features occupancy --task classification --optimizer adamw --learning-rate-schedule cosine".split()
+    more += ["--cache", str(tmp_path / "cache"), "--compression", "bfloat16", "--no-validation"]
+    code, _, errors = finish(command(plan, shapes, tmp_path / "run", *more))
+    assert code == 0, errors
+    config = RunRecord.load(tmp_path / "run").config
+    assert (config["optimizer"], config["compression"], config["features"]) == ("adamw", "bfloat16", ["occupancy"])
+    assert any((tmp_path / "cache").rglob("*")), "samples are kept there"
+    code, _, errors = finish(command(plan, shapes, tmp_path / "other", "--features", "colour,size"))
+    assert (code, "features" in errors[-1]) == (2, True)

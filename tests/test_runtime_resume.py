@@ -36,6 +36,7 @@ def runs(tmp_path_factory):
         job("stash-whole", [[0], [1], [2]], schedule=stash, epochs=2),
         job("stash", [[0], [1], [2]], schedule=stash, epochs=1),
         job("stash-2", [[0], [1], [2]], schedule=stash, epochs=2, resume=True, folder="stash"),
+        job("stash-3", [[0], [1], [2]], schedule=stash, epochs=2, resume=True, folder="stash"),
         # 5 minibatches an epoch: stops within the second, and its position is kept.
         job("counted", [[0], [1]], minibatches=8),
         job("counted-2", [[0], [1]], epochs=3, resume=True, folder="counted"),
@@ -57,6 +58,16 @@ def test_the_same_plan_goes_on_bit_for_bit(runs) -> None:
 
 def test_stashed_versions_go_on_bit_for_bit(runs) -> None:
     assert runs["stash-2"][1].losses == runs["stash-whole"][1].losses
+
+
+def test_a_run_killed_after_its_last_checkpoint_still_sums_up(runs) -> None:
+    """It had nothing left to train, and ended without a summary."""
+    _, result = runs["stash-3"]
+    assert [row["minibatches"] for row in result.rows("resume")] == [5, 10]
+    (summary,) = result.rows("summary")
+    assert summary["minibatches"] == 10 and summary["epochs"] == 2
+    assert summary["train"] == result.rows("epoch")[-1]["train"]
+    assert [stage["stage"] for stage in summary["stages"]] == [0, 1, 2]
 
 
 def test_another_plan_goes_on_too(runs) -> None:

@@ -67,7 +67,7 @@ class Stranger:
         self._pid = record.status.get("guard")
 
     def alive(self) -> bool:
-        return self._pid is not None and is_guard(self._pid, self._record.folder)
+        return self._pid is not None and is_guard(self._pid, self._record.folder.resolve())
 
     def wait(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds

@@ -77,7 +77,7 @@ class LocalJob:
     def _result(self) -> Row:
         status = self.record.status
         if status["state"] == "finished":
-            return next(row for row in reversed(self._rows) if row["event"] == "summary")
+            return self.record.metrics("summary")[-1]
         reason = status.get("reason", f"ended in state {status['state']!r}")
         if status.get("exit_code") == 2:
             raise InputError(reason)

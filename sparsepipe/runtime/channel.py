@@ -47,13 +47,16 @@ class Inbox:
     ) -> None:
         self._expected = tuple(expected)
         self._direction, self._boundary, self._group, self._depth = direction, boundary, group, depth
-        self._arrived: queue.Queue[Packet | BaseException] = queue.Queue()
+        self._arrived: queue.SimpleQueue[Packet | BaseException] = queue.SimpleQueue()
         self._taken = 0
         self._link_seconds = link_seconds  # (peer, bytes) -> seconds, to act as a slower link than this one
         self._link_free: dict[int, float] = {}
         # Packets whose payload is on its way or that wait for the worker: more are not let in (back-pressure).
         self._room = threading.Semaphore(depth + 1)
-        self._coming: queue.SimpleQueue[tuple[int, int, Tensor, Tensor, Any] | BaseException] = queue.SimpleQueue()
+        self._coming: queue.SimpleQueue[tuple[int, int, Tensor, Tensor, Any] | BaseException | None] = (
+            queue.SimpleQueue()
+        )
+        self._coming_first = self._coming_last = 0  # packets that thread 2 has handed on, and was given
         if self._expected:
             for task in (self._receive_headers, self._receive_payloads):
                 name = f"inbox {_DIRECTIONS[direction]}"
@@ -97,15 +100,22 @@ class Inbox:
                 self._room.acquire()
                 payload = torch.empty(payload_bytes(header), dtype=torch.uint8)
                 work = self._irecv(payload, peer, payload_tag) if len(payload) else None
+                if work is None and self._link_seconds is None and self._coming_first == self._coming_last:
+                    self._arrived.put(self._checked(decode(header, payload), peer, minibatch))  # all of it is here
+                    continue
+                self._coming_last += 1
                 self._coming.put((peer, minibatch, header, payload, work))
+            self._coming.put(None)
         except BaseException as error:  # handed on to the worker, who raises it
             self._coming.put(error)
 
     def _receive_payloads(self) -> None:
         """Await one payload after the other and make packets of them."""
         try:
-            for _ in self._expected:
+            while True:
                 coming = self._coming.get()
+                if coming is None:
+                    return
                 if isinstance(coming, BaseException):
                     raise coming
                 peer, minibatch, header, payload, work = coming
@@ -114,6 +124,7 @@ class Inbox:
                 if self._link_seconds:
                     self._hold_back(sent_at(header), peer, self._link_seconds(peer, len(payload)))
                 self._arrived.put(self._checked(decode(header, payload), peer, minibatch))
+                self._coming_first += 1
         except BaseException as error:  # handed to the worker, who raises it
             self._arrived.put(error)
 

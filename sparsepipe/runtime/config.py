@@ -46,6 +46,8 @@ class RunConfig:
     threads: int | None = None  # of each worker; None: the cores shared evenly
     shuffle: bool = True
     augmentation: str | None = None  # of the training split, by name
+    features: tuple[str, ...] = ("occupancy",)  # of each voxel: see data.recipe
+    cache: str | None = None  # folder for prepared samples
     validate: bool = True  # after each epoch
     validation_split: str = "test"
     checkpoint_every: int = 1  # epochs; 0: none
@@ -102,8 +104,9 @@ class RunConfig:
         known = {field.name for field in fields(cls)}
         if unknown := sorted(set(document) - known):
             raise InputError(f"unknown setting {unknown[0]!r} of a run, expected some of {', '.join(sorted(known))}")
+        listed = {"features": tuple(document["features"])} if "features" in document else {}
         try:
-            return cls(**document)
+            return cls(**{**document, **listed})
         except TypeError as error:
             raise InputError(f"not the settings of a run: {error}") from None
 

@@ -6,6 +6,7 @@ payload  uint8 [n]     coordinate sets (packed into keys), then the rows of each
 A payload of 2 KB or less travels in the second half of the header.
 """
 
+import struct
 import time
 import zlib
 from collections.abc import Iterable, Sequence
@@ -90,8 +91,9 @@ def encode(packet: Packet) -> tuple[Tensor, Tensor]:
     facts.append(0 if inside else len(payload))
     if len(facts) >= _FACTS:
         raise ValueError(f"a boundary of {len(packet.slots)} tensors needs {len(facts)} numbers, {_FACTS - 1} fit")
-    header = torch.zeros(HEADER_INTEGERS, dtype=torch.int64)
-    header[: 1 + len(facts)] = torch.tensor([len(facts), *facts])
+    whole = bytearray(8 * HEADER_INTEGERS)
+    struct.pack_into(f"={1 + len(facts)}q", whole, 0, len(facts), *facts)
+    header = torch.frombuffer(whole, dtype=torch.int64)
     if not inside:
         return header, payload
     header.view(torch.uint8)[8 * _FACTS : 8 * _FACTS + len(payload)] = payload

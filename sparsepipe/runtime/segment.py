@@ -46,15 +46,19 @@ class Inputs:
                 link_seconds=worker.runner.link_seconds,
             )
         self._base = base
-        if worker.runner.is_last:
-            workload = worker.workload
-            self._labels = Loader(
-                lambda indices: workload.labels(dataset, indices, epoch), [(m, batches[m]) for m in mine]
-            )
+        self._batches, self._dataset, self._epoch = batches, dataset, epoch
+        self._labels: Loader | None = None
+        if worker.runner.is_last and worker.workload.per_voxel:  # those of samples are in memory
+            self._labels = Loader(self._read_labels, [(m, batches[m]) for m in mine])
 
     def take_labels(self, minibatch: int) -> Tensor:
         """Return the labels of a minibatch, the next in order. Only in the last stage."""
+        if self._labels is None:
+            return self._read_labels(self._batches[minibatch])
         return self._labels.take(minibatch, timeout=self._worker.config.timeout_seconds)
+
+    def _read_labels(self, indices: Sequence[int]) -> Tensor:
+        return self._worker.workload.labels(self._dataset, indices, self._epoch)
 
     def take(self, action: Action) -> Any:
         worker, m, timeout = self._worker, action.minibatch, self._worker.config.timeout_seconds

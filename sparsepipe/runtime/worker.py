@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ..files import read_rows
 from ..plan import Plan
 from ..schedule import Action, Op, actions, forward_actions, in_flight
 from . import checkpoint, metrics
@@ -68,7 +69,7 @@ class Worker:
             row["validation"] = self._validate(epoch) if self.config.validate else None
             self.epochs.append(row)
             if self.rank == self.last_rank:
-                told = {key: row[key] for key in ("train", "validation", "samples_per_second")}
+                told = {key: row[key] for key in ("train", "validation", "samples_per_second", "stages")}
                 self.recorder.metric("epoch", epoch=epoch, minibatches=done, **told)
             last = done >= self.workload.total_minibatches
             every = self.config.checkpoint_every
@@ -190,8 +191,10 @@ class Worker:
 
     def _summarise(self, done: int) -> None:
         """Write the run's summary: medians over epochs, without the first (it reads the data) if there are others."""
-        if self.rank != self.last_rank or not self.epochs:
+        if self.rank != self.last_rank:
             return
+        if not self.epochs:  # it was killed between its last checkpoint and its end
+            self.epochs = [row for row in read_rows(self.run_dir / "metrics.jsonl") if row["event"] == "epoch"]
         steady = self.epochs[1:] or self.epochs
         self.recorder.metric(
             "summary",

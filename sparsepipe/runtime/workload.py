@@ -33,6 +33,7 @@ class Workload:
         """Raises InputError for an unknown model or engine, and for a folder that is no data set."""
         task = config.task or (SEGMENTATION if SEGMENTATION in config.model else None)
         facts = {"voxel_size": config.voxel_size, "num_points": config.num_points, "seed": config.seed, "task": task}
+        facts |= {"features": config.features, "cache": config.cache}
         training = data.load(config.data, split="train", augmentation=config.augmentation, **facts)
         validation = data.load(config.data, split=config.validation_split, **facts) if config.validate else None
         if validation is not None and validation.classes != training.classes:
