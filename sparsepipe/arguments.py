@@ -9,7 +9,7 @@ from .plan import WEIGHT_POLICIES
 
 # As the library has them; it would bring torch, which planning does without. Tests hold them together.
 OPTIMIZERS = ("sgd", "adam", "adamw", "lamb")
-PRECISIONS = ("float32", "bfloat16")
+PRECISIONS = ("float32", "bfloat16", "float16")
 COMPRESSIONS = ("bfloat16", "float16", "int8")
 LEARNING_RATE_SCHEDULES = ("constant", "step", "exponential", "polynomial", "cosine")
 TASKS = ("classification", "segmentation")
@@ -84,6 +84,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--decay-epochs", type=_positive, metavar="N", help="from one such factor to the next")
     one.add_argument("--clip-norm", type=_positive, metavar="NORM", help="of all gradients; schedules that flush")
     one.add_argument("--precision", choices=PRECISIONS)
+    one.add_argument("--loss-scale", type=_positive, metavar="S", help="of float16: the first (default: 65536)")
     one.add_argument("--compression", choices=COMPRESSIONS, help="of what crosses boundaries")
     one.add_argument("--task", choices=TASKS, help="default: what the model's name and the data say")
     one.add_argument("--augmentation", metavar="NAME", help="of the training split")
@@ -93,6 +94,9 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--timeout-seconds", type=_positive, metavar="S", help="longest wait for another rank")
     one.add_argument("--keep-checkpoints", type=_count, metavar="N", help="the newest so many (default: 2)")
     one.add_argument("--checkpoint-every", type=int, metavar="EPOCHS", help="0: no checkpoints (default: 1)")
+    one.add_argument(
+        "--asynchronous-checkpoints", action="store_true", default=None, help="write them beside the next epoch"
+    )
     one.add_argument("--max-restarts", type=int, metavar="N", help="from the last checkpoint, when a worker dies")
     one.add_argument("--port", type=int, help="meet on this loopback port instead of through a file")
     one.add_argument("--detach", action="store_true", help="return at once; the run outlives this terminal")
@@ -135,6 +139,9 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--jobs", type=_count, default=1, metavar="N")
     one.add_argument("--data", default=None, metavar="D", help="folder in ModelNet layout (default: synthetic shapes)")
     one.add_argument("--out", type=Path, default=Path("figures"), metavar="DIR")
+    one.add_argument(
+        "--only-changed", action="store_true", help="skip notebooks whose text, code and inputs are as before"
+    )
     return top
 
 

@@ -265,6 +265,8 @@ def test_what_cannot_run_is_refused_before_anything_starts(tmp_path, clouds) -> 
         launch(PLAN, settings(clouds, model="minkvgg16bn"), run_dir=tmp_path / "run")
     with pytest.raises(InputError, match=r"the plan uses ranks \[0, 2\], expected 0 to 1"):
         launch(plan_of(PLAIN, [[0], [2]]), settings(clouds), run_dir=tmp_path / "run")
+    with pytest.raises(InputError, match="precision float16 goes with schedules that flush: with weights 'stash'"):
+        launch(plan_of(PLAIN, [[0], [1]]), settings(clouds, precision="float16"), run_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

@@ -223,8 +223,14 @@ LAWS: dict[str, tuple] = {
 }
 
 
-# What is done to bits on their way: compared with whole bits.
+HALF = {"precision": "float16", "learning_rate": 0.003, "loss_scale": 2.0**24}  # too large at first
+# Half the bits in one process and in several, and what is done to bits on their way: compared with each other.
 SMALL: dict[str, tuple] = {
+    "float16, one process": (PLAIN, [[0]], FLUSH, HALF),
+    "float16, 3 stages": (PLAIN, [[0], [1], [2]], FLUSH, HALF),
+    "float16, zero-bubble": (PLAIN, [[0], [1]], {"schedule": "zero-bubble", "num_microbatches": 4}, HALF),
+    "bfloat16, one process": (PLAIN, [[0]], FLUSH, {"precision": "bfloat16"}),
+    "bfloat16, 3 stages": (PLAIN, [[0], [1], [2]], FLUSH, {"precision": "bfloat16"}),
     "sent as bfloat16": (PLAIN, [[0], [1], [2]], FLUSH, {"compression": "bfloat16"}),
     "sent as float16": (PLAIN, [[0], [1], [2]], FLUSH, {"compression": "float16"}),
     "sent as int8": (PLAIN, [[0], [1], [2]], FLUSH, {"compression": "int8"}),
@@ -288,6 +294,26 @@ def test_stages_change_no_bit_where_nothing_is_replicated(laws: Callable) -> Non
         weights = cut.tensors("weight")
         for key, weight in alone.tensors("weight").items():
             assert torch.equal(weights[key], weight), (name, key)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("cut", "whole"),
+    [
+        ("float16, 3 stages", "float16, one process"),
+        ("float16, zero-bubble", "float16, one process"),
+        ("bfloat16, 3 stages", "bfloat16, one process"),
+    ],
+)
+def test_stages_change_no_bit_of_half_precision(cut: str, whole: str, laws: Callable) -> None:
+    """Scaled losses, overflows and steps left out included."""
+    (_, found), (_, alone), (_, full) = laws[cut], laws[whole], laws["one process"]
+    assert found.losses == alone.losses != full.losses
+    overflows = [row["minibatch"] for row in found.rows("overflow")]
+    assert overflows == [row["minibatch"] for row in alone.rows("overflow")]
+    assert ("float16" in cut and not cut.startswith("b")) == bool(overflows)
+    for key, weight in alone.tensors("weight").items():
+        assert torch.equal(found.tensors("weight")[key], weight), key
 
 
 @pytest.mark.slow

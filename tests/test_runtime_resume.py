@@ -9,6 +9,7 @@ from torch.func import functional_call
 from sparsepipe import data
 from sparsepipe.engines import Subnetwork, engine
 from sparsepipe.models import network
+from sparsepipe.runtime.checkpoint import latest, load
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 FLUSH = {"schedule": "1f1b-flush", "num_microbatches": 2}
@@ -25,6 +26,7 @@ def runs(tmp_path_factory):
         return Job(name, plan_of(PLAIN, ranks, **(schedule or FLUSH)), settings(clouds, **changes), **options)
 
     stash = {"schedule": "1f1b"}
+    half = {"precision": "float16", "loss_scale": 2.0**22}  # which overflows at first
     normed = settings(clouds, model=NORMED, voxel_size=0.04, num_points=384, batch_size=5, validate=True, epochs=2)
     jobs = [
         job("whole", [[0], [1]], epochs=3),
@@ -37,6 +39,10 @@ def runs(tmp_path_factory):
         job("stash", [[0], [1], [2]], schedule=stash, epochs=1),
         job("stash-2", [[0], [1], [2]], schedule=stash, epochs=2, resume=True, folder="stash"),
         job("stash-3", [[0], [1], [2]], schedule=stash, epochs=2, resume=True, folder="stash"),
+        job("half-whole", [[0], [1]], epochs=3, **half),
+        job("half", [[0], [1]], epochs=1, **half, asynchronous_checkpoints=True),
+        job("half-2", [[0], [1], [2]], epochs=3, **half, resume=True, folder="half"),
+        job("beside", [[0], [1, 2]], epochs=3, asynchronous_checkpoints=True, keep_checkpoints=5),
         # 5 minibatches an epoch: stops within the second, and its position is kept.
         job("counted", [[0], [1]], minibatches=8),
         job("counted-2", [[0], [1]], epochs=3, resume=True, folder="counted"),
@@ -58,6 +64,31 @@ def test_the_same_plan_goes_on_bit_for_bit(runs) -> None:
 
 def test_stashed_versions_go_on_bit_for_bit(runs) -> None:
     assert runs["stash-2"][1].losses == runs["stash-whole"][1].losses
+
+
+def test_the_loss_scale_goes_on_too(runs) -> None:
+    """float16 on two stages, resumed on three, from a checkpoint written beside the training."""
+    (_, whole), (_, resumed) = runs["half-whole"], runs["half-2"]
+    assert resumed.losses == whole.losses
+    overflows = [[row["minibatch"] for row in result.rows("overflow")] for result in (resumed, whole)]
+    assert overflows[0] == overflows[1] != []
+    scales = [latest(result.folder).manifest["loss_scale"] for result in (resumed, whole)]
+    assert scales[0] == scales[1] and scales[0]["factor"] < 2**22
+
+
+def test_checkpoints_written_beside_the_training_are_those_of_their_moment(runs) -> None:
+    """Each against the run that stood still for it: another schedule of writing, the same plan of training."""
+    (_, beside), (_, whole) = runs["beside"], runs["whole"]
+    folders = sorted((beside.folder / "checkpoints").glob("minibatch-*"))
+    assert [folder.name[-2:] for folder in folders] == ["05", "10", "15"]
+    assert not list((beside.folder / "checkpoints").glob(".*"))
+    last = load(folders[-1])
+    tensors = last.read(list(last.manifest["layers"]))
+    for key, tensor in whole.tensors("weight").items():
+        torch.testing.assert_close(tensors[f"weight:{key}"], tensor, **CLOSE)
+    first = load(folders[0])
+    early = first.read(list(first.manifest["layers"]))
+    assert any(not torch.equal(early[key], tensors[key]) for key in early), "not a later moment's"
 
 
 def test_a_run_killed_after_its_last_checkpoint_still_sums_up(runs) -> None:

@@ -74,6 +74,11 @@ def prepare(
             f"clip_norm goes with schedules that flush: with weights {plan.weights!r} the stages update at different "
             "times, and there is no norm of all gradients together"
         )
+    if config.precision == "float16" and plan.weights != "flush":
+        raise InputError(
+            f"precision float16 goes with schedules that flush: with weights {plan.weights!r} no step of all stages "
+            "could be left out when gradients overflow; use bfloat16"
+        )
     if sorted(plan.ranks) != list(range(len(plan.ranks))):
         raise InputError(f"the plan uses ranks {sorted(plan.ranks)}, expected 0 to {len(plan.ranks) - 1}")
     rounds = max(plan.num_microbatches, *(stage.round for stage in plan.stages))

@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import InputError
 
 OPTIMIZERS = ("sgd", "adam", "adamw", "lamb")
-PRECISIONS = ("float32", "bfloat16")
+PRECISIONS = ("float32", "bfloat16", "float16")
 COMPRESSIONS = (None, "bfloat16", "float16", "int8")
 LEARNING_RATE_SCHEDULES = ("constant", "step", "exponential", "polynomial", "cosine")
 
@@ -39,7 +39,8 @@ class RunConfig:
     momentum: float = 0.9  # of sgd
     weight_decay: float = 0.0
     clip_norm: float | None = None  # of all gradients together; for schedules that flush
-    precision: str = "float32"  # or bfloat16: autocast, weights stay float32
+    precision: str = "float32"  # or bfloat16, float16 (loss scaled): autocast, weights stay float32
+    loss_scale: float = 2.0**16  # of float16: the first; halved when gradients overflow, doubled after 2000 good steps
     compression: str | None = None  # of what crosses boundaries: bfloat16, float16 or int8
     seed: int = 0
     device: str = "cpu"
@@ -52,6 +53,7 @@ class RunConfig:
     validation_split: str = "test"
     checkpoint_every: int = 1  # epochs; 0: none
     keep_checkpoints: int = 2
+    asynchronous_checkpoints: bool = False  # written beside the next epoch, from a copy
     timeout_seconds: float = 300.0  # longest wait for another rank
     max_restarts: int = 0  # from the last checkpoint, after a worker was killed or went silent
 
@@ -74,6 +76,7 @@ class RunConfig:
             ("momentum", 0, 1),
             ("weight_decay", 0, math.inf),
             ("learning_rate_decay", 0, math.inf),
+            ("loss_scale", 1, 2.0**64),
             ("decay_epochs", 0, math.inf),
             ("voxel_size", 0, 1),
             ("timeout_seconds", 0, math.inf),

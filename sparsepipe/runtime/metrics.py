@@ -55,4 +55,13 @@ def median_summaries(epochs: Sequence[Sequence[dict[str, Any]]]) -> list[dict[st
     for of_stage in zip(*epochs, strict=True):
         shares = {key: median(entry[key] for entry in of_stage) for key in of_stage[0] if key.endswith("_fraction")}
         merged.append({"stage": of_stage[0]["stage"], "ranks": of_stage[0]["ranks"], **shares})
+        if peaks := [entry["peak_bytes"] for entry in of_stage if entry.get("peak_bytes")]:
+            merged[-1]["peak_bytes"] = max(peaks)
     return merged
+
+
+def with_memory(stages: Sequence[dict[str, Any]], plan: Plan) -> list[dict[str, Any]]:
+    """Return the summaries with the memory that the planner expected of a replica of each stage, where it said so."""
+    if plan.estimate is None:
+        return list(stages)
+    return [entry | {"planned_bytes": plan.estimate.stages[entry["stage"]].memory_bytes} for entry in stages]

@@ -46,6 +46,17 @@ class Process:
             self._all_reduce(values, self.stage_group, dist.ReduceOp.SUM, what)
         return values
 
+    def start_sum_over_stage(self, values: Tensor) -> Any:
+        """Begin to sum `values` over the replicas of this rank's stage, in place; `finish_sum` waits for it."""
+        return dist.all_reduce(values, group=self.stage_group, async_op=True)
+
+    def finish_sum(self, work: Any, *, what: str) -> None:
+        """Wait for a sum that was begun. Raises DeadlinePassed or PeerLost."""
+        if self.whereabouts:
+            self.whereabouts.tell("meet")
+        message = f"{what} of rank {self.rank} waited {self.timeout:g} s for the other ranks"
+        wait_for(work, time.monotonic() + self.timeout, message, peer=-1)
+
     def barrier(self, what: str) -> None:
         """Wait until every rank is here."""
         self.sum(torch.zeros(1), what=what)
@@ -58,11 +69,7 @@ class Process:
         return DeadlinePassed(f"{error}; {found}", peer=found.rank) if found else error
 
     def _all_reduce(self, values: Tensor, group: Any, op: Any, what: str) -> None:
-        if self.whereabouts:
-            self.whereabouts.tell("meet")
-        work = dist.all_reduce(values, op=op, group=group, async_op=True)
-        message = f"{what} of rank {self.rank} waited {self.timeout:g} s for the other ranks"
-        wait_for(work, time.monotonic() + self.timeout, message, peer=-1)
+        self.finish_sum(dist.all_reduce(values, op=op, group=group, async_op=True), what=what)
 
 
 @contextmanager

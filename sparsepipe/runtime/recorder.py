@@ -105,6 +105,7 @@ def forget_rows(run_dir: Path, minibatches: int) -> None:
 # How many minibatches were done when a row was written; rows of other events are not kept.
 _DONE_BY = {
     "step": lambda row: row["minibatch"] + 1,
+    "overflow": lambda row: row["minibatch"] + 1,
     "epoch": lambda row: row["minibatches"],
     "resume": lambda row: row["minibatches"],
 }

@@ -13,7 +13,7 @@ from .failures import LossNotFinite
 from .loader import Loader
 from .objective import Outcome
 from .packet import BACKWARD, FORWARD, Packet
-from .replicas import clip
+from .replicas import Averaging, clip
 from .stage import Flight
 
 if TYPE_CHECKING:
@@ -94,6 +94,8 @@ class Segment:
         self.outcomes: dict[int, Outcome] = {}
         # Of each minibatch, filled in by the last stage: time it was done, samples, mean loss, counted, correct.
         self.table = torch.zeros(count, 5, dtype=torch.float64)
+        self.averaging: Averaging | None = None  # of the round whose last backward is done
+        self.last_of_rounds = self._last_of_rounds(todo) if worker.process.stage_group is not None else frozenset()
         self.answers: Inbox | None = None
         if not worker.runner.is_last:
             after = plan.stages[worker.stage + 1]
@@ -104,6 +106,18 @@ class Segment:
                 boundary=worker.runner.id_after,
                 link_seconds=worker.runner.link_seconds,
             )
+
+    def _last_of_rounds(self, todo: Sequence[Action]) -> frozenset[int]:
+        """The minibatches whose backward is this rank's last of a round: averaging need not wait for its end."""
+        last: int | None = None
+        found = set()
+        for action in todo:
+            if action.op is Op.BACKWARD:
+                last = action.minibatch
+            elif action.op is Op.UPDATE and last is not None:
+                members = round_minibatches(self.worker.plan, self.worker.stage, action.minibatch, self.count)
+                found |= {last} & set(members)
+        return frozenset(found)
 
     def forward(self, action: Action) -> None:
         worker, m = self.worker, action.minibatch
@@ -144,10 +158,17 @@ class Segment:
         if flight.arrived is not None:
             self._recompute(flight, m)
         gradients = [None] if packet is None else runner.check_answer(flight, packet)
-        scale = 1.0 if packet is not None else self._loss_scale(m)
+        scale = 1.0 if packet is not None else self._weight_in_step(m) * worker.loss_scale.factor
         if runner.splits:
             features, later = runner.backward_of_arrived(flight, gradients, scale=scale)
             self.later[m] = flight, later
+        elif m in self.last_of_rounds and flight.version.tensors:
+            own = list(flight.version.tensors.values())
+            self.averaging = Averaging(own, worker.weights.gathered, worker.process)
+            with self.averaging.watching():
+                weights, features = runner.backward(flight, gradients, scale=scale)
+            self.averaging.complete(weights)
+            worker.weights.release(flight.version)
         else:
             weights, features = runner.backward(flight, gradients, scale=scale)
             worker.weights.accumulate(weights)
@@ -186,7 +207,7 @@ class Segment:
         else:
             _, flight.outputs = self.worker.runner.leave(outputs, m + self.base, flight.voxels)
 
-    def _loss_scale(self, m: int) -> float:
+    def _weight_in_step(self, m: int) -> float:
         """In a step, make the mean over its minibatches the mean over its samples, however many each has."""
         plan, stage = self.worker.plan, self.worker.stage
         if plan.weights not in ("flush", "2bw"):
@@ -215,6 +236,18 @@ class Segment:
             total_minibatches=workload.total_minibatches,
         )
 
+    def _unscaled(self, gradients: Sequence[Tensor], minibatch: int) -> bool:
+        """Take the loss scale out of the gradients, in place. Returns whether all are finite, in every stage."""
+        worker = self.worker
+        if gradients:
+            torch._foreach_mul_(list(gradients), 1 / worker.loss_scale.factor)
+        own = sum(not bool(gradient.isfinite().all()) for gradient in gradients)
+        overflowed = float(worker.process.sum(torch.tensor([float(own)]), what="overflow of the gradients")) > 0
+        if overflowed and worker.rank == worker.last_rank:
+            worker.recorder.metric("overflow", minibatch=minibatch + self.base, loss_scale=worker.loss_scale.factor)
+        worker.loss_scale.update(overflowed=overflowed)
+        return not overflowed
+
     def update(self, action: Action) -> None:
         """Average the gradients of a round over the replicas and step."""
         worker = self.worker
@@ -222,13 +255,20 @@ class Segment:
         gradients = worker.weights.take_gradients()
         if worker.process.stage_group is not None:
             start = recorder.begin("average", members[-1] + self.base)
-            gradients = worker.runner.average(gradients, len(members), worker.process, what=f"averaging {action}")
+            if self.averaging is None:
+                gradients = worker.runner.average(gradients, len(members), worker.process, what=f"averaging {action}")
+            else:
+                gradients = self.averaging.mean(len(members), what=f"averaging {action}")
+                self.averaging = None
             recorder.span("average", str(action), start, recorder.now(), minibatch=members[-1] + self.base)
             start = recorder.begin("update", members[-1] + self.base)
         else:
             start = recorder.begin("update", members[-1] + self.base)
             gradients = worker.runner.average(gradients, len(members), worker.process, what=str(action))
-        if worker.config.clip_norm is not None:
-            clip(gradients, worker.config.clip_norm, worker.process, replicas=len(worker.own.ranks))
-        worker.weights.update(gradients, self._learning_rate(members[0] + self.base))
+        if worker.scales_loss and not self._unscaled(gradients, members[-1]):
+            worker.weights.skip()
+        else:
+            if worker.config.clip_norm is not None:
+                clip(gradients, worker.config.clip_norm, worker.process, replicas=len(worker.own.ranks))
+            worker.weights.update(gradients, self._learning_rate(members[0] + self.base))
         recorder.span("update", str(action), start, recorder.now(), minibatch=members[-1] + self.base)

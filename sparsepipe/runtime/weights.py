@@ -63,6 +63,11 @@ class Weights:
         elif self.names:
             torch._foreach_add_(self._gradients, list(gradients))
 
+    @property
+    def gathered(self) -> list[Tensor] | None:
+        """The sum of the gradients of the round so far, None where there are none yet."""
+        return self._gradients
+
     def take_gradients(self) -> list[Tensor]:
         """Return the sum of the round's gradients, zeros where this replica had no minibatch, and start afresh."""
         taken, self._gradients = self._gradients, None
@@ -84,6 +89,10 @@ class Weights:
         if self.names:  # a stage of activations and pools has nothing to step
             self.optimizer.step(list(self.newest.tensors.values()), gradients, learning_rate)
         self._drop_unneeded()
+
+    def skip(self) -> None:
+        """Count an update that changes nothing. Only with nothing in flight."""
+        self.newest.index += 1
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Set the newest version. Only with nothing in flight."""

@@ -1,10 +1,13 @@
 """The worker: one rank that obeys its list of actions, epoch after epoch."""
 
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..files import read_rows
 from ..plan import Plan
@@ -13,6 +16,8 @@ from . import checkpoint, metrics
 from .channel import Outbox
 from .config import RunConfig
 from .learning_rate import LearningRate
+from .loss_scale import LossScale
+from .memory import PeakMemory
 from .objective import Tally
 from .optimizer import optimizer
 from .packet import Packet
@@ -21,6 +26,7 @@ from .recorder import Recorder
 from .replay import ReplayWorkload
 from .replicas import average_statistics
 from .segment import Inputs, Segment
+from .snapshot import Snapshots
 from .weights import Weights
 from .workload import Workload
 
@@ -42,6 +48,7 @@ class Worker:
         self.workload, self.recorder = workload, recorder
         self.stage, self.rank = process.stage, process.rank
         self.own = plan.stages[self.stage]
+        self.memory = PeakMemory(process.device)
         self.runner = workload.runner(plan, process)
         chosen = optimizer(config.optimizer, momentum=config.momentum, weight_decay=config.weight_decay)
         self.weights = Weights(dict(self.runner.module.named_parameters()), chosen)
@@ -52,6 +59,9 @@ class Worker:
             config.learning_rate_decay,
             config.decay_epochs,
         )
+        self.scales_loss = config.precision == "float16"
+        self.loss_scale = LossScale(config.loss_scale if self.scales_loss else 1.0)
+        self.snapshots = Snapshots(run_dir, timeout=config.timeout_seconds)
         self.outbox = Outbox(limit=in_flight(plan, self.stage, self.rank) + 2)
         self.last_rank = plan.stages[-1].ranks[0]  # tells the run's metrics
         self.epochs: list[dict[str, Any]] = []
@@ -74,7 +84,7 @@ class Worker:
             last = done >= self.workload.total_minibatches
             every = self.config.checkpoint_every
             if every and (last or (epoch + 1) % every == 0):
-                self._checkpoint(done)
+                self._checkpoint(done, last=last)
             self.recorder.flush()
         self._summarise(done)
 
@@ -109,6 +119,11 @@ class Worker:
             metrics.stage_summary(k, stage.ranks, dict(zip(kinds, seconds[k].tolist(), strict=True)), end - start)
             for k, stage in enumerate(self.plan.stages)
         ]
+        peaks = torch.zeros(len(self.plan.ranks), dtype=torch.float64)
+        peaks[self.rank] = self.memory.bytes()
+        peaks = self.process.sum(peaks, what="end of an epoch")
+        for entry in stages:
+            entry["peak_bytes"] = max(int(peaks[rank]) for rank in entry["ranks"])
         total = max(float(counted.sum()), 1.0)
         return {
             "train": {"loss": float((losses * counted).sum()) / total, "accuracy": float(correct.sum()) / total},
@@ -147,38 +162,48 @@ class Worker:
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
-    def _checkpoint(self, done: int) -> None:
+    def _checkpoint(self, done: int, *, last: bool) -> None:
         start = self.recorder.begin("checkpoint")
         self.recorder.flush()  # what a run that resumes here will not do again must be on disk before
+        self.snapshots.wait()
         if self.rank == 0:
             checkpoint.begin(self.run_dir, done)
         self.process.barrier("start of a checkpoint")
-        if self.rank == self.own.ranks[0]:
-            weights = self.weights.newest.tensors
-            state = self.weights.optimizer.state(self.weights.names)
-            tensors = checkpoint.as_tensor_map(weights, state, dict(self.runner.module.named_buffers()))
-            checkpoint.write_shard(self.run_dir, done, f"stage{self.stage}", tensors)
-        self.process.barrier("writing of a checkpoint")
-        if self.rank == 0:
-            place = {id: f"stage{k}.safetensors" for k, stage in enumerate(self.plan.stages) for id in stage.layers}
-            checkpoint.finish(
-                self.run_dir,
-                done,
-                keep=self.config.keep_checkpoints,
-                layers=place,
-                model=self.workload.network.name,
-                num_classes=self.workload.network.num_classes,
-                batch_size=self.config.batch_size,
-                seed=self.config.seed,
-                optimizer=self.config.optimizer,
-            )
-        self.process.barrier("end of a checkpoint")
+        names = {f"stage{k}" for k in range(len(self.plan.stages))}
+        shard = (f"stage{self.stage}", self._tensors()) if self.rank == self.own.ranks[0] else None
+        finish = partial(checkpoint.finish, self.run_dir, done, **self._facts())
+        self.snapshots.write(done, shard=shard, finish=(names, finish) if self.rank == 0 else None)
+        if last or not self.config.asynchronous_checkpoints:
+            self.snapshots.wait()
+            self.process.barrier("end of a checkpoint")
         self.recorder.span("checkpoint", f"{self.stage}C{done}", start, self.recorder.now())
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """What this stage keeps."""
+        state = self.weights.optimizer.state(self.weights.names)
+        buffers = dict(self.runner.module.named_buffers())
+        return checkpoint.as_tensor_map(self.weights.newest.tensors, state, buffers)
+
+    def _facts(self) -> dict[str, Any]:
+        """What the manifest says of the run."""
+        config = self.config
+        return {
+            "keep": config.keep_checkpoints,
+            "layers": {id: f"stage{k}.safetensors" for k, s in enumerate(self.plan.stages) for id in s.layers},
+            "model": self.workload.network.name,
+            "num_classes": self.workload.network.num_classes,
+            "batch_size": config.batch_size,
+            "seed": config.seed,
+            "optimizer": config.optimizer,
+            "loss_scale": asdict(self.loss_scale) if self.scales_loss else None,
+        }
 
     def _resume(self, found: checkpoint.Checkpoint) -> int:
         """Load this stage's layers, whoever held them before, and return the minibatches done."""
         found.check(model=self.workload.network.name, layers=self.own.layers)
         tensors = found.read(self.own.layers)
+        if self.scales_loss and found.manifest.get("loss_scale"):
+            self.loss_scale = LossScale(**found.manifest["loss_scale"])
         self.weights.load(checkpoint.without_prefix(tensors, "weight:"))
         state = {key: tensor for key, tensor in tensors.items() if not key.startswith(("weight:", "buffer:"))}
         self.weights.optimizer.load(self.weights.names, state)
@@ -209,5 +234,5 @@ class Worker:
             samples_per_second=median(row["samples_per_second"] for row in steady),
             train=self.epochs[-1]["train"],
             validation=self.epochs[-1]["validation"] or {},
-            stages=metrics.median_summaries([row["stages"] for row in steady]),
+            stages=metrics.with_memory(metrics.median_summaries([row["stages"] for row in steady]), self.plan),
         )

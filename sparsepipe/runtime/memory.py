@@ -1,0 +1,42 @@
+"""How much memory a rank held at its fullest, beyond what its process held before it had a stage."""
+
+from pathlib import Path
+
+import torch
+
+_STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+class PeakMemory:
+    """Watches from its making on: CUDA's allocator, or what Linux says of the process (0 where neither tells).
+
+    Of a process only memory of its own counts, not the code of libraries, which come in when they are first called.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+            self._before = torch.cuda.memory_allocated(device)
+        elif self._readable():
+            _RESET.write_text("5")  # forget the peak so far
+            self._before = _status()["RssAnon"]
+
+    def bytes(self) -> int:
+        """Return the most that was held at once so far."""
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device) - self._before
+        if not self._readable():
+            return 0
+        now = _status()
+        return max(0, now["VmHWM"] - now["RssFile"] - now["RssShmem"] - self._before)
+
+    @staticmethod
+    def _readable() -> bool:
+        return _STATUS.exists() and _RESET.exists()
+
+
+def _status() -> dict[str, int]:
+    """The process's figures in bytes."""
+    rows = (line.split() for line in _STATUS.read_text().splitlines())
+    return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if row[-1] == "kB"}

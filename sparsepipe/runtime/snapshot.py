@@ -1,0 +1,72 @@
+"""A checkpoint written beside the training: tensors are copied where it stands, a thread brings them to disk."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from . import checkpoint
+from .failures import DeadlinePassed
+
+
+class Snapshots:
+    """At most one checkpoint of this rank under way. What goes wrong in the thread is raised where it is waited for."""
+
+    def __init__(self, run_dir: Path, *, timeout: float) -> None:
+        self._run_dir, self._timeout = run_dir, timeout
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def write(
+        self,
+        minibatches: int,
+        *,
+        shard: tuple[str, Mapping[str, Tensor]] | None,
+        finish: tuple[set[str], Callable[[], None]] | None,
+    ) -> None:
+        """Begin to write this rank's `shard` (name, tensors), where it has one.
+
+        With `finish` (names of all shards, what makes the checkpoint whole) it goes on to do so once all are there.
+        """
+        if shard is not None:
+            shard = shard[0], {key: tensor.detach().clone() for key, tensor in shard[1].items()}
+        self._thread = threading.Thread(target=self._work, args=(minibatches, shard, finish), name="checkpoint")
+        self._thread.daemon = True
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until the checkpoint under way is on disk. Raises what writing it raised."""
+        if self._thread is not None:
+            self._thread.join(self._timeout)
+            if self._thread.is_alive():
+                raise DeadlinePassed(f"writing a checkpoint took more than {self._timeout:g} s", peer=None)
+            self._thread = None
+        if self._error is not None:
+            raise self._error
+
+    def _work(
+        self,
+        minibatches: int,
+        shard: tuple[str, Mapping[str, Tensor]] | None,
+        finish: tuple[set[str], Callable[[], None]] | None,
+    ) -> None:
+        try:
+            if shard is not None:
+                checkpoint.write_shard(self._run_dir, minibatches, *shard)
+            if finish is not None:
+                names, make_whole = finish
+                self._await(minibatches, names)
+                make_whole()
+        except BaseException as error:  # handed to the worker, who raises it
+            self._error = error
+
+    def _await(self, minibatches: int, names: set[str]) -> None:
+        """Look until every shard's description is there: it is written when the shard is."""
+        folder = checkpoint.partial_folder(self._run_dir, minibatches)
+        deadline = time.monotonic() + self._timeout
+        while missing := {name for name in names if not (folder / f"{name}.json").exists()}:
+            if time.monotonic() > deadline:
+                raise DeadlinePassed(f"a checkpoint waited {self._timeout:g} s for {min(missing)}", peer=-1)
+            time.sleep(0.02)
