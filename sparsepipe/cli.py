@@ -274,7 +274,8 @@ def export(options: argparse.Namespace) -> Answer:
 def reproduce(options: argparse.Namespace) -> Answer:
     from .reproduce import reproduce as run_notebooks
 
-    written = run_notebooks(options.figures or None, jobs=options.jobs, data=options.data, out=options.out)
+    settings = {"jobs": options.jobs, "data": options.data, "out": options.out, "only_changed": options.only_changed}
+    written = run_notebooks(options.figures or None, **settings)
     names = [str(path) for path in written]
     return Answer({"figures": names}, "\n".join(["figures:", *names]))
 

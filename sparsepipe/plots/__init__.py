@@ -1,18 +1,36 @@
 """Values to plotly figures. Each figure function has a sibling `<name>_table` that returns the table it draws."""
 
 from .accuracy import accuracy, accuracy_table
+from .anatomy import anatomy, anatomy_table
 from .clouds import clouds, clouds_table, voxel_counts, voxel_counts_table
 from .compare import compare, compare_table
 from .cuts import cut_bytes, cut_bytes_table
 from .export import browser, close_browser, export, keep_pictures
 from .layer_costs import layer_costs, layer_costs_table
 from .layer_graph import cuts_table, layer_graph, layer_graph_table
+from .mixes import mixes, mixes_table
+from .points import Point, points_table
 from .progress import progress, progress_table
+from .scaling import scaling, scaling_table
+from .sparse_dense import sparse_dense, sparse_dense_table
 from .stages import stages, stages_table
 from .throughput import throughput, throughput_table
 from .timeline import timeline, timeline_table
+from .traffic import traffic, traffic_table
 
 __all__ = [
+    "anatomy",
+    "anatomy_table",
+    "mixes",
+    "mixes_table",
+    "Point",
+    "points_table",
+    "scaling",
+    "scaling_table",
+    "sparse_dense",
+    "sparse_dense_table",
+    "traffic",
+    "traffic_table",
     "accuracy",
     "accuracy_table",
     "clouds",

@@ -29,8 +29,17 @@ NOTEBOOKS: dict[str, tuple[str, ...]] = {
     "04_partition": ("02_profile",),
     "05_launch": ("02_profile",),
     "06_figures": ("05_launch",),
+    "figures/4_accuracy": (),  # trains what figures 1 and 5 read
+    "figures/3_sparse_dense": (),
+    "figures/1_devices": ("figures/4_accuracy",),
+    "figures/5_prediction": ("figures/4_accuracy",),
+    "figures/2_mixed_devices": (),
+    "figures/6_bytes_memory": (),
 }
-ALONE = frozenset({"02_profile", "05_launch"})  # they measure: nothing else runs meanwhile
+# They measure: nothing else runs meanwhile.
+ALONE = frozenset({"02_profile", "05_launch", "figures/4_accuracy", "figures/3_sparse_dense", "figures/1_devices"})
+# Where data and published profiles are looked for: other folders there are other inputs.
+_LOOKED_AT = ("SPARSEPIPE_DATA", "SPARSEPIPE_REFERENCE")
 
 
 def reproduce(
@@ -52,18 +61,19 @@ def reproduce(
     """
     job = _Job.prepare(out=out, notebooks=notebooks, data=data, parameters=parameters or {})
     chosen = job.chosen(figures)
-    started, failures, done = time.perf_counter(), {}, []
+    started, failures, done, again = time.perf_counter(), {}, [], set[str]()
     for wave in _waves(chosen):
         ready = []
         for name in wave:
             if broken := [needed for needed in NOTEBOOKS.get(name, ()) if needed in failures]:
                 failures[name] = f"not run, as {broken[0]} failed"
                 _say(f"{name}: {failures[name]}")
-            elif only_changed and job.is_done(name):
+            elif only_changed and job.is_done(name) and not again.intersection(NOTEBOOKS.get(name, ())):
                 _say(f"{name}: unchanged since it last ran")
                 done.append(name)
             else:
                 ready.append(name)
+        again.update(ready)  # those that start from one of them are done again
         outcomes = _side_by_side(job, ready, jobs)
         failures |= {name: error for name, error in outcomes.items() if error}
         done += [name for name, error in outcomes.items() if not error]
@@ -124,7 +134,7 @@ class _Job:
     def run(self, name: str) -> str:
         """Execute one notebook; returns what went wrong in one line, or nothing."""
         self._stamp(name).unlink(missing_ok=True)
-        self.copies.mkdir(parents=True, exist_ok=True)
+        self._stamp(name).parent.mkdir(parents=True, exist_ok=True)
         started = time.perf_counter()
         request = {
             "source": str(self.notebooks / f"{name}.ipynb"),
@@ -199,8 +209,13 @@ class _Job:
         return self.copies / f"{name}.done.json"
 
     def _digest(self, name: str) -> str:
-        """The notebook, what it is told, and all code that it can call."""
-        whole = hashlib.sha256(json.dumps(self.parameters, sort_keys=True).encode())
+        """The notebook, what it is told, the data it is pointed at, and all code that it can call."""
+        told = [
+            self.parameters,
+            [os.environ.get(variable) for variable in _LOOKED_AT],
+            _contents(self.parameters["data"]),
+        ]
+        whole = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
         for path in (self.notebooks / f"{name}.ipynb", *sorted(_PACKAGE.rglob("*.py"))):
             whole.update(path.read_bytes())
         return whole.hexdigest()
@@ -235,6 +250,14 @@ def _exported(path: Path) -> tuple[str, ...]:
     cells = read_json(path, what="notebook").get("cells", [])
     text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
     return tuple(dict.fromkeys(re.findall(r"\.export\(\s*\"(\w+)\"", text)))
+
+
+def _contents(data: str) -> list[list[Any]]:
+    """Names, sizes and times of the files of a data folder; nothing for a name."""
+    if not data or not Path(data).is_dir():
+        return []
+    files = sorted(path for path in Path(data).rglob("*") if path.is_file())
+    return [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in files]
 
 
 def _notebooks_folder() -> Path:

@@ -15,7 +15,8 @@ from ..planners import Problem, estimate, partition
 from ..profile import Profile
 from ..record import RunRecord
 from ..runtime.config import RunConfig
-from ..trace import Trace
+from ..simulator import simulate
+from ..trace import WORK, Trace
 from .workplace import Workplace
 
 Row = Mapping[str, Any]
@@ -31,6 +32,8 @@ class Strategies:
     model: str
     num_devices: int = 2
     schedule: str = "1f1b"
+    also: tuple[str, ...] = ()  # further schedules of the pipeline
+    num_microbatches: int = 2  # of a step, for those of them that have steps
 
     @cached_property
     def profile(self) -> Profile:
@@ -52,7 +55,14 @@ class Strategies:
             ONE_PROCESS: partition(self.profile, alone, planner="optimal", schedule=self.schedule),
             DATA_PARALLEL: partition(self.profile, self.cluster, planner="data-parallel", schedule=self.schedule),
             PIPELINE: best,
+            **{f"{PIPELINE}-{schedule}": self._under(best, schedule) for schedule in self.also},
         }
+
+    def _under(self, plan: Plan, schedule: str) -> Plan:
+        """The same stages under another schedule."""
+        changed = plan.with_schedule(schedule, num_microbatches=self.num_microbatches)
+        problem = Problem(self.profile, self.cluster, schedule, self.num_microbatches)
+        return replace(changed, estimate=estimate(changed, problem))
 
     def config(self, *, epochs: int, **settings: Any) -> RunConfig:
         """What every strategy trains with: the same data, seed and hyperparameters."""
@@ -115,6 +125,19 @@ def epoch_trace(record: RunRecord, epoch: int) -> Trace:
     if not spans:
         raise InputError(f"{record.folder}: has no trace of epoch {epoch}")
     return Trace(tuple(s._replace(minibatch=s.minibatch - min(steps)) for s in spans), whole.source, whole.facts)
+
+
+def working_epoch(record: RunRecord, epoch: int) -> Trace:
+    """One epoch of a run from its first to its last work: what the simulator plays through."""
+    whole = epoch_trace(record, epoch)
+    work = [span for span in whole.spans if span.kind in (*WORK, "average")]
+    return whole.between(min(span.start for span in work), max(span.end for span in work))
+
+
+def simulated_epoch(strategies: Strategies, record: RunRecord, epoch: int) -> Trace:
+    """The simulation of the minibatches of one epoch of a run, by their voxels."""
+    voxels = [row["voxels"] for row in record.metrics("step") if row["epoch"] == epoch]
+    return simulate(record.plan, strategies.profile, strategies.cluster, voxels)
 
 
 def judged(plan: Plan, profile: Profile, cluster: Cluster) -> Plan:

@@ -1,0 +1,103 @@
+"""Where the devices' time goes: work, and what is lost to imbalance, dependency, communication and the rest.
+
+With b the seconds a rank works, M the trace's length, averages over ranks:
+  imbalance      max b − mean b     the fullest rank would work on while the others had finished, if nothing waited
+  communication  mean of the spans that send, average, or wait for a transfer that is under way
+  other          loading, checkpoints, and what no span accounts for: the runtime's own overhead
+  dependency     what is left of M − mean b: filling, draining, the order of actions
+"""
+
+from collections.abc import Mapping
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from ..errors import InputError
+from ..trace import WORK, Trace
+from .theme import GREY, LIGHT_GREY, SMALL, finished, hatch
+
+PARTS = ("work", "imbalance", "dependency", "communication", "other")
+_COLORS = {
+    "work": "#0072B2",
+    "imbalance": "#D55E00",
+    "dependency": "#E69F00",
+    "communication": "#009E73",
+    "other": LIGHT_GREY,
+}
+_SENDING = ("send", "average")
+_ACCOUNTED = ("wait", *_SENDING)
+
+
+def anatomy_table(traces: Mapping[str, Trace]) -> pd.DataFrame:
+    """One row for each trace: shares of all device time, which sum to 1. Raises InputError for an empty trace."""
+    rows = []
+    for name, trace in traces.items():
+        length, ranks = trace.makespan, trace.ranks
+        if not length:
+            raise InputError(f"trace {name!r} is empty: run or simulate some minibatches")
+        work = [_covered(trace, rank, WORK) for rank in ranks]
+        mean = sum(work) / len(ranks)
+        sending = sum(_covered(trace, rank, (*WORK, *_SENDING)) for rank in ranks) / len(ranks) - mean
+        known = sum(_covered(trace, rank, (*WORK, *_ACCOUNTED)) for rank in ranks) / len(ranks)
+        imbalance = max(work) - mean
+        other = length - known if trace.source == "measured" else 0.0  # nobody simulates waiting: it is what is left
+        dependency = length - mean - imbalance - sending - other
+        if dependency < 0:  # ranks wait less than they differ: imbalance is what waits
+            imbalance, dependency = imbalance + dependency, 0.0
+        values = (mean, imbalance, dependency, sending, other)
+        shares = {part: max(0.0, value) / length for part, value in zip(PARTS, values, strict=True)}
+        rows.append({"trace": name, "source": trace.source, "seconds": length, "ranks": len(ranks), **shares})
+    return pd.DataFrame(rows)
+
+
+def anatomy(traces: Mapping[str, Trace], *, note: str = "") -> go.Figure:
+    """Draw one bar for each trace, split into work and what is lost; simulated hatched, measured solid."""
+    table = anatomy_table(traces)
+    figure = go.Figure()
+    for part in PARTS:
+        bar = go.Bar(
+            y=table.trace,
+            x=table[part] * 100,
+            name=part,
+            orientation="h",
+            marker={
+                "color": _COLORS[part],
+                "pattern": {
+                    key: [hatch(source)[key] for source in table.source] if key == "shape" else value
+                    for key, value in hatch("simulated").items()
+                },
+                "line": {"color": GREY, "width": 0.5},
+            },
+            text=[f"{share:.0%}" if share > 0.04 else "" for share in table[part]],
+            textposition="inside",
+            insidetextanchor="middle",
+            textangle=0,
+            textfont={"size": SMALL, "color": "white" if part in ("work", "imbalance", "communication") else "#222222"},
+            hovertemplate=f"%{{y}}<br>{part}: %{{x:.1f}} %<extra></extra>",
+        )
+        figure.add_trace(bar)
+    figure.update_layout(
+        barmode="stack",
+        legend={
+            "orientation": "h",
+            "x": 0,
+            "y": 0.01,
+            "yref": "container",
+            "yanchor": "bottom",
+            "traceorder": "normal",
+        },
+        margin={"b": 96},
+    )
+    figure.update_xaxes(title_text="share of all devices' time (%)", range=[0, 100])
+    figure.update_yaxes(autorange="reversed", ticks="", showgrid=False)
+    return finished(figure, "Where the time goes", note=note, width=900, height=190 + 42 * len(table))
+
+
+def _covered(trace: Trace, rank: int, kinds: tuple[str, ...]) -> float:
+    """Seconds that at least one span of `kinds` covers: spans that overlap, as sending beside work does, count once."""
+    spans = sorted((s.start, s.end) for s in trace.spans if s.rank == rank and s.kind in kinds)
+    covered, until = 0.0, float("-inf")
+    for start, end in spans:
+        covered += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return covered

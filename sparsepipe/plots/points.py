@@ -1,0 +1,42 @@
+"""One strategy on one set of devices, in numbers: what several figures put side by side."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import pandas as pd
+
+from ..errors import InputError
+from .theme import RUN_COLORS, RUN_DASHES, RUN_MARKERS
+
+STRATEGIES = ("one device", "data parallel", "model parallel", "PipeDream", "SparsePipe", "optimal")
+
+
+@dataclass(frozen=True)
+class Point:
+    """What a strategy does on `cluster`. Sizes are of one minibatch, memory of the fullest worker."""
+
+    strategy: str
+    cluster: str
+    devices: int
+    samples_per_second: float
+    source: Literal["simulated", "replayed", "measured"] = "simulated"
+    bound_samples_per_second: float | None = None  # no plan is faster
+    activation_bytes: float | None = None  # sent between stages, forwards and backwards
+    gradient_bytes: float | None = None  # sent to average gradients over replicas
+    memory_bytes: float | None = None
+    run: str = ""  # the record it was read from
+
+
+def points_table(points: Iterable[Point]) -> pd.DataFrame:
+    """One row for each point. Raises InputError without any."""
+    table = pd.DataFrame([asdict(point) for point in points])
+    if table.empty:
+        raise InputError("no points to draw: expected at least one strategy on one cluster")
+    return table
+
+
+def looks(strategy: str) -> dict[str, str]:
+    """Colour, dash and marker of a strategy, the same in every figure."""
+    k = STRATEGIES.index(strategy) if strategy in STRATEGIES else len(STRATEGIES) - 1
+    return {"color": RUN_COLORS[k], "dash": RUN_DASHES[k], "symbol": RUN_MARKERS[k]}

@@ -1,0 +1,88 @@
+"""Throughput against the number of devices: simulated lines, replayed marks, and what was measured here."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from .points import Point, looks, points_table
+from .theme import INK, SMALL, finished, hatch
+
+
+def scaling_table(points: Sequence[Point], here: Sequence[Point] = ()) -> pd.DataFrame:
+    """One row for each point; `panel` is "devices" or "this machine"."""
+    parts = [points_table(points).assign(panel="devices")]
+    if here:
+        parts.append(points_table(here).assign(panel="this machine"))
+    return pd.concat(parts, ignore_index=True)
+
+
+def scaling(points: Sequence[Point], here: Sequence[Point] = (), *, note: str = "") -> go.Figure:
+    """Draw `points` as lines over devices, replayed ones as open marks, and `here`, bars predicted and measured."""
+    table = scaling_table(points, here)
+    lines = table[table.panel == "devices"]
+    figure = make_subplots(rows=1, cols=2 if here else 1, column_widths=[0.66, 0.34] if here else None)
+    for name, part in lines[lines.source == "simulated"].groupby("strategy", sort=False):
+        own = looks(name)
+        line = go.Scatter(
+            x=part.devices,
+            y=part.samples_per_second,
+            mode="lines+markers",
+            name=name,
+            legendgroup=name,
+            line={"color": own["color"], "dash": own["dash"], "width": 2},
+            marker={"symbol": own["symbol"], "size": 7},
+            hovertemplate=f"{name}, %{{x}} devices: %{{y:.0f}} samples/s<extra>simulated</extra>",
+        )
+        figure.add_trace(line, row=1, col=1)
+    replayed = lines[lines.source == "replayed"]
+    if len(replayed):
+        marks = go.Scatter(
+            x=replayed.devices,
+            y=replayed.samples_per_second,
+            mode="markers",
+            name="replayed by real processes",
+            marker={"symbol": "circle-open", "size": 14, "color": INK, "line": {"width": 2}},
+            customdata=replayed.strategy,
+            hovertemplate="%{customdata}, %{x} devices: %{y:.0f} samples/s<extra>replayed</extra>",
+        )
+        figure.add_trace(marks, row=1, col=1)
+    bound = lines.dropna(subset="bound_samples_per_second").drop_duplicates("devices")
+    if len(bound):
+        most = go.Scatter(
+            x=bound.devices,
+            y=bound.bound_samples_per_second,
+            mode="lines",
+            name="no plan is faster",
+            line={"color": INK, "width": 1, "dash": "dot"},
+            hoverinfo="skip",
+        )
+        figure.add_trace(most, row=1, col=1)
+    for source in ("simulated", "measured"):
+        part = table[(table.panel == "this machine") & (table.source == source)]
+        if len(part):
+            bar = go.Bar(
+                x=part.strategy,
+                y=part.samples_per_second,
+                name=f"{'predicted' if source == 'simulated' else source} here",
+                marker={"color": [looks(name)["color"] for name in part.strategy], "pattern": hatch(source)},
+                text=[f"{value:,.0f}" for value in part.samples_per_second],
+                textposition="outside",
+                textfont_size=SMALL - 1,
+                constraintext="none",
+                cliponaxis=False,
+                showlegend=False,
+            )
+            figure.add_trace(bar, row=1, col=2)
+    ticks = sorted(lines.devices.unique())
+    figure.update_xaxes(title_text="devices", tickvals=ticks, range=[min(ticks) - 0.4, max(ticks) + 0.4], row=1, col=1)
+    figure.update_yaxes(title_text="samples / s", rangemode="tozero")
+    if here:
+        figure.update_xaxes(
+            title_text="here: predicted (hatched), measured", ticks="", tickfont_size=SMALL, row=1, col=2
+        )
+        figure.update_yaxes(title_text="", row=1, col=2)
+    legend = {"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top"}
+    figure.update_layout(barmode="group", legend=legend, margin={"b": 130})
+    return finished(figure, "Throughput against the number of devices", note=note, width=900, height=480)

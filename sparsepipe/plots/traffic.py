@@ -1,0 +1,53 @@
+"""What each strategy sends and keeps: bytes a minibatch between devices, memory of the fullest worker."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from .points import Point, looks, points_table
+from .table import scaled_bytes
+from .theme import GREY, LIGHT_GREY, finished, hatch
+
+
+def traffic_table(points: Sequence[Point]) -> pd.DataFrame:
+    """One row for each strategy: bytes sent as activations and as gradients, memory of the fullest worker."""
+    return points_table(points)[
+        ["strategy", "cluster", "devices", "activation_bytes", "gradient_bytes", "memory_bytes", "samples_per_second"]
+    ]
+
+
+def traffic(points: Sequence[Point], *, note: str = "") -> go.Figure:
+    """Draw bytes sent (activations below, gradients above) and memory, a bar for each strategy."""
+    table = traffic_table(points)
+    figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.12)
+    for column, label, color in (
+        ("activation_bytes", "activations and their gradients", GREY),
+        ("gradient_bytes", "weights' gradients", LIGHT_GREY),
+    ):
+        bar = go.Bar(
+            x=table.strategy,
+            y=table[column] / 1e6,
+            name=label,
+            marker={"color": color, "pattern": hatch("simulated"), "line": {"color": GREY, "width": 1}},
+            hovertemplate=f"%{{x}}<br>{label}: %{{y:.1f}} MB<extra></extra>",
+        )
+        figure.add_trace(bar, row=1, col=1)
+    memory = go.Bar(
+        x=table.strategy,
+        y=table.memory_bytes / 1e9,
+        marker={"color": [looks(name)["color"] for name in table.strategy], "pattern": hatch("simulated")},
+        text=[scaled_bytes(value) for value in table.memory_bytes],
+        textposition="outside",
+        cliponaxis=False,
+        showlegend=False,
+        hovertemplate="%{x}: %{text}<extra></extra>",
+    )
+    figure.add_trace(memory, row=1, col=2)
+    figure.update_yaxes(title_text="sent (MB a minibatch)", rangemode="tozero", row=1, col=1)
+    figure.update_yaxes(title_text="memory of the fullest worker (GB)", rangemode="tozero", row=1, col=2)
+    figure.update_xaxes(ticks="", showgrid=False, tickangle=-30)
+    legend = {"orientation": "h", "x": 0, "y": -0.34, "yanchor": "top", "traceorder": "normal"}
+    figure.update_layout(barmode="stack", legend=legend, margin={"b": 130})
+    return finished(figure, "Bytes sent and memory kept, by strategy", note=note, width=900, height=450)

@@ -1,0 +1,84 @@
+"""Which machines figures plan for: those whose profiles were published, else this one and slower copies of it."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..cluster import Cluster, DeviceType, Link, Node
+from ..profile import LayerCost, Profile
+from .workplace import Workplace
+
+PUBLISHED = {"RTX": "RTX", "TITAN V": "tv", "TITAN Xp": "txp"}  # device type → its published profile of MinkVGG
+BATCH_SIZE = 64  # of the published profiles
+INSIDE, BETWEEN = Link(12e9, 1e-5), Link(1.25e9, 5e-5)  # nominal: PCI Express 3.0 × 16; 10 Gbit/s Ethernet
+SLOWER = {"full speed": 1.0, "3/4 speed": 0.75, "1/2 speed": 0.5}  # assumed copies, where nothing published is there
+_MIXES = ((1, 1, 1), (0, 2, 2), (4, 2, 1), (2, 2, 2))  # counts of the three types; the first three are SparsePipe's
+
+
+@dataclass(frozen=True)
+class Machines:
+    """A profile on several device types, and what its numbers are."""
+
+    profile: Profile
+    batch_size: int
+    said: str  # for a figure's note
+
+    def alike(self, count: int) -> Cluster:
+        """So many devices of the first type, each in a machine of its own."""
+        kind = (DeviceType(self.profile.device_types[0]),)
+        return Cluster(tuple(Node(f"machine {k}", kind, INSIDE) for k in range(count)), BETWEEN)
+
+    @property
+    def mixes(self) -> dict[str, Cluster]:
+        """Clusters of unlike devices by what they hold; more than four devices stand on two nodes."""
+        return {_label(self.profile.device_types, counts): self._mix(counts) for counts in _MIXES}
+
+    def _mix(self, counts: Sequence[int]) -> Cluster:
+        own = [(DeviceType(name),) * n for name, n in zip(self.profile.device_types, counts, strict=True)]
+        if sum(counts) <= 4:
+            return Cluster((Node("one", tuple(d for part in own for d in part), INSIDE),), INSIDE)
+        return Cluster((Node("one", own[0], INSIDE), Node("two", (*own[1], *own[2]), INSIDE)), BETWEEN)
+
+
+def machines(place: Workplace, model: str) -> Machines:
+    """The published profiles of MinkVGG where they are on this machine; else `model` profiled here.
+
+    They are looked for below SPARSEPIPE_REFERENCE, or in `reference` beside SPARSEPIPE_DATA's folder. Which of the two
+    it is, is printed.
+    """
+    folder = _published_folder()
+    if folder is not None:
+        parts = [
+            Profile.load(folder / f"minkvgg_v0.02_b{BATCH_SIZE}_{file}" / "graph.txt", device_type=name)
+            for name, file in PUBLISHED.items()
+        ]
+        joined = parts[0] | parts[1] | parts[2]
+        joined = replace(
+            joined, origin={"published": "SparsePipe, MinkVGG at voxel size 0.02", "batch_size": BATCH_SIZE}
+        )
+        print(f"published profiles of MinkVGG on {', '.join(PUBLISHED)}")
+        return Machines(joined, BATCH_SIZE, f"MinkVGG, published profiles, batch size {BATCH_SIZE}")
+    own = place.profile(model)
+    print("no published profiles here: this machine's own, and copies of it that are assumed to be slower")
+    (name,) = own.device_types
+    costs = {kind: tuple(_slower(cost, speed) for cost in own.costs[name]) for kind, speed in SLOWER.items()}
+    assumed = replace(own, costs=costs, origin={**own.origin, "assumed_speeds": SLOWER})
+    return Machines(assumed, place.batch_size, place.noted(f"{model} as profiled here, slower devices assumed"))
+
+
+def _slower(cost: LayerCost, speed: float) -> LayerCost:
+    return LayerCost(tuple(replace(s, forward=s.forward / speed, backward=s.backward / speed) for s in cost.samples))
+
+
+def _published_folder() -> Path | None:
+    named, data = os.environ.get("SPARSEPIPE_REFERENCE"), os.environ.get("SPARSEPIPE_DATA")
+    found = (
+        [Path(named)] if named else [Path(part).parent / "reference" for part in (data or "").split(os.pathsep) if part]
+    )
+    folders = (path.resolve() / "profiles" / "minkvgg" for path in found)
+    return next((path for path in folders if path.is_dir()), None)
+
+
+def _label(types: Sequence[str], counts: Sequence[int]) -> str:
+    return " + ".join(f"{n} {name}" for name, n in zip(types, counts, strict=True) if n)

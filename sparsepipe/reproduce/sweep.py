@@ -1,0 +1,143 @@
+"""Every strategy on a cluster: planned, simulated, and where asked replayed by real processes; each becomes a point."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import lcm
+from pathlib import Path
+
+from ..cluster import Cluster
+from ..errors import InputError
+from ..launchers import launch
+from ..plan import Plan
+from ..planners import Problem, estimate, partition
+from ..plots import Point
+from ..profile import Profile
+from ..record import RunRecord
+from ..runtime.config import RunConfig
+from ..simulator import simulate
+from .machines import Machines
+from .workplace import Workplace, digest
+
+PLANNERS = {
+    "data parallel": "data-parallel",
+    "model parallel": "model-parallel",
+    "PipeDream": "pipedream",
+    "SparsePipe": "sparsepipe",
+    "optimal": "optimal",
+}
+ONE = "one device"
+_ROUNDS = 12  # of all stages, over which a rate is taken
+
+
+def sweep(machines: Machines, cluster: Cluster, *, label: str = "", bandwidths: bool = True) -> list[Point]:
+    """A simulated point for each strategy on `cluster`, one device among them.
+
+    A planner that cannot plan for the cluster is left out, which is printed. Bounds come from the optimal planner.
+    """
+    found = [_simulated(ONE, _alone(machines, cluster), machines, cluster, label)]
+    bound = None
+    for name, planner in PLANNERS.items():
+        try:
+            plan = partition(machines.profile, cluster, planner=planner)
+        except InputError as error:
+            print(f"{name} on {label or len(cluster.devices)}: left out, {error}")
+            continue
+        if planner == "optimal" and plan.estimate and plan.estimate.lower_bound_seconds:
+            bound = machines.batch_size / plan.estimate.lower_bound_seconds
+        found.append(_simulated(name, plan, machines, cluster, label))
+    return [replace(point, bound_samples_per_second=bound) for point in found]
+
+
+def plan_of(name: str, machines: Machines, cluster: Cluster) -> Plan:
+    """The plan of a strategy by its name in figures."""
+    return _alone(machines, cluster) if name == ONE else partition(machines.profile, cluster, planner=PLANNERS[name])
+
+
+def replayed(
+    name: str, machines: Machines, cluster: Cluster, place: Workplace, *, minibatches: int = 24
+) -> tuple[Point, RunRecord]:
+    """Sleep through the strategy's plan with real processes, or read the record of an earlier such replay."""
+    plan = plan_of(name, machines, cluster)
+    stem = f"replay-{plan.planner}-{len(plan.ranks)}-"
+    facts = [plan.to_json() | {"plan_seconds": None}, cluster.to_toml(), minibatches]
+    record = _replay(place.root / "runs" / (stem + digest(facts)), plan, machines.profile, cluster, minibatches)
+    rate = record.metrics("summary")[-1]["samples_per_second"] / record.config["batch_size"] * machines.batch_size
+    point = Point(name, "", len(cluster.devices), rate, "replayed", run=record.name)
+    return point, record
+
+
+def measured(records: Sequence[RunRecord]) -> list[Point]:
+    """Two points for each finished run on this machine: what its plan predicts, and what was measured."""
+    points = []
+    for record in records:
+        plan, batch_size = record.plan, record.config["batch_size"]
+        name = ONE if len(plan.ranks) == 1 else "data parallel" if len(plan.stages) == 1 else "optimal"
+        rate = record.metrics("summary")[-1]["samples_per_second"]
+        if plan.estimate:
+            expected = batch_size / plan.estimate.period_seconds
+            points.append(Point(name, "here", len(plan.ranks), expected, run=record.name))
+        points.append(Point(name, "here", len(plan.ranks), rate, "measured", run=record.name))
+    return points
+
+
+def traffic(plan: Plan, problem: Problem) -> tuple[float, float]:
+    """Bytes of one minibatch that all devices send: (activations both ways, gradients that are averaged)."""
+    table, index = problem.table, problem.graph.index
+    before, crossing, averaged = set(problem.graph.input_layers), 0.0, 0.0
+    for k, stage in enumerate(plan.stages):
+        own = [index[id] for id in stage.layers]
+        before |= set(own)
+        if k + 1 < len(plan.stages):
+            forward, backward = table.payload(before)
+            crossing += float(forward[0] + backward[0])
+        ring = 2 * (len(stage.ranks) - 1) * float(table.parameter_bytes[own].sum())  # Patarasuk and Yuan, 2009
+        averaged += ring / (plan.num_microbatches if plan.weights == "flush" else stage.round)
+    return crossing, averaged
+
+
+def _alone(machines: Machines, cluster: Cluster) -> Plan:
+    """Everything on the fastest device."""
+    problem = Problem(machines.profile, cluster)
+    fastest = min(cluster.devices, key=lambda device: problem.total_seconds(device.type.name))
+    plan = problem.plan([problem.stage(problem.layers, (fastest.rank,))], "one device")
+    return replace(plan, estimate=estimate(plan, problem))
+
+
+def _simulated(name: str, plan: Plan, machines: Machines, cluster: Cluster, label: str) -> Point:
+    problem = Problem(machines.profile, cluster, plan.schedule, plan.num_microbatches)
+    expected = estimate(plan, problem)  # by one cost model, whatever the planner's own
+    rate = _steady_rate(plan, machines.profile, cluster, problem.voxels)
+    crossing, averaged = traffic(plan, problem)
+    return Point(
+        name,
+        label,
+        len(cluster.devices),
+        machines.batch_size * rate,
+        activation_bytes=crossing,
+        gradient_bytes=averaged,
+        memory_bytes=max(stage.memory_bytes for stage in expected.stages),
+    )
+
+
+def _steady_rate(plan: Plan, profile: Profile, cluster: Cluster, voxels: float) -> float:
+    """Simulated minibatches per second over whole rounds of all stages, filling and draining left out."""
+    whole = lcm(*(stage.round for stage in plan.stages))
+    fill = whole * -(-4 * len(plan.ranks) // whole)
+    trace = simulate(plan, profile, cluster, [voxels] * (2 * fill + _ROUNDS * whole))
+    ends = sorted(span.end for span in trace.spans if span.stage == 0 and span.kind == "backward")
+    return _ROUNDS * whole / (ends[fill + _ROUNDS * whole - 1] - ends[fill - 1])
+
+
+def _replay(folder: Path, plan: Plan, profile: Profile, cluster: Cluster, minibatches: int) -> RunRecord:
+    if (folder / "status.json").exists() and RunRecord(folder).status["state"] == "finished":
+        print(f"replay of {plan.planner} on {len(plan.ranks)} devices: from runs/{folder.name}")
+        return RunRecord.load(folder)
+    number = 0
+    while folder.exists():  # one that did not finish stays as it is
+        number += 1
+        folder = folder.with_name(f"{folder.name.split('+')[0]}+{number}")
+    print(f"replay of {plan.planner}: {len(plan.ranks)} processes sleep through {minibatches} minibatches")
+    config = RunConfig("replay", "replay", engine="replay", batch_size=1, minibatches=minibatches)
+    job = launch(plan, config, run_dir=folder, profile=profile, cluster=cluster)
+    job.wait()
+    return job.record

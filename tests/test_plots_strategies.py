@@ -1,0 +1,87 @@
+"""Figures of strategies side by side: what they tell of points and traces, by hand."""
+
+import pytest
+
+from sparsepipe import CostSample, InputError, Layer, LayerCost, LayerGraph, Profile, Span, Trace, plots
+from sparsepipe.plots.points import STRATEGIES, Point
+
+POINTS = [
+    Point(name, cluster, 4, 100.0 * (k + 1), bound_samples_per_second=800.0, activation_bytes=1e6 * k,
+          gradient_bytes=2e6, memory_bytes=1e9 * (k + 1))
+    for cluster in ("2 a + 2 b", "4 a")
+    for k, name in enumerate(STRATEGIES)
+]  # fmt: skip
+
+
+def texts(figure):
+    return [text for trace in figure.data for text in (trace.text or ())]
+
+
+def test_mixes_tell_the_gap_to_the_bound():
+    table = plots.mixes_table(POINTS)
+    assert table.gap.tolist()[:6] == pytest.approx([1 - 100 * (k + 1) / 800 for k in range(6)])
+    figure = plots.mixes(POINTS)
+    assert len(figure.layout.shapes) == 2 and "88%" in texts(figure) and "25%" in texts(figure)
+
+
+def test_scaling_draws_a_line_a_strategy_marks_replays_and_bars_for_what_was_measured():
+    here = [Point("optimal", "here", 2, 50.0), Point("optimal", "here", 2, 40.0, "measured", run="a-001")]
+    replay = Point("optimal", "", 4, 590.0, "replayed", run="replay-1")
+    figure = plots.scaling([*POINTS[:6], replay], here)
+    names = [trace.name for trace in figure.data]
+    assert names[:6] == list(STRATEGIES) and "replayed by real processes" in names
+    bars = [trace for trace in figure.data if trace.type == "bar"]
+    assert [bar.y[0] for bar in bars] == [50.0, 40.0]
+    assert [bar.marker.pattern.shape for bar in bars] == ["-", ""], "simulated is hatched, measured solid"
+    table = plots.scaling_table([*POINTS[:6], replay], here)
+    assert set(table.run) == {"", "replay-1", "a-001"}
+
+
+def test_traffic_stacks_what_is_sent():
+    figure = plots.traffic(POINTS[:6])
+    assert figure.layout.barmode == "stack"
+    assert list(figure.data[0].y) == [0, 1, 2, 3, 4, 5] and list(figure.data[1].y) == [2] * 6
+    assert "6 GB" in texts(figure)
+
+
+def test_no_points_are_refused():
+    with pytest.raises(InputError, match="no points to draw"):
+        plots.points_table([])
+
+
+def profile(batch_size):
+    cost = LayerCost((CostSample(100, 0.1, 0.3, 1e6, 2e5, 4e6),))
+    graph = LayerGraph.chain((Layer("a"), Layer("b")))
+    return Profile(graph, {"cpu": (cost, cost)}, (100.0,), {"batch_size": batch_size} if batch_size else {})
+
+
+def test_sparse_against_dense_is_told_per_sample():
+    table = plots.sparse_dense_table({"sparse": [(0.25, profile(4))]})
+    (row,) = table.to_dict("records")
+    assert row["seconds"] == pytest.approx(0.2) and row["memory_bytes"] == pytest.approx(2.1e6)
+    assert row["cells"] == 64 and row["voxels"] == 25
+    assert len(plots.sparse_dense({"sparse": [(0.25, profile(4))], "dense": [(0.25, profile(4))]}).data) == 4
+    with pytest.raises(InputError, match="does not say its batch size"):
+        plots.sparse_dense_table({"sparse": [(0.25, profile(None))]})
+
+
+def test_anatomy_by_hand():
+    spans = (  # rank 0 works 8 of 10 s, rank 1 works 4: means 6; a send of 1 s beside no work on rank 1
+        Span(0, "0F0", 0.0, 8.0),
+        Span(0, "0F1", 8.0, 10.0, "wait"),
+        Span(1, "1F0", 1.0, 5.0, stage=1),
+        Span(1, "1F0", 5.0, 6.0, "send", stage=1),
+        Span(1, "1F0", 4.0, 5.0, "send", stage=1),  # beside the work: costs nothing
+        Span(1, "1F1", 6.0, 9.0, "wait", stage=1),
+    )
+    (row,) = plots.anatomy_table({"run": Trace(spans, "measured")}).to_dict("records")
+    assert row["work"] == pytest.approx(0.6)
+    assert row["imbalance"] == pytest.approx(0.2)
+    assert row["communication"] == pytest.approx(0.05)
+    assert row["other"] == pytest.approx(0.1), "rank 1 says nothing of 2 s"
+    assert row["dependency"] == pytest.approx(0.05)
+    (row,) = plots.anatomy_table({"run": Trace(spans, "simulated")}).to_dict("records")
+    assert row["other"] == 0 and row["dependency"] == pytest.approx(0.15)
+    assert len(plots.anatomy({"run": Trace(spans, "measured")}).data) == 5
+    with pytest.raises(InputError, match="trace 'empty' is empty"):
+        plots.anatomy_table({"empty": Trace((), "measured")})

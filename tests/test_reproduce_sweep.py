@@ -1,0 +1,53 @@
+"""Strategies over clusters: simulated points agree with closed forms, published profiles are found or done without."""
+
+import pytest
+
+from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Link, Plan, Profile, Stage
+from sparsepipe.planners import Problem
+from sparsepipe.reproduce.machines import Machines, machines
+from sparsepipe.reproduce.sweep import sweep, traffic
+from sparsepipe.reproduce.workplace import Workplace
+
+
+def known():
+    costs = tuple(LayerCost((CostSample(0, 0.1, 0.2, 1e6),)) for _ in range(8))
+    layers = tuple(Layer(f"conv{k}", "", 1e6) for k in range(8))
+    return Machines(Profile(LayerGraph.chain(layers), {"gpu": costs}), 16, "by hand")
+
+
+def test_points_are_what_a_balanced_chain_allows():
+    found = {point.strategy: point for point in sweep(known(), known().alike(4))}
+    one = 16 / (8 * 0.3)
+    assert found["one device"].samples_per_second == pytest.approx(one)
+    assert found["model parallel"].samples_per_second == pytest.approx(4 * one, rel=0.005)  # transfers delay a little
+    assert found["optimal"].samples_per_second == pytest.approx(found["optimal"].bound_samples_per_second, rel=5e-3)
+    assert found["data parallel"].samples_per_second < 4 * one
+
+
+def test_traffic_in_closed_form():
+    given = known()
+    problem = Problem(given.profile, Cluster.uniform(3, device_type="gpu", link=Link(1e9)))
+    ids = [layer.id for layer in given.profile.graph.layers]
+    plan = Plan((Stage(tuple(ids[:4]), (0, 1)), Stage(tuple(ids[4:]), (2,))))
+    crossing, averaged = traffic(plan, problem)
+    assert crossing == pytest.approx(2e6)  # one output forwards, its gradient backwards
+    assert averaged == pytest.approx(2 * 4e6 / 2)  # a ring of two sends 2 × 4 MB after every two minibatches
+
+
+def test_published_profiles_are_used_where_they_are(shared_reference, monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("SPARSEPIPE_REFERENCE", str(shared_reference))
+    found = machines(Workplace(tmp_path, tmp_path, "none", 0.1, 32), "minkvgg11bn-narrow")
+    assert found.profile.device_types == ("RTX", "TITAN V", "TITAN Xp") and found.batch_size == 64
+    assert len(found.mixes["2 TITAN V + 2 TITAN Xp"].devices) == 4
+    assert "published profiles" in capsys.readouterr().out
+
+
+def test_without_published_profiles_this_machine_is_taken_and_said_aloud(monkeypatch, tmp_path, capsys):
+    monkeypatch.delenv("SPARSEPIPE_REFERENCE", raising=False)
+    monkeypatch.setenv("SPARSEPIPE_DATA", str(tmp_path / "nothing"))
+    place = Workplace.open(tmp_path, data="digits", voxel_size=0.2, batch_size=4, engine="native", num_points=64)
+    found = machines(place, "minkvgg11bn-narrow")
+    assert found.profile.device_types == ("full speed", "3/4 speed", "1/2 speed")
+    fast, slow = (sum(found.profile.time(range(5), kind)) for kind in ("full speed", "1/2 speed"))
+    assert slow == pytest.approx(2 * fast)
+    assert "assumed" in capsys.readouterr().out and "assumed" in found.said
