@@ -2,6 +2,8 @@
 
 import json
 import threading
+import time
+from dataclasses import replace
 
 import ipywidgets
 import plotly.graph_objects as go
@@ -138,7 +140,32 @@ def test_board_launches_follows_and_refuses_a_second_launch(board, tmp_path):
     assert "finished:" in line.state.value and not line.start.disabled and line.stop.disabled
     assert line.progress.value == line.progress.max == 6
     assert len(drawn(board.curves)["data"]) == 3
+    details = board.details
+    assert "rank 0, stage 0" in details.ranks.value and "rank 1, stage 1" in details.ranks.value
+    assert details.rank.options == (0, 1) and details.end.layout.display == ""
+    assert {trace["name"] for trace in drawn(details.anatomy)["data"]} >= {"work", "other"}
+    assert "measured" in drawn(details.timeline)["layout"]["title"]["text"]
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["minkvgg11bn-narrow-pipeline-001"]
+
+
+@pytest.mark.slow
+def test_a_new_board_finds_a_job_that_runs_and_cancels_it(board):
+    board.config = replace(board.config, epochs=500, validate=False)
+    board.detach.value = True
+    board._lines["pipeline"].start.click()
+    assert board.messages.value == ""
+    for _ in range(600):
+        if any(row["event"] == "step" for row in board.jobs["pipeline"].rows):
+            break
+        time.sleep(0.1)
+    other = LaunchBoard(board.plans, board.config, runs=board.runs)
+    line = other._lines["pipeline"]
+    assert other.jobs["pipeline"].running and line.start.disabled and not line.stop.disabled
+    line.stop.click()
+    other._thread.join(timeout=30)
+    assert "cancelled" in line.state.value and other.messages.value == ""
+    board._thread.join(timeout=30)
+    assert "cancelled" in board._lines["pipeline"].state.value
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from .sparse_dense import sparse_dense, sparse_dense_table
 from .stages import stages, stages_table
 from .throughput import throughput, throughput_table
 from .timeline import timeline, timeline_table
+from .trace_page import trace_page, write_trace
 from .traffic import traffic, traffic_table
 
 __all__ = [
@@ -56,6 +57,8 @@ __all__ = [
     "throughput_table",
     "timeline",
     "timeline_table",
+    "trace_page",
     "voxel_counts",
     "voxel_counts_table",
+    "write_trace",
 ]

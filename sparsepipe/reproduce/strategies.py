@@ -8,19 +8,28 @@ from pathlib import Path
 from typing import Any
 
 from ..cluster import Cluster
-from ..errors import InputError
 from ..launchers import launch
 from ..plan import Plan
 from ..planners import Problem, estimate, partition
+from ..plots.epochs import epoch_trace, working_epoch
 from ..profile import Profile
 from ..record import RunRecord
 from ..runtime.config import RunConfig
 from ..simulator import simulate
-from ..trace import WORK, Trace
+from ..trace import Trace
 from .workplace import Workplace
 
 Row = Mapping[str, Any]
-_BETWEEN_EPOCHS = ("evaluate", "checkpoint")
+__all__ = [
+    "DATA_PARALLEL",
+    "ONE_PROCESS",
+    "PIPELINE",
+    "Strategies",
+    "epoch_trace",
+    "judged",
+    "simulated_epoch",
+    "working_epoch",
+]
 ONE_PROCESS, DATA_PARALLEL, PIPELINE = "one-process", "data-parallel", "pipeline"
 
 
@@ -115,23 +124,6 @@ class Strategies:
         """runs/MODEL-STRATEGY-004 after 003: a record is never overwritten."""
         number = max((int(folder.name[-3:]) for folder in self._folders(name)), default=0) + 1
         return self.place.root / "runs" / f"{self.model}-{name}-{number:03d}"
-
-
-def epoch_trace(record: RunRecord, epoch: int) -> Trace:
-    """What a run did in one epoch, its minibatches counted from 0. Raises InputError where it has no such trace."""
-    steps = [row["minibatch"] for row in record.metrics("step") if row["epoch"] == epoch]
-    whole = record.trace()
-    spans = [s for s in whole.spans if s.minibatch in set(steps) and s.kind not in _BETWEEN_EPOCHS]
-    if not spans:
-        raise InputError(f"{record.folder}: has no trace of epoch {epoch}")
-    return Trace(tuple(s._replace(minibatch=s.minibatch - min(steps)) for s in spans), whole.source, whole.facts)
-
-
-def working_epoch(record: RunRecord, epoch: int) -> Trace:
-    """One epoch of a run from its first to its last work: what the simulator plays through."""
-    whole = epoch_trace(record, epoch)
-    work = [span for span in whole.spans if span.kind in (*WORK, "average")]
-    return whole.between(min(span.start for span in work), max(span.end for span in work))
 
 
 def simulated_epoch(strategies: Strategies, record: RunRecord, epoch: int) -> Trace:

@@ -70,6 +70,13 @@ class Workplace:
         size = self.voxel_size if voxel_size is None else voxel_size
         return data.load(self.source, split=split, voxel_size=size, num_points=self.num_points, seed=self.seed)
 
+    def voxels_of_a_sample(self, voxel_size: float, *, samples: int = 16) -> float:
+        """Mean active voxels of one sample at a voxel size, counted on a few spread over the training split."""
+        dataset = self.dataset("train", voxel_size=voxel_size)
+        step = max(1, len(dataset) // samples)
+        some = tuple(range(0, len(dataset), step))[:samples]
+        return len(dataset.batch(some).coordinates) / len(some)
+
     def noted(self, text: str = "") -> str:
         """A figure's note: which data it is about ("synthetic shapes" where they were generated), and `text`."""
         dataset = self.dataset("train")

@@ -4,5 +4,6 @@ from .launch import LaunchBoard
 from .layer_graph import LayerGraphExplorer
 from .partition import PartitionExplorer
 from .plot_view import PlotView
+from .runs import RunsTable, runs_table
 
-__all__ = ["LaunchBoard", "LayerGraphExplorer", "PartitionExplorer", "PlotView"]
+__all__ = ["LaunchBoard", "LayerGraphExplorer", "PartitionExplorer", "PlotView", "RunsTable", "runs_table"]

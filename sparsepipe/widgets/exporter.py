@@ -15,10 +15,15 @@ Figures = Mapping[str, tuple[go.Figure, pd.DataFrame]]
 
 
 class Exporter:
-    """Writes what `make` returns below `folder`; errors go to `messages`, paths beside the button."""
+    """Writes what `make` returns below `folder`; errors go to `messages`, paths beside the button.
 
-    def __init__(self, messages: Messages, folder: Path, make: Callable[[], Figures], origin: Any = None) -> None:
-        self.folder, self.make, self.origin = folder, make, origin or {}
+    `origin` says what the numbers come from.
+    """
+
+    def __init__(
+        self, messages: Messages, folder: Path, make: Callable[[], Figures], origin: Callable[[], Any] | None = None
+    ) -> None:
+        self.folder, self.make, self.origin = folder, make, origin or dict
         self.button = ipywidgets.Button(
             description="export", icon="download", tooltip=f"PDF, SVG, PNG, CSV and provenance in {folder}"
         )
@@ -32,7 +37,7 @@ class Exporter:
         written: list[Path] = []
         try:
             for name, (figure, table) in self.make().items():
-                written += export(figure, self.folder / name, table=table, origin=self.origin)
+                written += export(figure, self.folder / name, table=table, origin=self.origin())
         finally:
             self.button.disabled = False
             names = dict.fromkeys(path.stem for path in written)

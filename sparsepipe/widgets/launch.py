@@ -1,7 +1,8 @@
-"""The launch board: a button for each plan, live curves while it trains, a cancel button, its end in words."""
+"""The launch board: a button for each plan, what its job does while it runs, planned against measured at its end."""
 
 import html
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,42 +10,84 @@ from typing import Any
 import ipywidgets
 
 from .. import plots
+from ..cluster import Cluster
 from ..errors import InputError, RunFailed
-from ..launchers import Job, launch
+from ..launchers import Job, attach, launch
 from ..plan import Plan
+from ..plots.epochs import working_epoch
+from ..profile import Profile
+from ..record import RunRecord
 from ..runtime.config import RunConfig
+from ..simulator import simulate
+from .live import doings, doings_table, learned, log_of, phase
 from .messages import Messages
 from .plot_view import PlotView
 
-_SECONDS = 0.4  # between two looks at the jobs
+_SECONDS = 0.5  # between two looks at the jobs
+_CURVES = 2.0  # seconds between two drawings of the curves: they cost the cores that train
 
 
 class LaunchBoard:
     """Launches plans under one configuration. `jobs` holds them by name; `widget` is what to display.
 
-    One thread follows all jobs, and changes of widgets pass one lock. Display `widget` again after the page was closed.
+    A job that runs already, because the page was closed or, for a detached one, the kernel was restarted, is found in
+    `runs` and followed again. With `profile` and `cluster` a finished run is held against its simulation.
+    One thread follows all jobs, and changes of widgets pass one lock.
     """
 
-    def __init__(self, plans: Mapping[str, Plan], config: RunConfig, *, runs: Path | str) -> None:
+    def __init__(
+        self,
+        plans: Mapping[str, Plan],
+        config: RunConfig,
+        *,
+        runs: Path | str,
+        profile: Profile | None = None,
+        cluster: Cluster | None = None,
+    ) -> None:
         self.plans, self.config, self.runs = dict(plans), config, Path(runs)
+        self.profile, self.cluster = profile, cluster
         self.jobs: dict[str, Job] = {}
         self.messages = Messages()
         self.curves = PlotView()
+        self.detach = ipywidgets.Checkbox(
+            description="jobs outlive the kernel",
+            indent=False,
+            tooltip="detach: found again by this board, or by attach()",
+        )
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
+        self._drawn = (0.0, -1)
         self._lines = {name: _Line(self, name) for name in self.plans}
-        self.widget = ipywidgets.VBox([self.messages, *(line.widget for line in self._lines.values()), self.curves])
+        self.details = _Details(self)
+        lines = ipywidgets.VBox([line.widget for line in self._lines.values()])
+        self.widget = ipywidgets.VBox([self.messages, self.detach, lines, self.curves, self.details.widget])
+        self.messages.shown(self.reattach)()
 
     def launch(self, name: str) -> Job:
         """Launch one plan in a new run folder. Raises InputError where it runs already or cannot."""
         with self._lock:
             if name in self.jobs and self.jobs[name].running:
                 raise InputError(f"{name} is running already: cancel it first, or wait")
-            self.jobs[name] = launch(self.plans[name], self.config, run_dir=self._new_folder(name))
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._follow, name="launch board", daemon=True)
-                self._thread.start()
+            run_dir = self._new_folder(name)
+            self.jobs[name] = launch(self.plans[name], self.config, run_dir=run_dir, detach=self.detach.value)
+            self._begin(name)
             return self.jobs[name]
+
+    def reattach(self) -> list[str]:
+        """Follow the jobs of these plans that are running already; returns their names."""
+        found = []
+        with self._lock:
+            for name in self.plans:
+                for folder in sorted(self._folders(name), reverse=True)[:1]:
+                    if name in self.jobs or RunRecord(folder).status["state"] not in ("started", "running"):
+                        continue
+                    job = attach(folder)
+                    if job.running:
+                        self.jobs[name] = job
+                        self._lines[name].launched()
+                        self._begin(name)
+                        found.append(name)
+        return found
 
     def cancel(self, name: str) -> None:
         """End one job; its record stays."""
@@ -54,11 +97,25 @@ class LaunchBoard:
     def update(self) -> None:
         """Show how all jobs stand now."""
         with self._lock:
-            for name, job in self.jobs.items():
-                self._lines[name].show(job)
             rows = {name: job.rows for name, job in self.jobs.items()}
-            if any(row["event"] == "step" for found in rows.values() for row in found):
-                self.curves.show(plots.progress(rows))
+            for name, job in self.jobs.items():
+                self._lines[name].show(job, rows[name])
+            self.details.show(rows)
+            self._draw(rows)
+
+    def _draw(self, rows: Mapping[str, Any]) -> None:
+        count = sum(map(len, rows.values()))
+        ended = not any(job.running for job in self.jobs.values())
+        due = time.monotonic() - self._drawn[0] > _CURVES or ended
+        if due and count != self._drawn[1] and any(row["event"] == "step" for own in rows.values() for row in own):
+            self.curves.show(plots.progress(rows))
+            self._drawn = (time.monotonic(), count)
+
+    def _begin(self, name: str) -> None:
+        self.details.add(name)
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._follow, name="launch board", daemon=True)
+            self._thread.start()
 
     def _follow(self) -> None:
         pause = threading.Event()
@@ -67,6 +124,10 @@ class LaunchBoard:
             look()
             pause.wait(_SECONDS)
         look()
+
+    def _folders(self, name: str) -> list[Path]:
+        stem = f"{self.config.model}-{name}"
+        return [path.parent for path in self.runs.glob(f"{stem}-[0-9][0-9][0-9]/plan.json")]
 
     def _new_folder(self, name: str) -> Path:
         stem = f"{self.config.model}-{name}"
@@ -84,13 +145,17 @@ class _Line:
         self.stop = ipywidgets.Button(description="cancel", layout=narrow, disabled=True, icon="stop")
         self.progress = ipywidgets.IntProgress(max=1, layout=ipywidgets.Layout(width="180px"))
         self.state = ipywidgets.HTML("not launched")
-        label = ipywidgets.HTML(f"<b>{html.escape(name)}</b>", layout=ipywidgets.Layout(width="130px"))
+        label = ipywidgets.HTML(f"<b>{html.escape(name)}</b>", layout=ipywidgets.Layout(min_width="130px"))
         self.start.on_click(board.messages.shown(self._start))
         self.stop.on_click(board.messages.shown(lambda _: board.cancel(name)))
-        self.widget = ipywidgets.HBox([label, self.start, self.stop, self.progress, self.state])
+        row = ipywidgets.Layout(flex_flow="row wrap", align_items="center")
+        self.widget = ipywidgets.HBox([label, self.start, self.stop, self.progress, self.state], layout=row)
+
+    def launched(self) -> None:
+        self.start.disabled, self.stop.disabled = True, False
 
     def _start(self, _: Any) -> None:
-        self.start.disabled, self.stop.disabled = True, False
+        self.launched()
         self.state.value = "starting worker processes…"
         try:
             self.board.launch(self.name)
@@ -99,28 +164,72 @@ class _Line:
             self.state.value = "not launched"
             raise
 
-    def show(self, job: Job) -> None:
-        rows = job.rows
-        done = sum(row["event"] == "step" for row in rows)
-        epochs = [row for row in rows if row["event"] == "epoch"]
-        per_epoch = epochs[0].get("minibatches", 0) if epochs else 0
-        total = per_epoch * self.board.config.epochs
+    def show(self, job: Job, rows: Any) -> None:
+        config = self.board.config
+        told, done, total = phase(
+            rows, self.board.plans[self.name], epochs=config.epochs, minibatches=config.minibatches, running=job.running
+        )
         self.progress.max, self.progress.value = max(total, done, 1), done
         if job.running:
-            self.state.value = _running(rows, done, total, epochs)
+            self.state.value = html.escape("; ".join(filter(None, [told, learned(rows)])))
             return
         self.start.disabled, self.stop.disabled = False, True
         self.state.value = _ended(job)
 
 
-def _running(rows: Any, done: int, total: int, epochs: list[dict]) -> str:
-    if not done:
-        return "starting worker processes…"
-    seconds = rows[-1]["seconds"]
-    left = f", about {seconds / done * (total - done):.0f} s left" if total > done else ""
-    accuracy = (epochs[-1].get("validation") or {}).get("accuracy") if epochs else None
-    told = f", validation accuracy {accuracy:.1%}" if accuracy is not None else ""
-    return f"minibatch {done}{f' of {total}' if total else ''}{told}{left}"
+class _Details:
+    """One job more closely: what its ranks do, who waits for whom, logs, and planned against measured at its end."""
+
+    def __init__(self, board: LaunchBoard) -> None:
+        self.board = board
+        self.job = ipywidgets.Dropdown(
+            description="job", layout={"width": "260px"}, style={"description_width": "40px"}
+        )
+        self.rank = ipywidgets.Dropdown(description="log of rank", layout={"width": "180px"})
+        self.ranks, self.log = ipywidgets.HTML(), ipywidgets.HTML()
+        self.timeline, self.anatomy = PlotView(), PlotView()
+        self.end = ipywidgets.VBox([self.timeline, self.anatomy], layout={"display": "none"})
+        self._compared: Path | None = None
+        for chooser in (self.job, self.rank):
+            chooser.observe(board.messages.shown(lambda _: self.show()), names="value")
+        heads = ipywidgets.HBox([self.job, self.rank], layout={"flex_flow": "row wrap"})
+        self.widget = ipywidgets.VBox([heads, self.ranks, self.log, self.end], layout={"display": "none"})
+
+    def add(self, name: str) -> None:
+        self.widget.layout.display = ""
+        if name not in self.job.options:
+            self.job.options = (*self.job.options, name)
+        self.job.value = name
+
+    def show(self, _: Any = None) -> None:
+        name = self.job.value
+        job = self.board.jobs.get(name) if name else None
+        if job is None:
+            return
+        ranks = tuple(range(len(job.record.plan.ranks)))
+        if self.rank.options != ranks:
+            self.rank.options = ranks
+        self.ranks.value = doings_table(doings(job.record.folder))
+        self.log.value = log_of(job.record.folder, self.rank.value or 0)
+        finished = not job.running and job.record.status["state"] == "finished"
+        self.end.layout.display = "" if finished else "none"
+        if finished and self._compared != job.record.folder:
+            self._compared = job.record.folder
+            self._compare(job.record)
+
+    def _compare(self, record: RunRecord) -> None:
+        """The last epoch as planned, above it as measured, and where the time went."""
+        last = max((row["epoch"] for row in record.metrics("step")), default=0)
+        measured = working_epoch(record, last)
+        traces = {"measured": measured}
+        voxels = [row["voxels"] for row in record.metrics("step") if row["epoch"] == last]
+        if self.board.profile is not None and self.board.cluster is not None:
+            traces = {"simulated": simulate(record.plan, self.board.profile, self.board.cluster, voxels), **traces}
+        first = len(voxels) // 3
+        note = f"{record.name}, last epoch"
+        window = (first, min(first + 7, len(voxels)))
+        self.timeline.show(plots.timeline(*traces.values(), minibatches=window, note=note))
+        self.anatomy.show(plots.anatomy(traces, note=note))
 
 
 def _ended(job: Job) -> str:

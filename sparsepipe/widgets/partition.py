@@ -69,7 +69,7 @@ class PartitionExplorer:
         self.view.graph = graph_text(profile)
         self._make_controls(cluster)
         self._redraw = self.messages.shown(self.update)
-        self.exporter = Exporter(self.messages, Path(figures), self._figures)
+        self.exporter = Exporter(self.messages, Path(figures), self._figures, origin=lambda: dict(profile.origin))
         self.view.on_cut(self._cut_moved)
         for control in self._controls():
             control.observe(self._changed, names="value")

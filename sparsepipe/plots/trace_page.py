@@ -1,0 +1,47 @@
+"""A trace as one HTML file, without network or server: lanes to zoom and to drag, numbers under the pointer."""
+
+import html
+import json
+from pathlib import Path
+
+from ..files import write_atomic, write_json
+from ..trace import KINDS, WORK, Trace
+from .theme import GREY, LIGHT_GREY, STAGE_COLORS, stage_color
+
+_PAGE = Path(__file__).with_name("trace_page.html")
+
+
+def trace_page(trace: Trace, *, title: str) -> str:
+    """The whole page as text."""
+    rows = {rank: k for k, rank in enumerate(trace.ranks)}
+    start = min((span.start for span in trace.spans), default=0.0)
+    spans = [
+        [
+            rows[s.rank],
+            round(s.start - start, 7),
+            round(s.end - start, 7),
+            KINDS.index(s.kind),
+            s.stage,
+            s.minibatch,
+            s.peer,
+        ]
+        for s in trace.spans
+    ]
+    document = {
+        "ranks": list(rows),
+        "kinds": KINDS,
+        "work": WORK,
+        "spans": spans,
+        "colors": [[stage_color(k, kind) for kind in KINDS] for k in range(len(STAGE_COLORS))],
+        "wait": LIGHT_GREY,
+        "other": GREY,
+    }
+    text = json.dumps(document, separators=(",", ":")).replace("</", "<\\/")
+    return _PAGE.read_text(encoding="utf-8").replace("@TITLE@", html.escape(title)).replace("@TRACE@", text)
+
+
+def write_trace(trace: Trace, stem: Path, *, title: str) -> tuple[Path, Path]:
+    """Write `<stem>.html` and `<stem>.json`, the same for Perfetto; returns both paths."""
+    page = stem.with_name(f"{stem.name}.html")
+    write_atomic(page, trace_page(trace, title=title))
+    return page, write_json(stem.with_name(f"{stem.name}.json"), trace.to_chrome())

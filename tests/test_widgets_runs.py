@@ -1,0 +1,172 @@
+"""The table of runs and what is told of a job that runs, from records alone."""
+
+import json
+
+import pytest
+
+from sparsepipe import InputError, Plan, Span, Stage, Trace, plots
+from sparsepipe.record import Origin, RunRecord
+from sparsepipe.widgets import RunsTable, runs_table
+from sparsepipe.widgets.live import doings, doings_table, learned, log_of, phase
+
+
+def record(folder, name, *, ranks=2, accuracy=0.5, finished=True):
+    stages = tuple(Stage((f"conv{k}",), (k,)) for k in range(ranks))
+    config = {"model": "net", "engine": "native", "batch_size": 4}
+    made = RunRecord.create(
+        folder / name, Plan(stages), config, Origin(created=f"2026-01-0{ranks}", facts={"data": "d"})
+    )
+    rows = [{"event": "step", "seconds": 1.0, "epoch": 0, "minibatch": 0, "loss": 2.0, "samples": 4, "voxels": 10}]
+    if finished:
+        validation = {"loss": 1.0, "accuracy": accuracy}
+        facts = {"epoch": 0, "minibatches": 1, "samples_per_second": 8.0}
+        rows.append({"event": "epoch", "seconds": 2.0, "train": {"loss": 2.0}, "validation": validation, **facts})
+        rows.append({"event": "summary", "seconds": 2.0, "samples_per_second": 8.0, "engine": "native"})
+    (made.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made.write_status("finished" if finished else "running")
+    return made
+
+
+def spans(folder, *rows):
+    for rank in {row[0] for row in rows}:
+        lines = [
+            {"rank": rank, "name": "x", "start": a, "end": b, "kind": kind, "stage": rank, "minibatch": 0, "peer": peer}
+            for own, a, b, kind, peer in rows
+            if own == rank
+        ]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (folder / f"trace-rank{rank}.jsonl").write_text(text)
+
+
+@pytest.fixture
+def table(tmp_path):
+    record(tmp_path, "pipe-001")
+    record(tmp_path, "one-001", ranks=1, accuracy=0.75)
+    return RunsTable(tmp_path, figures=tmp_path / "figures")
+
+
+def test_runs_are_listed_newest_first_and_filtered_by_words(table, tmp_path):
+    assert list(table.table.run) == ["pipe-001", "one-001"]
+    row = table.table.set_index("run").loc["one-001"]
+    assert (row.strategy, row.state, row["samples/s"], row.accuracy) == ("one process", "finished", 8.0, "75.0%")
+    table.filter.value = "pipeline FINISHED"
+    assert list(table.table.run) == ["pipe-001"] and "1 of 2 runs" in table.listed.value
+    table.filter.value = "nothing-like-it"
+    assert "none of the 2 runs" in table.listed.value and table.marks.options == ()
+    assert "no runs in" in RunsTable(tmp_path / "empty").listed.value
+
+
+def test_a_record_half_written_is_listed_with_its_reason(table, tmp_path):
+    (tmp_path / "pipe-001" / "config.json").write_text('{"model": "ne')
+    table.again.click()
+    states = dict(zip(table.table.run, table.table.state, strict=True))
+    assert "cannot be read" in states["pipe-001"] and "config.json" in states["pipe-001"]
+    assert states["one-001"] == "finished" and table.messages.value == ""
+
+
+def test_marked_runs_are_compared(table):
+    table.compare.click()
+    assert "no run is marked" in table.messages.value
+    table.marks.value = ("pipe-001", "one-001")
+    table.compare.click()
+    assert table.messages.value == "" and table.views.layout.display == ""
+    text = table.throughput.figure
+    assert "pipe-001, one-001" in text, "every figure names its records"
+
+
+def test_a_run_that_did_not_finish_is_not_compared_but_said(table, tmp_path):
+    record(tmp_path, "half-001", finished=False)
+    table.again.click()
+    table.marks.value = ("half-001",)
+    table.compare.click()
+    assert "has no summary" in table.messages.value and "Traceback" not in table.messages.value
+
+
+def test_a_trace_is_opened_as_a_page_and_for_perfetto(table, tmp_path):
+    table.marks.value = ("pipe-001",)
+    table.trace.click()
+    assert "has no trace" in table.messages.value
+    spans(tmp_path / "pipe-001", (0, 0.0, 1.0, "forward", -1), (1, 1.0, 2.0, "backward", -1))
+    table.trace.click()
+    page = (tmp_path / "pipe-001" / "trace.html").read_text()
+    assert "pipe-001" in page and "http" not in page.replace("http://www.w3.org", ""), "it asks no server"
+    document = json.loads((tmp_path / "pipe-001" / "trace.json").read_text())
+    assert Trace.from_chrome(document | {"otherData": {"source": "measured"}}).ranks == (0, 1)
+    assert "trace.html" in table.messages.value and "Perfetto" in table.messages.value
+    table.marks.value = ("pipe-001", "one-001")
+    table.trace.click()
+    assert "a trace is of one" in table.messages.value
+
+
+def test_runs_are_deleted_after_a_question_and_never_while_they_run(table, tmp_path):
+    table.marks.value = ("one-001",)
+    table.delete.click()
+    assert "Delete one-001" in table.question.value and table.asked.layout.display == ""
+    table.keep.click()
+    assert (tmp_path / "one-001").exists() and table.asked.layout.display == "none"
+    table.delete.click()
+    table.sure.click()
+    assert not (tmp_path / "one-001").exists() and "deleted: one-001" in table.messages.value
+    assert list(runs_table(tmp_path).run) == ["pipe-001"]
+    RunRecord(tmp_path / "pipe-001").write_status("running")
+    table.marks.value = ("pipe-001",)
+    table.delete.click()
+    assert "pipe-001 is running: cancel it first" in table.messages.value and (tmp_path / "pipe-001").exists()
+
+
+def test_doings_are_shares_of_the_last_seconds(tmp_path):
+    spans(
+        tmp_path,
+        (0, 0.0, 90.0, "load", -1),  # long ago, but for its last seconds
+        (0, 96.0, 100.0, "forward", -1),
+        (1, 95.0, 97.0, "wait", 0),
+        (1, 97.0, 98.0, "backward", -1),
+        (1, 98.0, 99.0, "send", 0),
+        (1, 99.0, 99.5, "wait", -1),
+    )
+    with (tmp_path / "trace-rank1.jsonl").open("a") as handle:
+        handle.write('{"rank": 1, "na')  # a row that is being written
+    first, second = doings(tmp_path, window=5.0)
+    assert (first.rank, first.work, first.loading) == (0, pytest.approx(0.8), 0)
+    assert second.work == pytest.approx(0.2) and second.sending == pytest.approx(0.2)
+    assert second.waits_for == {0: pytest.approx(0.4), -1: pytest.approx(0.1)}
+    text = doings_table([first, second])
+    assert "waits 40% for rank 0, 10% for the others" in text and "80% at work" in text
+    assert doings(tmp_path / "none") == []
+
+
+def step(minibatch, seconds, loss=1.0):
+    return {"event": "step", "minibatch": minibatch, "seconds": seconds, "loss": loss}
+
+
+def test_phases_and_time_left():
+    plan = Plan((Stage(("a",), (0,)), Stage(("b",), (1,))))
+    options = {"epochs": 3, "minibatches": None, "running": True}
+    assert phase([], plan, **options)[0].startswith("setting up")
+    assert phase([step(0, 3.0)], plan, **options)[0] == "warm-up of 2 stages, epoch 1 of 3, minibatch 1"
+    ended = {"event": "epoch", "seconds": 10.0, "epoch": 0, "minibatches": 10, "samples_per_second": 20.0}
+    rows = [*(step(k, k + 1.0) for k in range(10)), ended, *(step(10 + k, 10 + 0.5 * (k + 1)) for k in range(10))]
+    told, done, total = phase(rows, plan, **options)
+    assert (done, total) == (20, 30) and told == "epoch 2 of 3, minibatch 20 of 30, about 5 s left"
+    assert learned(rows) == "loss 1.000, 20 samples/s"
+
+
+def test_the_log_of_a_rank_is_its_end(tmp_path):
+    assert "no log yet" in log_of(tmp_path, 0)
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "rank0.log").write_text("".join(f"line <{k}>\n" for k in range(100)))
+    text = log_of(tmp_path, 0)
+    assert "line &lt;99&gt;" in text and "line &lt;10&gt;" not in text
+
+
+def test_the_page_of_a_trace_holds_its_spans():
+    page = plots.trace_page(Trace((Span(0, "0F0", 5.0, 6.0),), "measured"), title="a </script> title")
+    assert "a &lt;/script&gt; title" in page
+    data = page.split('type="application/json">')[1].split("</script>")[0]
+    assert json.loads(data)["spans"] == [[0, 0.0, 1.0, 0, 0, -1, -1]]
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path):
+    table = RunsTable(tmp_path)
+    with pytest.raises(InputError, match="no run is marked"):
+        _ = table.chosen
