@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 
 from ..errors import InputError
+from .allocator import keep_freed_memory
 from .base import CoordinateSet, Engine, Feature, Parts
 from .subnetwork import Subnetwork
 
@@ -45,4 +46,5 @@ def engine(name: str) -> Engine:
     """
     if name not in ENGINES:
         raise InputError(f"unknown engine {name!r}, expected one of {', '.join(ENGINES)}")
+    keep_freed_memory()
     return ENGINES[name]()

@@ -1,114 +1,129 @@
-"""Sparse convolution over a kernel map: gather rows, multiply each offset's by its matrix, add to the output rows.
+"""Sparse convolution over a kernel map: gather rows, multiply each offset's by its matrix, add up the output rows' own.
 
-Small maps are gathered and added whole, large ones a few offsets at a time, so that what was gathered is still in the
-cache when it is multiplied. The matrix products are the bulk of the time; nothing of the size of the pairs is kept.
+The matrix products are the bulk of the time; the rest is the traffic around them, and it differs by size:
+
+    whole    where all pairs fit the cache: one gathering, the products, then every output row adds up its own in one
+             pass. Nothing is written twice.
+    chunks   large maps, a few offsets at a time: see chunks.py.
+    scaled   one input channel, as in most first layers: each output row adds up scaled rows of the kernel itself.
+
+Nothing of the size of the pairs is kept for the backward pass. Half precision is multiplied as it is, summed in single.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as functional
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .kernel_map import Chunk, KernelMap
+from .chunks import backward_chunks, forward_chunks
+from .kernel_map import KernelMap
+from .pairs import Pairs
 
-_CHUNK_BYTES = 2**19  # of gathered rows at a time, unless one offset has more
+_CACHE_BYTES = 2**23  # of gathered rows and products
 
 
 class _Convolution(torch.autograd.Function):
-    splits_gradients = True  # a backward computes only the gradients it is asked for
-
     @staticmethod
     def forward(ctx: Any, features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:
         ctx.save_for_backward(features, kernel)
         ctx.kernel_map = kernel_map
-        return _forward(features, kernel, kernel_map)
+        return _forward(features, kernel.to(features.dtype), kernel_map)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         features, kernel = ctx.saved_tensors
-        wants_features, wants_kernel = (_wanted(ctx, place) for place in (0, 1))
+        wants_features, wants_kernel, _ = ctx.needs_input_grad
         grad_output = grad_output.contiguous()
-        transposed = kernel.transpose(1, 2)
-        if not wants_kernel:
-            return _forward(grad_output, transposed, ctx.kernel_map.transposed), None, None
-        return *_backward(features, transposed, grad_output, ctx.kernel_map, wants_features), None
-
-
-def _wanted(ctx: Any, place: int) -> bool:
-    """Whether this time through the graph asks for an input's gradient; `needs_input_grad` says whether any may."""
-    node, _ = ctx.next_functions[place]
-    if not ctx.needs_input_grad[place] or node is None:
-        return False
-    return node.name() == "torch::autograd::AccumulateGrad" or torch._C._will_engine_execute_node(node)
+        with torch.autocast(features.device.type, enabled=False):
+            transposed = kernel.to(features.dtype).transpose(1, 2)
+            if not wants_kernel:
+                return _forward(grad_output, transposed, ctx.kernel_map.transposed), None, None
+            grad_features, grad_kernel = _backward(features, transposed, grad_output, ctx.kernel_map, wants_features)
+        return grad_features, grad_kernel.to(kernel.dtype), None
 
 
 def _forward(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:
-    matrices = kernel.unbind(0)
-    if kernel_map.identity is None:
-        output = features.new_zeros(kernel_map.num_out, kernel.shape[2])
-    else:
-        output = features @ matrices[kernel_map.identity]
-    chunks = kernel_map.chunks(_rows_at_a_time(features, output))
-    gathered, products = _buffers(chunks, features, output)
-    for chunk in chunks:
-        size = len(chunk.in_rows)
-        torch.index_select(features, 0, chunk.in_rows, out=gathered[:size])
-        rows = zip(gathered[:size].split(chunk.counts), products[:size].split(chunk.counts), strict=True)
-        for k, (inputs, outputs) in zip(chunk.offsets, rows, strict=True):
-            torch.mm(inputs, matrices[k], out=outputs)
-        output.index_add_(0, chunk.out_rows, products[:size])
-    return output
+    if kernel.shape[1] == 1:
+        return _forward_scaled(features, kernel, kernel_map)
+    if not _fits(kernel, kernel_map):
+        return forward_chunks(features, kernel, kernel_map)
+    pairs = kernel_map.pairs
+    return pairs.bags.sum(_multiply(features.index_select(0, pairs.in_rows), kernel, pairs))
 
 
 def _backward(
     features: Tensor, transposed: Tensor, grad_output: Tensor, kernel_map: KernelMap, wants_features: bool
 ) -> tuple[Tensor | None, Tensor]:
     """Return the gradients of the features, unless nobody wants them, and of the kernel, from one gathering of rows."""
-    identity, matrices = kernel_map.identity, transposed.unbind(0)
-    grad_kernel = features.new_empty(len(matrices), features.shape[1], grad_output.shape[1])
-    grad_matrices = grad_kernel.unbind(0)
-    for k, count in enumerate(kernel_map.counts):
-        if not count and k != identity:
-            grad_matrices[k].zero_()
-    grad_features = None
-    if identity is not None:
-        torch.mm(features.t(), grad_output, out=grad_matrices[identity])
-    if wants_features:
-        grad_features = torch.zeros_like(features) if identity is None else grad_output @ matrices[identity]
-    chunks = kernel_map.chunks(_rows_at_a_time(features, grad_output))
-    all_inputs, all_gradients = _buffers(chunks, features, grad_output)
-    for chunk in chunks:
-        size = len(chunk.in_rows)
-        torch.index_select(features, 0, chunk.in_rows, out=all_inputs[:size])
-        torch.index_select(grad_output, 0, chunk.out_rows, out=all_gradients[:size])
-        rows = zip(all_inputs[:size].split(chunk.counts), all_gradients[:size].split(chunk.counts), strict=True)
-        for k, (inputs, gradients) in zip(chunk.offsets, rows, strict=True):
-            torch.mm(inputs.t(), gradients, out=grad_matrices[k])
-            if wants_features:
-                torch.mm(gradients, matrices[k], out=inputs)  # these inputs have done their part
-        if grad_features is not None:
-            grad_features.index_add_(0, chunk.in_rows, all_inputs[:size])
-    return grad_features, grad_kernel
+    if features.shape[1] == 1 and not wants_features:
+        return None, _grad_kernel_scaled(features, grad_output, kernel_map)
+    if not _fits(transposed, kernel_map):
+        return backward_chunks(features, transposed, grad_output, kernel_map, wants_features)
+    pairs = kernel_map.transposed.pairs  # from output to input rows
+    gradients = grad_output.index_select(0, pairs.in_rows)
+    grad_kernel = _multiply_columns(features.index_select(0, pairs.out_rows), gradients, pairs)
+    if not wants_features:
+        return None, grad_kernel
+    return pairs.bags.sum(_multiply(gradients, transposed, pairs)), grad_kernel
 
 
-def _buffers(chunks: Sequence[Chunk], *like: Tensor) -> list[Tensor]:
-    """Make room for the rows of the largest chunk, as wide as each of the tensors."""
-    most = max((len(chunk.in_rows) for chunk in chunks), default=0)
-    return [tensor.new_empty(most, tensor.shape[1]) for tensor in like]
+def _fits(kernel: Tensor, kernel_map: KernelMap) -> bool:
+    """Say whether all gathered rows and products fit the cache at once."""
+    return kernel_map.num_pairs * (kernel.shape[1] + kernel.shape[2]) * kernel.element_size() <= _CACHE_BYTES
 
 
-def _rows_at_a_time(*tensors: Tensor) -> int:
-    return _CHUNK_BYTES // max(tensor.shape[1] * tensor.element_size() for tensor in tensors)
+def _grouped(rows: Tensor, *widths: int) -> bool:
+    """Say whether torch multiplies all groups of rows in one call: on CPU, in these types, rows of whole 16 bytes."""
+    aligned = all(width * rows.element_size() % 16 == 0 for width in widths)
+    return rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.bfloat16) and aligned
+
+
+def _multiply(rows: Tensor, matrices: Tensor, pairs: Pairs) -> Tensor:
+    """Multiply each offset's rows [P_k, A] by its matrix of [K, A, B]; return [P, B]."""
+    if _grouped(rows, *matrices.shape[1:]):
+        return functional.grouped_mm(rows, matrices, offs=pairs.ends)
+    products = rows.new_empty(len(rows), matrices.shape[2])
+    for own, matrix, out in zip(
+        rows.split(pairs.counts), matrices.unbind(0), products.split(pairs.counts), strict=True
+    ):
+        if len(own):
+            torch.mm(own, matrix, out=out)
+    return products
+
+
+def _multiply_columns(inputs: Tensor, gradients: Tensor, pairs: Pairs) -> Tensor:
+    """Multiply each offset's inputs [P_k, A], transposed, by its gradients [P_k, B]; return [K, A, B]."""
+    if _grouped(inputs, inputs.shape[1], gradients.shape[1]):
+        return functional.grouped_mm(inputs.t(), gradients, offs=pairs.ends)
+    found = inputs.new_empty(len(pairs.counts), inputs.shape[1], gradients.shape[1])
+    for own, gradient, out in zip(
+        inputs.split(pairs.counts), gradients.split(pairs.counts), found.unbind(0), strict=True
+    ):
+        torch.mm(own.t(), gradient, out=out)  # 0 where there are no rows
+    return found
+
+
+def _forward_scaled(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:
+    """One input channel: an output row is the sum of its offsets' rows of the kernel, each times one input value."""
+    values = features.flatten()[kernel_map.inputs.rows]
+    return kernel_map.offsets.sum(kernel.flatten(1), values)
+
+
+def _grad_kernel_scaled(features: Tensor, grad_output: Tensor, kernel_map: KernelMap) -> Tensor:
+    """One input channel: an offset's row of the kernel gets the sum of its pairs' gradients, each times its input."""
+    return kernel_map.outputs_of_offsets.sum(grad_output, features.flatten()[kernel_map.pairs.in_rows]).unsqueeze(1)
 
 
 def convolve(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:
-    """Convolve features [N_in, C_in] with a kernel [K, C_in, C_out]; return [N_out, C_out]."""
+    """Convolve features [N_in, C_in] with a kernel [K, C_in, C_out]; return [N_out, C_out].
+
+    Under autocast features and kernel are multiplied in its type; gradients have the types of what they belong to.
+    """
     device_type = features.device.type
-    if torch.is_autocast_enabled(device_type):
-        dtype = torch.get_autocast_dtype(device_type)
-        features, kernel = features.to(dtype), kernel.to(dtype)  # autograd brings gradients back to their own dtypes
+    if torch.is_autocast_enabled(device_type) and features.dtype != torch.float64:
+        features = features.to(torch.get_autocast_dtype(device_type))
     with torch.autocast(device_type, enabled=False):
         return _Convolution.apply(features, kernel, kernel_map)

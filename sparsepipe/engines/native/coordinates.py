@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from .kernel_map import KernelMap, kernel_map
+from .kernel_map import KernelMap, kernel_map, tiling_map
 
 Stride = tuple[int, ...]
 
@@ -90,16 +90,30 @@ class CoordinateManager:
         """Make the set `factor` times coarser, floor(c / stride) * stride each once; return its tensor stride."""
         out_stride = tuple(step * factor for step in stride)
         if out_stride not in self._keys:
-            coordinates = self.coordinates(stride).long()
-            steps = torch.tensor((1, *out_stride), device=coordinates.device)
-            coordinates = coordinates.div(steps, rounding_mode="floor") * steps
-            self._keys[out_stride] = torch.unique(pack(coordinates))
+            self._keys[out_stride] = torch.unique(self._floored(stride, out_stride))
         return out_stride
+
+    def _floored(self, stride: Stride, out_stride: Stride) -> Tensor:
+        """Return the key of floor(c / out_stride) * out_stride for each row of the set at `stride`."""
+        coordinates = self.coordinates(stride)
+        steps = torch.tensor((1, *out_stride), device=coordinates.device, dtype=torch.int32)
+        return pack(coordinates.div(steps, rounding_mode="floor").mul_(steps))
 
     def kernel_map(self, in_stride: Stride, out_stride: Stride, *, kernel_size: int, dilation: int = 1) -> KernelMap:
         """Pair rows by a kernel laid on the coordinates of `out_stride`, in steps of `in_stride` times `dilation`."""
         cached = (in_stride, out_stride, kernel_size, dilation)
         if cached not in self._maps:
             ends = self.coordinates(in_stride), self.coordinates(out_stride)
-            self._maps[cached] = kernel_map(*ends, in_stride, kernel_size=kernel_size, dilation=dilation)
+            tiles = kernel_size % 2 == 0 and dilation == 1 and out_stride == tuple(kernel_size * s for s in in_stride)
+            if tiles and len(ends[1]):
+                parents = self._parents(in_stride, out_stride)
+                self._maps[cached] = tiling_map(ends[0], parents, len(ends[1]), in_stride, kernel_size)
+            else:
+                self._maps[cached] = kernel_map(*ends, in_stride, kernel_size=kernel_size, dilation=dilation)
         return self._maps[cached]
+
+    def _parents(self, stride: Stride, out_stride: Stride) -> Tensor:
+        """Return the row at `out_stride` of each row at `stride`, -1 where it is not there."""
+        keys, wanted = self._keys[out_stride], self._floored(stride, out_stride)
+        rows = torch.searchsorted(keys, wanted).clamp_(max=len(keys) - 1)
+        return torch.where(keys[rows] == wanted, rows, -1)

@@ -6,11 +6,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+import torch.nn.functional as functional
 from torch import Tensor
 
-# A dense table of a minibatch's bounding box answers "which row is here?" fastest; it may have so many cells a voxel.
-_TABLE_CELLS_PER_VOXEL = 128
-_TABLE_CELLS = 2**28  # and no more than this: a GiB
+from .pairs import Bags, Pairs
+
+# A table of all cells of a minibatch's bounding box answers "which row is here?" faster than bisection, once filled: to
+# fill so many cells takes as long as to bisect once.
+_TABLE_CELLS_PER_QUESTION = 32
+_TABLE_CELLS = 2**25  # and no more than this: 128 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +49,44 @@ class KernelMap:
     @cached_property
     def transposed(self) -> "KernelMap":
         """The same pairs the other way round."""
-        return KernelMap(self.out_rows, self.in_rows, self.counts, self.num_out, self.num_in, self.identity)
+        swapped = KernelMap(self.out_rows, self.in_rows, self.counts, self.num_out, self.num_in, self.identity)
+        swapped.__dict__["transposed"] = self  # and back again, so that what either builds is built once
+        return swapped
 
     @cached_property
-    def all_rows(self) -> tuple[Tensor, Tensor]:
-        """Input and output rows of every pair, those of `identity` written out, in no order of offsets."""
+    def pairs(self) -> Pairs:
+        """Every pair, those of `identity` written out."""
         if self.identity is None:
-            return self.in_rows, self.out_rows
+            return Pairs(self.in_rows, self.out_rows, self.counts, self.num_out)
         same = torch.arange(self.num_out, device=self.in_rows.device)
-        return torch.cat([self.in_rows, same]), torch.cat([self.out_rows, same])
+        before = sum(self.counts[: self.identity])
+        columns = (torch.cat([rows[:before], same, rows[before:]]) for rows in (self.in_rows, self.out_rows))
+        counts = list(self.counts)
+        counts[self.identity] = self.num_out
+        return Pairs(*columns, tuple(counts), self.num_out)
+
+    @cached_property
+    def inputs(self) -> Bags:
+        """The input rows of each output row, by offset."""
+        return Bags(self.pairs.in_rows.int()[self.pairs.bags.rows], self.pairs.bags.starts)
+
+    @cached_property
+    def offsets(self) -> Bags:
+        """The kernel offsets of each output row's pairs, in the order of `inputs`."""
+        device = self.in_rows.device
+        offsets = torch.arange(len(self.counts), dtype=torch.int32, device=device)
+        offsets = offsets.repeat_interleave(torch.tensor(self.pairs.counts, device=device))
+        return Bags(offsets[self.pairs.bags.rows], self.pairs.bags.starts)
+
+    @cached_property
+    def outputs_of_offsets(self) -> Bags:
+        """The output rows of each kernel offset's pairs."""
+        return Bags(self.pairs.out_rows.int(), functional.pad(self.pairs.ends, (1, 0)))
+
+    @cached_property
+    def covers_outputs(self) -> bool:
+        """Say whether every output row has an input row."""
+        return bool((self.inputs.starts.diff() > 0).all())
 
     @cached_property
     def _chunks(self) -> dict[int, tuple[Chunk, ...]]:
@@ -113,6 +146,21 @@ def kernel_map(
     )
 
 
+def tiling_map(in_coordinates: Tensor, parents: Tensor, num_out: int, step: tuple[int, ...], size: int) -> KernelMap:
+    """Pair every input row with the one output row, `parents` [N], whose even kernel, as wide as its stride, holds it.
+
+    `step` is the inputs' tensor stride. Inputs without a parent, -1, are left out.
+    """
+    units = torch.tensor(step, device=in_coordinates.device)
+    places = in_coordinates[:, 1:].div(units, rounding_mode="floor").remainder_(size)
+    offsets = (places * torch.tensor([size**axis for axis in range(len(step))], device=places.device)).sum(dim=1)
+    offsets = torch.where(parents >= 0, offsets, size ** len(step))
+    order = torch.sort(offsets, stable=True).indices
+    counts = torch.bincount(offsets, minlength=size ** len(step) + 1)[:-1].tolist()
+    order = order[: sum(counts)]
+    return KernelMap(order, parents[order], tuple(counts), len(in_coordinates), num_out)
+
+
 def _search(
     in_coordinates: Tensor,
     out_coordinates: Tensor,
@@ -154,7 +202,7 @@ def _cells(places: Tensor, weights: Tensor, origin: int) -> Tensor:
 
 def _look_up(cells: Tensor, wanted: Tensor, num_cells: int) -> tuple[Tensor, Tensor]:
     """Return each wanted cell's row and whether it has one: by a table of all cells, in large boxes by bisection."""
-    if num_cells <= min(_TABLE_CELLS_PER_VOXEL * len(cells) + 2**16, _TABLE_CELLS):
+    if num_cells <= min(_TABLE_CELLS_PER_QUESTION * wanted.numel(), _TABLE_CELLS):
         table = torch.full((num_cells,), -1, dtype=torch.int32, device=cells.device)
         table[cells] = torch.arange(len(cells), dtype=torch.int32, device=cells.device)
         rows = table[wanted]

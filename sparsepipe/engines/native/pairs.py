@@ -1,0 +1,58 @@
+"""The pairs of a kernel map in the order of its matrix products, and for each output row where its pairs stand."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Bags:
+    """For each row of a result the rows it is made of: those of row r are `rows[starts[r]:starts[r + 1]]`."""
+
+    rows: Tensor  # int32 [P]
+    starts: Tensor  # int32 [R + 1]
+
+    def sum(self, table: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Add up each result row's rows of `table` [T, C], each times its weight: [R, C], 0 where there is none.
+
+        Always in the same order, whatever the number of threads; half precision is summed in single.
+        """
+        return torch.embedding_bag(table, self.rows, self.starts, False, 0, False, weights, True)[0]
+
+    def max(self, table: Tensor) -> tuple[Tensor, Tensor]:
+        """Take the maximum of each result row's rows, channel by channel, 0 where there is none, and who gave it.
+
+        Of equals the first one gave it. Returns [R, C] and int32 [R, C].
+        """
+        found = torch.embedding_bag(table, self.rows, self.starts, False, 2, False, None, True)
+        return found[0], found[3]
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """All pairs of a kernel map, grouped by kernel offset: `counts[k]` of them for offset k."""
+
+    in_rows: Tensor  # int64 [P]
+    out_rows: Tensor  # int64 [P]
+    counts: tuple[int, ...]
+    num_out: int
+
+    @cached_property
+    def ends(self) -> Tensor:
+        """int32 [K]: where each offset's pairs end."""
+        return torch.tensor(self.counts, device=self.in_rows.device).cumsum(0).int()
+
+    @cached_property
+    def bags(self) -> Bags:
+        """The pairs of each output row, by offset, named by their place here."""
+        order = torch.sort(self.out_rows.int(), stable=True).indices
+        starts = torch.bincount(self.out_rows, minlength=self.num_out).cumsum(0)
+        return Bags(order.int(), functional.pad(starts, (1, 0)).int())
+
+
+def summed_type(dtype: torch.dtype) -> torch.dtype:
+    """Return the type in which to sum numbers of a type: half precision in single."""
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
