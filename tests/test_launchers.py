@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from runtime_jobs import PLAIN, REPOSITORY, plan_of, settings, shapes
 from sparsepipe import InputError, RunFailed
 from sparsepipe.launchers import attach, launch
 from sparsepipe.record import RunRecord
+from sparsepipe.runtime.checkpoint import latest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 PLAN = plan_of(PLAIN, [[0], [1]], schedule="1f1b-flush", num_microbatches=2)
@@ -193,6 +195,26 @@ def test_a_loader_that_raises_is_the_users_input_at_fault(tmp_path) -> None:
     status = job.record.status
     assert (status["state"], status["exit_code"]) == ("failed", 2)
     assert not list((tmp_path / "run" / "logs").glob("*before*")), "no restart: it would meet the same file again"
+
+
+def test_a_disk_that_takes_no_more_ends_the_run_with_one_line_and_loses_nothing(tmp_path, clouds) -> None:
+    """A limit on the size of files stands for a full disk: writes fail in the same places."""
+    job = launch(PLAN, settings(clouds, epochs=2), run_dir=tmp_path / "run")
+    job.wait(timeout=120)
+    kept = latest(tmp_path / "run")
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64 * 1024, most[1]))  # less than a shard has
+    try:
+        job = launch(PLAN, settings(clouds, epochs=4, max_restarts=3), run_dir=tmp_path / "run", resume=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+    with pytest.raises(RunFailed, match=r"rank \d \(stage \d\): .*(File too large|too large).*logs/rank"):
+        job.wait(timeout=120)
+    assert "\n" not in job.record.status["reason"]
+    assert latest(tmp_path / "run").manifest == kept.manifest, "the last good checkpoint is kept"
+    assert not list((tmp_path / "run" / "logs").glob("*before-1*")), "no restart: it would be full again"
+    resumed = launch(PLAN, settings(clouds, epochs=4), run_dir=tmp_path / "run", resume=True)
+    assert resumed.wait(timeout=120)["minibatches"] == 20
 
 
 def test_a_worker_that_stands_still_is_named_after_the_deadline(tmp_path, clouds) -> None:
