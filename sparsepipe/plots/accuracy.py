@@ -1,5 +1,7 @@
 """What each strategy learns: accuracy by epoch and by time, side by side."""
 
+from collections.abc import Sequence
+
 import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -7,16 +9,16 @@ from plotly.subplots import make_subplots
 from ..errors import InputError
 from ..record import RunRecord
 from .table import noted, record_names, told_by, trained_on
-from .theme import RUN_COLORS, RUN_DASHES, RUN_MARKERS, finished
+from .theme import INK, RUN_COLORS, RUN_DASHES, RUN_MARKERS, SMALL, finished
 
 
-def accuracy_table(*records: RunRecord) -> pd.DataFrame:
+def accuracy_table(*records: RunRecord, names: Sequence[str] | None = None) -> pd.DataFrame:
     """One row for each epoch of each run: accuracies, losses, seconds since the run began.
 
-    Raises InputError for a run without a finished epoch.
+    Runs are told apart by strategy, or by `names`. Raises InputError for a run without a finished epoch.
     """
     rows = []
-    for name, record in zip(record_names(records), records, strict=True):
+    for name, record in zip(names or record_names(records), records, strict=True):
         epochs = record.metrics("epoch")
         if not epochs:
             raise InputError(
@@ -39,9 +41,14 @@ def accuracy_table(*records: RunRecord) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def accuracy(*records: RunRecord, note: str = "") -> go.Figure:
-    """Draw validation accuracy (training accuracy where there is no validation) by epoch and by time."""
-    table = accuracy_table(*records)
+def accuracy(
+    *records: RunRecord, names: Sequence[str] | None = None, level: tuple[str, float] | None = None, note: str = ""
+) -> go.Figure:
+    """Draw validation accuracy (training accuracy where there is no validation) by epoch and by time.
+
+    `level`: what it is held against, a name and an accuracy, as a line across.
+    """
+    table = accuracy_table(*records, names=names)
     column, what = (
         ("validation_accuracy", "validation")
         if table.validation_accuracy.notna().any()
@@ -65,6 +72,19 @@ def accuracy(*records: RunRecord, note: str = "") -> go.Figure:
                 hovertemplate=f"{name}<br>{unit}: %{{y:.1f}} %<extra></extra>",
             )
             figure.add_trace(line, row=1, col=col)
+    if level:
+        label = f"{level[0]}: {level[1]:.1%}"
+        figure.add_hline(level[1] * 100, line={"color": INK, "width": 1, "dash": "dot"}, row=1, col="all")
+        figure.add_annotation(
+            x=0.02,
+            xref="x domain",
+            y=level[1] * 100,
+            yref="y",
+            yanchor="bottom",
+            text=label,
+            showarrow=False,
+            font={"size": SMALL, "color": INK},
+        )
     figure.update_yaxes(title_text=f"{what} accuracy (%)", rangemode="tozero", row=1, col=1)
     figure.update_yaxes(rangemode="tozero", row=1, col=2)
     figure.update_xaxes(title_text="epochs", tickformat="d", row=1, col=1)

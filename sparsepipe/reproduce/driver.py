@@ -29,6 +29,8 @@ NOTEBOOKS: dict[str, tuple[str, ...]] = {
     "04_partition": ("02_profile",),
     "05_launch": ("02_profile",),
     "06_figures": ("05_launch",),
+    "07_learning": (),
+    "08_segmentation": (),
     "figures/4_accuracy": (),  # trains what figures 1 and 5 read
     "figures/3_sparse_dense": (),
     "figures/1_devices": ("figures/4_accuracy",),
@@ -37,7 +39,17 @@ NOTEBOOKS: dict[str, tuple[str, ...]] = {
     "figures/6_bytes_memory": (),
 }
 # They measure: nothing else runs meanwhile.
-ALONE = frozenset({"02_profile", "05_launch", "figures/4_accuracy", "figures/3_sparse_dense", "figures/1_devices"})
+ALONE = frozenset(
+    {
+        "02_profile",
+        "05_launch",
+        "07_learning",
+        "08_segmentation",
+        "figures/4_accuracy",
+        "figures/3_sparse_dense",
+        "figures/1_devices",
+    }
+)
 # Where data and published profiles are looked for: other folders there are other inputs.
 _LOOKED_AT = ("SPARSEPIPE_DATA", "SPARSEPIPE_REFERENCE")
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import isclose
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from ..record import RunRecord
 from ..runtime.config import RunConfig
 from ..simulator import simulate
 from ..trace import Trace
+from .kept import new_folder, newest
 from .workplace import Workplace
 
 Row = Mapping[str, Any]
@@ -26,7 +26,6 @@ __all__ = [
     "PIPELINE",
     "Strategies",
     "epoch_trace",
-    "judged",
     "simulated_epoch",
     "working_epoch",
 ]
@@ -86,14 +85,21 @@ class Strategies:
             epochs=epochs,
             seed=place.seed,
             threads=place.threads,
-            **settings,
+            **{"learning_rate_schedule": "cosine", **settings},
         )
+
+    @property
+    def _runs(self) -> Path:
+        return self.place.root / "runs"
+
+    def _called(self, name: str) -> str:
+        return f"{self.model}-{name}"
 
     def train(self, name: str, config: RunConfig, *, on_row: Callable[[Row], None] | None = None) -> RunRecord:
         """Launch the plan of one strategy as processes, wait for its end, and return its record."""
         plan = self.plans[name]
         _say(f"{name}: launching {len(plan.ranks)} worker process{'es' if len(plan.ranks) > 1 else ''}")
-        job = launch(plan, config, run_dir=self._new_folder(name))
+        job = launch(plan, config, run_dir=new_folder(self._runs, self._called(name)))
         try:
             job.wait(on_row=on_row or _say_epoch)
         except KeyboardInterrupt:
@@ -103,45 +109,17 @@ class Strategies:
 
     def records(self, config: RunConfig) -> dict[str, RunRecord]:
         """The newest finished run of each strategy under `config`; those that are missing are trained now."""
-        found = {name: self._newest(name, config) for name in self.plans}
+        found = {name: newest(self._runs, self._called(name), config) for name in self.plans}
         for name, record in found.items():
             if record is not None:
                 _say(f"{name}: from runs/{record.name}")
         return {name: record or self.train(name, config) for name, record in found.items()}
-
-    def _newest(self, name: str, config: RunConfig) -> RunRecord | None:
-        for folder in sorted(self._folders(name), reverse=True):
-            record = RunRecord.load(folder)
-            if record.status["state"] == "finished" and RunConfig.from_json(record.config) == config:
-                return record
-        return None
-
-    def _folders(self, name: str) -> list[Path]:
-        pattern = f"{self.model}-{name}-[0-9][0-9][0-9]/plan.json"
-        return [path.parent for path in (self.place.root / "runs").glob(pattern)]
-
-    def _new_folder(self, name: str) -> Path:
-        """runs/MODEL-STRATEGY-004 after 003: a record is never overwritten."""
-        number = max((int(folder.name[-3:]) for folder in self._folders(name)), default=0) + 1
-        return self.place.root / "runs" / f"{self.model}-{name}-{number:03d}"
 
 
 def simulated_epoch(strategies: Strategies, record: RunRecord, epoch: int) -> Trace:
     """The simulation of the minibatches of one epoch of a run, by their voxels."""
     voxels = [row["voxels"] for row in record.metrics("step") if row["epoch"] == epoch]
     return simulate(record.plan, strategies.profile, strategies.cluster, voxels)
-
-
-def judged(plan: Plan, profile: Profile, cluster: Cluster) -> Plan:
-    """The plan with what the default cost model expects of it, whatever its planner's own cost model says.
-
-    Plans of several planners can be compared then. What a planner proved under the same cost model stays.
-    """
-    told, found = plan.estimate, estimate(plan, Problem(profile, cluster, plan.schedule, plan.num_microbatches))
-    if told is None or not isclose(told.period_seconds, found.period_seconds, rel_tol=1e-6):
-        return replace(plan, estimate=found)
-    found = replace(found, lower_bound_seconds=told.lower_bound_seconds, plan_seconds=told.plan_seconds)
-    return replace(plan, estimate=found)
 
 
 def _say_epoch(row: Row) -> None:
