@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from . import picture
 from .checks import MOST, MOST_DEVICES, integer, shown
 from .errors import InputError
 from .files import read_text
@@ -96,6 +97,9 @@ class Cluster:
         """The link between ranks `a` and `b`."""
         node_a, node_b = self.devices[a].node, self.devices[b].node
         return node_a.link if node_a.name == node_b.name else self.network
+
+    def _repr_html_(self) -> str:
+        return picture.cluster(self)
 
     def to_toml(self) -> str:
         """Write the cluster as `load` reads it."""

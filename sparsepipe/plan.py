@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from . import picture
 from .checks import MOST_DEVICES, integer, number, text, texts
 from .cluster import Cluster
 from .errors import InputError
@@ -271,6 +272,9 @@ class Plan:
         except InputError as error:
             message = str(error)
             raise InputError(message if message.startswith(str(path)) else f"{path}: {message}") from None
+
+    def _repr_html_(self) -> str:
+        return picture.plan(self)
 
     def __str__(self) -> str:
         """The plan as a table for people."""

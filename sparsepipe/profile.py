@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from . import picture
 from .checks import number, text, texts
 from .errors import InputError
 from .files import read_json, write_json
@@ -116,6 +117,9 @@ class Profile:
         costs = [self.cost(layer, device_type, voxels) for layer in layers]
         return sum(cost.forward for cost in costs), sum(cost.backward for cost in costs)
 
+    def _repr_html_(self) -> str:
+        return picture.profile(self)
+
     def _of(self, device_type: str) -> tuple[LayerCost, ...]:
         if device_type not in self.costs:
             raise InputError(
@@ -125,19 +129,27 @@ class Profile:
         return self.costs[device_type]
 
     def __or__(self, other: "Profile") -> "Profile":
-        """Join profiles of the same graph measured on different device types."""
+        """Join profiles of the same graph measured on different device types.
+
+        The origin says what both have in common, and under "joined" where each device type's numbers come from.
+        """
         if differences := graph_differences(self.graph, other.graph):
             raise InputError(f"profiles of different graphs cannot be joined: {differences}")
         if both := set(self.costs) & set(other.costs):
             raise InputError(
                 f"device type {min(both)!r} is in both profiles: give one of them another name (TYPE=FILE)"
             )
+        common = {key: value for key, value in self.origin.items() if other.origin.get(key) == value}
+        joined = [part for profile in (self, other) for part in profile._joined()]
         return Profile(
             self.graph,
             {**self.costs, **other.costs},
             self.voxel_counts or other.voxel_counts,
-            {**other.origin, **self.origin, "joined": [dict(self.origin), dict(other.origin)]},
+            {**common, "joined": joined},
         )
+
+    def _joined(self) -> list[dict[str, Any]]:
+        return self.origin.get("joined") or [{"device_types": list(self.costs), **self.origin}]
 
     def renamed(self, device_type: str) -> "Profile":
         """The same costs under another device type name. Raises InputError unless there is exactly one type."""

@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from . import picture
 from .errors import InputError
 from .files import read_json, read_rows, write_json
 from .plan import Plan
@@ -110,6 +111,9 @@ class RunRecord:
         path = self.folder / "metrics.jsonl"
         rows = read_rows(path) if path.exists() else []
         return [row for row in rows if event is None or row.get("event") == event]
+
+    def _repr_html_(self) -> str:
+        return picture.record(self)
 
     def trace(self) -> Trace:
         """The measured trace, all ranks on one clock, in time order."""

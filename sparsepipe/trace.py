@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from . import picture
 from .errors import InputError
 
 WORK = ("forward", "backward", "weights", "update")  # what keeps a device busy for the training's own sake
@@ -76,6 +77,9 @@ class Trace:
     def between(self, start: float, end: float) -> "Trace":
         """The spans that lie wholly within [start, end]."""
         return Trace(tuple(s for s in self.spans if start <= s.start and s.end <= end), self.source, self.facts)
+
+    def _repr_html_(self) -> str:
+        return picture.trace(self)
 
     def to_rows(self) -> list[dict[str, Any]]:
         return [span._asdict() for span in self.spans]

@@ -5,9 +5,8 @@ from typing import Any
 import plotly.graph_objects as go
 import plotly.io as pio
 
-# Okabe and Ito's colours, told apart with any common colour blindness ("Color Universal Design", 2008), without the
-# black, which text has, and the yellow, which white paper swallows.
-STAGE_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C8C8C")
+from ..picture import STAGE_COLORS
+
 # Strategies and runs are not stages: Tol's "high contrast" colours, each line with its own dash and marker as well.
 RUN_COLORS = ("#004488", "#BB5566", "#DDAA33", "#000000", "#66A182", "#8C6BB1")
 RUN_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
