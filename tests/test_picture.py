@@ -1,5 +1,6 @@
 """What notebooks show of values: true numbers, one SVG, no text of the user's as markup, nothing heavy imported."""
 
+import json
 import re
 import subprocess
 import sys
@@ -45,7 +46,8 @@ def test_a_plan_shows_its_stages():
     plan = partition(PROFILE, CLUSTER)
     text = plan._repr_html_()
     assert titles(text) == [f"stage {k}: {len(stage.layers)} layers" for k, stage in enumerate(plan.stages)]
-    assert f"{plan.estimate.stages[0].compute_seconds * 1e3:.0f} ms" in text and "conv5" in text
+    first = plan.estimate.stages[0]
+    assert f"{(first.compute_seconds + first.averaging_seconds) * 1e3:.0f} ms" in text and "conv5" in text
     assert "by hand" in Plan((Stage(("a",), (0,)),))._repr_html_(), "without an estimate"
 
 
@@ -76,7 +78,7 @@ def test_a_trace_shows_its_ranks():
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_record_shows_how_it_stands_also_half_written(tmp_path, broken):
     record = RunRecord.create(tmp_path / "run", partition(PROFILE, CLUSTER), {"model": "net"}, Origin())
-    rows = ['{"event": "step", "seconds": 1, "minibatch": %d, "loss": %d}' % (k, 9 - k) for k in range(9)]
+    rows = [json.dumps({"event": "step", "seconds": 1, "minibatch": k, "loss": 9 - k}) for k in range(9)]
     (record.folder / "metrics.jsonl").write_text("\n".join([*rows, ""]))
     if broken:
         (record.folder / "plan.json").write_text("{")
