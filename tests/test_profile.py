@@ -33,6 +33,9 @@ def test_voxels_are_the_mean_or_a_quantile():
 def test_profiles_of_the_same_graph_join():
     joined = profile("slow", scale=2.0) | profile("fast")
     assert joined.device_types == ("slow", "fast")
+    assert [part["device_types"] for part in joined.origin["joined"]] == [["slow"], ["fast"]]
+    third = (joined | profile("third")).origin["joined"]
+    assert [part["device_types"] for part in third] == [["slow"], ["fast"], ["third"]]
     assert joined.time([0, 1], "slow", 100) == (4.0, 8.0)
     assert joined.time([0, 1], "fast", 100) == (2.0, 4.0)
 
