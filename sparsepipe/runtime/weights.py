@@ -24,7 +24,10 @@ class Version:
 
 
 class Weights:
-    """The newest version, the versions still needed, and the gradients gathered for the next."""
+    """The newest version, the versions still needed, and the gradients gathered for the next.
+
+    The first version lives in the memory of the `parameters` given, which change with it.
+    """
 
     def __init__(self, parameters: Mapping[str, Tensor], optimizer: Optimizer) -> None:
         self.names = tuple(parameters)
@@ -94,9 +97,11 @@ class Weights:
         """Count an update that changes nothing. Only with nothing in flight."""
         self.newest.index += 1
 
+    @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Set the newest version. Only with nothing in flight."""
-        self._versions = [Version(0, {name: _leaf(tensors[name]) for name in self.names})]
+        for name, tensor in self.newest.tensors.items():
+            tensor.copy_(tensors[name])
 
     def _is_needed(self, version: Version) -> bool:
         return version.users > 0 or self._to_come[version.index] > 0
@@ -110,4 +115,4 @@ class Weights:
 
 
 def _leaf(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone().requires_grad_()
+    return tensor.detach().requires_grad_()
