@@ -58,6 +58,12 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--all-devices", action="store_true", help="leave no device unused")
     one.add_argument("--activation-compression-ratio", type=_positive, metavar="R")
     one.add_argument("--straight-pipeline", action="store_true", help="no replication")
+    one.add_argument(
+        "--use-memory-constraint", action="store_true", help="the published planners: each device's memory is a limit"
+    )
+    one.add_argument(
+        "--factor", type=float, choices=[2.0, 4.0], help="pipedream: of gradient averaging, 2 in SparsePipe's copy"
+    )
     one.add_argument("--use-fewer-machines", action="store_true", help="pipedream: machines may stay unused")
     one.add_argument("--out", type=Path, metavar="PLAN.json", help="where to write the (first) plan")
 

@@ -171,6 +171,8 @@ def _planner_options(options: argparse.Namespace, names: list[str]) -> list[tupl
         "straight_pipeline": options.straight_pipeline or None,
         "use_fewer_machines": options.use_fewer_machines or None,
         "rescore": options.rescore,
+        "factor": options.factor,
+        "use_memory_constraint": options.use_memory_constraint or None,
     }
     given = {key: value for key, value in given.items() if value is not None}
     known = {name: {field.name for field in fields(PLANNERS[name])} for name in names}
