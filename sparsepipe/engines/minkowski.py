@@ -14,6 +14,7 @@ from ..data.batch import PointBatch
 from ..errors import InputError
 from ..models.rows import Row
 from .base import CoordinateSet, Feature, Parts
+from .batch_norm import GroupBatchNorm1d
 from .dense import ACTIVATIONS, DENSE_LAYERS, dense_grid
 from .dropout import SeededDropout
 from .native.coordinates import pack
@@ -40,6 +41,8 @@ class MinkowskiEngine:
         with warnings.catch_warnings():
             # Its layers instantiate autograd functions, which torch deprecates and still allows.
             warnings.filterwarnings("ignore", message="<class 'Minkowski", category=DeprecationWarning)
+            if row.kind not in LAYERS:
+                raise InputError(f"layer {row.id!r}: MinkowskiEngine has no {row.kind}; use engine 'native'")
             return LAYERS[row.kind](**row.args)
 
     def tensor(self, batch: PointBatch, device: Any = "cpu") -> ME.SparseTensor:
@@ -130,6 +133,10 @@ class Linear(ME.MinkowskiLinear):
 class BatchNorm(ME.MinkowskiBatchNorm):
     def __init__(self, channels: int) -> None:
         super().__init__(channels)
+        self.bn = GroupBatchNorm1d(channels)
+
+    def forward(self, input: AnyTensor) -> AnyTensor:
+        return _on_features(self.bn, input)
 
 
 class Dropout(SeededDropout):
@@ -186,6 +193,17 @@ class Add(nn.Module):
         return _merge(lambda rows: sum(rows[1:], start=rows[0]), tensors)
 
 
+class UnionAdd(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.union = ME.MinkowskiUnion()
+
+    def forward(self, *tensors: ME.SparseTensor) -> ME.SparseTensor:
+        if all(tensor.coordinate_map_key == tensors[0].coordinate_map_key for tensor in tensors):
+            return _merge(lambda rows: sum(rows[1:], start=rows[0]), tensors)  # where the library's own fails
+        return self.union(*tensors)
+
+
 class Concatenate(nn.Module):
     def forward(self, *tensors: AnyTensor) -> AnyTensor:
         return _merge(lambda rows: torch.cat(rows, dim=1), tensors)
@@ -231,6 +249,7 @@ LAYERS: dict[str, Callable[..., nn.Module]] = {
     "linear": Linear,
     "dropout": Dropout,
     "add": Add,
+    "union_add": UnionAdd,
     "concatenate": Concatenate,
     "dense_grid": DenseGrid,
     **{name: partial(Activation, function) for name, function in ACTIVATIONS.items()},

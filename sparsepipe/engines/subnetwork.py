@@ -4,10 +4,12 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from torch import nn
+from torch.distributed import ProcessGroup
 
 from ..errors import InputError
 from ..models.rows import INPUT, Network, Row
 from .base import Engine
+from .batch_norm import GroupBatchNorm1d
 from .initialisation import derived_seed, initialise
 
 SEEDED_KINDS = frozenset({"dropout"})  # their modules take `seed=`: what they draw depends on the minibatch
@@ -39,6 +41,17 @@ class Subnetwork(nn.Module):
     @property
     def layer_ids(self) -> tuple[str, ...]:
         return tuple(row.id for row in self.table)
+
+    def synchronise(self, group: ProcessGroup | None) -> int:
+        """Share the statistics of batch norms in training with the other processes of `group`; None ends it.
+
+        Returns how many layers do. From then on every process of the group must run the same passes in the same order.
+        Gradients of their weights, like all others, are those of the own rows, to be averaged over the group.
+        """
+        norms = [module for module in self.modules() if isinstance(module, GroupBatchNorm1d)]
+        for norm in norms:
+            norm.group = group
+        return len(norms)
 
     def forward(
         self, alive: Mapping[str, Any], *, minibatch: int, keep: Collection[str] | None = None

@@ -42,6 +42,8 @@ KINDS: dict[str, Callable[[Mapping[str, Any]], int]] = {
     "average_pool": _no_parameters,  # kernel_size, stride; the mean of the voxels that are there
     "sum_pool": _no_parameters,  # kernel_size, stride
     "unpool": _no_parameters,  # kernel_size, stride; inputs (x, like); the sum of those a voxel is pooled into
+    "average_unpool": _no_parameters,  # likewise the mean, native alone
+    "max_unpool": _no_parameters,  # likewise the maximum, native alone
     "instance_norm": _norm_parameters,  # channels; statistics of each sample
     # sparse [N, C] -> dense rows [B, C]
     "global_max_pool": _no_parameters,
@@ -55,6 +57,7 @@ KINDS: dict[str, Callable[[Mapping[str, Any]], int]] = {
     "linear": _linear_parameters,  # in_channels, out_channels; with bias
     "dropout": _no_parameters,  # probability
     "add": _no_parameters,  # inputs on the same voxels
+    "union_add": _no_parameters,  # inputs on any voxels of one tensor stride; the output lies on those of either
     "concatenate": _no_parameters,  # inputs on the same voxels, channels side by side
     # dense grids [B, C, size, ...]
     "dense_grid": _no_parameters,  # size, dimension=3; sparse -> dense, 0 where there is no voxel

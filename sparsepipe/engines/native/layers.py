@@ -8,11 +8,13 @@ from torch import Tensor, nn
 
 from ...errors import InputError
 from ...models.rows import Row
+from ..batch_norm import GroupBatchNorm1d
 from ..dense import ACTIVATIONS, DENSE_LAYERS, dense_grid
 from ..dropout import SeededDropout
 from .convolution import convolve
-from .coordinates import Stride
+from .coordinates import CoordinateManager, Stride
 from .kernel_map import KernelMap
+from .pairs import summed_type
 from .pooling import average_pool, global_average_pool, global_max_pool, global_sum_pool, max_pool, sum_pool
 from .tensor import SparseTensor
 
@@ -62,6 +64,10 @@ class Convolution(nn.Module):
             raise InputError(
                 f"a tensor with {features.shape[1]} channels meets a convolution of {in_channels} input channels"
             )
+        if features.device != self.kernel.device:
+            raise InputError(
+                f"a tensor on {features.device} meets a convolution on {self.kernel.device}: move one to the other"
+            )
         if self.kernel.dim() == 2:
             output = features @ self.kernel
         else:
@@ -85,7 +91,7 @@ class BatchNorm(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.bn = nn.BatchNorm1d(channels)
+        self.bn = GroupBatchNorm1d(channels)
 
     def forward(self, tensor: AnyTensor) -> AnyTensor:
         return _on_features(self.bn, tensor)
@@ -129,18 +135,19 @@ class LocalPool(nn.Module):
 
 
 class Unpool(nn.Module):
-    """Give each voxel of `like` the sum of the voxels it is pooled into: a copy, where kernels do not overlap.
+    """Give each voxel of `like` the sum, mean or maximum of the voxels it is pooled into; 0 where there is none.
 
-    MinkowskiEngine's documentation says that it divides by their number; its code does not, nor does this.
+    All three are a copy where kernels do not overlap. MinkowskiEngine has but one, whose documentation says that it
+    divides by their number; its code does not, it is the sum.
     """
 
-    def __init__(self, *, kernel_size: int, stride: int) -> None:
+    def __init__(self, pool: Callable[[Tensor, KernelMap], Tensor], *, kernel_size: int, stride: int) -> None:
         super().__init__()
-        self.kernel_size, self.stride = kernel_size, stride
+        self.pool, self.kernel_size, self.stride = pool, kernel_size, stride
 
     def forward(self, tensor: SparseTensor, like: SparseTensor) -> SparseTensor:
         kernel_map = _upward_map(tensor, like, self.stride, kernel_size=self.kernel_size)
-        return like.replace(sum_pool(tensor.features, kernel_map))
+        return like.replace(self.pool(tensor.features, kernel_map))
 
 
 class GlobalPool(nn.Module):
@@ -171,9 +178,10 @@ class InstanceNorm(nn.Module):
         def centred(rows: Tensor) -> Tensor:
             return rows - global_average_pool(rows, sizes).repeat_interleave(repeats, dim=0)
 
-        rows = centred(tensor.features)
+        rows = centred(tensor.features.to(summed_type(tensor.features.dtype)))
         variance = global_average_pool(rows.square(), sizes).repeat_interleave(repeats, dim=0)
-        return tensor.replace(rows * (variance + self.EPSILON).rsqrt() * self.weight + self.bias)
+        rows = rows * (variance + self.EPSILON).rsqrt() * self.weight + self.bias
+        return tensor.replace(rows.to(tensor.features.dtype))
 
 
 class Add(nn.Module):
@@ -181,6 +189,30 @@ class Add(nn.Module):
 
     def forward(self, *tensors: AnyTensor) -> AnyTensor:
         return _merge(lambda rows: sum(rows[1:], start=rows[0]), tensors)
+
+
+class UnionAdd(nn.Module):
+    """Add tensors of one tensor stride that lie on different voxels: the output lies on the voxels of any of them.
+
+    Unless all lie on the same voxels already the output belongs to a coordinate manager of its own, and meets no more
+    what went before.
+    """
+
+    def forward(self, *tensors: SparseTensor) -> SparseTensor:
+        first = tensors[0]
+        if all(first.shares_voxels(other) for other in tensors):
+            return first.replace(torch.stack([tensor.features for tensor in tensors]).sum(dim=0))
+        strides, widths = [t.tensor_stride for t in tensors], [t.features.shape[1] for t in tensors]
+        if len(set(strides)) > 1 or len(set(widths)) > 1:
+            raise InputError(f"a union of strides {strides} and channels {widths}: expected one stride and one width")
+        keys = torch.cat([tensor.manager.keys(tensor.tensor_stride) for tensor in tensors])
+        union, rows = torch.unique(keys, return_inverse=True)
+        manager = CoordinateManager(first.manager.dimension)
+        manager.insert(first.tensor_stride, union)
+        counts = tuple(len(tensor.features) for tensor in tensors)
+        same = torch.arange(len(keys), device=keys.device)
+        together = KernelMap(same, rows, counts, len(keys), len(union))
+        return SparseTensor(sum_pool(torch.cat([t.features for t in tensors]), together), strides[0], manager)
 
 
 class Concatenate(nn.Module):
@@ -227,7 +259,9 @@ LAYERS: dict[str, Callable[..., nn.Module]] = {
     "max_pool": partial(LocalPool, max_pool),
     "average_pool": partial(LocalPool, average_pool),
     "sum_pool": partial(LocalPool, sum_pool),
-    "unpool": Unpool,
+    "unpool": partial(Unpool, sum_pool),
+    "average_unpool": partial(Unpool, average_pool),
+    "max_unpool": partial(Unpool, max_pool),
     "instance_norm": InstanceNorm,
     "global_max_pool": partial(GlobalPool, global_max_pool),
     "global_average_pool": partial(GlobalPool, global_average_pool),
@@ -236,6 +270,7 @@ LAYERS: dict[str, Callable[..., nn.Module]] = {
     "linear": Linear,
     "dropout": Dropout,
     "add": Add,
+    "union_add": UnionAdd,
     "concatenate": Concatenate,
     "dense_grid": DenseGrid,
     **{name: partial(Activation, function) for name, function in ACTIVATIONS.items()},

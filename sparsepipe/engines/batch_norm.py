@@ -1,0 +1,78 @@
+"""Batch norm over rows [N, C] that can share its statistics with other processes."""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from ..errors import InputError
+
+
+class GroupBatchNorm1d(nn.BatchNorm1d):
+    """Batch norm whose minibatch, in training, is the rows of every process of `group`; alone without a group.
+
+    Processes may hold different numbers of rows, or none. Each must run the same forward and backward passes in the
+    same order. Weight and bias get the gradient of the own rows; averaging gradients over the group, as replicas do
+    with all others, completes it.
+    """
+
+    group: dist.ProcessGroup | None = None
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.group is None or not self.training:
+            return super().forward(input)
+        output, mean, variance, count = _GroupNorm.apply(input, self.weight, self.bias, self.eps, self.group)
+        if self.track_running_stats:
+            with torch.no_grad():
+                self.num_batches_tracked.add_(1)
+                unbiased = variance * (count / (count - 1))
+                self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
+                self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
+        return output
+
+
+class _GroupNorm(torch.autograd.Function):
+    """Normalise rows by the mean and variance of those of all processes.
+
+    Every process tells its count, mean and sum of squared deviations, which are merged pairwise-free of cancellation
+    (Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances"), in rank
+    order and in double precision: all processes get the same bits.
+    """
+
+    @staticmethod
+    def forward(ctx, rows, weight, bias, epsilon, group):  # type: ignore[no-untyped-def]
+        wide = rows if rows.dtype == torch.float64 else rows.float()
+        channels = rows.shape[1]
+        if len(rows):
+            variance, mean = torch.var_mean(wide, dim=0, correction=0)
+        else:
+            variance = mean = wide.new_zeros(channels)
+        own = torch.cat([mean.double(), variance.double() * len(rows), mean.new_tensor([len(rows)]).double()])
+        told = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(told, own, group=group)
+        means, squares, counts = torch.stack(told).split([channels, channels, 1], dim=1)
+        count = float(counts.sum())
+        if count < 2:
+            raise InputError(f"batch norm over {count:.0f} voxels of all processes: expected at least 2")
+        mean = (means * counts).sum(0) / count
+        variance = (squares.sum(0) + ((means - mean).square() * counts).sum(0)) / count
+        scale = (variance + epsilon).rsqrt()
+        mean, scale = mean.to(wide.dtype), scale.to(wide.dtype)
+        output = torch.addcmul(bias.to(wide.dtype), (wide - mean) * scale, weight.to(wide.dtype))
+        ctx.save_for_backward(rows, weight, mean, scale)
+        ctx.group, ctx.count = group, count
+        ctx.mark_non_differentiable(mean, variance)
+        return output.to(rows.dtype), mean, variance, count
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_output, *_):  # type: ignore[no-untyped-def]
+        rows, weight, mean, scale = ctx.saved_tensors
+        gradient = grad_output.to(mean.dtype)
+        normal = (rows.to(mean.dtype) - mean) * scale
+        own = torch.stack([gradient.sum(0), (gradient * normal).sum(0)])
+        grad_bias, grad_weight = own.clone().to(weight.dtype)
+        dist.all_reduce(own, group=ctx.group)
+        along, across = own / ctx.count
+        grad_rows = (gradient - along - normal * across) * (scale * weight.to(mean.dtype))
+        return grad_rows.to(rows.dtype), grad_weight, grad_bias, None, None

@@ -1,0 +1,96 @@
+"""Batch norm over two processes equals batch norm of all rows in one, however the rows are shared out."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from engine_clouds import close, random_batch
+from torch import nn
+
+from sparsepipe.engines import Subnetwork, engine
+from sparsepipe.engines.batch_norm import GroupBatchNorm1d
+from sparsepipe.errors import InputError
+from sparsepipe.models import INPUT, Network, Row
+
+CHANNELS = 5
+CODE = """
+import sys, torch, torch.distributed as dist
+from sparsepipe.engines import Subnetwork, engine
+from sparsepipe.models import INPUT, Network, Row
+folder, rank, first, last, name = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
+dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+given = torch.load(f"{folder}/given.pt")
+net = Network("norm", (Row("bn", "batch_norm", (INPUT,), {"channels": given["rows"].shape[1]}),), 1, 1)
+module = Subnetwork(net, engine(name)).to(given["rows"].dtype)
+with torch.no_grad():
+    module.bn.bn.weight.copy_(given["weight"]); module.bn.bn.bias.copy_(given["bias"])
+assert module.synchronise(dist.group.WORLD) == 1
+rows = given["rows"][first:last].clone().requires_grad_()
+for _ in range(2):
+    output = module({INPUT: rows}, minibatch=0)["bn"]
+output.backward(given["gradient"][first:last])
+bn = module.bn.bn
+torch.save({"output": output.detach(), "rows": rows.grad, "weight": bn.weight.grad, "bias": bn.bias.grad,
+            "state": module.state_dict()}, f"{folder}/found{rank}.pt")
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("share", "name"),
+    [(6, "native"), (9, "native"), (0, "native"), (9, "minkowski")],
+    ids=["equal", "unequal", "one without rows", "under minkowski"],
+)
+def test_two_processes_equal_one(tmp_path, share, name):
+    try:
+        engine(name)
+    except InputError as error:
+        pytest.skip(str(error))
+    generator = torch.Generator().manual_seed(0)
+    given = {
+        "rows": 10 + torch.randn(12, CHANNELS, generator=generator, dtype=torch.float64),
+        "gradient": torch.randn(12, CHANNELS, generator=generator, dtype=torch.float64),
+        "weight": torch.rand(CHANNELS, generator=generator, dtype=torch.float64),
+        "bias": torch.rand(CHANNELS, generator=generator, dtype=torch.float64),
+    }
+    torch.save(given, tmp_path / "given.pt")
+    bounds = [(0, share), (share, 12)]
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", CODE, str(tmp_path), str(rank), str(first), str(last), name],
+            cwd=Path(__file__).resolve().parent.parent,
+        )
+        for rank, (first, last) in enumerate(bounds)
+    ]
+    assert [child.wait(timeout=120) for child in children] == [0, 0]
+    found = [torch.load(tmp_path / f"found{rank}.pt") for rank in (0, 1)]
+
+    norm = nn.BatchNorm1d(CHANNELS).double()
+    with torch.no_grad():
+        norm.weight.copy_(given["weight"])
+        norm.bias.copy_(given["bias"])
+    rows = given["rows"].clone().requires_grad_()
+    for _ in range(2):
+        output = norm(rows)
+    output.backward(given["gradient"])
+    close(torch.cat([part["output"] for part in found]), output.detach(), 1e-12)
+    close(torch.cat([part["rows"] for part in found]), rows.grad, 1e-12)
+    for key in ("weight", "bias"):
+        close(found[0][key] + found[1][key], getattr(norm, key).grad, 1e-12)
+    for key, value in norm.state_dict().items():
+        for part in found:
+            close(part["state"][f"bn.bn.{key}"].double(), value.double(), 1e-12)
+    assert all(torch.equal(found[0]["state"][key], found[1]["state"][key]) for key in found[0]["state"])
+
+
+def test_without_a_group_it_is_torchs_own():
+    net = Network("norm", (Row("bn", "batch_norm", (INPUT,), {"channels": 2}),), 2, 1)
+    native = engine("native")
+    module = Subnetwork(net, native)
+    assert module.synchronise(None) == 1
+    x = native.tensor(random_batch())
+    expected = nn.BatchNorm1d(2)(x.features)
+    assert torch.equal(module({INPUT: x}, minibatch=0)["bn"].features, expected)
+    assert isinstance(module.get_submodule("bn.bn"), GroupBatchNorm1d)

@@ -1,0 +1,196 @@
+"""Layers in 1 to 4 dimensions against MinkowskiEngine and gradcheck; transposed pools, unions; what is refused."""
+
+import itertools
+
+import pytest
+import torch
+from engine_clouds import close, leaf, random_batch, sorted_rows
+
+from sparsepipe.data import PointBatch
+from sparsepipe.engines import CoordinateSet, Feature, Parts, engine
+from sparsepipe.engines.initialisation import initialise
+from sparsepipe.errors import InputError
+from sparsepipe.models import INPUT, Row
+
+NATIVE = engine("native")
+SHAPES = {
+    "3": {"kernel_size": 3},
+    "3 / 2": {"kernel_size": 3, "stride": 2},
+    "2 / 2": {"kernel_size": 2, "stride": 2},
+    "3, dilation 2": {"kernel_size": 3, "dilation": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def minkowski():
+    try:
+        return engine("minkowski")
+    except InputError as error:
+        pytest.skip(str(error))
+
+
+def both(minkowski, row, batch, *, like=False):
+    """Run a layer under both engines; return coordinates, output and input gradient of each, in coordinate order."""
+    found = []
+    for chosen in (NATIVE, minkowski):
+        module = chosen.layer(row)
+        initialise(module, row, seed=3)
+        x, features = leaf(chosen, batch)
+        order = chosen.split({"x": x}).coordinate_sets[0].coordinates
+        y = module(x)
+        coordinates = chosen.split({"y": y}).coordinate_sets[0].coordinates
+        rows = chosen.features(y)
+        weights = torch.sin(coordinates.float().sum(1, keepdim=True) + torch.arange(rows.shape[1]))
+        (rows * weights).sum().backward()
+        gradients = [p.grad for p in module.parameters()]
+        found.append([*sorted_rows(coordinates, rows.detach()), sorted_rows(order, features.grad)[1], *gradients])
+    return found
+
+
+@pytest.mark.parametrize("dimension", [1, 2, 4])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_convolutions_equal_minkowski_in_other_dimensions(minkowski, dimension, shape):
+    batch = random_batch(dimension=dimension, reach=5, channels=2)
+    args = {"in_channels": 2, "out_channels": 3, "dimension": dimension, "bias": True, **SHAPES[shape]}
+    ours, theirs = both(minkowski, Row("c", "convolution", (INPUT,), args), batch)
+    assert torch.equal(ours[0], theirs[0])
+    for a, b in zip(ours[1:], theirs[1:], strict=True):
+        close(a, b, 1e-5)
+
+
+@pytest.mark.parametrize("dimension", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [("convolution", shape) for shape in SHAPES]
+    + [(kind, shape) for kind in ("max_pool", "average_pool", "sum_pool") for shape in SHAPES if "dil" not in shape],
+)
+def test_gradients_in_double_precision_in_other_dimensions(dimension, kind, shape):
+    batch = random_batch(num_samples=2, num_points=26, reach=2, dimension=dimension)
+    args = {"in_channels": 2, "out_channels": 2, "dimension": dimension} if kind == "convolution" else {}
+    module = NATIVE.layer(Row("c", kind, (INPUT,), args | {"stride": 1} | SHAPES[shape])).double()
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(0))
+    x, features = leaf(NATIVE, batch, dtype=torch.float64)
+    inputs = (features, *module.parameters())
+    assert torch.autograd.gradcheck(lambda rows, *_: module(x.replace(rows)).features, inputs)
+
+
+@pytest.mark.parametrize("kind", ["instance_norm", "batch_norm", "transposed_convolution", "unpool", "max_unpool"])
+def test_gradients_of_other_layers_in_double_precision(kind):
+    batch = random_batch(num_samples=2, num_points=30, reach=2)
+    fine, _ = leaf(NATIVE, batch, dtype=torch.float64)
+    coarse = NATIVE.layer(Row("p", "sum_pool", (INPUT,), {"kernel_size": 2, "stride": 2}))(fine)
+    like = ()
+    args = {"channels": 2}
+    x = fine
+    if "norm" not in kind:
+        x, like, args = coarse, (fine,), {"kernel_size": 3, "stride": 2}
+        if kind == "transposed_convolution":
+            args |= {"in_channels": 2, "out_channels": 2}
+    module = NATIVE.layer(Row("l", kind, (INPUT,), args)).double()
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(0))
+    features = torch.randn(x.features.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    inputs = (features.requires_grad_(), *module.parameters())
+    assert torch.autograd.gradcheck(lambda rows, *_: module(x.replace(rows), *like).features, inputs)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("kind", ["unpool", "average_unpool", "max_unpool"])
+def test_transposed_pools_equal_brute_force(kind, size):
+    fine = NATIVE.tensor(random_batch(reach=4))
+    coarse = NATIVE.layer(Row("p", "sum_pool", (INPUT,), {"kernel_size": size, "stride": 2}))(fine)
+    output = NATIVE.layer(Row("u", kind, (INPUT,), {"kernel_size": size, "stride": 2}))(coarse, fine)
+    offsets = list(itertools.product(range(2) if size == 2 else range(-1, 2), repeat=3))
+    place = {tuple(c): row for row, c in enumerate(coarse.coordinates.tolist())}
+    function = {"unpool": torch.sum, "average_unpool": torch.mean, "max_unpool": torch.amax}[kind]
+    for row, (b, *voxel) in enumerate(fine.coordinates.tolist()):
+        near = [(b, *(v - o for v, o in zip(voxel, offset, strict=True))) for offset in offsets]
+        rows = [place[c] for c in near if c in place]
+        torch.testing.assert_close(output.features[row], function(coarse.features[rows], dim=0))
+
+
+def test_minkowski_has_no_other_transposed_pool(minkowski):
+    with pytest.raises(InputError, match="layer 'u': MinkowskiEngine has no max_unpool; use engine 'native'"):
+        minkowski.layer(Row("u", "max_unpool", (INPUT,), {"kernel_size": 2, "stride": 2}))
+
+
+def test_an_empty_pool_is_zero_and_sends_nothing_back():
+    """A kernel of 2 at stride 3 leaves the third voxel out: MinkowskiEngine leaves such rows undefined."""
+    voxels = torch.tensor([[0, 0, 0, 2], [0, 3, 3, 3]], dtype=torch.int32)
+    batch = PointBatch(voxels, torch.tensor([[5.0], [-7.0]]), torch.tensor([0]))
+    for kind in ("max_pool", "average_pool", "sum_pool"):
+        x, features = leaf(NATIVE, batch)
+        y = NATIVE.layer(Row("p", kind, (INPUT,), {"kernel_size": 2, "stride": 3}))(x)
+        assert y.features.flatten().tolist() == [0.0, -7.0]
+        y.features.sum().backward()
+        assert features.grad.flatten().tolist() == [0.0, 1.0]
+
+
+def overlapping(chosen, *, manager_of=None):
+    """Two sparse tensors at stride 1 on voxels that overlap; features say where they are."""
+    batches = [random_batch(num_samples=2, num_points=60, reach=3, seed=seed) for seed in (0, 1)]
+    return [leaf(chosen, batch) for batch in batches]
+
+
+def test_a_union_equals_minkowski(minkowski):
+    import MinkowskiEngine as ME
+
+    (a, ours_a), (b, ours_b) = overlapping(NATIVE)
+    union = NATIVE.layer(Row("u", "union_add", (INPUT,)))(a, b)
+    assert len(a.features) < len(union.features) < len(a.features) + len(b.features)
+    weights = torch.sin(union.coordinates.float().sum(1, keepdim=True) + torch.arange(2))
+    (union.features * weights).sum().backward()
+    theirs_a, theirs_b = (x.detach().clone().requires_grad_() for x in (ours_a, ours_b))
+    first = ME.SparseTensor(theirs_a, a.coordinates)
+    second = ME.SparseTensor(theirs_b, b.coordinates, coordinate_manager=first.coordinate_manager)
+    theirs = minkowski.layer(Row("u", "union_add", (INPUT,)))(first, second)
+    coordinates, rows = sorted_rows(theirs.C, theirs.F)
+    assert torch.equal(union.coordinates, coordinates)
+    close(union.features, rows, 1e-6)
+    (theirs.F * torch.sin(theirs.C.float().sum(1, keepdim=True) + torch.arange(2))).sum().backward()
+    for ours, other in ((ours_a, theirs_a), (ours_b, theirs_b)):
+        close(ours.grad, other.grad, 1e-6)
+
+
+def test_a_union_of_the_same_voxels_is_a_sum(minkowski):
+    for chosen in (NATIVE, minkowski):
+        x = chosen.tensor(random_batch())
+        twice = chosen.layer(Row("u", "union_add", (INPUT,)))(x, x)
+        assert torch.equal(chosen.features(twice), 2 * chosen.features(x))
+
+
+def test_a_union_of_other_strides_or_widths_is_refused():
+    x = NATIVE.tensor(random_batch())
+    coarse = NATIVE.layer(Row("p", "sum_pool", (INPUT,), {"kernel_size": 2, "stride": 2}))(x)
+    with pytest.raises(InputError, match=r"a union of strides \[\(1, 1, 1\), \(2, 2, 2\)\] and channels \[2, 2\]"):
+        NATIVE.layer(Row("u", "union_add", (INPUT,)))(x, coarse)
+
+
+def test_mixed_devices_in_one_line():
+    layer = NATIVE.layer(Row("c", "convolution", (INPUT,), {"in_channels": 2, "out_channels": 3, "kernel_size": 3}))
+    with pytest.raises(InputError, match="a tensor on cpu meets a convolution on meta: move one to the other"):
+        layer.to("meta")(NATIVE.tensor(random_batch()))
+
+
+@pytest.mark.parametrize("kind", ["convolution", "max_pool", "sum_pool"])
+def test_a_tensor_without_voxels_passes(kind):
+    """A replica's share of a minibatch may be empty between layers; a minibatch from data never is."""
+    empty = CoordinateSet((1, 1, 1), torch.empty(0, 4, dtype=torch.int32))
+    rows = torch.empty(0, 2, requires_grad=True)
+    x = NATIVE.join(Parts((empty,), {"x": Feature(rows, 0)}))["x"]
+    args = {"in_channels": 2, "out_channels": 3} if kind == "convolution" else {}
+    for shape in ({"kernel_size": 3, "stride": 1}, {"kernel_size": 2, "stride": 2}):
+        layer = NATIVE.layer(Row("c", kind, (INPUT,), args | shape))
+        output = layer(x).features
+        assert output.shape == (0, 3 if kind == "convolution" else 2)
+        output.sum().backward()
+
+
+def test_empty_samples_and_duplicates_are_refused_before_the_engine():
+    """The policy: a voxel belongs to a sample once; voxelize() merges points, it is not the engine that drops them."""
+    ones = torch.ones(2, 1)
+    with pytest.raises(InputError, match="a voxel occurs twice in one sample"):
+        PointBatch(torch.zeros(2, 4, dtype=torch.int32), ones, torch.tensor([0]))
+    with pytest.raises(InputError, match="sample 1 of the minibatch has no voxel"):
+        PointBatch(torch.tensor([[0, 0, 0, 0], [0, 1, 0, 0]], dtype=torch.int32), ones, torch.tensor([0, 1]))
