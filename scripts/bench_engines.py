@@ -11,8 +11,9 @@ For each number of threads, in a process of its own whose thread pools all have 
                    each engine in a process of its own
 
 Competitors take turns, round by round. Numbers are medians with quartiles; a ratio is the median of the rounds' own
-ratios, so that what else the machine does meets both sides. Real clouds are looked for in the folders of
-SPARSEPIPE_DATA, else beside the repository; without them synthetic shapes stand in, and the output says so.
+ratios, so that what else the machine does meets both sides; with one thread, processor time leaves most of it out.
+Real clouds are looked for in the folders of SPARSEPIPE_DATA, else beside the repository; without them synthetic shapes
+stand in, and the output says so.
 """
 
 import argparse
@@ -130,9 +131,12 @@ class Trainer:
         self.optimizer = torch.optim.SGD(self.module.parameters(), lr=1e-4, momentum=0.9)
 
     def step(self, batch: PointBatch, tensor: Any = None) -> dict[str, float]:
-        """Return the seconds of forward, loss and backward, and of the whole step; `tensor` is one used before."""
+        """Return the seconds of forward, loss and backward, also of processor time, and of the whole step.
+
+        `tensor` is one used before, whose kernel maps are there.
+        """
         self.optimizer.zero_grad(set_to_none=True)
-        start = time.perf_counter()
+        start, busy = time.perf_counter(), time.process_time()
         if tensor is None:
             tensor = self.engine.tensor(batch)
         else:
@@ -141,9 +145,9 @@ class Trainer:
             rows = self.engine.features(self.module({INPUT: tensor}, minibatch=0, keep=(self.last,))[self.last])
         # Rows have the engine's own order, which costs the same.
         functional.cross_entropy(rows.float(), batch.labels).backward()
-        trained = time.perf_counter()
+        trained, spent = time.perf_counter(), time.process_time() - busy
         self.optimizer.step()
-        return {"step": trained - start, "step_with_sgd": time.perf_counter() - start}
+        return {"step": trained - start, "step_with_sgd": time.perf_counter() - start, "step_processor": spent}
 
 
 def turns(rounds: int, functions: Mapping[str, Callable[[], Any]]) -> dict[str, list[Any]]:
@@ -180,15 +184,19 @@ def time_steps(case: Case, batch: PointBatch, engines: Mapping[str, Engine], rou
     found = turns(rounds, functions)
     seconds = {name: {key: [row[key] for row in rows] for key in rows[0]} for name, rows in found.items()}
     native, warm = seconds["native"]["step"], seconds["native-warm-maps"]["step"]
+    processor = [seconds[name]["step_processor"] for name in ("native", "native-warm-maps")]
+    share = spread([1 - w / n for n, w in zip(native, warm, strict=True)])
+    share |= {"least": 1 - min(warm) / min(native), "least_processor": 1 - min(processor[1]) / min(processor[0])}
     result: dict[str, Any] = {
         "voxels": batch.num_voxels,
+        "load_average": os.getloadavg()[0],
         "seconds": {name: {key: spread(values) for key, values in own.items()} for name, own in seconds.items()},
-        "kernel_map_share": spread([1 - w / n for n, w in zip(native, warm, strict=True)])
-        | {"least": 1 - min(warm) / min(native)},
-        "native_over_native_bf16": ratio(native, seconds["native-bf16"]["step"]),
+        "kernel_map_share": share,
+        "native_step_over_native_bf16": ratio(native, seconds["native-bf16"]["step"]),
+        "native_step_processor_over_native_bf16": ratio(processor[0], seconds["native-bf16"]["step_processor"]),
     }
     if "minkowski" in seconds:
-        for key in ("step", "step_with_sgd"):
+        for key in ("step", "step_with_sgd", "step_processor"):
             result[f"minkowski_{key}_over_native"] = ratio(seconds["minkowski"][key], seconds["native"][key])
     return result
 
@@ -413,13 +421,13 @@ def report(document: Mapping[str, Any]) -> None:
         for name, origin in part["clouds"].items():
             print(f"  {name}: {origin}")
         for name, step in part["steps"].items():
-            print(f"  {name}, {step['voxels']} voxels")
+            print(f"  {name}, {step['voxels']} voxels, load {step['load_average']:.1f}")
             for engine_name, seconds in step["seconds"].items():
                 print(
                     f"    {engine_name:18} step {cell(seconds['step'])} s, with SGD {cell(seconds['step_with_sgd'])} s"
                 )
             for key, value in step.items():
-                if key not in ("voxels", "seconds"):
+                if key not in ("voxels", "seconds", "load_average"):
                     print(f"    {key:36} {cell(value)}   of the least {value['least']:.2f}")
         for name, found in part["convolutions"].items():
             each = {key: value["convolution_over_products"] for key, value in found["each"].items()}
