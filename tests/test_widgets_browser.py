@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from scripts import lab_driver
-from scripts.lab_driver import RUN, Lab, open_page, run_notebook
+from scripts.lab_driver import READY, RUN, Lab, open_page, run_notebook
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -219,3 +219,47 @@ def test_board_cancels(page, lab):
     page.wait_for_selector("text=cancelled", timeout=20_000)
     record = lab.notebooks / "runs-b" / "minkvgg11bn-narrow-pipeline-001"
     assert json.loads((record / "status.json").read_text())["state"] == "cancelled"
+
+
+def test_a_detached_job_is_found_again_after_the_kernel_restarted(page, lab):
+    lab.write("again.ipynb", BOARD.format(epochs=500, runs="runs-c"))
+    run_notebook(page, lab, "again.ipynb")
+    page.get_by_label("jobs outlive the kernel").check()
+    page.locator("button.jupyter-button", has_text="launch").click()
+    page.wait_for_selector("text=/minibatch \\d+/", timeout=90_000)
+    page.wait_for_selector("text=/rank 1, stage 1/")  # what each rank does
+    page.evaluate("() => { window.jupyterapp.commands.execute('kernelmenu:restart'); }")
+    page.locator(".jp-Dialog .jp-mod-accept").click()
+    page.wait_for_timeout(1000)
+    page.evaluate(READY)
+    page.evaluate(RUN, 90)
+    page.wait_for_selector("text=/minibatch \\d+/", timeout=90_000)
+    page.locator("button.jupyter-button", has_text="cancel").click()
+    page.wait_for_selector("text=cancelled", timeout=20_000)
+    record = lab.notebooks / "runs-c" / "minkvgg11bn-narrow-pipeline-001"
+    assert json.loads((record / "status.json").read_text())["state"] == "cancelled"
+    assert not page.problems
+
+
+RUNS = """
+from sparsepipe import Plan, Stage
+from sparsepipe.record import Origin, RunRecord
+from sparsepipe.widgets import RunsTable
+from pathlib import Path
+for k in range(3):
+    if not Path(f"kept/run-{k}").exists():
+        RunRecord.create(f"kept/run-{k}", Plan((Stage(("a",), (0,)),)), {"model": "net"}, Origin(created=str(k)))
+RunsTable("kept").widget
+"""
+
+
+def test_a_run_is_deleted_after_a_question(page, lab):
+    lab.write("runs.ipynb", RUNS)
+    run_notebook(page, lab, "runs.ipynb")
+    page.wait_for_selector("text=3 of 3 runs")
+    page.locator(".widget-select-multiple select, .widget-select select").first.select_option("run-1")
+    page.locator("button.jupyter-button", has_text="delete").first.click()
+    page.wait_for_selector("text=Delete run-1 with records")
+    page.locator("button.jupyter-button", has_text="yes, delete").click()
+    page.wait_for_selector("text=2 of 2 runs")
+    assert sorted(path.name for path in (lab.notebooks / "kept").iterdir()) == ["run-0", "run-2"]

@@ -49,5 +49,8 @@ def progress(rows: Mapping[str, Sequence[Mapping[str, Any]]], *, note: str = "")
     ):
         figure.update_xaxes(title_text=title, row=1, col=col)
         figure.update_yaxes(title_text=unit, rangemode="tozero", row=1, col=col)
+    most = max((row["epoch"] + 1 for events in rows.values() for row in events if row["event"] == "epoch"), default=1)
+    for col in (2, 3):
+        figure.update_xaxes(dtick=max(1, most // 6), row=1, col=col)
     figure.update_layout(legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom"})
     return finished(figure, "Training", note=note, width=960, height=330)

@@ -55,7 +55,7 @@ def throughput(*records: RunRecord, note: str = "") -> go.Figure:
                 offsetgroup=label,
                 showlegend=False,
                 marker={"color": RUN_COLORS[k % len(RUN_COLORS)], "pattern": hatch(source)},
-                text=[f"{row[column]:.3g}" if row[column] else ""],
+                text=[f"{row[column]:,.0f}" if row[column] and row[column] >= 100 else f"{row[column] or 0:.3g}"],
                 textposition="outside",
                 cliponaxis=False,
                 hovertemplate=f"%{{x}}<br>{label} %{{y:.1f}} samples/s<extra></extra>",
@@ -65,7 +65,9 @@ def throughput(*records: RunRecord, note: str = "") -> go.Figure:
         marker = {"color": GREY, "pattern": hatch(source)}
         figure.add_trace(go.Bar(x=[None], y=[None], name=label, offsetgroup=label, marker=marker))
     figure.update_layout(
-        barmode="group", bargroupgap=0.08, legend={"x": 0.01, "y": 0.99, "bgcolor": "rgba(255,255,255,0.8)"}
+        barmode="group",
+        bargroupgap=0.08,
+        legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom"},
     )
     figure.update_yaxes(title_text="samples / s", rangemode="tozero")
     figure.update_xaxes(ticks="", showgrid=False)

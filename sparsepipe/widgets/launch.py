@@ -209,6 +209,7 @@ class _Details:
         ranks = tuple(range(len(job.record.plan.ranks)))
         if self.rank.options != ranks:
             self.rank.options = ranks
+            self.rank.value = 0
         self.ranks.value = doings_table(doings(job.record.folder))
         self.log.value = log_of(job.record.folder, self.rank.value or 0)
         finished = not job.running and job.record.status["state"] == "finished"

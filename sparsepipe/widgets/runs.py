@@ -10,6 +10,7 @@ import pandas as pd
 
 from .. import plots
 from ..errors import InputError
+from ..launchers.handle import Stranger
 from ..plots.table import strategy
 from ..plots.trace_page import write_trace
 from ..record import RunRecord
@@ -123,7 +124,7 @@ class RunsTable:
 
     def _ask(self) -> None:
         names = [record.name for record in self.chosen]
-        running = [r.name for r in self.chosen if r.status["state"] in ("started", "running")]
+        running = [record.name for record in self.chosen if Stranger(record).alive()]
         if running:
             raise InputError(f"{running[0]} is running: cancel it first")
         told = f"{names[0]}" if len(names) == 1 else f"{len(names)} runs"
@@ -180,7 +181,8 @@ def _html(table: pd.DataFrame, folder: Path, total: int) -> str:
         return f"<i>none of the {total} runs has all these words</i>"
     told = f"{len(table)} of {total} runs in {html.escape(str(folder))}"
     body = table.to_html(index=False, border=0, escape=True)
-    return f"<div style='max-height:260px;overflow:auto'>{body}</div><div style='opacity:.75'>{told}</div>"
+    looks = "max-height:260px;overflow:auto;white-space:nowrap;font-size:12px;line-height:1.4"
+    return f"<div style='{looks}'>{body}</div><div style='opacity:.75'>{told}</div>"
 
 
 def _button(name: str, icon: str, tip: str) -> ipywidgets.Button:
