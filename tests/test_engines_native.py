@@ -1,6 +1,7 @@
 """The native engine against dense torch convolution, gradcheck and brute force over coordinates."""
 
 import itertools
+import resource
 
 import hypothesis.strategies as st
 import pytest
@@ -9,8 +10,9 @@ import torch.nn.functional as functional
 from engine_clouds import close, leaf, random_batch
 from hypothesis import given, settings
 
-from sparsepipe.engines import engine
-from sparsepipe.engines.native import coordinates, kernel_map
+from sparsepipe.engines import CoordinateSet, Feature, Parts, engine
+from sparsepipe.engines.allocator import keep_freed_memory
+from sparsepipe.engines.native import convolution, coordinates, kernel_map
 from sparsepipe.engines.native.convolution import convolve
 from sparsepipe.engines.native.coordinates import CoordinateManager, pack, unpack
 from sparsepipe.engines.native.kernel_map import kernel_offsets
@@ -188,3 +190,52 @@ def test_wrong_channels_in_one_line():
     layer = NATIVE.layer(Row("c", "convolution", (INPUT,), {"in_channels": 3, "out_channels": 3, "kernel_size": 3}))
     with pytest.raises(InputError, match="a tensor with 2 channels meets a convolution of 3 input channels"):
         layer(NATIVE.tensor(random_batch(channels=2)))
+
+
+def test_voxels_whose_coarser_voxel_is_not_there_are_left_out():
+    """Coordinate sets that arrive from elsewhere need not be each other's: only pairs that are there count."""
+    fine = CoordinateSet((1, 1, 1), torch.tensor([[0, 0, 0, 0], [0, 1, 0, 0], [0, 2, 0, 0]], dtype=torch.int32))
+    coarse = CoordinateSet((2, 2, 2), torch.tensor([[0, 0, 0, 0]], dtype=torch.int32))
+    rows = torch.tensor([[1.0], [2.0], [4.0]])
+    x = NATIVE.join(Parts((fine, coarse), {"x": Feature(rows, 0)}))["x"]
+    y = NATIVE.layer(Row("p", "sum_pool", (INPUT,), {"kernel_size": 2, "stride": 2}))(x)
+    assert y.features.tolist() == [[3.0]]
+    assert x.manager.kernel_map((1, 1, 1), (2, 2, 2), kernel_size=2).counts == (1, 1, 0, 0, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("channels", [(1, 8), (8, 8), (3, 5), (8, 16)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_all_ways_to_convolve_agree(channels, dtype, monkeypatch):
+    """Whole maps and chunks, one input channel and more, with torch's grouped products and without."""
+    batch = random_batch(channels=channels[0], reach=4)
+    args = {"in_channels": channels[0], "out_channels": channels[1], "kernel_size": 3}
+    layer = NATIVE.layer(Row("c", "convolution", (INPUT,), args)).to(dtype)
+    torch.nn.init.normal_(layer.kernel, generator=torch.Generator().manual_seed(0))
+    results = []
+    for whole, wants_features in ((True, True), (False, True), (True, False), (True, True)):
+        monkeypatch.setattr(convolution, "_CACHE_BYTES", 2**23 if whole else 0)
+        x, features = leaf(NATIVE, batch, dtype=dtype)
+        features.requires_grad_(wants_features)
+        layer.zero_grad()
+        output = layer(x.replace(features)).features
+        output.backward(torch.sin(torch.arange(output.numel(), dtype=dtype)).reshape(output.shape))
+        results.append((output.detach(), layer.kernel.grad.clone(), features.grad))
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-12
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            if b is not None:
+                close(b, a, tolerance)
+    assert all(torch.equal(a, b) for a, b in zip(results[0], results[3], strict=True))  # the same bits each time
+
+
+def test_freed_memory_stays():
+    """Tensors of 64 MiB, freed, leave their pages to the next ones."""
+    if not keep_freed_memory():
+        pytest.skip("the C library here has no mallopt")
+    faults = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        tensors = [torch.ones(2**20) for _ in range(16)]
+        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+        del tensors
+    assert min(faults[1:]) < 16 * 2**20 * 4 / resource.getpagesize() / 4
