@@ -7,9 +7,14 @@ Every process has one thread. For each workload and in turn, `--repeats` times:
     ddp         DistributedDataParallel over gloo in two processes
     torch_1f1b  torch.distributed.pipelining Schedule1F1B at its best cut and number of micro-batches
     pipeline    this project's runtime, asynchronous 1F1B, by the optimal plan of a profile taken with both cores busy
-    predicted   what the simulator says of that plan
+    flush       the same with 1F1B-flush, at torch_1f1b's cut and micro-batches: as many samples a weight update
+    predicted   what the simulator says of the pipeline's plan
 
-Numbers are samples a second: medians, and ratios with their spread (quartiles over the repeats).
+torch_1f1b steps once for several micro-batches, the pipeline after each: `flush` is what compares like with like.
+Numbers are samples a second: medians, and ratios with their spread (quartiles over the repeats), each of two neighbours
+in time. `load` is the machine's (one minute, before each repeat): 0 at first, on two idle cores. `memory` is the most
+that each stage held, by the plan's figure. `--workload runtime` is the channel against bare gloo, bytes and messages
+against the six-message protocol, and the runtime's own time a minibatch and stage. All of it takes 25 minutes.
 """
 
 import argparse
@@ -45,6 +50,7 @@ from sparsepipe.profile import CostSample, LayerCost, Profile  # noqa: E402
 from sparsepipe.profiler import profile  # noqa: E402
 from sparsepipe.runtime import RunConfig  # noqa: E402
 from sparsepipe.runtime.channel import Inbox, Outbox  # noqa: E402
+from sparsepipe.runtime.compression import Compressor  # noqa: E402
 from sparsepipe.runtime.metrics import pace, steady_window  # noqa: E402
 from sparsepipe.runtime.packet import FORWARD, Packet, Slot, encode  # noqa: E402
 from sparsepipe.runtime.replay import ReplayWorkload  # noqa: E402
@@ -306,10 +312,16 @@ def _update_seconds_per_byte(megabytes: int = 64) -> float:
     return statistics.median(times) / weights[0].nbytes
 
 
-def role_pipeline(case: Case, folder: Path, seconds: float) -> dict[str, Any]:
-    plan = Plan.load(folder / "plan.json")
-    period = plan.estimate.period_seconds
+def role_flush(case: Case, folder: Path, seconds: float) -> dict[str, Any]:
+    return role_pipeline(case, folder, seconds, plan=Plan.load(folder / "flush.json"))
+
+
+def role_pipeline(case: Case, folder: Path, seconds: float, plan: Plan | None = None) -> dict[str, Any]:
+    plan = plan or Plan.load(folder / "plan.json")
+    period = Plan.load(folder / "plan.json").estimate.period_seconds
     count = max(12, int(seconds / period)) + 6
+    if plan.num_microbatches > 1:  # whole steps, the first of which is not counted
+        count = max(3, 1 + round(count / plan.num_microbatches)) * plan.num_microbatches
     config = RunConfig(
         case.model,
         "memory",
@@ -418,7 +430,12 @@ def six_messages(name: str, folder: Path) -> list[dict[str, Any]]:
         header, payload = encode(Packet(FORWARD, 0, 0, (Slot(rows, 0, True),), parts.coordinate_sets))
         theirs = rows.nbytes + coordinates.numel() * 4 + len(stride) * 4 + 8 * (2 + 2 + 1)
         ours = header.nbytes + payload.nbytes
-        found.append({"cut": row.id, "messages": 2, "bytes": ours, "of_six_messages": ours / theirs})
+        entry = {"cut": row.id, "messages": 2, "bytes": ours, "of_six_messages": ours / theirs}
+        for how in ("bfloat16", "int8"):  # what crosses may be made smaller
+            small = Compressor(how).shrink((Slot(rows, 0, True),))
+            parts_of = encode(Packet(FORWARD, 0, 0, small, parts.coordinate_sets))
+            entry[f"of_six_messages_{how}"] = sum(part.nbytes for part in parts_of) / theirs
+        found.append(entry)
     return found
 
 
@@ -430,7 +447,10 @@ ROLES = {
     "torch_1f1b": role_torch_1f1b,
     "profile": role_profile,
     "pipeline": role_pipeline,
+    "flush": role_flush,
 }
+RUNTIME = "runtime"  # channel and overhead: no workload's
+COMPETITORS = ("limit", "pipeline", "flush", "ddp", "torch_1f1b", "single")
 
 
 def _join(folder: Path) -> int:
@@ -480,31 +500,50 @@ def bench(name: str, folder: Path, *, repeats: int, seconds: float, only: set[st
     plan.save(folder / "plan.json")
     say(str(plan))
     cut = len(plan.stages[0].layers)
-    result: dict[str, list[float]] = {key: [] for key in ("limit", "single", "ddp", "torch_1f1b", "pipeline")}
-    notes: dict[str, Any] = {"plan": [list(stage.layers) for stage in plan.stages]}
+    result: dict[str, list[float]] = {key: [] for key in COMPETITORS}
+    notes: dict[str, Any] = {"plan": [list(stage.layers) for stage in plan.stages], "load": [], "memory": []}
     best = _best_torch(name, case, folder, cut, seconds, notes) if "torch_1f1b" in only else None
+    _flush_plan(plan, notes.get("torch_1f1b_at")).save(folder / "flush.json")
     for repeat in range(repeats):
+        notes["load"].append(round(os.getloadavg()[0], 2))
         for role, found in _round(name, case, folder, seconds, best, only):
-            result[role].append(found)
-            say(f"{name} {repeat + 1}/{repeats}: {role} {found:.1f} samples/s")
+            result[role].append(found["samples_per_second"])
+            say(f"{name} {repeat + 1}/{repeats}: {role} {found['samples_per_second']:.1f} samples/s")
+            if role == "pipeline":
+                stages = found["stages"]
+                notes["memory"].append([stage["peak_bytes"] / stage["planned_bytes"] for stage in stages])
+                notes["stages"] = stages
     predicted = _predict(plan, chosen, cluster, case)
+    notes["memory"] = [statistics.median(of_stage) for of_stage in zip(*notes["memory"], strict=True)]
     return _summary(result, predicted, notes)
+
+
+def _flush_plan(plan: Plan, torchs: dict[str, int] | None) -> Plan:
+    """Return the plan with flushes: at the cut and the number of micro-batches at which torch's schedule is best."""
+    layers = plan.layers
+    cut = torchs["cut"] if torchs else len(plan.stages[0].layers)
+    stages = (
+        replace(plan.stages[0], layers=layers[:cut]),
+        replace(plan.stages[1], layers=layers[cut:]),
+    )
+    count = torchs["microbatches"] if torchs else 8
+    return replace(plan, stages=stages).with_schedule("1f1b-flush", num_microbatches=count)
 
 
 def _round(
     name: str, case: Case, folder: Path, seconds: float, best: Any, only: set[str]
-) -> Iterator[tuple[str, float]]:
-    rate = "samples_per_second"
-    if "limit" in only:
-        yield "limit", sum(found[rate] for found in start("single", name, folder, seconds, world_size=2))
-    if "pipeline" in only:
-        yield "pipeline", start("pipeline", name, folder, seconds, world_size=2)[0][rate]
-    if "ddp" in only:
-        yield "ddp", start("ddp", name, folder, seconds, world_size=2)[0][rate]
-    if best is not None:
-        yield "torch_1f1b", start("torch_1f1b", name, folder, seconds, world_size=2, extra=best)[0][rate]
-    if "single" in only:
-        yield "single", start("single", name, folder, seconds, world_size=1)[0][rate]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Measure each competitor once, one after the other."""
+    for role in COMPETITORS:
+        if role not in only or (role == "torch_1f1b" and best is None):
+            continue
+        if role == "limit":
+            both = start("single", name, folder, seconds, world_size=2)
+            yield role, {"samples_per_second": sum(found["samples_per_second"] for found in both)}
+        elif role == "single":
+            yield role, start("single", name, folder, seconds, world_size=1)[0]
+        else:
+            yield role, start(role, name, folder, seconds, world_size=2, extra=best if role == "torch_1f1b" else ())[0]
 
 
 def _best_torch(name: str, case: Case, folder: Path, cut: int, seconds: float, notes: dict) -> list[str] | None:
@@ -521,7 +560,7 @@ def _best_torch(name: str, case: Case, folder: Path, cut: int, seconds: float, n
             rate = start("torch_1f1b", name, folder, seconds / 2, world_size=2, extra=extra)[0]["samples_per_second"]
             tried[place, count] = rate
     (place, count), rate = max(tried.items(), key=lambda item: item[1])
-    notes["torch_1f1b"] = {"cut": place, "microbatches": count}
+    notes["torch_1f1b_at"] = {"cut": place, "microbatches": count}
     say(f"{name}: torch_1f1b is best at cut {place}, {count} micro-batches: {rate:.1f}")
     return ["--cut", str(place), "--microbatches", str(count)]
 
@@ -539,10 +578,10 @@ def _summary(result: dict[str, list[float]], predicted: float, notes: dict[str, 
     document: dict[str, Any] = {key: statistics.median(found) if found else None for key, found in result.items()}
     document["predicted"] = predicted
     document["runs"] = result
-    ratios = {"pipeline/limit": "limit", "pipeline/ddp": "ddp", "pipeline/torch_1f1b": "torch_1f1b"}
-    for ratio, other in ratios.items():
-        pairs = [a / b for a, b in zip(result["pipeline"], result[other], strict=False)]
-        document[ratio] = _spread(pairs)
+    ratios = (("pipeline", "limit"), ("pipeline", "ddp"), ("pipeline", "torch_1f1b"), ("flush", "torch_1f1b"))
+    for one, other in ratios:
+        pairs = [a / b for a, b in zip(result[one], result[other], strict=False)]
+        document[f"{one}/{other}"] = _spread(pairs)
     document["pipeline/predicted"] = _spread([found / predicted for found in result["pipeline"]])
     return document | notes
 
@@ -559,12 +598,15 @@ def say(text: str) -> None:
 
 
 def _table(document: dict[str, Any]) -> str:
-    columns = ("limit", "single", "ddp", "torch_1f1b", "pipeline", "predicted", "pipeline/limit", "pipeline/ddp")
-    lines = ["workload".ljust(24) + "".join(column.rjust(16) for column in columns)]
+    columns = ("limit", "single", "ddp", "torch_1f1b", "flush", "pipeline", "predicted")
+    columns += ("pipeline/limit", "pipeline/ddp", "pipeline/torch_1f1b", "flush/torch_1f1b", "pipeline/predicted")
+    lines = ["workload".ljust(24) + "".join(column.rjust(20) for column in columns)]
     for name, found in ((name, found) for name, found in document.items() if name in CASES):
         cells = [found.get(column) for column in columns]
         texts = ["-" if c is None else f"{c['median']:.3f}" if isinstance(c, dict) else f"{c:.1f}" for c in cells]
-        lines.append(name.ljust(24) + "".join(text.rjust(16) for text in texts))
+        lines.append(name.ljust(24) + "".join(text.rjust(20) for text in texts))
+        memory = ", ".join(f"{share:.2f}" for share in found["memory"])
+        lines.append(f"  load {found['load']}, memory of the stages by the plan's figure: {memory or '-'}")
     if "overhead_ms" in document:
         lines.append(f"overhead: {document['overhead_ms']:.3f} ms a minibatch and stage")
         lines += [
@@ -573,7 +615,8 @@ def _table(document: dict[str, Any]) -> str:
         ]
         lines += [
             f"cut after {cut['cut']}: {cut['bytes']} bytes in {cut['messages']} messages, "
-            f"{cut['of_six_messages']:.2f} of SparsePipe's"
+            f"{cut['of_six_messages']:.2f} of SparsePipe's; as bfloat16 {cut['of_six_messages_bfloat16']:.2f}, "
+            f"int8 {cut['of_six_messages_int8']:.2f}"
             for cut in document["channel"]["minkvgg16bn"]
         ]
     return "\n".join(lines)
@@ -582,10 +625,10 @@ def _table(document: dict[str, Any]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    parser.add_argument("--workload", action="append", choices=list(CASES), help="all unless given")
+    parser.add_argument("--workload", action="append", choices=[*CASES, RUNTIME], help="all unless given")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement")
-    parser.add_argument("--only", action="append", help="competitors to run: all unless given")
+    parser.add_argument("--only", action="append", choices=COMPETITORS, help="competitors: all unless given")
     for option in ("--role", "--folder", "--output"):
         parser.add_argument(option, help=argparse.SUPPRESS)
     parser.add_argument("--cut", type=int, default=0, help=argparse.SUPPRESS)
@@ -593,17 +636,18 @@ def main() -> int:
     options = parser.parse_args()
     if options.role:
         return _work(options)
-    only = set(options.only or ("limit", "single", "ddp", "torch_1f1b", "pipeline"))
+    only = set(options.only or COMPETITORS)
     document: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="bench-runtime-") as folder:
         data.make_shapes(Path(folder) / "shapes", num_train=6, num_test=1)
-        for name in options.workload or CASES:
+        for name in options.workload or [*CASES, RUNTIME]:
+            if name == RUNTIME:
+                document |= _of_the_runtime(Path(folder), options.repeats)
+                continue
             own = Path(folder) / name
             own.mkdir()
             (own / "shapes").symlink_to(Path(folder) / "shapes")
             document[name] = bench(name, own, repeats=options.repeats, seconds=options.seconds, only=only)
-        if not options.workload:
-            document |= _of_the_runtime(Path(folder), options.repeats)
     print(json.dumps(document) if options.json else _table(document))
     return 0
 

@@ -89,6 +89,12 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--learning-rate-decay", type=float, metavar="F", help="factor of step and exponential, power")
     one.add_argument("--decay-epochs", type=_positive, metavar="N", help="from one such factor to the next")
     one.add_argument("--clip-norm", type=_positive, metavar="NORM", help="of all gradients; schedules that flush")
+    one.add_argument(
+        "--synchronised-batch-norm",
+        action="store_true",
+        default=None,
+        help="replicas of a stage share the statistics of a round",
+    )
     one.add_argument("--precision", choices=PRECISIONS)
     one.add_argument("--loss-scale", type=_positive, metavar="S", help="of float16: the first (default: 65536)")
     one.add_argument("--compression", choices=COMPRESSIONS, help="of what crosses boundaries")

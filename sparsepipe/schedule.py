@@ -288,10 +288,21 @@ def _most_held(plan: Plan, rank: int) -> int:
     return most
 
 
-def check_runs(plan: Plan, num_minibatches: int) -> None:
+def together(plan: Plan, stage: int, minibatch: int, num_minibatches: int) -> range:
+    """The minibatches whose forwards and backwards replicas that share statistics run with this one's, it included.
+
+    A last round in which some replicas have no minibatch is run by each alone.
+    """
+    count = len(plan.stages[stage].ranks)
+    start = minibatch - minibatch % count
+    return range(start, start + count) if start + count <= num_minibatches else range(minibatch, minibatch + 1)
+
+
+def check_runs(plan: Plan, num_minibatches: int, *, synchronised: bool = False) -> None:
     """Raise InputError when the lists would deadlock: execute them without time, each action once its inputs are done.
 
-    The message shows, per rank, where it stands.
+    `synchronised`: replicas wait for each other in the forwards and backwards of a round. The message shows, per rank,
+    where it stands.
     """
     todo = actions(plan, num_minibatches)
     place = dict.fromkeys(todo, 0)
@@ -304,12 +315,37 @@ def check_runs(plan: Plan, num_minibatches: int) -> None:
                 action = waiting[place[rank]]
                 if not done.issuperset(inputs(action, plan, num_minibatches)):
                     break
+                if synchronised and not _all_there(action, plan, num_minibatches, done, todo, place):
+                    break
                 done.add(action)
                 place[rank] += 1
                 moved = True
     stuck = {rank: str(todo[rank][at]) for rank, at in place.items() if at < len(todo[rank])}
     if stuck:
         raise InputError(f"schedule {plan.schedule!r} of this plan deadlocks: rank → action it waits at: {stuck}")
+
+
+def _all_there(
+    action: Action,
+    plan: Plan,
+    num_minibatches: int,
+    done: set[Action],
+    todo: Mapping[int, tuple[Action, ...]],
+    place: Mapping[int, int],
+) -> bool:
+    """Whether every replica is at its part of a pass that they run together, or past it, and has what it needs."""
+    s, op, m = action
+    if op not in (Op.FORWARD, Op.BACKWARD):
+        return True
+    for other in together(plan, s, m, num_minibatches):
+        partner, rank = Action(s, op, other), plan.stages[s].replica(other)
+        if partner in done:
+            continue
+        if place[rank] == len(todo[rank]) or todo[rank][place[rank]] != partner:
+            return False
+        if not done.issuperset(inputs(partner, plan, num_minibatches)):
+            return False
+    return True
 
 
 SCHEDULES: Mapping[str, str] = {

@@ -289,6 +289,12 @@ def test_what_cannot_run_is_refused_before_anything_starts(tmp_path, clouds) -> 
         launch(plan_of(PLAIN, [[0], [2]]), settings(clouds), run_dir=tmp_path / "run")
     with pytest.raises(InputError, match="precision float16 goes with schedules that flush: with weights 'stash'"):
         launch(plan_of(PLAIN, [[0], [1]]), settings(clouds, precision="float16"), run_dir=tmp_path / "run")
+    shared = settings(clouds, synchronised_batch_norm=True)
+    with pytest.raises(InputError, match=r"synchronised batch norm needs equal shares, stage 0 has \(2, 1\)"):
+        launch(plan_of(PLAIN, [[0, 1], [2]], shares={0: (2, 1)}), shared, run_dir=tmp_path / "run")
+    odd = plan_of(PLAIN, [[0, 1], [2]], schedule="gpipe", num_microbatches=3)
+    with pytest.raises(InputError, match="steps of whole rounds: 3 minibatches of a step over 2 replicas of stage 0"):
+        launch(odd, shared, run_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

@@ -223,9 +223,17 @@ LAWS: dict[str, tuple] = {
 }
 
 
+ONE, TWO = ({"schedule": "1f1b-flush", "num_microbatches": count} for count in (1, 2))
+# All batch norm of the network lies in one stage then: only replicas share statistics, not minibatches of a step.
+BEHIND_NORMS = 1 + max(k for k, row in enumerate(network(UNET, num_classes=3).rows) if row.kind == "batch_norm")
+SHARED = {**FULL, "batch_size": 3, "synchronised_batch_norm": True}
 HALF = {"precision": "float16", "learning_rate": 0.003, "loss_scale": 2.0**24}  # too large at first
 # Half the bits in one process and in several, and what is done to bits on their way: compared with each other.
 SMALL: dict[str, tuple] = {
+    "synchronised, whole": (UNET, [[0]], ONE, {**FULL, "batch_size": 6}),
+    "synchronised, data parallel": (UNET, [[0, 1]], {"schedule": "1f1b"}, SHARED),
+    "synchronised 2-1": (UNET, [[0, 1], [2]], {**TWO, "cuts": (BEHIND_NORMS,)}, SHARED),
+    "synchronised 1-2, zero-bubble": (UNET, [[0], [1, 2]], {**TWO, "schedule": "zero-bubble", "cuts": (1,)}, SHARED),
     "float16, one process": (PLAIN, [[0]], FLUSH, HALF),
     "float16, 3 stages": (PLAIN, [[0], [1], [2]], FLUSH, HALF),
     "float16, zero-bubble": (PLAIN, [[0], [1]], {"schedule": "zero-bubble", "num_microbatches": 4}, HALF),
@@ -294,6 +302,19 @@ def test_stages_change_no_bit_where_nothing_is_replicated(laws: Callable) -> Non
         weights = cut.tensors("weight")
         for key, weight in alone.tensors("weight").items():
             assert torch.equal(weights[key], weight), (name, key)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["synchronised, data parallel", "synchronised 2-1", "synchronised 1-2, zero-bubble"])
+def test_replicas_that_share_statistics_train_like_one_with_all_their_samples(name: str, laws: Callable) -> None:
+    """Two minibatches of 3 on two replicas are one of 6: in loss, in what is learned, in running statistics."""
+    (_, found), (_, alone) = laws[name], laws["synchronised, whole"]
+    pairs = torch.tensor(found.losses).view(-1, 2).mean(dim=1)
+    torch.testing.assert_close(pairs, torch.tensor(alone.losses), **CLOSE)
+    for kind in ("weight", "buffer"):
+        tensors = found.tensors(kind)
+        for key, tensor in alone.tensors(kind).items():
+            torch.testing.assert_close(tensors[key], tensor, **CLOSE, msg=lambda text, key=key: f"{key}: {text}")
 
 
 @pytest.mark.slow

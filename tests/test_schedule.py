@@ -218,6 +218,13 @@ def test_a_schedule_that_waits_for_itself_is_refused():
         check_runs(plan, 4)
 
 
+def test_replicas_that_wait_for_each_other_within_a_pass_need_both_minibatches_sent():
+    check_runs(pipeline(1, 2, 1), 7, synchronised=True)
+    check_runs(pipeline(2, 2, schedule="zero-bubble", num_microbatches=4), 8, synchronised=True)
+    with pytest.raises(InputError, match="deadlocks.*0B0.*1F0"):  # the first stage sends one and waits for its return
+        check_runs(pipeline(1, 2, schedule="sequential"), 4, synchronised=True)
+
+
 def test_actions_parse_what_they_print():
     assert Action.parse("12B345") == Action(12, Op.BACKWARD, 345)
     assert str(Action.parse("1F3")) == "1F3"

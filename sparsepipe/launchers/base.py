@@ -13,7 +13,7 @@ from ..plan import Plan
 from ..profile import Profile
 from ..record import Origin, RunRecord
 from ..runtime import RunConfig
-from ..schedule import check_runs
+from ..schedule import check_runs, round_length
 from .handle import Stranger
 
 Row = dict[str, Any]
@@ -83,6 +83,8 @@ def prepare(
         raise InputError(f"the plan uses ranks {sorted(plan.ranks)}, expected 0 to {len(plan.ranks) - 1}")
     rounds = max(plan.num_microbatches, *(stage.round for stage in plan.stages))
     check_runs(plan, 2 * rounds + len(plan.ranks) + 1)
+    if config.synchronised_batch_norm:
+        _check_synchronised(plan, 2 * rounds + len(plan.ranks) + 1)
     folder = Path(run_dir).resolve()
     if not (resume and (folder / "plan.json").exists()):
         record = RunRecord.create(folder, plan, config.to_json(), Origin.here(**_facts(plan, config)))
@@ -141,6 +143,23 @@ def attach(run_dir: Path | str) -> Job:
 
 
 LAUNCHERS: dict[str, Callable[..., Job]] = {"local": _local}
+
+
+def _check_synchronised(plan: Plan, num_minibatches: int) -> None:
+    """Raise InputError where replicas that share statistics would wait for each other for ever."""
+    for k, stage in enumerate(plan.stages):
+        count = len(stage.ranks)
+        if len(set(stage.shares)) > 1:
+            raise InputError(f"synchronised batch norm needs equal shares, stage {k} has {stage.shares}")
+        if plan.weights in ("flush", "2bw") and round_length(plan, k) % count:
+            raise InputError(
+                f"synchronised batch norm needs steps of whole rounds: {round_length(plan, k)} minibatches of a step "
+                f"over {count} replicas of stage {k}; choose a multiple for num_microbatches"
+            )
+    try:
+        check_runs(plan, num_minibatches, synchronised=True)
+    except InputError as error:
+        raise InputError(f"synchronised batch norm: {error}") from None
 
 
 def _facts(plan: Plan, config: RunConfig) -> dict[str, Any]:

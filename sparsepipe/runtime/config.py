@@ -38,6 +38,7 @@ class RunConfig:
     decay_epochs: float = 30.0  # from one such factor to the next
     momentum: float = 0.9  # of sgd
     weight_decay: float = 0.0
+    synchronised_batch_norm: bool = False  # replicas of a stage share the statistics of a round's minibatches
     clip_norm: float | None = None  # of all gradients together; for schedules that flush
     precision: str = "float32"  # or bfloat16, float16 (loss scaled): autocast, weights stay float32
     loss_scale: float = 2.0**16  # of float16: the first; halved when gradients overflow, doubled after 2000 good steps

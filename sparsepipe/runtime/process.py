@@ -32,6 +32,7 @@ class Process:
     device: torch.device
     timeout: float
     stage_group: Any = None
+    statistics_group: Any = None  # the same ranks, for what they exchange within a forward or backward
     whereabouts: Whereabouts | None = None
 
     def sum(self, values: Tensor, *, what: str) -> Tensor:
@@ -73,7 +74,9 @@ class Process:
 
 
 @contextmanager
-def joined(plan: Plan, *, run_dir: Path, device: str, threads: int | None, timeout: float) -> Iterator[Process]:
+def joined(
+    plan: Plan, *, run_dir: Path, device: str, threads: int | None, timeout: float, synchronise: bool = False
+) -> Iterator[Process]:
     """Join the job that the environment describes (torchrun's RANK and WORLD_SIZE) and leave it at the end.
 
     Ranks meet through a file in the run directory, so nothing listens for it; across hosts, through MASTER_ADDR.
@@ -93,13 +96,12 @@ def joined(plan: Plan, *, run_dir: Path, device: str, threads: int | None, timeo
     store = _store(run_dir, world_size, timeout)
     _meet(store, rank, world_size, timeout)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=_NEVER)
-    groups = {
-        k: dist.new_group(sorted(replicas.ranks), timeout=_NEVER)
-        for k, replicas in enumerate(plan.stages)
-        if len(replicas.ranks) > 1
-    }
+    replicated = [(k, sorted(stage.ranks)) for k, stage in enumerate(plan.stages) if len(stage.ranks) > 1]
+    groups = {k: dist.new_group(ranks, timeout=_NEVER) for k, ranks in replicated}
+    # Nobody watches over a wait within a layer: it has the deadline of its group.
+    within = {k: dist.new_group(ranks, timeout=timedelta(seconds=timeout)) for k, ranks in replicated if synchronise}
     whereabouts = Whereabouts(run_dir / "logs" / ".whereabouts", world_size, rank)
-    process = Process(rank, world_size, stage, where, timeout, groups.get(stage), whereabouts)
+    process = Process(rank, world_size, stage, where, timeout, groups.get(stage), within.get(stage), whereabouts)
     try:
         yield process
     except DeadlinePassed as error:

@@ -34,7 +34,12 @@ def run(
         workload = ReplayWorkload.open(run_dir, config) if config.engine == ENGINE else Workload.open(config)
     workload.check(plan)
     with joined(
-        plan, run_dir=run_dir, device=config.device, threads=config.threads, timeout=config.timeout_seconds
+        plan,
+        run_dir=run_dir,
+        device=config.device,
+        threads=config.threads,
+        timeout=config.timeout_seconds,
+        synchronise=config.synchronised_batch_norm,
     ) as process:
         found = _agree(run_dir, process) if resume else None
         recorder = Recorder(

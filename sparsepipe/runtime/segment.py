@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..schedule import Action, Op, actions, forward_versions, round_length, round_minibatches
+from ..schedule import Action, Op, actions, forward_versions, round_length, round_minibatches, together
 from .channel import Inbox
 from .failures import LossNotFinite
 from .loader import Loader
@@ -94,6 +94,7 @@ class Segment:
         self.outcomes: dict[int, Outcome] = {}
         # Of each minibatch, filled in by the last stage: time it was done, samples, mean loss, counted, correct.
         self.table = torch.zeros(count, 5, dtype=torch.float64)
+        self.synchronised: bool | None = None  # as the module was left, nobody knows
         self.averaging: Averaging | None = None  # of the round whose last backward is done
         self.last_of_rounds = self._last_of_rounds(todo) if worker.process.stage_group is not None else frozenset()
         self.answers: Inbox | None = None
@@ -123,6 +124,7 @@ class Segment:
         worker, m = self.worker, action.minibatch
         runner, recorder = worker.runner, worker.recorder
         arrived = self.inputs.take(action)
+        self._synchronise(m)
         start = recorder.begin("forward", m + self.base)
         version = worker.weights.acquire(self.first_version + self.versions[m])
         flight, outputs = runner.forward(arrived, version, m + self.base)
@@ -136,6 +138,17 @@ class Segment:
         recorder.span("forward", str(action), start, recorder.now(), minibatch=m + self.base)
         if packet is not None:
             worker.send(packet, worker.plan.stages[worker.stage + 1].replica(m), action)
+
+    def _synchronise(self, m: int) -> None:
+        """Let batch norm share its statistics in rounds in which every replica has a minibatch."""
+        worker = self.worker
+        group = worker.process.statistics_group
+        if group is None:
+            return
+        whole = len(together(worker.plan, worker.stage, m, self.count)) > 1
+        if whole is not self.synchronised:
+            worker.runner.module.synchronise(group if whole else None)
+            self.synchronised = whole
 
     def _take_loss(self, flight: Flight, outputs: dict[str, Any], m: int, labels: Tensor) -> None:
         worker = self.worker
@@ -201,6 +214,7 @@ class Segment:
         return packet
 
     def _recompute(self, flight: Flight, m: int) -> None:
+        self._synchronise(m)
         outputs = self.worker.runner.run_again(flight)
         if self.worker.runner.is_last:
             self._take_loss(flight, outputs, m, flight.labels)
