@@ -51,6 +51,7 @@ TARGETS = {
     "kernel_map_share": 0.1,
     "memory_native_over_minkowski": 1.0,
 }
+PARTS = ("steps", "convolutions", "memory")
 _CLASSES = {"modelnet": 10, "modelnet-dense": 10, "kitti": 20}
 _BATCH_SIZE, _VOXEL_SIZE, _SWEEP_VOXEL_SIZE = 8, 0.02, 0.1
 
@@ -326,8 +327,9 @@ def child(options: argparse.Namespace) -> dict[str, Any]:
             continue
         print(f"bench_engines: {options.threads[0]} threads: {case.name}", file=sys.stderr)
         batch = batches[case.clouds]
-        result["steps"][case.name] = time_steps(case, batch, engines, options.rounds)
-        if case.clouds == "modelnet":
+        if "steps" in options.parts:
+            result["steps"][case.name] = time_steps(case, batch, engines, options.rounds)
+        if "convolutions" in options.parts and case.clouds == "modelnet":
             found = time_convolutions(case, batch, engines["native"], 3 * options.rounds)
             result["convolutions"][case.name] = found
     return result
@@ -345,6 +347,7 @@ def run_child(options: argparse.Namespace, threads: int, *words: str) -> dict[st
     command = [sys.executable, str(Path(__file__).resolve()), "--threads", str(threads), *words]
     command += ["--rounds", str(options.rounds), "--scratch", options.scratch, *(["--quick"] if options.quick else [])]
     command += ["--cases", *options.cases] if options.cases else []
+    command += ["--parts", *options.parts]
     done = subprocess.run(command, check=False, env=environment, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         raise SystemExit(f"bench_engines: {' '.join(words)} failed; its traceback is above")
@@ -376,6 +379,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer cases and rounds: a few minutes")
     parser.add_argument("--threads", type=int, nargs="+", default=[2, 1], help="numbers of threads (default: 2 1)")
     parser.add_argument("--rounds", type=int, help="rounds of a case (default: 11, quick: 5)")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure (default: all)")
     parser.add_argument("--cases", nargs="+", default=[], metavar="WORD", help="only cases whose name holds a word")
     for name in ("child", "engine", "model", "clouds", "scratch"):
         parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
@@ -384,27 +388,40 @@ def main() -> None:
     if options.child:
         print(json.dumps(child(options)))
         return
-    with tempfile.TemporaryDirectory() as scratch:
-        options.scratch = scratch
-        load_before = os.getloadavg()
-        threads = {str(count): run_child(options, count, "--child", "steps") for count in options.threads}
-        names = ["native"]
-        if any("minkowski" in step["seconds"] for part in threads.values() for step in part["steps"].values()):
-            names.append("minkowski")
-        memory = measure_memory(options, names)
-    document = {
+    document: dict[str, Any] = {
         "device": device_name(torch.device("cpu")),
         "processors": os.cpu_count(),
-        "load_average": {"before": load_before, "after": os.getloadavg()},
+        "load_average_before": os.getloadavg(),
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "environment": {name: value for name, value in os.environ.items() if name.startswith(("OMP_", "MKL_", "THP_"))},
         "rounds": options.rounds,
         "targets": TARGETS,
-        "threads": threads,
-        "memory_bytes": memory,
+        "threads": {},
+        "memory_bytes": {},
     }
-    if options.json:
-        Path(options.json).write_text(json.dumps(document, indent=2) + "\n")
+    with tempfile.TemporaryDirectory() as scratch:
+        options.scratch = scratch
+        if {"steps", "convolutions"} & set(options.parts):
+            for count in options.threads:
+                document["threads"][str(count)] = run_child(options, count, "--child", "steps")
+                _write(document, options.json)  # what is there, should the rest be cut off
+        if "memory" in options.parts:
+            document["memory_bytes"] = measure_memory(options, _engines())
+    document["load_average_after"] = os.getloadavg()
+    _write(document, options.json)
     report(document)
+
+
+def _write(document: Mapping[str, Any], path: str | None) -> None:
+    if path:
+        Path(path).write_text(json.dumps(document, indent=2) + "\n")
+
+
+def _engines() -> list[str]:
+    try:
+        return ["native", engine("minkowski").name]
+    except InputError:
+        return ["native"]
 
 
 def report(document: Mapping[str, Any]) -> None:
@@ -414,7 +431,7 @@ def report(document: Mapping[str, Any]) -> None:
         low, high = value["quartiles"]
         return f"{value['median']:.2f} [{low:.2f}, {high:.2f}]"
 
-    load = ", ".join(f"{value:.1f}" for value in document["load_average"]["after"])
+    load = ", ".join(f"{value:.1f}" for value in document["load_average_after"])
     print(f"{document['device']}, {document['processors']} processors, load {load}, {document['rounds']} rounds")
     for count, part in document["threads"].items():
         print(f"\n{count} threads")

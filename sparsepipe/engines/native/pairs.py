@@ -20,14 +20,14 @@ class Bags:
 
         Always in the same order, whatever the number of threads; half precision is summed in single.
         """
-        return torch.embedding_bag(table, self.rows, self.starts, False, 0, False, weights, True)[0]
+        return torch.embedding_bag(table.contiguous(), self.rows, self.starts, False, 0, False, weights, True)[0]
 
     def max(self, table: Tensor) -> tuple[Tensor, Tensor]:
         """Take the maximum of each result row's rows, channel by channel, 0 where there is none, and who gave it.
 
         Of equals the first one gave it. Returns [R, C] and int32 [R, C].
         """
-        found = torch.embedding_bag(table, self.rows, self.starts, False, 2, False, None, True)
+        found = torch.embedding_bag(table.contiguous(), self.rows, self.starts, False, 2, False, None, True)
         return found[0], found[3]
 
 
