@@ -61,6 +61,7 @@ class CoordinateManager:
         self._keys: dict[Stride, Tensor] = {}
         self._maps: dict[tuple[Stride, Stride, int, int], KernelMap] = {}
         self._coordinates: dict[Stride, Tensor] = {}
+        self._floored_keys: dict[tuple[Stride, Stride], Tensor] = {}
         self._sample_sizes: dict[Stride, tuple[int, ...]] = {}
 
     def insert(self, stride: Stride, keys: Tensor) -> None:
@@ -95,9 +96,11 @@ class CoordinateManager:
 
     def _floored(self, stride: Stride, out_stride: Stride) -> Tensor:
         """Return the key of floor(c / out_stride) * out_stride for each row of the set at `stride`."""
-        coordinates = self.coordinates(stride)
-        steps = torch.tensor((1, *out_stride), device=coordinates.device, dtype=torch.int32)
-        return pack(coordinates.div(steps, rounding_mode="floor").mul_(steps))
+        if (stride, out_stride) not in self._floored_keys:
+            coordinates = self.coordinates(stride)
+            steps = torch.tensor((1, *out_stride), device=coordinates.device, dtype=torch.int32)
+            self._floored_keys[stride, out_stride] = pack(coordinates.div(steps, rounding_mode="floor").mul_(steps))
+        return self._floored_keys[stride, out_stride]
 
     def kernel_map(self, in_stride: Stride, out_stride: Stride, *, kernel_size: int, dilation: int = 1) -> KernelMap:
         """Pair rows by a kernel laid on the coordinates of `out_stride`, in steps of `in_stride` times `dilation`."""
@@ -116,4 +119,4 @@ class CoordinateManager:
         """Return the row at `out_stride` of each row at `stride`, -1 where it is not there."""
         keys, wanted = self._keys[out_stride], self._floored(stride, out_stride)
         rows = torch.searchsorted(keys, wanted).clamp_(max=len(keys) - 1)
-        return torch.where(keys[rows] == wanted, rows, -1)
+        return torch.where(keys.index_select(0, rows) == wanted, rows, -1)

@@ -68,7 +68,7 @@ class KernelMap:
     @cached_property
     def inputs(self) -> Bags:
         """The input rows of each output row, by offset."""
-        return Bags(self.pairs.in_rows.int()[self.pairs.bags.rows], self.pairs.bags.starts)
+        return Bags(self.pairs.in_rows.int().index_select(0, self.pairs.bags.rows), self.pairs.bags.starts)
 
     @cached_property
     def offsets(self) -> Bags:
@@ -76,7 +76,7 @@ class KernelMap:
         device = self.in_rows.device
         offsets = torch.arange(len(self.counts), dtype=torch.int32, device=device)
         offsets = offsets.repeat_interleave(torch.tensor(self.pairs.counts, device=device))
-        return Bags(offsets[self.pairs.bags.rows], self.pairs.bags.starts)
+        return Bags(offsets.index_select(0, self.pairs.bags.rows), self.pairs.bags.starts)
 
     @cached_property
     def outputs_of_offsets(self) -> Bags:
@@ -158,7 +158,7 @@ def tiling_map(in_coordinates: Tensor, parents: Tensor, num_out: int, step: tupl
     order = torch.sort(offsets, stable=True).indices
     counts = torch.bincount(offsets, minlength=size ** len(step) + 1)[:-1].tolist()
     order = order[: sum(counts)]
-    return KernelMap(order, parents[order], tuple(counts), len(in_coordinates), num_out)
+    return KernelMap(order, parents.index_select(0, order), tuple(counts), len(in_coordinates), num_out)
 
 
 def _search(
@@ -193,7 +193,10 @@ def _search(
     wanted = out_cells + torch.tensor(steps, device=out_cells.device).unsqueeze(1)  # [K, M]
     rows, found = _look_up(in_cells, wanted, math.prod(sizes))
     pairs = found.flatten().nonzero().flatten()  # by offset, then by output row
-    return rows.flatten()[pairs].long(), pairs % wanted.shape[1], tuple(found.sum(dim=1).tolist())
+    counts = tuple(found.sum(dim=1).tolist())
+    starts = torch.arange(0, wanted.numel(), wanted.shape[1], device=pairs.device)
+    out_rows = pairs - starts.repeat_interleave(torch.tensor(counts, device=pairs.device))
+    return rows.flatten().index_select(0, pairs).long(), out_rows, counts
 
 
 def _cells(places: Tensor, weights: Tensor, origin: int) -> Tensor:
@@ -204,8 +207,8 @@ def _look_up(cells: Tensor, wanted: Tensor, num_cells: int) -> tuple[Tensor, Ten
     """Return each wanted cell's row and whether it has one: by a table of all cells, in large boxes by bisection."""
     if num_cells <= min(_TABLE_CELLS_PER_QUESTION * wanted.numel(), _TABLE_CELLS):
         table = torch.full((num_cells,), -1, dtype=torch.int32, device=cells.device)
-        table[cells] = torch.arange(len(cells), dtype=torch.int32, device=cells.device)
-        rows = table[wanted]
+        table.scatter_(0, cells, torch.arange(len(cells), dtype=torch.int32, device=cells.device))
+        rows = table.index_select(0, wanted.flatten()).view(wanted.shape)
         return rows, rows >= 0
     rows = torch.searchsorted(cells, wanted).clamp_(max=len(cells) - 1)
-    return rows, cells[rows] == wanted
+    return rows, cells.index_select(0, rows.flatten()).view(wanted.shape) == wanted
