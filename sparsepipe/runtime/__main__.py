@@ -52,11 +52,14 @@ def _run(run_dir: Path, rank: int, *, resume: bool) -> int:
             write_error(run_dir, error, rank=rank, stage=stage)
         except OSError as full:
             print(f"the error could not be written either: {full}", file=sys.stderr)
-        sys.stderr.flush()
-        # Not sys.exit: threads that wait for a peer would be asked to end, and cannot.
-        os._exit(2 if isinstance(error, InputError) else 1)
+        return 2 if isinstance(error, InputError) else 1
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: gloo's threads that wait for a peer would be asked to end and cannot, and a process group that a
+    # module still holds is taken down too late, which aborts.
+    os._exit(status)

@@ -25,6 +25,8 @@ _CACHE_BYTES = 2**23  # of gathered rows and products
 
 
 class _Convolution(torch.autograd.Function):
+    splits_gradients = True  # a backward computes only the gradients it is asked for
+
     @staticmethod
     def forward(ctx: Any, features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:
         ctx.save_for_backward(features, kernel)
@@ -35,7 +37,7 @@ class _Convolution(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         features, kernel = ctx.saved_tensors
-        wants_features, wants_kernel, _ = ctx.needs_input_grad
+        wants_features, wants_kernel = (_wanted(ctx, place) for place in (0, 1))
         grad_output = grad_output.contiguous()
         with torch.autocast(features.device.type, enabled=False):
             transposed = kernel.to(features.dtype).transpose(1, 2)
@@ -43,6 +45,14 @@ class _Convolution(torch.autograd.Function):
                 return _forward(grad_output, transposed, ctx.kernel_map.transposed), None, None
             grad_features, grad_kernel = _backward(features, transposed, grad_output, ctx.kernel_map, wants_features)
         return grad_features, grad_kernel.to(kernel.dtype), None
+
+
+def _wanted(ctx: Any, place: int) -> bool:
+    """Whether this time through the graph asks for an input's gradient; `needs_input_grad` says whether any may."""
+    node, _ = ctx.next_functions[place]
+    if not ctx.needs_input_grad[place] or node is None:
+        return False
+    return node.name() == "torch::autograd::AccumulateGrad" or torch._C._will_engine_execute_node(node)
 
 
 def _forward(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:
