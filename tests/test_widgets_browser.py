@@ -176,6 +176,18 @@ def test_a_layer_is_clicked(page, lab):
     page.wait_for_selector("text=from conv6, to conv8")
 
 
+def test_figures_follow_the_theme(page, lab):
+    cells = "import plotly.graph_objects as go\nfrom sparsepipe.widgets import PlotView"
+    cells += "\nPlotView(go.Figure(go.Scatter(y=[1, 2], mode='lines', line_color='#222222', uid='a')))"
+    lab.write("theme.ipynb", cells)
+    run_notebook(page, lab, "theme.ipynb")
+    page.wait_for_selector(".js-plotly-plot[data-drawn='1']")
+    lab_driver.set_theme(page, "JupyterLab Dark")
+    page.wait_for_selector(".js-plotly-plot[data-drawn='2']")
+    stroke = page.evaluate("() => getComputedStyle(document.querySelector('.scatterlayer .js-line')).stroke")
+    assert stroke == "rgb(216, 216, 216)" and not page.problems
+
+
 def test_a_page_without_the_static_file_gets_plotly_from_the_kernel(page, lab):
     cell = "view = PlotView(go.Figure(go.Scatter(y=[1, 2, 3], uid='a')))\nview.asset = ''\nview"
     lab.write("kernel.ipynb", "import plotly.graph_objects as go\nfrom sparsepipe.widgets import PlotView", cell)

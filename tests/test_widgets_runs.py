@@ -151,19 +151,29 @@ def step(minibatch, seconds, loss=1.0):
 
 def test_phases_and_time_left():
     plan = Plan((Stage(("a",), (0,)), Stage(("b",), (1,))))
-    options = {"epochs": 3, "minibatches": None, "running": True}
-    assert phase([], plan, **options)[0].startswith("setting up")
-    assert phase([step(0, 3.0)], plan, **options)[0] == "warm-up of 2 stages, epoch 1 of 3, minibatch 1"
+    start = {"event": "start", "seconds": 1.0, "minibatches": 30, "epoch_minibatches": 10}
+    assert phase([], plan, running=True) == (phase([], plan, running=True)[0], 0, 0)
+    assert phase([], plan, running=True)[0].startswith("setting up")
+    assert phase([start], plan, running=True) == ("warming up: the first minibatch is on its way", 0, 30)
+    told = phase([start, step(0, 3.0)], plan, running=True)[0]
+    assert told == "warming up, epoch 1 of 3, minibatch 1 of 30"
+    first = [start, *(step(k, k + 1.0) for k in range(10))]
+    assert phase(first[:-2], plan, running=True)[0] == "epoch 1 of 3, minibatch 8 of 30, about 22 s left"
     ended = {"event": "epoch", "seconds": 10.0, "epoch": 0, "minibatches": 10, "samples_per_second": 20.0}
-    rows = [*(step(k, k + 1.0) for k in range(10)), ended, *(step(10 + k, 10 + 0.5 * (k + 1)) for k in range(10))]
-    told, done, total = phase(rows, plan, **options)
-    assert (done, total) == (20, 30) and told == "epoch 2 of 3, minibatch 20 of 30, about 5 s left"
+    rows = [*first, ended, *(step(10 + k, 10 + 0.5 * (k + 1)) for k in range(10))]
+    told, done, total = phase(rows, plan, running=True)
+    assert (done, total) == (20, 30) and told == "epoch 3 of 3, minibatch 20 of 30, about 5 s left"
+    resumed = [*rows, start | {"seconds": 40.0}, step(20, 41.0), step(21, 43.0)]
+    assert phase(resumed, plan, running=True)[0] == "epoch 3 of 3, minibatch 22 of 30, about 16 s left"
+    assert phase(rows, plan, running=False)[0] == "20 of 30 minibatches done"
     assert learned(rows) == "loss 1.000, 20 samples/s"
 
 
 def test_the_log_of_a_rank_is_its_end(tmp_path):
     assert "no log yet" in log_of(tmp_path, 0)
     (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "rank0.log").write_text("")
+    assert "nothing to report" in log_of(tmp_path, 0)
     (tmp_path / "logs" / "rank0.log").write_text("".join(f"line <{k}>\n" for k in range(100)))
     text = log_of(tmp_path, 0)
     assert "line &lt;99&gt;" in text and "line &lt;10&gt;" not in text

@@ -8,11 +8,12 @@ import numpy as np
 from ..data import VoxelDataset
 from ..errors import InputError
 from ..launchers import launch
+from ..launchers.folders import new_folder
 from ..models import network
 from ..plan import Plan, Stage
 from ..record import RunRecord
 from ..runtime.config import RunConfig
-from .kept import new_folder, newest
+from .kept import newest
 
 HEIGHTS = (-1.3, 0.0)  # metres from the sensor: the ground lies below the first, tall things reach over the second
 FAR = 30.0  # metres

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..cluster import Cluster
 from ..launchers import launch
+from ..launchers.folders import new_folder
 from ..plan import Plan
 from ..planners import Problem, estimate, partition
 from ..plots.epochs import epoch_trace, working_epoch
@@ -16,7 +17,7 @@ from ..record import RunRecord
 from ..runtime.config import RunConfig
 from ..simulator import simulate
 from ..trace import Trace
-from .kept import new_folder, newest
+from .kept import newest
 from .workplace import Workplace
 
 Row = Mapping[str, Any]

@@ -71,6 +71,12 @@ class Worker:
     def run(self, resume_from: checkpoint.Checkpoint | None = None) -> None:
         """Train what is left to train, with validation and checkpoints between epochs, and sum up."""
         done = self._resume(resume_from) if resume_from else 0
+        if self.rank == self.last_rank:
+            sizes = {
+                "epoch_minibatches": self.workload.epoch_minibatches,
+                "minibatches": self.workload.total_minibatches,
+            }
+            self.recorder.metric("start", **sizes)
         for epoch, first, count in self.workload.segments(done):
             self.recorder.restart()
             row = self._train(epoch, first, count)

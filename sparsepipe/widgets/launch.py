@@ -13,6 +13,7 @@ from .. import plots
 from ..cluster import Cluster
 from ..errors import InputError, RunFailed
 from ..launchers import Job, attach, launch
+from ..launchers.folders import folders, new_folder
 from ..plan import Plan
 from ..plots.epochs import working_epoch
 from ..profile import Profile
@@ -68,7 +69,7 @@ class LaunchBoard:
         with self._lock:
             if name in self.jobs and self.jobs[name].running:
                 raise InputError(f"{name} is running already: cancel it first, or wait")
-            run_dir = self._new_folder(name)
+            run_dir = new_folder(self.runs, self._called(name))
             self.jobs[name] = launch(self.plans[name], self.config, run_dir=run_dir, detach=self.detach.value)
             self._begin(name)
             return self.jobs[name]
@@ -78,7 +79,7 @@ class LaunchBoard:
         found = []
         with self._lock:
             for name in self.plans:
-                for folder in sorted(self._folders(name), reverse=True)[:1]:
+                for folder in folders(self.runs, self._called(name))[:1]:
                     if name in self.jobs or RunRecord(folder).status["state"] not in ("started", "running"):
                         continue
                     job = attach(folder)
@@ -125,14 +126,8 @@ class LaunchBoard:
             pause.wait(_SECONDS)
         look()
 
-    def _folders(self, name: str) -> list[Path]:
-        stem = f"{self.config.model}-{name}"
-        return [path.parent for path in self.runs.glob(f"{stem}-[0-9][0-9][0-9]/plan.json")]
-
-    def _new_folder(self, name: str) -> Path:
-        stem = f"{self.config.model}-{name}"
-        number = max((int(path.name[-3:]) for path in self.runs.glob(f"{stem}-[0-9][0-9][0-9]")), default=0) + 1
-        return self.runs / f"{stem}-{number:03d}"
+    def _called(self, name: str) -> str:
+        return f"{self.config.model}-{name}"
 
 
 class _Line:
@@ -143,7 +138,8 @@ class _Line:
         narrow = ipywidgets.Layout(width="90px")
         self.start = ipywidgets.Button(description="launch", button_style="primary", layout=narrow, icon="play")
         self.stop = ipywidgets.Button(description="cancel", layout=narrow, disabled=True, icon="stop")
-        self.progress = ipywidgets.IntProgress(max=1, layout=ipywidgets.Layout(width="180px"))
+        wide, names = ipywidgets.Layout(width="200px"), {"description_width": "44px"}
+        self.progress = ipywidgets.IntProgress(max=1, layout=wide, style=names)
         self.state = ipywidgets.HTML("not launched")
         label = ipywidgets.HTML(f"<b>{html.escape(name)}</b>", layout=ipywidgets.Layout(min_width="130px"))
         self.start.on_click(board.messages.shown(self._start))
@@ -153,6 +149,7 @@ class _Line:
 
     def launched(self) -> None:
         self.start.disabled, self.stop.disabled = True, False
+        self.progress.value, self.progress.description, self.progress.bar_style = 0, "", ""
 
     def _start(self, _: Any) -> None:
         self.launched()
@@ -165,15 +162,14 @@ class _Line:
             raise
 
     def show(self, job: Job, rows: Any) -> None:
-        config = self.board.config
-        told, done, total = phase(
-            rows, self.board.plans[self.name], epochs=config.epochs, minibatches=config.minibatches, running=job.running
-        )
+        told, done, total = phase(rows, self.board.plans[self.name], running=job.running)
         self.progress.max, self.progress.value = max(total, done, 1), done
+        self.progress.description = f"{done / total:.0%}" if total else ""
         if job.running:
             self.state.value = html.escape("; ".join(filter(None, [told, learned(rows)])))
             return
         self.start.disabled, self.stop.disabled = False, True
+        self.progress.bar_style = {"finished": "success", "failed": "danger"}.get(job.record.status["state"], "warning")
         self.state.value = _ended(job)
 
 

@@ -26,6 +26,7 @@ class Doing:
     work: float
     sending: float
     loading: float
+    validating: float
     waits_for: Mapping[int, float]
 
     @property
@@ -55,7 +56,7 @@ def doings(folder: Path, *, window: float = WINDOW) -> list[Doing]:
         work = sum(shares.get(kind, 0.0) for kind in WORK)
         sending = shares.get("send", 0.0) + shares.get("average", 0.0)
         stage = own[-1]["stage"] if own else 0
-        found.append(Doing(rank, stage, work, sending, shares.get("load", 0.0), waits))
+        found.append(Doing(rank, stage, work, sending, shares.get("load", 0.0), shares.get("evaluate", 0.0), waits))
     return found
 
 
@@ -67,6 +68,7 @@ def doings_table(found: Iterable[Doing]) -> str:
             (one.work, stage_color(one.stage), "work"),
             (one.sending, stage_color(one.stage, "update"), "sending"),
             (one.loading, GREY, "loading"),
+            (one.validating, stage_color(one.stage, "forward"), "validating"),
             (one.waiting, LIGHT_GREY, "waiting"),
         )
         bar = "".join(
@@ -76,35 +78,49 @@ def doings_table(found: Iterable[Doing]) -> str:
         )
         waits = sorted(one.waits_for.items(), key=lambda item: -item[1])
         told = ", ".join(f"{share:.0%} for {_peer(peer)}" for peer, share in waits if share >= 0.01)
+        also = f", {one.validating:.0%} validating" if one.validating >= 0.01 else ""
         rows.append(
             f"<tr><td style='padding-right:10px'>rank {one.rank}, stage {one.stage}</td>"
             f"<td style='width:210px;white-space:nowrap'>{bar}</td>"
-            f"<td style='padding-right:10px'>{one.work:.0%} at work</td><td>{'waits ' + told if told else ''}</td></tr>"
+            f"<td style='padding-right:10px'>{one.work:.0%} at work{also}</td>"
+            f"<td>{'waits ' + told if told else ''}</td></tr>"
         )
     head = f"<div style='opacity:.75'>the last {WINDOW:.0f} seconds</div>"
     return f"{head}<table style='font-size:13px;line-height:1.6'>{''.join(rows)}</table>" if rows else ""
 
 
-def phase(
-    rows: Sequence[Row], plan: Plan, *, epochs: int, minibatches: int | None, running: bool
-) -> tuple[str, int, int]:
+def phase(rows: Sequence[Row], plan: Plan, *, running: bool) -> tuple[str, int, int]:
     """(what the job is at and how long it still takes, minibatches done, minibatches in all; 0: not known yet)."""
+    start = next((row for row in reversed(rows) if row["event"] == "start"), None)
+    if start is None:
+        return "setting up: processes start, meet, and read their data", 0, 0
+    total, per_epoch = start["minibatches"], start["epoch_minibatches"]
     done = max((row["minibatch"] + 1 for row in rows if row["event"] == "step"), default=0)
-    ended = [row for row in rows if row["event"] == "epoch"]
-    per_epoch = ended[0].get("minibatches", 0) if ended else 0
-    total = minibatches or per_epoch * epochs
     if not done:
-        return "setting up: processes start, meet, and read their data", 0, total
+        return "warming up: the first minibatch is on its way", 0, total
     if not running:
-        return f"{done} minibatches done", done, max(total, done)
-    if not ended:
-        warm = f"warm-up of {len(plan.stages)} stages, " if done < 2 * len(plan.ranks) else ""
-        return f"{warm}epoch 1 of {epochs}, minibatch {done}", done, total
-    pace = (rows[-1]["seconds"] - ended[0]["seconds"]) / max(done - per_epoch, 1) if done > per_epoch else None
-    pace = pace or ended[0]["seconds"] / per_epoch
-    left = max(0.0, pace * (total - done))
-    epoch = min(len(ended) + 1, epochs)
-    return f"epoch {epoch} of {epochs}, minibatch {done} of {total}, about {left:.0f} s left", done, total
+        return f"{done} of {total} minibatches done", done, total
+    warm = "warming up, " if done <= 2 * len(plan.ranks) else ""
+    epoch, epochs = min(done // per_epoch, (total - 1) // per_epoch) + 1, -(-total // per_epoch)
+    told = f"{warm}epoch {epoch} of {epochs}, minibatch {done} of {total}"
+    return f"{told}{_left(rows, start['seconds'], total)}", done, total
+
+
+def _left(rows: Sequence[Row], start: float, total: int) -> str:
+    """How long the rest takes, at the pace since the first epoch's end: until then data are read, kernels warm up."""
+    marks = [
+        (row["seconds"], row["minibatch"] + 1 if row["event"] == "step" else row["minibatches"], row["event"])
+        for row in rows
+        if row["event"] in ("step", "epoch") and row["seconds"] >= start
+    ]
+    since = next((k for k, mark in enumerate(marks) if mark[2] == "epoch"), 0)
+    since = since if since < len(marks) - 1 else 0
+    done = marks[-1][1] if marks else 0
+    if not marks or done <= marks[since][1]:
+        return ""
+    pace = (marks[-1][0] - marks[since][0]) / (done - marks[since][1])
+    seconds = pace * (total - done)
+    return f", about {seconds:.0f} s left" if seconds < 100 else f", about {seconds / 60:.0f} min left"
 
 
 def learned(rows: Sequence[Row]) -> str:
@@ -128,7 +144,9 @@ def log_of(folder: Path, rank: int) -> str:
     if not path.exists():
         return f"<i>rank {rank} has written no log yet</i>"
     lines = _tail(path).decode(errors="replace").splitlines()[-_LOG_LINES:]
-    text = html.escape("\n".join(lines)) or "(empty)"
+    if not any(lines):
+        return f"<i>rank {rank} has nothing to report: warnings and errors of its process would stand here</i>"
+    text = html.escape("\n".join(lines))
     return f"<pre style='max-height:220px;overflow:auto;font-size:12px;margin:2px 0'>{text}</pre>"
 
 

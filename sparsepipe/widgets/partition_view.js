@@ -11,6 +11,7 @@ const STYLE = `
 .sp-view svg{display:block;width:100%;overflow:visible}
 .sp-view svg text{fill:var(--jp-ui-font-color1,#222);font-size:11.5px}
 .sp-view svg .sp-faint{fill:var(--jp-ui-font-color2,#666)}
+.sp-view svg .sp-mark{font-weight:700;paint-order:stroke;stroke:var(--jp-layout-color0,#fff);stroke-width:3px}
 .sp-tiles{display:flex;flex-wrap:wrap;gap:6px 10px;margin:2px 0 8px}
 .sp-tile{border-left:3px solid var(--jp-border-color1,#bbb);padding:0 10px 0 8px}
 .sp-tile b{display:block;font-size:16px}
@@ -18,13 +19,14 @@ const STYLE = `
 .sp-part{margin:10px 0 2px;font-weight:600}
 .sp-part i{font-weight:400;color:var(--jp-ui-font-color2,#666);font-style:normal}
 .sp-strip{position:relative}
-.sp-cut{position:absolute;top:-4px;width:14px;margin-left:-7px;height:${STRIP + 10}px;cursor:ew-resize;touch-action:none;
+.sp-cut{position:absolute;top:-4px;width:14px;margin-left:-7px;height:${STRIP - 6}px;cursor:ew-resize;touch-action:none;
   background:none;border:0;padding:0}
 .sp-cut::before{content:"";position:absolute;left:6px;top:8px;bottom:0;border-left:2px solid currentColor}
 .sp-cut::after{content:"◆";position:absolute;left:1px;top:-6px;font-size:14px}
 .sp-cut:focus-visible{outline:2px solid #56B4E9;outline-offset:1px}
 .sp-cut.sp-bad{color:#D55E00}
 .sp-reason{min-height:1.5em;color:#D55E00}
+.sp-code{margin-top:12px}
 .sp-change{margin:2px 0 2px 14px;padding:0;list-style:disc}
 `;
 
@@ -92,7 +94,7 @@ function stages(scene, palette, width) {
     if (s.transfer) out += rect(HEAD, y + 18, x(s.transfer) - HEAD, 4, palette.other, "", `transfers ${ms(s.transfer)}, beside the computation`);
     if (before && before.stages[k]) {
       const a = before.stages[k][0];
-      out += line(x(a), y, x(a), y + 19, 'stroke-width="2" stroke-dasharray="2 2"') + text(x(a) - 3, y + 13, "A", 'text-anchor="end"');
+      out += line(x(a), y, x(a), y + 19, 'stroke-width="2" stroke-dasharray="2 2"') + text(x(a) - 3, y + 13, "A", 'text-anchor="end" class="sp-mark"');
     }
     const end = Math.max(x(s.compute + s.averaging), x(s.transfer));
     const inside = end > HEAD + room - 66;
@@ -258,7 +260,7 @@ function render({ model, el }) {
     if (!scene.tiles || width < 50) return;
     find("tiles").innerHTML = tiles(scene);
     find("why").textContent = [scene.why, ...scene.notes].join(" ");
-    find("hint").textContent = scene.before ? `${scene.hint} A below B.` : scene.hint;
+    find("hint").textContent = scene.before ? `${scene.hint}; the thin line below is A` : scene.hint;
     find("cells").innerHTML = strip(scene, palette, width);
     find("changes").innerHTML = changes(scene);
     find("stages").innerHTML = stages(scene, palette, width);

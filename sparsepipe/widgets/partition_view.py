@@ -40,7 +40,7 @@ def graph_text(profile: Profile) -> str:
     graph = profile.graph
     if graph.is_chain or len(graph.layers) - len(graph.input_layers) == 1:
         return "{}"
-    placed = layout(graph, columns=16)
+    placed = layout(graph, columns=10 if len(graph.layers) <= 60 else 16)  # beside the sliders: names where they fit
     xs, ys = zip(*placed.positions, strict=True)
     document = {
         "ids": [layer.id for layer in graph.layers],

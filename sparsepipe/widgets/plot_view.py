@@ -23,7 +23,9 @@ _SOURCE = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
 _EXTENSION = "sparsepipe-plotly"
 
 _ESM = """
-const INK = "@INK@";
+// Ink, and colours too dark for a dark page: what stands for them there.
+const LIT = { "@INK@": "#d8d8d8", "#000000": "#f2f2f2", "#004488": "#6ea6dc", "#BB5566": "#d9808d",
+              "#8C6BB1": "#b39ad1" };
 
 function load(text_or_url, is_url) {
   return new Promise((resolve, reject) => {
@@ -71,9 +73,17 @@ function themed(figure) {
   delete layout.width;
   if (document.body.dataset.jpThemeLight !== "false") return { data: figure.data, layout };
   const ink = "#d8d8d8", grid = "#3a3a3a", clear = "rgba(0,0,0,0)";
-  const lit = (part) => (part && part.color === INK ? { ...part, color: ink } : part);
-  const data = figure.data.map((trace) => ({ ...trace, line: lit(trace.line), marker: lit(trace.marker) }));
+  const lit = (part) => (part && LIT[part.color] ? { ...part, color: LIT[part.color] } : part);
+  const data = figure.data.map((trace) => {  // a key that is there without a value would break plotly
+    const own = { ...trace };
+    for (const part of ["line", "marker"]) if (own[part]) own[part] = lit(own[part]);
+    return own;
+  });
   const dark = { ...layout, paper_bgcolor: clear, plot_bgcolor: clear, font: { ...(layout.font || {}), color: ink } };
+  const title = layout.title || {};
+  if (title.text) dark.title = { ...title, text: title.text.replaceAll("#555555", "#aaaaaa") };
+  if (layout.annotations) dark.annotations = layout.annotations.map((one) => ({ ...one, font: lit(one.font || {}) }));
+  if (layout.shapes) dark.shapes = layout.shapes.map((one) => ({ ...one, line: lit(one.line || {}) }));
   for (const name of Object.keys(layout)) {
     if (/^[xy]axis/.test(name)) dark[name] = { ...layout[name], gridcolor: grid, zerolinecolor: grid };
   }
@@ -95,7 +105,12 @@ export default {
         const figure = JSON.parse(model.get("figure"));
         if (!figure.data) continue;  // nothing to show yet
         const { data, layout } = themed(figure);
-        await Plotly.react(div, data, layout, model.get("config"));
+        try {
+          await Plotly.react(div, data, layout, model.get("config"));
+        } catch (error) {  // the next figure may be well
+          div.textContent = `this figure cannot be drawn: ${error.message}`;
+          continue;
+        }
         if (!div.dataset.drawn) div.on("plotly_click", clicked);  // plotly gives `on` with the first drawing
         div.dataset.drawn = String(Number(div.dataset.drawn || 0) + 1);
       }
@@ -107,8 +122,10 @@ export default {
       model.save_changes();
     };
     model.on("change:figure", draw);
+    const theme = new MutationObserver(() => draw());  // light or dark: drawn again in the other ink
+    theme.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light"] });
     await draw();
-    return () => { model.off("change:figure", draw); Plotly.purge(div); };
+    return () => { model.off("change:figure", draw); theme.disconnect(); Plotly.purge(div); };
   },
 };
 """

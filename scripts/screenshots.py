@@ -1,0 +1,77 @@
+"""The README's pictures: the partition explorer and the launch board in JupyterLab, as a browser draws them.
+
+python scripts/screenshots.py [--out figures]
+"""
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from bench_widgets import CELLS
+from lab_driver import Lab, chromium, open_page, run_notebook, set_theme
+
+BOARD = """
+from sparsepipe import Cluster
+from sparsepipe.data.shapes import make_shapes
+from sparsepipe.planners import partition
+from sparsepipe.profiler import profile_model
+from sparsepipe.runtime.config import RunConfig
+from sparsepipe.widgets import LaunchBoard
+model, sizes = "minkvgg11bn-narrow", {"voxel_size": 0.05, "batch_size": 16}
+data = str(make_shapes("shapes", num_train=24, num_test=4))
+profile = profile_model(model, data, **sizes, engine="native", repeats=1)
+cluster = Cluster.uniform(2, device_type=profile.device_types[0])
+plans = {"pipeline": partition(profile, cluster, planner="model-parallel"),
+         "data parallel": partition(profile, cluster, planner="data-parallel")}
+config = RunConfig(model, data, **sizes, engine="native", epochs=6, learning_rate=0.02)
+board = LaunchBoard(plans, config, runs="runs", profile=profile, cluster=cluster)
+board.widget
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("figures"))
+    out = parser.parse_args().out
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        lab = Lab(Path(folder))
+        try:
+            with chromium() as browser:
+                explorer(browser, lab, out / "readme_explorer.png")
+                board(browser, lab, out / "readme_board.png")
+        finally:
+            lab.close()
+    return 0
+
+
+def explorer(browser: Any, lab: Lab, path: Path) -> None:
+    """The explorer with a pinned plan, its cuts to be dragged."""
+    lab.write("explorer.ipynb", CELLS.format(layers=40, devices=6))
+    page = open_page(browser, width=1280, height=1500)
+    run_notebook(page, lab, "explorer.ipynb")
+    page.get_by_role("button", name="pin as A").click()
+    page.get_by_role("button", name="pin cuts").click()
+    page.locator(".sp-cut").first.focus()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_timeout(1000)
+    page.locator(".jp-OutputArea-output").first.screenshot(path=path)
+
+
+def board(browser: Any, lab: Lab, path: Path) -> None:
+    """The launch board after a run, in the dark theme."""
+    lab.write("board.ipynb", BOARD)
+    page = open_page(browser, width=1280, height=1700)
+    run_notebook(page, lab, "board.ipynb", seconds=200)
+    page.locator("button.jupyter-button", has_text="launch").first.click()
+    page.wait_for_selector("text=finished:", timeout=200_000)
+    page.wait_for_selector("text=Where the time goes")
+    set_theme(page, "JupyterLab Dark")
+    page.wait_for_timeout(1500)
+    page.locator(".jp-OutputArea-output").last.screenshot(path=path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
