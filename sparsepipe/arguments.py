@@ -57,6 +57,9 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--cost-model", choices=["default", "published"], default="default")
     one.add_argument("--all-devices", action="store_true", help="leave no device unused")
     one.add_argument("--activation-compression-ratio", type=_positive, metavar="R")
+    one.add_argument(
+        "--stages-per-device", type=_count, metavar="V", help="model-parallel: interleave V stages on each device"
+    )
     one.add_argument("--straight-pipeline", action="store_true", help="no replication")
     one.add_argument(
         "--use-memory-constraint", action="store_true", help="the published planners: each device's memory is a limit"

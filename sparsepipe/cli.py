@@ -172,6 +172,7 @@ def _planner_options(options: argparse.Namespace, names: list[str]) -> list[tupl
         "use_fewer_machines": options.use_fewer_machines or None,
         "rescore": options.rescore,
         "factor": options.factor,
+        "stages_per_device": options.stages_per_device,
         "use_memory_constraint": options.use_memory_constraint or None,
     }
     given = {key: value for key, value in given.items() if value is not None}

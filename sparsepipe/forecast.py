@@ -92,14 +92,14 @@ def peak_bytes(
     distinct, which = np.unique(np.asarray(voxels, dtype=float), return_inverse=True)
     table = LayerTable.of(profile, distinct, {cluster.devices[rank].type.name for rank in plan.ranks})
     index, before = profile.graph.index, set(profile.graph.input_layers)
-    saved, incoming, fixed = [], [], {}
+    saved, incoming, fixed = [], [], dict.fromkeys(plan.ranks, 0.0)
     for s, stage in enumerate(plan.stages):
         own = [index[id] for id in stage.layers]
         incoming.append(table.payload(before)[0][which])
         saved.append((table.saved_bytes[own] + table.coordinate_bytes[own]).sum(axis=0)[which])
         weights = MemoryNeed(float(table.parameter_bytes[own].sum()), 0.0, 0.0)
         for rank in stage.ranks:
-            fixed[rank] = weights.total(versions=num_versions(plan, s, rank), minibatches=0)
+            fixed[rank] += weights.total(versions=num_versions(plan, s, rank), minibatches=0)
         before |= set(own)
     held, most = dict.fromkeys(fixed, 0.0), dict.fromkeys(fixed, 0.0)
     end = "weights" if plan.schedule == "zero-bubble" else "backward"  # of what a minibatch holds

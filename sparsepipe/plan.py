@@ -105,6 +105,7 @@ class Estimate:
 class Plan:
     """Stages in pipeline order with their schedule.
 
+    A rank may serve several stages, as many as every other rank: the stages are interleaved then, see interleaved.py.
     `num_microbatches` minibatches make one step of a schedule that flushes or keeps two versions. Others update after
     every round of the replicas, or after `accumulation` rounds.
     """
@@ -125,14 +126,26 @@ class Plan:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        return tuple(rank for stage in self.stages for rank in stage.ranks)
+        """Every rank once, in pipeline order."""
+        return tuple(dict.fromkeys(rank for stage in self.stages for rank in stage.ranks))
 
     @property
     def layers(self) -> tuple[str, ...]:
         return tuple(id for stage in self.stages for id in stage.layers)
 
-    def stage_of(self, rank: int) -> int:
-        return next(k for k, stage in enumerate(self.stages) if rank in stage.ranks)
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """The stages that `rank` serves: several where stages are interleaved."""
+        return tuple(k for k, stage in enumerate(self.stages) if rank in stage.ranks)
+
+    @property
+    def lap(self) -> int:
+        """Stages before the ranks come round again: all of them unless stages are interleaved.
+
+        Interleaved, stage k + lap is on the ranks of stage k: with 4 stages in laps of 2, rank 0 has stages 0 and 2.
+        """
+        first = set(self.stages[0].ranks) if self.stages else set()
+        again = (k for k, stage in enumerate(self.stages) if k and first & set(stage.ranks))
+        return next(again, len(self.stages))
 
     def with_schedule(self, schedule: str, *, num_microbatches: int | None = None) -> "Plan":
         """The same stages under another schedule, with that schedule's default weight policy."""
@@ -145,7 +158,7 @@ class Plan:
 
     def violations(self, graph: LayerGraph, cluster: Cluster | None = None) -> list[str]:
         """Every reason why this plan cannot run on `graph` (and `cluster`), each in one line."""
-        found = [*self._of_settings(), *self._of_stages(), *self._of_layers(graph)]
+        found = [*self._of_settings(), *self._of_stages(), *self._of_laps(), *self._of_layers(graph)]
         if cluster is not None:
             count = len(cluster.devices)
             found += [f"rank {rank} is not in a cluster of {count} devices" for rank in self.ranks if rank >= count]
@@ -191,9 +204,34 @@ class Plan:
                 )
             if stage.warmup is not None and stage.warmup < 0:
                 found.append(f"stage {k} has a warm-up of {stage.warmup}, expected 0 or more")
-        ranks = self.ranks
-        found += [f"rank {rank} serves more than one replica" for rank in sorted(set(ranks)) if ranks.count(rank) > 1]
-        found += [f"rank {rank} is negative" for rank in ranks if rank < 0]
+            twice = sorted({rank for rank in stage.ranks if stage.ranks.count(rank) > 1})
+            found += [f"rank {rank} serves more than one replica of stage {k}" for rank in twice]
+        found += [f"rank {rank} is negative" for rank in self.ranks if rank < 0]
+        return found
+
+    def _of_laps(self) -> list[str]:
+        """What interleaved stages ask for: laps over the same replicas, and a schedule that knows how."""
+        shared = [rank for rank in self.ranks if len(self.stages_of(rank)) > 1]
+        if not shared:
+            return []
+        if self.schedule != "1f1b-flush":
+            return [
+                f"rank {rank} serves more than one replica, stages {_listed(self.stages_of(rank))}: only schedule "
+                "'1f1b-flush' interleaves stages"
+                for rank in sorted(shared)
+            ]
+        lap, first = self.lap, self.stages[: self.lap]
+        if len(self.stages) % lap or sum(len(stage.ranks) for stage in first) != len(self.ranks):
+            return [f"interleaved stages come in whole laps over all ranks, each once; {len(self.stages)} do not"]
+        found = []
+        for k, stage in enumerate(self.stages):
+            expected = first[k % lap].ranks
+            if stage.ranks != expected:
+                found.append(f"stage {k} is on ranks {stage.ranks}, expected {expected} as stage {k % lap}")
+            if stage.shares != first[0].shares:
+                found.append(f"stage {k} has shares {stage.shares}, interleaved stages need those of stage 0")
+            if stage.warmup is not None:
+                found.append(f"stage {k} has a warm-up of its own, interleaved stages have the one of their laps")
         return found
 
     def _of_layers(self, graph: LayerGraph) -> list[str]:
@@ -325,6 +363,10 @@ def _devices(stage: Stage) -> str:
         f"{kind} {first}" + (f"–{last}" if last > first else "") + (f" ×{share}" if uneven else "")
         for kind, first, last, share in runs
     )
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return " and ".join(map(str, numbers))
 
 
 def _counted(number: int, word: str) -> str:

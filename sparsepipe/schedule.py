@@ -9,6 +9,7 @@ F is the forward and B the backward of a minibatch. `zero-bubble` cuts the backw
 what arrived alone, and W those of the weights. U averages the gradients of one round over the stage's replicas and
 updates the weights. A round is `num_microbatches` minibatches for schedules that flush, and for asynchronous ones the
 minibatches after which every replica of that stage has had its share (1 without replication), `accumulation` times.
+A rank that serves several stages has the actions of all of them in one list (interleaved.py).
 Which weights a forward meets is `forward_versions`' to say.
 """
 
@@ -20,6 +21,7 @@ from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
 
+from . import interleaved
 from .errors import InputError
 from .plan import Plan, Stage
 from .zero_bubble import Replica, filled
@@ -107,6 +109,8 @@ def actions(plan: Plan, num_minibatches: int) -> dict[int, tuple[Action, ...]]:
     """Every action of every rank, in order, for `num_minibatches` from an empty pipeline to an empty pipeline."""
     if plan.schedule == "zero-bubble":
         return _zero_bubble_actions(plan, num_minibatches)
+    if plan.lap < len(plan.stages):
+        return {rank: _interleaved_actions(plan, rank, num_minibatches) for rank in plan.ranks}
     return {
         rank: _rank_actions(plan, s, rank, num_minibatches)
         for s, stage in enumerate(plan.stages)
@@ -145,11 +149,22 @@ def _rank_actions(plan: Plan, s: int, rank: int, num_minibatches: int) -> tuple[
     return tuple(done)
 
 
+@lru_cache(maxsize=256)
+def _interleaved_actions(plan: Plan, rank: int, num_minibatches: int) -> tuple[Action, ...]:
+    """Step after step; all of the rank's stages are updated at a step's end, when the gradients of all are there."""
+    own, done = plan.stages_of(rank), list[Action]()
+    for k in range(num_rounds(plan, own[0], num_minibatches)):
+        mine = _turns_of(plan.stages[own[0]], rank, round_minibatches(plan, own[0], k, num_minibatches))
+        done += [Action(s, Op(op), m) for op, s, m in interleaved.step(mine, own, plan.lap)]
+        done += [Action(s, Op.UPDATE, k) for s in own]
+    return tuple(done)
+
+
 def _zero_bubble_actions(plan: Plan, num_minibatches: int) -> dict[int, tuple[Action, ...]]:
     lists: dict[int, list[Action]] = {rank: [] for rank in plan.ranks}
     for k in range(num_rounds(plan, 0, num_minibatches)):
         for rank, order in _zero_bubble_step(plan, round_minibatches(plan, 0, k, num_minibatches)).items():
-            s = plan.stage_of(rank)
+            (s,) = plan.stages_of(rank)
             lists[rank] += [*(Action(s, Op(part), m) for part, m in order), Action(s, Op.UPDATE, k)]
     return {rank: tuple(todo) for rank, todo in lists.items()}
 
@@ -192,6 +207,16 @@ def _turns_of(stage: Stage, rank: int, span: range) -> list[int]:
 
 def forward_actions(plan: Plan, num_minibatches: int) -> dict[int, tuple[Action, ...]]:
     """Evaluation: the forwards alone."""
+    if plan.lap < len(plan.stages):
+        whole = range(num_minibatches)
+        return {
+            rank: tuple(
+                Action(s, Op.FORWARD, m)
+                for s, m in interleaved.forwards(_turns_of(plan.stages[own[0]], rank, whole), own, plan.lap)
+            )
+            for rank in plan.ranks
+            for own in [plan.stages_of(rank)]
+        }
     return {
         rank: tuple(Action(s, Op.FORWARD, m) for m in _turns_of(stage, rank, range(num_minibatches)))
         for s, stage in enumerate(plan.stages)
@@ -216,11 +241,16 @@ def inputs(action: Action, plan: Plan, num_minibatches: int) -> list[Action]:
 def forward_versions(plan: Plan, num_minibatches: int) -> dict[int, dict[int, int]]:
     """For each rank, the weights that each of its forwards meets, as the number of updates they are made of.
 
-    flush, stash: the newest there are. vertical-sync: as many updates as in the first stage, so that all stages use the
-    same (PipeDream, SOSP 2019, section 3.3). 2bw: those of the step before the last finished one, so that two versions
-    do (Narayanan et al., ICML 2021, equation 1).
+    flush: those of its step. stash: the newest there are. vertical-sync: as many updates as in the first stage, so that
+    all stages use the same (PipeDream, SOSP 2019, section 3.3). 2bw: those of the step before the last finished one, so
+    that two versions do (Narayanan et al., ICML 2021, equation 1).
     """
     lists = actions(plan, num_minibatches)
+    if plan.weights == "flush":  # the same in each of the rank's stages
+        return {
+            rank: {a.minibatch: a.minibatch // plan.num_microbatches for a in todo if a.op is Op.FORWARD}
+            for rank, todo in lists.items()
+        }
     newest = {rank: _updates_before_forwards(todo) for rank, todo in lists.items()}
     if plan.weights == "2bw":
         length = round_length(plan, 0)
@@ -267,8 +297,8 @@ def num_versions(plan: Plan, stage: int, rank: int) -> int:
 def in_flight(plan: Plan, stage: int, rank: int) -> int:
     """Most minibatches whose forward `rank` has run and whose backward it has not, all of it."""
     own, ahead = plan.stages[stage], lookahead(plan, stage)
-    if plan.schedule == "zero-bubble":
-        return _most_held(plan, rank)
+    if plan.schedule == "zero-bubble" or plan.lap < len(plan.stages):
+        return _most_held(plan, stage, rank)
     if plan.weights == "flush":  # steps need not be whole rounds, so they differ in how many minibatches a rank gets
         return max(
             len(_turns_of(own, rank, range(k, k + min(1 + ahead, plan.num_microbatches)))) for k in range(own.round)
@@ -280,11 +310,13 @@ def in_flight(plan: Plan, stage: int, rank: int) -> int:
     return most
 
 
-def _most_held(plan: Plan, rank: int) -> int:
+def _most_held(plan: Plan, stage: int, rank: int) -> int:
+    last = Op.WEIGHTS if plan.schedule == "zero-bubble" else Op.BACKWARD
     flying = most = 0
     for action in actions(plan, plan.num_microbatches * max(stage.round for stage in plan.stages))[rank]:
-        flying += (action.op is Op.FORWARD) - (action.op is Op.WEIGHTS)
-        most = max(most, flying)
+        if action.stage == stage:
+            flying += (action.op is Op.FORWARD) - (action.op is last)
+            most = max(most, flying)
     return most
 
 
@@ -351,7 +383,7 @@ def _all_there(
 SCHEDULES: Mapping[str, str] = {
     "1f1b": "asynchronous, each backward with the weights of its forward (PipeDream)",
     "2bw": "asynchronous, two weight versions, one update a step (PipeDream-2BW)",
-    "1f1b-flush": "one forward, one backward, weights updated once a step (DAPPLE)",
+    "1f1b-flush": "one forward, one backward, weights updated once a step (DAPPLE); stages may share ranks",
     "zero-bubble": "1f1b-flush whose weight gradients fill the waiting, weights updated once a step (ZB-H1)",
     "gpipe": "all forwards, then all backwards, weights updated once a step (GPipe)",
     "sequential": "one minibatch in the pipeline at a time",

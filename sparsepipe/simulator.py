@@ -53,10 +53,10 @@ def _collector_paused() -> Iterator[None]:
 class _Rank:
     """What one rank does next."""
 
-    __slots__ = ("free", "place", "rank", "seconds", "stage", "todo")
+    __slots__ = ("free", "place", "rank", "seconds", "todo")
 
-    def __init__(self, rank: int, stage: int, seconds: tuple, todo: list[tuple[int, int]]) -> None:
-        self.rank, self.stage, self.seconds, self.todo = rank, stage, seconds, todo
+    def __init__(self, rank: int, seconds: dict[int, tuple], todo: list[tuple[int, int, int]]) -> None:
+        self.rank, self.seconds, self.todo = rank, seconds, todo  # (operation, stage, minibatch) each
         self.place = 0
         self.free: float | None = 0.0  # when its last action ended; None while one runs
 
@@ -71,11 +71,11 @@ class _Simulation:
     def __init__(self, plan: Plan, profile: Profile, cluster: Cluster, voxels: Sequence[float]) -> None:
         self.plan, self.last = plan, len(plan.stages) - 1
         seconds, self.averaging, self.transfers = _durations(plan, profile, cluster, voxels)
-        alone = {stage.ranks[0] for stage in plan.stages if len(stage.ranks) == 1}  # their updates take no time
+        alone = {s for s, stage in enumerate(plan.stages) if len(stage.ranks) == 1}  # their updates take no time
         self.ranks = {}
         for rank, own in actions(plan, len(voxels)).items():
-            todo = [(CODES[op], m) for _, op, m in own if op is not Op.UPDATE or rank not in alone]
-            self.ranks[rank] = _Rank(rank, plan.stage_of(rank), seconds[rank], todo)
+            todo = [(CODES[op], s, m) for s, op, m in own if op is not Op.UPDATE or s not in alone]
+            self.ranks[rank] = _Rank(rank, seconds[rank], todo)
         self.replicas = [[self.ranks[s.replica(m)] for m in range(len(voxels))] for s in plan.stages]
         unknown: list[float | None] = [None] * len(voxels)
         there: list[float | None] = [0.0] * len(voxels)  # what needs no transfer
@@ -96,15 +96,15 @@ class _Simulation:
         running = self.running
         while running:
             now, _, rank = heapq.heappop(running)
-            operation, minibatch = rank.todo[rank.place]
+            operation, stage, minibatch = rank.todo[rank.place]
             rank.place += 1
             rank.free = now
             if operation in (FORWARD, BACKWARD):
-                self.send(rank, operation, minibatch, now)
+                self.send(rank, operation, stage, minibatch, now)
             if rank.free is not None and rank.place < len(rank.todo):
                 self.start(rank, now)
         if stuck := [rank for rank in self.ranks.values() if rank.place < len(rank.todo)]:
-            names = {r.rank: f"{r.stage}{LETTERS[r.todo[r.place][0]]}{r.todo[r.place][1]}" for r in stuck}
+            names = {r.rank: f"{s}{LETTERS[operation]}{m}" for r in stuck for operation, s, m in [r.todo[r.place]]}
             raise InputError(
                 f"schedule {self.plan.schedule!r} of this plan deadlocks: rank → action it waits at: {names}"
             )
@@ -114,25 +114,23 @@ class _Simulation:
         """Start the next action of a rank that is idle since `free`, where its inputs are there or on their way."""
         if rank.place == len(rank.todo):
             return
-        operation, minibatch = rank.todo[rank.place]
+        operation, stage, minibatch = rank.todo[rank.place]
         if operation == UPDATE:
-            self.join(rank, minibatch)
+            self.join(rank, stage, minibatch)
             return
-        stage = rank.stage
         begin = self.arrivals[operation][stage][minibatch]
         if begin is None:
             return
         begin = begin if begin > free else free
-        end = begin + rank.seconds[operation][minibatch]
+        end = begin + rank.seconds[stage][operation][minibatch]
         rank.free = None
         self.order += 1
         heapq.heappush(self.running, (end, self.order, rank))
         name = f"{stage}{LETTERS[operation]}{minibatch}"
         self.rows.append((rank.rank, name, begin, end, KINDS[operation], stage, minibatch, -1))
 
-    def join(self, rank: _Rank, index: int) -> None:
+    def join(self, rank: _Rank, stage: int, index: int) -> None:
         """Wait for the other replicas; the last to come starts the averaging."""
-        stage = rank.stage
         waiting = self.waiting.setdefault((stage, index), [])
         waiting.append(rank)
         if len(waiting) < len(self.plan.stages[stage].ranks):
@@ -146,14 +144,13 @@ class _Simulation:
             self.order += 1
             heapq.heappush(self.running, (end, self.order, other))
 
-    def send(self, rank: _Rank, operation: int, minibatch: int, now: float) -> None:
+    def send(self, rank: _Rank, operation: int, stage: int, minibatch: int, now: float) -> None:
         """Send the result on as soon as both ports are free, and wake the rank that waits for it."""
-        stage = rank.stage
         target = stage + 1 if operation == FORWARD else stage - 1
         if not 0 <= target <= self.last:
             return
         peer = self.replicas[target][minibatch]
-        seconds, leaving, entering = self.transfers[operation, rank.rank, peer.rank]
+        seconds, leaving, entering = self.transfers[operation, stage, rank.rank, peer.rank]
         end = now
         if lasts := seconds[minibatch]:
             begin = max(now, leaving.free, entering.free)
@@ -162,7 +159,7 @@ class _Simulation:
             self.rows.append((rank.rank, name, begin, end, "send", stage, minibatch, peer.rank))
         self.arrivals[operation][target][minibatch] = end
         free = peer.free
-        if free is not None and peer.place < len(peer.todo) and peer.todo[peer.place] == (operation, minibatch):
+        if free is not None and peer.place < len(peer.todo) and peer.todo[peer.place] == (operation, target, minibatch):
             self.start(peer, free)
 
 
@@ -176,34 +173,38 @@ class _Port:
 
 
 class _Transfers(dict):
-    """(operation, from, to) → (seconds of each minibatch, port it leaves by, port it enters by), when first asked."""
+    """(operation, stage, from, to) → (seconds of each minibatch, port to leave by, port to enter by), when asked."""
 
-    def __init__(self, plan: Plan, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         super().__init__()
-        self.stage_of = {rank: s for s, stage in enumerate(plan.stages) for rank in stage.ranks}
         self.cluster = cluster
         self.ports: defaultdict[tuple, _Port] = defaultdict(_Port)
         self.bytes: dict[tuple[int, int], np.ndarray] = {}  # (operation, sending stage) → bytes of each minibatch
 
-    def __missing__(self, key: tuple[int, int, int]) -> tuple[list[float], _Port, _Port]:
-        operation, rank, peer = key
-        stage, target = self.stage_of[rank], self.stage_of[peer]
+    def __missing__(self, key: tuple[int, int, int, int]) -> tuple[list[float], _Port, _Port]:
+        operation, stage, rank, peer = key
+        sizes = self.bytes[operation, stage]
+        if rank == peer:  # what stays on a device takes no time
+            self[key] = [0.0] * len(sizes), _Port(), _Port()
+            return self[key]
         link, node, other = self.cluster.link(rank, peer), *(self.cluster.devices[r].node.name for r in (rank, peer))
-        seconds = (link.latency + self.bytes[operation, stage] / link.bandwidth).tolist()
-        leaving = self.ports[(rank, target, "out") if node == other else (node, "out")]
-        entering = self.ports[(peer, stage, "in") if node == other else (other, "in")]
+        seconds = (link.latency + sizes / link.bandwidth).tolist()
+        direction = operation == FORWARD
+        leaving = self.ports[(rank, direction, "out") if node == other else (node, "out")]
+        entering = self.ports[(peer, direction, "in") if node == other else (other, "in")]
         self[key] = seconds, leaving, entering
         return self[key]
 
 
 def _durations(
     plan: Plan, profile: Profile, cluster: Cluster, voxels: Sequence[float]
-) -> tuple[dict[int, tuple[list[float], ...]], list[float], _Transfers]:
-    """(rank → seconds of each minibatch forwards, backwards, for weights; of averaging of each stage; transfers)."""
+) -> tuple[dict[int, dict[int, tuple[list[float], ...]]], list[float], _Transfers]:
+    """(rank → stage → seconds of each minibatch forwards, backwards, for weights; of averaging; transfers)."""
     index = profile.graph.index
     distinct, which = np.unique(np.asarray(voxels, dtype=float), return_inverse=True)
     table = LayerTable.of(profile, distinct, {cluster.devices[rank].type.name for rank in plan.ranks})
-    seconds, averaging, transfers = {}, [], _Transfers(plan, cluster)
+    seconds: dict[int, dict[int, tuple[list[float], ...]]] = {rank: {} for rank in plan.ranks}
+    averaging, transfers = [], _Transfers(cluster)
     before = set(profile.graph.input_layers)
     for s, stage in enumerate(plan.stages):
         own = [index[id] for id in stage.layers]
@@ -218,5 +219,6 @@ def _durations(
             again = forward if stage.recompute else 0.0
             late = weights_share(plan, s) * backward
             of_kind[kind] = tuple(part[which].tolist() for part in (forward, backward - late + again, late))
-        seconds.update({rank: of_kind[cluster.devices[rank].type.name] for rank in stage.ranks})
+        for rank in stage.ranks:
+            seconds[rank][s] = of_kind[cluster.devices[rank].type.name]
     return seconds, averaging, transfers

@@ -11,7 +11,7 @@ LEVELS = [  # lowest first; a module may import its own level's files only insid
     {"files", "checks"},
     {"graph", "cluster", "trace", "graph_text"},
     {"plan_diff"},
-    {"profile", "plan", "zero_bubble"},
+    {"profile", "plan", "zero_bubble", "interleaved"},
     {"plan_table"},
     {"schedule", "record", "formats", "server_file"},
     {"costs"},

@@ -69,6 +69,18 @@ def test_several_planners_side_by_side(profile, capsys):
         assert any(line.startswith(row) for line in out.splitlines()), row
 
 
+def test_stages_interleaved_on_each_device(tmp_path, profile, capsys):
+    words = f"plan --profile {profile} --devices 2 --planner model-parallel --stages-per-device 2 --json".split()
+    code, out, _ = run(*words, "--schedule", "1f1b-flush", "--out", tmp_path / "plan.json", capsys=capsys)
+    assert code == 0
+    assert [[one["rank"] for one in stage["replicas"]] for stage in json.loads(out)["stages"]] == [[0], [1], [0], [1]]
+    machines = ("--profile", profile, "--devices", 2)
+    code, out, _ = run("simulate", tmp_path / "plan.json", *machines, "--json", capsys=capsys)
+    assert code == 0 and json.loads(out)["busy_fraction"].keys() == {"0", "1"}
+    code, _, told = run(*words, "--schedule", "1f1b", capsys=capsys)
+    assert code == 2 and "need schedule '1f1b-flush'" in told
+
+
 def test_a_cluster_file_and_types_by_name(tmp_path, profile, capsys):
     (tmp_path / "c.toml").write_text(Cluster.uniform(2, device_type="fast").to_toml())
     code, out, _ = run(

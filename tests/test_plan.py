@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -78,6 +79,36 @@ def test_every_violation_is_listed():
 def test_violations_are_told(changes, message):
     with pytest.raises(InputError, match=message):
         plan(**changes).check(GRAPH)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "changes", "message"),
+    [
+        ([0, 1, 0, 1], {"schedule": "1f1b"}, "rank 0 serves more than one replica, stages 0 and 2: only schedule"),
+        ([0, 1, 0, 1], {"schedule": "gpipe"}, "only schedule '1f1b-flush' interleaves"),
+        ([0, 1, 1, 0], {}, "stage 2 is on ranks .1,., expected .0,. as stage 0|whole laps"),
+        ([0, 1, 2, 0], {}, "whole laps over all ranks"),
+        ([0, 1, 0, 2], {}, "whole laps over all ranks"),
+        ([0, 0, 0, 1], {}, "whole laps over all ranks"),
+        ([0, 1, 0, 1], {"warmup": 3}, "stage 0 has a warm-up of its own"),
+        ([(0, 1), (2, 3), (0, 1), (2, 3)], {"shares": (2, 1)}, "stage 1 has shares .1, 1., interleaved stages need"),
+        ([(0, 1), 2, (1, 0), 2], {}, "stage 2 is on ranks .1, 0., expected .0, 1."),
+    ],
+)
+def test_interleaved_stages_come_in_laps(ranks, changes, message):
+    teams = [one if isinstance(one, tuple) else (one,) for one in ranks]
+    stages = [Stage((id,), team) for id, team in zip("abcd", teams, strict=True)]
+    stages[0] = replace(stages[0], **{key: changes[key] for key in ("warmup", "shares") if key in changes})
+    made = Plan(tuple(stages), changes.get("schedule", "1f1b-flush"), num_microbatches=4)
+    with pytest.raises(InputError, match=message):
+        made.check(GRAPH)
+
+
+def test_a_plan_of_laps_names_each_rank_once():
+    made = Plan(tuple(Stage((id,), (k % 2,)) for k, id in enumerate("abcd")), "1f1b-flush", num_microbatches=4)
+    assert made.check(GRAPH, Cluster.uniform(2)) is made
+    assert (made.ranks, made.lap, made.stages_of(1), made.stages_of(7)) == ((0, 1), 2, (1, 3), ())
+    assert "4 stages on 2 devices" in made.summary() and plan().lap == len(plan().stages)
 
 
 def test_input_layers_belong_to_no_stage():

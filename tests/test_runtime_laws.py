@@ -42,12 +42,12 @@ class Oracle:
         self.weights = [self._of_stage(k) for k in range(len(plan.stages))]  # the newest, of each stage
         self.optimizers = [_optimizer(weights.values(), config) for weights in self.weights]
         # Running statistics of each replica of each stage: those of its own minibatches.
-        buffers = dict(self.module.named_buffers())
-        self.buffers = {
-            rank: {name: deepcopy(buffer) for name, buffer in buffers.items() if name.split(".")[0] in stage.layers}
-            for stage in plan.stages
-            for rank in stage.ranks
-        }
+        self.buffers: dict[int, dict[str, torch.Tensor]] = {rank: {} for rank in plan.ranks}
+        for stage in plan.stages:
+            for name, buffer in self.module.named_buffers():
+                if name.split(".")[0] in stage.layers:
+                    for rank in stage.ranks:
+                        self.buffers[rank][name] = deepcopy(buffer)
         self.losses: list[float] = []
 
     def _of_stage(self, k: int) -> dict[str, torch.Tensor]:
@@ -157,6 +157,7 @@ def _version(lists, plan: Plan, s: int, m: int) -> int:
 def _updates_before(lists, plan: Plan, s: int, m: int) -> int:
     """Count the updates of stage s that the replica running minibatch m has done when it forwards m."""
     mine = lists[plan.stages[s].replica(m)]
+    mine = [action for action in mine if action.stage == s]
     place = next(k for k, action in enumerate(mine) if action.op is Op.FORWARD and action.minibatch == m)
     return sum(action.op is Op.UPDATE for action in mine[:place])
 
@@ -183,6 +184,11 @@ LAWS: dict[str, tuple] = {
         {**FULL, "engine": "minkowski"},
     ),
     "2 stages sequential": (PLAIN, [[0], [1]], {"schedule": "sequential", "num_microbatches": 2}, {}),
+    "interleaved, 4 stages on 2": (PLAIN, [[0], [1], [0], [1]], FLUSH, {}),
+    "interleaved, 6 stages on 2": (PLAIN, [[1], [0]] * 3, {**FLUSH, "num_microbatches": 3}, {"clip_norm": 0.3}),
+    "interleaved, replicated": (PLAIN, [[0, 1], [2, 3]] * 2, {**FLUSH, "recompute": True}, {}),
+    "interleaved, U-Net, batch norm": (UNET, [[0], [1]] * 2, FLUSH, FULL),
+    "interleaved, 3 stages on 1": (PLAIN, [[0]] * 3, FLUSH, {}),
     "ranks in any order": (PLAIN, [[2], [0], [1]], FLUSH, {}),
     "batch norm, 2 stages": (NORMED, [[0], [1]], FLUSH, FULL),
     "batch norm, 4 stages gpipe": (NORMED, [[0], [1], [2], [3]], {"schedule": "gpipe", "num_microbatches": 4}, FULL),
@@ -296,7 +302,8 @@ def test_stages_change_no_bit_where_nothing_is_replicated(laws: Callable) -> Non
     """The same operations on the same numbers in the same order: cuts and schedules leave no trace."""
     _, alone = laws["one process"]
     cut_in_stages = ("2 stages 1f1b-flush", "3 stages 1f1b-flush", "4 stages 1f1b-flush", "ranks in any order")
-    for name in (*cut_in_stages, "2 stages zero-bubble", "4 stages zero-bubble"):
+    interleaved = ("interleaved, 4 stages on 2", "interleaved, 3 stages on 1")
+    for name in (*cut_in_stages, *interleaved, "2 stages zero-bubble", "4 stages zero-bubble"):
         _, cut = laws[name]
         assert cut.losses == alone.losses, name
         weights = cut.tensors("weight")

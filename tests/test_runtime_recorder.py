@@ -19,7 +19,7 @@ def test_spans_and_metrics_are_read_back(tmp_path) -> None:
     assert span == Span(3, "1F7", 0.25, 0.5, "wait", 1, 7, 2)
     (row,) = RunRecord(tmp_path).metrics("step")
     assert row["loss"] == 1.5 and 0 <= row["seconds"] < 60
-    assert recorder.restart() == [("wait", 0.25, 0.5)]
+    assert recorder.restart() == [(1, "wait", 0.25, 0.5)]
 
 
 def test_rows_reach_the_disk_while_the_run_goes_on(tmp_path) -> None:

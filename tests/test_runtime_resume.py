@@ -35,6 +35,9 @@ def runs(tmp_path_factory):
         job("other", [[0], [1]], epochs=1),
         job("other-2", [[0, 1], [2]], epochs=2, resume=True, folder="other"),
         job("other-3", [[0]], epochs=3, resume=True, folder="other"),
+        job("laps", [[0], [1]] * 2, epochs=1),
+        job("laps-2", [[0], [1], [2]], epochs=2, resume=True, folder="laps"),
+        job("laps-3", [[1], [0]] * 3, epochs=3, resume=True, folder="laps"),
         job("stash-whole", [[0], [1], [2]], schedule=stash, epochs=2),
         job("stash", [[0], [1], [2]], schedule=stash, epochs=1),
         job("stash-2", [[0], [1], [2]], schedule=stash, epochs=2, resume=True, folder="stash"),
@@ -60,6 +63,20 @@ def test_the_same_plan_goes_on_bit_for_bit(runs) -> None:
         for name, tensor in whole.tensors(kind).items():
             assert torch.equal(resumed.tensors(kind)[name], tensor), name
     assert [row["minibatches"] for row in resumed.rows("resume")] == [5]
+
+
+def test_interleaved_stages_go_on_in_others_bit_for_bit(runs) -> None:
+    """Four stages on two ranks, then three on three, then six on two: each an epoch."""
+    (_, whole), (_, resumed) = runs["whole"], runs["laps-3"]
+    assert resumed.losses == whole.losses
+    for kind in ("weight", "velocity"):
+        for name, tensor in whole.tensors(kind).items():
+            assert torch.equal(resumed.tensors(kind)[name], tensor), name
+    stages = resumed.rows("summary")[0]["stages"]
+    assert [stage["ranks"] for stage in stages] == [[1], [0]] * 3
+    for lap in (stages[0::2], stages[1::2]):
+        idle = {stage["bubble_fraction"] for stage in lap}
+        assert sum(stage["busy_fraction"] for stage in lap) + idle.pop() == pytest.approx(1) and not idle
 
 
 def test_stashed_versions_go_on_bit_for_bit(runs) -> None:

@@ -12,8 +12,7 @@ def test_it_holds_the_tensors_of_its_moment(tmp_path) -> None:
     weight = torch.ones(1000)
     checkpoint.begin(tmp_path, 5)
     snapshots, made = Snapshots(tmp_path, timeout=20), []
-    shard = ("stage0", {"weight:a.kernel": weight})
-    snapshots.write(5, shard=shard, finish=({"stage0"}, lambda: made.append(True)))
+    snapshots.write(5, shards={"stage0": {"weight:a.kernel": weight}}, finish=({"stage0"}, lambda: made.append(True)))
     weight.zero_()  # the training goes on
     snapshots.wait()
     assert made == [True]
@@ -24,7 +23,7 @@ def test_it_holds_the_tensors_of_its_moment(tmp_path) -> None:
 
 def test_a_shard_that_cannot_be_written_is_told_where_it_is_waited_for(tmp_path) -> None:
     snapshots = Snapshots(tmp_path, timeout=20)  # nobody made room for it
-    snapshots.write(5, shard=("stage0", {"weight:a": torch.ones(1)}), finish=None)
+    snapshots.write(5, shards={"stage0": {"weight:a": torch.ones(1)}}, finish=None)
     with pytest.raises(Exception, match="No such file|minibatch-00000005"):
         snapshots.wait()
 
@@ -32,7 +31,7 @@ def test_a_shard_that_cannot_be_written_is_told_where_it_is_waited_for(tmp_path)
 def test_a_shard_that_never_comes_is_named(tmp_path) -> None:
     checkpoint.begin(tmp_path, 5)
     snapshots = Snapshots(tmp_path, timeout=0.2)
-    snapshots.write(5, shard=None, finish=({"stage0", "stage1"}, lambda: pytest.fail("it is not whole")))
+    snapshots.write(5, shards={}, finish=({"stage0", "stage1"}, lambda: pytest.fail("it is not whole")))
     with pytest.raises(DeadlinePassed, match="stage0|took more than"):
         while True:
             snapshots.wait()

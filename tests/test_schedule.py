@@ -76,6 +76,42 @@ def test_zero_bubble_holds_no_more_than_1f1b_does_in_its_first_stage():
     assert [in_flight(plan, k, k) for k in range(4)] == [4, 4, 4, 4]
 
 
+def interleaved(lap, laps, num_microbatches, *, replicas=1) -> Plan:
+    """A plan in which stage k is on the ranks of stage k - lap."""
+    teams = [tuple(range(k * replicas, (k + 1) * replicas)) for k in range(lap)]
+    stages = (Stage((f"l{k}",), teams[k % lap]) for k in range(lap * laps))
+    return Plan(tuple(stages), "1f1b-flush", num_microbatches=num_microbatches)
+
+
+def test_interleaved_stages_go_lap_by_lap():
+    """Narayanan et al., SC 2021, figure 4: groups of as many minibatches as ranks, the later lap's backwards first."""
+    assert spell(interleaved(2, 2, 4), 4) == {
+        0: "0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 2B2 2B3 0B2 0B3 0U0 2U0",
+        1: "1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3 1U0 3U0",
+    }
+
+
+def test_interleaved_stages_of_one_rank_need_nobody_else():
+    assert spell(interleaved(1, 2, 2), 2) == {0: "0F0 1F0 1B0 0F1 0B0 1F1 1B1 0B1 0U0 1U0"}
+
+
+@given(st.integers(1, 5), st.integers(2, 4), st.integers(1, 3), st.integers(1, 12), st.integers(1, 25))
+def test_interleaved_stages_never_wait_for_themselves(lap, laps, replicas, num_microbatches, num_minibatches):
+    plan = interleaved(lap, laps, num_microbatches, replicas=replicas)
+    check_runs(plan, num_minibatches)
+    lists = actions(plan, num_minibatches)
+    for s, stage in enumerate(plan.stages):
+        for op in (Op.FORWARD, Op.BACKWARD):
+            seen = [a.minibatch for rank in stage.ranks for a in lists[rank] if a.op is op and a.stage == s]
+            assert sorted(seen) == list(range(num_minibatches))
+        for rank in stage.ranks:
+            own = [action for action in lists[rank] if action.stage == s]
+            rounds = [action.minibatch for action in own if action.op is Op.UPDATE]
+            assert rounds == list(range(-(-num_minibatches // num_microbatches)))
+            flying = [sum((a.op is Op.FORWARD) - (a.op is Op.BACKWARD) for a in own[: k + 1]) for k in range(len(own))]
+            assert max(flying) <= in_flight(plan, s, rank)
+
+
 def test_sequential_keeps_one_minibatch_in_the_pipeline():
     assert spell(pipeline(1, 1, schedule="sequential"), 2) == {
         0: "0F0 0B0 0U0 0F1 0B1 0U1",

@@ -62,6 +62,43 @@ def test_bubble_of_a_balanced_flush_is_gpipes_closed_form(stages, minibatches, s
     assert trace.makespan == pytest.approx(3.0 * (minibatches + stages - 1))
 
 
+@pytest.mark.parametrize(("ranks", "laps", "minibatches"), [(2, 2, 4), (4, 2, 8), (4, 4, 8), (3, 3, 12), (2, 5, 6)])
+def test_interleaved_stages_divide_the_bubble_by_the_laps(ranks, laps, minibatches):
+    """Narayanan et al., SC 2021, section 2.2.2: a bubble of (p - 1)(F + B) / v, where 1F1B has (p - 1)(F + B)."""
+    count, settings_ = ranks * laps, {"schedule": "1f1b-flush", "num_microbatches": minibatches}
+    chain, profile, cluster = pipeline([1.0] * count, [2.0] * count, **settings_)
+    layers = [stage.layers[0] for stage in chain.stages]
+    looped = Plan(tuple(Stage((id,), (k % ranks,)) for k, id in enumerate(layers)), **settings_)
+    straight = Plan(tuple(Stage(tuple(layers[r * laps : (r + 1) * laps]), (r,)) for r in range(ranks)), **settings_)
+    work = 3.0 * laps * minibatches  # of each rank
+    makespans = [simulate(plan, profile, cluster, [1] * minibatches).makespan for plan in (looped, straight)]
+    assert [span - work for span in makespans] == pytest.approx([3.0 * (ranks - 1), 3.0 * (ranks - 1) * laps])
+
+
+def test_a_planner_lays_interleaved_stages_over_the_devices_and_knows_their_step():
+    _, profile, _ = pipeline([1.0] * 8, [2.0] * 8)
+    cluster = Cluster.uniform(2, device_type="d", link=Link(100.0, 0.0))
+    given_ = {"planner": "model-parallel", "stages_per_device": 2, "num_microbatches": 4}
+    plan = partition(profile, cluster, schedule="1f1b-flush", **given_)
+    assert [stage.ranks for stage in plan.stages] == [(0,), (1,), (0,), (1,)] and plan.ranks == (0, 1)
+    step = simulate(plan, profile, cluster, [1] * 4).makespan
+    assert step == pytest.approx(4 * plan.estimate.period_seconds) == pytest.approx(4 * 12.0 + 6.0)
+    told = forecast(plan, profile, cluster, [1] * 8)
+    assert told.bubble.imbalance == pytest.approx(0.0) and told.bubble.dependency > 0
+    assert Plan.from_json(plan.to_json()) == plan
+    for schedule in ("1f1b", "gpipe", "zero-bubble"):
+        with pytest.raises(InputError, match="1f1b-flush"):
+            partition(profile, cluster, schedule=schedule, **given_)
+
+
+def test_a_rank_of_interleaved_stages_holds_the_memory_of_all_of_them():
+    count, settings_ = 4, {"schedule": "1f1b-flush", "num_microbatches": 2}
+    plan, profile, cluster = pipeline([1.0] * count, [2.0] * count, parameter_bytes=10.0, **settings_)
+    looped = replace(plan, stages=tuple(replace(s, ranks=(k % 2,)) for k, s in enumerate(plan.stages)))
+    alone, shared = (forecast(p, profile, cluster, [1] * 2).peak_bytes for p in (plan, looped))
+    assert alone == dict.fromkeys(range(4), 30.0) and shared == dict.fromkeys(range(2), 60.0)
+
+
 @pytest.mark.parametrize(("stages", "minibatches"), [(2, 4), (4, 8), (8, 16)])
 def test_zero_bubble_of_equal_stages_is_the_papers_closed_form(stages, minibatches):
     """Qi et al., table 2: (p - 1)(F + B - W) of waiting, where 1F1B waits (p - 1)(F + B + W)."""

@@ -33,20 +33,19 @@ def judge(run_dir: Path, plan: Plan, exits: Mapping[int, int]) -> Verdict:
     errors = sorted(_errors(run_dir), key=lambda error: error["time"])
     own = [error for error in errors if not error["secondary"] and error["kind"] != "DeadlinePassed"]
     if own:
-        return _of_error(own[0])
+        return _of_error(own[0], plan)
     told = {error["rank"] for error in errors}
     for rank, code in sorted(exits.items()):
         if code < 0 and rank not in told:
-            stage = plan.stage_of(rank) if rank in plan.ranks else None
-            return Verdict(f"rank {rank} (stage {stage}): killed by signal {_signal(-code)}", rank, stage)
+            return Verdict(f"{_named(rank, plan)}: killed by signal {_signal(-code)}", rank, _stage(rank, plan))
     waiting = [error for error in errors if error["kind"] == "DeadlinePassed"]
     if waiting:
-        return _of_error(waiting[0])
+        return _of_error(waiting[0], plan)
     if errors:
-        return _of_error(errors[0])
+        return _of_error(errors[0], plan)
     for rank, code in sorted(exits.items()):
-        stage = plan.stage_of(rank) if rank in plan.ranks else None
-        return Verdict(f"rank {rank} (stage {stage}): ended with code {code}; see logs/rank{rank}.log", rank, stage)
+        reason = f"{_named(rank, plan)}: ended with code {code}; see logs/rank{rank}.log"
+        return Verdict(reason, rank, _stage(rank, plan))
     return Verdict("it ended without a word; see logs/launcher.log", None, None)
 
 
@@ -66,12 +65,23 @@ def _errors(run_dir: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _of_error(error: Mapping[str, Any]) -> Verdict:
+def _stage(rank: int, plan: Plan) -> int | None:
+    return next(iter(plan.stages_of(rank)), None)
+
+
+def _named(rank: int, plan: Plan) -> str:
+    own = plan.stages_of(rank)
+    if len(own) < 2:
+        return f"rank {rank} (stage {_stage(rank, plan)})"
+    return f"rank {rank} (stages {', '.join(map(str, own))})"
+
+
+def _of_error(error: Mapping[str, Any], plan: Plan) -> Verdict:
     rank, stage = error["rank"], error["stage"]
     what = error["message"] if error["input_error"] else f"{error['kind']}: {error['message']}"
     where = "" if error["input_error"] else f"; traceback in logs/rank{rank}.error.json"
     code = 2 if error["input_error"] else 1
-    return Verdict(f"rank {rank} (stage {stage}): {what}{where}", rank, stage, code, error["lasting"])
+    return Verdict(f"{_named(rank, plan)}: {what}{where}", rank, stage, code, error["lasting"])
 
 
 def _signal(number: int) -> str:

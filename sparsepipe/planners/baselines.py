@@ -23,22 +23,31 @@ class DataParallel:
 class ModelParallel:
     """One device a stage, in rank order, cut where the slowest stage is least slow; transfers are not looked at.
 
+    `stages_per_device`: so many laps over the devices, interleaved (Narayanan et al., SC 2021), under 1f1b-flush.
     Devices beyond the number of layers stay unused, which a warning says.
     """
 
+    stages_per_device: int = 1
     name = "model-parallel"
 
+    def __post_init__(self) -> None:
+        if self.stages_per_device < 1:
+            raise InputError(f"stages_per_device is {self.stages_per_device}, expected 1 or more")
+
     def plan(self, problem: Problem) -> Plan:
+        if self.stages_per_device > 1 and problem.schedule != "1f1b-flush":
+            raise InputError(
+                f"{self.stages_per_device} stages a device need schedule '1f1b-flush', {problem.schedule!r} given: "
+                "no other interleaves stages"
+            )
         layers, num_devices = problem.layers, len(problem.cluster.devices)
-        num_stages = min(num_devices, len(layers))
-        kinds = [device.type.name for device in problem.cluster.devices[:num_stages]]
+        used = max(1, min(num_devices, len(layers) // self.stages_per_device))
+        kinds = [device.type.name for device in problem.cluster.devices[:used]]
         seconds = [problem.table.seconds[kind][list(layers), 0].tolist() for kind in kinds]
-        bounds = _balanced(seconds)
-        stages = [problem.stage(layers[a:b], (rank,)) for rank, (a, b) in enumerate(bounds)]
-        unused = (
-            f"{num_devices - num_stages} of {num_devices} devices stay unused: the network has {len(layers)} layers"
-        )
-        plan = problem.plan(stages, self.name, [unused] if num_stages < num_devices else [])
+        bounds = _balanced(seconds * self.stages_per_device)
+        stages = [problem.stage(layers[a:b], (k % used,)) for k, (a, b) in enumerate(bounds)]
+        unused = f"{num_devices - used} of {num_devices} devices stay unused: the network has {len(layers)} layers"
+        plan = problem.plan(stages, self.name, [unused] if used < num_devices else [])
         return replace(plan, estimate=estimate(plan, problem))
 
 

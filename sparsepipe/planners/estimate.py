@@ -9,7 +9,8 @@ asynchronous     period = max(T of each stage, busiest port of each boundary)
 flush            step = Σ L + Σ (C forwards + C backwards) + max_i (Wᵢ − Lᵢ), period = step / M, where W is the busiest
                  replica's ⌈M·s/n⌉ minibatches and one averaging; without replication this is
                  Σ (T + 2C) + (M − 1)·max T, the length of GPipe's and DAPPLE's critical path; a boundary limits with
-                 (M − 1) × its busiest port
+                 (M − 1) × its busiest port. Interleaved, Σ goes over the first lap and i over ranks with all their
+                 stages (Narayanan et al., SC 2021, section 2.2: only a lap is filled and drained)
 sequential       one minibatch in each replica of the first stage: (Σ L + Σ C) / replicas, at least max T
 """
 
@@ -18,6 +19,7 @@ from dataclasses import replace
 
 from ..costs import Array, MemoryNeed, averaging_time, boundary_link, depth, port_share
 from ..plan import Estimate, Plan, Stage, StageEstimate
+from ..schedule import in_flight
 from .base import Problem
 
 
@@ -38,7 +40,7 @@ def estimate(plan: Plan, problem: Problem) -> Estimate:
         stages.append(StageEstimate(compute, memory, max(ports[k], ports[k + 1]), averaging, sent))
         latencies.append(max(seconds))
         works.append(step_work(plan, stage, seconds, averaging))
-    crossing = sum(both for _, both in transfers)
+    crossing = sum(both for _, both in transfers[: plan.lap - 1])
     period = plan_period(plan, stages, latencies, works, ports, crossing)
     everyone = baseline_data_parallel(problem)
     single = min(problem.total_seconds(kind.name) for kind in problem.cluster.device_types)
@@ -97,9 +99,10 @@ def plan_period(
     if plan.schedule == "sequential":
         return max([(sum(latencies) + crossing) * max(plan.stages[0].shares) / plan.stages[0].round, *busy])
     if plan.weights == "flush":
-        count = plan.num_microbatches
-        longest = max(work - latency for work, latency in zip(works, latencies, strict=True))
-        return (sum(latencies) + crossing + max([longest, *((count - 1) * port for port in ports)])) / count
+        count, lap = plan.num_microbatches, plan.lap
+        longest = max(sum(works[k::lap]) - latencies[k] for k in range(lap))
+        busiest = max(sum(ports[k::lap]) for k in range(lap))
+        return (sum(latencies[:lap]) + crossing + max(longest, (count - 1) * busiest)) / count
     return max([*busy, *ports])
 
 
@@ -117,6 +120,8 @@ def replica_seconds(problem: Problem, layers: Sequence[int], kind: str, recomput
 
 def boundary_times(problem: Problem, pair: Sequence[Stage], payload: tuple) -> tuple[float, float]:
     """Between two stages: (seconds per minibatch of the busiest port, of a transfer forwards plus one backwards)."""
+    if pair[0].ranks == pair[1].ranks:  # interleaved on one rank: nothing is sent
+        return 0.0, 0.0
     link = boundary_link(problem.cluster, (*pair[0].ranks, *pair[1].ranks))
     nodes = {problem.cluster.devices[rank].node.name for stage in pair for rank in stage.ranks}
     share = max(port_share(problem.cluster, stage, network=len(nodes) > 1) for stage in pair)
@@ -134,6 +139,9 @@ def memory_need(problem: Problem, layers: Sequence[int], incoming: float) -> Mem
 def stage_memory(plan: Plan, k: int, need: MemoryNeed) -> float:
     """Bytes on the fullest replica of stage `k`."""
     stage = plan.stages[k]
+    if plan.lap < len(plan.stages):
+        most = max(in_flight(plan, k, rank) for rank in stage.ranks)
+        return need.total(versions=1, minibatches=most, recompute=stage.recompute)
     later = sum(len(other.ranks) for other in plan.stages[k + 1 :])
     versions, minibatches = depth(plan.schedule, plan.num_microbatches, stage.shares, later, stage.warmup)
     return need.total(versions=versions, minibatches=minibatches, recompute=stage.recompute)

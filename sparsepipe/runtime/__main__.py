@@ -41,7 +41,7 @@ def _run(run_dir: Path, rank: int, *, resume: bool) -> int:
     stage = None
     try:
         plan = Plan.load(run_dir / "plan.json")
-        stage = plan.stage_of(rank) if rank in plan.ranks else None
+        stage = next(iter(plan.stages_of(rank)), None)
         from .config import RunConfig
         from .run import run
 

@@ -1,7 +1,8 @@
 """Packets between adjacent stages: receives posted ahead by a thread, sends kept until done, every wait limited.
 
-Each packet is two messages, header and payload, on tags of their own for each direction, so that neither the two
-directions nor headers and payloads of one pair of ranks can be taken for each other.
+Each packet is two messages, header and payload, on tags of their own for each cut and direction, so that neither the
+two directions nor headers and payloads nor the several cuts between a pair of ranks can be taken for each other. What
+goes from one stage of a rank to another of the same stays in memory, on a shelf.
 
     sender   isend header, isend payload ─────►  Inbox   thread 1: header arrived → post the receive of its payload
              (kept until the peer has them)              thread 2: payload arrived → packet, for the worker to take
@@ -12,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -25,8 +27,8 @@ from .packet import HEADER_INTEGERS, Packet, decode, encode, payload_bytes, sent
 _DIRECTIONS = ("forward", "backward")
 
 
-def _tags(direction: int) -> tuple[int, int]:
-    return 2 * direction + 1, 2 * direction + 2
+def _tags(direction: int, cut: int) -> tuple[int, int]:
+    return 4 * cut + 2 * direction + 1, 4 * cut + 2 * direction + 2
 
 
 class Inbox:
@@ -41,12 +43,14 @@ class Inbox:
         *,
         direction: int,
         boundary: int,
+        cut: int = 0,
         group: Any = None,
         depth: int = 2,
         link_seconds: Callable[[int, int], float] | None = None,
     ) -> None:
         self._expected = tuple(expected)
         self._direction, self._boundary, self._group, self._depth = direction, boundary, group, depth
+        self._tags = _tags(direction, cut)
         self._arrived: queue.SimpleQueue[Packet | BaseException] = queue.SimpleQueue()
         self._taken = 0
         self._link_seconds = link_seconds  # (peer, bytes) -> seconds, to act as a slower link than this one
@@ -87,7 +91,7 @@ class Inbox:
 
     def _receive_headers(self) -> None:
         """Await one header after the other, and post the receive of its payload as soon as its size is known."""
-        header_tag, payload_tag = _tags(self._direction)
+        header_tag, payload_tag = self._tags
         posted: deque[tuple[int, int, Tensor, Any]] = deque()
         upcoming = iter(self._expected)
         try:
@@ -158,6 +162,30 @@ class Inbox:
         return packet
 
 
+class Shelf:
+    """An Inbox without a wire: what one stage of this rank puts there for the next, in order."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._packets: deque[Packet] = deque()
+
+    def put(self, packet: Packet) -> None:
+        """Lay a packet down, free of the graph that made its rows."""
+        slots = tuple(replace(slot, rows=slot.rows.detach()) for slot in packet.slots)
+        self._packets.append(replace(packet, slots=slots))
+
+    def take(self, minibatch: int, *, timeout: float, action: str) -> Packet:
+        """Return the packet of `minibatch`, which must be next: the rank's own list has put it there before."""
+        found = self._packets.popleft() if self._packets else None
+        if found is None or found.minibatch != minibatch:
+            there = "nothing" if found is None else f"minibatch {found.minibatch}"
+            raise PacketMismatch(f"{action} asks for minibatch {minibatch}, but {there} is on the shelf")
+        return found
+
+    def peer(self) -> int:
+        return self._rank
+
+
 class Outbox:
     """Packets on their way out of this rank: sent without waiting, their memory kept until the peer has them."""
 
@@ -166,12 +194,12 @@ class Outbox:
         self._limit = limit  # packets under way; the schedule bounds them too
         self._under_way: deque[tuple[int, str, list[tuple[Any, Tensor]]]] = deque()
 
-    def send(self, packet: Packet, peer: int, *, timeout: float, action: str) -> int:
+    def send(self, packet: Packet, peer: int, *, timeout: float, action: str, cut: int = 0) -> int:
         """Start sending; wait for the oldest packet only where too many are under way. Returns the bytes sent."""
         while len(self._under_way) >= self._limit:
             self._finish_oldest(time.monotonic() + timeout, timeout)
         header, payload = encode(packet)
-        header_tag, payload_tag = _tags(packet.direction)
+        header_tag, payload_tag = _tags(packet.direction, cut)
         try:
             works = [(dist.isend(header, peer, group=self._group, tag=header_tag), header)]
             if len(payload):

@@ -41,6 +41,14 @@ def busy_seconds(spans: Sequence[tuple[str, float, float]], start: float, end: f
     return seconds
 
 
+def stage_summaries(plan: Plan, seconds: Sequence[dict[str, float]], window_seconds: float) -> list[dict[str, Any]]:
+    """Return `stage_summary` of every stage. Of ranks with several stages, only what none of them uses is bubble."""
+    found = [stage_summary(k, stage.ranks, seconds[k], window_seconds) for k, stage in enumerate(plan.stages)]
+    for k, entry in enumerate(found):
+        entry["bubble_fraction"] = 1 - sum(other["busy_fraction"] for other in found[k % plan.lap :: plan.lap])
+    return found
+
+
 def stage_summary(stage: int, ranks: Sequence[int], seconds: dict[str, float], window_seconds: float) -> dict[str, Any]:
     """Return shares of a stage's time, all its replicas together: computing, idle, and each kind of span."""
     whole = max(window_seconds * len(ranks), 1e-9)
@@ -61,7 +69,8 @@ def median_summaries(epochs: Sequence[Sequence[dict[str, Any]]]) -> list[dict[st
 
 
 def with_memory(stages: Sequence[dict[str, Any]], plan: Plan) -> list[dict[str, Any]]:
-    """Return the summaries with the memory that the planner expected of a replica of each stage, where it said so."""
+    """Return the summaries with the memory that the planner expected of a rank of each stage, where it said so."""
     if plan.estimate is None:
         return list(stages)
-    return [entry | {"planned_bytes": plan.estimate.stages[entry["stage"]].memory_bytes} for entry in stages]
+    planned = [stage.memory_bytes for stage in plan.estimate.stages]
+    return [entry | {"planned_bytes": sum(planned[entry["stage"] % plan.lap :: plan.lap])} for entry in stages]

@@ -2,9 +2,9 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ _NEVER = timedelta(days=7)  # receives are posted long before they are due; dead
 
 @dataclass(frozen=True)
 class Process:
-    """A rank of a running job. Groups are None where this rank is alone in them."""
+    """A rank of a running job, at one of its stages. Groups are None where this rank is alone in them."""
 
     rank: int
     world_size: int
@@ -34,6 +34,12 @@ class Process:
     stage_group: Any = None
     statistics_group: Any = None  # the same ranks, for what they exchange within a forward or backward
     whereabouts: Whereabouts | None = None
+    groups: Mapping[int, tuple[Any, Any]] = field(default_factory=dict)  # stage → the two above
+
+    def at(self, stage: int) -> "Process":
+        """This process at `stage`."""
+        group, within = self.groups.get(stage, (None, None))
+        return replace(self, stage=stage, stage_group=group, statistics_group=within)
 
     def sum(self, values: Tensor, *, what: str) -> Tensor:
         """Return the sum of `values` over all ranks. Every rank must come here within the deadline."""
@@ -88,7 +94,7 @@ def joined(
             f"the plan needs ranks {sorted(plan.ranks)}, but this job has {world_size}: 0 to {world_size - 1}"
         )
     torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) // world_size))
-    stage = plan.stage_of(rank)
+    stage = plan.stages_of(rank)[0]
     where = _device(device)
     if world_size == 1:
         yield Process(rank, world_size, stage, where, timeout)
@@ -97,11 +103,15 @@ def joined(
     _meet(store, rank, world_size, timeout)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=_NEVER)
     replicated = [(k, sorted(stage.ranks)) for k, stage in enumerate(plan.stages) if len(stage.ranks) > 1]
-    groups = {k: dist.new_group(ranks, timeout=_NEVER) for k, ranks in replicated}
     # Nobody watches over a wait within a layer: it has the deadline of its group.
-    within = {k: dist.new_group(ranks, timeout=timedelta(seconds=timeout)) for k, ranks in replicated if synchronise}
+    limit = timedelta(seconds=timeout)
+    groups = {
+        k: (dist.new_group(ranks, timeout=_NEVER), dist.new_group(ranks, timeout=limit) if synchronise else None)
+        for k, ranks in replicated
+    }
     whereabouts = Whereabouts(run_dir / "logs" / ".whereabouts", world_size, rank)
-    process = Process(rank, world_size, stage, where, timeout, groups.get(stage), within.get(stage), whereabouts)
+    own = {k: both for k, both in groups.items() if rank in plan.stages[k].ranks}
+    process = Process(rank, world_size, stage, where, timeout, whereabouts=whereabouts, groups=own)
     try:
         yield process
     except DeadlinePassed as error:

@@ -46,10 +46,11 @@ class Recorder:
         self, run_dir: Path, *, rank: int, stage: int, origin: float, whereabouts: Whereabouts | None = None
     ) -> None:
         self._whereabouts = whereabouts
-        self.rank, self.stage, self._origin = rank, stage, origin
+        self.rank, self._origin = rank, origin
+        self.stage = stage  # whose turn it is, where a rank has several
         self._trace = Lines(run_dir / f"trace-rank{rank}.jsonl")
         self._metrics = Lines(run_dir / "metrics.jsonl")
-        self.spans: list[tuple[str, float, float]] = []  # (kind, start, end) since `restart`
+        self.spans: list[tuple[int, str, float, float]] = []  # (stage, kind, start, end) since `restart`
 
     def now(self) -> float:
         return time.monotonic() - self._origin
@@ -62,7 +63,7 @@ class Recorder:
 
     def span(self, kind: str, name: str, start: float, end: float, *, minibatch: int = -1, peer: int = -1) -> None:
         """Keep what happened from `start` to `end`."""
-        self.spans.append((kind, start, end))
+        self.spans.append((self.stage, kind, start, end))
         self._trace.add(
             f'{{"rank": {self.rank}, "name": "{name}", "start": {start:.6f}, "end": {end:.6f}, "kind": "{kind}", '
             f'"stage": {self.stage}, "minibatch": {minibatch}, "peer": {peer}}}\n',
@@ -75,7 +76,7 @@ class Recorder:
         row = {"event": event, "seconds": round(now, 6), **facts}
         self._metrics.add(json.dumps(row) + "\n", now=now + self._origin)
 
-    def restart(self) -> list[tuple[str, float, float]]:
+    def restart(self) -> list[tuple[int, str, float, float]]:
         """Return the spans since the last call and start afresh."""
         spans, self.spans = self.spans, []
         return spans

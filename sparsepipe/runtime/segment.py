@@ -8,16 +8,33 @@ import torch
 from torch import Tensor
 
 from ..schedule import Action, Op, actions, forward_versions, round_length, round_minibatches, together
-from .channel import Inbox
+from .channel import Inbox, Shelf
 from .failures import LossNotFinite
 from .loader import Loader
 from .objective import Outcome
 from .packet import BACKWARD, FORWARD, Packet
+from .post import Post
 from .replicas import Averaging, clip
 from .stage import Flight
 
 if TYPE_CHECKING:
     from .worker import Worker
+
+
+def inbox(worker: "Worker", post: Post, minibatches: Sequence[tuple[int, int]], *, direction: int) -> Inbox | Shelf:
+    """Return where the packets of these minibatches (in this segment, over the run) arrive at a stage."""
+    forward = direction == FORWARD
+    other = worker.plan.stages[post.stage + (-1 if forward else 1)]
+    cut = post.stage + (not forward)  # the one before stage `cut`
+    if other.ranks == post.own.ranks:
+        return worker.shelves[direction, cut]
+    return Inbox(
+        [(other.replica(m), minibatch) for m, minibatch in minibatches],
+        direction=direction,
+        boundary=post.runner.id_before if forward else post.runner.id_after,
+        cut=cut,
+        link_seconds=post.runner.link_seconds,
+    )
 
 
 class Inputs:
@@ -26,6 +43,7 @@ class Inputs:
     def __init__(
         self,
         worker: "Worker",
+        post: Post,
         dataset: Any,
         batches: Mapping[int, Sequence[int]],
         *,
@@ -33,22 +51,17 @@ class Inputs:
         epoch: int = 0,
         base: int = 0,
     ) -> None:
-        self._worker = worker
-        mine = [action.minibatch for action in todo if action.op is Op.FORWARD]
-        if worker.runner.is_first:
+        self._worker, self._post = worker, post
+        mine = [a.minibatch for a in todo if a.op is Op.FORWARD and a.stage == post.stage]
+        if post.runner.is_first:
             self._loader = Loader(lambda indices: dataset.batch(indices, epoch=epoch), [(m, batches[m]) for m in mine])
         else:
-            before = worker.plan.stages[worker.stage - 1]
-            self._inbox = Inbox(
-                [(before.replica(m), m + base) for m in mine],
-                direction=FORWARD,
-                boundary=worker.runner.id_before,
-                link_seconds=worker.runner.link_seconds,
-            )
+            arrivals = [(m, m + base) for m in mine]
+            self._inbox = inbox(worker, post, arrivals, direction=FORWARD)
         self._base = base
         self._batches, self._dataset, self._epoch = batches, dataset, epoch
         self._labels: Loader | None = None
-        if worker.runner.is_last and worker.workload.per_voxel:  # those of samples are in memory
+        if post.runner.is_last and worker.workload.per_voxel:  # those of samples are in memory
             self._labels = Loader(self._read_labels, [(m, batches[m]) for m in mine])
 
     def take_labels(self, minibatch: int) -> Tensor:
@@ -62,7 +75,7 @@ class Inputs:
 
     def take(self, action: Action) -> Any:
         worker, m, timeout = self._worker, action.minibatch, self._worker.config.timeout_seconds
-        if worker.runner.is_first:
+        if self._post.runner.is_first:
             kind, peer = "load", -1
             start = worker.recorder.begin(kind, m + self._base)
             arrived = self._loader.take(m, timeout=timeout)
@@ -75,20 +88,20 @@ class Inputs:
 
 
 class Segment:
-    """The state of one drained stretch of training: minibatches in flight, gradients to come, what was measured."""
+    """One drained stretch of training in one stage: minibatches in flight, gradients to come, what was measured."""
 
-    def __init__(self, worker: "Worker", epoch: int, first: int, count: int) -> None:
-        self.worker, self.epoch, self.count = worker, epoch, count
+    def __init__(self, worker: "Worker", post: Post, epoch: int, first: int, count: int) -> None:
+        self.worker, self.post, self.epoch, self.count = worker, post, epoch, count
         workload, plan = worker.workload, worker.plan
         self.base = epoch * workload.epoch_minibatches + first  # global id of minibatch 0 of this segment
         order = workload.order(epoch)[first : first + count]
         self.batches = dict(enumerate(order))
-        todo = actions(plan, count)[worker.rank]
-        self.inputs = Inputs(worker, workload.training, self.batches, todo=todo, epoch=epoch, base=self.base)
+        todo = [action for action in actions(plan, count)[worker.rank] if action.stage == post.stage]
+        self.inputs = Inputs(worker, post, workload.training, self.batches, todo=todo, epoch=epoch, base=self.base)
         # The weights that each forward meets, as updates since the start of this segment.
         self.versions = forward_versions(plan, count)[worker.rank]
-        self.first_version = worker.weights.newest.index
-        worker.weights.expect(self.versions.values())
+        self.first_version = post.weights.newest.index
+        post.weights.expect(self.versions.values())
         self.flights: dict[int, Flight] = {}
         self.later: dict[int, tuple[Flight, Any]] = {}  # between the two halves of a split backward
         self.outcomes: dict[int, Outcome] = {}
@@ -96,17 +109,21 @@ class Segment:
         self.table = torch.zeros(count, 5, dtype=torch.float64)
         self.synchronised: bool | None = None  # as the module was left, nobody knows
         self.averaging: Averaging | None = None  # of the round whose last backward is done
-        self.last_of_rounds = self._last_of_rounds(todo) if worker.process.stage_group is not None else frozenset()
-        self.answers: Inbox | None = None
-        if not worker.runner.is_last:
-            after = plan.stages[worker.stage + 1]
-            mine = [action.minibatch for action in todo if action.op is Op.BACKWARD]
-            self.answers = Inbox(
-                [(after.replica(m), m + self.base) for m in mine],
-                direction=BACKWARD,
-                boundary=worker.runner.id_after,
-                link_seconds=worker.runner.link_seconds,
-            )
+        self.last_of_rounds = self._last_of_rounds(todo) if post.process.stage_group is not None else frozenset()
+        self.answers: Inbox | Shelf | None = None
+        if not post.runner.is_last:
+            mine = [(action.minibatch, action.minibatch + self.base) for action in todo if action.op is Op.BACKWARD]
+            self.answers = inbox(worker, post, mine, direction=BACKWARD)
+        self._steps = {
+            Op.FORWARD: self.forward,
+            Op.BACKWARD: self.backward,
+            Op.WEIGHTS: self.weights,
+            Op.UPDATE: self.update,
+        }
+
+    def do(self, action: Action) -> None:
+        """Do the next action of the list that is this stage's."""
+        self._steps[action.op](action)
 
     def _last_of_rounds(self, todo: Sequence[Action]) -> frozenset[int]:
         """The minibatches whose backward is this rank's last of a round: averaging need not wait for its end."""
@@ -116,17 +133,17 @@ class Segment:
             if action.op is Op.BACKWARD:
                 last = action.minibatch
             elif action.op is Op.UPDATE and last is not None:
-                members = round_minibatches(self.worker.plan, self.worker.stage, action.minibatch, self.count)
+                members = round_minibatches(self.worker.plan, self.post.stage, action.minibatch, self.count)
                 found |= {last} & set(members)
         return frozenset(found)
 
     def forward(self, action: Action) -> None:
-        worker, m = self.worker, action.minibatch
-        runner, recorder = worker.runner, worker.recorder
+        worker, post, m = self.worker, self.post, action.minibatch
+        runner, recorder = post.runner, worker.recorder
         arrived = self.inputs.take(action)
         self._synchronise(m)
         start = recorder.begin("forward", m + self.base)
-        version = worker.weights.acquire(self.first_version + self.versions[m])
+        version = post.weights.acquire(self.first_version + self.versions[m])
         flight, outputs = runner.forward(arrived, version, m + self.base)
         self.flights[m] = flight
         packet = None
@@ -137,34 +154,32 @@ class Segment:
             flight.outputs = tensors
         recorder.span("forward", str(action), start, recorder.now(), minibatch=m + self.base)
         if packet is not None:
-            worker.send(packet, worker.plan.stages[worker.stage + 1].replica(m), action)
+            worker.send(packet, action)
 
     def _synchronise(self, m: int) -> None:
         """Let batch norm share its statistics in rounds in which every replica has a minibatch."""
-        worker = self.worker
-        group = worker.process.statistics_group
+        group = self.post.process.statistics_group
         if group is None:
             return
-        whole = len(together(worker.plan, worker.stage, m, self.count)) > 1
+        whole = len(together(self.worker.plan, self.post.stage, m, self.count)) > 1
         if whole is not self.synchronised:
-            worker.runner.module.synchronise(group if whole else None)
+            self.post.runner.module.synchronise(group if whole else None)
             self.synchronised = whole
 
     def _take_loss(self, flight: Flight, outputs: dict[str, Any], m: int, labels: Tensor) -> None:
-        worker = self.worker
-        loss, outcome = worker.runner.loss(outputs, labels, samples=len(self.batches[m]))
+        loss, outcome = self.post.runner.loss(outputs, labels, samples=len(self.batches[m]))
         if not math.isfinite(outcome.loss):
             raise LossNotFinite(
                 f"the loss of minibatch {m + self.base} (epoch {self.epoch}) is {outcome.loss} in stage "
-                f"{worker.stage}; lower the learning rate, the last checkpoint is kept"
+                f"{self.post.stage}; lower the learning rate, the last checkpoint is kept"
             )
         flight.outputs = (loss,)
         flight.labels = labels if flight.arrived is not None else None
         self.outcomes[m] = outcome
 
     def backward(self, action: Action) -> None:
-        worker, m = self.worker, action.minibatch
-        runner, recorder = worker.runner, worker.recorder
+        worker, post, m = self.worker, self.post, action.minibatch
+        runner, recorder = post.runner, worker.recorder
         flight = self.flights.pop(m)
         packet = self._take_answer(action)
         start = recorder.begin("backward", m + self.base)
@@ -177,20 +192,20 @@ class Segment:
             self.later[m] = flight, later
         elif m in self.last_of_rounds and flight.version.tensors:
             own = list(flight.version.tensors.values())
-            self.averaging = Averaging(own, worker.weights.gathered, worker.process)
+            self.averaging = Averaging(own, post.weights.gathered, post.process)
             with self.averaging.watching():
                 weights, features = runner.backward(flight, gradients, scale=scale)
             self.averaging.complete(weights)
-            worker.weights.release(flight.version)
+            post.weights.release(flight.version)
         else:
             weights, features = runner.backward(flight, gradients, scale=scale)
-            worker.weights.accumulate(weights)
-            worker.weights.release(flight.version)
+            post.weights.accumulate(weights)
+            post.weights.release(flight.version)
         answer = None if runner.is_first else runner.answer(flight, features)
         end = recorder.now()
         recorder.span("backward", str(action), start, end, minibatch=m + self.base)
         if answer is not None:
-            worker.send(answer, worker.plan.stages[worker.stage - 1].replica(m), action)
+            worker.send(answer, action)
         if runner.is_last:
             self._tell(m, flight.voxels, end)
 
@@ -199,8 +214,8 @@ class Segment:
         worker, m = self.worker, action.minibatch
         start = worker.recorder.begin("weights", m + self.base)
         flight, later = self.later.pop(m)
-        worker.weights.accumulate(worker.runner.backward_of_weights(flight, later))
-        worker.weights.release(flight.version)
+        self.post.weights.accumulate(self.post.runner.backward_of_weights(flight, later))
+        self.post.weights.release(flight.version)
         worker.recorder.span("weights", str(action), start, worker.recorder.now(), minibatch=m + self.base)
 
     def _take_answer(self, action: Action) -> Packet | None:
@@ -215,15 +230,15 @@ class Segment:
 
     def _recompute(self, flight: Flight, m: int) -> None:
         self._synchronise(m)
-        outputs = self.worker.runner.run_again(flight)
-        if self.worker.runner.is_last:
+        outputs = self.post.runner.run_again(flight)
+        if self.post.runner.is_last:
             self._take_loss(flight, outputs, m, flight.labels)
         else:
-            _, flight.outputs = self.worker.runner.leave(outputs, m + self.base, flight.voxels)
+            _, flight.outputs = self.post.runner.leave(outputs, m + self.base, flight.voxels)
 
     def _weight_in_step(self, m: int) -> float:
         """In a step, make the mean over its minibatches the mean over its samples, however many each has."""
-        plan, stage = self.worker.plan, self.worker.stage
+        plan, stage = self.worker.plan, self.post.stage
         if plan.weights not in ("flush", "2bw"):
             return 1.0
         step = round_minibatches(plan, stage, m // round_length(plan, stage), self.count)
@@ -263,14 +278,17 @@ class Segment:
         return not overflowed
 
     def update(self, action: Action) -> None:
-        """Average the gradients of a round over the replicas and step."""
-        worker = self.worker
-        recorder, members = worker.recorder, round_minibatches(worker.plan, worker.stage, action.minibatch, self.count)
-        gradients = worker.weights.take_gradients()
-        if worker.process.stage_group is not None:
+        """Average the gradients of a round over the replicas; step once those of all of this rank's stages are there.
+
+        Only then is it known whether any overflowed, and how long they are together.
+        """
+        worker, post = self.worker, self.post
+        recorder, members = worker.recorder, round_minibatches(worker.plan, post.stage, action.minibatch, self.count)
+        gradients = post.weights.take_gradients()
+        if post.process.stage_group is not None:
             start = recorder.begin("average", members[-1] + self.base)
             if self.averaging is None:
-                gradients = worker.runner.average(gradients, len(members), worker.process, what=f"averaging {action}")
+                gradients = post.runner.average(gradients, len(members), post.process, what=f"averaging {action}")
             else:
                 gradients = self.averaging.mean(len(members), what=f"averaging {action}")
                 self.averaging = None
@@ -278,11 +296,22 @@ class Segment:
             start = recorder.begin("update", members[-1] + self.base)
         else:
             start = recorder.begin("update", members[-1] + self.base)
-            gradients = worker.runner.average(gradients, len(members), worker.process, what=str(action))
-        if worker.scales_loss and not self._unscaled(gradients, members[-1]):
-            worker.weights.skip()
-        else:
-            if worker.config.clip_norm is not None:
-                clip(gradients, worker.config.clip_norm, worker.process, replicas=len(worker.own.ranks))
-            worker.weights.update(gradients, self._learning_rate(members[0] + self.base))
+            gradients = post.runner.average(gradients, len(members), post.process, what=str(action))
+        worker.averaged.append((post, gradients))
+        if len(worker.averaged) == len(worker.posts):
+            self._step(members)
         recorder.span("update", str(action), start, recorder.now(), minibatch=members[-1] + self.base)
+
+    def _step(self, members: range) -> None:
+        """Make the next version of the weights of all stages of this rank."""
+        worker = self.worker
+        ready, worker.averaged = worker.averaged, []
+        whole = [gradient for _, gradients in ready for gradient in gradients]
+        if worker.scales_loss and not self._unscaled(whole, members[-1]):
+            for post, _ in ready:
+                post.weights.skip()
+            return
+        if worker.config.clip_norm is not None:
+            clip(whole, worker.config.clip_norm, worker.process, replicas=len(self.post.own.ranks))
+        for post, gradients in ready:
+            post.weights.update(gradients, self._learning_rate(members[0] + self.base))

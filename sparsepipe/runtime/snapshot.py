@@ -23,16 +23,17 @@ class Snapshots:
         self,
         minibatches: int,
         *,
-        shard: tuple[str, Mapping[str, Tensor]] | None,
+        shards: Mapping[str, Mapping[str, Tensor]],
         finish: tuple[set[str], Callable[[], None]] | None,
     ) -> None:
-        """Begin to write this rank's `shard` (name, tensors), where it has one.
+        """Begin to write this rank's `shards` (name → tensors), where it has any.
 
         With `finish` (names of all shards, what makes the checkpoint whole) it goes on to do so once all are there.
         """
-        if shard is not None:
-            shard = shard[0], {key: tensor.detach().clone() for key, tensor in shard[1].items()}
-        self._thread = threading.Thread(target=self._work, args=(minibatches, shard, finish), name="checkpoint")
+        copies = {
+            name: {key: tensor.detach().clone() for key, tensor in tensors.items()} for name, tensors in shards.items()
+        }
+        self._thread = threading.Thread(target=self._work, args=(minibatches, copies, finish), name="checkpoint")
         self._thread.daemon = True
         self._thread.start()
 
@@ -49,12 +50,12 @@ class Snapshots:
     def _work(
         self,
         minibatches: int,
-        shard: tuple[str, Mapping[str, Tensor]] | None,
+        shards: Mapping[str, Mapping[str, Tensor]],
         finish: tuple[set[str], Callable[[], None]] | None,
     ) -> None:
         try:
-            if shard is not None:
-                checkpoint.write_shard(self._run_dir, minibatches, *shard)
+            for name, tensors in shards.items():
+                checkpoint.write_shard(self._run_dir, minibatches, name, tensors)
             if finish is not None:
                 names, make_whole = finish
                 self._await(minibatches, names)

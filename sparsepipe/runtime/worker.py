@@ -1,5 +1,7 @@
 """The worker: one rank that obeys its list of actions, epoch after epoch."""
 
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -11,28 +13,27 @@ from torch import Tensor
 
 from ..files import read_rows
 from ..plan import Plan
-from ..schedule import Action, Op, actions, forward_actions, in_flight
+from ..schedule import Action, actions, forward_actions, in_flight
+from ..trace import KINDS
 from . import checkpoint, metrics
-from .channel import Outbox
+from .channel import Outbox, Shelf
 from .config import RunConfig
 from .learning_rate import LearningRate
 from .loss_scale import LossScale
 from .memory import PeakMemory
 from .objective import Tally
-from .optimizer import optimizer
-from .packet import Packet
+from .packet import FORWARD, Packet
+from .post import Post
 from .process import Process
 from .recorder import Recorder
 from .replay import ReplayWorkload
-from .replicas import average_statistics
 from .segment import Inputs, Segment
 from .snapshot import Snapshots
-from .weights import Weights
 from .workload import Workload
 
 
 class Worker:
-    """One rank's stage, weights and place in the plan."""
+    """One rank's stages, their weights and its place in the plan."""
 
     def __init__(
         self,
@@ -46,12 +47,10 @@ class Worker:
     ) -> None:
         self.run_dir, self.plan, self.config, self.process = run_dir, plan, config, process
         self.workload, self.recorder = workload, recorder
-        self.stage, self.rank = process.stage, process.rank
-        self.own = plan.stages[self.stage]
+        self.rank = process.rank
         self.memory = PeakMemory(process.device)
-        self.runner = workload.runner(plan, process)
-        chosen = optimizer(config.optimizer, momentum=config.momentum, weight_decay=config.weight_decay)
-        self.weights = Weights(dict(self.runner.module.named_parameters()), chosen)
+        own = plan.stages_of(self.rank)
+        self.posts = {k: Post.open(k, plan, config, process=process, workload=workload) for k in own}
         self.learning_rate = LearningRate(
             config.learning_rate,
             config.learning_rate_schedule,
@@ -62,7 +61,10 @@ class Worker:
         self.scales_loss = config.precision == "float16"
         self.loss_scale = LossScale(config.loss_scale if self.scales_loss else 1.0)
         self.snapshots = Snapshots(run_dir, timeout=config.timeout_seconds)
-        self.outbox = Outbox(limit=in_flight(plan, self.stage, self.rank) + 2)
+        # Enough that ranks which send to each other never wait for each other to take: only evaluation is slowed.
+        self.outbox = Outbox(limit=len(own) * (sum(in_flight(plan, k, self.rank) for k in own) + 2))
+        self.shelves: defaultdict[tuple[int, int], Shelf] = defaultdict(lambda: Shelf(self.rank))  # (direction, cut)
+        self.averaged: list[tuple[Post, list[Tensor]]] = []  # of this rank's stages, until all can step
         self.last_rank = plan.stages[-1].ranks[0]  # tells the run's metrics
         self.epochs: list[dict[str, Any]] = []
 
@@ -81,7 +83,8 @@ class Worker:
             self.recorder.restart()
             row = self._train(epoch, first, count)
             done += count
-            average_statistics(self.runner.module, self.own.share(self.rank) / self.own.round, self.process)
+            for post in self.posts.values():
+                post.average_statistics()
             row["validation"] = self._validate(epoch) if self.config.validate else None
             self.epochs.append(row)
             if self.rank == self.last_rank:
@@ -96,35 +99,33 @@ class Worker:
 
     def _train(self, epoch: int, first: int, count: int) -> dict[str, Any]:
         """Obey the action lists for `count` minibatches of an epoch, from an empty pipeline to an empty one."""
-        self.runner.module.train()
-        segment = Segment(self, epoch, first, count)
+        for post in self.posts.values():
+            post.runner.module.train()
+        segments = {k: Segment(self, post, epoch, first, count) for k, post in self.posts.items()}
         self.process.barrier(f"start of epoch {epoch}")
         started = self.recorder.now()
-        steps = {
-            Op.FORWARD: segment.forward,
-            Op.BACKWARD: segment.backward,
-            Op.WEIGHTS: segment.weights,
-            Op.UPDATE: segment.update,
-        }
         for action in actions(self.plan, count)[self.rank]:
-            steps[action.op](action)
+            self.recorder.stage = action.stage
+            segments[action.stage].do(action)
         self.outbox.finish(timeout=self.config.timeout_seconds)
-        return self._epoch_row(segment, started)
+        return self._epoch_row(segments, started)
 
-    def _epoch_row(self, segment: Segment, started: float) -> dict[str, Any]:
+    def _epoch_row(self, segments: Mapping[int, Segment], started: float) -> dict[str, Any]:
         """Bring together what the ranks know of an epoch."""
-        table = self.process.sum(segment.table, what="end of an epoch")
+        whole = torch.stack([segment.table for segment in segments.values()]).sum(dim=0)
+        table = self.process.sum(whole, what="end of an epoch")
         times, samples, losses, counted, correct = table.unbind(dim=1)
         window = metrics.steady_window(times.tolist(), self.plan)
         start, end = (float(times[k]) for k in window) if window else (started, float(times.max()))
-        kinds = metrics.busy_seconds(self.recorder.restart(), start, end)
-        seconds = torch.zeros(len(self.plan.stages), len(kinds), dtype=torch.float64)
-        seconds[self.stage] = torch.tensor(list(kinds.values()), dtype=torch.float64)
+        spans = self.recorder.restart()
+        seconds = torch.zeros(len(self.plan.stages), len(KINDS), dtype=torch.float64)
+        for k in segments:
+            own = metrics.busy_seconds([span[1:] for span in spans if span[0] == k], start, end)
+            seconds[k] = torch.tensor([own[kind] for kind in KINDS], dtype=torch.float64)
         self.process.sum(seconds, what="end of an epoch")
-        stages = [
-            metrics.stage_summary(k, stage.ranks, dict(zip(kinds, seconds[k].tolist(), strict=True)), end - start)
-            for k, stage in enumerate(self.plan.stages)
-        ]
+        stages = metrics.stage_summaries(
+            self.plan, [dict(zip(KINDS, row, strict=True)) for row in seconds.tolist()], end - start
+        )
         peaks = torch.zeros(len(self.plan.ranks), dtype=torch.float64)
         peaks[self.rank] = self.memory.bytes()
         peaks = self.process.sum(peaks, what="end of an epoch")
@@ -140,30 +141,42 @@ class Worker:
     def _validate(self, epoch: int) -> dict[str, float]:
         """Run the validation split through the stages, forward only, the newest weights, running statistics."""
         dataset, batches = self.workload.validation, self.workload.validation_order()
-        self.runner.module.eval()
         todo = forward_actions(self.plan, len(batches))[self.rank]
-        inputs = Inputs(self, dataset, dict(enumerate(batches)), todo=todo)
+        inputs = {}
+        for k, post in self.posts.items():
+            post.runner.module.eval()
+            inputs[k] = Inputs(self, post, dataset, dict(enumerate(batches)), todo=todo)
         tally = Tally(self.workload.network.num_classes)
         for action in todo:
-            arrived = inputs.take(action)
-            start = self.recorder.begin("evaluate", action.minibatch)
-            voxels, outputs = self.runner.evaluate(arrived, self.weights.newest, action.minibatch)
-            if self.runner.is_last:
-                labels, samples = inputs.take_labels(action.minibatch), len(batches[action.minibatch])
+            self.recorder.stage, m = action.stage, action.minibatch
+            post = self.posts[action.stage]
+            runner = post.runner
+            arrived = inputs[action.stage].take(action)
+            start = self.recorder.begin("evaluate", m)
+            voxels, outputs = runner.evaluate(arrived, post.weights.newest, m)
+            if runner.is_last:
+                labels, samples = inputs[action.stage].take_labels(m), len(batches[m])
                 with torch.no_grad():
-                    _, outcome = self.runner.loss(outputs, labels, samples=samples, detailed=True)
+                    _, outcome = runner.loss(outputs, labels, samples=samples, detailed=True)
                 tally.add(outcome)
-            self.recorder.span("evaluate", str(action), start, self.recorder.now(), minibatch=action.minibatch)
-            if not self.runner.is_last:
-                packet, _ = self.runner.leave(outputs, action.minibatch, voxels)
-                self.send(packet, self.plan.stages[self.stage + 1].replica(action.minibatch), action)
+            self.recorder.span("evaluate", str(action), start, self.recorder.now(), minibatch=m)
+            if not runner.is_last:
+                packet, _ = runner.leave(outputs, m, voxels)
+                self.send(packet, action)
         self.outbox.finish(timeout=self.config.timeout_seconds)
         self.process.sum(tally.values, what=f"validation of epoch {epoch}")
         return tally.report(per_voxel=self.workload.per_voxel)
 
-    def send(self, packet: Packet, peer: int, action: Action) -> None:
+    def send(self, packet: Packet, action: Action) -> None:
+        """Send what an action made to the stage after or before."""
+        forward = packet.direction == FORWARD
+        peer = self.plan.stages[action.stage + (1 if forward else -1)].replica(action.minibatch)
+        cut = action.stage + forward  # the one before stage `cut`
+        if peer == self.rank:
+            self.shelves[packet.direction, cut].put(packet)
+            return
         start = self.recorder.now()
-        self.outbox.send(packet, peer, timeout=self.config.timeout_seconds, action=str(action))
+        self.outbox.send(packet, peer, timeout=self.config.timeout_seconds, action=str(action), cut=cut)
         self.recorder.span("send", str(action), start, self.recorder.now(), minibatch=packet.minibatch, peer=peer)
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
@@ -176,19 +189,13 @@ class Worker:
             checkpoint.begin(self.run_dir, done)
         self.process.barrier("start of a checkpoint")
         names = {f"stage{k}" for k in range(len(self.plan.stages))}
-        shard = (f"stage{self.stage}", self._tensors()) if self.rank == self.own.ranks[0] else None
+        shards = {f"stage{k}": post.tensors() for k, post in self.posts.items() if post.writes}
         finish = partial(checkpoint.finish, self.run_dir, done, **self._facts())
-        self.snapshots.write(done, shard=shard, finish=(names, finish) if self.rank == 0 else None)
+        self.snapshots.write(done, shards=shards, finish=(names, finish) if self.rank == 0 else None)
         if last or not self.config.asynchronous_checkpoints:
             self.snapshots.wait()
             self.process.barrier("end of a checkpoint")
-        self.recorder.span("checkpoint", f"{self.stage}C{done}", start, self.recorder.now())
-
-    def _tensors(self) -> dict[str, Tensor]:
-        """What this stage keeps."""
-        state = self.weights.optimizer.state(self.weights.names)
-        buffers = dict(self.runner.module.named_buffers())
-        return checkpoint.as_tensor_map(self.weights.newest.tensors, state, buffers)
+        self.recorder.span("checkpoint", f"{self.recorder.stage}C{done}", start, self.recorder.now())
 
     def _facts(self) -> dict[str, Any]:
         """What the manifest says of the run."""
@@ -205,17 +212,12 @@ class Worker:
         }
 
     def _resume(self, found: checkpoint.Checkpoint) -> int:
-        """Load this stage's layers, whoever held them before, and return the minibatches done."""
-        found.check(model=self.workload.network.name, layers=self.own.layers)
-        tensors = found.read(self.own.layers)
+        """Load the layers of this rank's stages and return the minibatches done."""
+        for post in self.posts.values():
+            found.check(model=self.workload.network.name, layers=post.own.layers)
+            post.load(found)
         if self.scales_loss and found.manifest.get("loss_scale"):
             self.loss_scale = LossScale(**found.manifest["loss_scale"])
-        self.weights.load(checkpoint.without_prefix(tensors, "weight:"))
-        state = {key: tensor for key, tensor in tensors.items() if not key.startswith(("weight:", "buffer:"))}
-        self.weights.optimizer.load(self.weights.names, state)
-        buffers = checkpoint.without_prefix(tensors, "buffer:")
-        for name, buffer in self.runner.module.named_buffers():
-            buffer.copy_(buffers[name])
         return found.minibatches
 
     # --- the end -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,63 @@
+"""One stage on one rank: what runs its layers, its weights, its replicas. Interleaved, a rank has several."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..plan import Plan, Stage
+from . import checkpoint
+from .config import RunConfig
+from .optimizer import optimizer
+from .process import Process
+from .replay import ReplayRunner, ReplayWorkload
+from .replicas import average_statistics
+from .stage import StageRunner
+from .weights import Weights
+from .workload import Workload
+
+
+@dataclass(eq=False)
+class Post:
+    """The stage, its place in the plan, and the process as it stands there."""
+
+    stage: int
+    own: Stage
+    process: Process
+    runner: StageRunner | ReplayRunner
+    weights: Weights
+
+    @classmethod
+    def open(
+        cls, stage: int, plan: Plan, config: RunConfig, *, process: Process, workload: Workload | ReplayWorkload
+    ) -> "Post":
+        process = process.at(stage)
+        runner = workload.runner(plan, process)
+        chosen = optimizer(config.optimizer, momentum=config.momentum, weight_decay=config.weight_decay)
+        weights = Weights(dict(runner.module.named_parameters()), chosen)
+        return cls(stage, plan.stages[stage], process, runner, weights)
+
+    @property
+    def writes(self) -> bool:
+        """Whether this replica writes the stage's part of a checkpoint."""
+        return self.process.rank == self.own.ranks[0]
+
+    def average_statistics(self) -> None:
+        """Bring the replicas' running statistics together."""
+        share = self.own.share(self.process.rank) / self.own.round
+        average_statistics(self.runner.module, share, self.process)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What this stage keeps, as checkpoints name it."""
+        state = self.weights.optimizer.state(self.weights.names)
+        buffers = dict(self.runner.module.named_buffers())
+        return checkpoint.as_tensor_map(self.weights.newest.tensors, state, buffers)
+
+    def load(self, found: checkpoint.Checkpoint) -> None:
+        """Take this stage's layers from a checkpoint, whoever held them before."""
+        tensors = found.read(self.own.layers)
+        self.weights.load(checkpoint.without_prefix(tensors, "weight:"))
+        state = {key: tensor for key, tensor in tensors.items() if not key.startswith(("weight:", "buffer:"))}
+        self.weights.optimizer.load(self.weights.names, state)
+        buffers = checkpoint.without_prefix(tensors, "buffer:")
+        for name, buffer in self.runner.module.named_buffers():
+            buffer.copy_(buffers[name])
