@@ -39,7 +39,7 @@ for candidate in ${PYTHON:+"$PYTHON"} python3 python3.11 python3.12 python3.13 p
 done
 [ -n "$python" ] || fail "no Python 3.11 or newer on PATH (found: $(python3 --version 2>&1 || true)); install one, or name it: PYTHON=/path/to/python3 $0"
 
-need_mib=3000 # the virtual environment with a CPU build of torch, and the build of MinkowskiEngine beside it
+need_mib=4000 # the virtual environment with a CPU build of torch, and the build of MinkowskiEngine beside it
 free_mib=$(df -Pm . | awk 'NR == 2 { print $4 }')
 if [ ! -x .venv/bin/python ] && [ "$free_mib" -lt "$need_mib" ]; then
   fail "$free_mib MiB free in $PWD, at least $need_mib MiB needed; make room, then call again"

@@ -106,6 +106,7 @@ def test_every_import_is_declared():
     modules = {"pyyaml": "yaml", "scikit-learn": "sklearn"}
     declared = {modules.get(name, name) for name, _ in map(split, PROJECT["project"]["dependencies"])}
     optional = {split(line)[0].split("[")[0] for line in [*extras()["minkowski"], *extras()["cluster"]]}
+    optional |= {"triton"}  # comes with torch where that is built for CUDA, which alone uses it
     imported = set()
     for path in (REPOSITORY / "sparsepipe").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

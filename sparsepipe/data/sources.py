@@ -11,8 +11,12 @@ from .manifests import get_manifest
 def data_folders() -> tuple[Path, ...]:
     """Return where data sets are looked for: the folders of SPARSEPIPE_DATA, then where `fetch` puts them."""
     named = [Path(part) for part in os.environ.get("SPARSEPIPE_DATA", "").split(os.pathsep) if part]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return (*named, cache / "sparsepipe" / "data")
+    return (*named, user_cache() / "data")
+
+
+def user_cache() -> Path:
+    """Return the folder under the user's own for what can be had again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sparsepipe"
 
 
 def find(source: str | Path) -> Path:

@@ -1,9 +1,10 @@
 """What every sparse engine offers: layers, tensors, and the plain parts of a tensor that cross a stage boundary."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from ..data.batch import PointBatch
@@ -68,6 +69,16 @@ class Engine(Protocol):
 
     def replace(self, tensor: Any, features: Tensor) -> Any:
         """Return a tensor with other features on the same coordinates and in the same coordinate manager."""
+        ...
+
+    def warm_up(
+        self, subnetwork: Any, batch: Callable[[], PointBatch], device: Any, *, half: torch.dtype | None = None
+    ) -> int:
+        """Measure now what the engine else measures as it trains; return how many layers ran.
+
+        `subnetwork` is this rank's part of a network, `batch` reads a minibatch of the whole network's input where one
+        is needed, `half` is the type of autocast, if any.
+        """
         ...
 
     def rows(self, output: Any) -> Tensor:

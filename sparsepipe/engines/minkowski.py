@@ -85,6 +85,11 @@ class MinkowskiEngine:
     def replace(self, tensor: AnyTensor, features: Tensor) -> AnyTensor:
         return _with_features(tensor, features) if isinstance(tensor, ME.SparseTensor) else features
 
+    def warm_up(
+        self, subnetwork: nn.Module, batch: Callable[[], PointBatch], device: Any, *, half: torch.dtype | None = None
+    ) -> int:
+        return 0  # the library measures nothing
+
     def rows(self, output: AnyTensor) -> Tensor:
         if isinstance(output, ME.SparseTensor):
             raise InputError(f"an output of {len(output)} voxels is still sparse: pool it globally first")

@@ -76,7 +76,7 @@ class StageRunner:
         own = plan.stages[stage]
         self.module = Subnetwork(network, engine, own.layers, seed=config.seed).to(device)
         self._per_voxel, self._num_classes = per_voxel, network.num_classes
-        self._half = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(config.precision)
+        self.half = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(config.precision)
         self._forwards, self._backwards = Compressor(config.compression), Compressor(config.compression)
         self.engine, self.device, self.recompute = engine, device, own.recompute
         self.splits = plan.schedule == "zero-bubble"
@@ -208,7 +208,7 @@ class StageRunner:
         if self.splits and flight is not None:
             weights = {name: tensor.view_as(tensor) for name, tensor in weights.items()}
             flight.weights = tuple(weights.values())
-        with torch.autocast(self.device.type, dtype=self._half, enabled=self._half is not None):
+        with torch.autocast(self.device.type, dtype=self.half, enabled=self.half is not None):
             return functional_call(self.module, weights, (alive,), options, strict=False)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -42,9 +42,12 @@ class Workload:
         return cls(config, net, engine(config.engine), training, validation)
 
     def runner(self, plan: Plan, process: Process) -> StageRunner:
-        """Return what runs this rank's layers."""
+        """Return what runs this rank's layers, warmed up: its kernels are chosen before the ranks first meet."""
         options = {"config": self.config, "device": process.device, "per_voxel": self.per_voxel}
-        return StageRunner(self.network, self.engine, plan, process.stage, **options)
+        runner = StageRunner(self.network, self.engine, plan, process.stage, **options)
+        first = partial(self.training.batch, self.order(0)[0])
+        self.engine.warm_up(runner.module, first, process.device, half=runner.half)
+        return runner
 
     def check(self, plan: Plan) -> None:
         """Raise InputError where the plan is not one for this network."""

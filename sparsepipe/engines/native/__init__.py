@@ -1,6 +1,6 @@
 """The native engine: sparse layers in torch alone, on CPU and CUDA; MinkowskiEngine's semantics and state_dicts."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,9 +10,12 @@ from ...data.batch import PointBatch
 from ...errors import InputError
 from ...models.rows import Row
 from ..base import CoordinateSet, Feature, Parts
+from ..subnetwork import Subnetwork
 from .coordinates import CoordinateManager, pack
 from .layers import AnyTensor, build
+from .rehearsal import rehearse
 from .tensor import SparseTensor
+from .tuning import fused_kernels
 
 __all__ = ["NativeEngine", "SparseTensor"]
 
@@ -63,6 +66,13 @@ class NativeEngine:
 
     def replace(self, tensor: AnyTensor, features: Tensor) -> AnyTensor:
         return tensor.replace(features) if isinstance(tensor, SparseTensor) else features
+
+    def warm_up(
+        self, subnetwork: Subnetwork, batch: Callable[[], PointBatch], device: Any, *, half: torch.dtype | None = None
+    ) -> int:
+        if fused_kernels(torch.empty(0, device=device)) is None:
+            return 0
+        return rehearse(subnetwork, self.tensor(batch(), device), half)
 
     def rows(self, output: AnyTensor) -> Tensor:
         if isinstance(output, SparseTensor):

@@ -6,10 +6,12 @@ The matrix products are the bulk of the time; the rest is the traffic around the
              pass. Nothing is written twice.
     chunks   large maps, a few offsets at a time: see chunks.py.
     scaled   one input channel, as in most first layers: each output row adds up scaled rows of the kernel itself.
+    fused    on CUDA, where Triton is there and it was found to be faster for such a problem: see fused.py, tuning.py.
 
 Nothing of the size of the pairs is kept for the backward pass. Half precision is multiplied as it is, summed in single.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from torch.autograd.function import once_differentiable
 from .chunks import backward_chunks, forward_chunks
 from .kernel_map import KernelMap
 from .pairs import Pairs
+from .tuning import fastest, fused_kernels
 
 _CACHE_BYTES = 2**23  # of gathered rows and products
 
@@ -58,6 +61,18 @@ def _wanted(ctx: Any, place: int) -> bool:
 def _forward(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:
     if kernel.shape[1] == 1:
         return _forward_scaled(features, kernel, kernel_map)
+    gather = partial(_forward_gathered, features, kernel, kernel_map)
+    fused = fused_kernels(features)
+    if fused is None:
+        return gather()
+    blocks = {
+        f"fused {blocks}": partial(fused.forward, features, kernel, kernel_map, blocks)
+        for blocks in fused.FORWARD_BLOCKS
+    }
+    return fastest(_kind("forward", kernel), kernel_map.num_pairs, {"gather": gather} | blocks, features.device)
+
+
+def _forward_gathered(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:
     if not _fits(kernel, kernel_map):
         return forward_chunks(features, kernel, kernel_map)
     pairs = kernel_map.pairs
@@ -70,6 +85,29 @@ def _backward(
     """Return the gradients of the features, unless nobody wants them, and of the kernel, from one gathering of rows."""
     if features.shape[1] == 1 and not wants_features:
         return None, _grad_kernel_scaled(features, grad_output, kernel_map)
+    gather = partial(_backward_gathered, features, transposed, grad_output, kernel_map, wants_features)
+    fused = fused_kernels(features)
+    if fused is None:
+        return gather()
+
+    def multiply(blocks: tuple[int, ...]) -> tuple[Tensor | None, Tensor]:
+        grad_features = _forward(grad_output, transposed, kernel_map.transposed) if wants_features else None
+        return grad_features, fused.kernel_gradient(features, grad_output, kernel_map, blocks)
+
+    ways = {"gather": gather} | {f"fused {blocks}": partial(multiply, blocks) for blocks in fused.GRADIENT_BLOCKS}
+    kind = _kind("backward" if wants_features else "backward of the kernel", transposed)
+    return fastest(kind, kernel_map.num_pairs, ways, features.device)
+
+
+def _kind(operation: str, kernel: Tensor) -> str:
+    """Name the class of problems whose fastest way differs with the size alone."""
+    precision = torch.get_float32_matmul_precision() if kernel.dtype == torch.float32 else ""
+    return f"{operation} {str(kernel.dtype).removeprefix('torch.')} {precision} {tuple(kernel.shape)}"
+
+
+def _backward_gathered(
+    features: Tensor, transposed: Tensor, grad_output: Tensor, kernel_map: KernelMap, wants_features: bool
+) -> tuple[Tensor | None, Tensor]:
     if not _fits(transposed, kernel_map):
         return backward_chunks(features, transposed, grad_output, kernel_map, wants_features)
     pairs = kernel_map.transposed.pairs  # from output to input rows

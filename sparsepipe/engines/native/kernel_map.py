@@ -84,6 +84,15 @@ class KernelMap:
         return Bags(self.pairs.out_rows.int(), functional.pad(self.pairs.ends, (1, 0)))
 
     @cached_property
+    def neighbours(self) -> Tensor:
+        """int32 [K, N_out]: the input row of each output row under each kernel offset, -1 where there is none."""
+        pairs = self.pairs
+        rows = torch.arange(0, len(pairs.counts) * self.num_out, max(self.num_out, 1), device=self.in_rows.device)
+        places = rows.repeat_interleave(torch.tensor(pairs.counts, device=rows.device)) + pairs.out_rows
+        table = torch.full((len(pairs.counts) * self.num_out,), -1, dtype=torch.int32, device=rows.device)
+        return table.scatter_(0, places, pairs.in_rows.int()).view(len(pairs.counts), self.num_out)
+
+    @cached_property
     def covers_outputs(self) -> bool:
         """Say whether every output row has an input row."""
         return bool((self.inputs.starts.diff() > 0).all())
