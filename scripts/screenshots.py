@@ -1,9 +1,10 @@
-"""The README's pictures: the partition explorer and the launch board in JupyterLab, as a browser draws them.
+"""The README's pictures: the partition explorer and the launch board as a browser draws them, and a figure.
 
 python scripts/screenshots.py [--out figures]
 """
 
 import argparse
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 
 from bench_widgets import CELLS
 from lab_driver import Lab, chromium, open_page, run_notebook, set_theme
+
+from sparsepipe.reproduce import reproduce
 
 BOARD = """
 from sparsepipe import Cluster
@@ -44,6 +47,8 @@ def main() -> int:
                 board(browser, lab, out / "readme_board.png")
         finally:
             lab.close()
+        reproduce(["mixed_devices"], out=Path(folder) / "figures")
+        shutil.copy(Path(folder) / "figures" / "mixed_devices.png", out / "readme_mixed_devices.png")
     return 0
 
 

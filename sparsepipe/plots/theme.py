@@ -13,7 +13,7 @@ RUN_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 RUN_MARKERS = ("circle", "square", "diamond", "triangle-up", "x", "cross")
 FORWARD, BACKWARD = "#56B4E9", "#0072B2"
 COST_SCALE = "Cividis"  # even in lightness, and the same to colour-blind eyes
-GREY, LIGHT_GREY, INK = "#8C8C8C", "#D9D9D9", "#222222"
+GREY, LIGHT_GREY, DARK_GREY, INK = "#8C8C8C", "#D9D9D9", "#5F5F5F", "#222222"
 FONT = "DejaVu Sans, Verdana, Arial, sans-serif"
 FONT_SIZE, SMALL = 13, 11  # pixels
 WIDTH, HEIGHT = 760, 400  # pixels: a text column's width at a readable size
@@ -56,7 +56,7 @@ for _renderer in ("plotly_mimetype", "notebook", "notebook_connected", "browser"
 def stage_color(stage: int, kind: str = "backward") -> str:
     """The colour of a stage, the same in every figure: lighter for a forward, darker for an update, grey for waits."""
     if kind not in _SHADES:
-        return LIGHT_GREY if kind == "wait" else GREY
+        return {"wait": LIGHT_GREY, "load": DARK_GREY}.get(kind, GREY)
     return mixed(STAGE_COLORS[stage % len(STAGE_COLORS)], _SHADES[kind])
 
 

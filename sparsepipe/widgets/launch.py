@@ -138,10 +138,10 @@ class _Line:
         narrow = ipywidgets.Layout(width="90px")
         self.start = ipywidgets.Button(description="launch", button_style="primary", layout=narrow, icon="play")
         self.stop = ipywidgets.Button(description="cancel", layout=narrow, disabled=True, icon="stop")
-        wide, names = ipywidgets.Layout(width="200px"), {"description_width": "44px"}
+        wide, names = ipywidgets.Layout(width="170px"), {"description_width": "44px"}
         self.progress = ipywidgets.IntProgress(max=1, layout=wide, style=names)
         self.state = ipywidgets.HTML("not launched")
-        label = ipywidgets.HTML(f"<b>{html.escape(name)}</b>", layout=ipywidgets.Layout(min_width="130px"))
+        label = ipywidgets.HTML(f"<b>{html.escape(name)}</b>", layout=ipywidgets.Layout(min_width="110px"))
         self.start.on_click(board.messages.shown(self._start))
         self.stop.on_click(board.messages.shown(lambda _: board.cancel(name)))
         row = ipywidgets.Layout(flex_flow="row wrap", align_items="center")

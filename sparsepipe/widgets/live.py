@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..plan import Plan
-from ..plots.theme import GREY, LIGHT_GREY, stage_color
+from ..plots.theme import DARK_GREY, LIGHT_GREY, stage_color
 from ..trace import WORK
 
 Row = Mapping[str, Any]
@@ -67,7 +67,7 @@ def doings_table(found: Iterable[Doing]) -> str:
         parts = (
             (one.work, stage_color(one.stage), "work"),
             (one.sending, stage_color(one.stage, "update"), "sending"),
-            (one.loading, GREY, "loading"),
+            (one.loading, DARK_GREY, "loading"),
             (one.validating, stage_color(one.stage, "forward"), "validating"),
             (one.waiting, LIGHT_GREY, "waiting"),
         )
