@@ -4,6 +4,9 @@ Each packet is two messages, header and payload, on tags of their own for each c
 two directions nor headers and payloads nor the several cuts between a pair of ranks can be taken for each other. What
 goes from one stage of a rank to another of the same stays in memory, on a shelf.
 
+Headers go over gloo. So do payloads, from pinned memory where they come from a GPU; where every rank has a GPU of its
+own they go over NCCL, from device to device, on a wire of their own: its order is then that of the headers.
+
     sender   isend header, isend payload ─────►  Inbox   thread 1: header arrived → post the receive of its payload
              (kept until the peer has them)              thread 2: payload arrived → packet, for the worker to take
 """
@@ -13,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -24,11 +27,23 @@ from torch import Tensor
 from .failures import DeadlinePassed, PacketMismatch, PeerLost
 from .packet import HEADER_INTEGERS, Packet, decode, encode, payload_bytes, sent_at
 
+_CPU, _NOTHING = torch.device("cpu"), torch.empty(0, dtype=torch.uint8)
 _DIRECTIONS = ("forward", "backward")
 
 
 def _tags(direction: int, cut: int) -> tuple[int, int]:
     return 4 * cut + 2 * direction + 1, 4 * cut + 2 * direction + 2
+
+
+@dataclass(frozen=True)
+class Wire:
+    """What carries the payloads of one cut in one direction from device to device: a group that carries nothing else.
+
+    NCCL knows no tags, and two ranks that each send before they receive would wait for each other on one communicator.
+    """
+
+    group: Any
+    device: torch.device
 
 
 class Inbox:
@@ -44,12 +59,16 @@ class Inbox:
         direction: int,
         boundary: int,
         cut: int = 0,
-        group: Any = None,
+        wire: Wire | None = None,
+        pinned: bool = False,
         depth: int = 2,
         link_seconds: Callable[[int, int], float] | None = None,
     ) -> None:
         self._expected = tuple(expected)
-        self._direction, self._boundary, self._group, self._depth = direction, boundary, group, depth
+        self._direction, self._boundary, self._depth = direction, boundary, depth
+        self._wire = wire
+        # Of a buffer: on the wire's device, else what a GPU can copy from by itself where there is one.
+        self._memory: dict[str, Any] = {"device": wire.device} if wire else {"pin_memory": pinned}
         self._tags = _tags(direction, cut)
         self._arrived: queue.SimpleQueue[Packet | BaseException] = queue.SimpleQueue()
         self._taken = 0
@@ -98,12 +117,14 @@ class Inbox:
             for _ in self._expected:
                 while len(posted) < self._depth and (following := next(upcoming, None)) is not None:
                     header = torch.empty(HEADER_INTEGERS, dtype=torch.int64)
-                    posted.append((*following, header, self._irecv(header, following[0], header_tag)))
+                    posted.append((*following, header, dist.irecv(header, following[0], tag=header_tag)))
                 peer, minibatch, header, work = posted.popleft()
                 self._wait(work, peer, minibatch)
                 self._room.acquire()
-                payload = torch.empty(payload_bytes(header), dtype=torch.uint8)
-                work = self._irecv(payload, peer, payload_tag) if len(payload) else None
+                size, work = payload_bytes(header), None
+                payload = torch.empty(size, dtype=torch.uint8, **self._memory) if size else _NOTHING
+                if size:
+                    work = dist.irecv(payload, peer, group=self._wire and self._wire.group, tag=payload_tag)
                 if work is None and self._link_seconds is None and self._coming_first == self._coming_last:
                     self._arrived.put(self._checked(decode(header, payload), peer, minibatch))  # all of it is here
                     continue
@@ -137,9 +158,6 @@ class Inbox:
         begin = max(sent, self._link_free.get(peer, 0.0))
         self._link_free[peer] = begin + seconds
         time.sleep(max(0.0, begin + seconds - time.monotonic()))
-
-    def _irecv(self, buffer: Tensor, peer: int, tag: int) -> Any:
-        return dist.irecv(buffer, peer, group=self._group, tag=tag)
 
     def _wait(self, work: Any, peer: int, minibatch: int) -> None:
         try:
@@ -189,21 +207,22 @@ class Shelf:
 class Outbox:
     """Packets on their way out of this rank: sent without waiting, their memory kept until the peer has them."""
 
-    def __init__(self, *, group: Any = None, limit: int = 8) -> None:
-        self._group = group
+    def __init__(self, *, limit: int = 8) -> None:
         self._limit = limit  # packets under way; the schedule bounds them too
         self._under_way: deque[tuple[int, str, list[tuple[Any, Tensor]]]] = deque()
 
-    def send(self, packet: Packet, peer: int, *, timeout: float, action: str, cut: int = 0) -> int:
+    def send(
+        self, packet: Packet, peer: int, *, timeout: float, action: str, cut: int = 0, wire: Wire | None = None
+    ) -> int:
         """Start sending; wait for the oldest packet only where too many are under way. Returns the bytes sent."""
         while len(self._under_way) >= self._limit:
             self._finish_oldest(time.monotonic() + timeout, timeout)
-        header, payload = encode(packet)
+        header, payload = encode(packet, device=wire.device if wire else _CPU)
         header_tag, payload_tag = _tags(packet.direction, cut)
         try:
-            works = [(dist.isend(header, peer, group=self._group, tag=header_tag), header)]
+            works = [(dist.isend(header, peer, tag=header_tag), header)]
             if len(payload):
-                works.append((dist.isend(payload, peer, group=self._group, tag=payload_tag), payload))
+                works.append((dist.isend(payload, peer, group=wire and wire.group, tag=payload_tag), payload))
         except RuntimeError as error:
             raise PeerLost(f"lost rank {peer} while sending for {action}: {_first_line(error)}") from error
         self._under_way.append((peer, action, works))

@@ -68,8 +68,8 @@ def boundary_id(names: Iterable[str]) -> int:
     return zlib.crc32("\n".join(names).encode())
 
 
-def encode(packet: Packet) -> tuple[Tensor, Tensor]:
-    """Return header and payload, which is empty where it went into the header.
+def encode(packet: Packet, *, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+    """Return header and payload (on `device`), which is empty where it went into the header.
 
     A payload of one contiguous tensor is that tensor's own memory, not a copy.
     """
@@ -86,7 +86,7 @@ def encode(packet: Packet) -> tuple[Tensor, Tensor]:
         scaled = 0 if slot.scales is None else len(slot.scales)
         facts += [_DTYPES.index(rows.dtype), place, slot.needs_gradient, slot.restore, scaled, rows.dim(), *rows.shape]
         sections += [rows] if slot.scales is None else [rows, slot.scales]
-    payload = _join(sections)
+    payload = _join(sections, torch.device(device))
     inside = len(payload) <= 8 * (HEADER_INTEGERS - _FACTS)
     facts.append(0 if inside else len(payload))
     if len(facts) >= _FACTS:
@@ -144,10 +144,12 @@ def decode(header: Tensor, payload: Tensor) -> Packet:
     return Packet(direction, minibatch, boundary, tuple(slots), tuple(sets), voxels)
 
 
-def _join(sections: Sequence[Tensor]) -> Tensor:
-    if len(sections) == 1 and sections[0].is_contiguous() and not sections[0].is_cuda:
+def _join(sections: Sequence[Tensor], device: torch.device) -> Tensor:
+    if len(sections) == 1 and sections[0].is_contiguous() and sections[0].device.type == device.type:
         return sections[0].reshape(-1).view(torch.uint8)
-    payload = torch.empty(sum(_aligned(section.nbytes) for section in sections), dtype=torch.uint8)
+    size = sum(_aligned(section.nbytes) for section in sections)
+    staged = device.type == "cpu" and any(section.is_cuda for section in sections)  # a GPU copies to pinned memory
+    payload = torch.empty(size, dtype=torch.uint8, device=device, pin_memory=staged)
     place = 0
     for section in sections:
         view, place = _section(payload, place, section.dtype, section.shape)
@@ -198,7 +200,7 @@ def _pack(coordinates: Tensor, stride: tuple[int, ...]) -> tuple[Tensor, list[in
 
 def _unpack(keys: Tensor, stride: tuple[int, ...], low: list[int], bits: list[int]) -> Tensor:
     steps = (1, *stride)
-    coordinates = torch.empty((len(keys), len(steps)), dtype=torch.int32)
+    coordinates = torch.empty((len(keys), len(steps)), dtype=torch.int32, device=keys.device)
     for column in reversed(range(len(steps))):
         distance: Any = keys & ((1 << bits[column]) - 1)
         coordinates[:, column] = distance * steps[column] + low[column]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..plan import Plan
-from .channel import wait_for
+from .channel import Wire, wait_for
 from .failures import DeadlinePassed
+from .packet import BACKWARD, FORWARD
 from .whereabouts import Whereabouts
 
 _NEVER = timedelta(days=7)  # receives are posted long before they are due; deadlines are kept where somebody waits
@@ -35,6 +37,7 @@ class Process:
     statistics_group: Any = None  # the same ranks, for what they exchange within a forward or backward
     whereabouts: Whereabouts | None = None
     groups: Mapping[int, tuple[Any, Any]] = field(default_factory=dict)  # stage → the two above
+    wires: Mapping[tuple[int, int], Wire] = field(default_factory=dict)  # (direction, cut) → what carries payloads
 
     def at(self, stage: int) -> "Process":
         """This process at `stage`."""
@@ -101,23 +104,50 @@ def joined(
         return
     store = _store(run_dir, world_size, timeout)
     _meet(store, rank, world_size, timeout)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=_NEVER)
+    carrier = backend(device)
+    over_nccl = "nccl" in carrier
+    if where.type == "cuda":
+        torch.cuda.set_device(where)
+    dist.init_process_group(carrier, store=store, rank=rank, world_size=world_size, timeout=_NEVER)
     replicated = [(k, sorted(stage.ranks)) for k, stage in enumerate(plan.stages) if len(stage.ranks) > 1]
     # Nobody watches over a wait within a layer: it has the deadline of its group.
     limit = timedelta(seconds=timeout)
+    waits = limit if over_nccl else _NEVER  # NCCL's are begun where they are due
     groups = {
-        k: (dist.new_group(ranks, timeout=_NEVER), dist.new_group(ranks, timeout=limit) if synchronise else None)
+        k: (dist.new_group(ranks, timeout=waits), dist.new_group(ranks, timeout=limit) if synchronise else None)
         for k, ranks in replicated
     }
+    wires = _wires(plan, where, limit) if over_nccl else {}
     whereabouts = Whereabouts(run_dir / "logs" / ".whereabouts", world_size, rank)
     own = {k: both for k, both in groups.items() if rank in plan.stages[k].ranks}
-    process = Process(rank, world_size, stage, where, timeout, whereabouts=whereabouts, groups=own)
+    process = Process(rank, world_size, stage, where, timeout, whereabouts=whereabouts, groups=own, wires=wires)
     try:
         yield process
     except DeadlinePassed as error:
         raise process.blame(error) from error
     # Not after an error: it would wait for receives that are still posted, which may never end.
     dist.destroy_process_group()
+
+
+def backend(device: str) -> str:
+    """Return what carries tensors between ranks, in torch.distributed's words.
+
+    NCCL those on GPUs, where every rank of this host has a GPU of its own (it refuses two ranks on one); else gloo all.
+    """
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))
+    if device != "cuda" or torch.cuda.device_count() < ranks or not dist.is_nccl_available():
+        return "gloo"
+    return "cpu:gloo,cuda:nccl"
+
+
+def _wires(plan: Plan, device: torch.device, limit: timedelta) -> dict[tuple[int, int], Wire]:
+    """Open a wire for each cut and direction. Every rank comes here, those that a wire does not touch too."""
+    wires = {}
+    for cut, (before, after) in enumerate(pairwise(plan.stages), start=1):
+        ranks = sorted({*before.ranks, *after.ranks})
+        for direction in (FORWARD, BACKWARD):
+            wires[direction, cut] = Wire(dist.new_group(ranks, timeout=limit), device)
+    return wires
 
 
 def _store(run_dir: Path, world_size: int, timeout: float) -> dist.Store:
@@ -156,4 +186,6 @@ def _device(name: str) -> torch.device:
         raise InputError(f"device {name!r} given, but this machine has no CUDA device; use --device cpu")
     if ":" in name:
         return torch.device(name)
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    return torch.device(
+        "cuda", int(os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0"))) % torch.cuda.device_count()
+    )

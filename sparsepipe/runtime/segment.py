@@ -33,6 +33,8 @@ def inbox(worker: "Worker", post: Post, minibatches: Sequence[tuple[int, int]], 
         direction=direction,
         boundary=post.runner.id_before if forward else post.runner.id_after,
         cut=cut,
+        wire=worker.process.wires.get((direction, cut)),
+        pinned=worker.process.device.type == "cuda",
         link_seconds=post.runner.link_seconds,
     )
 

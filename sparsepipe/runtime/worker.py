@@ -176,7 +176,8 @@ class Worker:
             self.shelves[packet.direction, cut].put(packet)
             return
         start = self.recorder.now()
-        self.outbox.send(packet, peer, timeout=self.config.timeout_seconds, action=str(action), cut=cut)
+        timeout, wire = self.config.timeout_seconds, self.process.wires.get((packet.direction, cut))
+        self.outbox.send(packet, peer, timeout=timeout, action=str(action), cut=cut, wire=wire)
         self.recorder.span("send", str(action), start, self.recorder.now(), minibatch=packet.minibatch, peer=peer)
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
