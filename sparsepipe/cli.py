@@ -36,6 +36,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:  # the reader of our output has gone; leave without a second complaint at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:  # a path that cannot be written: a folder that is a file, no permission, a full disk
+        if error.filename is None:
+            raise
+        print(f"sparsepipe: {error.filename}: {error.strerror}; choose another path", file=sys.stderr)
+        return 2
     return 0
 
 

@@ -12,9 +12,12 @@ from .errors import InputError
 def write_atomic(path: Path | str, content: str | bytes) -> Path:
     """Write `content` so that a reader, or a kill at any moment, sees the old file or the new one, never a part."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     data = content.encode() if isinstance(content, str) else content
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:  # names the file that was asked for, not a temporary one
+        raise OSError(error.errno, error.strerror, str(path)) from None
     try:
         with os.fdopen(descriptor, "wb") as handle:
             handle.write(data)

@@ -135,6 +135,23 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, profile, capsys, argume
     assert message in output.err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "plan --profile {profile} --devices 2 --out {out}",
+        "simulate {plan} --profile {profile} --devices 2 --trace {out}",
+        "export {plan} --out {out}",
+    ],
+)
+def test_a_path_that_cannot_be_written_is_one_line(tmp_path, profile, capsys, words):
+    (tmp_path / "file").write_text("")
+    made = tmp_path / "plan.json"
+    run(*f"plan --profile {profile} --devices 2 --out {made}".split(), capsys=capsys)
+    out = tmp_path / "file" / "under"
+    code, printed, told = run(*words.format(profile=profile, plan=made, out=out).split(), capsys=capsys)
+    assert code == 2 and not printed and told.count("\n") == 1 and str(tmp_path / "file") in told, told
+
+
 def test_the_module_runs_as_a_command(profile):
     command = [sys.executable, "-m", "sparsepipe", "plan", "--profile", str(profile), "--devices", "1", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
