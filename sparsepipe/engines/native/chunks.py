@@ -11,7 +11,7 @@ from torch import Tensor
 from .kernel_map import Chunk, KernelMap
 from .pairs import summed_type
 
-_CHUNK_BYTES = 2**19  # of gathered rows at a time, unless one offset has more
+_CHUNK_BYTES = 2**20  # of gathered rows at a time, unless one offset has more
 
 
 def forward_chunks(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:
