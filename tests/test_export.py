@@ -1,9 +1,11 @@
 """Exported figures: vectors with text in them, the table and the provenance beside, the same bytes every time."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -11,7 +13,7 @@ import plotly.graph_objects as go
 import pytest
 
 from sparsepipe import InputError, plots
-from sparsepipe.plots.export import _server, normalised, provenance
+from sparsepipe.plots.export import _server, fitted, normalised, provenance
 from sparsepipe.plots.theme import finished, hatch
 from sparsepipe.record import NOTEBOOK, Origin
 
@@ -65,12 +67,33 @@ def test_pdf_is_vector_with_embedded_fonts_and_text(exported):
 
 @needs_chromium
 @pytest.mark.slow
-def test_the_same_figure_gives_the_same_bytes_in_another_browser(exported, tmp_path):
-    stem, paths = exported
-    plots.close_browser()
-    again = plots.export(figure(), tmp_path / "bars", table=TABLE, origin={"data": "none"})
-    for first, second in zip(paths, again, strict=True):
-        assert first.read_bytes() == second.read_bytes(), first.suffix
+def test_the_same_figure_gives_the_same_bytes_in_two_processes(tmp_path):
+    both = []
+    for seed in ("1", "2"):
+        folder = tmp_path / seed
+        folder.mkdir()
+        environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parent.parent)}
+        subprocess.run([sys.executable, __file__], cwd=folder, env=environment, check=True, timeout=100)
+        both.append({path.name: path.read_bytes() for path in folder.iterdir()})
+    assert len(both[0]) == 5 and both[0] == both[1]
+
+
+@needs_chromium
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("pdfinfo") is None, reason="no poppler-utils to look into a PDF with")
+@pytest.mark.parametrize("inches", [7.0, 3.33])
+def test_a_pdf_is_as_wide_as_a_column(exported, tmp_path, inches):
+    pdf = str(plots.export(figure(), tmp_path / "bars", table=TABLE, origin={}, inches=inches)[2])
+    size = subprocess.run(["pdfinfo", pdf], capture_output=True, text=True, check=True).stdout
+    assert float(re.search(r"Page size: +([0-9.]+)", size)[1]) == pytest.approx(72 * inches, abs=1.5)
+    boxes = subprocess.run(["pdftotext", "-bbox", pdf, "-"], capture_output=True, text=True, check=True).stdout
+    heights = [float(b) - float(a) for a, b in re.findall(r'yMin="([0-9.]+)".*?yMax="([0-9.]+)"', boxes)]
+    assert len(heights) > 8 and min(heights) > 5, "words of less than 5 points"
+
+
+def test_a_width_that_no_page_has_is_refused():
+    with pytest.raises(InputError, match=r"0\.5 inches wide: expected 2 to 20 \(IEEE 3\.5 or 7\.16"):
+        fitted(figure(), 0.5)
 
 
 def test_without_chromium_table_and_origin_are_written_and_one_line_says_what_to_install(tmp_path, monkeypatch):
@@ -112,3 +135,7 @@ def test_provenance_names_sources_and_the_notebook(monkeypatch):
 def test_closing_a_browser_that_never_started_is_fine(monkeypatch):
     monkeypatch.setattr(_server, "process", None)
     plots.close_browser()
+
+
+if __name__ == "__main__":  # test_the_same_figure_gives_the_same_bytes_in_two_processes
+    plots.export(figure(), "bars", table=TABLE, origin={"data": "none"})

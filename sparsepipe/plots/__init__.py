@@ -5,7 +5,7 @@ from .anatomy import anatomy, anatomy_table
 from .clouds import clouds, clouds_table, voxel_counts, voxel_counts_table
 from .compare import compare, compare_table
 from .cuts import cut_bytes, cut_bytes_table
-from .export import browser, close_browser, export, keep_pictures
+from .export import COLUMN_WIDTHS, browser, close_browser, export, keep_pictures, live
 from .layer_costs import layer_costs, layer_costs_table
 from .layer_graph import cuts_table, layer_graph, layer_graph_table
 from .mixes import mixes, mixes_table
@@ -37,6 +37,7 @@ __all__ = [
     "clouds",
     "clouds_table",
     "browser",
+    "COLUMN_WIDTHS",
     "close_browser",
     "compare",
     "compare_table",
@@ -45,6 +46,7 @@ __all__ = [
     "cuts_table",
     "export",
     "keep_pictures",
+    "live",
     "layer_costs",
     "layer_costs_table",
     "layer_graph",

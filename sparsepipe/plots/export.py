@@ -25,6 +25,11 @@ from ..record import Origin, RunRecord
 FORMATS = ("pdf", "svg", "png")
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
 _SCALE = 2  # pixels of the PNG for each of the figure's
+# Inches of a column and of the text of common venues: what a PDF's width is chosen from.
+COLUMN_WIDTHS = {"IEEE": (3.5, 7.16), "ACM": (3.33, 7.0), "ICML": (3.25, 6.75), "NeurIPS": (5.5,), "LNCS": (4.8,)}
+INCHES = 7.0  # the text of a page with two columns, where nothing else is asked for
+_CSS_INCH = 96  # pixels
+_SMALLEST = 0.7  # a figure is drawn no smaller: its 13 pixels are then 6.8 points
 _DATE = "D:20000101000000+00'00'"
 _lock = threading.Lock()
 
@@ -40,10 +45,13 @@ class _Server:
 _server = _Server()
 
 
-def export(figure: go.Figure, stem: Path | str, *, table: pd.DataFrame, origin: Any) -> list[Path]:
+def export(
+    figure: go.Figure, stem: Path | str, *, table: pd.DataFrame, origin: Any, inches: float = INCHES
+) -> list[Path]:
     """Write `<stem>.csv`, `.json`, `.pdf`, `.svg` and `.png`, each whole or not at all; returns their paths.
 
-    `origin` says what the numbers came from: a mapping, an `Origin`, a run's record, or several of them.
+    `origin` says what the numbers came from: a mapping, an `Origin`, a run's record, or several of them. The PDF is
+    `inches` wide; where that would make its text too small to read, the figure is laid out anew (see `fitted`).
     Raises InputError where the folder cannot be written to, and, after the table and the origin are written, where no
     Chromium is found to draw with.
     """
@@ -57,13 +65,33 @@ def export(figure: go.Figure, stem: Path | str, *, table: pd.DataFrame, origin: 
                 f"{stem}: no Chromium to draw PDF, SVG and PNG with, only the table and its origin were written; "
                 "install it (Debian: apt install chromium) or name it in BROWSER_PATH"
             )
+        printed, scale = fitted(figure, inches)
+        drawn = {"pdf": (printed, scale), "svg": (figure, 1), "png": (figure, _SCALE)}
         for path, suffix in zip(paths[2:], FORMATS, strict=True):
-            write_atomic(path, normalised(_drawn(figure, suffix), suffix))
+            write_atomic(path, normalised(_drawn(drawn[suffix][0], suffix, drawn[suffix][1]), suffix))
     except OSError as error:
         raise InputError(
             f"{stem.parent}: cannot be written to ({error.strerror or error}); choose another folder"
         ) from None
     return paths
+
+
+def fitted(figure: go.Figure, inches: float) -> tuple[go.Figure, float]:
+    """(the figure, the scale to draw it at) for a PDF `inches` wide, its text never below 7 points or nearly so.
+
+    A figure too wide for that is laid out narrower, its legend below. Raises InputError for less than 2 inches.
+    """
+    if not 2 <= inches <= 20:
+        told = ", ".join(f"{name} {' or '.join(map(str, widths))}" for name, widths in COLUMN_WIDTHS.items())
+        raise InputError(f"a figure {inches:g} inches wide: expected 2 to 20 ({told})")
+    scale = inches * _CSS_INCH / figure.layout.width
+    if scale >= _SMALLEST:
+        return figure, scale
+    below = {"orientation": "h", "x": 0, "xanchor": "left", "y": 0, "yref": "container", "yanchor": "bottom"}
+    narrow = go.Figure(figure).update_layout(width=round(inches * _CSS_INCH / _SMALLEST), legend=below)
+    rows = -(-sum(trace.showlegend is not False for trace in figure.data) // 2)
+    margin = (figure.layout.margin.b or 56) + (18 * rows if figure.layout.showlegend is not False else 0)
+    return narrow.update_layout(margin={"b": margin, "r": 24}, height=figure.layout.height + 18 * rows), _SMALLEST
 
 
 def browser() -> str | None:
@@ -82,6 +110,13 @@ def keep_pictures() -> None:
     if browser() is not None:
         warnings.filterwarnings("ignore", message="The kopts argument is ignored")  # said at every picture
         pio.renderers.default = "plotly_mimetype+png"
+
+
+def live(figure: go.Figure) -> go.Figure:
+    """The figure for a page: as wide as there is room. As it is where pictures are kept, which need a width."""
+    if "png" in (pio.renderers.default or ""):
+        return figure
+    return go.Figure(figure).update_layout(width=None, autosize=True)
 
 
 def provenance(figure: go.Figure, name: str, origin: Any) -> dict[str, Any]:
@@ -136,7 +171,7 @@ def _same_length(whole: bytes, head: bytes) -> bytes:
     return _DATE.encode()[:length].ljust(length, b"0")
 
 
-def _drawn(figure: go.Figure, suffix: str) -> bytes:
+def _drawn(figure: go.Figure, suffix: str, scale: float) -> bytes:
     """Draw with kaleido's server, started once: a browser takes seconds to start and a tenth of one to draw."""
     import kaleido
 
@@ -148,7 +183,7 @@ def _drawn(figure: go.Figure, suffix: str) -> bytes:
             "format": suffix,
             "width": figure.layout.width,
             "height": figure.layout.height,
-            "scale": _SCALE if suffix == "png" else 1,
+            "scale": scale,
         }
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / f"figure.{suffix}"

@@ -1,6 +1,6 @@
 """The ways of training that the main job compares: one process, data parallelism, a pipeline."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -108,9 +108,10 @@ class Strategies:
             raise
         return job.record
 
-    def records(self, config: RunConfig) -> dict[str, RunRecord]:
-        """The newest finished run of each strategy under `config`; those that are missing are trained now."""
-        found = {name: newest(self._runs, self._called(name), config) for name in self.plans}
+    def records(self, config: RunConfig, *, anew: Collection[str] = ()) -> dict[str, RunRecord]:
+        """The newest finished run of each strategy under `config`; those of `anew` and those missing are trained."""
+        kept = [name for name in self.plans if name not in anew]
+        found = dict.fromkeys(self.plans) | {name: newest(self._runs, self._called(name), config) for name in kept}
         for name, record in found.items():
             if record is not None:
                 _say(f"{name}: from runs/{record.name}")

@@ -14,7 +14,7 @@ from .. import data
 from ..cluster import Cluster
 from ..data.shapes import make_shapes
 from ..errors import InputError
-from ..plots import export
+from ..plots import export, live
 from ..profile import Profile
 from ..profiler import profile_model
 from .loopback import loopback_link
@@ -114,7 +114,7 @@ class Workplace:
         return Cluster.uniform(num_devices, device_type=profile.device_types[0], link=loopback_link())
 
     def export(self, name: str, figure: go.Figure, table: pd.DataFrame, origin: Any) -> go.Figure:
-        """Write a figure and all that belongs to it below `figures`; returns it, so that a cell can show it.
+        """Write a figure and all that belongs to it below `figures`; returns it as a cell shows it.
 
         Where nothing can be written or drawn, one line says so: the notebook goes on with the figure it shows.
         """
@@ -123,7 +123,7 @@ class Workplace:
             _say(f"{name}: {', '.join(path.suffix[1:] for path in paths)} in {self._shown(self.figures)}")
         except InputError as error:
             _say(f"not exported: {error}")
-        return figure
+        return live(figure)
 
     def _profile_path(self, model: str) -> Path:
         settings = [

@@ -8,10 +8,14 @@ import ipywidgets
 import pandas as pd
 import plotly.graph_objects as go
 
-from ..plots import export
+from ..plots import COLUMN_WIDTHS, export
 from .messages import Messages
 
 Figures = Mapping[str, tuple[go.Figure, pd.DataFrame]]
+_WIDTHS = {
+    "PDF 7 in (two columns)": 7.0,
+    **{f"PDF {inches:g} in ({name})": inches for name, widths in COLUMN_WIDTHS.items() for inches in widths},
+}
 
 
 class Exporter:
@@ -27,9 +31,11 @@ class Exporter:
         self.button = ipywidgets.Button(
             description="export", icon="download", tooltip=f"PDF, SVG, PNG, CSV and provenance in {folder}"
         )
+        self.width = ipywidgets.Dropdown(options=_WIDTHS, tooltip="how wide the PDF is", layout={"width": "190px"})
         self.told = ipywidgets.HTML()
         self.button.on_click(messages.shown(lambda _: self.export()))
-        self.widget = ipywidgets.VBox([self.button, self.told])
+        chosen = ipywidgets.HBox([self.button, self.width], layout={"flex_flow": "row wrap"})
+        self.widget = ipywidgets.VBox([chosen, self.told])
 
     def export(self) -> list[Path]:
         """Write every figure; returns the paths. Raises InputError where nothing can be written or drawn."""
@@ -37,7 +43,9 @@ class Exporter:
         written: list[Path] = []
         try:
             for name, (figure, table) in self.make().items():
-                written += export(figure, self.folder / name, table=table, origin=self.origin())
+                written += export(
+                    figure, self.folder / name, table=table, origin=self.origin(), inches=self.width.value
+                )
         finally:
             self.button.disabled = False
             names = dict.fromkeys(path.stem for path in written)
