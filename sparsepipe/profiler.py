@@ -46,6 +46,7 @@ def profile_model(
     with as many as each worker will have. Raises InputError for unknown names and bad data.
     """
     chosen = engine_by_name(engine)
+    _usable(device)
     dataset = data.load(source, split="train", voxel_size=voxel_size, num_points=num_points, seed=seed)
     net = network(model, num_classes=len(dataset.classes))
     order = data.minibatches(len(dataset), batch_size=batch_size, seed=seed, epoch=0, shuffle=True)
@@ -99,6 +100,17 @@ def spread_batches(typical: Sequence[PointBatch], *, batch_size: int) -> tuple[P
     return tuple(chosen[count] for count in sorted(chosen))
 
 
+def _usable(name: str | torch.device) -> torch.device:
+    """Return a device by name. Raises InputError for one that is not here."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InputError(f"device {name!r}: {str(error).splitlines()[0]}") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InputError(f"device {str(device)!r}: torch sees {torch.cuda.device_count()} CUDA devices here; use 'cpu'")
+    return device
+
+
 def profile(
     network: Network,
     batches: Sequence[PointBatch],
@@ -117,7 +129,7 @@ def profile(
 
     The first minibatch is warmed up `warmup` times, each further one once. `origin` of the profile says how the sum
     over layers compares with uncut steps on the middle minibatch. `voxel_counts` defaults to those of `batches`.
-    Raises InputError without batches, without repeats, or for two batches of the same voxel count.
+    Raises InputError without batches, without repeats, for two batches of the same voxel count, or without the device.
     """
     batches = sorted(batches, key=lambda batch: batch.num_voxels)
     counts = [batch.num_voxels for batch in batches]
@@ -126,7 +138,7 @@ def profile(
     if repeats < 1 or warmup < 0:
         raise InputError(f"{repeats} repeats after {warmup} warm-up passes: expected at least 1 and 0")
     say = progress or (lambda line: None)
-    device = torch.device(device)
+    device = _usable(device)
     subnetwork = Subnetwork(network, engine, seed=seed).to(device)
     samples: list[dict[str, CostSample]] = []
     inputs, ratio = [], 0.0

@@ -131,12 +131,18 @@ def test_pcd_encodings_give_back_what_was_written(tmp_path: Path, encoding: Enco
     np.testing.assert_allclose(cloud.points, POINTS, rtol=1e-6)
 
 
-def test_pcd_with_other_fields_gives_xyz_alone(tmp_path: Path) -> None:
+def test_pcd_fields_are_told_by_name_and_packed_colours_dropped(tmp_path: Path) -> None:
     path = tmp_path / "cloud.pcd"
-    fields = ("intensity", "z", "y", "x")
-    columns = [np.arange(3, dtype=np.float32), POINTS[:, 2], POINTS[:, 1], POINTS[:, 0].astype(np.float64)]
-    PointCloud.from_points(columns, fields, (np.float32, np.float32, np.float32, np.float64)).save(path)
-    np.testing.assert_array_equal(read(path).points, POINTS)
+    fields = ("intensity", "z", "y", "x", "rgb", "normal_x", "label")
+    given = np.arange(3, dtype=np.float32)
+    columns = [given, POINTS[:, 2], POINTS[:, 1], POINTS[:, 0].astype(np.float64), given, given / 2, given]
+    types = (np.float32, np.float32, np.float32, np.float64, np.float32, np.float32, np.uint32)
+    PointCloud.from_points(columns, fields, types).save(path)
+    cloud = read(path)
+    np.testing.assert_array_equal(cloud.points, POINTS)
+    assert cloud.names == ("intensity", "nx")
+    np.testing.assert_array_equal(cloud.attributes, np.stack([given, given / 2], axis=1))
+    assert cloud.labels.tolist() == [0, 1, 2]
 
 
 ASCII = "VERSION .7\nFIELDS x y z\nSIZE 4 4 4\nTYPE F F F\nWIDTH 2\nHEIGHT 1\nPOINTS 2\nDATA ascii\n"

@@ -7,6 +7,7 @@ import pytest
 import torch
 from engine_clouds import close, leaf, random_batch, real_batch, sorted_rows
 
+from sparsepipe.data import PointBatch
 from sparsepipe.engines import CoordinateSet, Feature, Parts, Subnetwork, engine
 from sparsepipe.engines.initialisation import initialise
 from sparsepipe.errors import InputError
@@ -157,6 +158,14 @@ def test_bad_tensors_are_refused(name, request):
         chosen.join(Parts(parts.coordinate_sets, {"x": Feature(rows[:-1], 0)}))
     with pytest.raises(InputError, match="still sparse: pool it globally first"):
         chosen.rows(tensor)
+    narrow = {"in_channels": 1, "out_channels": 3, "kernel_size": 3}
+    with pytest.raises(InputError, match="a tensor with 2 channels meets a convolution of 1 input channels"):
+        chosen.layer(Row("c", "convolution", (INPUT,), narrow))(tensor)
+    one = chosen.tensor(PointBatch(torch.zeros(1, 4, dtype=torch.int32), torch.ones(1, 2), torch.zeros(1).long()))
+    norm = chosen.layer(Row("n", "batch_norm", (INPUT,), {"channels": 2}))
+    with pytest.raises(InputError, match="batch norm over 1 voxel: expected at least 2"):
+        norm(one)
+    assert chosen.features(norm.eval()(one)).shape == (1, 2)
 
 
 def test_names_of_engines(capsys, monkeypatch):

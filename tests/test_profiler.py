@@ -158,6 +158,8 @@ def test_batches_to_measure_on_are_sparse_typical_and_crowded(shared_data):
         ([], {}, r"minibatches of \[\] voxels to profile on: expected one or more, all different"),
         (batches(50, 50), {}, "all different"),
         (batches(50), {"repeats": 0}, "0 repeats after 2 warm-up passes"),
+        (batches(50), {"device": "cuda:99"}, "device 'cuda:99': torch sees . CUDA devices here; use 'cpu'"),
+        (batches(50), {"device": "gpu"}, "device 'gpu': "),
     ],
 )
 def test_bad_input(found, more, message):

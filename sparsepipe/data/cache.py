@@ -15,7 +15,7 @@ import numpy as np
 
 from ..files import write_atomic
 
-_VERSION = 1  # of what is computed: raised when the same file and settings would give other arrays
+_VERSION = 2  # of what is computed: raised when the same file and settings would give other arrays
 
 
 class SampleCache:

@@ -20,6 +20,8 @@ class GroupBatchNorm1d(nn.BatchNorm1d):
 
     def forward(self, input: Tensor) -> Tensor:
         if self.group is None or not self.training:
+            if self.training and len(input) == 1:
+                raise InputError("batch norm over 1 voxel: expected at least 2; use more samples or smaller voxels")
             return super().forward(input)
         output, mean, variance, count = _GroupNorm.apply(input, self.weight, self.bias, self.eps, self.group)
         if self.track_running_stats:

@@ -183,8 +183,23 @@ class GlobalPool(nn.Module):
         return tensor.F.index_select(0, torch.argsort(tensor.C[:, 0]))
 
 
+def _check_channels(tensor: ME.SparseTensor, kernel: Tensor) -> None:
+    """Raise InputError where channels differ: the library's own words are a place in its sources."""
+    if tensor.F.shape[1] != kernel.shape[-2]:
+        raise InputError(
+            f"a tensor with {tensor.F.shape[1]} channels meets a convolution of {kernel.shape[-2]} input channels"
+        )
+
+
+class Convolution(ME.MinkowskiConvolution):
+    def forward(self, input: ME.SparseTensor) -> ME.SparseTensor:
+        _check_channels(input, self.kernel)
+        return super().forward(input)
+
+
 class TransposedConvolution(ME.MinkowskiConvolutionTranspose):
     def forward(self, input: ME.SparseTensor, like: ME.SparseTensor) -> ME.SparseTensor:
+        _check_channels(input, self.kernel)
         return super().forward(input, like.coordinate_map_key)
 
 
@@ -240,7 +255,7 @@ def _spatial(layer: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
 
 
 LAYERS: dict[str, Callable[..., nn.Module]] = {
-    "convolution": _spatial(ME.MinkowskiConvolution),
+    "convolution": _spatial(Convolution),
     "transposed_convolution": _spatial(TransposedConvolution),
     "max_pool": _spatial(ME.MinkowskiMaxPooling),
     "average_pool": _spatial(ME.MinkowskiAvgPooling),

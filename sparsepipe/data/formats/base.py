@@ -98,7 +98,7 @@ def read_bytes(path: Path, *, what: str) -> bytes:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        raise InputError(f"{path}: no such {what}; check the path") from None
+        raise InputError(f"{path}: no such file, expected {what}; check the path") from None
     except IsADirectoryError:
         raise InputError(f"{path}: is a folder, expected {what}") from None
     except OSError as error:

@@ -7,16 +7,19 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import InputError
-from .base import Cloud, check_finite, read_bytes
+from .base import Cloud, cloud_of, read_bytes
 
 _WHAT = "a PCD point cloud"
 _ENCODINGS = ("ascii", "binary", "binary_compressed")
 _REQUIRED = ("FIELDS", "SIZE", "TYPE", "POINTS", "DATA")
+_DROPPED = ("rgb", "rgba", "_")
 _KEYS = ("VERSION", "FIELDS", "SIZE", "TYPE", "COUNT", "WIDTH", "HEIGHT", "VIEWPOINT", "POINTS", "DATA")
 
 
 def read_pcd(path: Path) -> Cloud:
-    """Read x, y, z of a PCD v0.7 file; other fields are dropped.
+    """Read a PCD v0.7 file: x, y, z and every further number of its points by name, normals and labels among them.
+
+    Colours packed into one number, fields of several numbers and padding are dropped.
 
     Raises InputError that names the file where it is truncated, longer than its header says, malformed or not finite.
     """
@@ -32,14 +35,15 @@ def read_pcd(path: Path) -> Cloud:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # numpy only warns of rows it could not read
             read = PointCloud.from_fileobj(io.BufferedReader(io.BytesIO(head.encode() + body)))
-            columns = [np.atleast_1d(read.pc_data[axis]) for axis in ("x", "y", "z")]
-            points = np.stack(columns, axis=1).astype(np.float64)
+            single = zip(header["FIELDS"], header["COUNT"], strict=True)
+            names = [name for name, count in single if count == "1" and name not in _DROPPED]
+            columns = {name: np.atleast_1d(read.pc_data[name]) for name in names}
     except Exception as error:  # pypcd4 and what it stands on raise many kinds; the file is at fault in each
         raise InputError(f"{path}: not {_WHAT} ({' '.join(str(error).split())[:200]}); fetch it again") from None
-    if len(points) != num_points:
-        raise InputError(f"{path}: truncated: {len(points)} points, expected {num_points}; fetch the file again")
-    check_finite(path, points, what="point")
-    return Cloud(points)
+    found = len(columns["x"])
+    if found != num_points:
+        raise InputError(f"{path}: truncated: {found} points, expected {num_points}; fetch the file again")
+    return cloud_of(path, columns)
 
 
 def _split_header(path: Path, data: bytes) -> tuple[dict[str, list[str]], bytes]:
