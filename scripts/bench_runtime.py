@@ -8,7 +8,7 @@ Every process has one thread. For each workload and in turn, `--repeats` times:
     torch_1f1b  torch.distributed.pipelining Schedule1F1B at its best cut and number of micro-batches
     pipeline    this project's runtime, asynchronous 1F1B, by the optimal plan of a profile taken with both cores busy
     flush       the same with 1F1B-flush, at torch_1f1b's cut and micro-batches: as many samples a weight update
-    predicted   what the simulator says of the pipeline's plan
+    predicted   what the simulator says of the pipeline's plan: mean by a profile from before the repeats and one from after
 
 torch_1f1b steps once for several micro-batches, the pipeline after each: `flush` is what compares like with like.
 Numbers are samples a second: medians, and ratios with their spread (quartiles over the repeats), each of two neighbours
@@ -490,9 +490,7 @@ def bench(name: str, folder: Path, *, repeats: int, seconds: float, only: set[st
     """Measure one workload."""
     case = CASES[name]
     say(f"{name}: profile, two processes at once")
-    start("profile", name, folder, seconds, world_size=2)
-    profiles = [Profile.load(folder / f"profile-{rank}.json") for rank in range(2)]
-    chosen = profiles[0]
+    chosen = _profiled(name, folder, seconds)
     cluster = Cluster.uniform(2, device_type="cpu", link=Link(bandwidth=1.5e9, latency=2e-4))
     plan = partition(chosen, cluster, planner="optimal", schedule="1f1b")
     if len(plan.stages) == 1:
@@ -513,9 +511,19 @@ def bench(name: str, folder: Path, *, repeats: int, seconds: float, only: set[st
                 stages = found["stages"]
                 notes["memory"].append([stage["peak_bytes"] / stage["planned_bytes"] for stage in stages])
                 notes["stages"] = stages
-    predicted = _predict(plan, chosen, cluster, case)
+    say(f"{name}: profile again: what the machine did meanwhile shows")
+    profiles = (chosen, _profiled(name, folder, seconds))
+    notes["layers_over_whole"] = [found.origin["layers_over_whole"] for found in profiles]
+    notes["predicted_by"] = [_predict(plan, found, cluster, case) for found in profiles]
+    predicted = statistics.mean(notes["predicted_by"])
     notes["memory"] = [statistics.median(of_stage) for of_stage in zip(*notes["memory"], strict=True)]
     return _summary(result, predicted, notes)
+
+
+def _profiled(name: str, folder: Path, seconds: float) -> Profile:
+    """Profile in two processes at once, both cores busy as they will be; return one's."""
+    start("profile", name, folder, seconds, world_size=2)
+    return Profile.load(folder / "profile-0.json")
 
 
 def _flush_plan(plan: Plan, torchs: dict[str, int] | None) -> Plan:
@@ -607,6 +615,8 @@ def _table(document: dict[str, Any]) -> str:
         lines.append(name.ljust(24) + "".join(text.rjust(20) for text in texts))
         memory = ", ".join(f"{share:.2f}" for share in found["memory"])
         lines.append(f"  load {found['load']}, memory of the stages by the plan's figure: {memory or '-'}")
+        by, over = (", ".join(f"{x:.2f}" for x in found[key]) for key in ("predicted_by", "layers_over_whole"))
+        lines.append(f"  predicted before and after: {by}; sum of the profiled layers by a whole step: {over}")
     if "overhead_ms" in document:
         lines.append(f"overhead: {document['overhead_ms']:.3f} ms a minibatch and stage")
         lines += [
