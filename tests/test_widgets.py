@@ -54,6 +54,20 @@ def test_a_clicked_layer_shows_its_numbers_on_every_device_type(profile):
     assert len(named["text"]) == NUM_LAYERS and explorer.messages.value == ""
 
 
+def test_a_plan_of_another_network_is_refused_in_one_line(profile):
+    with pytest.raises(InputError, match=r"different graph: 1 of its layers \(other\)") as caught:
+        LayerGraphExplorer(profile, Plan((Stage(("other",), (0,)),)))
+    assert caught.value._render_traceback_() == [f"InputError: {caught.value}"]
+
+
+def test_a_notebook_shows_the_one_line_and_no_stack_trace(capsys):
+    from IPython.core.interactiveshell import InteractiveShell
+
+    InteractiveShell(colors="nocolor").run_cell("from sparsepipe import Profile; Profile.load('nowhere.json')")
+    told = capsys.readouterr().out
+    assert told.startswith("InputError: nowhere.json") and len(told.splitlines()) == 1
+
+
 def test_a_view_holds_the_figure_and_sends_plotly_to_a_page_that_asks():
     view = PlotView(go.Figure(go.Scatter(y=[1, 2])))
     assert drawn(view)["data"][0]["type"] == "scatter"

@@ -55,7 +55,8 @@ def test_runs_are_listed_newest_first_and_filtered_by_words(table, tmp_path):
     assert list(table.table.run) == ["pipe-001"] and "1 of 2 runs" in table.listed.value
     table.filter.value = "nothing-like-it"
     assert "none of the 2 runs" in table.listed.value and table.marks.options == ()
-    assert "no runs in" in RunsTable(tmp_path / "empty").listed.value
+    empty = RunsTable(tmp_path / "empty")
+    assert "no runs in" in empty.listed.value and empty.messages.value == ""
 
 
 def test_a_record_half_written_is_listed_with_its_reason(table, tmp_path):

@@ -14,9 +14,14 @@ from .plot_view import PlotView
 
 
 class LayerGraphExplorer:
-    """Shows `profile`'s graph, coloured by cost, with the stages of `plan` where given. `widget` is what to display."""
+    """Shows `profile`'s graph, coloured by cost, with the stages of `plan` where given. `widget` is what to display.
+
+    Raises InputError for a plan of another graph.
+    """
 
     def __init__(self, profile: Profile, plan: Plan | None = None, *, note: str = "") -> None:
+        if plan is not None:
+            plan.check(profile.graph)
         self.profile, self.plan = profile, plan
         self.messages = Messages()
         self.details = ipywidgets.HTML("<i>Click a layer for its numbers; drag to move, scroll to zoom.</i>")

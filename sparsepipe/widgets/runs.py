@@ -88,7 +88,8 @@ class RunsTable:
         table = runs_table(self.folder)
         words = self.filter.value.lower().split()
         text = table.astype(str).agg(" ".join, axis=1).str.lower() if len(table) else pd.Series([], dtype=str)
-        self.table = table[[all(word in row for word in words) for row in text]].reset_index(drop=True)
+        passing = [k for k, row in enumerate(text) if all(word in row for word in words)]
+        self.table = table.iloc[passing].reset_index(drop=True)
         self.listed.value = _html(self.table, self.folder, len(table))
         names = tuple(self.table.run)
         kept = tuple(name for name in self.marks.value if name in names)
