@@ -146,12 +146,15 @@ def profile(
         for _ in range(warmup if position == 0 else min(warmup, 1)):
             sweep(subnetwork, batch, device=device)
         say(f"profile {network.name} on {engine.name}: {batch.num_voxels} voxels, {position + 1} of {len(batches)}")
-        passes = [sweep(subnetwork, batch, device=device) for _ in range(repeats)]
+        passes, wholes = [], []
+        for _ in range(repeats):  # in turns, so that what else the machine does meets both
+            passes.append(sweep(subnetwork, batch, device=device))
+            if position == len(batches) // 2:
+                wholes.append(whole_step(subnetwork, batch, device=device))
         inputs += [one.input_seconds for one in passes]
         samples.append(_samples(subnetwork, batch, passes, device))
-        if position == len(batches) // 2:
-            whole = statistics.median(whole_step(subnetwork, batch, device=device) for _ in range(max(3, repeats)))
-            ratio = sum(cost.forward + cost.backward for cost in samples[-1].values()) / whole
+        if wholes:
+            ratio = sum(cost.forward + cost.backward for cost in samples[-1].values()) / statistics.median(wholes)
     costs = tuple(LayerCost(tuple(found[row.id] for found in samples)) for row in network.rows)
     name = device_type or ("cpu" if device.type == "cpu" else torch.cuda.get_device_name(device).replace(" ", "-"))
     facts = {
