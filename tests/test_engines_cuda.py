@@ -1,0 +1,45 @@
+"""The native engine on a GPU: outputs, gradients and statistics are those of the CPU. Skipped aloud without one."""
+
+import pytest
+import torch
+import torch.nn.functional as functional
+from engine_clouds import close, random_batch
+
+from sparsepipe.engines import Subnetwork, engine
+from sparsepipe.models import INPUT, network
+
+pytestmark = pytest.mark.gpu
+NATIVE = engine("native")
+
+
+def trained(name, device, *, half=False):
+    """Return the output, the gradients and the buffers after one training pass of a network on a device."""
+    net = network(name, num_classes=3)
+    module = Subnetwork(net, NATIVE, seed=1).to(device)
+    tensor = NATIVE.tensor(random_batch(channels=1, reach=12, num_points=400), device)
+    with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=half):
+        output = NATIVE.features(module({INPUT: tensor}, minibatch=0)[net.rows[-1].id])
+    labels = torch.arange(len(output), device=device) % 3
+    functional.cross_entropy(output.float(), labels).backward()
+    found = {"output": output.detach().float()} | {name: p.grad for name, p in module.named_parameters()}
+    return {key: tensor.cpu().double() for key, tensor in (found | dict(module.named_buffers())).items()}
+
+
+@pytest.mark.parametrize(
+    "name", ["minkvgg11bn-narrow", "minkresnet14-narrow", "minkunet14a-segmentation-narrow", "vgg11-3d-narrow"]
+)
+def test_networks_equal_those_of_the_cpu(name):
+    there, here = trained(name, "cuda"), trained(name, "cpu")
+    assert there.keys() == here.keys()
+    for key, expected in here.items():
+        close(there[key], expected, 1e-3)
+
+
+def test_bfloat16_stays_near_single_precision():
+    half, single = (trained("minkvgg11bn-narrow", "cuda", half=half) for half in (True, False))
+    close(half["output"], single["output"], 0.1)
+
+
+def test_the_same_pass_gives_the_same_bits():
+    first, second = (trained("minkvgg11bn-narrow", "cuda") for _ in range(2))
+    assert torch.equal(first["output"], second["output"])
