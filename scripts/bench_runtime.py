@@ -8,7 +8,7 @@ Every process has one thread. For each workload and in turn, `--repeats` times:
     torch_1f1b  torch.distributed.pipelining Schedule1F1B at its best cut and number of micro-batches
     pipeline    this project's runtime, asynchronous 1F1B, by the optimal plan of a profile taken with both cores busy
     flush       the same with 1F1B-flush, at torch_1f1b's cut and micro-batches: as many samples a weight update
-    predicted   what the simulator says of the pipeline's plan: mean by a profile from before the repeats and one from after
+    predicted   what the simulator says of its plan: the mean by a profile from before the repeats and one from after
 
 torch_1f1b steps once for several micro-batches, the pipeline after each: `flush` is what compares like with like.
 Numbers are samples a second: medians, and ratios with their spread (quartiles over the repeats), each of two neighbours
