@@ -242,6 +242,7 @@ SMALL: dict[str, tuple] = {
     "synchronised 1-2, zero-bubble": (UNET, [[0], [1, 2]], {**TWO, "schedule": "zero-bubble", "cuts": (1,)}, SHARED),
     "float16, one process": (PLAIN, [[0]], FLUSH, HALF),
     "float16, 3 stages": (PLAIN, [[0], [1], [2]], FLUSH, HALF),
+    "float16, interleaved": (PLAIN, [[0], [1]] * 2, FLUSH, HALF),
     "float16, zero-bubble": (PLAIN, [[0], [1]], {"schedule": "zero-bubble", "num_microbatches": 4}, HALF),
     "bfloat16, one process": (PLAIN, [[0]], FLUSH, {"precision": "bfloat16"}),
     "bfloat16, 3 stages": (PLAIN, [[0], [1], [2]], FLUSH, {"precision": "bfloat16"}),
@@ -329,6 +330,7 @@ def test_replicas_that_share_statistics_train_like_one_with_all_their_samples(na
     ("cut", "whole"),
     [
         ("float16, 3 stages", "float16, one process"),
+        ("float16, interleaved", "float16, one process"),
         ("float16, zero-bubble", "float16, one process"),
         ("bfloat16, 3 stages", "bfloat16, one process"),
     ],

@@ -54,7 +54,8 @@ class Post:
 
     def load(self, found: checkpoint.Checkpoint) -> None:
         """Take this stage's layers from a checkpoint, whoever held them before."""
-        tensors = found.read(self.own.layers)
+        device = self.process.device  # where the optimizer keeps what it goes on from
+        tensors = {key: tensor.to(device) for key, tensor in found.read(self.own.layers).items()}
         self.weights.load(checkpoint.without_prefix(tensors, "weight:"))
         state = {key: tensor for key, tensor in tensors.items() if not key.startswith(("weight:", "buffer:"))}
         self.weights.optimizer.load(self.weights.names, state)
