@@ -16,7 +16,9 @@ def trained(name, device, *, half=False):
     """Return the output, the gradients and the buffers after one training pass of a network on a device."""
     net = network(name, num_classes=3)
     module = Subnetwork(net, NATIVE, seed=1).to(device)
-    tensor = NATIVE.tensor(random_batch(channels=1, reach=12, num_points=400), device)
+    batch = random_batch(channels=1, reach=12, num_points=400)
+    batch.coordinates[:, 1:] += 12  # a dense grid begins at 0
+    tensor = NATIVE.tensor(batch, device)
     with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=half):
         output = NATIVE.features(module({INPUT: tensor}, minibatch=0)[net.rows[-1].id])
     labels = torch.arange(len(output), device=device) % 3
