@@ -15,7 +15,7 @@ ROWS: tuple[tuple[str, Cell], ...] = (
     ("stages", lambda plan, e: str(len(plan.stages))),
     ("devices", lambda plan, e: str(len(plan.ranks))),
     ("slowest stage", lambda plan, e: _slowest(e)),
-    ("memory, fullest device", lambda plan, e: _megabytes(max(stage.memory_bytes for stage in e.stages))),
+    ("memory, fullest device", lambda plan, e: _megabytes(_fullest(plan, e))),
     ("sent a minibatch", lambda plan, e: _megabytes(sum(stage.sent_bytes for stage in e.stages))),
     ("schedule", lambda plan, e: f"{plan.schedule} ({plan.weights})"),
     ("planned in", lambda plan, e: _milliseconds(e.plan_seconds)),
@@ -34,6 +34,12 @@ def side_by_side(plans: Sequence[Plan]) -> str:
         for cells in zip(*columns, strict=True)
     ]
     return "\n\n".join(["\n".join(lines), str(plans[0]), *(str(plans[0].diff(other)) for other in plans[1:])])
+
+
+def _fullest(plan: Plan, estimate: Estimate) -> float:
+    """Bytes on the device that holds most: of all its stages, where they are interleaved."""
+    held = [stage.memory_bytes for stage in estimate.stages]
+    return max(sum(held[k :: plan.lap]) for k in range(plan.lap))
 
 
 def _slowest(estimate: Estimate) -> str:

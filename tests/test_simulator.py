@@ -27,6 +27,7 @@ from sparsepipe import (
 )
 from sparsepipe.forecast import forecast
 from sparsepipe.plan import Estimate, StageEstimate
+from sparsepipe.plan_table import side_by_side
 from sparsepipe.schedule import Action, Op
 
 
@@ -76,7 +77,7 @@ def test_interleaved_stages_divide_the_bubble_by_the_laps(ranks, laps, minibatch
 
 
 def test_a_planner_lays_interleaved_stages_over_the_devices_and_knows_their_step():
-    _, profile, _ = pipeline([1.0] * 8, [2.0] * 8)
+    _, profile, _ = pipeline([1.0] * 8, [2.0] * 8, parameter_bytes=1e7)
     cluster = Cluster.uniform(2, device_type="d", link=Link(100.0, 0.0))
     given_ = {"planner": "model-parallel", "stages_per_device": 2, "num_microbatches": 4}
     plan = partition(profile, cluster, schedule="1f1b-flush", **given_)
@@ -86,6 +87,8 @@ def test_a_planner_lays_interleaved_stages_over_the_devices_and_knows_their_step
     told = forecast(plan, profile, cluster, [1] * 8)
     assert told.bubble.imbalance == pytest.approx(0.0) and told.bubble.dependency > 0
     assert Plan.from_json(plan.to_json()) == plan
+    told = side_by_side([plan]).splitlines()  # two stages a device, two layers a stage, each thrice
+    assert [line.split()[-2:] for line in told if line.startswith("memory, fullest")] == [["120.0", "MB"]]
     for schedule in ("1f1b", "gpipe", "zero-bubble"):
         with pytest.raises(InputError, match="1f1b-flush"):
             partition(profile, cluster, schedule=schedule, **given_)
