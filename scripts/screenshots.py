@@ -24,7 +24,7 @@ from sparsepipe.runtime.config import RunConfig
 from sparsepipe.widgets import LaunchBoard
 model, sizes = "minkvgg11bn-narrow", {"voxel_size": 0.05, "batch_size": 16}
 data = str(make_shapes("shapes", num_train=24, num_test=4))
-profile = profile_model(model, data, **sizes, engine="native", repeats=1)
+profile = profile_model(model, data, **sizes, engine="native", repeats=3)
 cluster = Cluster.uniform(2, device_type=profile.device_types[0])
 plans = {"pipeline": partition(profile, cluster, planner="model-parallel"),
          "data parallel": partition(profile, cluster, planner="data-parallel")}

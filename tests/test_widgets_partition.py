@@ -6,6 +6,7 @@ import pytest
 
 from sparsepipe import Cluster, CostSample, DeviceType, InputError, Layer, LayerCost, LayerGraph, Link, Node, Profile
 from sparsepipe.planners import Problem, estimate, partition
+from sparsepipe.plots.table import scaled_bytes
 from sparsepipe.widgets import PartitionExplorer
 from sparsepipe.widgets.scale import Scale
 from sparsepipe.widgets.scene import bottleneck, changes
@@ -61,6 +62,15 @@ def test_it_shows_the_plan_that_the_planner_makes(explorer, profile):
     assert drawn["ranks"] == sorted(best.ranks)
     assert [stage for _, _, stage in drawn["layers"]] == sorted(stage for _, _, stage in drawn["layers"])
     assert sum(stage["slowest"] for stage in drawn["stages"]) == 1
+
+
+def test_the_fullest_device_is_that_of_the_stage_that_needs_most_where_nothing_is_limited(explorer):
+    explorer.planner.value = "model-parallel"
+    explorer.pin_cuts.value = True
+    explorer._cut_moved(0, 1)
+    most = max(part.memory_bytes for part in explorer.plan.estimate.stages)
+    assert explorer.plan.estimate.stages[0].memory_bytes < most
+    assert tile(explorer, "fullest device") == scaled_bytes(most)
 
 
 def test_every_control_changes_the_plan_on_screen(explorer):

@@ -54,7 +54,7 @@ def tiles(plan: Plan, cluster: Cluster, *, bound: float | None, batch_size: int 
         gap = max(0.0, (period - bound) / period)
         found.append(["no plan is faster than", milliseconds(bound), "a proven lower bound for these devices"])
         found.append(["gap to that bound", "none" if gap < CLOSE else f"{gap:.1%}", "none: no plan is better"])
-    part, limit = max(_memory(plan, cluster), key=lambda pair: pair[0].memory_bytes / pair[1])
+    part, limit = max(_memory(plan, cluster), key=lambda pair: (pair[0].memory_bytes / pair[1], pair[0].memory_bytes))
     of = f" of {scaled_bytes(limit)}" if limit < float("inf") else ""
     found.append(["fullest device", scaled_bytes(part.memory_bytes) + of, "weights, optimizer state, activations kept"])
     return found
