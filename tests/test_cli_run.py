@@ -135,6 +135,7 @@ def test_the_words_of_the_command_are_the_librarys():
     for name in ("OPTIMIZERS", "PRECISIONS", "LEARNING_RATE_SCHEDULES"):
         assert getattr(arguments, name) == getattr(config, name)
     assert (None, *arguments.COMPRESSIONS) == config.COMPRESSIONS
+    assert (None, *arguments.BALANCES) == config.BALANCES
 
 
 def sparsepipe(*words, cwd=None):

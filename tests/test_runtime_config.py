@@ -22,6 +22,8 @@ def test_settings_are_read_as_they_were_written() -> None:
         ({"voxel_size": 0}, "voxel_size is 0, expected a number above 0"),
         ({"optimizer": "sdg"}, "optimizer is 'sdg', expected one of sgd, adam, adamw, lamb"),
         ({"device": "tpu"}, "device 'tpu' given, expected cpu or cuda"),
+        ({"balance": "size"}, "balance is 'size', expected one of None, voxels, classes"),
+        ({"balance": "voxels", "shuffle": False}, "balanced by voxels are shuffled: leave out balance, or shuffle"),
         ({"seed": True}, "seed is True"),
         ({"learning_rte": 1}, "unknown setting 'learning_rte' of a run, expected some of "),
     ],

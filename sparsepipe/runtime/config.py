@@ -10,6 +10,7 @@ from ..errors import InputError
 OPTIMIZERS = ("sgd", "adam", "adamw", "lamb")
 PRECISIONS = ("float32", "bfloat16", "float16")
 COMPRESSIONS = (None, "bfloat16", "float16", "int8")
+BALANCES = (None, "voxels", "classes")
 LEARNING_RATE_SCHEDULES = ("constant", "step", "exponential", "polynomial", "cosine")
 
 
@@ -47,6 +48,7 @@ class RunConfig:
     device: str = "cpu"
     threads: int | None = None  # of each worker; None: the cores shared evenly
     shuffle: bool = True
+    balance: str | None = None  # minibatches of like voxel counts (so replicas get equal work) or of like class counts
     augmentation: str | None = None  # of the training split, by name
     features: tuple[str, ...] = ("occupancy",)  # of each voxel: see data.recipe
     cache: str | None = None  # folder for prepared samples
@@ -86,6 +88,8 @@ class RunConfig:
         for name in ("voxel_size", "timeout_seconds", "decay_epochs"):
             if getattr(self, name) == 0:
                 raise InputError(f"{name} is 0, expected a number above 0")
+        if self.balance and not self.shuffle:
+            raise InputError(f"minibatches balanced by {self.balance} are shuffled: leave out balance, or shuffle")
         if self.clip_norm is not None:
             _require_number("clip_norm", self.clip_norm, 0, math.inf)
         for name, known in (
@@ -93,6 +97,7 @@ class RunConfig:
             ("learning_rate_schedule", LEARNING_RATE_SCHEDULES),
             ("precision", PRECISIONS),
             ("compression", COMPRESSIONS),
+            ("balance", BALANCES),
         ):
             if getattr(self, name) not in known:
                 raise InputError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(map(str, known))}")

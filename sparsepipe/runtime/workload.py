@@ -77,11 +77,17 @@ class Workload:
 
     @lru_cache(maxsize=2)  # noqa: B019 - a workload lives as long as its process
     def order(self, epoch: int) -> tuple[tuple[int, ...], ...]:
-        """Return the samples of each training minibatch of an epoch: the same on every rank."""
+        """Return the samples of each training minibatch of an epoch: the same on every rank.
+
+        Balanced by voxels, every rank reads all samples once to count them.
+        """
         config = self.config
-        return data.minibatches(
-            len(self.training), batch_size=config.batch_size, seed=config.seed, epoch=epoch, shuffle=config.shuffle
-        )
+        options = {"batch_size": config.batch_size, "seed": config.seed, "epoch": epoch}
+        if config.balance == "voxels":
+            return data.voxel_balanced_minibatches(self.training.voxel_counts(), **options)
+        if config.balance == "classes":
+            return data.class_balanced_minibatches(self.training.labels, **options)
+        return data.minibatches(len(self.training), **options, shuffle=config.shuffle)
 
     def validation_order(self) -> tuple[tuple[int, ...], ...]:
         assert self.validation is not None
