@@ -1,0 +1,45 @@
+"""The kept profiles are of the networks they name, say where they come from, and plan."""
+
+from pathlib import Path
+
+import pytest
+
+from sparsepipe import Cluster, DeviceType, Node, Profile, partition
+from sparsepipe.models import network
+
+FOLDER = Path(__file__).resolve().parent.parent / "data_manifests" / "profiles"
+PATHS = sorted(FOLDER.glob("*.json"))
+KINDS = ("native-1t", "native-2t", "minkowski-1t", "minkowski-2t")
+
+
+def test_every_network_is_there():
+    assert [path.stem for path in PATHS] == ["minkunet14a", "minkunet34c-segmentation", "minkvgg16bn"]
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_it_is_of_the_network_it_names(path):
+    profile = Profile.load(path)
+    of_model = network(path.stem, num_classes=10).graph()
+    assert [layer.id for layer in profile.graph.layers] == [layer.id for layer in of_model.layers]
+    assert profile.graph.edges == of_model.edges
+    assert set(KINDS) <= set(profile.device_types)
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_it_says_where_it_comes_from(path):
+    profile = Profile.load(path)
+    origins = profile.origin["joined"]
+    assert [kind for origin in origins for kind in origin["device_types"]] == list(profile.device_types)
+    for origin in origins:
+        # The layers add up to a step. MinkowskiEngine's steps on two threads swing by themselves.
+        tolerance = 0.15 if (origin["engine"], origin["threads"]) == ("minkowski", 2) else 0.05
+        assert origin["layers_over_whole"] == pytest.approx(1, abs=tolerance)
+        assert {"device", "engine", "threads", "torch", "batch_size", "measured_voxels"} <= origin.keys()
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_it_plans_over_unlike_devices(path):
+    profile = Profile.load(path)
+    cluster = Cluster((Node("box", tuple(DeviceType(kind) for kind in KINDS)),))
+    plan = partition(profile, cluster)
+    assert not plan.violations(profile.graph, cluster) and plan.estimate.gap is not None
