@@ -11,7 +11,7 @@ from sparsepipe.data import PointBatch
 from sparsepipe.engines import CoordinateSet, Feature, Parts, Subnetwork, engine
 from sparsepipe.engines.initialisation import initialise
 from sparsepipe.errors import InputError
-from sparsepipe.models import INPUT, Network, Row, network
+from sparsepipe.models import INPUT, NETWORKS, Network, Row, network
 
 NATIVE = engine("native")
 ROWS = [
@@ -114,10 +114,10 @@ def test_layers_equal_minkowski_on_real_voxels(minkowski, row, shared_data):
     compare(minkowski, row, batch)
 
 
-NARROW = ["minkvgg11bn", "minkvgg16", "minkresnet14", "minkunet14a", "minkunet14c-segmentation"]
+NARROW = [name for name in NETWORKS if name.startswith("mink") and name.endswith("-narrow")]
 
 
-@pytest.mark.parametrize("name", [f"{name}-narrow" for name in NARROW])
+@pytest.mark.parametrize("name", NARROW)
 def test_whole_networks_equal_minkowski(minkowski, name, request):
     """In training and, with the running statistics that this left, in evaluation.
 

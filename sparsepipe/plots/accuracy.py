@@ -11,6 +11,8 @@ from ..record import RunRecord
 from .table import noted, record_names, told_by, trained_on
 from .theme import INK, RUN_COLORS, RUN_DASHES, RUN_MARKERS, SMALL, finished
 
+_MOST_MARKERS = 30  # of a line: more would hide it
+
 
 def accuracy_table(*records: RunRecord, names: Sequence[str] | None = None) -> pd.DataFrame:
     """One row for each epoch of each run: accuracies, losses, seconds since the run began.
@@ -64,7 +66,7 @@ def accuracy(
             line = go.Scatter(
                 x=x,
                 y=part[column] * 100,
-                mode="lines+markers",
+                mode="lines+markers" if len(part) <= _MOST_MARKERS else "lines",
                 name=name,
                 legendgroup=name,
                 showlegend=col == 1,
