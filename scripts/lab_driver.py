@@ -160,6 +160,16 @@ def set_theme(page: Any, theme: str) -> None:
     page.wait_for_timeout(800)
 
 
+def errors(page: Any) -> list[str]:
+    """What the cells of the page's notebook raised, a line each; whether they are drawn or not."""
+    return page.evaluate(
+        """() => [...window.jupyterapp.shell.currentWidget.content.model.cells]
+        .flatMap((cell) => (cell.outputs ? cell.outputs.toJSON() : []))
+        .filter((output) => output.output_type === "error")
+        .map((output) => `${output.ename}: ${output.evalue}`)"""
+    )
+
+
 def show_all(page: Any, *, tallest: int = 12000) -> int:
     """Make the page so tall that every output of its notebook is drawn; returns where the last cell ends, in pixels."""
     width = page.viewport_size["width"]
