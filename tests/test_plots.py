@@ -281,6 +281,11 @@ def test_progress_shows_what_came_so_far(records):
     assert len(plots.progress_table({"a": []})) == 0
 
 
+def test_progress_draws_minibatches_in_order_however_replicas_told_them():
+    told = [{"event": "step", "seconds": 1.0, "minibatch": m, "loss": float(m)} for m in (0, 2, 1, 3)]
+    assert list(plots.progress({"a": told}).data[0].x) == [0, 1, 2, 3]
+
+
 def test_clouds_keep_every_point_and_put_the_nearest_on_top():
     points = np.random.default_rng(0).random((50, 3))
     table = plots.clouds_table({"a": points, "b": points[:9]})

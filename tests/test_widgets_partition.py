@@ -201,6 +201,13 @@ def test_no_device_and_too_little_memory_are_said_in_words(explorer):
     assert "no device chosen" in explorer.messages.value
 
 
+def test_what_is_no_profile_or_cluster_is_refused_in_words(profile, cluster):
+    with pytest.raises(InputError, match="'p.json' given, expected a Profile: Profile.load"):
+        PartitionExplorer("p.json", cluster)
+    with pytest.raises(InputError, match="None given, expected a Cluster: Cluster.load"):
+        PartitionExplorer(profile, None)
+
+
 def test_a_profile_that_does_not_fit_the_cluster_is_refused_in_words(profile):
     with pytest.raises(InputError, match=r"devices of type 'gpu', the profile knows fast, slow"):
         PartitionExplorer(profile, Cluster.uniform(2, device_type="gpu"))

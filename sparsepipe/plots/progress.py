@@ -35,6 +35,7 @@ def progress(rows: Mapping[str, Sequence[Mapping[str, Any]]], *, note: str = "")
     for k, name in enumerate(rows):
         color = RUN_COLORS[k % len(RUN_COLORS)]
         steps, epochs = (table[(table.run == name) & (table.event == event)] for event in ("step", "epoch"))
+        steps = steps.sort_values("minibatch")  # replicas tell theirs in turn
         for col, x, y, mode in (
             (1, steps.minibatch, steps.loss, "lines"),
             (2, epochs.epoch, epochs.validation_accuracy * 100, "lines+markers"),

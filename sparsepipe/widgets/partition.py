@@ -342,6 +342,10 @@ def _partition(problem: Problem, planner: str) -> Plan:
 
 
 def _check(profile: Profile, cluster: Cluster) -> None:
+    for given, expected in ((profile, Profile), (cluster, Cluster)):
+        if not isinstance(given, expected):
+            kind = expected.__name__
+            raise InputError(f"{given!r} given, expected a {kind}: {kind}.load(path) reads one")
     for kind in cluster.device_types:
         if kind.name not in profile.device_types:
             raise InputError(
