@@ -10,6 +10,8 @@ from torch import Tensor
 from . import checkpoint
 from .failures import DeadlinePassed
 
+_GRACE = 1.0  # seconds for a thread that waited in vain to say for whom, before it is called stuck itself
+
 
 class Snapshots:
     """At most one checkpoint of this rank under way. What goes wrong in the thread is raised where it is waited for."""
@@ -40,7 +42,7 @@ class Snapshots:
     def wait(self) -> None:
         """Wait until the checkpoint under way is on disk. Raises what writing it raised."""
         if self._thread is not None:
-            self._thread.join(self._timeout)
+            self._thread.join(self._timeout + _GRACE)
             if self._thread.is_alive():
                 raise DeadlinePassed(f"writing a checkpoint took more than {self._timeout:g} s", peer=None)
             self._thread = None
@@ -53,20 +55,20 @@ class Snapshots:
         shards: Mapping[str, Mapping[str, Tensor]],
         finish: tuple[set[str], Callable[[], None]] | None,
     ) -> None:
+        deadline = time.monotonic() + self._timeout
         try:
             for name, tensors in shards.items():
                 checkpoint.write_shard(self._run_dir, minibatches, name, tensors)
             if finish is not None:
                 names, make_whole = finish
-                self._await(minibatches, names)
+                self._await(minibatches, names, deadline)
                 make_whole()
         except BaseException as error:  # handed to the worker, who raises it
             self._error = error
 
-    def _await(self, minibatches: int, names: set[str]) -> None:
+    def _await(self, minibatches: int, names: set[str], deadline: float) -> None:
         """Look until every shard's description is there: it is written when the shard is."""
         folder = checkpoint.partial_folder(self._run_dir, minibatches)
-        deadline = time.monotonic() + self._timeout
         while missing := {name for name in names if not (folder / f"{name}.json").exists()}:
             if time.monotonic() > deadline:
                 raise DeadlinePassed(f"a checkpoint waited {self._timeout:g} s for {min(missing)}", peer=-1)
