@@ -6,7 +6,8 @@ For each number of threads, in a process of its own whose thread pools all have 
                    `native`, `minkowski` where it imports, `native` under bf16 autocast, and `native` with the kernel
                    maps of the minibatch already made, whose difference is what kernel maps cost
     convolutions   forward and backward of each convolution of the first case against its matrix products alone, on rows
-                   already gathered and never added up
+                   already gathered and never added up; and against these and the rows' own moves: each gathered and
+                   added up once by torch, which is what products on gathered rows cannot do without
     memory         the most resident memory a training step takes over that of the process before the network was made,
                    each engine in a process of its own
 
@@ -248,34 +249,61 @@ def bare_products(kernel_map: Any, kernel: Tensor, *, wants_features: bool) -> C
     return multiply
 
 
+def bare_moves(kernel_map: Any, kernel: Tensor, *, wants_features: bool) -> Callable[[], None]:
+    """Return what brings rows to those products and adds up what they give, forward and backward, and nothing else."""
+    pairs, back = kernel_map.pairs, kernel_map.transposed.pairs
+    inputs, outputs = torch.rand(back.num_out, kernel.shape[1]), torch.rand(pairs.num_out, kernel.shape[2])
+    rows = len(pairs.in_rows)
+    of_inputs, of_outputs = torch.rand(rows, kernel.shape[1]), torch.rand(rows, kernel.shape[2])
+
+    def move() -> None:
+        torch.index_select(inputs, 0, pairs.in_rows, out=of_inputs)
+        pairs.bags.sum(of_outputs)
+        torch.index_select(inputs, 0, back.out_rows, out=of_inputs)  # not kept from the forward
+        torch.index_select(outputs, 0, back.in_rows, out=of_outputs)
+        if wants_features:
+            back.bags.sum(of_inputs)
+
+    return move
+
+
 def time_convolutions(case: Case, batch: PointBatch, chosen: Engine, rounds: int) -> dict[str, Any]:
     """Time each convolution, forward and backward, against its bare matrix products."""
     from sparsepipe.engines.native.convolution import convolve
 
     found: dict[str, Any] = {}
-    totals: dict[str, list[list[float]]] = {"convolution": [], "products": []}
+    totals: dict[str, list[list[float]]] = {"convolution": [], "products": [], "moves": []}
     for position, (name, kernel_map, weights, rows) in enumerate(convolutions(case, batch, chosen)):
         wants_features = position > 0  # nobody asks for the gradient of the network's input
         features, kernel = rows.clone().requires_grad_(wants_features), weights.clone().requires_grad_()
         gradient = torch.rand(kernel_map.num_out, kernel.shape[2])
         multiply = bare_products(kernel_map, kernel.detach(), wants_features=wants_features)
+        move = bare_moves(kernel_map, kernel.detach(), wants_features=wants_features)
 
         def convolution(x=features, k=kernel, m=kernel_map, g=gradient) -> None:
             x.grad = k.grad = None
             convolve(x, k, m).backward(g)
 
-        times = turns(
-            rounds, {"convolution": lambda f=convolution: _seconds(f), "products": lambda f=multiply: _seconds(f)}
-        )
+        functions = {"convolution": convolution, "products": multiply, "moves": move}
+        times = turns(rounds, {key: lambda f=function: _seconds(f) for key, function in functions.items()})
         for key, values in times.items():
             totals[key].append(values)
         found[name] = {
             "pairs": kernel_map.num_pairs,
             "seconds": {key: spread(values) for key, values in times.items()},
             "convolution_over_products": ratio(times["convolution"], times["products"]),
+            "convolution_over_products_and_moves": ratio(times["convolution"], _added(times)),
         }
     sums = {key: [sum(turn) for turn in zip(*rows, strict=True)] for key, rows in totals.items()}
-    return {"each": found, "sum_over_products": ratio(sums["convolution"], sums["products"])}
+    return {
+        "each": found,
+        "sum_over_products": ratio(sums["convolution"], sums["products"]),
+        "sum_over_products_and_moves": ratio(sums["convolution"], _added(sums)),
+    }
+
+
+def _added(times: Mapping[str, Sequence[float]]) -> list[float]:
+    return [sum(both) for both in zip(times["products"], times["moves"], strict=True)]
 
 
 def _seconds(function: Callable[[], Any]) -> float:
@@ -452,6 +480,7 @@ def report(document: Mapping[str, Any]) -> None:
             total = found["sum_over_products"]
             print(f"  convolutions of {name}: {cell(total)} x their products, of the least {total['least']:.2f};")
             print(f"    most: {worst} {cell(each[worst])}")
+            print(f"    {cell(found['sum_over_products_and_moves'])} x products and moves")
     print("\npeak memory, MiB")
     for name, own in document["memory_bytes"].items():
         cells = (f"{key} {value / 2**20 if value and value > 100 else value or 0:.2f}" for key, value in own.items())

@@ -31,12 +31,14 @@ FLAGS = [
 READY = """async () => {
   const panel = window.jupyterapp.shell.currentWidget;
   await panel.context.ready; await panel.sessionContext.ready;
+  let kernel;
   for (let i = 0; i < 400; i++) {
-    const kernel = panel.sessionContext.session && panel.sessionContext.session.kernel;
+    kernel = panel.sessionContext.session && panel.sessionContext.session.kernel;
     if (kernel && kernel.connectionStatus === 'connected' && kernel.status === 'idle') { await kernel.info; return; }
     await new Promise(done => setTimeout(done, 50));
   }
-  throw new Error('the kernel did not become ready');
+  const state = kernel ? `${kernel.connectionStatus}, ${kernel.status}` : 'there is none';
+  throw new Error(`the kernel did not become ready: ${state}`);
 }"""
 RUN = """(seconds) => Promise.race([
   window.jupyterapp.commands.execute('notebook:run-all-cells'),
@@ -100,10 +102,11 @@ class Lab:
         notebook.metadata["kernelspec"] = kernel
         nbformat.write(notebook, self.notebooks / name)
 
-    def end_kernels(self) -> None:
-        """End every kernel: one left alive keeps a core."""
-        for kernel in json.loads(self._ask("api/kernels")):
-            self._ask(f"api/kernels/{kernel['id']}", "DELETE")
+    def end_kernels(self, *, but: str = "") -> None:
+        """End every kernel, that of the notebook `but` left out: those left alive keep memory and cores."""
+        for session in json.loads(self._ask("api/sessions")):
+            if session["path"] != but:
+                self._ask(f"api/sessions/{session['id']}", "DELETE")
 
     def close(self) -> None:
         self.end_kernels()

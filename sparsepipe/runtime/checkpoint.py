@@ -3,26 +3,31 @@
     checkpoints/minibatch-00000120/stage0.safetensors …   weight:L.p, velocity:L.p, buffer:L.b of each layer L
                                    manifest.json          which file holds which layer, sizes and SHA-256, position
 
-Tensors alone, no pickle. The folder gets its name when it is whole; a kill before leaves a hidden one nobody reads.
+Written and read by torch.distributed.checkpoint in its safetensors storage: tensors alone, no pickle, and any of its
+users can load the folder. The folder gets its name when it is whole; a kill before leaves a hidden one nobody reads.
 """
 
 import hashlib
 import os
 import shutil
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+import torch.distributed.checkpoint as dcp
+from safetensors import SafetensorError
 from torch import Tensor
+from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
 from ..errors import InputError
 from ..files import read_json, write_json
 
 FORMAT = "sparsepipe-checkpoint-1"
+# Each stage writes a file of its own when it likes, no ranks meet for it; the library doubts that this is meant.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled", module="torch.distributed.checkpoint")
 
 
 @dataclass(frozen=True)
@@ -48,17 +53,19 @@ class Checkpoint:
     def read(self, layers: Sequence[str]) -> dict[str, Tensor]:
         """Return the tensors of `layers` by name. Raises InputError where a file is missing or not what was written."""
         wanted = set(layers)
-        tensors: dict[str, Tensor] = {}
-        for name in sorted({self.manifest["layers"][layer] for layer in layers}):
-            path = self.folder / name
-            self._verify(path)
-            try:
-                with safe_open(path, framework="pt") as shard:
-                    for key in shard.keys():  # noqa: SIM118 - not a dict
-                        if _layer(key) in wanted:
-                            tensors[key] = shard.get_tensor(key)
-            except (OSError, SafetensorError) as error:
-                raise InputError(f"{path}: a shard that cannot be read ({error}); resume from another run") from None
+        for name in {self.manifest["layers"][layer] for layer in layers} & self.manifest["files"].keys():
+            self._verify(self.folder / name)
+        reader = HuggingFaceStorageReader(str(self.folder))
+        try:
+            held = reader.read_metadata().state_dict_metadata
+            tensors = {
+                key: torch.empty(facts.size, dtype=facts.properties.dtype)
+                for key, facts in held.items()
+                if _layer(key) in wanted
+            }
+            dcp.load(tensors, storage_reader=reader, no_dist=True)
+        except (OSError, SafetensorError) as error:
+            raise InputError(f"{self.folder}: cannot be read ({error}); resume from another run") from None
         return tensors
 
     def _verify(self, path: Path) -> None:
@@ -103,13 +110,19 @@ def begin(run_dir: Path, minibatches: int) -> None:
 
 
 def write_shard(run_dir: Path, minibatches: int, name: str, tensors: Mapping[str, Tensor]) -> None:
-    """Write the layers of one stage. One replica of each stage calls it."""
+    """Write the layers of one stage; a stage without tensors has no file. One replica of each stage calls it."""
     path = partial_folder(run_dir, minibatches) / f"{name}.safetensors"
-    save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, path)
-    with path.open("rb+") as handle:
-        os.fsync(handle.fileno())
-    facts = {"file": path.name, "bytes": path.stat().st_size, "sha256": _digest(path)}
-    write_json(path.with_suffix(".json"), facts | {"layers": sorted({_layer(key) for key in tensors})})
+    files = {}
+    if tensors:
+        path.with_suffix("").mkdir()
+        writer = HuggingFaceStorageWriter(str(path.with_suffix("")))
+        held = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
+        dcp.save(held, storage_writer=writer, no_dist=True)
+        (written,) = path.with_suffix("").glob("*.safetensors")
+        written.replace(path)
+        shutil.rmtree(path.with_suffix(""))
+        files[path.name] = {"bytes": path.stat().st_size, "sha256": _digest(path)}
+    write_json(path.with_suffix(".json"), files)
 
 
 def finish(run_dir: Path, minibatches: int, *, keep: int, layers: Mapping[str, str], **facts: Any) -> Path:
@@ -120,8 +133,7 @@ def finish(run_dir: Path, minibatches: int, *, keep: int, layers: Mapping[str, s
     partial = partial_folder(run_dir, minibatches)
     files: dict[str, dict[str, Any]] = {}
     for path in sorted(partial.glob("*.json")):
-        shard = read_json(path)
-        files[shard["file"]] = {"bytes": shard["bytes"], "sha256": shard["sha256"]}
+        files |= read_json(path)
         path.unlink()
     manifest = {"format": FORMAT, "minibatches": minibatches, **facts, "layers": dict(layers), "files": files}
     write_json(partial / "manifest.json", manifest)

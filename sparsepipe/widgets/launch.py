@@ -20,6 +20,7 @@ from ..profile import Profile
 from ..record import RunRecord
 from ..runtime.config import RunConfig
 from ..simulator import simulate
+from .answering import answering
 from .live import doings, doings_table, learned, log_of, phase
 from .messages import Messages
 from .plot_view import PlotView
@@ -61,7 +62,7 @@ class LaunchBoard:
         self._lines = {name: _Line(self, name) for name in self.plans}
         self.details = _Details(self)
         lines = ipywidgets.VBox([line.widget for line in self._lines.values()])
-        self.widget = ipywidgets.VBox([self.messages, self.detach, lines, self.curves, self.details.widget])
+        self.widget = answering(ipywidgets.VBox([self.messages, self.detach, lines, self.curves, self.details.widget]))
         self.messages.shown(self.reattach)()
 
     def launch(self, name: str) -> Job:

@@ -9,6 +9,7 @@ from .. import plots
 from ..plan import Plan
 from ..plots.table import scaled_bytes
 from ..profile import Profile
+from .answering import answering
 from .messages import Messages
 from .plot_view import PlotView
 
@@ -29,7 +30,7 @@ class LayerGraphExplorer:
         self.device_type = ipywidgets.Dropdown(options=list(profile.device_types), description="device type")
         self.device_type.observe(self.messages.shown(lambda _: self._draw(note)), names="value")
         self.view.on_click(self.messages.shown(self._clicked))
-        self.widget = ipywidgets.VBox([self.messages, self.device_type, self.view, self.details])
+        self.widget = answering(ipywidgets.VBox([self.messages, self.device_type, self.view, self.details]))
         self._draw(note)
 
     def show(self, layer: str) -> None:

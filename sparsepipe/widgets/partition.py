@@ -17,6 +17,7 @@ from ..planners.teams import device_classes
 from ..plots.table import scaled_bytes
 from ..profile import Profile
 from ..simulator import simulate
+from .answering import answering
 from .as_code import as_code
 from .blocked import blocked
 from .controls import choices, dropdown, log_slider, slider, toggle
@@ -73,7 +74,7 @@ class PartitionExplorer:
         self.view.on_cut(self._cut_moved)
         for control in self._controls():
             control.observe(self._changed, names="value")
-        self.widget = self._layout()
+        self.widget = answering(self._layout())
         self._quiet = False
         self._changed()
 

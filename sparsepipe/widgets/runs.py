@@ -14,6 +14,7 @@ from ..launchers.handle import Stranger
 from ..plots.table import strategy
 from ..plots.trace_page import write_trace
 from ..record import RunRecord
+from .answering import answering
 from .exporter import Exporter
 from .messages import Messages
 from .plot_view import PlotView
@@ -74,6 +75,7 @@ class RunsTable:
                 self.views,
             ]
         )
+        answering(self.widget)
         shown(self.update)()
 
     @property
