@@ -157,9 +157,9 @@ class Profile:
             raise InputError(f"cannot rename a profile of {len(self.costs)} device types ({', '.join(self.costs)})")
         return Profile(self.graph, {device_type: next(iter(self.costs.values()))}, self.voxel_counts, self.origin)
 
-    def save(self, path: Path | str) -> Path:
-        """Write JSON, atomically."""
-        document = {
+    def to_json(self) -> dict[str, Any]:
+        """What the profile's file holds."""
+        return {
             "format": FORMAT,
             "layers": [asdict(layer) for layer in self.graph.layers],
             "edges": [[self.graph.layers[i].id, self.graph.layers[j].id] for i, j in self.graph.edges],
@@ -173,7 +173,10 @@ class Profile:
             },
             "origin": dict(self.origin),
         }
-        return write_json(path, document)
+
+    def save(self, path: Path | str) -> Path:
+        """Write JSON, atomically."""
+        return write_json(path, self.to_json())
 
     @classmethod
     def load(cls, path: Path | str, *, device_type: str | None = None) -> "Profile":

@@ -21,7 +21,7 @@ from . import picture
 from .errors import InputError
 from .files import read_json, read_rows, write_json
 from .plan import Plan
-from .trace import Trace
+from .trace import Source, Trace
 
 NOTEBOOK = "SPARSEPIPE_NOTEBOOK"  # names, for provenance, the notebook that a kernel runs
 
@@ -119,10 +119,11 @@ class RunRecord:
         return picture.record(self)
 
     def trace(self) -> Trace:
-        """The measured trace, all ranks on one clock, in time order."""
+        """The measured trace, or that of a replay, all ranks on one clock, in time order."""
         paths = sorted(self.folder.glob("trace*.jsonl"))
         rows = [row for path in paths for row in read_rows(path)]
-        return Trace.from_rows(sorted(rows, key=lambda row: (row["start"], row["rank"])), "measured")
+        source: Source = "replayed" if self.config.get("engine") == "replay" else "measured"
+        return Trace.from_rows(sorted(rows, key=lambda row: (row["start"], row["rank"])), source)
 
 
 def _command() -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 from . import picture
 from .errors import InputError
 
+Source = Literal["simulated", "replayed", "measured"]
 WORK = ("forward", "backward", "weights", "update")  # what keeps a device busy for the training's own sake
 KINDS = (*WORK, "average", "send", "wait", "load", "evaluate", "checkpoint")
 
@@ -34,10 +35,10 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Spans of one run in seconds, and whether they were simulated or measured."""
+    """Spans of one run in seconds, and whether they were simulated, replayed or measured."""
 
     spans: tuple[Span, ...]
-    source: Literal["simulated", "measured"]
+    source: Source
     facts: dict[str, Any] = field(default_factory=dict)  # what the run adds: peak bytes of each rank and the like
 
     def __post_init__(self) -> None:
@@ -85,7 +86,7 @@ class Trace:
         return [span._asdict() for span in self.spans]
 
     @classmethod
-    def from_rows(cls, rows: Iterable[dict[str, Any]], source: Literal["simulated", "measured"]) -> "Trace":
+    def from_rows(cls, rows: Iterable[dict[str, Any]], source: Source) -> "Trace":
         return cls(tuple(Span(**row) for row in rows), source)
 
     def to_chrome(self) -> dict[str, Any]:

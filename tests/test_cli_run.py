@@ -203,6 +203,7 @@ def test_a_profile_is_replayed_at_the_pace_that_is_simulated(tmp_path):
     assert told["minibatches"] == 20
     assert told["simulated_minibatches_per_second"] == pytest.approx(1 / 0.03, rel=0.01)
     assert 0 < told["minibatches_per_second"] < 1.05 / 0.03, "no faster than the profile allows"
+    assert RunRecord.load(tmp_path / "run").trace().source == "replayed"
     code, _, errors = sparsepipe("replay", tmp_path / "plan.json", "--profile", tmp_path / "profile.json")
     assert (code, len(errors)) == (2, 1)
     assert "no devices" in errors[0]

@@ -215,19 +215,18 @@ def test_compare_shows_how_many_layers_each_stage_has():
         plots.compare(plans[0], other)
 
 
-def test_timeline_shows_every_span_simulated_hatched_and_measured_solid():
-    pair = (trace(), trace("measured", offset=5.0))
-    table = plots.timeline_table(*pair)
-    assert table.start_seconds.min() == 0 and len(table) == sum(len(t.spans) for t in pair)
-    figure = plots.timeline(*pair)
+def test_timeline_shows_every_span_hatched_by_its_source_and_measured_solid():
+    three = (trace(), trace("replayed", offset=2.0), trace("measured", offset=5.0))
+    table = plots.timeline_table(*three)
+    assert table.start_seconds.min() == 0 and len(table) == sum(len(t.spans) for t in three)
+    figure = plots.timeline(*three)
     bars = pd.DataFrame(
         {"base": np.concatenate([t.base for t in figure.data]), "x": np.concatenate([t.x for t in figure.data])}
     )
     expected = pd.DataFrame({"base": table.start_seconds * 1e3, "x": (table.end_seconds - table.start_seconds) * 1e3})
     assert np.allclose(np.sort(bars.to_numpy(), axis=0), np.sort(expected.to_numpy(), axis=0))
-    for bar in figure.data:
-        simulated = "simulated" in bar.y[0]
-        assert bool(bar.marker.pattern.shape) == simulated
+    shapes = {bar.y[0].split(" · ")[1]: bar.marker.pattern.shape for bar in figure.data}
+    assert shapes == {"simulated": "-", "replayed": "|", "measured": ""}
     colors = {t.name: t.marker.color for t in figure.data}
     assert colors["stage 1 backward"] == theme.stage_color(1)
 

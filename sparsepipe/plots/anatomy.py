@@ -40,7 +40,7 @@ def anatomy_table(traces: Mapping[str, Trace]) -> pd.DataFrame:
         sending = sum(_covered(trace, rank, (*WORK, *_SENDING)) for rank in ranks) / len(ranks) - mean
         known = sum(_covered(trace, rank, (*WORK, *_ACCOUNTED)) for rank in ranks) / len(ranks)
         imbalance = max(work) - mean
-        other = length - known if trace.source == "measured" else 0.0  # nobody simulates waiting: it is what is left
+        other = length - known if trace.source != "simulated" else 0.0  # nobody simulates waiting: it is what is left
         dependency = length - mean - imbalance - sending - other
         if dependency < 0:  # ranks wait less than they differ: imbalance is what waits
             imbalance, dependency = imbalance + dependency, 0.0
@@ -51,7 +51,7 @@ def anatomy_table(traces: Mapping[str, Trace]) -> pd.DataFrame:
 
 
 def anatomy(traces: Mapping[str, Trace], *, note: str = "") -> go.Figure:
-    """Draw one bar for each trace, split into work and what is lost; simulated hatched, measured solid."""
+    """Draw one bar for each trace, split into work and what is lost; simulated and replayed hatched, measured solid."""
     table = anatomy_table(traces)
     figure = go.Figure()
     for part in PARTS:

@@ -1,4 +1,4 @@
-"""How every figure looks: one template, one colour for each stage, hatched where simulated, solid where measured."""
+"""How every figure looks: one template, one colour for each stage, solid where measured, else hatched."""
 
 from typing import Any
 
@@ -67,10 +67,13 @@ def mixed(color: str, share: float) -> str:
     return "#" + "".join(f"{round(part + (target - part) * abs(share)):02X}" for part in parts)
 
 
+# Level and upright lines: slanted ones make a PDF fifty times as large, and a timeline has thousands of bars.
+HATCHES = {"simulated": ("-", "level lines"), "replayed": ("|", "upright lines")}  # source → shape, in words
+
+
 def hatch(source: str) -> dict[str, Any]:
-    """The bar pattern that tells where numbers come from: hatched for "simulated", none for "measured"."""
-    # Level lines: slanted ones make a PDF fifty times as large, and a timeline has thousands of bars.
-    shape = "-" if source == "simulated" else ""
+    """The bar pattern that tells where numbers come from: `HATCHES`, none for "measured"."""
+    shape, _ = HATCHES.get(source, ("", ""))
     return {"shape": shape, "size": 5, "solidity": 0.3, "fillmode": "overlay", "fgcolor": "white"}
 
 

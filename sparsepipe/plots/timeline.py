@@ -1,4 +1,4 @@
-"""What each rank does over time: one row a rank, simulated (hatched) above measured (solid)."""
+"""What each rank does over time: one row a rank, simulated and replayed (hatched) above measured (solid)."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 
 from ..errors import InputError
 from ..trace import WORK, Span, Trace
-from .theme import INK, SMALL, finished, hatch, stage_color
+from .theme import HATCHES, INK, SMALL, finished, hatch, stage_color
 
 _DRAWN = ("forward", "backward", "weights", "update", "average", "send", "wait", "load", "evaluate", "checkpoint")
 _WORDED = 0.018  # share of the width below which a bar cannot hold its minibatch's number
@@ -92,9 +92,7 @@ def timeline(
     figure.update_yaxes(categoryorder="array", categoryarray=order[::-1], showgrid=False, ticks="")
     figure.update_xaxes(title_text=f"time ({unit})", rangemode="tozero")
     sources = list(dict.fromkeys(trace.source for trace in traces))
-    title = "Timeline, " + " above ".join(
-        f"{source} ({'hatched' if source == 'simulated' else 'solid'})" for source in sources
-    )
+    title = "Timeline, " + " above ".join(f"{source} ({HATCHES.get(source, ('', 'solid'))[1]})" for source in sources)
     return finished(figure, title, note=note, width=900, height=150 + 44 * max(len(order), 3))
 
 

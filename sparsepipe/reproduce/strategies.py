@@ -18,6 +18,7 @@ from ..runtime.config import RunConfig
 from ..simulator import simulate
 from ..trace import Trace
 from .kept import newest
+from .replays import replay
 from .workplace import Workplace
 
 Row = Mapping[str, Any]
@@ -27,6 +28,7 @@ __all__ = [
     "PIPELINE",
     "Strategies",
     "epoch_trace",
+    "replayed_epoch",
     "simulated_epoch",
     "working_epoch",
 ]
@@ -122,6 +124,14 @@ def simulated_epoch(strategies: Strategies, record: RunRecord, epoch: int) -> Tr
     """The simulation of the minibatches of one epoch of a run, by their voxels."""
     voxels = [row["voxels"] for row in record.metrics("step") if row["epoch"] == epoch]
     return simulate(record.plan, strategies.profile, strategies.cluster, voxels)
+
+
+def replayed_epoch(strategies: Strategies, record: RunRecord, epoch: int) -> Trace:
+    """A replay of the minibatches of one epoch of a run, by their voxels, from its first to its last work."""
+    voxels = tuple(float(row["voxels"]) for row in record.metrics("step") if row["epoch"] == epoch)
+    profile = replace(strategies.profile, voxel_counts=voxels)
+    runs = strategies.place.root / "runs"
+    return working_epoch(replay(runs, record.plan, profile, strategies.cluster, len(voxels)), 0)
 
 
 def _say_epoch(row: Row) -> None:

@@ -3,20 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from math import lcm
-from pathlib import Path
 
 from ..cluster import Cluster
 from ..errors import InputError
-from ..launchers import launch
 from ..plan import Plan
 from ..planners import Problem, estimate, partition
 from ..plots import Point
 from ..profile import Profile
 from ..record import RunRecord
-from ..runtime.config import RunConfig
 from ..simulator import simulate
 from .machines import Machines
-from .workplace import Workplace, digest
+from .replays import replay
+from .workplace import Workplace
 
 PLANNERS = {
     "data parallel": "data-parallel",
@@ -58,9 +56,7 @@ def replayed(
 ) -> tuple[Point, RunRecord]:
     """Sleep through the strategy's plan with real processes, or read the record of an earlier such replay."""
     plan = plan_of(name, machines, cluster)
-    stem = f"replay-{plan.planner}-{len(plan.ranks)}-"
-    facts = [plan.to_json() | {"plan_seconds": None}, cluster.to_toml(), minibatches]
-    record = _replay(place.root / "runs" / (stem + digest(facts)), plan, machines.profile, cluster, minibatches)
+    record = replay(place.root / "runs", plan, machines.profile, cluster, minibatches)
     rate = record.metrics("summary")[-1]["samples_per_second"] / record.config["batch_size"] * machines.batch_size
     point = Point(name, "", len(cluster.devices), rate, "replayed", run=record.name)
     return point, record
@@ -126,18 +122,3 @@ def _steady_rate(plan: Plan, profile: Profile, cluster: Cluster, voxels: float) 
     trace = simulate(plan, profile, cluster, [voxels] * (2 * fill + _ROUNDS * whole))
     ends = sorted(span.end for span in trace.spans if span.stage == 0 and span.kind == "backward")
     return _ROUNDS * whole / (ends[fill + _ROUNDS * whole - 1] - ends[fill - 1])
-
-
-def _replay(folder: Path, plan: Plan, profile: Profile, cluster: Cluster, minibatches: int) -> RunRecord:
-    if (folder / "status.json").exists() and RunRecord(folder).status["state"] == "finished":
-        print(f"replay of {plan.planner} on {len(plan.ranks)} devices: from runs/{folder.name}")
-        return RunRecord.load(folder)
-    number = 0
-    while folder.exists():  # one that did not finish stays as it is
-        number += 1
-        folder = folder.with_name(f"{folder.name.split('+')[0]}+{number}")
-    print(f"replay of {plan.planner}: {len(plan.ranks)} processes sleep through {minibatches} minibatches")
-    config = RunConfig("replay", "replay", engine="replay", batch_size=1, minibatches=minibatches)
-    job = launch(plan, config, run_dir=folder, profile=profile, cluster=cluster)
-    job.wait()
-    return job.record

@@ -1,0 +1,29 @@
+"""Plans slept through by real processes; a replay that has finished is read from its record."""
+
+from pathlib import Path
+
+from ..cluster import Cluster
+from ..launchers import launch
+from ..plan import Plan
+from ..profile import Profile
+from ..record import RunRecord
+from ..runtime.config import RunConfig
+from .workplace import digest
+
+
+def replay(runs: Path, plan: Plan, profile: Profile, cluster: Cluster, minibatches: int) -> RunRecord:
+    """Sleep through `plan` in a folder of `runs` that the plan, the costs and the cluster name."""
+    facts = [plan.to_json() | {"plan_seconds": None}, profile.to_json(), cluster.to_toml(), minibatches]
+    folder = runs / f"replay-{plan.planner}-{len(plan.ranks)}-{digest(facts)}"
+    if (folder / "status.json").exists() and RunRecord(folder).status["state"] == "finished":
+        print(f"replay of {plan.planner} on {len(plan.ranks)} devices: from runs/{folder.name}")
+        return RunRecord.load(folder)
+    number = 0
+    while folder.exists():  # one that did not finish stays as it is
+        number += 1
+        folder = folder.with_name(f"{folder.name.split('+')[0]}+{number}")
+    print(f"replay of {plan.planner}: {len(plan.ranks)} processes sleep through {minibatches} minibatches")
+    config = RunConfig("replay", "replay", engine="replay", batch_size=1, minibatches=minibatches)
+    job = launch(plan, config, run_dir=folder, profile=profile, cluster=cluster)
+    job.wait()
+    return job.record
