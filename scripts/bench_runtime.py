@@ -14,7 +14,7 @@ torch_1f1b steps once for several micro-batches, the pipeline after each: `flush
 Numbers are samples a second: medians, and ratios with their spread (quartiles over the repeats), each of two neighbours
 in time. `load` is the machine's (one minute, before each repeat): 0 at first, on two idle cores. `memory` is the most
 that each stage held, by the plan's figure. `--workload runtime` is the channel against bare gloo, bytes and messages
-against the six-message protocol, and the runtime's own time a minibatch and stage. All of it takes 25 minutes.
+against the six-message protocol, and the runtime's own time a minibatch and stage. All of it takes 45 minutes.
 """
 
 import argparse
