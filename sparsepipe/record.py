@@ -122,7 +122,8 @@ class RunRecord:
         """The measured trace, or that of a replay, all ranks on one clock, in time order."""
         paths = sorted(self.folder.glob("trace*.jsonl"))
         rows = [row for path in paths for row in read_rows(path)]
-        source: Source = "replayed" if self.config.get("engine") == "replay" else "measured"
+        config = self.config if (self.folder / "config.json").exists() else {}  # spans may be there before it
+        source: Source = "replayed" if config.get("engine") == "replay" else "measured"
         return Trace.from_rows(sorted(rows, key=lambda row: (row["start"], row["rank"])), source)
 
 
