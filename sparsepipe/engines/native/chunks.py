@@ -1,7 +1,6 @@
 """Convolution of large maps with wide channels: a few kernel offsets at a time, for all rows.
 
-Every matrix is read once, and what was gathered is still in the cache when it is multiplied and added up: each row of
-the result its own, which threads share (index_add_ goes through the pairs one by one, on one thread).
+Every matrix is read once, and what was gathered is still in the cache when it is multiplied and added up.
 """
 
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from torch import Tensor
 from .kernel_map import Chunk, KernelMap
 from .pairs import summed_type
 
-_CHUNK_BYTES = 2**21  # of gathered rows at a time, unless one offset has more
+_CHUNK_BYTES = 2**20  # of gathered rows at a time, unless one offset has more
 
 
 def forward_chunks(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:
@@ -29,7 +28,7 @@ def forward_chunks(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> T
         rows = zip(gathered[:size].split(chunk.counts), products[:size].split(chunk.counts), strict=True)
         for k, (inputs, outputs) in zip(chunk.offsets, rows, strict=True):
             torch.mm(inputs, matrices[k], out=outputs)
-        output += chunk.of_outputs.sum(products[:size])
+        output.index_add_(0, chunk.out_rows, products[:size].to(summed))
     return output.to(features.dtype)
 
 
@@ -61,7 +60,7 @@ def backward_chunks(
             if wants_features:
                 torch.mm(gradients, matrices[k], out=inputs)  # these inputs have done their part
         if grad_features is not None:
-            grad_features += chunk.of_inputs.sum(all_inputs[:size])
+            grad_features.index_add_(0, chunk.in_rows, all_inputs[:size].to(summed))
     return None if grad_features is None else grad_features.to(features.dtype), grad_kernel
 
 

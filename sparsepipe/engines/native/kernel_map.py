@@ -17,7 +17,7 @@ _TABLE_CELLS_PER_QUESTION = 32
 _TABLE_CELLS = 2**25  # and no more than this: 128 MiB
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """Consecutive pairs of whole offsets: pairs of `offsets[i]` are the i-th `counts[i]` of them."""
 
@@ -25,18 +25,6 @@ class Chunk:
     out_rows: Tensor
     offsets: tuple[int, ...]
     counts: tuple[int, ...]
-    num_in: int
-    num_out: int
-
-    @cached_property
-    def of_inputs(self) -> Bags:
-        """The pairs of each input row, named by their place in the chunk."""
-        return Bags.of(self.in_rows, self.num_in)
-
-    @cached_property
-    def of_outputs(self) -> Bags:
-        """The pairs of each output row."""
-        return Bags.of(self.out_rows, self.num_out)
 
 
 @dataclass(frozen=True)
@@ -130,8 +118,7 @@ class KernelMap:
             sizes = [sum(group) for group in counts]
             rows = zip(self.in_rows.split(sizes), self.out_rows.split(sizes), strict=True) if sizes else ()
             self._chunks[num_rows] = tuple(
-                Chunk(*columns, tuple(group), own, self.num_in, self.num_out)
-                for columns, group, own in zip(rows, groups, counts, strict=True)
+                Chunk(*columns, tuple(group), own) for columns, group, own in zip(rows, groups, counts, strict=True)
             )
         return self._chunks[num_rows]
 

@@ -15,13 +15,6 @@ class Bags:
     rows: Tensor  # int32 [P]
     starts: Tensor  # int32 [R + 1]
 
-    @classmethod
-    def of(cls, keys: Tensor, num_rows: int) -> "Bags":
-        """Put the places of equal `keys` (int64 [P], each below `num_rows`) into one bag, in their order."""
-        order = torch.sort(keys.int(), stable=True).indices
-        starts = torch.bincount(keys, minlength=num_rows).cumsum(0)
-        return cls(order.int(), functional.pad(starts, (1, 0)).int())
-
     def sum(self, table: Tensor, weights: Tensor | None = None) -> Tensor:
         """Add up each result row's rows of `table` [T, C], each times its weight: [R, C], 0 where there is none.
 
@@ -55,7 +48,9 @@ class Pairs:
     @cached_property
     def bags(self) -> Bags:
         """The pairs of each output row, by offset, named by their place here."""
-        return Bags.of(self.out_rows, self.num_out)
+        order = torch.sort(self.out_rows.int(), stable=True).indices
+        starts = torch.bincount(self.out_rows, minlength=self.num_out).cumsum(0)
+        return Bags(order.int(), functional.pad(starts, (1, 0)).int())
 
 
 def summed_type(dtype: torch.dtype) -> torch.dtype:
