@@ -122,16 +122,20 @@ class Strategies:
 
 def simulated_epoch(strategies: Strategies, record: RunRecord, epoch: int) -> Trace:
     """The simulation of the minibatches of one epoch of a run, by their voxels."""
-    voxels = [row["voxels"] for row in record.metrics("step") if row["epoch"] == epoch]
-    return simulate(record.plan, strategies.profile, strategies.cluster, voxels)
+    return simulate(record.plan, strategies.profile, strategies.cluster, _voxels(record, epoch))
 
 
 def replayed_epoch(strategies: Strategies, record: RunRecord, epoch: int) -> Trace:
     """A replay of the minibatches of one epoch of a run, by their voxels, from its first to its last work."""
-    voxels = tuple(float(row["voxels"]) for row in record.metrics("step") if row["epoch"] == epoch)
+    voxels = _voxels(record, epoch)
     profile = replace(strategies.profile, voxel_counts=voxels)
     runs = strategies.place.root / "runs"
     return working_epoch(replay(runs, record.plan, profile, strategies.cluster, len(voxels)), 0)
+
+
+def _voxels(record: RunRecord, epoch: int) -> tuple[float, ...]:
+    """Active voxels of each minibatch of one epoch."""
+    return tuple(float(row["voxels"]) for row in record.metrics("step") if row["epoch"] == epoch)
 
 
 def _say_epoch(row: Row) -> None:

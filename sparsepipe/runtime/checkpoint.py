@@ -3,8 +3,8 @@
     checkpoints/minibatch-00000120/stage0.safetensors …   weight:L.p, velocity:L.p, buffer:L.b of each layer L
                                    manifest.json          which file holds which layer, sizes and SHA-256, position
 
-Written and read by torch.distributed.checkpoint in its safetensors storage: tensors alone, no pickle, and any of its
-users can load the folder. The folder gets its name when it is whole; a kill before leaves a hidden one nobody reads.
+Written by torch.distributed.checkpoint in its safetensors storage: tensors alone, no pickle, and any of its users can
+load the folder. The folder gets its name when it is whole; a kill before leaves a hidden one nobody reads.
 """
 
 import hashlib
@@ -17,10 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
 from ..errors import InputError
 from ..files import read_json, write_json
@@ -53,19 +51,17 @@ class Checkpoint:
     def read(self, layers: Sequence[str]) -> dict[str, Tensor]:
         """Return the tensors of `layers` by name. Raises InputError where a file is missing or not what was written."""
         wanted = set(layers)
-        for name in {self.manifest["layers"][layer] for layer in layers} & self.manifest["files"].keys():
-            self._verify(self.folder / name)
-        reader = HuggingFaceStorageReader(str(self.folder))
-        try:
-            held = reader.read_metadata().state_dict_metadata
-            tensors = {
-                key: torch.empty(facts.size, dtype=facts.properties.dtype)
-                for key, facts in held.items()
-                if _layer(key) in wanted
-            }
-            dcp.load(tensors, storage_reader=reader, no_dist=True)
-        except (OSError, SafetensorError) as error:
-            raise InputError(f"{self.folder}: cannot be read ({error}); resume from another run") from None
+        tensors: dict[str, Tensor] = {}
+        for name in sorted({self.manifest["layers"][layer] for layer in layers} & self.manifest["files"].keys()):
+            path = self.folder / name
+            self._verify(path)
+            try:
+                with safe_open(path, framework="pt") as shard:
+                    for key in shard.keys():  # noqa: SIM118 - not a dict
+                        if _layer(key) in wanted:
+                            tensors[key] = shard.get_tensor(key)
+            except (OSError, SafetensorError) as error:
+                raise InputError(f"{path}: a shard that cannot be read ({error}); resume from another run") from None
         return tensors
 
     def _verify(self, path: Path) -> None:
@@ -111,11 +107,14 @@ def begin(run_dir: Path, minibatches: int) -> None:
 
 def write_shard(run_dir: Path, minibatches: int, name: str, tensors: Mapping[str, Tensor]) -> None:
     """Write the layers of one stage; a stage without tensors has no file. One replica of each stage calls it."""
+    # Here, in the thread that writes: it takes about half a second, which no worker's start should wait for.
+    import torch.distributed.checkpoint as dcp
+
     path = partial_folder(run_dir, minibatches) / f"{name}.safetensors"
     files = {}
     if tensors:
         path.with_suffix("").mkdir()
-        writer = HuggingFaceStorageWriter(str(path.with_suffix("")))
+        writer = dcp.HuggingFaceStorageWriter(str(path.with_suffix("")))
         held = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
         dcp.save(held, storage_writer=writer, no_dist=True)
         (written,) = path.with_suffix("").glob("*.safetensors")
