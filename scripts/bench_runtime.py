@@ -51,7 +51,7 @@ from sparsepipe.planners import partition  # noqa: E402
 from sparsepipe.profile import CostSample, LayerCost, Profile  # noqa: E402
 from sparsepipe.profiler import profile  # noqa: E402
 from sparsepipe.runtime import RunConfig  # noqa: E402
-from sparsepipe.runtime.channel import Inbox, Outbox  # noqa: E402
+from sparsepipe.runtime.channel import Inbox, Outbox, Sizes  # noqa: E402
 from sparsepipe.runtime.compression import Compressor  # noqa: E402
 from sparsepipe.runtime.metrics import pace, steady_window  # noqa: E402
 from sparsepipe.runtime.packet import FORWARD, Packet, Slot, encode  # noqa: E402
@@ -427,26 +427,42 @@ def six_messages(name: str, folder: Path) -> list[dict[str, Any]]:
     case = CASES[name]
     chosen = engine(case.engine)
     net = case_network(case)
-    batch = minibatches(case, folder)[0]
     module = Subnetwork(net, chosen)
-    found = []
-    with torch.no_grad():
-        tensors = module({"input": chosen.tensor(batch)}, minibatch=0)
-    for row in net.rows:
-        if not row.id.startswith("pool"):
-            continue
-        parts = chosen.split({row.id: tensors[row.id]})
-        rows, (stride, coordinates) = parts.features[row.id].rows, parts.coordinate_sets[0]
-        header, payload = encode(Packet(FORWARD, 0, 0, (Slot(rows, 0, True),), parts.coordinate_sets))
-        theirs = rows.nbytes + coordinates.numel() * 4 + len(stride) * 4 + 8 * (2 + 2 + 1)
-        ours = header.nbytes + payload.nbytes
-        entry = {"cut": row.id, "messages": 2, "bytes": ours, "of_six_messages": ours / theirs}
-        for how in ("bfloat16", "int8"):  # what crosses may be made smaller
-            small = Compressor(how).shrink((Slot(rows, 0, True),))
-            parts_of = encode(Packet(FORWARD, 0, 0, small, parts.coordinate_sets))
-            entry[f"of_six_messages_{how}"] = sum(part.nbytes for part in parts_of) / theirs
-        found.append(entry)
-    return found
+    cuts = [row.id for row in net.rows if row.id.startswith("pool")]
+    found: dict[str, list[tuple[Packet, int]]] = {cut: [] for cut in cuts}
+    for batch in minibatches(case, folder):
+        with torch.no_grad():
+            tensors = module({"input": chosen.tensor(batch)}, minibatch=0)
+        for cut in cuts:
+            parts = chosen.split({cut: tensors[cut]})
+            rows, (stride, coordinates) = parts.features[cut].rows, parts.coordinate_sets[0]
+            theirs = rows.nbytes + coordinates.numel() * 4 + len(stride) * 4 + 8 * (2 + 2 + 1)
+            found[cut].append((Packet(FORWARD, 0, 0, (Slot(rows, 0, True),), parts.coordinate_sets), theirs))
+    return [_beside_six_messages(cut, packets) for cut, packets in found.items()]
+
+
+def _beside_six_messages(cut: str, packets: Sequence[tuple[Packet, int]]) -> dict[str, Any]:
+    entry: dict[str, Any] = {"cut": cut}
+    theirs = sum(num_bytes for _, num_bytes in packets)
+    for how in (None, "bfloat16", "int8"):  # what crosses may be made smaller
+        small = (replace(packet, slots=Compressor(how).shrink(packet.slots)) for packet, _ in packets)
+        encoded = [encode(packet) for packet in small]
+        total = sum(header.nbytes + payload.nbytes for header, payload in encoded)
+        entry["of_six_messages" + (f"_{how}" if how else "")] = total / theirs
+        if how is None:
+            entry["bytes"] = total / len(packets)
+            entry["messages"] = _messages([len(encoded[k % len(encoded)][1]) for k in range(100)])
+    return entry
+
+
+def _messages(payloads: Sequence[int]) -> float:
+    """Messages a packet, of these payload sizes: a header, what was posted ahead, and what is more than that."""
+    book, messages = Sizes(), 0
+    for size in payloads:
+        ahead = book.ahead()
+        book.learn(size)
+        messages += 1 + (ahead > 0) + (size > ahead)
+    return messages / len(payloads)
 
 
 ROLES = {
@@ -635,7 +651,7 @@ def _table(document: dict[str, Any]) -> str:
             for size, rate in document["channel"]["rates"].items()
         ]
         lines += [
-            f"cut after {cut['cut']}: {cut['bytes']} bytes in {cut['messages']} messages, "
+            f"cut after {cut['cut']}: {cut['bytes']:.0f} bytes in {cut['messages']:.2f} messages, "
             f"{cut['of_six_messages']:.2f} of SparsePipe's; as bfloat16 {cut['of_six_messages_bfloat16']:.2f}, "
             f"int8 {cut['of_six_messages_int8']:.2f}"
             for cut in document["channel"]["minkvgg16bn"]

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from runtime_jobs import PLAIN, REPOSITORY, Job, plan_of, run_jobs, settings, shapes
 
 from sparsepipe.engines.base import CoordinateSet
-from sparsepipe.runtime.channel import Inbox, Outbox, Wire
+from sparsepipe.runtime.channel import Inbox, Outbox, Wire, WireInbox
 from sparsepipe.runtime.packet import BACKWARD, FORWARD, Packet, Slot
 from sparsepipe.runtime.process import backend
 
@@ -36,13 +36,13 @@ def test_nccl_carries_where_every_rank_has_its_own_gpu(monkeypatch, device, gpus
 
 
 @pytest.mark.slow
-def test_payloads_have_a_wire_for_each_direction(tmp_path) -> None:
-    """Both ranks send large packets before they receive any, one cut and both directions, without tags to help."""
+@pytest.mark.parametrize("wired", ["", "wired"])
+def test_packets_of_any_size_arrive_in_order(tmp_path, wired) -> None:
+    """Both ranks send packets before they receive any, one cut and both directions: larger and smaller ones than those
+    before, some in their header, some of no rows. A wire has no tags to help."""
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    ranks = [
-        subprocess.Popen([sys.executable, __file__, str(tmp_path), str(rank)], env=environment, stderr=subprocess.PIPE)
-        for rank in range(2)
-    ]
+    command = [sys.executable, __file__, str(tmp_path), wired]
+    ranks = [subprocess.Popen([*command, str(k)], env=environment, stderr=subprocess.PIPE) for k in range(2)]
     told = [rank.communicate(timeout=120)[1].decode() for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], told
 
@@ -59,32 +59,39 @@ def test_stages_on_gpus_train_like_one_process(tmp_path) -> None:
     torch.testing.assert_close(two, one, rtol=1e-3, atol=1e-4)
 
 
+_ROWS = (20_000, 19_000, 3, 21_000, 60_000, 0, 50_000, 61_000, 1, 90_000, 20_000, 2)
+
+
 def _packet(direction: int, minibatch: int) -> Packet:
     generator = torch.Generator().manual_seed(10 * minibatch + direction)
-    rows = torch.randn(20_000, 32, generator=generator)
-    coordinates = torch.stack([torch.arange(20_000)] * 4, dim=1).int()
+    count = _ROWS[(minibatch + 5 * direction) % len(_ROWS)]
+    rows = torch.randn(count, 32, generator=generator)
+    coordinates = torch.stack([torch.arange(count)] * 4, dim=1).int()
     sets = (CoordinateSet((1, 1, 1), coordinates),) if direction == FORWARD else ()
     return Packet(direction, minibatch, 7, (Slot(rows, 0 if sets else None, True),), sets)
 
 
-def _exchange(folder: Path, rank: int) -> None:
+def _exchange(folder: Path, wired: str, rank: int) -> None:
     store = dist.FileStore(str(folder / "store"), 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
-    wires = {way: Wire(dist.new_group([0, 1]), torch.device("cpu")) for way in (FORWARD, BACKWARD)}
+    wires = {way: Wire(dist.new_group([0, 1]), torch.device("cpu")) if wired else None for way in (FORWARD, BACKWARD)}
     out, back = (FORWARD, BACKWARD) if rank == 0 else (BACKWARD, FORWARD)
-    peer, count = 1 - rank, 4
-    inbox = Inbox([(peer, m) for m in range(count)], direction=back, boundary=7, cut=3, wire=wires[back])
+    peer, count = 1 - rank, 2 * len(_ROWS)
+    options = {"direction": back, "boundary": 7, "cut": 3}
+    wire = wires[back]
+    expected = [(peer, m) for m in range(count)]
+    inbox = WireInbox(wire, expected, **options) if wire else Inbox(expected, **options)
     outbox = Outbox(limit=2 * count)
     for m in range(count):
         outbox.send(_packet(out, m), peer, timeout=60, action="a", cut=3, wire=wires[out])
     for m in range(count):
         found, sent = inbox.take(m, timeout=60, action="b"), _packet(back, m)
         assert torch.equal(found.slots[0].rows, sent.slots[0].rows)
-        for got, expected in zip(found.coordinate_sets, sent.coordinate_sets, strict=True):
-            assert torch.equal(got.coordinates, expected.coordinates)
+        for got, due in zip(found.coordinate_sets, sent.coordinate_sets, strict=True):
+            assert torch.equal(got.coordinates, due.coordinates)
     outbox.finish(timeout=60)
 
 
 if __name__ == "__main__":
-    _exchange(Path(sys.argv[1]), int(sys.argv[2]))
+    _exchange(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
     os._exit(0)

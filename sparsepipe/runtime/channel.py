@@ -1,20 +1,24 @@
-"""Packets between adjacent stages: receives posted ahead by a thread, sends kept until done, every wait limited.
+"""Packets between adjacent stages: receives posted ahead, sends kept until done, every wait limited.
 
 Each packet is two messages, header and payload, on tags of their own for each cut and direction, so that neither the
 two directions nor headers and payloads nor the several cuts between a pair of ranks can be taken for each other. What
 goes from one stage of a rank to another of the same stays in memory, on a shelf.
 
-Headers go over gloo. So do payloads, from pinned memory where they come from a GPU; where every rank has a GPU of its
-own they go over NCCL, from device to device, on a wire of their own: its order is then that of the headers.
+    sender   isend header, isend payload ─────►  Inbox   receives of both are posted before the worker asks for them:
+             (kept until the peer has them)              the header's, and as much of the payload's as others needed
 
-    sender   isend header, isend payload ─────►  Inbox   thread 1: header arrived → post the receive of its payload
-             (kept until the peer has them)              thread 2: payload arrived → packet, for the worker to take
+Sizes change from minibatch to minibatch, and nobody knows the next. So both sides keep the same book of those that
+were (`Sizes`); what a payload has beyond the receive that waits for it goes in a third message when its header is read.
+
+Headers go over gloo, each direction on connections of its own. So do payloads, from pinned memory where they come from
+a GPU; where every rank has a GPU of its own they go over NCCL, from device to device, on a wire of their own: its order
+is then that of the headers.
 """
 
 import queue
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -29,10 +33,34 @@ from .packet import HEADER_INTEGERS, Packet, decode, encode, payload_bytes, sent
 
 _CPU, _NOTHING = torch.device("cpu"), torch.empty(0, dtype=torch.uint8)
 _DIRECTIONS = ("forward", "backward")
+_DEPTH = 3  # packets whose receives are posted, or that a wire has brought and the worker has not taken (back-pressure)
 
 
-def _tags(direction: int, cut: int) -> tuple[int, int]:
-    return 4 * cut + 2 * direction + 1, 4 * cut + 2 * direction + 2
+def _tags(direction: int, cut: int) -> tuple[int, int, int]:
+    """Return the tags of a header, of what is posted ahead of its payload, and of the payload's rest."""
+    first = 8 * cut + 4 * direction
+    return first + 1, first + 2, first + 3
+
+
+class Sizes:
+    """Of the payloads from one rank to another over one cut in one direction: how much of the next is posted ahead.
+
+    Sender and receiver ask before each packet and learn its size with it. The receiver asks `_DEPTH` packets before, so
+    that what either answers rests on what both know.
+    """
+
+    def __init__(self) -> None:
+        self._largest: list[int] = []  # of the packets up to each
+        self._asked = 0
+
+    def ahead(self) -> int:
+        """Return the bytes posted for the next packet: a quarter more than any known had, 0 where none is known."""
+        known = self._asked - _DEPTH
+        self._asked += 1
+        return self._largest[known] * 5 // 4 if known >= 0 else 0
+
+    def learn(self, size: int) -> None:
+        self._largest.append(max(size, self._largest[-1] if self._largest else 0))
 
 
 @dataclass(frozen=True)
@@ -49,7 +77,8 @@ class Wire:
 class Inbox:
     """The packets of one direction that one segment of the schedule will bring, in the order of the action list.
 
-    `expected` lists (peer, minibatch). A few receives are always posted: nothing is sent before its receive is.
+    `expected` lists (peer, minibatch). The receives of the next few are always posted: gloo's own thread takes what
+    comes while the worker computes, and no thread of Python's has to run for it.
     """
 
     def __init__(
@@ -59,112 +88,84 @@ class Inbox:
         direction: int,
         boundary: int,
         cut: int = 0,
-        wire: Wire | None = None,
+        group: Any = None,
         pinned: bool = False,
-        depth: int = 2,
         link_seconds: Callable[[int, int], float] | None = None,
     ) -> None:
         self._expected = tuple(expected)
-        self._direction, self._boundary, self._depth = direction, boundary, depth
-        self._wire = wire
-        # Of a buffer: on the wire's device, else what a GPU can copy from by itself where there is one.
-        self._memory: dict[str, Any] = {"device": wire.device} if wire else {"pin_memory": pinned}
-        self._tags = _tags(direction, cut)
-        self._arrived: queue.SimpleQueue[Packet | BaseException] = queue.SimpleQueue()
+        self._direction, self._boundary = direction, boundary
+        self._group, self._tags = group, _tags(direction, cut)
+        self._pinned = pinned  # what a GPU can copy from by itself
         self._taken = 0
         self._link_seconds = link_seconds  # (peer, bytes) -> seconds, to act as a slower link than this one
         self._link_free: dict[int, float] = {}
-        # Packets whose payload is on its way or that wait for the worker: more are not let in (back-pressure).
-        self._room = threading.Semaphore(depth + 1)
-        self._coming: queue.SimpleQueue[tuple[int, int, Tensor, Tensor, Any] | BaseException | None] = (
-            queue.SimpleQueue()
-        )
-        self._coming_first = self._coming_last = 0  # packets that thread 2 has handed on, and was given
-        if self._expected:
-            for task in (self._receive_headers, self._receive_payloads):
-                name = f"inbox {_DIRECTIONS[direction]}"
-                threading.Thread(target=task, name=name, daemon=True).start()
+        self._sizes: defaultdict[int, Sizes] = defaultdict(Sizes)  # by peer
+        self._posted: deque[_Posted] = deque()
+        self._open()
 
     def take(self, minibatch: int, *, timeout: float, action: str) -> Packet:
         """Return the packet of `minibatch`, which must be next. Raises DeadlinePassed, PeerLost or PacketMismatch."""
         peer, due = self._expected[self._taken]
         if due != minibatch:
             raise PacketMismatch(f"{action} asks for minibatch {minibatch}, but {due} from rank {peer} comes next")
-        try:
-            packet = self._arrived.get(timeout=timeout)
-        except queue.Empty:
-            raise DeadlinePassed(
-                f"{action} waited {timeout:g} s for the {_DIRECTIONS[self._direction]} of minibatch {minibatch} "
-                f"from rank {peer}",
-                peer=peer,
-            ) from None
-        if isinstance(packet, BaseException):
-            raise packet
+        message = (
+            f"{action} waited {timeout:g} s for the {_DIRECTIONS[self._direction]} of minibatch {minibatch} "
+            f"from rank {peer}"
+        )
+        header, payload = self._receive(peer, time.monotonic() + timeout, message)
         self._taken += 1
-        self._room.release()
-        return packet
+        if self._link_seconds:
+            self._hold_back(sent_at(header), peer, self._link_seconds(peer, len(payload)))
+        return self._checked(decode(header, payload), peer, minibatch)
 
     def peer(self) -> int:
         """The rank that sends the next packet."""
         return self._expected[self._taken][0]
 
-    def _receive_headers(self) -> None:
-        """Await one header after the other, and post the receive of its payload as soon as its size is known."""
-        header_tag, payload_tag = self._tags
-        posted: deque[tuple[int, int, Tensor, Any]] = deque()
-        upcoming = iter(self._expected)
-        try:
-            for _ in self._expected:
-                while len(posted) < self._depth and (following := next(upcoming, None)) is not None:
-                    header = torch.empty(HEADER_INTEGERS, dtype=torch.int64)
-                    posted.append((*following, header, dist.irecv(header, following[0], tag=header_tag)))
-                peer, minibatch, header, work = posted.popleft()
-                self._wait(work, peer, minibatch)
-                self._room.acquire()
-                size, work = payload_bytes(header), None
-                payload = torch.empty(size, dtype=torch.uint8, **self._memory) if size else _NOTHING
-                if size:
-                    work = dist.irecv(payload, peer, group=self._wire and self._wire.group, tag=payload_tag)
-                if work is None and self._link_seconds is None and self._coming_first == self._coming_last:
-                    self._arrived.put(self._checked(decode(header, payload), peer, minibatch))  # all of it is here
-                    continue
-                self._coming_last += 1
-                self._coming.put((peer, minibatch, header, payload, work))
-            self._coming.put(None)
-        except BaseException as error:  # handed on to the worker, who raises it
-            self._coming.put(error)
+    def _open(self) -> None:
+        self._post_ahead()
 
-    def _receive_payloads(self) -> None:
-        """Await one payload after the other and make packets of them."""
-        try:
-            while True:
-                coming = self._coming.get()
-                if coming is None:
-                    return
-                if isinstance(coming, BaseException):
-                    raise coming
-                peer, minibatch, header, payload, work = coming
-                if work is not None:
-                    self._wait(work, peer, minibatch)
-                if self._link_seconds:
-                    self._hold_back(sent_at(header), peer, self._link_seconds(peer, len(payload)))
-                self._arrived.put(self._checked(decode(header, payload), peer, minibatch))
-                self._coming_first += 1
-        except BaseException as error:  # handed to the worker, who raises it
-            self._arrived.put(error)
+    def _post_ahead(self) -> None:
+        for peer, _ in self._expected[self._taken + len(self._posted) : self._taken + _DEPTH]:
+            self._post(peer)
+
+    def _post(self, peer: int) -> None:
+        """Post the receives of a packet's header and of what is known of its payload."""
+        header = torch.empty(HEADER_INTEGERS, dtype=torch.int64)
+        header_work = dist.irecv(header, peer, group=self._group, tag=self._tags[0])
+        payload, payload_work = _NOTHING, None
+        if ahead := self._sizes[peer].ahead():
+            payload = self._buffer(ahead)
+            payload_work = dist.irecv(payload, peer, group=self._group, tag=self._tags[1])
+        self._posted.append(_Posted(header, header_work, payload, payload_work))
+
+    def _receive(self, peer: int, deadline: float, message: str) -> tuple[Tensor, Tensor]:
+        """Return the next packet's header and payload."""
+        self._post_ahead()  # now, when there is nothing to do but wait
+        posted = self._posted.popleft()
+        wait_for(posted.header_work, deadline, message, peer=peer)
+        size, ahead, payload = payload_bytes(posted.header), len(posted.payload), posted.payload
+        self._sizes[peer].learn(size)
+        rest = None
+        if size > ahead:
+            payload = self._buffer(size)
+            rest = dist.irecv(payload[ahead:], peer, group=self._group, tag=self._tags[2])
+        if posted.payload_work is not None:
+            wait_for(posted.payload_work, deadline, message, peer=peer)
+        if rest is not None:
+            wait_for(rest, deadline, message, peer=peer)
+            payload[:ahead] = posted.payload
+        return posted.header, payload[:size]
+
+    def _buffer(self, size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned)
 
     def _hold_back(self, sent: float, peer: int, seconds: float) -> None:
         """Wait until a packet sent at `sent` would be here over a link that moves one packet after the other."""
         begin = max(sent, self._link_free.get(peer, 0.0))
         self._link_free[peer] = begin + seconds
-        time.sleep(max(0.0, begin + seconds - time.monotonic()))
-
-    def _wait(self, work: Any, peer: int, minibatch: int) -> None:
-        try:
-            work.wait()
-        except RuntimeError as error:
-            what = f"{_DIRECTIONS[self._direction]} of minibatch {minibatch}"
-            raise PeerLost(f"lost rank {peer} while waiting for the {what}: {_first_line(error)}") from error
+        if (left := begin + seconds - time.monotonic()) > 0:
+            time.sleep(left)
 
     def _checked(self, packet: Packet, peer: int, minibatch: int) -> Packet:
         got = (packet.direction, packet.minibatch, packet.boundary)
@@ -178,6 +179,61 @@ class Inbox:
             )
             raise PacketMismatch(f"packet from rank {peer}: {sides}")
         return packet
+
+
+@dataclass(frozen=True, eq=False)
+class _Posted:
+    """The receives of one packet: of its header and, where `payload` is not empty, of its payload's first bytes."""
+
+    header: Tensor
+    header_work: Any
+    payload: Tensor
+    payload_work: Any
+
+
+class WireInbox(Inbox):
+    """An Inbox whose payloads come over a wire, each received as soon as its header says how large it is.
+
+    A thread does that. A receive for more than is sent does not end on a wire, and one that waits for long occupies
+    the GPU: so none is posted before its header is here.
+    """
+
+    def __init__(self, wire: Wire, expected: Sequence[tuple[int, int]], **options: Any) -> None:
+        self._wire = wire
+        self._arrived: queue.Queue[tuple[Tensor, Tensor] | BaseException] = queue.Queue(maxsize=_DEPTH)
+        super().__init__(expected, **options)
+
+    def _open(self) -> None:
+        if self._expected:
+            threading.Thread(target=self._bring, name=f"inbox {_DIRECTIONS[self._direction]}", daemon=True).start()
+
+    def _receive(self, peer: int, deadline: float, message: str) -> tuple[Tensor, Tensor]:
+        try:
+            found = self._arrived.get(timeout=max(deadline - time.monotonic(), 0.001))
+        except queue.Empty:
+            raise DeadlinePassed(message, peer=peer) from None
+        if isinstance(found, RuntimeError) and not isinstance(found, PacketMismatch):
+            raise PeerLost(f"lost rank {peer}: {_first_line(found)} ({message.split(' waited')[0]})") from found
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def _bring(self) -> None:
+        headers: deque[tuple[Tensor, Any]] = deque()
+        upcoming = iter(self._expected)
+        try:
+            for peer, _ in self._expected:
+                while len(headers) < _DEPTH and (following := next(upcoming, None)) is not None:
+                    header = torch.empty(HEADER_INTEGERS, dtype=torch.int64)
+                    headers.append((header, dist.irecv(header, following[0], group=self._group, tag=self._tags[0])))
+                header, work = headers.popleft()
+                work.wait()
+                payload = torch.empty(payload_bytes(header), dtype=torch.uint8, device=self._wire.device)
+                if len(payload):
+                    dist.irecv(payload, peer, group=self._wire.group, tag=self._tags[2]).wait()
+                self._arrived.put((header, payload))
+        except BaseException as error:  # handed on to the worker, who raises it
+            self._arrived.put(error)
 
 
 class Shelf:
@@ -210,29 +266,45 @@ class Outbox:
     def __init__(self, *, limit: int = 8) -> None:
         self._limit = limit  # packets under way; the schedule bounds them too
         self._under_way: deque[tuple[int, str, list[tuple[Any, Tensor]]]] = deque()
+        self._sizes: defaultdict[tuple[int, int, int], Sizes] = defaultdict(Sizes)  # by (peer, direction, cut)
 
     def send(
-        self, packet: Packet, peer: int, *, timeout: float, action: str, cut: int = 0, wire: Wire | None = None
+        self,
+        packet: Packet,
+        peer: int,
+        *,
+        timeout: float,
+        action: str,
+        cut: int = 0,
+        group: Any = None,
+        wire: Wire | None = None,
     ) -> int:
         """Start sending; wait for the oldest packet only where too many are under way. Returns the bytes sent."""
         while len(self._under_way) >= self._limit:
             self._finish_oldest(time.monotonic() + timeout, timeout)
         header, payload = encode(packet, device=wire.device if wire else _CPU)
-        header_tag, payload_tag = _tags(packet.direction, cut)
+        sizes = self._sizes[peer, packet.direction, cut]
+        ahead = 0 if wire else sizes.ahead()
+        sizes.learn(len(payload))
+        header_tag, ahead_tag, rest_tag = _tags(packet.direction, cut)
         try:
-            works = [(dist.isend(header, peer, tag=header_tag), header)]
-            if len(payload):
-                works.append((dist.isend(payload, peer, group=wire and wire.group, tag=payload_tag), payload))
+            works = [(dist.isend(header, peer, group=group, tag=header_tag), header)]
+            if ahead:
+                works.append((dist.isend(payload[:ahead], peer, group=group, tag=ahead_tag), payload))
+            if len(payload) > ahead:
+                carrier = wire.group if wire else group
+                works.append((dist.isend(payload[ahead:], peer, group=carrier, tag=rest_tag), payload))
         except RuntimeError as error:
             raise PeerLost(f"lost rank {peer} while sending for {action}: {_first_line(error)}") from error
         self._under_way.append((peer, action, works))
         return header.nbytes + payload.nbytes
 
     def finish(self, *, timeout: float) -> None:
-        """Wait until everything sent has been taken. Raises DeadlinePassed or PeerLost."""
+        """End a segment: wait until everything sent has been taken. Raises DeadlinePassed or PeerLost."""
         deadline = time.monotonic() + timeout
         while self._under_way:
             self._finish_oldest(deadline, timeout)
+        self._sizes.clear()  # the next segment has new inboxes
 
     def _finish_oldest(self, deadline: float, timeout: float) -> None:
         peer, action, works = self._under_way.popleft()

@@ -18,7 +18,10 @@ class Loader:
         *,
         depth: int = 2,
     ) -> None:
-        self._ready: queue.Queue[tuple[int, Any] | BaseException] = queue.Queue(maxsize=depth)
+        self._ready: queue.SimpleQueue[tuple[int, Any] | BaseException] = queue.SimpleQueue()
+        self._room: queue.SimpleQueue[None] = queue.SimpleQueue()  # as many as may be read ahead
+        for _ in range(depth):
+            self._room.put(None)
         if minibatches:
             threading.Thread(target=self._read, args=(read, minibatches), name="loader", daemon=True).start()
 
@@ -31,11 +34,13 @@ class Loader:
         if isinstance(found, BaseException):
             raise found
         assert found[0] == minibatch
+        self._room.put(None)
         return found[1]
 
     def _read(self, read: Callable[[Sequence[int]], Any], minibatches: Sequence[tuple[int, Sequence[int]]]) -> None:
         try:
             for minibatch, indices in minibatches:
+                self._room.get()
                 self._ready.put((minibatch, read(indices)))
         except BaseException as error:  # handed to the worker, who raises it
             error.add_note(f"while reading minibatch {minibatch} (samples {', '.join(map(str, indices[:5]))}, …)")

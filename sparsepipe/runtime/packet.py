@@ -105,9 +105,10 @@ def payload_bytes(header: Tensor) -> int:
 
     Raises PacketMismatch where this is no header.
     """
-    if int(header[1]) != _MAGIC:
-        raise PacketMismatch(f"{int(header[1]):#x} where a packet's header starts, expected {_MAGIC:#x}")
-    return int(header[int(header[0])])
+    facts = header.numpy()
+    if facts[1] != _MAGIC:
+        raise PacketMismatch(f"{int(facts[1]):#x} where a packet's header starts, expected {_MAGIC:#x}")
+    return int(facts[facts[0]])
 
 
 def sent_at(header: Tensor) -> float:
@@ -117,7 +118,8 @@ def sent_at(header: Tensor) -> float:
 
 def decode(header: Tensor, payload: Tensor) -> Packet:
     """Rebuild the packet. Rows are views of the payload, which they keep alive."""
-    facts = iter(header[3 : 1 + int(header[0])].tolist())
+    integers = header.numpy()
+    facts = iter(integers[3 : 1 + integers[0]].tolist())
     if len(payload) == 0:
         payload = header.view(torch.uint8)[8 * _FACTS :]
     direction, minibatch, boundary, voxels, num_sets, num_slots = (next(facts) for _ in range(6))

@@ -37,6 +37,7 @@ class Process:
     statistics_group: Any = None  # the same ranks, for what they exchange within a forward or backward
     whereabouts: Whereabouts | None = None
     groups: Mapping[int, tuple[Any, Any]] = field(default_factory=dict)  # stage → the two above
+    ways: tuple[Any, Any] = (None, None)  # of packets, by direction (None: that of all ranks)
     wires: Mapping[tuple[int, int], Wire] = field(default_factory=dict)  # (direction, cut) → what carries payloads
 
     def at(self, stage: int) -> "Process":
@@ -117,10 +118,14 @@ def joined(
         k: (dist.new_group(ranks, timeout=waits), dist.new_group(ranks, timeout=limit) if synchronise else None)
         for k, ranks in replicated
     }
+    # On a connection of their own, gradients do not queue behind features; nor do two threads for one lock.
+    ways = (None, dist.new_group(backend="gloo", timeout=_NEVER))
     wires = _wires(plan, where, limit) if over_nccl else {}
     whereabouts = Whereabouts(run_dir / "logs" / ".whereabouts", world_size, rank)
     own = {k: both for k, both in groups.items() if rank in plan.stages[k].ranks}
-    process = Process(rank, world_size, stage, where, timeout, whereabouts=whereabouts, groups=own, wires=wires)
+    process = Process(
+        rank, world_size, stage, where, timeout, whereabouts=whereabouts, groups=own, ways=ways, wires=wires
+    )
     try:
         yield process
     except DeadlinePassed as error:

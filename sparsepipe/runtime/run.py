@@ -1,5 +1,6 @@
 """One rank's run from its folder: what `python -m sparsepipe.runtime` does."""
 
+import gc
 import time
 from pathlib import Path
 
@@ -51,6 +52,7 @@ def run(
         )
         try:
             worker = Worker(run_dir, plan, config, process=process, workload=workload, recorder=recorder)
+            gc.freeze()  # modules and weights stay: not to be searched for garbage between minibatches
             worker.run(found)
         finally:
             recorder.close()

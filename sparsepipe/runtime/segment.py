@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..schedule import Action, Op, actions, forward_versions, round_length, round_minibatches, together
-from .channel import Inbox, Shelf
+from .channel import Inbox, Shelf, WireInbox
 from .failures import LossNotFinite
 from .loader import Loader
 from .objective import Outcome
@@ -28,15 +28,18 @@ def inbox(worker: "Worker", post: Post, minibatches: Sequence[tuple[int, int]], 
     cut = post.stage + (not forward)  # the one before stage `cut`
     if other.ranks == post.own.ranks:
         return worker.shelves[direction, cut]
-    return Inbox(
-        [(other.replica(m), minibatch) for m, minibatch in minibatches],
-        direction=direction,
-        boundary=post.runner.id_before if forward else post.runner.id_after,
-        cut=cut,
-        wire=worker.process.wires.get((direction, cut)),
-        pinned=worker.process.device.type == "cuda",
-        link_seconds=post.runner.link_seconds,
-    )
+    expected = [(other.replica(m), minibatch) for m, minibatch in minibatches]
+    options: dict[str, Any] = {
+        "direction": direction,
+        "boundary": post.runner.id_before if forward else post.runner.id_after,
+        "cut": cut,
+        "group": worker.process.ways[direction],
+        "link_seconds": post.runner.link_seconds,
+    }
+    wire = worker.process.wires.get((direction, cut))
+    if wire is not None:
+        return WireInbox(wire, expected, **options)
+    return Inbox(expected, pinned=worker.process.device.type == "cuda", **options)
 
 
 class Inputs:
@@ -249,7 +252,7 @@ class Segment:
     def _tell(self, m: int, voxels: int, end: float) -> None:
         outcome = self.outcomes.pop(m)
         told = [end, outcome.samples, outcome.loss, outcome.counted, outcome.correct]
-        self.table[m] = torch.tensor(told, dtype=torch.float64)
+        self.table.numpy()[m] = told
         self.worker.recorder.metric(
             "step",
             epoch=self.epoch,

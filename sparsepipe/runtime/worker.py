@@ -177,7 +177,8 @@ class Worker:
             return
         start = self.recorder.now()
         timeout, wire = self.config.timeout_seconds, self.process.wires.get((packet.direction, cut))
-        self.outbox.send(packet, peer, timeout=timeout, action=str(action), cut=cut, wire=wire)
+        group = self.process.ways[packet.direction]
+        self.outbox.send(packet, peer, timeout=timeout, action=str(action), cut=cut, group=group, wire=wire)
         self.recorder.span("send", str(action), start, self.recorder.now(), minibatch=packet.minibatch, peer=peer)
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
