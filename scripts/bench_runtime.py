@@ -1,4 +1,4 @@
-"""Measure the pipeline runtime against its competitors, all in one run: `python scripts/bench_runtime.py [--json]`.
+"""Measure the pipeline runtime against its competitors, all in one run: `python scripts/bench_runtime.py [--json FILE]`.
 
 Every process has one thread. For each workload and in turn, `--repeats` times:
 
@@ -43,7 +43,7 @@ from sparsepipe import data, simulator  # noqa: E402
 from sparsepipe.cluster import Cluster, Link  # noqa: E402
 from sparsepipe.engines import Subnetwork, engine  # noqa: E402
 from sparsepipe.engines.allocator import keep_freed_memory  # noqa: E402
-from sparsepipe.files import read_rows  # noqa: E402
+from sparsepipe.files import read_rows, write_json  # noqa: E402
 from sparsepipe.graph import Layer, LayerGraph  # noqa: E402
 from sparsepipe.models import Network, network  # noqa: E402
 from sparsepipe.plan import Plan, Stage  # noqa: E402
@@ -661,7 +661,7 @@ def _table(document: dict[str, Any]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write one JSON document, anew after each workload")
     parser.add_argument("--workload", action="append", choices=[*CASES, RUNTIME], help="all unless given")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement")
@@ -680,12 +680,14 @@ def main() -> int:
         for name in options.workload or [*CASES, RUNTIME]:
             if name == RUNTIME:
                 document |= _of_the_runtime(Path(folder), options.repeats)
-                continue
-            own = Path(folder) / name
-            own.mkdir()
-            (own / "shapes").symlink_to(Path(folder) / "shapes")
-            document[name] = bench(name, own, repeats=options.repeats, seconds=options.seconds, only=only)
-    print(json.dumps(document) if options.json else _table(document))
+            else:
+                own = Path(folder) / name
+                own.mkdir()
+                (own / "shapes").symlink_to(Path(folder) / "shapes")
+                document[name] = bench(name, own, repeats=options.repeats, seconds=options.seconds, only=only)
+            if options.json:
+                write_json(options.json, document)
+    print(_table(document))
     return 0
 
 
