@@ -1,4 +1,4 @@
-"""Measure the pipeline runtime against its competitors, all in one run: `python scripts/bench_runtime.py [--json FILE]`.
+"""Measure the pipeline runtime against its competitors, in one run: `python scripts/bench_runtime.py [--json FILE]`.
 
 Every process has one thread. For each workload and in turn, `--repeats` times:
 
@@ -12,9 +12,10 @@ Every process has one thread. For each workload and in turn, `--repeats` times:
 
 torch_1f1b steps once for several micro-batches, the pipeline after each: `flush` is what compares like with like.
 Numbers are samples a second: medians, and ratios with their spread (quartiles over the repeats), each of two neighbours
-in time. `load` is the machine's (one minute, before each repeat): 0 at first, on two idle cores. `memory` is the most
-that each stage held, by the plan's figure. `--workload runtime` is the channel against bare gloo, bytes and messages
-against the six-message protocol, and the runtime's own time a minibatch and stage. All of it takes 45 minutes.
+in time. `load` is the machine's (one minute, before each repeat): 0 at first, on two idle cores. `held` is the most
+that each stage held between its actions, by the plan's figure; `peak` the most that its process had, what its allocator
+keeps of freed memory included. `--workload runtime` is the channel against bare gloo, bytes and messages against the
+six-message protocol, and the runtime's own time a minibatch and stage. All of it takes 45 minutes.
 """
 
 import argparse
@@ -284,15 +285,23 @@ def _sparse_1f1b(whole: Subnetwork, chosen: Any, batches: Sequence[data.PointBat
 
 
 def role_profile(case: Case, folder: Path, seconds: float) -> dict[str, Any]:
-    """Profile while another process does the same: both cores busy, as they will be. The update is counted in."""
+    """Profile while another process does the same: both cores busy, as they will be. The update is counted in.
+
+    Seconds are scaled so that all layers take as long as the whole step that the profile measured too.
+    """
     batches = {batch.num_voxels: batch for batch in minibatches(case, folder)}
     counts = sorted(batches)
     chosen = [batches[c] for c in dict.fromkeys((counts[0], counts[len(counts) // 2], counts[-1]))]
     found = profile(case_network(case), chosen, engine(case.engine), repeats=7, voxel_counts=counts)
-    rate = _update_seconds_per_byte()
+    rate, scale = _update_seconds_per_byte(), 1 / found.origin["layers_over_whole"]
     (costs,) = found.costs.values()
+
+    def in_step(sample: CostSample, layer: Layer) -> CostSample:
+        update = rate * layer.parameter_bytes
+        return replace(sample, forward=scale * sample.forward, backward=scale * sample.backward + update)
+
     with_update = tuple(
-        LayerCost(tuple(replace(s, backward=s.backward + rate * layer.parameter_bytes) for s in cost.samples))
+        LayerCost(tuple(in_step(sample, layer) for sample in cost.samples))
         for layer, cost in zip(found.graph.layers, costs, strict=True)
     )
     Profile(found.graph, {"cpu": with_update}, found.voxel_counts, found.origin).save(
@@ -525,7 +534,7 @@ def bench(name: str, folder: Path, *, repeats: int, seconds: float, only: set[st
     say(str(plan))
     cut = len(plan.stages[0].layers)
     result: dict[str, list[float]] = {key: [] for key in COMPETITORS}
-    notes: dict[str, Any] = {"plan": [list(stage.layers) for stage in plan.stages], "load": [], "memory": []}
+    notes: dict[str, Any] = {"plan": [list(stage.layers) for stage in plan.stages], "load": [], "peak": [], "held": []}
     best = _best_torch(name, case, folder, cut, seconds, notes) if "torch_1f1b" in only else None
     _flush_plan(plan, notes.get("torch_1f1b_at")).save(folder / "flush.json")
     for repeat in range(repeats):
@@ -535,14 +544,16 @@ def bench(name: str, folder: Path, *, repeats: int, seconds: float, only: set[st
             say(f"{name} {repeat + 1}/{repeats}: {role} {found['samples_per_second']:.1f} samples/s")
             if role == "pipeline":
                 stages = found["stages"]
-                notes["memory"].append([stage["peak_bytes"] / stage["planned_bytes"] for stage in stages])
+                for which in ("peak", "held"):
+                    notes[which].append([stage[f"{which}_bytes"] / stage["planned_bytes"] for stage in stages])
                 notes["stages"] = stages
     say(f"{name}: profile again: what the machine did meanwhile shows")
     profiles = (chosen, _profiled(name, folder, seconds))
     notes["layers_over_whole"] = [found.origin["layers_over_whole"] for found in profiles]
     notes["predicted_by"] = [_predict(plan, found, cluster, case) for found in profiles]
     predicted = statistics.mean(notes["predicted_by"])
-    notes["memory"] = [statistics.median(of_stage) for of_stage in zip(*notes["memory"], strict=True)]
+    for which in ("peak", "held"):
+        notes[which] = [statistics.median(of_stage) for of_stage in zip(*notes[which], strict=True)]
     return _summary(result, predicted, notes)
 
 
@@ -639,8 +650,8 @@ def _table(document: dict[str, Any]) -> str:
         cells = [found.get(column) for column in columns]
         texts = ["-" if c is None else f"{c['median']:.3f}" if isinstance(c, dict) else f"{c:.1f}" for c in cells]
         lines.append(name.ljust(24) + "".join(text.rjust(20) for text in texts))
-        memory = ", ".join(f"{share:.2f}" for share in found["memory"])
-        lines.append(f"  load {found['load']}, memory of the stages by the plan's figure: {memory or '-'}")
+        held, peak = (", ".join(f"{share:.2f}" for share in found[which]) or "-" for which in ("held", "peak"))
+        lines.append(f"  load {found['load']}; by the plan's figure the stages held {held}, their processes {peak}")
         by, over = (", ".join(f"{x:.2f}" for x in found[key]) for key in ("predicted_by", "layers_over_whole"))
         lines.append(f"  predicted before and after: {by}; sum of the profiled layers by a whole step: {over}")
     if "overhead_ms" in document:

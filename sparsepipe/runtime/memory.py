@@ -1,5 +1,8 @@
 """How much memory a rank held at its fullest, beyond what its process held before it had a stage."""
 
+import ctypes
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -8,7 +11,7 @@ _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 class PeakMemory:
-    """Watches from its making on: CUDA's allocator, or what Linux says of the process (0 where neither tells).
+    """Watches from its making on: CUDA's allocator, or what Linux and glibc say of the process (0 where neither tells).
 
     Of a process only memory of its own counts, not the code of libraries, which come in when they are first called.
     """
@@ -21,6 +24,16 @@ class PeakMemory:
         elif self._readable():
             _RESET.write_text("5")  # forget the peak so far
             self._before = _status()["RssAnon"]
+        self._allocated = _allocated(device)
+        self._allocated_before = self._allocated()
+        self.held_bytes = 0
+
+    def look(self) -> None:
+        """Take note of what is held now, between two actions: what plans count, and no more.
+
+        The peak has also what comes and goes within an action and, on a CPU, what the allocator keeps of freed memory.
+        """
+        self.held_bytes = max(self.held_bytes, self._allocated() - self._allocated_before)
 
     def bytes(self) -> int:
         """Return the most that was held at once so far."""
@@ -40,3 +53,28 @@ def _status() -> dict[str, int]:
     """The process's figures in bytes."""
     rows = (line.split() for line in _STATUS.read_text().splitlines())
     return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if row[-1] == "kB"}
+
+
+class _MallocInfo(ctypes.Structure):
+    """glibc's struct mallinfo2."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+    )
+
+
+def _allocated(device: torch.device) -> Callable[[], int]:
+    """Return what tells the bytes that are allocated: all of a GPU's, or of this process's heap."""
+    if device.type == "cuda":
+        return lambda: torch.cuda.memory_allocated(device)
+    told = getattr(ctypes.CDLL(None), "mallinfo2", None) if sys.platform.startswith("linux") else None
+    if told is None:  # an older glibc, or another library
+        return lambda: 0
+    told.restype = _MallocInfo
+
+    def heap() -> int:
+        info = told()
+        return int(info.uordblks + info.hblkhd)
+
+    return heap

@@ -8,6 +8,8 @@ from ..plan import Plan
 from ..schedule import warmup
 from ..trace import KINDS, WORK
 
+MEMORY = ("peak_bytes", "held_bytes")  # of a stage's fullest rank: at any moment, and between its actions
+
 
 def steady_window(times: Sequence[float], plan: Plan) -> tuple[int, int] | None:
     """Return the minibatches (first, last) between whose ends the pipeline of one epoch was full.
@@ -63,8 +65,9 @@ def median_summaries(epochs: Sequence[Sequence[dict[str, Any]]]) -> list[dict[st
     for of_stage in zip(*epochs, strict=True):
         shares = {key: median(entry[key] for entry in of_stage) for key in of_stage[0] if key.endswith("_fraction")}
         merged.append({"stage": of_stage[0]["stage"], "ranks": of_stage[0]["ranks"], **shares})
-        if peaks := [entry["peak_bytes"] for entry in of_stage if entry.get("peak_bytes")]:
-            merged[-1]["peak_bytes"] = max(peaks)
+        for key in MEMORY:
+            if found := [entry[key] for entry in of_stage if entry.get(key)]:
+                merged[-1][key] = max(found)
     return merged
 
 

@@ -107,6 +107,7 @@ class Worker:
         for action in actions(self.plan, count)[self.rank]:
             self.recorder.stage = action.stage
             segments[action.stage].do(action)
+            self.memory.look()
         self.outbox.finish(timeout=self.config.timeout_seconds)
         return self._epoch_row(segments, started)
 
@@ -126,11 +127,12 @@ class Worker:
         stages = metrics.stage_summaries(
             self.plan, [dict(zip(KINDS, row, strict=True)) for row in seconds.tolist()], end - start
         )
-        peaks = torch.zeros(len(self.plan.ranks), dtype=torch.float64)
-        peaks[self.rank] = self.memory.bytes()
-        peaks = self.process.sum(peaks, what="end of an epoch")
+        memory = torch.zeros(len(self.plan.ranks), 2, dtype=torch.float64)
+        memory[self.rank] = torch.tensor([self.memory.bytes(), self.memory.held_bytes], dtype=torch.float64)
+        self.process.sum(memory, what="end of an epoch")
         for entry in stages:
-            entry["peak_bytes"] = max(int(peaks[rank]) for rank in entry["ranks"])
+            most = memory[entry["ranks"]].amax(dim=0).tolist()
+            entry |= dict(zip(metrics.MEMORY, map(int, most), strict=True))
         total = max(float(counted.sum()), 1.0)
         return {
             "train": {"loss": float((losses * counted).sum()) / total, "accuracy": float(correct.sum()) / total},
