@@ -48,11 +48,20 @@ def test_sizes_have_closed_forms(chosen):
         assert cost["fc3"].output_bytes == len(batch) * 5 * 4
         manager = CoordinateManager(3)
         manager.insert((1, 1, 1), pack(batch.coordinates).sort().values)
+        keys = manager.map_bytes
+        assert keys == batch.num_voxels * 8
         pairs = manager.kernel_map((1, 1, 1), (1, 1, 1), kernel_size=3).num_pairs
+        assert manager.map_bytes == keys + (pairs - batch.num_voxels) * 16  # rows that meet themselves need none
         assert cost["conv1_1"].kernel_map_pairs == pairs
         assert cost["relu1_1"].kernel_map_pairs == 0
         assert cost["relu1_1"].saved_bytes == cost["relu1_1"].output_bytes
-        assert cost["conv2_1"].saved_bytes in (cost["pool1"].output_bytes, 0)  # MinkowskiEngine keeps it past autograd
+        if chosen.name == "minkowski":
+            assert cost["conv2_1"].saved_bytes == 0  # it keeps its input, and its kernel maps, past autograd
+        else:
+            count = cost["conv2_1"].kernel_map_pairs
+            maps = cost["conv2_1"].saved_bytes - cost["pool1"].output_bytes
+            listed = 16 * (count - len(coarse))  # and, as this map is small, all pairs once more with their order
+            assert maps == listed + 20 * count + 4 * (len(coarse) + 1) + 4 * 27
         assert all(sample.forward > 0 for sample in cost.values())
         assert all(sample.backward > 0 for sample in cost.values())
 

@@ -71,6 +71,13 @@ class Engine(Protocol):
         """Return a tensor with other features on the same coordinates and in the same coordinate manager."""
         ...
 
+    def map_bytes(self, tensor: Any) -> int:
+        """Return the bytes of what was made so far to find neighbours in this minibatch, its kernel maps first of all.
+
+        They stay until the minibatch's backward is done. 0 for a dense tensor, and where the engine does not tell.
+        """
+        ...
+
     def warm_up(
         self, subnetwork: Any, batch: Callable[[], PointBatch], device: Any, *, half: torch.dtype | None = None
     ) -> int:

@@ -85,6 +85,9 @@ class MinkowskiEngine:
     def replace(self, tensor: AnyTensor, features: Tensor) -> AnyTensor:
         return _with_features(tensor, features) if isinstance(tensor, ME.SparseTensor) else features
 
+    def map_bytes(self, tensor: AnyTensor) -> int:
+        return 0  # its coordinate manager does not tell
+
     def warm_up(
         self, subnetwork: nn.Module, batch: Callable[[], PointBatch], device: Any, *, half: torch.dtype | None = None
     ) -> int:

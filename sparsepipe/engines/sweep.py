@@ -38,8 +38,9 @@ def sweep(subnetwork: Subnetwork, batch: PointBatch, *, device: torch.device, co
     Every layer's output is detached and becomes the leaf that its consumers read, so its gradient is what they sum
     into it; the last output gets a random one. A sweep starts from a fresh coordinate manager: the first layer to need
     coordinates or a kernel map pays for making them, as it does in training. With `count_saved` every tensor that
-    autograd keeps is counted once, for the first layer that keeps it, weights left out, and times mean little. What
-    MinkowskiEngine keeps past autograd (the input of a first convolution, the winners of a pool) is not seen.
+    autograd keeps is counted once, for the first layer that keeps it, weights left out, and so are the kernel maps that
+    a layer makes; times mean little then. What MinkowskiEngine keeps past autograd (the input of a first convolution,
+    the winners of a pool, its kernel maps) is not seen.
     """
     engine = subnetwork.engine
     subnetwork.zero_grad(set_to_none=True)
@@ -49,6 +50,7 @@ def sweep(subnetwork: Subnetwork, batch: PointBatch, *, device: torch.device, co
     outputs: dict[str, Tensor] = {}
     forward, backward, saved = {}, {}, {}
     counted = {_storage(tensor) for tensor in subnetwork.state_dict().values()}
+    map_bytes = 0
     for row in subnetwork.table:
         hooks = _Saved(counted) if count_saved else None
         with hooks.context() if hooks else nullcontext():
@@ -56,7 +58,9 @@ def sweep(subnetwork: Subnetwork, batch: PointBatch, *, device: torch.device, co
             output = subnetwork.run_layer(row, tensors, minibatch=0)
             forward[row.id] = seconds_of(device) - start
         if hooks:
-            saved[row.id] = hooks.num_bytes
+            grown = max(map_bytes, engine.map_bytes(output))
+            saved[row.id] = hooks.num_bytes + grown - map_bytes
+            map_bytes = grown
         outputs[row.id] = engine.features(output)
         tensors[row.id] = engine.replace(output, outputs[row.id].detach().requires_grad_())
     last = subnetwork.table[-1].id

@@ -67,6 +67,9 @@ class NativeEngine:
     def replace(self, tensor: AnyTensor, features: Tensor) -> AnyTensor:
         return tensor.replace(features) if isinstance(tensor, SparseTensor) else features
 
+    def map_bytes(self, tensor: AnyTensor) -> int:
+        return tensor.manager.map_bytes if isinstance(tensor, SparseTensor) else 0
+
     def warm_up(
         self, subnetwork: Subnetwork, batch: Callable[[], PointBatch], device: Any, *, half: torch.dtype | None = None
     ) -> int:

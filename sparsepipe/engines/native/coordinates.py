@@ -1,5 +1,9 @@
 """Voxel coordinates as sorted 64-bit keys, and the coordinate sets and kernel maps of one minibatch."""
 
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -115,8 +119,33 @@ class CoordinateManager:
                 self._maps[cached] = kernel_map(*ends, in_stride, kernel_size=kernel_size, dilation=dilation)
         return self._maps[cached]
 
+    @property
+    def map_bytes(self) -> int:
+        """Bytes of keys and kernel maps, and of all that was derived from them, each storage once."""
+        kept = _tensors_in([self._keys, self._floored_keys, self._maps], seen=set())
+        storages = [tensor.untyped_storage() for tensor in kept]
+        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
     def _parents(self, stride: Stride, out_stride: Stride) -> Tensor:
         """Return the row at `out_stride` of each row at `stride`, -1 where it is not there."""
         keys, wanted = self._keys[out_stride], self._floored(stride, out_stride)
         rows = torch.searchsorted(keys, wanted).clamp_(max=len(keys) - 1)
         return torch.where(keys.index_select(0, rows) == wanted, rows, -1)
+
+
+def _tensors_in(value: Any, *, seen: set[int]) -> Iterator[Tensor]:
+    """Find every tensor in a value, in containers and in dataclasses, what they have cached included."""
+    if isinstance(value, Tensor):
+        yield value
+    elif id(value) not in seen:
+        seen.add(id(value))
+        parts: list[Any] = []
+        if isinstance(value, dict):
+            parts = list(value.values())
+        elif isinstance(value, (list, tuple)):
+            parts = list(value)
+        elif is_dataclass(value):
+            parts = [getattr(value, field.name) for field in fields(value)]
+            parts += getattr(value, "__dict__", {}).values()
+        for part in parts:
+            yield from _tensors_in(part, seen=seen)
