@@ -49,5 +49,6 @@ def traffic(points: Sequence[Point], *, note: str = "") -> go.Figure:
     figure.update_yaxes(title_text="memory of the fullest worker (GB)", rangemode="tozero", row=1, col=2)
     figure.update_xaxes(ticks="", showgrid=False, tickangle=-30)
     legend = {"orientation": "h", "x": 0, "y": -0.34, "yanchor": "top", "traceorder": "normal"}
-    figure.update_layout(barmode="stack", legend=legend, margin={"b": 130})
+    alike = {"minsize": 6, "mode": "show"}  # one size for all labels: each would shrink to its own bar's width
+    figure.update_layout(barmode="stack", legend=legend, margin={"b": 130}, uniformtext=alike)
     return finished(figure, "Bytes sent and memory kept, by strategy", note=note, width=900, height=450)
