@@ -52,7 +52,7 @@ from sparsepipe.planners import partition  # noqa: E402
 from sparsepipe.profile import CostSample, LayerCost, Profile  # noqa: E402
 from sparsepipe.profiler import profile  # noqa: E402
 from sparsepipe.runtime import RunConfig  # noqa: E402
-from sparsepipe.runtime.channel import Inbox, Outbox, Sizes  # noqa: E402
+from sparsepipe.runtime.channel import DEPTH, Inbox, Outbox, Sizes  # noqa: E402
 from sparsepipe.runtime.compression import Compressor  # noqa: E402
 from sparsepipe.runtime.metrics import pace, steady_window  # noqa: E402
 from sparsepipe.runtime.packet import FORWARD, Packet, Slot, encode  # noqa: E402
@@ -389,9 +389,9 @@ def role_channel(case: Case, folder: Path, seconds: float) -> dict[str, Any]:
         times: dict[str, list[float]] = {"gloo": [], "gloo_in_turn": [], "packets": []}
         for _ in range(9):
             times["gloo"].append(_bare(rows, count, rank, at_once=count))
-            times["gloo_in_turn"].append(_bare(rows, count, rank, at_once=3))
+            times["gloo_in_turn"].append(_bare(rows, count, rank, at_once=DEPTH))
             times["packets"].append(_packets(rows, count, rank))
-        rates = {how: count * rows.nbytes / statistics.median(found) / 1e9 for how, found in times.items()}
+        rates = {how: count * rows.nbytes / statistics.median(taken) / 1e9 for how, taken in times.items()}
         ratios = {f"of_{how}": rates["packets"] / rates[how] for how in ("gloo", "gloo_in_turn")}
         found[f"{megabytes} MB"] = rates | ratios
     return {"gigabytes_per_second": found}

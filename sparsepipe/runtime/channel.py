@@ -33,7 +33,7 @@ from .packet import HEADER_INTEGERS, Packet, decode, encode, payload_bytes, sent
 
 _CPU, _NOTHING = torch.device("cpu"), torch.empty(0, dtype=torch.uint8)
 _DIRECTIONS = ("forward", "backward")
-_DEPTH = 3  # packets whose receives are posted, or that a wire has brought and the worker has not taken (back-pressure)
+DEPTH = 3  # packets whose receives are posted, or that a wire has brought and the worker has not taken (back-pressure)
 
 
 def _tags(direction: int, cut: int) -> tuple[int, int, int]:
@@ -45,7 +45,7 @@ def _tags(direction: int, cut: int) -> tuple[int, int, int]:
 class Sizes:
     """Of the payloads from one rank to another over one cut in one direction: how much of the next is posted ahead.
 
-    Sender and receiver ask before each packet and learn its size with it. The receiver asks `_DEPTH` packets before, so
+    Sender and receiver ask before each packet and learn its size with it. The receiver asks `DEPTH` packets before, so
     that what either answers rests on what both know.
     """
 
@@ -55,7 +55,7 @@ class Sizes:
 
     def ahead(self) -> int:
         """Return the bytes posted for the next packet: a quarter more than any known had, 0 where none is known."""
-        known = self._asked - _DEPTH
+        known = self._asked - DEPTH
         self._asked += 1
         return self._largest[known] * 5 // 4 if known >= 0 else 0
 
@@ -126,13 +126,16 @@ class Inbox:
         self._post_ahead()
 
     def _post_ahead(self) -> None:
-        for peer, _ in self._expected[self._taken + len(self._posted) : self._taken + _DEPTH]:
+        for peer, _ in self._expected[self._taken + len(self._posted) : self._taken + DEPTH]:
             self._post(peer)
+
+    def _post_header(self, peer: int) -> tuple[Tensor, Any]:
+        header = torch.empty(HEADER_INTEGERS, dtype=torch.int64)
+        return header, dist.irecv(header, peer, group=self._group, tag=self._tags[0])
 
     def _post(self, peer: int) -> None:
         """Post the receives of a packet's header and of what is known of its payload."""
-        header = torch.empty(HEADER_INTEGERS, dtype=torch.int64)
-        header_work = dist.irecv(header, peer, group=self._group, tag=self._tags[0])
+        header, header_work = self._post_header(peer)
         payload, payload_work = _NOTHING, None
         if ahead := self._sizes[peer].ahead():
             payload = self._buffer(ahead)
@@ -200,7 +203,7 @@ class WireInbox(Inbox):
 
     def __init__(self, wire: Wire, expected: Sequence[tuple[int, int]], **options: Any) -> None:
         self._wire = wire
-        self._arrived: queue.Queue[tuple[Tensor, Tensor] | BaseException] = queue.Queue(maxsize=_DEPTH)
+        self._arrived: queue.Queue[tuple[Tensor, Tensor] | BaseException] = queue.Queue(maxsize=DEPTH)
         super().__init__(expected, **options)
 
     def _open(self) -> None:
@@ -213,7 +216,7 @@ class WireInbox(Inbox):
         except queue.Empty:
             raise DeadlinePassed(message, peer=peer) from None
         if isinstance(found, RuntimeError) and not isinstance(found, PacketMismatch):
-            raise PeerLost(f"lost rank {peer}: {_first_line(found)} ({message.split(' waited')[0]})") from found
+            raise _lost(peer, found, message) from found
         if isinstance(found, BaseException):
             raise found
         return found
@@ -223,9 +226,8 @@ class WireInbox(Inbox):
         upcoming = iter(self._expected)
         try:
             for peer, _ in self._expected:
-                while len(headers) < _DEPTH and (following := next(upcoming, None)) is not None:
-                    header = torch.empty(HEADER_INTEGERS, dtype=torch.int64)
-                    headers.append((header, dist.irecv(header, following[0], group=self._group, tag=self._tags[0])))
+                while len(headers) < DEPTH and (following := next(upcoming, None)) is not None:
+                    headers.append(self._post_header(following[0]))
                 header, work = headers.popleft()
                 work.wait()
                 payload = torch.empty(payload_bytes(header), dtype=torch.uint8, device=self._wire.device)
@@ -278,14 +280,16 @@ class Outbox:
         cut: int = 0,
         group: Any = None,
         wire: Wire | None = None,
-    ) -> int:
-        """Start sending; wait for the oldest packet only where too many are under way. Returns the bytes sent."""
+    ) -> None:
+        """Start sending; wait for the oldest packet only where too many are under way."""
         while len(self._under_way) >= self._limit:
             self._finish_oldest(time.monotonic() + timeout, timeout)
         header, payload = encode(packet, device=wire.device if wire else _CPU)
-        sizes = self._sizes[peer, packet.direction, cut]
-        ahead = 0 if wire else sizes.ahead()
-        sizes.learn(len(payload))
+        ahead = 0
+        if wire is None:
+            sizes = self._sizes[peer, packet.direction, cut]
+            ahead = sizes.ahead()
+            sizes.learn(len(payload))
         header_tag, ahead_tag, rest_tag = _tags(packet.direction, cut)
         try:
             works = [(dist.isend(header, peer, group=group, tag=header_tag), header)]
@@ -297,7 +301,6 @@ class Outbox:
         except RuntimeError as error:
             raise PeerLost(f"lost rank {peer} while sending for {action}: {_first_line(error)}") from error
         self._under_way.append((peer, action, works))
-        return header.nbytes + payload.nbytes
 
     def finish(self, *, timeout: float) -> None:
         """End a segment: wait until everything sent has been taken. Raises DeadlinePassed or PeerLost."""
@@ -320,7 +323,12 @@ def wait_for(work: Any, deadline: float, message: str, *, peer: int) -> None:
     except RuntimeError as error:
         if time.monotonic() >= deadline - 0.01:
             raise DeadlinePassed(message, peer=peer) from error
-        raise PeerLost(f"lost rank {peer}: {_first_line(error)} ({message.split(' waited')[0]})") from error
+        raise _lost(peer, error, message) from error
+
+
+def _lost(peer: int, error: BaseException, message: str) -> PeerLost:
+    """Say what was going on, in the words of the `message` for a deadline, when a wait for `peer` broke."""
+    return PeerLost(f"lost rank {peer}: {_first_line(error)} ({message.split(' waited')[0]})")
 
 
 def _first_line(error: BaseException) -> str:

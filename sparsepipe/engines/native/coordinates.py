@@ -121,7 +121,10 @@ class CoordinateManager:
 
     @property
     def map_bytes(self) -> int:
-        """Bytes of keys and kernel maps, and of all that was derived from them, each storage once."""
+        """Bytes of keys and kernel maps, and of all that was derived from them, each storage once.
+
+        Coordinates are left out: a profile has them in a figure of their own.
+        """
         kept = _tensors_in([self._keys, self._floored_keys, self._maps], seen=set())
         storages = [tensor.untyped_storage() for tensor in kept]
         return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
