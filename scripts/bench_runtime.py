@@ -58,6 +58,7 @@ from sparsepipe.runtime.metrics import pace, steady_window  # noqa: E402
 from sparsepipe.runtime.packet import FORWARD, Packet, Slot, encode  # noqa: E402
 from sparsepipe.runtime.replay import ReplayWorkload  # noqa: E402
 from sparsepipe.runtime.run import run  # noqa: E402
+from sparsepipe.runtime.shared_memory import SharedMemory, meet  # noqa: E402
 from sparsepipe.runtime.workload import Workload  # noqa: E402
 
 SGD = {"lr": 0.001, "momentum": 0.9, "weight_decay": 1e-4}
@@ -219,7 +220,7 @@ def role_torch_1f1b(case: Case, folder: Path, seconds: float, cut: int, count: i
     """Dense: the same layers in nn.Sequential stages. Sparse: what happens when its tensors are handed to it."""
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-    rank = _join(folder)
+    rank, _ = _join(folder)
     whole, chosen = _whole(case)
     batches = minibatches(case, folder)
     if not case.images:
@@ -379,20 +380,29 @@ def role_channel(case: Case, folder: Path, seconds: float) -> dict[str, Any]:
     """Send the same bytes as bare messages and as packets, in turn: what else goes on meets all alike.
 
     Bare: all receives posted before the first message comes, which takes the memory of all; or as many as an inbox has.
+    Packets: through shared memory, as between the processes of a host, or through gloo's sockets, as between hosts.
     """
-    rank = _join(folder)
+    rank, store = _join(folder)
+    shared = meet(store, rank, range(2))
+    if shared is None:
+        raise SystemExit("the two processes cannot share memory: is this Linux?")
     keep_freed_memory()  # as every worker does
     found = {}
     for megabytes in (1, 4, 16):
         rows = torch.randn(megabytes * 2**18 // 64, 64)
         count = max(8, 256 // megabytes)
-        times: dict[str, list[float]] = {"gloo": [], "gloo_in_turn": [], "packets": []}
+        times: dict[str, list[float]] = {"gloo": [], "gloo_in_turn": [], "packets": [], "packets_by_sockets": []}
         for _ in range(9):
             times["gloo"].append(_bare(rows, count, rank, at_once=count))
             times["gloo_in_turn"].append(_bare(rows, count, rank, at_once=DEPTH))
-            times["packets"].append(_packets(rows, count, rank))
+            times["packets"].append(_packets(rows, count, rank, shared))
+            times["packets_by_sockets"].append(_packets(rows, count, rank, None))
         rates = {how: count * rows.nbytes / statistics.median(taken) / 1e9 for how, taken in times.items()}
-        ratios = {f"of_{how}": rates["packets"] / rates[how] for how in ("gloo", "gloo_in_turn")}
+        ratios = {
+            f"{packets}/{bare}": rates[packets] / rates[bare]
+            for packets in ("packets", "packets_by_sockets")
+            for bare in ("gloo", "gloo_in_turn")
+        }
         found[f"{megabytes} MB"] = rates | ratios
     return {"gigabytes_per_second": found}
 
@@ -412,16 +422,16 @@ def _bare(rows: Tensor, count: int, rank: int, *, at_once: int) -> float:
     return time.perf_counter() - start
 
 
-def _packets(rows: Tensor, count: int, rank: int) -> float:
+def _packets(rows: Tensor, count: int, rank: int, memory: SharedMemory | None) -> float:
     dist.barrier()
     start = time.perf_counter()
     if rank == 0:
-        outbox = Outbox(limit=8)
+        outbox = Outbox(limit=8, memory=memory)
         for m in range(count):
             outbox.send(Packet(FORWARD, m, 0, (Slot(rows),)), 1, timeout=60, action="0F0")
         outbox.finish(timeout=60)
     else:
-        inbox = Inbox([(0, m) for m in range(count)], direction=FORWARD, boundary=0)
+        inbox = Inbox([(0, m) for m in range(count)], direction=FORWARD, boundary=0, memory=memory)
         for m in range(count):
             inbox.take(m, timeout=60, action="1F0")
     dist.barrier()
@@ -488,11 +498,11 @@ RUNTIME = "runtime"  # channel and overhead: no workload's
 COMPETITORS = ("limit", "pipeline", "flush", "ddp", "torch_1f1b", "single")
 
 
-def _join(folder: Path) -> int:
+def _join(folder: Path) -> tuple[int, dist.Store]:
     rank = int(os.environ["RANK"])
     store = dist.FileStore(str(folder / f"store-{os.environ['ATTEMPT']}"), 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    return rank
+    return rank, store
 
 
 # --- the bench -------------------------------------------------------------------------------------------------------
@@ -657,9 +667,10 @@ def _table(document: dict[str, Any]) -> str:
     if "overhead_ms" in document:
         lines.append(f"overhead: {document['overhead_ms']:.3f} ms a minibatch and stage")
         lines += [
-            f"channel, {size}: {rate['packets']:.2f} GB/s, {rate['of_gloo_in_turn']:.2f} of gloo's own with as many "
-            f"messages on their way, {rate['of_gloo']:.2f} with all posted before"
+            f"channel, {size}: {how} {rate[packets]:.2f} GB/s, {rate[f'{packets}/gloo_in_turn']:.2f} of gloo's own "
+            f"with as many messages on their way, {rate[f'{packets}/gloo']:.2f} with all posted before"
             for size, rate in document["channel"]["rates"].items()
+            for how, packets in (("shared memory", "packets"), ("sockets", "packets_by_sockets"))
         ]
         lines += [
             f"cut after {cut['cut']}: {cut['bytes']:.0f} bytes in {cut['messages']:.2f} messages, "

@@ -102,6 +102,13 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--precision", choices=PRECISIONS)
     one.add_argument("--loss-scale", type=_positive, metavar="S", help="of float16: the first (default: 65536)")
     one.add_argument("--compression", choices=COMPRESSIONS, help="of what crosses boundaries")
+    one.add_argument(
+        "--no-shared-memory",
+        action="store_false",
+        dest="shared_memory",
+        default=None,
+        help="send payloads through sockets on one host too",
+    )
     one.add_argument("--task", choices=TASKS, help="default: what the model's name and the data say")
     one.add_argument("--augmentation", metavar="NAME", help="of the training split")
     one.add_argument("--balance", choices=BALANCES, help="minibatches alike in voxels, or in how often classes come")

@@ -172,6 +172,7 @@ LAWS: dict[str, tuple] = {
     "2 stages 1f1b-flush": (PLAIN, [[0], [1]], FLUSH, {}),
     "3 stages 1f1b-flush": (PLAIN, [[0], [1], [2]], FLUSH, {}),
     "4 stages 1f1b-flush": (PLAIN, [[0], [1], [2], [3]], FLUSH, {}),
+    "3 stages, sockets": (PLAIN, [[0], [1], [2]], FLUSH, {"shared_memory": False}),
     "3 stages gpipe": (PLAIN, [[0], [1], [2]], {"schedule": "gpipe", "num_microbatches": 3}, {}),
     "2 stages zero-bubble": (PLAIN, [[0], [1]], {"schedule": "zero-bubble", "num_microbatches": 4}, {}),
     "4 stages zero-bubble": (PLAIN, [[0], [1], [2], [3]], {"schedule": "zero-bubble", "num_microbatches": 4}, {}),
@@ -221,6 +222,7 @@ LAWS: dict[str, tuple] = {
     "clipped": (PLAIN, [[0, 1], [2]], FLUSH, {"clip_norm": 0.3}),
     "U-Net, 2 stages": (UNET, [[0], [1]], {"schedule": "1f1b"}, FULL),
     "U-Net, 3 stages": (UNET, [[0], [1], [2]], FLUSH, FULL),
+    "U-Net 1-2-1, sockets": (UNET, [[0], [1, 2], [3]], {"schedule": "1f1b"}, {**FULL, "shared_memory": False}),
     "U-Net, 4 stages": (UNET, [[0], [1], [2], [3]], {"schedule": "1f1b"}, FULL),
     "U-Net, minkowski": (UNET, [[0], [1], [2]], FLUSH, {**FULL, "engine": "minkowski"}),
     "segmentation": ("minkunet14a-segmentation-narrow", [[0], [1], [2]], {"schedule": "1f1b"}, FULL),
@@ -302,7 +304,13 @@ def test_a_plan_trains_like_a_plain_loop(name: str, laws: Callable) -> None:
 def test_stages_change_no_bit_where_nothing_is_replicated(laws: Callable) -> None:
     """The same operations on the same numbers in the same order: cuts and schedules leave no trace."""
     _, alone = laws["one process"]
-    cut_in_stages = ("2 stages 1f1b-flush", "3 stages 1f1b-flush", "4 stages 1f1b-flush", "ranks in any order")
+    cut_in_stages = (
+        "2 stages 1f1b-flush",
+        "3 stages 1f1b-flush",
+        "4 stages 1f1b-flush",
+        "ranks in any order",
+        "3 stages, sockets",
+    )
     interleaved = ("interleaved, 4 stages on 2", "interleaved, 3 stages on 1")
     for name in (*cut_in_stages, *interleaved, "2 stages zero-bubble", "4 stages zero-bubble"):
         _, cut = laws[name]

@@ -15,6 +15,7 @@ from sparsepipe.engines.base import CoordinateSet
 from sparsepipe.runtime.channel import Inbox, Outbox, Wire, WireInbox
 from sparsepipe.runtime.packet import BACKWARD, FORWARD, Packet, Slot
 from sparsepipe.runtime.process import backend
+from sparsepipe.runtime.shared_memory import meet
 
 
 @pytest.mark.parametrize(
@@ -36,12 +37,12 @@ def test_nccl_carries_where_every_rank_has_its_own_gpu(monkeypatch, device, gpus
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wired", ["", "wired"])
-def test_packets_of_any_size_arrive_in_order(tmp_path, wired) -> None:
+@pytest.mark.parametrize("how", ["sockets", "wires", "shared memory"])
+def test_packets_of_any_size_arrive_in_order(tmp_path, how) -> None:
     """Both ranks send packets before they receive any, one cut and both directions: larger and smaller ones than those
     before, some in their header, some of no rows. A wire has no tags to help."""
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, __file__, str(tmp_path), wired]
+    command = [sys.executable, __file__, str(tmp_path), how]
     ranks = [subprocess.Popen([*command, str(k)], env=environment, stderr=subprocess.PIPE) for k in range(2)]
     told = [rank.communicate(timeout=120)[1].decode() for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], told
@@ -71,25 +72,33 @@ def _packet(direction: int, minibatch: int) -> Packet:
     return Packet(direction, minibatch, 7, (Slot(rows, 0 if sets else None, True),), sets)
 
 
-def _exchange(folder: Path, wired: str, rank: int) -> None:
+def _exchange(folder: Path, how: str, rank: int) -> None:
     store = dist.FileStore(str(folder / "store"), 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
+    wired = how == "wires"
     wires = {way: Wire(dist.new_group([0, 1]), torch.device("cpu")) if wired else None for way in (FORWARD, BACKWARD)}
+    memory = meet(store, rank, range(2)) if how == "shared memory" else None
     out, back = (FORWARD, BACKWARD) if rank == 0 else (BACKWARD, FORWARD)
     peer, count = 1 - rank, 2 * len(_ROWS)
     options = {"direction": back, "boundary": 7, "cut": 3}
     wire = wires[back]
     expected = [(peer, m) for m in range(count)]
-    inbox = WireInbox(wire, expected, **options) if wire else Inbox(expected, **options)
-    outbox = Outbox(limit=2 * count)
+    inbox = WireInbox(wire, expected, **options) if wire else Inbox(expected, memory=memory, **options)
+    outbox = Outbox(limit=2 * count, memory=memory)
     for m in range(count):
         outbox.send(_packet(out, m), peer, timeout=60, action="a", cut=3, wire=wires[out])
+    kept = []  # what has come stays as it was while more comes
     for m in range(count):
-        found, sent = inbox.take(m, timeout=60, action="b"), _packet(back, m)
-        assert torch.equal(found.slots[0].rows, sent.slots[0].rows)
-        for got, due in zip(found.coordinate_sets, sent.coordinate_sets, strict=True):
-            assert torch.equal(got.coordinates, due.coordinates)
+        kept = [*kept[-3:], (inbox.take(m, timeout=60, action="b"), _packet(back, m))]
+        for found, sent in kept:
+            _same(found, sent)
     outbox.finish(timeout=60)
+
+
+def _same(found: Packet, sent: Packet) -> None:
+    assert torch.equal(found.slots[0].rows, sent.slots[0].rows)
+    for got, due in zip(found.coordinate_sets, sent.coordinate_sets, strict=True):
+        assert torch.equal(got.coordinates, due.coordinates)
 
 
 if __name__ == "__main__":

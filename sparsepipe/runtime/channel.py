@@ -10,6 +10,8 @@ goes from one stage of a rank to another of the same stays in memory, on a shelf
 Sizes change from minibatch to minibatch, and nobody knows the next. So both sides keep the same book of those that
 were (`Sizes`); what a payload has beyond the receive that waits for it goes in a third message when its header is read.
 
+Where the two ranks share memory, the header is the only message: it says where the payload is (`shared_memory`).
+
 Headers go over gloo, each direction on connections of its own. So do payloads, from pinned memory where they come from
 a GPU; where every rank has a GPU of its own they go over NCCL, from device to device, on a wire of their own: its order
 is then that of the headers.
@@ -29,10 +31,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .failures import DeadlinePassed, PacketMismatch, PeerLost
-from .packet import HEADER_INTEGERS, Packet, decode, encode, payload_bytes, sent_at
+from .packet import HEADER_INTEGERS, Packet, decode, encode, payload_bytes, place_of, sent_at, set_place
+from .shared_memory import Lending, SharedMemory
 
 _CPU, _NOTHING = torch.device("cpu"), torch.empty(0, dtype=torch.uint8)
 _DIRECTIONS = ("forward", "backward")
+_LOOK_AGAIN = 0.0002  # seconds, for what a peer says in shared memory: only evaluation ever waits for it
 DEPTH = 3  # packets whose receives are posted, or that a wire has brought and the worker has not taken (back-pressure)
 
 
@@ -90,12 +94,14 @@ class Inbox:
         cut: int = 0,
         group: Any = None,
         pinned: bool = False,
+        memory: SharedMemory | None = None,
         link_seconds: Callable[[int, int], float] | None = None,
     ) -> None:
         self._expected = tuple(expected)
         self._direction, self._boundary = direction, boundary
         self._group, self._tags = group, _tags(direction, cut)
         self._pinned = pinned  # what a GPU can copy from by itself
+        self._memory = memory
         self._taken = 0
         self._link_seconds = link_seconds  # (peer, bytes) -> seconds, to act as a slower link than this one
         self._link_free: dict[int, float] = {}
@@ -148,7 +154,10 @@ class Inbox:
         posted = self._posted.popleft()
         wait_for(posted.header_work, deadline, message, peer=peer)
         size, ahead, payload = payload_bytes(posted.header), len(posted.payload), posted.payload
-        self._sizes[peer].learn(size)
+        place = place_of(posted.header)
+        self._sizes[peer].learn(0 if place else size)
+        if place and self._memory:
+            return posted.header, self._memory.receive(peer, *place, size)
         rest = None
         if size > ahead:
             payload = self._buffer(size)
@@ -265,9 +274,10 @@ class Shelf:
 class Outbox:
     """Packets on their way out of this rank: sent without waiting, their memory kept until the peer has them."""
 
-    def __init__(self, *, limit: int = 8) -> None:
+    def __init__(self, *, limit: int = 8, memory: SharedMemory | None = None) -> None:
         self._limit = limit  # packets under way; the schedule bounds them too
-        self._under_way: deque[tuple[int, str, list[tuple[Any, Tensor]]]] = deque()
+        self._memory = memory
+        self._under_way: deque[_Sent] = deque()
         self._sizes: defaultdict[tuple[int, int, int], Sizes] = defaultdict(Sizes)  # by (peer, direction, cut)
 
     def send(
@@ -284,7 +294,11 @@ class Outbox:
         """Start sending; wait for the oldest packet only where too many are under way."""
         while len(self._under_way) >= self._limit:
             self._finish_oldest(time.monotonic() + timeout, timeout)
-        header, payload = encode(packet, device=wire.device if wire else _CPU)
+        lending = self._memory.lend(peer) if self._memory and not wire else None
+        header, payload = encode(packet, device=wire.device if wire else _CPU, memory=lending)
+        if lending and lending.place:
+            set_place(header, *lending.place)
+            payload = _NOTHING
         ahead = 0
         if wire is None:
             sizes = self._sizes[peer, packet.direction, cut]
@@ -300,7 +314,7 @@ class Outbox:
                 works.append((dist.isend(payload[ahead:], peer, group=carrier, tag=rest_tag), payload))
         except RuntimeError as error:
             raise PeerLost(f"lost rank {peer} while sending for {action}: {_first_line(error)}") from error
-        self._under_way.append((peer, action, works))
+        self._under_way.append(_Sent(peer, action, works, lending))
 
     def finish(self, *, timeout: float) -> None:
         """End a segment: wait until everything sent has been taken. Raises DeadlinePassed or PeerLost."""
@@ -310,9 +324,24 @@ class Outbox:
         self._sizes.clear()  # the next segment has new inboxes
 
     def _finish_oldest(self, deadline: float, timeout: float) -> None:
-        peer, action, works = self._under_way.popleft()
-        for work, _ in works:
-            wait_for(work, deadline, f"{action} waited {timeout:g} s for rank {peer} to take its packet", peer=peer)
+        sent = self._under_way.popleft()
+        message = f"{sent.action} waited {timeout:g} s for rank {sent.peer} to take its packet"
+        for work, _ in sent.works:
+            wait_for(work, deadline, message, peer=sent.peer)
+        while sent.lending and not sent.lending.taken:
+            if time.monotonic() >= deadline:
+                raise DeadlinePassed(message, peer=sent.peer)
+            time.sleep(_LOOK_AGAIN)
+
+
+@dataclass(frozen=True, eq=False)
+class _Sent:
+    """A packet under way: the messages that carry it, each with its memory, and what its payload was written to."""
+
+    peer: int
+    action: str
+    works: list[tuple[Any, Tensor]]
+    lending: Lending | None
 
 
 def wait_for(work: Any, deadline: float, message: str, *, peer: int) -> None:

@@ -44,6 +44,7 @@ class RunConfig:
     precision: str = "float32"  # or bfloat16, float16 (loss scaled): autocast, weights stay float32
     loss_scale: float = 2.0**16  # of float16: the first; halved when gradients overflow, doubled after 2000 good steps
     compression: str | None = None  # of what crosses boundaries: bfloat16, float16 or int8
+    shared_memory: bool = True  # payloads between processes of one host; False: through sockets, as between hosts
     seed: int = 0
     device: str = "cpu"
     threads: int | None = None  # of each worker; None: the cores shared evenly

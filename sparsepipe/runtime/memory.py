@@ -28,12 +28,13 @@ class PeakMemory:
         self._allocated_before = self._allocated()
         self.held_bytes = 0
 
-    def look(self) -> None:
+    def look(self, shared: int = 0) -> None:
         """Take note of what is held now, between two actions: what plans count, and no more.
 
+        `shared` bytes of it are in memory that other processes made.
         The peak has also what comes and goes within an action and, on a CPU, what the allocator keeps of freed memory.
         """
-        self.held_bytes = max(self.held_bytes, self._allocated() - self._allocated_before)
+        self.held_bytes = max(self.held_bytes, self._allocated() - self._allocated_before + shared)
 
     def bytes(self) -> int:
         """Return the most that was held at once so far."""

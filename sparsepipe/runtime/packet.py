@@ -3,13 +3,14 @@
 header   int64 [512]   what it is, whose, and the shape, type and place of every section of the payload
 payload  uint8 [n]     coordinate sets (packed into keys), then the rows of each tensor, 64-byte aligned
 
-A payload of 2 KB or less travels in the second half of the header.
+A payload of 2 KB or less travels in the second half of the header. One in memory that both sides share does not travel:
+that half says where it is.
 """
 
 import struct
 import time
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from .failures import PacketMismatch
 
 HEADER_INTEGERS = 512  # as sent: facts, then room for a small payload
 _FACTS = 256
+_PLACE = slice(_FACTS, _FACTS + 2)  # of a payload in shared memory: the sender's file descriptor and its capacity
 _MAGIC = 0x5350_4B54
 _ALIGNMENT = 64
 _DTYPES = (
@@ -68,10 +70,15 @@ def boundary_id(names: Iterable[str]) -> int:
     return zlib.crc32("\n".join(names).encode())
 
 
-def encode(packet: Packet, *, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+Memory = Callable[[int], Tensor]  # bytes → uint8 of so many
+
+
+def encode(
+    packet: Packet, *, device: torch.device | str = "cpu", memory: Memory | None = None
+) -> tuple[Tensor, Tensor]:
     """Return header and payload (on `device`), which is empty where it went into the header.
 
-    A payload of one contiguous tensor is that tensor's own memory, not a copy.
+    The payload is written to what `memory` gives for it. Without, one contiguous tensor is sent from its own memory.
     """
     facts = [_MAGIC, time.monotonic_ns(), packet.direction, packet.minibatch, packet.boundary, packet.voxels]
     facts += [len(packet.coordinate_sets), len(packet.slots)]
@@ -86,8 +93,9 @@ def encode(packet: Packet, *, device: torch.device | str = "cpu") -> tuple[Tenso
         scaled = 0 if slot.scales is None else len(slot.scales)
         facts += [_DTYPES.index(rows.dtype), place, slot.needs_gradient, slot.restore, scaled, rows.dim(), *rows.shape]
         sections += [rows] if slot.scales is None else [rows, slot.scales]
-    payload = _join(sections, torch.device(device))
-    inside = len(payload) <= 8 * (HEADER_INTEGERS - _FACTS)
+    size = sum(_aligned(section.nbytes) for section in sections)
+    inside = size <= 8 * (HEADER_INTEGERS - _FACTS)
+    payload = _join(sections, torch.device(device), None if inside else memory)
     facts.append(0 if inside else len(payload))
     if len(facts) >= _FACTS:
         raise ValueError(f"a boundary of {len(packet.slots)} tensors needs {len(facts)} numbers, {_FACTS - 1} fit")
@@ -109,6 +117,17 @@ def payload_bytes(header: Tensor) -> int:
     if facts[1] != _MAGIC:
         raise PacketMismatch(f"{int(facts[1]):#x} where a packet's header starts, expected {_MAGIC:#x}")
     return int(facts[facts[0]])
+
+
+def set_place(header: Tensor, fd: int, capacity: int) -> None:
+    """Say in a header without a payload inside that it is in the sender's shared buffer `fd` of `capacity` bytes."""
+    header.numpy()[_PLACE] = fd, capacity
+
+
+def place_of(header: Tensor) -> tuple[int, int] | None:
+    """Return file descriptor and capacity of the sender's shared buffer; None: the payload is inside, or is sent."""
+    fd, capacity = header.numpy()[_PLACE].tolist()
+    return (fd, capacity) if capacity and payload_bytes(header) else None
 
 
 def sent_at(header: Tensor) -> float:
@@ -146,12 +165,15 @@ def decode(header: Tensor, payload: Tensor) -> Packet:
     return Packet(direction, minibatch, boundary, tuple(slots), tuple(sets), voxels)
 
 
-def _join(sections: Sequence[Tensor], device: torch.device) -> Tensor:
-    if len(sections) == 1 and sections[0].is_contiguous() and sections[0].device.type == device.type:
+def _join(sections: Sequence[Tensor], device: torch.device, memory: Memory | None) -> Tensor:
+    if memory is None and len(sections) == 1 and sections[0].is_contiguous() and sections[0].device.type == device.type:
         return sections[0].reshape(-1).view(torch.uint8)
     size = sum(_aligned(section.nbytes) for section in sections)
-    staged = device.type == "cpu" and any(section.is_cuda for section in sections)  # a GPU copies to pinned memory
-    payload = torch.empty(size, dtype=torch.uint8, device=device, pin_memory=staged)
+    if memory is not None:
+        payload = memory(size)
+    else:
+        staged = device.type == "cpu" and any(section.is_cuda for section in sections)  # a GPU copies to pinned memory
+        payload = torch.empty(size, dtype=torch.uint8, device=device, pin_memory=staged)
     place = 0
     for section in sections:
         view, place = _section(payload, place, section.dtype, section.shape)

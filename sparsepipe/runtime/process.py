@@ -19,6 +19,7 @@ from ..plan import Plan
 from .channel import Wire, wait_for
 from .failures import DeadlinePassed
 from .packet import BACKWARD, FORWARD
+from .shared_memory import SharedMemory, meet
 from .whereabouts import Whereabouts
 
 _NEVER = timedelta(days=7)  # receives are posted long before they are due; deadlines are kept where somebody waits
@@ -39,6 +40,7 @@ class Process:
     groups: Mapping[int, tuple[Any, Any]] = field(default_factory=dict)  # stage → the two above
     ways: tuple[Any, Any] = (None, None)  # of packets, by direction (None: that of all ranks)
     wires: Mapping[tuple[int, int], Wire] = field(default_factory=dict)  # (direction, cut) → what carries payloads
+    shared_memory: SharedMemory | None = None  # with other ranks of this host
 
     def at(self, stage: int) -> "Process":
         """This process at `stage`."""
@@ -85,7 +87,14 @@ class Process:
 
 @contextmanager
 def joined(
-    plan: Plan, *, run_dir: Path, device: str, threads: int | None, timeout: float, synchronise: bool = False
+    plan: Plan,
+    *,
+    run_dir: Path,
+    device: str,
+    threads: int | None,
+    timeout: float,
+    synchronise: bool = False,
+    share_memory: bool = True,
 ) -> Iterator[Process]:
     """Join the job that the environment describes (torchrun's RANK and WORLD_SIZE) and leave it at the end.
 
@@ -105,6 +114,7 @@ def joined(
         return
     store = _store(run_dir, world_size, timeout)
     _meet(store, rank, world_size, timeout)
+    shared_memory = meet(store, rank, plan.ranks) if share_memory and where.type == "cpu" else None
     carrier = backend(device)
     over_nccl = "nccl" in carrier
     if where.type == "cuda":
@@ -124,12 +134,23 @@ def joined(
     whereabouts = Whereabouts(run_dir / "logs" / ".whereabouts", world_size, rank)
     own = {k: both for k, both in groups.items() if rank in plan.stages[k].ranks}
     process = Process(
-        rank, world_size, stage, where, timeout, whereabouts=whereabouts, groups=own, ways=ways, wires=wires
+        rank,
+        world_size,
+        stage,
+        where,
+        timeout,
+        whereabouts=whereabouts,
+        groups=own,
+        ways=ways,
+        wires=wires,
+        shared_memory=shared_memory,
     )
     try:
         yield process
     except DeadlinePassed as error:
         raise process.blame(error) from error
+    if shared_memory:
+        shared_memory.close()
     # Not after an error: it would wait for receives that are still posted, which may never end.
     dist.destroy_process_group()
 

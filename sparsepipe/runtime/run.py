@@ -41,6 +41,7 @@ def run(
         threads=config.threads,
         timeout=config.timeout_seconds,
         synchronise=config.synchronised_batch_norm,
+        share_memory=config.shared_memory,
     ) as process:
         found = _agree(run_dir, process) if resume else None
         recorder = Recorder(

@@ -39,7 +39,8 @@ def inbox(worker: "Worker", post: Post, minibatches: Sequence[tuple[int, int]], 
     wire = worker.process.wires.get((direction, cut))
     if wire is not None:
         return WireInbox(wire, expected, **options)
-    return Inbox(expected, pinned=worker.process.device.type == "cuda", **options)
+    pinned = worker.process.device.type == "cuda"
+    return Inbox(expected, pinned=pinned, memory=worker.process.shared_memory, **options)
 
 
 class Inputs:

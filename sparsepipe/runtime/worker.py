@@ -62,7 +62,8 @@ class Worker:
         self.loss_scale = LossScale(config.loss_scale if self.scales_loss else 1.0)
         self.snapshots = Snapshots(run_dir, timeout=config.timeout_seconds)
         # Enough that ranks which send to each other never wait for each other to take: only evaluation is slowed.
-        self.outbox = Outbox(limit=len(own) * (sum(in_flight(plan, k, self.rank) for k in own) + 2))
+        most = len(own) * (sum(in_flight(plan, k, self.rank) for k in own) + 2)
+        self.outbox = Outbox(limit=most, memory=process.shared_memory)
         self.shelves: defaultdict[tuple[int, int], Shelf] = defaultdict(lambda: Shelf(self.rank))  # (direction, cut)
         self.averaged: list[tuple[Post, list[Tensor]]] = []  # of this rank's stages, until all can step
         self.last_rank = plan.stages[-1].ranks[0]  # tells the run's metrics
@@ -103,11 +104,11 @@ class Worker:
             post.runner.module.train()
         segments = {k: Segment(self, post, epoch, first, count) for k, post in self.posts.items()}
         self.process.barrier(f"start of epoch {epoch}")
-        started = self.recorder.now()
+        started, shared = self.recorder.now(), self.process.shared_memory
         for action in actions(self.plan, count)[self.rank]:
             self.recorder.stage = action.stage
             segments[action.stage].do(action)
-            self.memory.look()
+            self.memory.look(shared.held_bytes if shared else 0)
         self.outbox.finish(timeout=self.config.timeout_seconds)
         return self._epoch_row(segments, started)
 

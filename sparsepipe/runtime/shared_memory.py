@@ -1,0 +1,162 @@
+"""Memory that processes of one host share: payloads cross from one to another in it, with one copy and no socket.
+
+    sender    lends a free buffer, writes the payload there, and says in the packet's header which one it was
+    receiver  maps the buffer when it first hears of it; rows are views of it, and the last of them gives it back
+
+A buffer is an anonymous file (memfd), which has no name and belongs to no folder: when its last process is gone, killed
+or not, so is the memory. Other processes open it through /proc, where the kernel asks whether they are the same user's;
+ranks that cannot (other hosts, other containers, no Linux) find out when they meet, and send through sockets.
+
+    | taken | given back | ... 64 bytes | payload, capacity bytes |
+
+Both counts are the receiver's to write, and how often the buffer was lent is the sender's to know: no word of memory
+has two writers.
+"""
+
+import mmap
+import os
+import weakref
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+_HEAD = 64  # bytes before the payload, which is aligned to them
+_TAKEN, _GIVEN_BACK = 0, 1
+
+
+def _map(fd: int, size: int) -> mmap.mmap:
+    """Map a buffer with its pages at hand: none has to be brought in when a payload is written or read."""
+    return mmap.mmap(fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+
+
+class Buffer:
+    """Memory for one peer, lent for one payload after the other."""
+
+    def __init__(self) -> None:
+        self.fd = os.memfd_create("sparsepipe")
+        self.lent = 0
+        self.grow(0)
+
+    @property
+    def is_free(self) -> bool:
+        return int(self.counts[_GIVEN_BACK]) == self.lent
+
+    def grow(self, capacity: int) -> None:
+        """Make room for payloads of at least `capacity` bytes. Only of a free buffer: the receiver maps it anew."""
+        whole = -(-(_HEAD + capacity) // mmap.PAGESIZE) * mmap.PAGESIZE
+        os.ftruncate(self.fd, whole)
+        self.capacity, self.memory = whole - _HEAD, _map(self.fd, whole)
+        self.counts = np.frombuffer(self.memory, dtype=np.int64, count=2)
+
+
+class Lending:
+    """A buffer for one payload to one peer, chosen once its size is known: call it with the bytes."""
+
+    def __init__(self, buffers: list[Buffer]) -> None:
+        self._buffers = buffers
+        self._buffer: Buffer | None = None
+        self._number = 0
+
+    def __call__(self, size: int) -> Tensor:
+        """Return uint8 [size] of the smallest free buffer that has it, else of the largest free, else of a new one."""
+        free = sorted((buffer for buffer in self._buffers if buffer.is_free), key=lambda buffer: buffer.capacity)
+        found = next((buffer for buffer in free if buffer.capacity >= size), free[-1] if free else None)
+        if found is None:
+            found = Buffer()
+            self._buffers.append(found)
+        if found.capacity < size:
+            found.grow(size * 5 // 4)  # sizes change from minibatch to minibatch
+        found.lent += 1
+        self._buffer, self._number = found, found.lent
+        return torch.frombuffer(found.memory, dtype=torch.uint8, count=size, offset=_HEAD)
+
+    @property
+    def place(self) -> tuple[int, int] | None:
+        """Where the receiver finds the payload: file descriptor and capacity. None where nothing was lent."""
+        return (self._buffer.fd, self._buffer.capacity) if self._buffer else None
+
+    @property
+    def taken(self) -> bool:
+        """Whether the receiver has the payload, or there is none."""
+        return self._buffer is None or int(self._buffer.counts[_TAKEN]) >= self._number
+
+
+class SharedMemory:
+    """What this process shares with `peers` (rank → process id), and they with it."""
+
+    def __init__(self, peers: Mapping[int, int]) -> None:
+        self.peers = dict(peers)
+        self.held_bytes = 0  # of payloads that came and are still in use here
+        self._own: defaultdict[int, list[Buffer]] = defaultdict(list)  # by the peer they are lent to
+        self._theirs: dict[tuple[int, int], mmap.mmap] = {}  # (peer, its file descriptor) → as mapped here
+
+    def lend(self, peer: int) -> Lending | None:
+        """Return what gives memory for the next payload to `peer`. None: it shares none."""
+        return Lending(self._own[peer]) if peer in self.peers else None
+
+    def receive(self, peer: int, fd: int, capacity: int, size: int) -> Tensor:
+        """Return the payload, uint8 [size], that `peer` has put in its buffer `fd`.
+
+        The buffer goes back to its owner when neither the tensor nor a view of it is left.
+        """
+        memory = self._theirs.get((peer, fd))
+        if memory is None or len(memory) != _HEAD + capacity:
+            own = os.open(f"/proc/{self.peers[peer]}/fd/{fd}", os.O_RDWR)
+            memory = self._theirs[peer, fd] = _map(own, _HEAD + capacity)
+            os.close(own)
+        counts = np.frombuffer(memory, dtype=np.int64, count=2)
+        counts[_TAKEN] += 1
+        view = memoryview(memory)[_HEAD : _HEAD + size]
+        weakref.finalize(view, self._give_back, counts, size).atexit = False
+        self.held_bytes += size
+        return torch.frombuffer(view, dtype=torch.uint8)
+
+    def _give_back(self, counts: np.ndarray, size: int) -> None:
+        self.held_bytes -= size
+        counts[_GIVEN_BACK] += 1
+
+    def close(self) -> None:
+        """Let go of the buffers. Those that a peer has mapped live on until it lets go of them too."""
+        for buffer in (buffer for buffers in self._own.values() for buffer in buffers):
+            os.close(buffer.fd)
+        self._own.clear()
+        self._theirs.clear()
+
+
+def meet(store: dist.Store, rank: int, ranks: Iterable[int]) -> SharedMemory | None:
+    """Find out with which other ranks this one can share memory: by trying, both ways. None where with nobody.
+
+    Every rank of `ranks` must come here; a system without memfd has nothing to show.
+    """
+    others = [peer for peer in ranks if peer != rank]
+    own, secret = -1, os.urandom(16)
+    if hasattr(os, "memfd_create"):
+        own = os.memfd_create("sparsepipe-hello")
+        os.write(own, secret)
+    store.set(f"memory/{rank}", f"{os.getpid()} {own} {secret.hex()}")
+    seen = {}
+    for peer in others:
+        pid, fd, theirs = store.get(f"memory/{peer}").decode().split()
+        if _reads(int(pid), int(fd), bytes.fromhex(theirs)):
+            seen[peer] = int(pid)
+    store.set(f"memory-seen/{rank}", " ".join(map(str, seen)))
+    both = {peer: pid for peer, pid in seen.items() if str(rank) in store.get(f"memory-seen/{peer}").decode().split()}
+    if own >= 0:
+        for peer in others:
+            store.get(f"memory-seen/{peer}")  # nobody needs it any more
+        os.close(own)
+    return SharedMemory(both) if both else None
+
+
+def _reads(pid: int, fd: int, secret: bytes) -> bool:
+    """Whether a file that another process has open is one that this process can open, map and find the secret in."""
+    try:
+        with Path(f"/proc/{pid}/fd/{fd}").open("r+b", buffering=0) as found:
+            return found.read(len(secret) + 1) == secret
+    except OSError:
+        return False

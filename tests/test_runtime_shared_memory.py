@@ -1,0 +1,127 @@
+"""Buffers that two ranks share: what is in one stays until the last view of it is gone; nothing outlives its owner."""
+
+import gc
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparsepipe.runtime import shared_memory
+from sparsepipe.runtime.shared_memory import Lending, SharedMemory, meet
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="no memfd: this is not Linux")
+
+
+def _pair() -> tuple[SharedMemory, SharedMemory]:
+    """Ranks 0 and 1, both in this process."""
+    return SharedMemory({1: os.getpid()}), SharedMemory({0: os.getpid()})
+
+
+def _lend(memory: SharedMemory) -> Lending:
+    lending = memory.lend(1)
+    assert lending is not None
+    return lending
+
+
+def _send(sender: SharedMemory, receiver: SharedMemory, payload: torch.Tensor) -> tuple[Lending, torch.Tensor]:
+    lending = _lend(sender)
+    lending(len(payload)).copy_(payload)
+    assert lending.place is not None and not lending.taken
+    return lending, receiver.receive(0, *lending.place, len(payload))
+
+
+def _bytes(size: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+def _files() -> list[str]:
+    """The shared buffers that this process has open or mapped."""
+    gc.collect()
+    links = [str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return [name for name in [*links, *maps] if "memfd:sparsepipe" in name]
+
+
+def test_a_buffer_is_lent_again_only_when_no_view_of_it_is_left() -> None:
+    sender, receiver = _pair()
+    first, found = _send(sender, receiver, _bytes(10_000))
+    assert first.taken and receiver.held_bytes == 10_000
+    rows = found.view(torch.float32)[5:]
+    del found
+    second, other = _send(sender, receiver, _bytes(9_000, seed=1))
+    assert second.place != first.place, "rows are still a view of the first"
+    assert torch.equal(rows.view(torch.uint8), _bytes(10_000)[20:])
+    del rows
+    assert receiver.held_bytes == 9_000
+    third, _ = _send(sender, receiver, _bytes(8_000, seed=2))
+    assert third.place == first.place
+    assert torch.equal(other, _bytes(9_000, seed=1))
+    sender.close()
+    receiver.close()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 60_000), st.integers(0, 4)), max_size=30))
+def test_what_came_stays_as_it_was_whatever_comes_after(sent) -> None:
+    """Payloads of any size, each kept while some more come: buffers grow and go round beneath them."""
+    sender, receiver = _pair()
+    kept: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+    for k, (size, keep) in enumerate(sent):
+        payload = _bytes(size, seed=k)
+        _, found = _send(sender, receiver, payload)
+        kept = [(until, due, rows) for until, due, rows in [*kept, (k + keep, payload, found)] if until > k]
+        del found
+        assert all(torch.equal(due, rows) for _, due, rows in kept)
+        assert receiver.held_bytes == sum(len(due) for _, due, _ in kept)
+    sender.close()
+    receiver.close()
+
+
+def test_nothing_is_left_open_or_mapped() -> None:
+    assert _files() == []
+    sender, receiver = _pair()
+    kept = [_send(sender, receiver, _bytes(5_000 * k, seed=k))[1] for k in range(1, 5)]
+    assert _files()
+    sender.close()
+    receiver.close()
+    assert torch.equal(kept[3], _bytes(20_000, seed=4)), "what is in use lives on"
+    kept.clear()
+    assert _files() == []
+
+
+def test_who_shares_nothing_is_lent_nothing() -> None:
+    assert _pair()[0].lend(2) is None
+
+
+def _meeting(count: int) -> list[SharedMemory | None]:
+    store = dist.HashStore()
+    with ThreadPoolExecutor(count) as ranks:
+        return list(ranks.map(lambda rank: meet(store, rank, range(count)), range(count)))
+
+
+def test_ranks_of_one_host_find_each_other() -> None:
+    found = _meeting(3)
+    assert [set(memory.peers) for memory in found] == [{1, 2}, {0, 2}, {0, 1}]
+    assert _files() == []
+
+
+def test_ranks_that_cannot_read_each_other_share_nothing(monkeypatch) -> None:
+    """As on two hosts, where a process id means another process or none."""
+    monkeypatch.setattr(shared_memory.os, "getpid", lambda: 2**22 + 1)  # above the largest there can be
+    assert _meeting(2) == [None, None]
+
+
+def test_sharing_takes_both(monkeypatch) -> None:
+    reads, told = shared_memory._reads, []
+
+    def once(pid: int, fd: int, secret: bytes) -> bool:
+        told.append(fd)
+        return reads(pid, fd, secret) and len(told) > 1
+
+    monkeypatch.setattr(shared_memory, "_reads", once)
+    assert _meeting(2) == [None, None]
