@@ -55,11 +55,12 @@ from sparsepipe.runtime import RunConfig  # noqa: E402
 from sparsepipe.runtime.channel import DEPTH, Inbox, Outbox, Sizes  # noqa: E402
 from sparsepipe.runtime.compression import Compressor  # noqa: E402
 from sparsepipe.runtime.metrics import pace, steady_window  # noqa: E402
-from sparsepipe.runtime.packet import FORWARD, Packet, Slot, encode  # noqa: E402
+from sparsepipe.runtime.packet import BACKWARD, FORWARD, Packet, Slot, encode  # noqa: E402
 from sparsepipe.runtime.replay import ReplayWorkload  # noqa: E402
 from sparsepipe.runtime.run import run  # noqa: E402
 from sparsepipe.runtime.shared_memory import SharedMemory, meet  # noqa: E402
 from sparsepipe.runtime.workload import Workload  # noqa: E402
+from sparsepipe.runtime.zeros import values_at  # noqa: E402
 
 SGD = {"lr": 0.001, "momentum": 0.9, "weight_decay": 1e-4}
 _DISTINCT = 8  # minibatches that repeat
@@ -438,40 +439,63 @@ def _packets(rows: Tensor, count: int, rank: int, memory: SharedMemory | None) -
     return time.perf_counter() - start
 
 
-def six_messages(name: str, folder: Path) -> list[dict[str, Any]]:
-    """Bytes and messages of one minibatch, forwards, at each pooling cut of a sparse network: packets and six messages.
+@dataclass(frozen=True)
+class Crossing:
+    """What crosses one cut for one minibatch, and how many bytes that is in the six-message protocol."""
 
-    SparsePipe sends coordinates (int32), features and tensor stride, and before each of them its shape (int64).
+    packet: Packet
+    gradient: Tensor  # [N, C]
+    six_messages: int
+    six_messages_backward: int
+
+
+def six_messages(name: str, folder: Path) -> list[dict[str, Any]]:
+    """Bytes and messages of one minibatch at each pool of a sparse network and at the ReLU before: packets and theirs.
+
+    SparsePipe sends coordinates (int32), features and tensor stride, and before each of them its shape (int64). Of its
+    backward it is assumed that only the gradient and its shape travel.
     """
     case = CASES[name]
     chosen = engine(case.engine)
     net = case_network(case)
     module = Subnetwork(net, chosen)
-    cuts = [row.id for row in net.rows if row.id.startswith("pool")]
-    found: dict[str, list[tuple[Packet, int]]] = {cut: [] for cut in cuts}
+    cuts = [cut for row in net.rows if row.id.startswith("pool") for cut in (*row.inputs, row.id)]
+    found: dict[str, list[Crossing]] = {cut: [] for cut in cuts}
     for batch in minibatches(case, folder):
-        with torch.no_grad():
-            tensors = module({"input": chosen.tensor(batch)}, minibatch=0)
-        for cut in cuts:
-            parts = chosen.split({cut: tensors[cut]})
-            rows, (stride, coordinates) = parts.features[cut].rows, parts.coordinate_sets[0]
+        tensors = module({"input": chosen.tensor(batch)}, minibatch=0)
+        parts = {cut: chosen.split({cut: tensors[cut]}) for cut in cuts}
+        features = [parts[cut].features[cut].rows for cut in cuts]
+        loss = functional.cross_entropy(chosen.rows(tensors[net.rows[-1].id]), batch.labels)
+        for cut, rows, gradient in zip(cuts, features, torch.autograd.grad(loss, features), strict=True):
+            ((stride, coordinates),) = parts[cut].coordinate_sets
             theirs = rows.nbytes + coordinates.numel() * 4 + len(stride) * 4 + 8 * (2 + 2 + 1)
-            found[cut].append((Packet(FORWARD, 0, 0, (Slot(rows, 0, True),), parts.coordinate_sets), theirs))
-    return [_beside_six_messages(cut, packets) for cut, packets in found.items()]
+            packet = Packet(FORWARD, 0, 0, (Slot(rows.detach(), 0, True),), parts[cut].coordinate_sets)
+            found[cut].append(Crossing(packet, gradient, theirs, gradient.nbytes + 8 * 2))
+    return [_beside_six_messages(cut, crossings) for cut, crossings in found.items()]
 
 
-def _beside_six_messages(cut: str, packets: Sequence[tuple[Packet, int]]) -> dict[str, Any]:
+def _beside_six_messages(cut: str, crossings: Sequence[Crossing]) -> dict[str, Any]:
     entry: dict[str, Any] = {"cut": cut}
-    theirs = sum(num_bytes for _, num_bytes in packets)
-    for how in (None, "bfloat16", "int8"):  # what crosses may be made smaller
-        small = (replace(packet, slots=Compressor(how).shrink(packet.slots)) for packet, _ in packets)
-        encoded = [encode(packet) for packet in small]
-        total = sum(header.nbytes + payload.nbytes for header, payload in encoded)
-        entry["of_six_messages" + (f"_{how}" if how else "")] = total / theirs
+    for how in (None, "bfloat16", "int8", "zeros"):  # what crosses may be made smaller
+        forward, backward = Compressor(how), Compressor(how)
+        small = [replace(c.packet, slots=forward.shrink(c.packet.slots)) for c in crossings]
+        back = []
+        for crossing, packet in zip(crossings, small, strict=True):
+            present = packet.slots[0].present  # behind ReLUs and their pools: gradients come back for these alone
+            gradient = crossing.gradient if present is None else values_at(present, crossing.gradient)
+            back.append(Packet(BACKWARD, 0, 0, backward.shrink((Slot(gradient),))))
+        key = "of_six_messages" + (f"_{how}" if how else "")
+        entry[key] = _num_bytes(small) / sum(crossing.six_messages for crossing in crossings)
+        entry[f"{key}_backward"] = _num_bytes(back) / sum(crossing.six_messages_backward for crossing in crossings)
         if how is None:
-            entry["bytes"] = total / len(packets)
-            entry["messages"] = _messages([len(encoded[k % len(encoded)][1]) for k in range(100)])
+            entry["bytes"] = _num_bytes(small) / len(small)
+            payloads = [len(encode(packet)[1]) for packet in small]
+            entry["messages"] = _messages([payloads[k % len(payloads)] for k in range(100)])
     return entry
+
+
+def _num_bytes(packets: Sequence[Packet]) -> int:
+    return sum(part.nbytes for packet in packets for part in encode(packet))
 
 
 def _messages(payloads: Sequence[int]) -> float:
@@ -675,7 +699,8 @@ def _table(document: dict[str, Any]) -> str:
         lines += [
             f"cut after {cut['cut']}: {cut['bytes']:.0f} bytes in {cut['messages']:.2f} messages, "
             f"{cut['of_six_messages']:.2f} of SparsePipe's; as bfloat16 {cut['of_six_messages_bfloat16']:.2f}, "
-            f"int8 {cut['of_six_messages_int8']:.2f}"
+            f"int8 {cut['of_six_messages_int8']:.2f}, zeros {cut['of_six_messages_zeros']:.2f} "
+            f"and {cut['of_six_messages_zeros_backward']:.2f} back"
             for cut in document["channel"]["minkvgg16bn"]
         ]
     return "\n".join(lines)

@@ -1,4 +1,9 @@
-"""Features and gradients made smaller to cross a boundary: half precision, or 8-bit integers scaled by channel."""
+"""Features and gradients made smaller to cross a boundary.
+
+bfloat16, float16   half precision
+int8                8-bit integers scaled by channel
+zeros               without the values that are zero: nothing is lost
+"""
 
 from dataclasses import replace
 
@@ -6,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .packet import Slot
+from .zeros import with_zeros, without_zeros
 
 _HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _FLOAT16_MOST = 65504.0
@@ -32,6 +38,8 @@ class Compressor:
         rows = slot.rows.detach()
         if rows.dtype != torch.float32 or rows.numel() == 0:
             return slot
+        if self._how == "zeros":
+            return without_zeros(slot)
         if self._how in _HALVES:
             if self._how == "float16":
                 rows = rows.clamp(-_FLOAT16_MOST, _FLOAT16_MOST)
@@ -47,7 +55,12 @@ class Compressor:
 
 
 def restored(slot: Slot) -> Tensor:
-    """Return the rows of a slot as they were, as far as they were kept."""
+    """Return the rows of a slot as they were, as far as they were kept.
+
+    Raises PacketMismatch where values were kept, but not as many as there are bits that say whose.
+    """
+    if slot.present is not None:
+        return with_zeros(slot.rows, slot.present, slot.shape)
     if slot.scales is not None:
         return slot.rows * _of_channels(slot.scales, slot.rows)
     return slot.rows.float() if slot.restore else slot.rows

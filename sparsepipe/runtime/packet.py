@@ -1,12 +1,14 @@
 """One minibatch at a stage boundary as bytes: a fixed-size header that describes one payload.
 
 header   int64 [512]   what it is, whose, and the shape, type and place of every section of the payload
-payload  uint8 [n]     coordinate sets (packed into keys), then the rows of each tensor, 64-byte aligned
+payload  uint8 [n]     coordinate sets (packed into keys), then the rows of each tensor, its scales and its bits, where
+                       it has any; each 64-byte aligned
 
 A payload of 2 KB or less travels in the second half of the header. One in memory that both sides share does not travel:
 that half says where it is.
 """
 
+import math
 import struct
 import time
 import zlib
@@ -47,6 +49,8 @@ class Slot:
     needs_gradient: bool = False
     scales: Tensor | None = None  # float32 [C]: rows are 8-bit integers to multiply by them
     restore: bool = False  # rows were float32 before they were made smaller
+    present: Tensor | None = None  # uint8: a bit for each element, in order; rows [n] are those whose bit is set
+    shape: tuple[int, ...] = ()  # of the whole tensor, where only the present elements are there
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +96,8 @@ def encode(
         place = -1 if slot.coordinate_set is None else slot.coordinate_set
         scaled = 0 if slot.scales is None else len(slot.scales)
         facts += [_DTYPES.index(rows.dtype), place, slot.needs_gradient, slot.restore, scaled, rows.dim(), *rows.shape]
-        sections += [rows] if slot.scales is None else [rows, slot.scales]
+        facts += [len(slot.shape), *slot.shape]
+        sections += [section for section in (rows, slot.scales, slot.present) if section is not None]
     size = sum(_aligned(section.nbytes) for section in sections)
     inside = size <= 8 * (HEADER_INTEGERS - _FACTS)
     payload = _join(sections, torch.device(device), None if inside else memory)
@@ -160,8 +165,11 @@ def decode(header: Tensor, payload: Tensor) -> Packet:
         scales = None
         if scaled:
             scales, place = _section(payload, place, torch.float32, (scaled,))
+        present = None
+        if whole := tuple(next(facts) for _ in range(next(facts))):
+            present, place = _section(payload, place, torch.uint8, (-(-math.prod(whole) // 8),))
         own_set = None if coordinate_set < 0 else coordinate_set
-        slots.append(Slot(rows, own_set, bool(needs_gradient), scales, bool(restore)))
+        slots.append(Slot(rows, own_set, bool(needs_gradient), scales, bool(restore), present, whole))
     return Packet(direction, minibatch, boundary, tuple(slots), tuple(sets), voxels)
 
 

@@ -120,9 +120,11 @@ class ReplayRunner:
         voxels = arrived.num_voxels if self.is_first else arrived.voxels
         return Flight(minibatch, version, (), (), voxels), {}
 
-    def leave(self, outputs: Mapping[str, Any], minibatch: int, voxels: int) -> tuple[Packet, tuple[Tensor, ...]]:
+    def leave(
+        self, outputs: Mapping[str, Any], minibatch: int, voxels: int
+    ) -> tuple[Packet, tuple[Tensor, ...], tuple[Tensor | None, ...]]:
         rows = _payload(self._bytes_after[self._place(minibatch)])
-        return Packet(FORWARD, minibatch, self.id_after, (Slot(rows),), voxels=voxels), ()
+        return Packet(FORWARD, minibatch, self.id_after, (Slot(rows),), voxels=voxels), (), ()
 
     def loss(self, outputs: Mapping[str, Any], labels: Tensor, *, samples: int) -> tuple[Tensor, Outcome]:
         return torch.zeros(()), Outcome(0.0, samples, samples, 0)

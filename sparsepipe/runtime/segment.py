@@ -156,8 +156,8 @@ class Segment:
         if runner.is_last:
             self._take_loss(flight, outputs, m, self.inputs.take_labels(m))
         else:
-            packet, tensors = runner.leave(outputs, m + self.base, flight.voxels)
-            flight.outputs = tensors
+            packet, tensors, present = runner.leave(outputs, m + self.base, flight.voxels)
+            flight.outputs, flight.outputs_present = tensors, present
         recorder.span("forward", str(action), start, recorder.now(), minibatch=m + self.base)
         if packet is not None:
             worker.send(packet, action)
@@ -240,7 +240,7 @@ class Segment:
         if self.post.runner.is_last:
             self._take_loss(flight, outputs, m, flight.labels)
         else:
-            _, flight.outputs = self.post.runner.leave(outputs, m + self.base, flight.voxels)
+            _, flight.outputs, _ = self.post.runner.leave(outputs, m + self.base, flight.voxels)
 
     def _weight_in_step(self, m: int) -> float:
         """In a step, make the mean over its minibatches the mean over its samples, however many each has."""

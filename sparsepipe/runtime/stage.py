@@ -20,6 +20,7 @@ from .process import Process
 from .replicas import average_gradients
 from .split import Later, split_backward
 from .weights import Version
+from .zeros import num_present, rectified, values_at, with_zeros
 
 
 def boundary(network: Network, plan: Plan, cut: int) -> tuple[str, ...]:
@@ -55,6 +56,9 @@ class Flight:
     arrived: Mapping[str, Any] | None = None  # kept for a second forward where the stage recomputes
     labels: Tensor | None = None  # likewise
     weights: tuple[Tensor, ...] = ()  # views of the version's tensors, where the backward is split
+    # Which elements of the gradient of each leaf and output cross the boundary, as bits; None: all of them.
+    leaves_present: tuple[Tensor | None, ...] = ()
+    outputs_present: tuple[Tensor | None, ...] = ()
 
 
 class StageRunner:
@@ -83,20 +87,21 @@ class StageRunner:
         self.is_first, self.is_last = stage == 0, stage == len(plan.stages) - 1
         self.before, self.after = boundary(network, plan, stage), boundary(network, plan, stage + 1)
         self._keep = (network.rows[-1].id,) if self.is_last else self.after
-        self._differentiable = differentiable(network)
+        self._differentiable, self._rectified = differentiable(network), rectified(network)
         self.id_before, self.id_after = boundary_id(self.before), boundary_id(self.after)
 
     def forward(self, arrived: Packet | Any, version: Version, minibatch: int) -> tuple[Flight, dict[str, Any]]:
         """Run the stage on what arrived (a PointBatch in the first stage, a packet in others)."""
         alive, leaves, voxels = self._enter(arrived, trained=True)
+        present = () if self.is_first else self._present(self.before, arrived.slots)
         if self.recompute:
             with torch.no_grad():
                 statistics = [buffer.clone() for buffer in self.module.buffers()]
                 outputs = self._call(alive, version, minibatch)
                 for buffer, kept in zip(self.module.buffers(), statistics, strict=True):
                     buffer.copy_(kept)  # the second forward counts, not this one
-            return Flight(minibatch, version, leaves, (), voxels, alive), outputs
-        flight = Flight(minibatch, version, leaves, (), voxels)
+            return Flight(minibatch, version, leaves, (), voxels, alive, leaves_present=present), outputs
+        flight = Flight(minibatch, version, leaves, (), voxels, leaves_present=present)
         return flight, self._call(alive, version, minibatch, flight)
 
     def evaluate(self, arrived: Packet | Any, version: Version, minibatch: int) -> tuple[int, dict[str, Any]]:
@@ -105,8 +110,12 @@ class StageRunner:
             alive, _, voxels = self._enter(arrived, trained=False)
             return voxels, self._call(alive, version, minibatch)
 
-    def leave(self, outputs: Mapping[str, Any], minibatch: int, voxels: int) -> tuple[Packet, tuple[Tensor, ...]]:
-        """Return the packet for the next stage, and those of its tensors that a gradient will come back for."""
+    def leave(
+        self, outputs: Mapping[str, Any], minibatch: int, voxels: int
+    ) -> tuple[Packet, tuple[Tensor, ...], tuple[Tensor | None, ...]]:
+        """Return the packet for the next stage, those of its tensors that a gradient will come back for, and of which
+        of their elements (bits; None: of all).
+        """
         parts = self.engine.split({name: outputs[name] for name in self.after})
         slots = tuple(
             Slot(parts.features[name].rows, parts.features[name].coordinate_set, name in self._differentiable)
@@ -114,7 +123,8 @@ class StageRunner:
         )
         small = self._forwards.shrink(slots)
         packet = Packet(FORWARD, minibatch, self.id_after, small, parts.coordinate_sets, voxels)
-        return packet, tuple(slot.rows for slot in slots if slot.needs_gradient)
+        wanted = tuple(slot.rows for slot in slots if slot.needs_gradient)
+        return packet, wanted, self._present(self.after, small)
 
     def loss(
         self, outputs: Mapping[str, Any], labels: Tensor, *, samples: int, detailed: bool = False
@@ -166,7 +176,11 @@ class StageRunner:
 
     def answer(self, flight: Flight, gradients: Sequence[Tensor]) -> Packet:
         """Return the packet with the gradients of what arrived, for the stage before."""
-        small = self._backwards.shrink(tuple(map(Slot, gradients)))
+        crossing = (
+            gradient if present is None else values_at(present, gradient)
+            for gradient, present in zip(gradients, flight.leaves_present, strict=True)
+        )
+        small = self._backwards.shrink(tuple(map(Slot, crossing)))
         return Packet(BACKWARD, flight.minibatch, self.id_before, small, voxels=flight.voxels)
 
     def average(self, gradients: Sequence[Tensor], count: int, process: Process, *, what: str) -> list[Tensor]:
@@ -174,14 +188,35 @@ class StageRunner:
         return average_gradients(gradients, count, process, what=what)
 
     def check_answer(self, flight: Flight, packet: Packet) -> list[Tensor]:
-        """Return the gradients that came back. Raises PacketMismatch unless each has its output's shape."""
-        sent = [tuple(output.shape) for output in flight.outputs]
-        back = [tuple(slot.rows.shape) for slot in packet.slots]
+        """Return the gradients that came back.
+
+        Raises PacketMismatch unless each has its output's shape, or one value for each element that it comes back for.
+        """
+        pairs = list(zip(flight.outputs, flight.outputs_present, strict=True))
+        sent = [tuple(output.shape) if present is None else (num_present(present),) for output, present in pairs]
+        back = [slot.shape or tuple(slot.rows.shape) for slot in packet.slots]
         if sent != back:
             raise PacketMismatch(
                 f"gradients of minibatch {flight.minibatch} have shapes {back}, its features had {sent}"
             )
-        return [restored(slot) for slot in packet.slots]
+        gradients = [restored(slot) for slot in packet.slots]
+        return [
+            gradient if present is None else with_zeros(gradient.to(present.device), present, output.shape)
+            for gradient, (output, present) in zip(gradients, pairs, strict=True)
+        ]
+
+    def _present(self, names: Sequence[str], slots: Sequence[Slot]) -> tuple[Tensor | None, ...]:
+        """Return, of each tensor that gets a gradient, the bits of the elements that it gets one for; None: of all.
+
+        Both sides of a boundary go by what they know alike: the network, and how the forward's packet was sent.
+        """
+        return tuple(
+            slot.present.to(self.device, copy=True)  # a view would keep the whole packet alive
+            if slot.present is not None and name in self._rectified
+            else None
+            for name, slot in zip(names, slots, strict=True)
+            if slot.needs_gradient
+        )
 
     def _enter(self, arrived: Packet | Any, *, trained: bool) -> tuple[dict[str, Any], tuple[Tensor, ...], int]:
         """Return the tensors alive at the boundary before, those of them that want a gradient, and the voxel count."""

@@ -164,7 +164,7 @@ class Worker:
                 tally.add(outcome)
             self.recorder.span("evaluate", str(action), start, self.recorder.now(), minibatch=m)
             if not runner.is_last:
-                packet, _ = runner.leave(outputs, m, voxels)
+                packet, _, _ = runner.leave(outputs, m, voxels)
                 self.send(packet, action)
         self.outbox.finish(timeout=self.config.timeout_seconds)
         self.process.sum(tally.values, what=f"validation of epoch {epoch}")
