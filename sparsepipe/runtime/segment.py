@@ -239,8 +239,6 @@ class Segment:
         outputs = self.post.runner.run_again(flight)
         if self.post.runner.is_last:
             self._take_loss(flight, outputs, m, flight.labels)
-        else:
-            _, flight.outputs, _ = self.post.runner.leave(outputs, m + self.base, flight.voxels)
 
     def _weight_in_step(self, m: int) -> float:
         """In a step, make the mean over its minibatches the mean over its samples, however many each has."""

@@ -116,15 +116,17 @@ class StageRunner:
         """Return the packet for the next stage, those of its tensors that a gradient will come back for, and of which
         of their elements (bits; None: of all).
         """
-        parts = self.engine.split({name: outputs[name] for name in self.after})
-        slots = tuple(
-            Slot(parts.features[name].rows, parts.features[name].coordinate_set, name in self._differentiable)
-            for name in self.after
-        )
+        parts, slots = self._leaving(outputs)
         small = self._forwards.shrink(slots)
         packet = Packet(FORWARD, minibatch, self.id_after, small, parts.coordinate_sets, voxels)
-        wanted = tuple(slot.rows for slot in slots if slot.needs_gradient)
-        return packet, wanted, self._present(self.after, small)
+        return packet, _wanted(slots), self._present(self.after, small)
+
+    def _leaving(self, outputs: Mapping[str, Any]) -> tuple[Parts, tuple[Slot, ...]]:
+        parts = self.engine.split({name: outputs[name] for name in self.after})
+        features = ((name, parts.features[name]) for name in self.after)
+        return parts, tuple(
+            Slot(feature.rows, feature.coordinate_set, name in self._differentiable) for name, feature in features
+        )
 
     def loss(
         self, outputs: Mapping[str, Any], labels: Tensor, *, samples: int, detailed: bool = False
@@ -168,10 +170,15 @@ class StageRunner:
         return later.compute()
 
     def run_again(self, flight: Flight) -> dict[str, Any]:
-        """Run the forward a second time, now with its graph, on what arrived the first time."""
+        """Run the forward a second time, now with its graph, on what arrived the first time.
+
+        What left then is not sent again: of its tensors the flight gets those that a gradient comes back for.
+        """
         assert flight.arrived is not None
         outputs = self._call(flight.arrived, flight.version, flight.minibatch, flight)
         flight.arrived = None
+        if not self.is_last:
+            flight.outputs = _wanted(self._leaving(outputs)[1])
         return outputs
 
     def answer(self, flight: Flight, gradients: Sequence[Tensor]) -> Packet:
@@ -245,6 +252,10 @@ class StageRunner:
             flight.weights = tuple(weights.values())
         with torch.autocast(self.device.type, dtype=self.half, enabled=self.half is not None):
             return functional_call(self.module, weights, (alive,), options, strict=False)
+
+
+def _wanted(slots: Sequence[Slot]) -> tuple[Tensor, ...]:
+    return tuple(slot.rows for slot in slots if slot.needs_gradient)
 
 
 def _given(outputs: Sequence[Tensor], gradients: Sequence[Tensor | None], scale: float) -> list[Tensor]:
