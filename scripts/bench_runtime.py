@@ -8,7 +8,7 @@ Every process has one thread. For each workload and in turn, `--repeats` times:
     torch_1f1b  torch.distributed.pipelining Schedule1F1B at its best cut and number of micro-batches
     pipeline    this project's runtime, asynchronous 1F1B, by the optimal plan of a profile taken with both cores busy
     flush       the same with 1F1B-flush, at torch_1f1b's cut and micro-batches: as many samples a weight update
-    predicted   what the simulator says of its plan: the mean by a profile from before the repeats and one from after
+    predicted   what the simulator says of its plan, by that profile scaled to whole steps timed just before
 
 torch_1f1b steps once for several micro-batches, the pipeline after each: `flush` is what compares like with like.
 Numbers are samples a second: medians, and ratios with their spread (quartiles over the repeats), each of two neighbours
@@ -44,6 +44,7 @@ from sparsepipe import data, simulator  # noqa: E402
 from sparsepipe.cluster import Cluster, Link  # noqa: E402
 from sparsepipe.engines import Subnetwork, engine  # noqa: E402
 from sparsepipe.engines.allocator import keep_freed_memory  # noqa: E402
+from sparsepipe.engines.sweep import whole_step  # noqa: E402
 from sparsepipe.files import read_rows, write_json  # noqa: E402
 from sparsepipe.graph import Layer, LayerGraph  # noqa: E402
 from sparsepipe.models import Network, network  # noqa: E402
@@ -84,6 +85,9 @@ CASES = {
     "minkvgg16bn-minkowski": Case("minkvgg16bn", 16, engine="minkowski"),
     "minkunet": Case("minkunet14a", 4),
 }
+
+
+CLUSTER = Cluster.uniform(2, device_type="cpu", link=Link(bandwidth=8e9, latency=2e-4))  # shared memory's
 
 
 class Repeated:
@@ -286,30 +290,37 @@ def _sparse_1f1b(whole: Subnetwork, chosen: Any, batches: Sequence[data.PointBat
     return {"error": "it ran, but on minibatches cut by rows: samples are torn apart"}
 
 
+def _middle(batches: Sequence[Any]) -> Any:
+    return batches[len(batches) // 2]
+
+
 def role_profile(case: Case, folder: Path, seconds: float) -> dict[str, Any]:
-    """Profile while another process does the same: both cores busy, as they will be. The update is counted in.
-
-    Seconds are scaled so that all layers take as long as the whole step that the profile measured too.
-    """
-    batches = {batch.num_voxels: batch for batch in minibatches(case, folder)}
-    counts = sorted(batches)
-    chosen = [batches[c] for c in dict.fromkeys((counts[0], counts[len(counts) // 2], counts[-1]))]
+    """Profile while another process does the same: both cores busy, as they will be. The update is counted in."""
+    batches = sorted({batch.num_voxels: batch for batch in minibatches(case, folder)}.items())
+    counts = [count for count, _ in batches]
+    chosen = [batch for _, batch in dict((batches[0], _middle(batches), batches[-1])).items()]
     found = profile(case_network(case), chosen, engine(case.engine), repeats=7, voxel_counts=counts)
-    rate, scale = _update_seconds_per_byte(), 1 / found.origin["layers_over_whole"]
+    rate = _update_seconds_per_byte()
     (costs,) = found.costs.values()
-
-    def in_step(sample: CostSample, layer: Layer) -> CostSample:
-        update = rate * layer.parameter_bytes
-        return replace(sample, forward=scale * sample.forward, backward=scale * sample.backward + update)
-
     with_update = tuple(
-        LayerCost(tuple(in_step(sample, layer) for sample in cost.samples))
+        LayerCost(tuple(replace(s, backward=s.backward + rate * layer.parameter_bytes) for s in cost.samples))
         for layer, cost in zip(found.graph.layers, costs, strict=True)
     )
     Profile(found.graph, {"cpu": with_update}, found.voxel_counts, found.origin).save(
         folder / f"profile-{os.environ['RANK']}.json"
     )
     return {}
+
+
+def role_whole(case: Case, folder: Path, seconds: float) -> dict[str, Any]:
+    """Time whole steps on the middle minibatch, the update counted in, while another process does the same."""
+    module, _ = _whole(case)
+    voxels, batch = _middle(sorted({batch.num_voxels: batch for batch in minibatches(case, folder)}.items()))
+    device = torch.device("cpu")
+    whole_step(module, batch, device=device)
+    steps = statistics.median(whole_step(module, batch, device=device) for _ in range(5))
+    update = _update_seconds_per_byte() * sum(tensor.nbytes for tensor in module.parameters())
+    return {"voxels": voxels, "step_seconds": steps + update}
 
 
 def _update_seconds_per_byte(megabytes: int = 64) -> float:
@@ -515,11 +526,12 @@ ROLES = {
     "ddp": role_ddp,
     "torch_1f1b": role_torch_1f1b,
     "profile": role_profile,
+    "whole": role_whole,
     "pipeline": role_pipeline,
     "flush": role_flush,
 }
 RUNTIME = "runtime"  # channel and overhead: no workload's
-COMPETITORS = ("limit", "pipeline", "flush", "ddp", "torch_1f1b", "single")
+COMPETITORS = ("limit", "predicted", "pipeline", "flush", "ddp", "torch_1f1b", "single")
 
 
 def _join(folder: Path) -> tuple[int, dist.Store]:
@@ -559,11 +571,11 @@ def bench(name: str, folder: Path, *, repeats: int, seconds: float, only: set[st
     """Measure one workload."""
     case = CASES[name]
     say(f"{name}: profile, two processes at once")
-    chosen = _profiled(name, folder, seconds)
-    cluster = Cluster.uniform(2, device_type="cpu", link=Link(bandwidth=1.5e9, latency=2e-4))
-    plan = partition(chosen, cluster, planner="optimal", schedule="1f1b")
+    start("profile", name, folder, seconds, world_size=2)  # as busy as both cores will be
+    chosen = Profile.load(folder / "profile-0.json")
+    plan = partition(chosen, CLUSTER, planner="optimal", schedule="1f1b")
     if len(plan.stages) == 1:
-        plan = partition(chosen, cluster, planner="model-parallel", schedule="1f1b")
+        plan = partition(chosen, CLUSTER, planner="model-parallel", schedule="1f1b")
     plan.save(folder / "plan.json")
     say(str(plan))
     cut = len(plan.stages[0].layers)
@@ -573,7 +585,7 @@ def bench(name: str, folder: Path, *, repeats: int, seconds: float, only: set[st
     _flush_plan(plan, notes.get("torch_1f1b_at")).save(folder / "flush.json")
     for repeat in range(repeats):
         notes["load"].append(round(os.getloadavg()[0], 2))
-        for role, found in _round(name, case, folder, seconds, best, only):
+        for role, found in _round(name, case, folder, seconds, best, only, chosen):
             result[role].append(found["samples_per_second"])
             say(f"{name} {repeat + 1}/{repeats}: {role} {found['samples_per_second']:.1f} samples/s")
             if role == "pipeline":
@@ -581,20 +593,10 @@ def bench(name: str, folder: Path, *, repeats: int, seconds: float, only: set[st
                 for which in ("peak", "held"):
                     notes[which].append([stage[f"{which}_bytes"] / stage["planned_bytes"] for stage in stages])
                 notes["stages"] = stages
-    say(f"{name}: profile again: what the machine did meanwhile shows")
-    profiles = (chosen, _profiled(name, folder, seconds))
-    notes["layers_over_whole"] = [found.origin["layers_over_whole"] for found in profiles]
-    notes["predicted_by"] = [_predict(plan, found, cluster, case) for found in profiles]
-    predicted = statistics.mean(notes["predicted_by"])
+    notes["layers_over_whole"] = chosen.origin["layers_over_whole"]
     for which in ("peak", "held"):
         notes[which] = [statistics.median(of_stage) for of_stage in zip(*notes[which], strict=True)]
-    return _summary(result, predicted, notes)
-
-
-def _profiled(name: str, folder: Path, seconds: float) -> Profile:
-    """Profile in two processes at once, both cores busy as they will be; return one's."""
-    start("profile", name, folder, seconds, world_size=2)
-    return Profile.load(folder / "profile-0.json")
+    return _summary(result, notes)
 
 
 def _flush_plan(plan: Plan, torchs: dict[str, int] | None) -> Plan:
@@ -610,7 +612,7 @@ def _flush_plan(plan: Plan, torchs: dict[str, int] | None) -> Plan:
 
 
 def _round(
-    name: str, case: Case, folder: Path, seconds: float, best: Any, only: set[str]
+    name: str, case: Case, folder: Path, seconds: float, best: Any, only: set[str], found: Profile
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Measure each competitor once, one after the other."""
     for role in COMPETITORS:
@@ -618,7 +620,10 @@ def _round(
             continue
         if role == "limit":
             both = start("single", name, folder, seconds, world_size=2)
-            yield role, {"samples_per_second": sum(found["samples_per_second"] for found in both)}
+            yield role, {"samples_per_second": sum(one["samples_per_second"] for one in both)}
+        elif role == "predicted":
+            whole = start("whole", name, folder, seconds, world_size=2)
+            yield role, {"samples_per_second": _predict(Plan.load(folder / "plan.json"), found, whole, case)}
         elif role == "single":
             yield role, start("single", name, folder, seconds, world_size=1)[0]
         else:
@@ -644,24 +649,32 @@ def _best_torch(name: str, case: Case, folder: Path, cut: int, seconds: float, n
     return ["--cut", str(place), "--microbatches", str(count)]
 
 
-def _predict(plan: Plan, found: Profile, cluster: Cluster, case: Case) -> float:
+def _predict(plan: Plan, found: Profile, whole: Sequence[dict[str, float]], case: Case) -> float:
+    """Simulate the plan by a profile whose layers together take as long as the whole steps took."""
+    (costs,) = found.costs.values()
+    layers = [cost.at(whole[0]["voxels"]) for cost in costs]
+    step = statistics.mean(one["step_seconds"] for one in whole)
+    scale = step / sum(layer.forward + layer.backward for layer in layers)
+    scaled = tuple(
+        LayerCost(tuple(replace(s, forward=scale * s.forward, backward=scale * s.backward) for s in cost.samples))
+        for cost in costs
+    )
+    found = replace(found, costs={"cpu": scaled})
     counts = [found.voxel_counts[k % len(found.voxel_counts)] for k in range(60)]
-    trace = simulator.simulate(plan, found, cluster, counts)
+    trace = simulator.simulate(plan, found, CLUSTER, counts)
     last = len(plan.stages) - 1
     ends = {s.minibatch: s.end for s in trace.spans if s.stage == last and s.kind == "backward"}
     times = [ends[m] for m in range(len(counts))]
     return pace(times, [case.batch_size] * len(counts), steady_window(times, plan), 0.0)
 
 
-def _summary(result: dict[str, list[float]], predicted: float, notes: dict[str, Any]) -> dict[str, Any]:
+def _summary(result: dict[str, list[float]], notes: dict[str, Any]) -> dict[str, Any]:
     document: dict[str, Any] = {key: statistics.median(found) if found else None for key, found in result.items()}
-    document["predicted"] = predicted
     document["runs"] = result
-    ratios = (("pipeline", "limit"), ("pipeline", "ddp"), ("pipeline", "torch_1f1b"), ("flush", "torch_1f1b"))
-    for one, other in ratios:
+    ratios = [("pipeline", other) for other in ("limit", "ddp", "torch_1f1b", "predicted")]
+    for one, other in (*ratios, ("flush", "torch_1f1b")):
         pairs = [a / b for a, b in zip(result[one], result[other], strict=False)]
         document[f"{one}/{other}"] = _spread(pairs)
-    document["pipeline/predicted"] = _spread([found / predicted for found in result["pipeline"]])
     return document | notes
 
 
@@ -686,8 +699,7 @@ def _table(document: dict[str, Any]) -> str:
         lines.append(name.ljust(24) + "".join(text.rjust(20) for text in texts))
         held, peak = (", ".join(f"{share:.2f}" for share in found[which]) or "-" for which in ("held", "peak"))
         lines.append(f"  load {found['load']}; by the plan's figure the stages held {held}, their processes {peak}")
-        by, over = (", ".join(f"{x:.2f}" for x in found[key]) for key in ("predicted_by", "layers_over_whole"))
-        lines.append(f"  predicted before and after: {by}; sum of the profiled layers by a whole step: {over}")
+        lines.append(f"  sum of the profiled layers by a whole step: {found['layers_over_whole']:.2f}")
     if "overhead_ms" in document:
         lines.append(f"overhead: {document['overhead_ms']:.3f} ms a minibatch and stage")
         lines += [
@@ -697,7 +709,7 @@ def _table(document: dict[str, Any]) -> str:
             for how, packets in (("shared memory", "packets"), ("sockets", "packets_by_sockets"))
         ]
         lines += [
-            f"cut after {cut['cut']}: {cut['bytes']:.0f} bytes in {cut['messages']:.2f} messages, "
+            f"cut after {cut['cut']}: {cut['bytes']:.0f} bytes in {cut['messages']:.2f} messages (1 in shared memory), "
             f"{cut['of_six_messages']:.2f} of SparsePipe's; as bfloat16 {cut['of_six_messages_bfloat16']:.2f}, "
             f"int8 {cut['of_six_messages_int8']:.2f}, zeros {cut['of_six_messages_zeros']:.2f} "
             f"and {cut['of_six_messages_zeros_backward']:.2f} back"
