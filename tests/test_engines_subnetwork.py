@@ -1,5 +1,7 @@
 """Stages cut anywhere equal the whole network: outputs, gradients, statistics, dropout; parts travel unchanged."""
 
+import gc
+
 import pytest
 import torch
 from engine_clouds import close, random_batch
@@ -187,3 +189,27 @@ def test_what_is_missing_is_named(chosen):
         Subnetwork(NET, chosen, ["conv1_1", "conv9_9"])
     with pytest.raises(InputError, match="layer 'bn1_1' needs the output of 'conv1_1', which is not alive"):
         Subnetwork(NET, chosen, ["bn1_1"])({}, minibatch=0)
+
+
+def test_a_training_step_leaves_nothing_to_the_garbage_collector(chosen):
+    """What a minibatch made goes with its last reference: cycles would keep its kernel maps until a collection."""
+    net = network("minkunet14a-narrow", num_classes=5)
+    module, batch = Subnetwork(net, chosen), random_batch(channels=1)
+
+    def step():
+        outputs = module({INPUT: chosen.tensor(batch)}, minibatch=0, keep={net.rows[-1].id})
+        loss_of(chosen.features(outputs[net.rows[-1].id])).backward()
+
+    step()  # what is made once stays
+    gc.collect()
+    gc.disable()
+    try:
+        step()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        kept = [type(found).__name__ for found in gc.garbage]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert "Tensor" not in kept and "KernelMap" not in kept

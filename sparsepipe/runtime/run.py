@@ -1,6 +1,7 @@
 """One rank's run from its folder: what `python -m sparsepipe.runtime` does."""
 
 import gc
+import importlib
 import time
 from pathlib import Path
 
@@ -34,6 +35,8 @@ def run(
     if workload is None:
         workload = ReplayWorkload.open(run_dir, config) if config.engine == ENGINE else Workload.open(config)
     workload.check(plan)
+    # Autograd imports it in the first backward that is given gradients: most of a second and 10 MB, no stage's own.
+    importlib.import_module("torch.fx.experimental.symbolic_shapes")
     with joined(
         plan,
         run_dir=run_dir,

@@ -2,8 +2,9 @@
 
 import itertools
 import math
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.nn.functional as functional
@@ -15,6 +16,25 @@ from .pairs import Bags, Pairs
 # fill so many cells takes as long as to bisect once.
 _TABLE_CELLS_PER_QUESTION = 32
 _TABLE_CELLS = 2**25  # and no more than this: 128 MiB
+
+
+_Built = TypeVar("_Built")
+
+
+class _built_once(Generic[_Built]):  # noqa: N801 - used like functools.cached_property
+    """What is derived from a kernel map when first asked for, and kept for it and all its transposes.
+
+    A map and its transpose that held each other would be garbage only the collector finds, megabytes a minibatch.
+    """
+
+    def __init__(self, build: Callable[["KernelMap"], _Built]) -> None:
+        self._build, self._name, self.__doc__ = build, build.__name__, build.__doc__
+
+    def __get__(self, kernel_map: "KernelMap", owner: type) -> _Built:
+        built = kernel_map.built[0]
+        if self._name not in built:
+            built[self._name] = self._build(kernel_map)
+        return built[self._name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +61,20 @@ class KernelMap:
     num_in: int
     num_out: int
     identity: int | None = None
+    # What was derived from it, by name: this way round, and the other.
+    built: tuple[dict[str, Any], dict[str, Any]] = field(default_factory=lambda: ({}, {}), repr=False, compare=False)
 
     @property
     def num_pairs(self) -> int:
         return len(self.in_rows) + (self.num_out if self.identity is not None else 0)
 
-    @cached_property
+    @property
     def transposed(self) -> "KernelMap":
         """The same pairs the other way round."""
-        swapped = KernelMap(self.out_rows, self.in_rows, self.counts, self.num_out, self.num_in, self.identity)
-        swapped.__dict__["transposed"] = self  # and back again, so that what either builds is built once
-        return swapped
+        built = self.built[::-1]
+        return KernelMap(self.out_rows, self.in_rows, self.counts, self.num_out, self.num_in, self.identity, built)
 
-    @cached_property
+    @_built_once
     def pairs(self) -> Pairs:
         """Every pair, those of `identity` written out."""
         if self.identity is None:
@@ -65,12 +86,12 @@ class KernelMap:
         counts[self.identity] = self.num_out
         return Pairs(*columns, tuple(counts), self.num_out)
 
-    @cached_property
+    @_built_once
     def inputs(self) -> Bags:
         """The input rows of each output row, by offset."""
         return Bags(self.pairs.in_rows.int().index_select(0, self.pairs.bags.rows), self.pairs.bags.starts)
 
-    @cached_property
+    @_built_once
     def offsets(self) -> Bags:
         """The kernel offsets of each output row's pairs, in the order of `inputs`."""
         device = self.in_rows.device
@@ -78,12 +99,12 @@ class KernelMap:
         offsets = offsets.repeat_interleave(torch.tensor(self.pairs.counts, device=device))
         return Bags(offsets.index_select(0, self.pairs.bags.rows), self.pairs.bags.starts)
 
-    @cached_property
+    @_built_once
     def outputs_of_offsets(self) -> Bags:
         """The output rows of each kernel offset's pairs."""
         return Bags(self.pairs.out_rows.int(), functional.pad(self.pairs.ends, (1, 0)))
 
-    @cached_property
+    @_built_once
     def neighbours(self) -> Tensor:
         """int32 [K, N_out]: the input row of each output row under each kernel offset, -1 where there is none."""
         pairs = self.pairs
@@ -92,12 +113,12 @@ class KernelMap:
         table = torch.full((len(pairs.counts) * self.num_out,), -1, dtype=torch.int32, device=rows.device)
         return table.scatter_(0, places, pairs.in_rows.int()).view(len(pairs.counts), self.num_out)
 
-    @cached_property
+    @_built_once
     def covers_outputs(self) -> bool:
         """Say whether every output row has an input row."""
         return bool((self.inputs.starts.diff() > 0).all())
 
-    @cached_property
+    @_built_once
     def _chunks(self) -> dict[int, tuple[Chunk, ...]]:
         return {}
 
