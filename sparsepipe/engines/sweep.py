@@ -16,13 +16,13 @@ from .subnetwork import Subnetwork
 
 @dataclass(frozen=True)
 class Sweep:
-    """What one pass over a network took. `tensors` holds every layer's output, with the input under "input"."""
+    """What one pass over a network took."""
 
     forward: Mapping[str, float]  # seconds, by layer id
     backward: Mapping[str, float]
     saved_bytes: Mapping[str, int]  # kept by autograd for the backward; empty unless asked for
     input_seconds: float  # putting the minibatch on the device as a sparse tensor
-    tensors: Mapping[str, Any]
+    tensors: Mapping[str, Any]  # every layer's output, and the input under "input"; the input alone unless asked for
 
 
 def seconds_of(device: torch.device) -> float:
@@ -67,7 +67,10 @@ def sweep(subnetwork: Subnetwork, batch: PointBatch, *, device: torch.device, co
     gradients = {last: _last_gradient(outputs[last])}
     for row in reversed(subnetwork.table):
         output = outputs.pop(row.id)
-        gradient = gradients.pop(row.id, engine.features(tensors[row.id]).grad)
+        # What an uncut step has let go of by now is let go of here too: its memory, still in the caches, is used again.
+        leaf = engine.features(tensors[row.id] if count_saved else tensors.pop(row.id))
+        gradient, leaf.grad = gradients.pop(row.id, leaf.grad), None
+        del leaf
         start = seconds_of(device)
         if output.requires_grad and gradient is not None:
             torch.autograd.backward(output, gradient)
