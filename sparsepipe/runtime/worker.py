@@ -75,11 +75,13 @@ class Worker:
         """Train what is left to train, with validation and checkpoints between epochs, and sum up."""
         done = self._resume(resume_from) if resume_from else 0
         if self.rank == self.last_rank:
-            sizes = {
+            shared = self.process.shared_memory
+            facts = {
                 "epoch_minibatches": self.workload.epoch_minibatches,
                 "minibatches": self.workload.total_minibatches,
+                "shares_memory_with": sorted(shared.peers) if shared else [],  # the other ranks: over sockets or NCCL
             }
-            self.recorder.metric("start", **sizes)
+            self.recorder.metric("start", **facts)
         for epoch, first, count in self.workload.segments(done):
             self.recorder.restart()
             row = self._train(epoch, first, count)
