@@ -1,6 +1,7 @@
 """Buffers that two ranks share: what is in one stays until the last view of it is gone; nothing outlives its owner."""
 
 import gc
+import itertools
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -117,11 +118,11 @@ def test_ranks_that_cannot_read_each_other_share_nothing(monkeypatch) -> None:
 
 
 def test_sharing_takes_both(monkeypatch) -> None:
-    reads, told = shared_memory._reads, []
+    """One of the two cannot read the other's, whichever asks first."""
+    reads, asked = shared_memory._reads, itertools.count()
 
-    def once(pid: int, fd: int, secret: bytes) -> bool:
-        told.append(fd)
-        return reads(pid, fd, secret) and len(told) > 1
+    def not_at_first(pid: int, fd: int, secret: bytes) -> bool:
+        return next(asked) > 0 and reads(pid, fd, secret)
 
-    monkeypatch.setattr(shared_memory, "_reads", once)
+    monkeypatch.setattr(shared_memory, "_reads", not_at_first)
     assert _meeting(2) == [None, None]
