@@ -35,8 +35,9 @@ def run(
     if workload is None:
         workload = ReplayWorkload.open(run_dir, config) if config.engine == ENGINE else Workload.open(config)
     workload.check(plan)
-    # Autograd imports it in the first backward that is given gradients: most of a second and 10 MB, no stage's own.
-    importlib.import_module("torch.fx.experimental.symbolic_shapes")
+    if config.engine != ENGINE:
+        # Autograd imports it in the first backward that is given gradients: most of a second and 10 MB, no stage's own.
+        importlib.import_module("torch.fx.experimental.symbolic_shapes")
     with joined(
         plan,
         run_dir=run_dir,
