@@ -64,10 +64,6 @@ class Packet:
     coordinate_sets: tuple[CoordinateSet, ...] = ()
     voxels: int = 0  # active voxels at the network's input
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(slot.rows.nbytes for slot in self.slots) + sum(s.coordinates.nbytes for s in self.coordinate_sets)
-
 
 def boundary_id(names: Iterable[str]) -> int:
     """Name a list of tensors by a number, so that two sides which disagree notice."""
@@ -100,7 +96,7 @@ def encode(
         sections += [section for section in (rows, slot.scales, slot.present) if section is not None]
     size = sum(_aligned(section.nbytes) for section in sections)
     inside = size <= 8 * (HEADER_INTEGERS - _FACTS)
-    payload = _join(sections, torch.device(device), None if inside else memory)
+    payload = _join(sections, size, torch.device(device), None if inside else memory)
     facts.append(0 if inside else len(payload))
     if len(facts) >= _FACTS:
         raise ValueError(f"a boundary of {len(packet.slots)} tensors needs {len(facts)} numbers, {_FACTS - 1} fit")
@@ -173,10 +169,10 @@ def decode(header: Tensor, payload: Tensor) -> Packet:
     return Packet(direction, minibatch, boundary, tuple(slots), tuple(sets), voxels)
 
 
-def _join(sections: Sequence[Tensor], device: torch.device, memory: Memory | None) -> Tensor:
+def _join(sections: Sequence[Tensor], size: int, device: torch.device, memory: Memory | None) -> Tensor:
+    """Return the sections one after the other, aligned, `size` bytes together."""
     if memory is None and len(sections) == 1 and sections[0].is_contiguous() and sections[0].device.type == device.type:
         return sections[0].reshape(-1).view(torch.uint8)
-    size = sum(_aligned(section.nbytes) for section in sections)
     if memory is not None:
         payload = memory(size)
     else:
