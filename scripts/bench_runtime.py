@@ -290,15 +290,19 @@ def _sparse_1f1b(whole: Subnetwork, chosen: Any, batches: Sequence[data.PointBat
     return {"error": "it ran, but on minibatches cut by rows: samples are torn apart"}
 
 
-def _middle(batches: Sequence[Any]) -> Any:
-    return batches[len(batches) // 2]
+def _by_voxels(case: Case, folder: Path) -> dict[int, data.PointBatch]:
+    return {batch.num_voxels: batch for batch in minibatches(case, folder)}
+
+
+def _middle(counts: Sequence[int]) -> int:
+    return counts[len(counts) // 2]
 
 
 def role_profile(case: Case, folder: Path, seconds: float) -> dict[str, Any]:
     """Profile while another process does the same: both cores busy, as they will be. The update is counted in."""
-    batches = sorted({batch.num_voxels: batch for batch in minibatches(case, folder)}.items())
-    counts = [count for count, _ in batches]
-    chosen = [batch for _, batch in dict((batches[0], _middle(batches), batches[-1])).items()]
+    batches = _by_voxels(case, folder)
+    counts = sorted(batches)
+    chosen = [batches[count] for count in dict.fromkeys((counts[0], _middle(counts), counts[-1]))]
     found = profile(case_network(case), chosen, engine(case.engine), repeats=7, voxel_counts=counts)
     rate = _update_seconds_per_byte()
     (costs,) = found.costs.values()
@@ -315,10 +319,11 @@ def role_profile(case: Case, folder: Path, seconds: float) -> dict[str, Any]:
 def role_whole(case: Case, folder: Path, seconds: float) -> dict[str, Any]:
     """Time whole steps on the middle minibatch, the update counted in, while another process does the same."""
     module, _ = _whole(case)
-    voxels, batch = _middle(sorted({batch.num_voxels: batch for batch in minibatches(case, folder)}.items()))
+    batches = _by_voxels(case, folder)
+    voxels = _middle(sorted(batches))
     device = torch.device("cpu")
-    whole_step(module, batch, device=device)
-    steps = statistics.median(whole_step(module, batch, device=device) for _ in range(5))
+    whole_step(module, batches[voxels], device=device)
+    steps = statistics.median(whole_step(module, batches[voxels], device=device) for _ in range(5))
     update = _update_seconds_per_byte() * sum(tensor.nbytes for tensor in module.parameters())
     return {"voxels": voxels, "step_seconds": steps + update}
 

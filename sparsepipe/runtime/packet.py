@@ -163,7 +163,7 @@ def decode(header: Tensor, payload: Tensor) -> Packet:
             scales, place = _section(payload, place, torch.float32, (scaled,))
         present = None
         if whole := tuple(next(facts) for _ in range(next(facts))):
-            present, place = _section(payload, place, torch.uint8, (-(-math.prod(whole) // 8),))
+            present, place = _section(payload, place, torch.uint8, (bits_length(math.prod(whole)),))
         own_set = None if coordinate_set < 0 else coordinate_set
         slots.append(Slot(rows, own_set, bool(needs_gradient), scales, bool(restore), present, whole))
     return Packet(direction, minibatch, boundary, tuple(slots), tuple(sets), voxels)
@@ -191,6 +191,11 @@ def _section(payload: Tensor, place: int, dtype: torch.dtype, shape: Sequence[in
     for size in shape:
         length *= size
     return payload[place : place + length].view(dtype).view(shape), place + _aligned(length)
+
+
+def bits_length(count: int) -> int:
+    """Return the bytes that so many bits take."""
+    return -(-count // 8)
 
 
 def _aligned(num_bytes: int) -> int:

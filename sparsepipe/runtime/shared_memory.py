@@ -145,11 +145,10 @@ def meet(store: dist.Store, rank: int, ranks: Iterable[int]) -> SharedMemory | N
         if _reads(int(pid), int(fd), bytes.fromhex(theirs)):
             seen[peer] = int(pid)
     store.set(f"memory-seen/{rank}", " ".join(map(str, seen)))
-    both = {peer: pid for peer, pid in seen.items() if str(rank) in store.get(f"memory-seen/{peer}").decode().split()}
+    sees = {peer: store.get(f"memory-seen/{peer}").decode().split() for peer in others}
     if own >= 0:
-        for peer in others:
-            store.get(f"memory-seen/{peer}")  # nobody needs it any more
-        os.close(own)
+        os.close(own)  # everybody has looked
+    both = {peer: pid for peer, pid in seen.items() if str(rank) in sees[peer]}
     return SharedMemory(both) if both else None
 
 

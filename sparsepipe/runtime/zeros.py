@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..models import Network
 from .failures import PacketMismatch
-from .packet import Slot
+from .packet import Slot, bits_length
 
 _POOLS = ("max_pool", "dense_max_pool")  # a zero among numbers that are not negative came from a zero
 _PACKING = 0x0102040810204080  # times 8 bytes of 0 or 1: byte k moves to bit 56 + k
@@ -42,7 +42,7 @@ def without_zeros(slot: Slot) -> Slot:
     """
     rows = slot.rows.detach().contiguous()
     bits = rows.view(-1).view(torch.int32)
-    if rows.itemsize * int(bits.count_nonzero()) + _packed_length(rows.numel()) >= rows.nbytes:
+    if rows.itemsize * int(bits.count_nonzero()) + bits_length(rows.numel()) >= rows.nbytes:
         return slot
     is_present = bits != 0
     values = rows.view(-1).index_select(0, _places(is_present))
@@ -69,10 +69,6 @@ def values_at(present: Tensor, rows: Tensor) -> Tensor:
 
 def num_present(present: Tensor) -> int:
     return int(_unpack(present, 8 * len(present)).count_nonzero())
-
-
-def _packed_length(length: int) -> int:
-    return -(-length // 8)
 
 
 def _pack(flags: Tensor) -> Tensor:
