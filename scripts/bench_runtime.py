@@ -6,7 +6,8 @@ Every process has one thread. For each workload and in turn, `--repeats` times:
     limit       two such processes at once, their sum: what two cores can do
     ddp         DistributedDataParallel over gloo in two processes
     torch_1f1b  torch.distributed.pipelining Schedule1F1B at its best cut and number of micro-batches
-    pipeline    this project's runtime, asynchronous 1F1B, by the optimal plan of a profile taken with both cores busy
+    pipeline    this project's runtime, asynchronous 1F1B, by the best plan for a profile taken with both cores busy:
+                one stage a process, or two of them interleaved
     flush       the same with 1F1B-flush, at torch_1f1b's cut and micro-batches: as many samples a weight update
     predicted   what the simulator says of its plan, by that profile scaled to whole steps timed just before
 
@@ -49,7 +50,8 @@ from sparsepipe.files import read_rows, write_json  # noqa: E402
 from sparsepipe.graph import Layer, LayerGraph  # noqa: E402
 from sparsepipe.models import Network, network  # noqa: E402
 from sparsepipe.plan import Plan, Stage  # noqa: E402
-from sparsepipe.planners import partition  # noqa: E402
+from sparsepipe.planners import Problem, partition  # noqa: E402
+from sparsepipe.planners.by_hand import by_hand  # noqa: E402
 from sparsepipe.profile import CostSample, LayerCost, Profile  # noqa: E402
 from sparsepipe.profiler import profile  # noqa: E402
 from sparsepipe.runtime import RunConfig  # noqa: E402
@@ -578,16 +580,13 @@ def bench(name: str, folder: Path, *, repeats: int, seconds: float, only: set[st
     say(f"{name}: profile, two processes at once")
     start("profile", name, folder, seconds, world_size=2)  # as busy as both cores will be
     chosen = Profile.load(folder / "profile-0.json")
-    plan = partition(chosen, CLUSTER, planner="optimal", schedule="1f1b")
-    if len(plan.stages) == 1:
-        plan = partition(chosen, CLUSTER, planner="model-parallel", schedule="1f1b")
+    plan, cut = _plans(chosen)
     plan.save(folder / "plan.json")
     say(str(plan))
-    cut = len(plan.stages[0].layers)
     result: dict[str, list[float]] = {key: [] for key in COMPETITORS}
     notes: dict[str, Any] = {"plan": [list(stage.layers) for stage in plan.stages], "load": [], "peak": [], "held": []}
     best = _best_torch(name, case, folder, cut, seconds, notes) if "torch_1f1b" in only else None
-    _flush_plan(plan, notes.get("torch_1f1b_at")).save(folder / "flush.json")
+    _flush_plan(chosen, cut, notes.get("torch_1f1b_at")).save(folder / "flush.json")
     for repeat in range(repeats):
         notes["load"].append(round(os.getloadavg()[0], 2))
         for role, found in _round(name, case, folder, seconds, best, only, chosen):
@@ -604,16 +603,27 @@ def bench(name: str, folder: Path, *, repeats: int, seconds: float, only: set[st
     return _summary(result, notes)
 
 
-def _flush_plan(plan: Plan, torchs: dict[str, int] | None) -> Plan:
-    """Return the plan with flushes: at the cut and the number of micro-batches at which torch's schedule is best."""
-    layers = plan.layers
-    cut = torchs["cut"] if torchs else len(plan.stages[0].layers)
-    stages = (
-        replace(plan.stages[0], layers=layers[:cut]),
-        replace(plan.stages[1], layers=layers[cut:]),
+def _plans(found: Profile) -> tuple[Plan, int]:
+    """Return the plan of the shortest period, and the layers before the best cut in two.
+
+    Stages are interleaved where more cuts are worth more than what they send: at least 1 %.
+    """
+    straight, laps = (
+        partition(found, CLUSTER, planner="model-parallel", schedule="1f1b", stages_per_device=count)
+        for count in (1, 2)
     )
-    count = torchs["microbatches"] if torchs else 8
-    return replace(plan, stages=stages).with_schedule("1f1b-flush", num_microbatches=count)
+    cut, best = len(straight.stages[0].layers), partition(found, CLUSTER, planner="optimal", schedule="1f1b")
+    if len(best.stages) == 1:  # data parallel is measured as such
+        best = straight
+    shortest, period = laps.estimate.period_seconds, best.estimate.period_seconds
+    return (laps if shortest < 0.99 * period else best), cut
+
+
+def _flush_plan(found: Profile, cut: int, torchs: dict[str, int] | None) -> Plan:
+    """Return a plan with flushes, at the cut and the number of micro-batches at which torch's schedule is best."""
+    cut = torchs["cut"] if torchs else cut
+    problem = Problem(found, CLUSTER, "1f1b-flush", torchs["microbatches"] if torchs else 8)
+    return by_hand(problem, [cut], [(1,), (1,)])
 
 
 def _round(

@@ -25,6 +25,8 @@ WEIGHT_POLICIES: Mapping[str, tuple[str, ...]] = {
     "sequential": ("flush",),
 }
 
+INTERLEAVING = ("1f1b-flush", "1f1b")  # schedules under which a rank may serve several stages
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -214,10 +216,10 @@ class Plan:
         shared = [rank for rank in self.ranks if len(self.stages_of(rank)) > 1]
         if not shared:
             return []
-        if self.schedule != "1f1b-flush":
+        if self.schedule not in INTERLEAVING or self.weights == "2bw":
             return [
-                f"rank {rank} serves more than one replica, stages {_listed(self.stages_of(rank))}: only schedule "
-                "'1f1b-flush' interleaves stages"
+                f"rank {rank} serves more than one replica, stages {_listed(self.stages_of(rank))}: only schedules "
+                f"{' and '.join(map(repr, INTERLEAVING))} interleave stages, and not with weights '2bw'"
                 for rank in sorted(shared)
             ]
         lap, first = self.lap, self.stages[: self.lap]
@@ -228,6 +230,8 @@ class Plan:
             expected = first[k % lap].ranks
             if stage.ranks != expected:
                 found.append(f"stage {k} is on ranks {stage.ranks}, expected {expected} as stage {k % lap}")
+            if self.weights != "flush" and len(set(stage.shares)) > 1:
+                found.append(f"stage {k} has shares {stage.shares}, without flushes interleaved stages need equal ones")
             if stage.shares != first[0].shares:
                 found.append(f"stage {k} has shares {stage.shares}, interleaved stages need those of stage 0")
             if stage.warmup is not None:

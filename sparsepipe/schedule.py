@@ -15,7 +15,7 @@ Which weights a forward meets is `forward_versions`' to say.
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
 from math import ceil
@@ -24,7 +24,8 @@ from typing import NamedTuple
 from . import interleaved
 from .errors import InputError
 from .plan import Plan, Stage
-from .zero_bubble import Replica, filled
+from .timed_order import Part, timed_order
+from .zero_bubble import Replica
 
 
 class Op(StrEnum):
@@ -110,6 +111,8 @@ def actions(plan: Plan, num_minibatches: int) -> dict[int, tuple[Action, ...]]:
     if plan.schedule == "zero-bubble":
         return _zero_bubble_actions(plan, num_minibatches)
     if plan.lap < len(plan.stages):
+        if plan.weights != "flush":
+            return _continuous_actions(plan, num_minibatches)
         return {rank: _interleaved_actions(plan, rank, num_minibatches) for rank in plan.ranks}
     return {
         rank: _rank_actions(plan, s, rank, num_minibatches)
@@ -160,17 +163,41 @@ def _interleaved_actions(plan: Plan, rank: int, num_minibatches: int) -> tuple[A
     return tuple(done)
 
 
+@lru_cache(maxsize=64)
+def _continuous_actions(plan: Plan, num_minibatches: int) -> dict[int, tuple[Action, ...]]:
+    """Interleaved without flushes: a stage is updated after the last backward of each of its rounds.
+
+    Replicas have equal shares: all follow the same order, each on its own minibatches. One without a minibatch in the
+    last round takes part in its updates where the others have them.
+    """
+    count = num_rounds(plan, 0, num_minibatches) * plan.accumulation  # of each replica, in whole rounds
+    paces = [e.compute_seconds for e in plan.estimate.stages] if plan.estimate else [1.0] * len(plan.stages)
+    lists = {}
+    for position, parts in interleaved.continuous(count, paces, plan.lap).parts.items():
+        team = plan.stages[position]
+        for rank in team.ranks:
+            mine = _turns_of(team, rank, range(count * team.round))
+            todo = []
+            for op, s, k in [part for part in parts if part[2] < count]:
+                if mine[k] < num_minibatches:
+                    todo.append(Action(s, Op(op), mine[k]))
+                if op == "B" and (k + 1) % plan.accumulation == 0:
+                    todo.append(Action(s, Op.UPDATE, k // plan.accumulation))
+            lists[rank] = tuple(todo)
+    return lists
+
+
 def _zero_bubble_actions(plan: Plan, num_minibatches: int) -> dict[int, tuple[Action, ...]]:
     lists: dict[int, list[Action]] = {rank: [] for rank in plan.ranks}
     for k in range(num_rounds(plan, 0, num_minibatches)):
         for rank, order in _zero_bubble_step(plan, round_minibatches(plan, 0, k, num_minibatches)).items():
             (s,) = plan.stages_of(rank)
-            lists[rank] += [*(Action(s, Op(part), m) for part, m in order), Action(s, Op.UPDATE, k)]
+            lists[rank] += [*(Action(part_stage, Op(op), m) for op, part_stage, m in order), Action(s, Op.UPDATE, k)]
     return {rank: tuple(todo) for rank, todo in lists.items()}
 
 
 @lru_cache(maxsize=256)
-def _zero_bubble_step(plan: Plan, span: range) -> dict[int, list[tuple[str, int]]]:
+def _zero_bubble_step(plan: Plan, span: range) -> Mapping[int, list[Part]]:
     """The order of one step, timed by what the planner expects of the stages; equal ones where it said nothing."""
     replicas = {}
     for s, stage in enumerate(plan.stages):
@@ -182,7 +209,9 @@ def _zero_bubble_step(plan: Plan, span: range) -> dict[int, list[tuple[str, int]
             parts = {"F": forward, "B": (1 - late) * backward, "W": late * backward}
             turns = _turns_of(stage, rank, span)
             replicas[rank] = Replica(s, turns, parts, lookahead(plan, s), lookahead(plan, 0))
-    return filled(replicas, lambda s, m: plan.stages[s].replica(m), len(plan.stages))
+    order = timed_order(replicas, lambda s, m: plan.stages[s].replica(m), len(plan.stages), span)
+    assert all(own.done["W"] == len(own.minibatches) for own in replicas.values()), "every part has had its turn"
+    return order.parts
 
 
 _BACKWARD = 2.0  # times a forward: a matrix product has two gradients
@@ -238,64 +267,75 @@ def inputs(action: Action, plan: Plan, num_minibatches: int) -> list[Action]:
     return [Action(s, last, k) for k in round_minibatches(plan, s, m, num_minibatches)]
 
 
-def forward_versions(plan: Plan, num_minibatches: int) -> dict[int, dict[int, int]]:
-    """For each rank, the weights that each of its forwards meets, as the number of updates they are made of.
+def forward_versions(plan: Plan, num_minibatches: int) -> dict[tuple[int, int], int]:
+    """For each (stage, minibatch), the weights that its forward meets, as the number of updates they are made of.
 
     flush: those of its step. stash: the newest there are. vertical-sync: as many updates as in the first stage, so that
     all stages use the same (PipeDream, SOSP 2019, section 3.3). 2bw: those of the step before the last finished one, so
     that two versions do (Narayanan et al., ICML 2021, equation 1).
     """
-    lists = actions(plan, num_minibatches)
-    if plan.weights == "flush":  # the same in each of the rank's stages
-        return {
-            rank: {a.minibatch: a.minibatch // plan.num_microbatches for a in todo if a.op is Op.FORWARD}
-            for rank, todo in lists.items()
-        }
-    newest = {rank: _updates_before_forwards(todo) for rank, todo in lists.items()}
+    everywhere = [(s, m) for s in range(len(plan.stages)) for m in range(num_minibatches)]
+    if plan.weights == "flush":
+        return {(s, m): m // plan.num_microbatches for s, m in everywhere}
     if plan.weights == "2bw":
         length = round_length(plan, 0)
-        return {rank: {m: max(0, m // length - 1) for m in found} for rank, found in newest.items()}
+        return {(s, m): max(0, m // length - 1) for s, m in everywhere}
+    newest: dict[tuple[int, int], int] = {}
+    for todo in actions(plan, num_minibatches).values():
+        newest |= _updates_before_forwards(todo)
     if plan.weights == "vertical-sync":
-        first = plan.stages[0]
-        return {rank: {m: newest[first.replica(m)][m] for m in found} for rank, found in newest.items()}
+        return {(s, m): newest[0, m] for s, m in everywhere}
     return newest
 
 
-def _updates_before_forwards(todo: tuple[Action, ...]) -> dict[int, int]:
-    updates, found = 0, {}
-    for action in todo:
-        if action.op is Op.FORWARD:
-            found[action.minibatch] = updates
-        updates += action.op is Op.UPDATE
+def _updates_before_forwards(todo: Sequence[Action]) -> dict[tuple[int, int], int]:
+    updates, found = Counter[int](), {}
+    for s, op, m in todo:
+        if op is Op.FORWARD:
+            found[s, m] = updates[s]
+        updates[s] += op is Op.UPDATE
     return found
 
 
 def num_versions(plan: Plan, stage: int, rank: int) -> int:
-    """Most weight versions that `rank` holds at once: those of its minibatches in flight or to come, and the newest."""
+    """Most weight versions of a stage that `rank` holds: the newest, and of its minibatches in flight or to come."""
     if plan.weights == "flush":
         return 1
-    # Long enough to be steady: several rounds beyond the deepest warm-up.
-    length = max(round_length(plan, s) for s in range(len(plan.stages)))
-    depth = max(warmup(plan, s, other) for s, own in enumerate(plan.stages) for other in own.ranks)
-    num_minibatches = length * (depth + 3) + sum(len(s.ranks) for s in plan.stages)
-    todo = _rank_actions(plan, stage, rank, num_minibatches)
-    uses = forward_versions(plan, num_minibatches)[rank] if plan.weights != "stash" else _updates_before_forwards(todo)
-    to_come, held = Counter(uses.values()), Counter[int]()
+    num_minibatches = _until_steady(plan)
+    todo = _of_stage(plan, stage, rank, num_minibatches)
+    uses = forward_versions(plan, num_minibatches) if plan.weights != "stash" else _updates_before_forwards(todo)
+    to_come = Counter(uses[stage, m] for _, op, m in todo if op is Op.FORWARD)
+    held = Counter[int]()
     newest, most = 0, 1
-    for action in todo:
-        if action.op is Op.FORWARD:
-            held[uses[action.minibatch]] += 1
-            to_come[uses[action.minibatch]] -= 1
-        elif action.op is Op.BACKWARD:
-            held[uses[action.minibatch]] -= 1
+    for _, op, m in todo:
+        if op is Op.FORWARD:
+            held[uses[stage, m]] += 1
+            to_come[uses[stage, m]] -= 1
+        elif op is Op.BACKWARD:
+            held[uses[stage, m]] -= 1
         else:
             newest += 1
         most = max(most, len({newest, *(+held), *(v for v in +to_come if v <= newest)}))
     return most
 
 
+def _until_steady(plan: Plan) -> int:
+    """Enough minibatches to see the most that is held: several rounds beyond the deepest warm-up."""
+    length = max(round_length(plan, s) for s in range(len(plan.stages)))
+    depth = max(warmup(plan, s, other) for s, own in enumerate(plan.stages) for other in own.ranks)
+    laps = len(plan.stages) // plan.lap
+    return length * laps * (depth + 3) + sum(len(s.ranks) for s in plan.stages)
+
+
+def _of_stage(plan: Plan, stage: int, rank: int, num_minibatches: int) -> tuple[Action, ...]:
+    """The actions of a rank in one of its stages, under a schedule that does not flush."""
+    if plan.lap == len(plan.stages):
+        return _rank_actions(plan, stage, rank, num_minibatches)
+    return tuple(action for action in actions(plan, num_minibatches)[rank] if action.stage == stage)
+
+
 def in_flight(plan: Plan, stage: int, rank: int) -> int:
-    """Most minibatches whose forward `rank` has run and whose backward it has not, all of it."""
+    """Most minibatches whose forward `rank` has run in a stage and whose backward it has not, all of it."""
     own, ahead = plan.stages[stage], lookahead(plan, stage)
     if plan.schedule == "zero-bubble" or plan.lap < len(plan.stages):
         return _most_held(plan, stage, rank)
@@ -312,8 +352,9 @@ def in_flight(plan: Plan, stage: int, rank: int) -> int:
 
 def _most_held(plan: Plan, stage: int, rank: int) -> int:
     last = Op.WEIGHTS if plan.schedule == "zero-bubble" else Op.BACKWARD
+    steps = plan.num_microbatches * max(stage.round for stage in plan.stages)
     flying = most = 0
-    for action in actions(plan, plan.num_microbatches * max(stage.round for stage in plan.stages))[rank]:
+    for action in actions(plan, steps if plan.weights == "flush" else _until_steady(plan))[rank]:
         if action.stage == stage:
             flying += (action.op is Op.FORWARD) - (action.op is last)
             most = max(most, flying)
@@ -381,7 +422,7 @@ def _all_there(
 
 
 SCHEDULES: Mapping[str, str] = {
-    "1f1b": "asynchronous, each backward with the weights of its forward (PipeDream)",
+    "1f1b": "asynchronous, each backward with the weights of its forward (PipeDream); stages may share ranks",
     "2bw": "asynchronous, two weight versions, one update a step (PipeDream-2BW)",
     "1f1b-flush": "one forward, one backward, weights updated once a step (DAPPLE); stages may share ranks",
     "zero-bubble": "1f1b-flush whose weight gradients fill the waiting, weights updated once a step (ZB-H1)",

@@ -11,9 +11,10 @@ of these that it can: a forward that 1F1B would run by then, a backward, the old
 more minibatches than the first stage does under 1F1B (the paper's ZB-H1).
 """
 
-import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+from .timed_order import Part
 
 
 @dataclass
@@ -22,63 +23,32 @@ class Replica:
 
     stage: int
     minibatches: Sequence[int]
-    seconds: Mapping[str, float]  # of F, B and W
+    lasts: Mapping[str, float]  # seconds of F, B and W
     ahead: int  # minibatches that forwards may be beyond the next backward
     window: int  # and beyond the oldest weight gradient to come: that is what memory holds
     done: dict[str, int] = field(default_factory=lambda: dict.fromkeys("FBW", 0))
-    order: list[tuple[str, int]] = field(default_factory=list)
-    busy: bool = False
 
-    def candidates(self) -> list[tuple[str, int]]:
+    def candidates(self) -> list[Part]:
         """The parts it may run now as far as it is concerned, the most wanted first."""
-        forward, backward, weights = (self._next(part) for part in "FBW")
-        late = [("W", weights)] if self.done["W"] < self.done["B"] else []
-        if late and not self.seconds["W"]:  # it makes room and takes no time
+        if not self.minibatches:
+            return []
+        forward, backward, weights = (self._next(op) for op in "FBW")
+        late = [("W", self.stage, weights)] if self.done["W"] < self.done["B"] else []
+        if late and not self.lasts["W"]:  # it makes room and takes no time
             return late
         found = []
         if forward <= min(backward + self.ahead, weights + self.window) and self.done["F"] < len(self.minibatches):
-            found.append(("F", forward))
+            found.append(("F", self.stage, forward))
         if self.done["B"] < self.done["F"]:
-            found.append(("B", backward))
+            found.append(("B", self.stage, backward))
         return found + late
 
-    def _next(self, part: str) -> int:
-        done = self.done[part]
+    def seconds(self, part: Part) -> float:
+        return self.lasts[part[0]]
+
+    def finish(self, part: Part) -> None:
+        self.done[part[0]] += 1
+
+    def _next(self, op: str) -> int:
+        done = self.done[op]
         return self.minibatches[done] if done < len(self.minibatches) else self.minibatches[-1] + 1
-
-
-def filled(
-    replicas: Mapping[int, Replica], serving: Callable[[int, int], int], num_stages: int
-) -> dict[int, list[tuple[str, int]]]:
-    """Return, for each rank, the parts of the step in their order. `serving(stage, minibatch)` names a rank."""
-    arrived = {("F", rank, m) for rank, own in replicas.items() if own.stage == 0 for m in own.minibatches}
-    arrived |= {
-        ("B", rank, m) for rank, own in replicas.items() if own.stage == num_stages - 1 for m in own.minibatches
-    }
-    running: list[tuple[float, int, str, int]] = []  # heap of (end, rank, part, minibatch)
-
-    def begin(rank: int, now: float) -> None:
-        own = replicas[rank]
-        for part, m in () if own.busy or not own.minibatches else own.candidates():
-            if part == "W" or (part, rank, m) in arrived:
-                own.order.append((part, m))
-                own.busy = True
-                heapq.heappush(running, (now + own.seconds[part], rank, part, m))
-                return
-
-    for rank in replicas:
-        begin(rank, 0.0)
-    while running:
-        now = running[0][0]
-        while running and running[0][0] == now:  # all that ends now has ended before anything begins
-            _, rank, part, m = heapq.heappop(running)
-            own = replicas[rank]
-            own.busy = False
-            own.done[part] += 1
-            target = own.stage + {"F": 1, "B": -1, "W": num_stages}[part]
-            if 0 <= target < num_stages:
-                arrived.add((part, serving(target, m), m))
-        for rank in replicas:
-            begin(rank, now)
-    assert all(own.done["W"] == len(own.minibatches) for own in replicas.values()), "every part has had its turn"
-    return {rank: own.order for rank, own in replicas.items()}

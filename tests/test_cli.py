@@ -77,8 +77,10 @@ def test_stages_interleaved_on_each_device(tmp_path, profile, capsys):
     machines = ("--profile", profile, "--devices", 2)
     code, out, _ = run("simulate", tmp_path / "plan.json", *machines, "--json", capsys=capsys)
     assert code == 0 and json.loads(out)["busy_fraction"].keys() == {"0", "1"}
-    code, _, told = run(*words, "--schedule", "1f1b", capsys=capsys)
-    assert code == 2 and "need schedule '1f1b-flush'" in told
+    code, out, _ = run(*words, "--schedule", "1f1b", capsys=capsys)
+    assert code == 0 and json.loads(out)["weights"] == "stash" and len(json.loads(out)["stages"]) == 4
+    code, _, told = run(*words, "--schedule", "gpipe", capsys=capsys)
+    assert code == 2 and "schedule 'gpipe' does not interleave, 1f1b-flush and 1f1b do" in told
 
 
 def test_a_cluster_file_and_types_by_name(tmp_path, profile, capsys):

@@ -84,8 +84,10 @@ def test_violations_are_told(changes, message):
 @pytest.mark.parametrize(
     ("ranks", "changes", "message"),
     [
-        ([0, 1, 0, 1], {"schedule": "1f1b"}, "rank 0 serves more than one replica, stages 0 and 2: only schedule"),
-        ([0, 1, 0, 1], {"schedule": "gpipe"}, "only schedule '1f1b-flush' interleaves"),
+        ([0, 1, 0, 1], {"schedule": "2bw"}, "rank 0 serves more than one replica, stages 0 and 2: only schedule"),
+        ([0, 1, 0, 1], {"schedule": "gpipe"}, "only schedules '1f1b-flush' and '1f1b' interleave stages"),
+        ([0, 1, 0, 1], {"schedule": "1f1b", "weights": "2bw"}, "and not with weights '2bw'"),
+        ([(0, 1), 2, (0, 1), 2], {"schedule": "1f1b", "shares": (2, 1)}, "stage 0 has shares .2, 1., without flushes"),
         ([0, 1, 1, 0], {}, "stage 2 is on ranks .1,., expected .0,. as stage 0|whole laps"),
         ([0, 1, 2, 0], {}, "whole laps over all ranks"),
         ([0, 1, 0, 2], {}, "whole laps over all ranks"),
@@ -99,7 +101,7 @@ def test_interleaved_stages_come_in_laps(ranks, changes, message):
     teams = [one if isinstance(one, tuple) else (one,) for one in ranks]
     stages = [Stage((id,), team) for id, team in zip("abcd", teams, strict=True)]
     stages[0] = replace(stages[0], **{key: changes[key] for key in ("warmup", "shares") if key in changes})
-    made = Plan(tuple(stages), changes.get("schedule", "1f1b-flush"), num_microbatches=4)
+    made = Plan(tuple(stages), changes.get("schedule", "1f1b-flush"), changes.get("weights", ""), num_microbatches=4)
     with pytest.raises(InputError, match=message):
         made.check(GRAPH)
 

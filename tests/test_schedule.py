@@ -76,11 +76,11 @@ def test_zero_bubble_holds_no_more_than_1f1b_does_in_its_first_stage():
     assert [in_flight(plan, k, k) for k in range(4)] == [4, 4, 4, 4]
 
 
-def interleaved(lap, laps, num_microbatches, *, replicas=1) -> Plan:
+def interleaved(lap, laps, num_microbatches=1, *, replicas=1, schedule="1f1b-flush") -> Plan:
     """A plan in which stage k is on the ranks of stage k - lap."""
     teams = [tuple(range(k * replicas, (k + 1) * replicas)) for k in range(lap)]
     stages = (Stage((f"l{k}",), teams[k % lap]) for k in range(lap * laps))
-    return Plan(tuple(stages), "1f1b-flush", num_microbatches=num_microbatches)
+    return Plan(tuple(stages), schedule, num_microbatches=num_microbatches)
 
 
 def test_interleaved_stages_go_lap_by_lap():
@@ -110,6 +110,51 @@ def test_interleaved_stages_never_wait_for_themselves(lap, laps, replicas, num_m
             assert rounds == list(range(-(-num_minibatches // num_microbatches)))
             flying = [sum((a.op is Op.FORWARD) - (a.op is Op.BACKWARD) for a in own[: k + 1]) for k in range(len(own))]
             assert max(flying) <= in_flight(plan, s, rank)
+
+
+def test_interleaved_stages_without_flushes():
+    """Ends of the pipeline apart, what interleaved.py shows: each rank always has work for one of its stages."""
+    lists = spell(interleaved(2, 2, schedule="1f1b"), 9)
+    assert "0F5 2F4 2B3 2U3 0B2 0U2 0F6 2F5 2B4 2U4 0B3 0U3" in lists[0]
+    assert "1F4 3F3 3B3 3U3 1B2 1U2 1F5 3F4 3B4 3U4 1B3 1U3" in lists[1]
+    assert lists[0].startswith("0F0 0F1 2F0 0F2 2F1 0F3 2B0 2U0") and lists[1].endswith("1B7 1U7 1B8 1U8")
+
+
+def test_a_replica_without_a_minibatch_in_the_last_round_of_interleaved_stages_joins_its_updates():
+    lists = spell(interleaved(1, 2, replicas=2, schedule="1f1b"), 3)
+    assert lists == {0: "0F0 1F0 1B0 1U0 0B0 0U0 0F2 1F2 1B2 1U1 0B2 0U1", 1: "0F1 1F1 1B1 1U0 0B1 0U0 1U1 0U1"}
+
+
+weights_of_laps = st.sampled_from(["stash", "vertical-sync"])
+
+
+@given(st.integers(1, 4), st.integers(2, 4), st.integers(1, 3), st.integers(1, 3), st.integers(1, 25), weights_of_laps)
+def test_interleaved_stages_without_flushes_keep_every_promise(lap, laps, replicas, rounds, num_minibatches, weights):
+    plan = interleaved(lap, laps, replicas=replicas, schedule="1f1b")
+    plan = replace(plan, accumulation=rounds, weights=weights)
+    check_runs(plan, num_minibatches, synchronised=True)
+    lists, uses = actions(plan, num_minibatches), forward_versions(plan, num_minibatches)
+    for s, stage in enumerate(plan.stages):
+        updates_of = {rank: [a for a in lists[rank] if a.op is Op.UPDATE] for rank in stage.ranks}
+        assert len(set(map(tuple, updates_of.values()))) == 1  # they average: in the same order, or they would hang
+        for op in (Op.FORWARD, Op.BACKWARD):
+            seen = [a.minibatch for rank in stage.ranks for a in lists[rank] if a.op is op and a.stage == s]
+            assert sorted(seen) == list(range(num_minibatches))
+        for rank in stage.ranks:
+            held: dict[int, int] = {}
+            updates, most, flying = 0, num_versions(plan, s, rank), in_flight(plan, s, rank)
+            assert flying <= len(plan.stages)
+            for _, op, m in [action for action in lists[rank] if action.stage == s]:
+                if op is Op.FORWARD:
+                    held[m] = uses[s, m]
+                    assert held[m] <= updates
+                elif op is Op.BACKWARD:
+                    del held[m]
+                else:
+                    assert m == updates
+                    updates += 1
+                assert len({updates, *held.values()}) <= most and len(held) <= flying
+            assert updates == -(-num_minibatches // round_length(plan, s))
 
 
 def test_sequential_keeps_one_minibatch_in_the_pipeline():
@@ -164,20 +209,19 @@ def test_two_versions_do_for_double_buffering():
     plan = pipeline(1, 1, 1, schedule="2bw", num_microbatches=4)
     assert [num_versions(plan, k, k) for k in range(3)] == [2, 2, 2]
     # Steps of 4: the first two use the initial weights, the third those of the first update, in every stage.
-    expected = {m: max(0, m // 4 - 1) for m in range(16)}
-    assert forward_versions(plan, 16) == {0: expected, 1: expected, 2: expected}
+    assert forward_versions(plan, 16) == {(s, m): max(0, m // 4 - 1) for s in range(3) for m in range(16)}
 
 
 def test_vertical_sync_uses_the_first_stages_weights_everywhere():
     plan = replace(pipeline(1, 1, 1), weights="vertical-sync")
     expected = {0: 0, 1: 0, 2: 0, 3: 1, 4: 2, 5: 3}
-    assert forward_versions(plan, 6) == {0: expected, 1: expected, 2: expected}
+    assert forward_versions(plan, 6) == {(s, m): count for s in range(3) for m, count in expected.items()}
     assert [num_versions(plan, k, k) for k in range(3)] == [3, 3, 3]
 
 
 def test_stashed_weights_are_the_newest_of_each_stage():
     versions = forward_versions(pipeline(1, 1), 4)
-    assert versions == {0: {0: 0, 1: 0, 2: 1, 3: 2}, 1: {0: 0, 1: 1, 2: 2, 3: 3}}
+    assert versions == {(s, m): max(0, m + s - 1) for s in range(2) for m in range(4)}
 
 
 def test_gradients_gather_over_rounds():
@@ -239,7 +283,7 @@ def test_no_forward_meets_weights_that_are_not_there_yet_or_any_more(plan, num_m
             held: dict[int, int] = {}
             for action in actions(plan, num_minibatches)[rank]:
                 if action.op is Op.FORWARD:
-                    held[action.minibatch] = uses[rank][action.minibatch]
+                    held[action.minibatch] = uses[s, action.minibatch]
                     assert held[action.minibatch] <= updates
                 elif action.op is Op.BACKWARD:
                     del held[action.minibatch]

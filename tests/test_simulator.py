@@ -1,5 +1,6 @@
 """The simulator against closed forms, hand-drawn schedules, a published simulator and the planners' estimates."""
 
+import itertools
 import random
 from dataclasses import replace
 
@@ -28,6 +29,7 @@ from sparsepipe import (
 from sparsepipe.forecast import forecast
 from sparsepipe.plan import Estimate, StageEstimate
 from sparsepipe.plan_table import side_by_side
+from sparsepipe.planners.laps import lap_bounds
 from sparsepipe.schedule import Action, Op
 
 
@@ -89,9 +91,51 @@ def test_a_planner_lays_interleaved_stages_over_the_devices_and_knows_their_step
     assert Plan.from_json(plan.to_json()) == plan
     told = side_by_side([plan]).splitlines()  # two stages a device, two layers a stage, each thrice
     assert [line.split()[-2:] for line in told if line.startswith("memory, fullest")] == [["120.0", "MB"]]
-    for schedule in ("1f1b", "gpipe", "zero-bubble"):
+    for schedule in ("2bw", "gpipe", "zero-bubble"):
         with pytest.raises(InputError, match="1f1b-flush"):
             partition(profile, cluster, schedule=schedule, **given_)
+
+
+seconds_of_layers = st.lists(st.floats(0.5, 4.0), min_size=6, max_size=9)
+
+
+@given(seconds_of_layers, st.integers(1, 3), st.sampled_from([2, 3]))
+@settings(max_examples=30)
+def test_interleaved_stages_without_flushes_keep_the_busiest_device_busy(layers, devices, laps):
+    """The device that has most to do never waits, whatever the stages take; the simulator does what is estimated."""
+    devices = min(devices, len(layers) // laps)
+    _, profile, _ = pipeline(layers, [2 * seconds for seconds in layers])
+    cluster = Cluster.uniform(devices, device_type="d", link=Link(1e12, 0.0))
+    plan = partition(profile, cluster, planner="model-parallel", stages_per_device=laps)
+    assert [stage.ranks for stage in plan.stages] == [(k,) for k in range(devices)] * laps
+    works = [stage.compute_seconds for stage in plan.estimate.stages]
+    busiest = max(sum(works[k::devices]) for k in range(devices))
+    assert plan.estimate.period_seconds == pytest.approx(busiest, rel=0.02)
+    depth = len(plan.stages)
+    trace = simulate(plan, profile, cluster, [1] * 40 * depth)
+    ends = {span.minibatch: span.end for span in trace.spans if (span.stage, span.kind) == (depth - 1, "backward")}
+    assert (ends[30 * depth] - ends[10 * depth]) / (20 * depth) == pytest.approx(busiest, rel=0.02)
+
+
+def test_cuts_of_laps_are_the_best_of_all_where_all_can_be_tried():
+    """Brute force over all cuts: the busiest device has less to do in none."""
+    generator = random.Random(0)
+    for _ in range(20):
+        layers = [generator.uniform(0.1, 1.0) ** 2 for _ in range(12)]
+        _, profile, _ = pipeline(layers, [2 * seconds for seconds in layers])
+        for devices in (1, 2, 3):
+            cluster = Cluster.uniform(devices, device_type="d", link=Link(1e12, 0.0))
+            plan = partition(profile, cluster, planner="model-parallel", stages_per_device=2)
+            loads = []
+            for cuts in itertools.combinations(range(1, 12), 2 * devices - 1):
+                stages = [3 * sum(layers[a:b]) for a, b in itertools.pairwise((0, *cuts, 12))]
+                loads.append(max(sum(stages[k::devices]) for k in range(devices)))
+            works = [stage.compute_seconds for stage in plan.estimate.stages]
+            assert max(sum(works[k::devices]) for k in range(devices)) == pytest.approx(min(loads))
+    layers = [generator.uniform(0.1, 1.0) for _ in range(60)]  # too many cuts to try all
+    bounds = lap_bounds((*range(0, 56, 7), 60), [layers] * 8, 4)
+    stages = [sum(layers[a:b]) for a, b in itertools.pairwise(bounds)]
+    assert max(sum(stages[k::4]) for k in range(4)) <= 1.02 * sum(layers) / 4
 
 
 def test_a_rank_of_interleaved_stages_holds_the_memory_of_all_of_them():

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..cluster import Cluster
 from ..errors import InputError
-from ..plan import WEIGHT_POLICIES, Plan
+from ..plan import INTERLEAVING, WEIGHT_POLICIES, Plan
 from ..profile import Profile
 from .base import Planner, Problem, with_seconds
 from .baselines import DataParallel, ModelParallel
@@ -89,8 +89,10 @@ _STANDS_FOR = {"zero-bubble": "1f1b-flush"}
 def _for_another(plan: Plan, schedule: str) -> Plan:
     """The plan under a schedule that it was not planned for: its estimate stays, a proof does not."""
     assert plan.estimate is not None
-    if plan.lap < len(plan.stages):
-        raise InputError(f"several stages a device need schedule '1f1b-flush': {schedule!r} does not interleave")
+    if plan.lap < len(plan.stages) and schedule not in INTERLEAVING:
+        raise InputError(
+            f"several stages a device: schedule {schedule!r} does not interleave, {' or '.join(INTERLEAVING)} do"
+        )
     estimate = replace(plan.estimate, lower_bound_seconds=None)
     told = f"planned and estimated for {plan.schedule}; simulate it to see what {schedule} makes of it"
     return replace(plan.with_schedule(schedule), estimate=estimate, warnings=(*plan.warnings, told))

@@ -1,11 +1,13 @@
-"""Plans without a search: everything on every device, and one device a stage."""
+"""Plans that leave no choice of devices: everything on every device, and one device a stage."""
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from ..errors import InputError
-from ..plan import Plan
+from ..plan import INTERLEAVING, Plan
 from .base import Problem
 from .estimate import baseline_data_parallel, estimate
+from .laps import Bounds, lap_bounds
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,8 @@ class DataParallel:
 class ModelParallel:
     """One device a stage, in rank order, cut where the slowest stage is least slow; transfers are not looked at.
 
-    `stages_per_device`: so many laps over the devices, interleaved (Narayanan et al., SC 2021), under 1f1b-flush.
+    `stages_per_device`: so many laps over the devices, interleaved (Narayanan et al., SC 2021); cuts then go where
+    the busiest device is least busy with all its stages (laps.py).
     Devices beyond the number of layers stay unused, which a warning says.
     """
 
@@ -35,23 +38,26 @@ class ModelParallel:
             raise InputError(f"stages_per_device is {self.stages_per_device}, expected 1 or more")
 
     def plan(self, problem: Problem) -> Plan:
-        if self.stages_per_device > 1 and problem.schedule != "1f1b-flush":
+        if self.stages_per_device > 1 and problem.schedule not in INTERLEAVING:
             raise InputError(
-                f"{self.stages_per_device} stages a device need schedule '1f1b-flush', {problem.schedule!r} given: "
-                "no other interleaves stages"
+                f"{self.stages_per_device} stages a device: schedule {problem.schedule!r} does not interleave, "
+                f"{' and '.join(INTERLEAVING)} do"
             )
         layers, num_devices = problem.layers, len(problem.cluster.devices)
         used = max(1, min(num_devices, len(layers) // self.stages_per_device))
         kinds = [device.type.name for device in problem.cluster.devices[:used]]
         seconds = [problem.table.seconds[kind][list(layers), 0].tolist() for kind in kinds]
-        bounds = _balanced(seconds * self.stages_per_device)
-        stages = [problem.stage(layers[a:b], (k % used,)) for k, (a, b) in enumerate(bounds)]
+        seconds *= self.stages_per_device
+        bounds = _balanced(seconds)
+        if self.stages_per_device > 1:
+            bounds = lap_bounds(bounds, seconds, used)
+        stages = [problem.stage(layers[a:b], (k % used,)) for k, (a, b) in enumerate(pairwise(bounds))]
         unused = f"{num_devices - used} of {num_devices} devices stay unused: the network has {len(layers)} layers"
         plan = problem.plan(stages, self.name, [unused] if used < num_devices else [])
         return replace(plan, estimate=estimate(plan, problem))
 
 
-def _balanced(seconds: list[list[float]]) -> list[tuple[int, int]]:
+def _balanced(seconds: list[list[float]]) -> Bounds:
     """Cut layers into a consecutive, non-empty run for each row of `seconds`; the largest is as small as can be."""
     num_layers, num_stages = len(seconds[0]), len(seconds)
     if num_layers < num_stages:
@@ -67,8 +73,7 @@ def _balanced(seconds: list[list[float]]) -> list[tuple[int, int]]:
                     reached[stop], start[stop] = max(best[first], run), first
         best = reached
         came_from.append(start)
-    bounds, stop = [], num_layers
+    bounds = [num_layers]
     for start in reversed(came_from):
-        bounds.append((start[stop], stop))
-        stop = start[stop]
-    return bounds[::-1]
+        bounds.append(start[bounds[-1]])
+    return tuple(bounds[::-1])

@@ -5,7 +5,8 @@ Legend, for stage i, with t its forward and backward on one replica and s/n a re
   L = max over replicas of t: how long one minibatch stays
   C = the transfers at a boundary; they run beside computation, forwards and backwards at once
 
-asynchronous     period = max(T of each stage, busiest port of each boundary)
+asynchronous     period = max(T of each stage, busiest port of each boundary); interleaved, what a timed run of the
+                 stages' order comes to once it is full (interleaved.py), or a device's ports together if that is more
 flush            step = Σ L + Σ (C forwards + C backwards) + max_i (Wᵢ − Lᵢ), period = step / M, where W is the busiest
                  replica's ⌈M·s/n⌉ minibatches and one averaging; without replication this is
                  Σ (T + 2C) + (M − 1)·max T, the length of GPipe's and DAPPLE's critical path; a boundary limits with
@@ -18,8 +19,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..costs import Array, MemoryNeed, averaging_time, boundary_link, depth, port_share
+from ..interleaved import steady_period
 from ..plan import Estimate, Plan, Stage, StageEstimate
-from ..schedule import in_flight
+from ..schedule import in_flight, num_versions
 from .base import Problem
 
 
@@ -28,18 +30,24 @@ def estimate(plan: Plan, problem: Problem) -> Estimate:
     layers, payloads = _boundaries(plan, problem)
     transfers = _transfers(plan, problem, payloads)
     ports = [0.0, *(busiest for busiest, _ in transfers), 0.0]
-    stages, latencies, works = [], [], []
+    computes, averagings, latencies, works = [], [], [], []
     for k, stage in enumerate(plan.stages):
         seconds = [replica_seconds(problem, layers[k], kind, stage.recompute) for kind in kinds_of(problem, stage)]
         compute = max(t * share for t, share in zip(seconds, stage.shares, strict=True)) / stage.round
         averaging = averaging_time(problem.cluster, stage.ranks, float(problem.table.parameter_bytes[layers[k]].sum()))
         averaging /= plan.num_microbatches if plan.weights == "flush" else stage.round
-        need = memory_need(problem, layers[k], float(payloads[k][0][1]))
-        memory = stage_memory(plan, k, need)
-        sent = float(payloads[k + 1][0][0]) * (k + 1 < len(plan.stages)) + float(payloads[k][1][0]) * (k > 0)
-        stages.append(StageEstimate(compute, memory, max(ports[k], ports[k + 1]), averaging, sent))
+        computes.append(compute)
+        averagings.append(averaging)
         latencies.append(max(seconds))
         works.append(step_work(plan, stage, seconds, averaging))
+    # An order that goes by the pace of the stages sets how many minibatches they hold.
+    paced = replace(plan, estimate=Estimate(0.0, tuple(map(StageEstimate, computes))))
+    stages = []
+    for k in range(len(plan.stages)):
+        need = memory_need(problem, layers[k], float(payloads[k][0][1]))
+        sent = float(payloads[k + 1][0][0]) * (k + 1 < len(plan.stages)) + float(payloads[k][1][0]) * (k > 0)
+        transfer = max(ports[k], ports[k + 1])
+        stages.append(StageEstimate(computes[k], stage_memory(paced, k, need), transfer, averagings[k], sent))
     crossing = sum(both for _, both in transfers[: plan.lap - 1])
     period = plan_period(plan, stages, latencies, works, ports, crossing)
     everyone = baseline_data_parallel(problem)
@@ -103,6 +111,8 @@ def plan_period(
         longest = max(sum(works[k::lap]) - latencies[k] for k in range(lap))
         busiest = max(sum(ports[k::lap]) for k in range(lap))
         return (sum(latencies[:lap]) + crossing + max(longest, (count - 1) * busiest)) / count
+    if plan.lap < len(plan.stages):
+        return max(steady_period(busy, plan.lap), *(sum(ports[k :: plan.lap]) for k in range(plan.lap)))
     return max([*busy, *ports])
 
 
@@ -140,8 +150,8 @@ def stage_memory(plan: Plan, k: int, need: MemoryNeed) -> float:
     """Bytes on the fullest replica of stage `k`."""
     stage = plan.stages[k]
     if plan.lap < len(plan.stages):
-        most = max(in_flight(plan, k, rank) for rank in stage.ranks)
-        return need.total(versions=1, minibatches=most, recompute=stage.recompute)
+        versions, most = (max(count(plan, k, rank) for rank in stage.ranks) for count in (num_versions, in_flight))
+        return need.total(versions=versions, minibatches=most, recompute=stage.recompute)
     later = sum(len(other.ranks) for other in plan.stages[k + 1 :])
     versions, minibatches = depth(plan.schedule, plan.num_microbatches, stage.shares, later, stage.warmup)
     return need.total(versions=versions, minibatches=minibatches, recompute=stage.recompute)

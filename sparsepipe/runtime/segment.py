@@ -105,7 +105,8 @@ class Segment:
         todo = [action for action in actions(plan, count)[worker.rank] if action.stage == post.stage]
         self.inputs = Inputs(worker, post, workload.training, self.batches, todo=todo, epoch=epoch, base=self.base)
         # The weights that each forward meets, as updates since the start of this segment.
-        self.versions = forward_versions(plan, count)[worker.rank]
+        uses = forward_versions(plan, count)
+        self.versions = {m: uses[post.stage, m] for _, op, m in todo if op is Op.FORWARD}
         self.first_version = post.weights.newest.index
         post.weights.expect(self.versions.values())
         self.flights: dict[int, Flight] = {}
@@ -282,9 +283,10 @@ class Segment:
         return not overflowed
 
     def update(self, action: Action) -> None:
-        """Average the gradients of a round over the replicas; step once those of all of this rank's stages are there.
+        """Average the gradients of a round over the replicas, and step.
 
-        Only then is it known whether any overflowed, and how long they are together.
+        A step that flushes is made once the gradients of all of this rank's stages are there: only then is it known
+        whether any overflowed, and how long they are together.
         """
         worker, post = self.worker, self.post
         recorder, members = worker.recorder, round_minibatches(worker.plan, post.stage, action.minibatch, self.count)
@@ -302,12 +304,12 @@ class Segment:
             start = recorder.begin("update", members[-1] + self.base)
             gradients = post.runner.average(gradients, len(members), post.process, what=str(action))
         worker.averaged.append((post, gradients))
-        if len(worker.averaged) == len(worker.posts):
+        if worker.plan.weights != "flush" or len(worker.averaged) == len(worker.posts):
             self._step(members)
         recorder.span("update", str(action), start, recorder.now(), minibatch=members[-1] + self.base)
 
     def _step(self, members: range) -> None:
-        """Make the next version of the weights of all stages of this rank."""
+        """Make the next version of the weights of this rank's stages whose gradients are averaged."""
         worker = self.worker
         ready, worker.averaged = worker.averaged, []
         whole = [gradient for _, gradients in ready for gradient in gradients]

@@ -1,0 +1,75 @@
+"""The order of a timed run: each rank, whenever it is free, does the first of what it wants that it can.
+
+An order found so cannot deadlock: it has been run.
+"""
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+Part = tuple[str, int, int]  # "F", "B" or "W", stage, minibatch
+
+
+class Rank(Protocol):
+    """What a rank wants, and how long it takes."""
+
+    def candidates(self) -> Sequence[Part]:
+        """The parts it may run now as far as it is concerned, the most wanted first."""
+
+    def seconds(self, part: Part) -> float: ...
+
+    def finish(self, part: Part) -> None:
+        """Take note that a part is done."""
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """What every rank did, and when."""
+
+    parts: Mapping[int, list[Part]] = field(default_factory=dict)
+    ends: Mapping[Part, float] = field(default_factory=dict)
+
+
+def timed_order(
+    ranks: Mapping[int, Rank], serving: Callable[[int, int], int], num_stages: int, first: Sequence[int]
+) -> Ordered:
+    """Run `ranks` on the minibatches `first` of the first stage. `serving(stage, minibatch)` names a rank.
+
+    A forward waits for that of the stage before, a backward for its own forward and the backward of the stage after;
+    sending takes no time.
+    """
+    parts: dict[int, list[Part]] = {rank: [] for rank in ranks}
+    ends: dict[Part, float] = {}
+    arrived = {("F", 0, m) for m in first}
+    running: list[tuple[float, int, Part]] = []  # heap of (end, rank, part)
+    busy: set[int] = set()
+
+    def begin(rank: int, now: float) -> None:
+        own = ranks[rank]
+        for part in () if rank in busy else own.candidates():
+            if part[0] == "W" or part in arrived:
+                parts[rank].append(part)
+                busy.add(rank)
+                heapq.heappush(running, (now + own.seconds(part), rank, part))
+                return
+
+    for rank in ranks:
+        begin(rank, 0.0)
+    while running:
+        now = running[0][0]
+        while running and running[0][0] == now:  # all that ends now has ended before anything begins
+            _, rank, part = heapq.heappop(running)
+            busy.discard(rank)
+            ends[part] = now
+            ranks[rank].finish(part)
+            op, stage, m = part
+            if op == "F" and stage + 1 < num_stages:
+                arrived.add(("F", stage + 1, m))
+            elif op == "F":
+                arrived.add(("B", stage, m))
+            elif op == "B" and stage:
+                arrived.add(("B", stage - 1, m))
+        for rank in ranks:
+            begin(rank, now)
+    return Ordered(parts, ends)
