@@ -6,6 +6,7 @@ from itertools import pairwise
 from ..errors import InputError
 from ..plan import INTERLEAVING, Plan
 from .base import Problem
+from .cuts import Cuts
 from .estimate import baseline_data_parallel, estimate
 from .laps import Bounds, lap_bounds
 
@@ -25,8 +26,8 @@ class DataParallel:
 class ModelParallel:
     """One device a stage, in rank order, cut where the slowest stage is least slow; transfers are not looked at.
 
-    `stages_per_device`: so many laps over the devices, interleaved (Narayanan et al., SC 2021); cuts then go where
-    the busiest device is least busy with all its stages (laps.py).
+    `stages_per_device`: so many laps over the devices, interleaved (Narayanan et al., SC 2021). Without flushes
+    the busiest device is then least busy with all its stages (laps.py); with them, small stages make a small bubble.
     Devices beyond the number of layers stay unused, which a warning says.
     """
 
@@ -49,8 +50,11 @@ class ModelParallel:
         seconds = [problem.table.seconds[kind][list(layers), 0].tolist() for kind in kinds]
         seconds *= self.stages_per_device
         bounds = _balanced(seconds)
-        if self.stages_per_device > 1:
-            bounds = lap_bounds(bounds, seconds, used)
+        if self.stages_per_device > 1 and not problem.synchronous:
+            sizes = Cuts.along(problem.table, layers).payloads(problem.table)
+            crossing = (sizes[0] + sizes[1])[:, 0].tolist() if used > 1 else [0.0] * (len(layers) + 1)
+            kept = problem.table.parameter_bytes[list(layers)].tolist()
+            bounds = lap_bounds(bounds, seconds, used, crossing=crossing, kept=kept)
         stages = [problem.stage(layers[a:b], (k % used,)) for k, (a, b) in enumerate(pairwise(bounds))]
         unused = f"{num_devices - used} of {num_devices} devices stay unused: the network has {len(layers)} layers"
         plan = problem.plan(stages, self.name, [unused] if used < num_devices else [])

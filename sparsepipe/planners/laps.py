@@ -6,27 +6,45 @@ from math import comb
 
 Bounds = tuple[int, ...]  # 0, where each stage but the first begins, the number of layers
 _FEW = 50_000  # cuts of which all are tried: a quarter of a second
+_ALIKE = 1.005  # most loaded devices that count as equally loaded
 
 
-def lap_bounds(start: Bounds, seconds: Sequence[Sequence[float]], lap: int) -> Bounds:
-    """Cut where the most loaded device, then the largest stage, has least to do.
+def lap_bounds(
+    start: Bounds, seconds: Sequence[Sequence[float]], lap: int, *, crossing: Sequence[float], kept: Sequence[float]
+) -> Bounds:
+    """Cut where the most loaded device has least to do; among cuts that are alike, where fewest bytes move.
 
-    `seconds[k]` are those of every layer on the device of stage k. All cuts are tried where there are few; else those
-    of `start` are moved, two at a time, until no pair helps.
+    `seconds[k]` are those of every layer on the device of stage k. Bytes move across cuts, `crossing` at each place,
+    and in the update of every stage but the last: `kept` of each layer, whose older versions stay. All cuts are tried
+    where there are few; else those of `start` are moved, two at a time, until no pair helps.
     """
-    before = [[0.0, *accumulate(row)] for row in seconds]
+    before, weights = [[0.0, *accumulate(row)] for row in seconds], [0.0, *accumulate(kept)]
 
-    def load(bounds: Bounds) -> tuple[float, float]:
+    def load(bounds: Bounds) -> float:
         stages = [row[b] - row[a] for row, (a, b) in zip(before, pairwise(bounds), strict=True)]
-        return max(sum(stages[k::lap]) for k in range(lap)), max(stages)
+        return max(sum(stages[k::lap]) for k in range(lap))
 
-    num_layers = start[-1]
-    if comb(num_layers - 1, len(seconds) - 1) <= _FEW:
-        return min(((0, *cuts, num_layers) for cuts in combinations(range(1, num_layers), len(seconds) - 1)), key=load)
-    best = start
-    while load(found := min(_moved(best), key=load, default=best)) < load(best):
-        best = found
-    return best
+    def moved(bounds: Bounds) -> float:
+        return sum(crossing[cut] for cut in bounds[1:-1]) + weights[bounds[-2]]
+
+    num_layers, num_cuts = start[-1], len(seconds) - 1
+    if comb(num_layers - 1, num_cuts) <= _FEW:
+        tried = {
+            bounds: load(bounds)
+            for cuts in combinations(range(1, num_layers), num_cuts)
+            for bounds in [(0, *cuts, num_layers)]
+        }
+    else:
+        best, tried = start, {start: load(start)}
+        while True:
+            around = {bounds: load(bounds) for bounds in _moved(best)}
+            tried |= around
+            found = min(around, key=around.__getitem__)
+            if tried[found] >= tried[best]:
+                break
+            best = found
+    least = min(tried.values())
+    return min((bounds for bounds, most in tried.items() if most <= _ALIKE * least), key=moved)
 
 
 def _moved(bounds: Bounds) -> Iterator[Bounds]:
