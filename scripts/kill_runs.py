@@ -33,6 +33,7 @@ PLANS = {
     "stash 2-1": plan_of(PLAIN, [[0, 1], [2]], schedule="1f1b"),
     "zero-bubble": plan_of(PLAIN, [[0], [1]], schedule="zero-bubble", num_microbatches=3),
     "interleaved": plan_of(PLAIN, [[0], [1]] * 2, schedule="1f1b-flush", num_microbatches=2),
+    "interleaved stash": plan_of(PLAIN, [[0], [1]] * 2, schedule="1f1b"),
 }
 KERNEL = """
 import json, sys

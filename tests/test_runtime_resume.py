@@ -42,6 +42,9 @@ def runs(tmp_path_factory):
         job("stash", [[0], [1], [2]], schedule=stash, epochs=1),
         job("stash-2", [[0], [1], [2]], schedule=stash, epochs=2, resume=True, folder="stash"),
         job("stash-3", [[0], [1], [2]], schedule=stash, epochs=2, resume=True, folder="stash"),
+        job("stash-laps-whole", [[0], [1]] * 2, schedule=stash, epochs=2),
+        job("stash-laps", [[0], [1]] * 2, schedule=stash, epochs=1),
+        job("stash-laps-2", [[0], [1]] * 2, schedule=stash, epochs=2, resume=True, folder="stash-laps"),
         job("half-whole", [[0], [1]], epochs=3, **half),
         job("half", [[0], [1]], epochs=1, **half, asynchronous_checkpoints=True),
         job("half-2", [[0], [1], [2]], epochs=3, **half, resume=True, folder="half"),
@@ -81,6 +84,7 @@ def test_interleaved_stages_go_on_in_others_bit_for_bit(runs) -> None:
 
 def test_stashed_versions_go_on_bit_for_bit(runs) -> None:
     assert runs["stash-2"][1].losses == runs["stash-whole"][1].losses
+    assert runs["stash-laps-2"][1].losses == runs["stash-laps-whole"][1].losses
 
 
 def test_the_loss_scale_goes_on_too(runs) -> None:
