@@ -7,6 +7,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: tests start sev
 import importlib.util
 import ipaddress
 import shutil
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -15,6 +16,9 @@ import hypothesis
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+# Ignored in what a shell script puts in the background, and in all that tests would start from there.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The machine is shared: how long an example takes says nothing about the code.
 hypothesis.settings.register_profile("sparsepipe", deadline=None, print_blob=True)

@@ -116,8 +116,12 @@ def test_figures_are_found_by_name():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_nothing_is_left_behind_by_a_kill(few, tmp_path, how):
+@pytest.mark.parametrize(
+    ("how", "background"),
+    [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGKILL, False), (signal.SIGKILL, True)],
+)
+def test_nothing_is_left_behind_by_a_kill(few, tmp_path, how, background):
+    """Nor where a shell script put it in the background, which makes it ignore SIGINT."""
     few(
         "a",
         "figures = ''\nnumber = 1",
@@ -129,7 +133,8 @@ def test_nothing_is_left_behind_by_a_kill(few, tmp_path, how):
         f"driver.reproduce(out={str(tmp_path / 'figures')!r}, notebooks=pathlib.Path({str(few.folder)!r}))"
     )
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
-    process = subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.DEVNULL)
+    command = ["sh", "-c", "trap '' INT; exec \"$@\"" if background else 'exec "$@"', "sh", sys.executable, "-c", code]
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
     for _ in range(600):
         if (tmp_path / "started").exists():
             break

@@ -16,6 +16,7 @@ _INTERRUPTED = 130  # what a shell says of a process ended by SIGINT
 
 
 def main() -> int:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell script puts in the background
     request = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_owner, name="owner", daemon=True).start()
     try:
