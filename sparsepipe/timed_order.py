@@ -5,7 +5,7 @@ An order found so cannot deadlock: it has been run.
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 Part = tuple[str, int, int]  # "F", "B" or "W", stage, minibatch
@@ -27,8 +27,8 @@ class Rank(Protocol):
 class Ordered:
     """What every rank did, and when."""
 
-    parts: Mapping[int, list[Part]] = field(default_factory=dict)
-    ends: Mapping[Part, float] = field(default_factory=dict)
+    parts: Mapping[int, list[Part]]
+    ends: Mapping[Part, float]
 
 
 def timed_order(

@@ -29,11 +29,8 @@ def lap_bounds(
 
     num_layers, num_cuts = start[-1], len(seconds) - 1
     if comb(num_layers - 1, num_cuts) <= _FEW:
-        tried = {
-            bounds: load(bounds)
-            for cuts in combinations(range(1, num_layers), num_cuts)
-            for bounds in [(0, *cuts, num_layers)]
-        }
+        every = ((0, *cuts, num_layers) for cuts in combinations(range(1, num_layers), num_cuts))
+        tried: dict[Bounds, float] = {bounds: load(bounds) for bounds in every}
     else:
         best, tried = start, {start: load(start)}
         while True:
