@@ -17,8 +17,9 @@ over and over:
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from .timed_order import Ordered, Part, timed_order
+from .timed_order import BACKWARD, Ordered, Part, timed_order
 
 
 def forwards(minibatches: Sequence[int], stages: Sequence[int], lap: int) -> list[tuple[int, int]]:
@@ -55,7 +56,8 @@ def continuous(count: int, paces: Sequence[float], lap: int) -> Ordered:
     """
     endless = count + len(paces)
     positions = {k: _Position(range(k, len(paces), lap), paces, endless) for k in range(lap)}
-    return timed_order(positions, lambda stage, _: stage % lap, len(paces), range(endless))
+    found = timed_order(positions, lambda stage, _: stage % lap, len(paces), range(endless))
+    return replace(found, parts={k: [part for part in own if part[2] < count] for k, own in found.parts.items()})
 
 
 def steady_period(paces: Sequence[float], lap: int) -> float:
@@ -93,4 +95,4 @@ class _Position:
         self.turns.append((op, stage))
 
 
-_PARTS: Mapping[str, float] = {"F": 1.0, "B": 2.0}  # of 3: thirds of a pace would not add up
+_PARTS: Mapping[str, float] = {"F": 1.0, "B": BACKWARD}  # of 3: thirds of a pace would not add up

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from . import interleaved
 from .errors import InputError
 from .plan import Plan, Stage
-from .timed_order import Part, timed_order
+from .timed_order import BACKWARD, Part, timed_order
 from .zero_bubble import Replica
 
 
@@ -171,20 +171,24 @@ def _continuous_actions(plan: Plan, num_minibatches: int) -> dict[int, tuple[Act
     last round takes part in its updates where the others have them.
     """
     count = num_rounds(plan, 0, num_minibatches) * plan.accumulation  # of each replica, in whole rounds
-    paces = [e.compute_seconds for e in plan.estimate.stages] if plan.estimate else [1.0] * len(plan.stages)
     lists = {}
-    for position, parts in interleaved.continuous(count, paces, plan.lap).parts.items():
+    for position, parts in interleaved.continuous(count, _paces(plan), plan.lap).parts.items():
         team = plan.stages[position]
         for rank in team.ranks:
             mine = _turns_of(team, rank, range(count * team.round))
             todo = []
-            for op, s, k in [part for part in parts if part[2] < count]:
+            for op, s, k in parts:
                 if mine[k] < num_minibatches:
                     todo.append(Action(s, Op(op), mine[k]))
                 if op == "B" and (k + 1) % plan.accumulation == 0:
                     todo.append(Action(s, Op.UPDATE, k // plan.accumulation))
             lists[rank] = tuple(todo)
     return lists
+
+
+def _paces(plan: Plan) -> list[float]:
+    """What the planner expects of each stage, forward and backward; equal paces where it said nothing."""
+    return [e.compute_seconds for e in plan.estimate.stages] if plan.estimate else [1.0] * len(plan.stages)
 
 
 def _zero_bubble_actions(plan: Plan, num_minibatches: int) -> dict[int, tuple[Action, ...]]:
@@ -199,22 +203,18 @@ def _zero_bubble_actions(plan: Plan, num_minibatches: int) -> dict[int, tuple[Ac
 @lru_cache(maxsize=256)
 def _zero_bubble_step(plan: Plan, span: range) -> Mapping[int, list[Part]]:
     """The order of one step, timed by what the planner expects of the stages; equal ones where it said nothing."""
-    replicas = {}
+    replicas, paces = {}, _paces(plan)
     for s, stage in enumerate(plan.stages):
-        pace = plan.estimate.stages[s].compute_seconds if plan.estimate else 1.0
         late = weights_share(plan, s)
         for rank, share in zip(stage.ranks, stage.shares, strict=True):
-            forward = pace * stage.round / share  # in units that leave equal stages equal: thirds would not add up
-            backward = _BACKWARD * forward
+            forward = paces[s] * stage.round / share  # in units that leave equal stages equal: thirds would not add up
+            backward = BACKWARD * forward
             parts = {"F": forward, "B": (1 - late) * backward, "W": late * backward}
             turns = _turns_of(stage, rank, span)
             replicas[rank] = Replica(s, turns, parts, lookahead(plan, s), lookahead(plan, 0))
     order = timed_order(replicas, lambda s, m: plan.stages[s].replica(m), len(plan.stages), span)
     assert all(own.done["W"] == len(own.minibatches) for own in replicas.values()), "every part has had its turn"
     return order.parts
-
-
-_BACKWARD = 2.0  # times a forward: a matrix product has two gradients
 
 
 def weights_share(plan: Plan, stage: int) -> float:

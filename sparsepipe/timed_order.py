@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 Part = tuple[str, int, int]  # "F", "B" or "W", stage, minibatch
+BACKWARD = 2.0  # times a forward: a matrix product has two gradients
 
 
 class Rank(Protocol):

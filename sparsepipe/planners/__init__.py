@@ -7,9 +7,9 @@ from typing import Any
 
 from ..cluster import Cluster
 from ..errors import InputError
-from ..plan import INTERLEAVING, WEIGHT_POLICIES, Plan
+from ..plan import WEIGHT_POLICIES, Plan
 from ..profile import Profile
-from .base import Planner, Problem, with_seconds
+from .base import Planner, Problem, check_interleaves, with_seconds
 from .baselines import DataParallel, ModelParallel
 from .estimate import estimate
 from .optimal import Optimal
@@ -89,10 +89,7 @@ _STANDS_FOR = {"zero-bubble": "1f1b-flush"}
 def _for_another(plan: Plan, schedule: str) -> Plan:
     """The plan under a schedule that it was not planned for: its estimate stays, a proof does not."""
     assert plan.estimate is not None
-    if plan.lap < len(plan.stages) and schedule not in INTERLEAVING:
-        raise InputError(
-            f"several stages a device: schedule {schedule!r} does not interleave, {' or '.join(INTERLEAVING)} do"
-        )
+    check_interleaves(schedule, len(plan.stages) // plan.lap)
     estimate = replace(plan.estimate, lower_bound_seconds=None)
     told = f"planned and estimated for {plan.schedule}; simulate it to see what {schedule} makes of it"
     return replace(plan.with_schedule(schedule), estimate=estimate, warnings=(*plan.warnings, told))

@@ -9,7 +9,7 @@ from ..cluster import Cluster
 from ..costs import LayerTable
 from ..errors import InputError
 from ..graph import LayerGraph
-from ..plan import WEIGHT_POLICIES, Plan, Stage
+from ..plan import INTERLEAVING, WEIGHT_POLICIES, Plan, Stage
 from ..profile import Profile
 
 MEMORY_QUANTILE = 0.99  # of the voxel counts: memory must do for the large minibatches, time for the mean one
@@ -94,6 +94,15 @@ class Problem:
             num_microbatches=self.num_microbatches,
             planner=planner,
             warnings=tuple(warnings),
+        )
+
+
+def check_interleaves(schedule: str, stages_per_device: int) -> None:
+    """Raise InputError for several stages a device under a schedule that does not interleave."""
+    if stages_per_device > 1 and schedule not in INTERLEAVING:
+        raise InputError(
+            f"{stages_per_device} stages a device: schedule {schedule!r} does not interleave, "
+            f"{' and '.join(INTERLEAVING)} do"
         )
 
 

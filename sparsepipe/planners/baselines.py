@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ..errors import InputError
-from ..plan import INTERLEAVING, Plan
-from .base import Problem
+from ..plan import Plan
+from .base import Problem, check_interleaves
 from .cuts import Cuts
 from .estimate import baseline_data_parallel, estimate
 from .laps import Bounds, lap_bounds
@@ -39,11 +39,7 @@ class ModelParallel:
             raise InputError(f"stages_per_device is {self.stages_per_device}, expected 1 or more")
 
     def plan(self, problem: Problem) -> Plan:
-        if self.stages_per_device > 1 and problem.schedule not in INTERLEAVING:
-            raise InputError(
-                f"{self.stages_per_device} stages a device: schedule {problem.schedule!r} does not interleave, "
-                f"{' and '.join(INTERLEAVING)} do"
-            )
+        check_interleaves(problem.schedule, self.stages_per_device)
         layers, num_devices = problem.layers, len(problem.cluster.devices)
         used = max(1, min(num_devices, len(layers) // self.stages_per_device))
         kinds = [device.type.name for device in problem.cluster.devices[:used]]
