@@ -1,10 +1,12 @@
 """Time the engines against each other and bare products: `python scripts/bench_engines.py [--quick] [--json FILE]`.
 
-For each number of threads, in a process of its own whose thread pools all have that size:
+For each number of threads and each case, in a process of its own whose thread pools all have that size:
 
     steps          one training step (forward, loss, backward; then with SGD) of each network on each kind of clouds:
                    `native`, `minkowski` where it imports, `native` under bf16 autocast, and `native` with the kernel
-                   maps of the minibatch already made, whose difference is what kernel maps cost
+                   maps of the minibatch already made, whose difference is what kernel maps cost; and the matrix
+                   products of all its convolutions alone, which no engine that multiplies in float32 can do without:
+                   `minkowski_step_over_products` is the most that it could be faster by
     convolutions   forward and backward of each convolution of the first case against its matrix products alone, on rows
                    already gathered and never added up; and against these and the rows' own moves: each gathered and
                    added up once by torch, which is what products on gathered rows cannot do without
@@ -26,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -183,6 +185,8 @@ def time_steps(case: Case, batch: PointBatch, engines: Mapping[str, Engine], rou
     used = engines["native"].tensor(batch)  # keeps its kernel maps from the first round on
     functions = {name: lambda t=trainer: t.step(batch) for name, trainer in trainers.items()}
     functions["native-warm-maps"] = lambda: trainers["native"].step(batch, used)
+    distinct = convolutions(case, batch, engines["native"])
+    functions["products"] = lambda: products(distinct)
     found = turns(rounds, functions)
     seconds = {name: {key: [row[key] for row in rows] for key in rows[0]} for name, rows in found.items()}
     native, warm = seconds["native"]["step"], seconds["native-warm-maps"]["step"]
@@ -197,29 +201,58 @@ def time_steps(case: Case, batch: PointBatch, engines: Mapping[str, Engine], rou
         "native_step_over_native_bf16": ratio(native, seconds["native-bf16"]["step"]),
         "native_step_processor_over_native_bf16": ratio(processor[0], seconds["native-bf16"]["step_processor"]),
     }
+    bare = seconds["products"]["step"]
+    result["native_step_over_products"] = ratio(native, bare)
     if "minkowski" in seconds:
+        result["minkowski_step_over_products"] = ratio(seconds["minkowski"]["step"], bare)
         for key in ("step", "step_with_sgd", "step_processor"):
             result[f"minkowski_{key}_over_native"] = ratio(seconds["minkowski"][key], seconds["native"][key])
     return result
 
 
-def convolutions(case: Case, batch: PointBatch, chosen: Engine) -> Iterator[tuple[str, Any, Tensor, Any]]:
-    """Give each distinct convolution of a network: its name, kernel map, kernel and input features."""
+@dataclass(eq=False)
+class Distinct:
+    """Convolutions of a network that have shape and kernel map in common, `count` of them."""
+
+    name: str
+    kernel_map: Any
+    kernel: Tensor
+    features: Tensor  # the first one's input
+    wants_features: bool  # nobody asks for the gradient of the network's input
+    count: int = 1
+
+
+def convolutions(case: Case, batch: PointBatch, chosen: Engine) -> list[Distinct]:
+    """List the distinct convolutions of a network on a minibatch."""
     from sparsepipe.engines.native.layers import Convolution
 
     module = Subnetwork(network(case.model, num_classes=_CLASSES[case.clouds]), chosen, seed=0)
     tensors = {INPUT: chosen.tensor(for_network(case, batch))}
-    seen = set()
+    found: dict[tuple[int, tuple[int, ...]], Distinct] = {}
     for row in module.table:
         layer, inputs = module.get_submodule(row.id), [tensors[name] for name in row.inputs]
         if isinstance(layer, Convolution) and layer.kernel.dim() == 3:
             kernel_map, _ = layer.kernel_map(*inputs)
             shape = tuple(layer.kernel.shape)
-            if (id(kernel_map), shape) not in seen:
-                seen.add((id(kernel_map), shape))
-                yield f"{row.id} {shape}", kernel_map, layer.kernel.detach(), inputs[0].features.detach()
+            if (id(kernel_map), shape) in found:
+                found[id(kernel_map), shape].count += 1
+            else:
+                kernel, features = layer.kernel.detach(), inputs[0].features.detach()
+                own = Distinct(f"{row.id} {shape}", kernel_map, kernel, features, wants_features=bool(found))
+                found[id(kernel_map), shape] = own
         with torch.no_grad():
             tensors[row.id] = module.run_layer(row, tensors, minibatch=0)
+    return list(found.values())
+
+
+def products(found: Sequence[Distinct]) -> dict[str, float]:
+    """Return the seconds of the bare matrix products of all these convolutions, those alike timed once."""
+    seconds = 0.0
+    for own in found:
+        multiply = bare_products(own.kernel_map, own.kernel, wants_features=own.wants_features)
+        multiply()  # brings the pages in
+        seconds += own.count * _seconds(multiply)
+    return {"step": seconds}
 
 
 def bare_products(kernel_map: Any, kernel: Tensor, *, wants_features: bool) -> Callable[[], None]:
@@ -273,9 +306,9 @@ def time_convolutions(case: Case, batch: PointBatch, chosen: Engine, rounds: int
 
     found: dict[str, Any] = {}
     totals: dict[str, list[list[float]]] = {"convolution": [], "products": [], "moves": []}
-    for position, (name, kernel_map, weights, rows) in enumerate(convolutions(case, batch, chosen)):
-        wants_features = position > 0  # nobody asks for the gradient of the network's input
-        features, kernel = rows.clone().requires_grad_(wants_features), weights.clone().requires_grad_()
+    for own in convolutions(case, batch, chosen):
+        kernel_map, wants_features = own.kernel_map, own.wants_features
+        features, kernel = own.features.clone().requires_grad_(wants_features), own.kernel.clone().requires_grad_()
         gradient = torch.rand(kernel_map.num_out, kernel.shape[2])
         multiply = bare_products(kernel_map, kernel.detach(), wants_features=wants_features)
         move = bare_moves(kernel_map, kernel.detach(), wants_features=wants_features)
@@ -288,7 +321,7 @@ def time_convolutions(case: Case, batch: PointBatch, chosen: Engine, rounds: int
         times = turns(rounds, {key: lambda f=function: _seconds(f) for key, function in functions.items()})
         for key, values in times.items():
             totals[key].append(values)
-        found[name] = {
+        found[own.name] = {
             "pairs": kernel_map.num_pairs,
             "seconds": {key: spread(values) for key, values in times.items()},
             "convolution_over_products": ratio(times["convolution"], times["products"]),
@@ -330,36 +363,23 @@ def memory_bytes(case: Case, batch: PointBatch, chosen: Engine, *, half: bool) -
 
 
 def child(options: argparse.Namespace) -> dict[str, Any]:
-    """Do the part of the work that `--child` names."""
+    """Do the part of the work that `--child` names, for one case."""
     torch.set_num_threads(options.threads[0])
-    scratch = Path(options.scratch)
-    if options.child == "memory":
-        case = Case(options.model, options.clouds)
-        chosen = engine(options.engine.removesuffix("-bf16"))
-        batch, _ = clouds(case.clouds, scratch)
-        return {"bytes": memory_bytes(case, batch, chosen, half=options.engine.endswith("-bf16"))}
-    engines: dict[str, Engine] = {"native": engine("native")}
+    case = Case(options.model, options.clouds)
+    result: dict[str, Any] = {"clouds": {}, "steps": {}, "convolutions": {}}
     try:
-        engines["minkowski"] = engine("minkowski")
+        batch, result["clouds"][case.clouds] = clouds(case.clouds, Path(options.scratch))
     except InputError as error:
-        print(f"bench_engines: {error}", file=sys.stderr)
-    result: dict[str, Any] = {"clouds": {}, "steps": {}, "convolutions": {}, "left_out": []}
-    batches: dict[str, PointBatch] = {}
-    for case in _cases(options):
-        try:
-            if case.clouds not in batches:
-                batches[case.clouds], result["clouds"][case.clouds] = clouds(case.clouds, scratch)
-        except InputError as error:
-            print(f"bench_engines: {case.name}: {error}", file=sys.stderr)
-            result["left_out"].append(case.name)
-            continue
-        print(f"bench_engines: {options.threads[0]} threads: {case.name}", file=sys.stderr)
-        batch = batches[case.clouds]
-        if "steps" in options.parts:
-            result["steps"][case.name] = time_steps(case, batch, engines, options.rounds)
-        if "convolutions" in options.parts and case.clouds == "modelnet":
-            found = time_convolutions(case, batch, engines["native"], 3 * options.rounds)
-            result["convolutions"][case.name] = found
+        print(f"bench_engines: {case.name}: {error}", file=sys.stderr)
+        return result
+    if options.child == "memory":
+        chosen = engine(options.engine.removesuffix("-bf16"))
+        return {"bytes": memory_bytes(case, batch, chosen, half=options.engine.endswith("-bf16"))}
+    engines = {name: engine(name) for name in _engines()}
+    if "steps" in options.parts:
+        result["steps"][case.name] = time_steps(case, batch, engines, options.rounds)
+    if "convolutions" in options.parts and case.clouds == "modelnet":
+        result["convolutions"][case.name] = time_convolutions(case, batch, engines["native"], 3 * options.rounds)
     return result
 
 
@@ -368,17 +388,19 @@ def _cases(options: argparse.Namespace) -> Sequence[Case]:
     return [case for case in chosen if not options.cases or any(word in case.name for word in options.cases)]
 
 
-def run_child(options: argparse.Namespace, threads: int, *words: str) -> dict[str, Any]:
-    """Run a part of the work in a process whose every thread pool has `threads` threads."""
+def run_child(options: argparse.Namespace, threads: int, part: str, case: Case, *words: str) -> dict[str, Any]:
+    """Do a part of the work for a case in a process whose every thread pool has `threads` threads.
+
+    One process a case: what an earlier one leaves of the heap is not the next one's matter.
+    """
     pools = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     environment = os.environ | {name: str(threads) for name in pools}
-    command = [sys.executable, str(Path(__file__).resolve()), "--threads", str(threads), *words]
-    command += ["--rounds", str(options.rounds), "--scratch", options.scratch, *(["--quick"] if options.quick else [])]
-    command += ["--cases", *options.cases] if options.cases else []
-    command += ["--parts", *options.parts]
+    command = [sys.executable, str(Path(__file__).resolve()), "--threads", str(threads), "--child", part]
+    command += ["--model", case.model, "--clouds", case.clouds, *words]
+    command += ["--rounds", str(options.rounds), "--scratch", options.scratch, "--parts", *options.parts]
     done = subprocess.run(command, check=False, env=environment, stdout=subprocess.PIPE, text=True)
     if done.returncode:
-        raise SystemExit(f"bench_engines: {' '.join(words)} failed; its traceback is above")
+        raise SystemExit(f"bench_engines: {part} of {case.name} failed; its traceback is above")
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -388,13 +410,10 @@ def measure_memory(options: argparse.Namespace, names: Sequence[str]) -> dict[st
     for case in _cases(options):
         own: dict[str, Any] = {}
         for name in (*names, "native-bf16"):
-            words = ("--child", "memory", "--engine", name, "--model", case.model, "--clouds", case.clouds)
-            try:
-                clouds_there = case.clouds != "kitti" or real(_REAL_SWEEP) is not None
-                own[name] = run_child(options, options.threads[0], *words)["bytes"] if clouds_there else None
-            except OSError as error:
-                own[name] = None
-                print(f"bench_engines: memory of {case.name}: {error}", file=sys.stderr)
+            there = case.clouds != "kitti" or real(_REAL_SWEEP) is not None
+            own[name] = (
+                run_child(options, options.threads[0], "memory", case, "--engine", name)["bytes"] if there else None
+            )
         if own.get("native") and own.get("minkowski"):
             own["native_over_minkowski"] = own["native"] / own["minkowski"]
         found[case.name] = own
@@ -431,8 +450,12 @@ def main() -> None:
         options.scratch = scratch
         if {"steps", "convolutions"} & set(options.parts):
             for count in options.threads:
-                document["threads"][str(count)] = run_child(options, count, "--child", "steps")
-                _write(document, options.json)  # what is there, should the rest be cut off
+                part = document["threads"][str(count)] = {"clouds": {}, "steps": {}, "convolutions": {}}
+                for case in _cases(options):
+                    print(f"bench_engines: {count} threads: {case.name}", file=sys.stderr)
+                    for key, found in run_child(options, count, "steps", case).items():
+                        part[key] |= found
+                    _write(document, options.json)  # what is there, should the rest be cut off
         if "memory" in options.parts:
             document["memory_bytes"] = measure_memory(options, _engines())
     document["load_average_after"] = os.getloadavg()
@@ -448,7 +471,8 @@ def _write(document: Mapping[str, Any], path: str | None) -> None:
 def _engines() -> list[str]:
     try:
         return ["native", engine("minkowski").name]
-    except InputError:
+    except InputError as error:
+        print(f"bench_engines: {error}", file=sys.stderr)
         return ["native"]
 
 
@@ -468,9 +492,8 @@ def report(document: Mapping[str, Any]) -> None:
         for name, step in part["steps"].items():
             print(f"  {name}, {step['voxels']} voxels, load {step['load_average']:.1f}")
             for engine_name, seconds in step["seconds"].items():
-                print(
-                    f"    {engine_name:18} step {cell(seconds['step'])} s, with SGD {cell(seconds['step_with_sgd'])} s"
-                )
+                sgd = f", with SGD {cell(seconds['step_with_sgd'])} s" if "step_with_sgd" in seconds else ""
+                print(f"    {engine_name:18} step {cell(seconds['step'])} s{sgd}")
             for key, value in step.items():
                 if key not in ("voxels", "seconds", "load_average"):
                     print(f"    {key:36} {cell(value)}   of the least {value['least']:.2f}")
