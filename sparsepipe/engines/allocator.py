@@ -1,9 +1,12 @@
-"""Keep memory that tensors have let go of in the process, rather than give it back and take it again page by page."""
+"""The process's allocator: have it keep what tensors have let go of, and ask it how much is in use."""
 
 import ctypes
 import functools
 import sys
+from collections.abc import Callable
 from typing import Any
+
+import torch
 
 # of glibc's malloc.h
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
@@ -39,3 +42,28 @@ def _make_room(libc: Any) -> None:
     blocks = [libc.malloc(block) for _ in range(_ROOM_BYTES // block)]
     for address in blocks:  # free takes what could not be had, too
         libc.free(address)
+
+
+class _MallocInfo(ctypes.Structure):
+    """glibc's struct mallinfo2."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+    )
+
+
+def allocated_bytes(device: torch.device) -> Callable[[], int]:
+    """Return what tells the bytes in use now: of a GPU's tensors, or of this process's heap; 0 where neither tells."""
+    if device.type == "cuda":
+        return lambda: torch.cuda.memory_allocated(device)
+    told = getattr(ctypes.CDLL(None), "mallinfo2", None) if sys.platform.startswith("linux") else None
+    if told is None:  # an older glibc, or another library
+        return lambda: 0
+    told.restype = _MallocInfo
+
+    def heap() -> int:
+        info = told()
+        return int(info.uordblks + info.hblkhd)
+
+    return heap

@@ -78,6 +78,10 @@ class Engine(Protocol):
         """
         ...
 
+    def keeps_unseen(self, row: Row) -> bool:
+        """Say whether a layer keeps for its backward what autograd does not know of: its inputs, and what it made."""
+        ...
+
     def warm_up(
         self, subnetwork: Any, batch: Callable[[], PointBatch], device: Any, *, half: torch.dtype | None = None
     ) -> int:

@@ -88,6 +88,9 @@ class MinkowskiEngine:
     def map_bytes(self, tensor: AnyTensor) -> int:
         return 0  # its coordinate manager does not tell
 
+    def keeps_unseen(self, row: Row) -> bool:
+        return "convolution" in row.kind or "pool" in row.kind  # its own functions; kernel maps, the winners of a pool
+
     def warm_up(
         self, subnetwork: nn.Module, batch: Callable[[], PointBatch], device: Any, *, half: torch.dtype | None = None
     ) -> int:

@@ -1,8 +1,8 @@
 """Train one minibatch layer by layer, each layer cut off from the others, and time every forward and backward."""
 
 import time
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ..data.batch import PointBatch
-from ..models.rows import INPUT
+from ..models.rows import INPUT, Row
+from .allocator import allocated_bytes
 from .subnetwork import Subnetwork
 
 
@@ -38,9 +39,8 @@ def sweep(subnetwork: Subnetwork, batch: PointBatch, *, device: torch.device, co
     Every layer's output is detached and becomes the leaf that its consumers read, so its gradient is what they sum
     into it; the last output gets a random one. A sweep starts from a fresh coordinate manager: the first layer to need
     coordinates or a kernel map pays for making them, as it does in training. With `count_saved` every tensor that
-    autograd keeps is counted once, for the first layer that keeps it, weights left out, and so are the kernel maps that
-    a layer makes; times mean little then. What MinkowskiEngine keeps past autograd (the input of a first convolution,
-    the winners of a pool, its kernel maps) is not seen.
+    is kept for the backward is counted once, for the first layer that keeps it, weights left out, and so are the kernel
+    maps that a layer makes; times mean little then.
     """
     engine = subnetwork.engine
     subnetwork.zero_grad(set_to_none=True)
@@ -49,18 +49,14 @@ def sweep(subnetwork: Subnetwork, batch: PointBatch, *, device: torch.device, co
     input_seconds = seconds_of(device) - start
     outputs: dict[str, Tensor] = {}
     forward, backward, saved = {}, {}, {}
-    counted = {_storage(tensor) for tensor in subnetwork.state_dict().values()}
-    map_bytes = 0
+    kept = _Kept(subnetwork, tensors[INPUT], device) if count_saved else None
     for row in subnetwork.table:
-        hooks = _Saved(counted) if count_saved else None
-        with hooks.context() if hooks else nullcontext():
+        with kept.watching() if kept else nullcontext():
             start = seconds_of(device)
             output = subnetwork.run_layer(row, tensors, minibatch=0)
             forward[row.id] = seconds_of(device) - start
-        if hooks:
-            grown = max(map_bytes, engine.map_bytes(output))
-            saved[row.id] = hooks.num_bytes + grown - map_bytes
-            map_bytes = grown
+        if kept:
+            saved[row.id] = kept.by_layer(row, [tensors[name] for name in row.inputs], output)
         outputs[row.id] = engine.features(output)
         tensors[row.id] = engine.replace(output, outputs[row.id].detach().requires_grad_())
     last = subnetwork.table[-1].id
@@ -100,17 +96,42 @@ def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-class _Saved:
-    """Counts the bytes of tensors kept for the backward whose storage is not yet in `counted`."""
+class _Kept:
+    """Counts what layers, run one after the other, keep for their backward: each tensor for the first that keeps it."""
 
-    def __init__(self, counted: set[int]) -> None:
-        self.counted, self.num_bytes = counted, 0
+    def __init__(self, subnetwork: Subnetwork, input: Any, device: torch.device) -> None:
+        self._engine, self._allocated = subnetwork.engine, allocated_bytes(device)
+        self._counted = {_storage(tensor) for tensor in subnetwork.state_dict().values()}
+        self._there = {*self._counted, _storage(self._engine.features(input))}  # before the layer ran
+        self._map_bytes = self._num_bytes = self._new_bytes = self._before = 0
 
-    def context(self) -> torch.autograd.graph.saved_tensors_hooks:
-        return torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """While a layer runs forward."""
+        self._num_bytes, self._new_bytes, self._before = 0, 0, self._allocated()
+        with torch.autograd.graph.saved_tensors_hooks(self._count, lambda tensor: tensor):
+            yield
 
-    def _pack(self, tensor: Tensor) -> Tensor:
-        if _storage(tensor) not in self.counted:
-            self.counted.add(_storage(tensor))
-            self.num_bytes += tensor.untyped_storage().nbytes()
+    def by_layer(self, row: Row, inputs: Sequence[Any], output: Any) -> int:
+        """Return the bytes that the layer keeps which just ran."""
+        grown = self._allocated() - self._before
+        self._meet(self._engine.features(output))
+        made = max(0, self._engine.map_bytes(output) - self._map_bytes)
+        self._map_bytes += made
+        if self._engine.keeps_unseen(row):
+            made += max(0, grown - self._new_bytes)  # beyond the tensors that are known of
+            for tensor in inputs:
+                self._count(self._engine.features(tensor))
+        return self._num_bytes + made
+
+    def _count(self, tensor: Tensor) -> Tensor:
+        self._meet(tensor)
+        if _storage(tensor) not in self._counted:
+            self._counted.add(_storage(tensor))
+            self._num_bytes += tensor.untyped_storage().nbytes()
         return tensor
+
+    def _meet(self, tensor: Tensor) -> None:
+        if _storage(tensor) not in self._there:
+            self._there.add(_storage(tensor))
+            self._new_bytes += tensor.untyped_storage().nbytes()

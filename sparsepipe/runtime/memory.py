@@ -1,11 +1,10 @@
 """How much memory a rank held at its fullest, beyond what its process held before it had a stage."""
 
-import ctypes
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
+
+from ..engines.allocator import allocated_bytes
 
 _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -24,7 +23,7 @@ class PeakMemory:
         elif self._readable():
             _RESET.write_text("5")  # forget the peak so far
             self._before = _status()["RssAnon"]
-        self._allocated = _allocated(device)
+        self._allocated = allocated_bytes(device)
         self._allocated_before = self._allocated()
         self.held_bytes = 0
 
@@ -54,28 +53,3 @@ def _status() -> dict[str, int]:
     """The process's figures in bytes."""
     rows = (line.split() for line in _STATUS.read_text().splitlines())
     return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if row[-1] == "kB"}
-
-
-class _MallocInfo(ctypes.Structure):
-    """glibc's struct mallinfo2."""
-
-    _fields_ = tuple(
-        (name, ctypes.c_size_t)
-        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
-    )
-
-
-def _allocated(device: torch.device) -> Callable[[], int]:
-    """Return what tells the bytes that are allocated: all of a GPU's, or of this process's heap."""
-    if device.type == "cuda":
-        return lambda: torch.cuda.memory_allocated(device)
-    told = getattr(ctypes.CDLL(None), "mallinfo2", None) if sys.platform.startswith("linux") else None
-    if told is None:  # an older glibc, or another library
-        return lambda: 0
-    told.restype = _MallocInfo
-
-    def heap() -> int:
-        info = told()
-        return int(info.uordblks + info.hblkhd)
-
-    return heap

@@ -70,6 +70,9 @@ class NativeEngine:
     def map_bytes(self, tensor: AnyTensor) -> int:
         return tensor.manager.map_bytes if isinstance(tensor, SparseTensor) else 0
 
+    def keeps_unseen(self, row: Row) -> bool:
+        return False
+
     def warm_up(
         self, subnetwork: Subnetwork, batch: Callable[[], PointBatch], device: Any, *, half: torch.dtype | None = None
     ) -> int:
