@@ -16,6 +16,16 @@ for _ in range(3):
     del held
 print(watched.bytes())
 print(watched.held_bytes)
+del watched
+inside = PeakMemory(torch.device("cpu"))
+scale, weight = torch.ones(1, requires_grad=True), torch.ones(10_000_000, requires_grad=True)  # 40 MB
+loss = ((torch.ones(10_000_000) * scale).exp() * weight).sum()  # saves 80 MB
+inside.look()
+print(inside.held_bytes)
+with inside.looking_inside([weight, scale]):
+    gradients = torch.autograd.grad(loss, [weight, scale])  # the first of 40 MB, with all that was saved still there
+print(inside.held_bytes)
+del inside, gradients, loss, scale, weight
 print(PeakMemory(torch.device("cpu")).bytes())
 """
 
@@ -23,7 +33,9 @@ print(PeakMemory(torch.device("cpu")).bytes())
 def test_the_peak_and_what_was_held_between_looks() -> None:
     root = Path(__file__).resolve().parent.parent
     ran = subprocess.run([sys.executable, "-c", CODE], cwd=root, capture_output=True, text=True, check=True)
-    peak, held, after = map(int, ran.stdout.split())
+    peak, held, forward, backward, after = map(int, ran.stdout.split())
     assert 75e6 < peak < 100e6
     assert 32e6 <= held < 34e6, "what came and went between two looks is not held"
+    assert 120e6 <= forward < 125e6
+    assert 160e6 <= backward < 210e6, "a backward is looked into"
     assert after < 20e6, "an earlier peak is forgotten"

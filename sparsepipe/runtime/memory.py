@@ -1,8 +1,11 @@
 """How much memory a rank held at its fullest, beyond what its process held before it had a stage."""
 
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from ..engines.allocator import allocated_bytes
 
@@ -15,8 +18,9 @@ class PeakMemory:
     Of a process only memory of its own counts, not the code of libraries, which come in when they are first called.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, shared: Callable[[], int] = lambda: 0) -> None:
+        """`shared` tells the bytes held in memory that other processes made."""
+        self._device, self._shared = device, shared
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             self._before = torch.cuda.memory_allocated(device)
@@ -27,13 +31,24 @@ class PeakMemory:
         self._allocated_before = self._allocated()
         self.held_bytes = 0
 
-    def look(self, shared: int = 0) -> None:
-        """Take note of what is held now, between two actions: what plans count, and no more.
+    def look(self) -> None:
+        """Take note of what is held now, between two layers or actions: what plans count, and no more.
 
-        `shared` bytes of it are in memory that other processes made.
-        The peak has also what comes and goes within an action and, on a CPU, what the allocator keeps of freed memory.
+        The peak has also what comes and goes within a layer and, on a CPU, what the allocator keeps of freed memory.
         """
-        self.held_bytes = max(self.held_bytes, self._allocated() - self._allocated_before + shared)
+        self.held_bytes = max(self.held_bytes, self._allocated() - self._allocated_before + self._shared())
+
+    @contextmanager
+    def looking_inside(self, weights: Iterable[Tensor]) -> Iterator[None]:
+        """While a backward runs, look whenever one of these has its gradient: what came before it in the network is
+        still saved, and the gradients of what came after are there.
+        """
+        hooks = [weight.register_hook(lambda _: self.look()) for weight in weights if weight.requires_grad]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def bytes(self) -> int:
         """Return the most that was held at once so far."""

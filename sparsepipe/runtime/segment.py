@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +20,8 @@ from .stage import Flight
 
 if TYPE_CHECKING:
     from .worker import Worker
+
+_LOOK_INSIDE_EVERY = 8  # minibatches: to ask how much is held takes some 5 us, and a stage has many weights
 
 
 def inbox(worker: "Worker", post: Post, minibatches: Sequence[tuple[int, int]], *, direction: int) -> Inbox | Shelf:
@@ -193,19 +196,21 @@ class Segment:
         if flight.arrived is not None:
             self._recompute(flight, m)
         gradients = [None] if packet is None else runner.check_answer(flight, packet)
+        own = list(flight.version.tensors.values())
+        looking = worker.memory.looking_inside(own) if m % _LOOK_INSIDE_EVERY == 0 else nullcontext()
         scale = 1.0 if packet is not None else self._weight_in_step(m) * worker.loss_scale.factor
         if runner.splits:
             features, later = runner.backward_of_arrived(flight, gradients, scale=scale)
             self.later[m] = flight, later
-        elif m in self.last_of_rounds and flight.version.tensors:
-            own = list(flight.version.tensors.values())
+        elif m in self.last_of_rounds and own:
             self.averaging = Averaging(own, post.weights.gathered, post.process)
-            with self.averaging.watching():
+            with looking, self.averaging.watching():
                 weights, features = runner.backward(flight, gradients, scale=scale)
             self.averaging.complete(weights)
             post.weights.release(flight.version)
         else:
-            weights, features = runner.backward(flight, gradients, scale=scale)
+            with looking:
+                weights, features = runner.backward(flight, gradients, scale=scale)
             post.weights.accumulate(weights)
             post.weights.release(flight.version)
         answer = None if runner.is_first else runner.answer(flight, features)

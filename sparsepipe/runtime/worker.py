@@ -48,7 +48,8 @@ class Worker:
         self.run_dir, self.plan, self.config, self.process = run_dir, plan, config, process
         self.workload, self.recorder = workload, recorder
         self.rank = process.rank
-        self.memory = PeakMemory(process.device)
+        shared = process.shared_memory
+        self.memory = PeakMemory(process.device, (lambda: shared.held_bytes) if shared else (lambda: 0))
         own = plan.stages_of(self.rank)
         self.posts = {k: Post.open(k, plan, config, process=process, workload=workload) for k in own}
         self.learning_rate = LearningRate(
@@ -106,11 +107,11 @@ class Worker:
             post.runner.module.train()
         segments = {k: Segment(self, post, epoch, first, count) for k, post in self.posts.items()}
         self.process.barrier(f"start of epoch {epoch}")
-        started, shared = self.recorder.now(), self.process.shared_memory
+        started = self.recorder.now()
         for action in actions(self.plan, count)[self.rank]:
             self.recorder.stage = action.stage
             segments[action.stage].do(action)
-            self.memory.look(shared.held_bytes if shared else 0)
+            self.memory.look()
         self.outbox.finish(timeout=self.config.timeout_seconds)
         return self._epoch_row(segments, started)
 
