@@ -14,9 +14,9 @@ Every process has one thread. For each workload and in turn, `--repeats` times:
 torch_1f1b steps once for several micro-batches, the pipeline after each: `flush` is what compares like with like.
 Numbers are samples a second: medians, and ratios with their spread (quartiles over the repeats), each of two neighbours
 in time. `load` is the machine's (one minute, before each repeat): 0 at first, on two idle cores. `held` is the most
-that each stage held between its actions, by the plan's figure; `peak` the most that its process had, what its allocator
-keeps of freed memory included. `--workload runtime` is the channel against bare gloo, bytes and messages against the
-six-message protocol, and the runtime's own time a minibatch and stage. All of it takes 45 minutes.
+that each stage held, between its actions and inside backwards, by the plan's figure; `peak` the most that its process
+had, what its allocator keeps of freed memory included. `--workload runtime` is the channel against bare gloo, bytes and
+messages against the six-message protocol, and the runtime's own time a minibatch and stage. All of it takes 45 minutes.
 """
 
 import argparse

@@ -30,6 +30,8 @@ class LayerTable:
     voxels: Array  # [V]
     forward: dict[str, Array]  # device type → seconds [L, V]
     backward: dict[str, Array]
+    map_seconds: dict[str, Array]  # of making the kernel map a layer multiplies by
+    map_maker: tuple[int, ...]  # for each layer, the one that makes its kernel map; −1: it needs none
     output_bytes: Array  # [L, V]
     coordinate_bytes: Array
     saved_bytes: Array
@@ -47,10 +49,8 @@ class LayerTable:
         names = tuple(dict.fromkeys(profile.device_types if types is None else types))
         for name in names:
             profile.cost(0, name)
-        columns = {
-            field: {name: _evaluate(profile.costs[name], field, counts) for name in names}
-            for field in ("forward", "backward", "output_bytes", "coordinate_bytes", "saved_bytes")
-        }
+        fields = ("forward", "backward", "kernel_map_seconds", "output_bytes", "coordinate_bytes", "saved_bytes")
+        columns = {field: {name: _evaluate(profile.costs[name], field, counts) for name in names} for field in fields}
         sizes = {
             f: np.maximum.reduce(list(columns[f].values())) for f in ("output_bytes", "coordinate_bytes", "saved_bytes")
         }
@@ -61,6 +61,8 @@ class LayerTable:
             counts,
             {name: times * computes for name, times in columns["forward"].items()},
             {name: times * computes for name, times in columns["backward"].items()},
+            columns["kernel_map_seconds"],
+            _map_makers(profile),
             sizes["output_bytes"],
             sizes["coordinate_bytes"],
             sizes["saved_bytes"],
@@ -71,6 +73,15 @@ class LayerTable:
     def seconds(self) -> dict[str, Array]:
         """Forward and backward together."""
         return {name: self.forward[name] + self.backward[name] for name in self.forward}
+
+    def stage_forward(self, layers: Sequence[int], device_type: str) -> Array:
+        """Seconds of a stage's forward [V]: its layers', and making anew the kernel maps that earlier stages made.
+
+        A plan's estimate, which adds up layers, leaves the latter out: what simulates or replays the plan does not.
+        """
+        elsewhere = {self.map_maker[k] for k in layers} - {-1, *layers}
+        seconds: Array = self.forward[device_type][list(layers)].sum(axis=0)
+        return seconds + self.map_seconds[device_type][sorted(elsewhere)].sum(axis=0)
 
     @cached_property
     def coordinate_owner(self) -> tuple[int, ...]:
@@ -96,6 +107,16 @@ class LayerTable:
         owners = {self.coordinate_owner[k] for k in alive} if before else set()
         coordinates = self.coordinate_bytes[sorted(owners - {-1})].sum(axis=0)
         return features + coordinates + (self.input_coordinates if -1 in owners else 0.0), features
+
+
+def _map_makers(profile: Profile) -> tuple[int, ...]:
+    """For each layer the first one whose kernel map has the same pairs and cost: it is the same; −1: it needs none."""
+    first: dict[tuple[tuple[float, float], ...], int] = {}
+    makers = []
+    for k, cost in enumerate(next(iter(profile.costs.values()))):
+        maps = tuple((sample.kernel_map_pairs, sample.kernel_map_seconds) for sample in cost.samples)
+        makers.append(first.setdefault(maps, k) if any(seconds for _, seconds in maps) else -1)
+    return tuple(makers)
 
 
 def _evaluate(costs: Sequence[LayerCost], field: str, voxels: Array) -> Array:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from threadpoolctl import threadpool_limits
@@ -16,12 +16,13 @@ from .data.batch import PointBatch
 from .engines import Engine, Subnetwork
 from .engines import engine as engine_by_name
 from .engines.native.coordinates import CoordinateManager, pack
-from .engines.sweep import Sweep, sweep, whole_step
+from .engines.sweep import Sweep, seconds_of, sweep, whole_step
 from .errors import InputError
 from .models import INPUT, Network, network
 from .profile import CostSample, LayerCost, Profile
 
 Progress = Callable[[str], None]
+_MAP_REPEATS = 3  # of each layer that makes a kernel map, once the map is there
 _CANDIDATE_MINIBATCHES = 6  # at most so many minibatches' samples are looked at to choose what to measure on
 
 
@@ -191,8 +192,10 @@ def _samples(
     """Turn the passes over one minibatch into one cost sample a layer."""
     counted = sweep(subnetwork, batch, device=device, count_saved=True)
     parts = subnetwork.engine.split(counted.tensors)
-    pairs = _kernel_map_pairs(subnetwork, parts)
+    maps = _kernel_maps(subnetwork, parts)
     known = {parts.features[INPUT].coordinate_set}
+    forwards = {row.id: statistics.median(one.forward[row.id] for one in passes) for row in subnetwork.table}
+    map_seconds = _kernel_map_seconds(subnetwork, counted.tensors, maps, forwards, device)
     found = {}
     for row in subnetwork.table:
         rows, coordinate_set = parts.features[row.id]
@@ -204,35 +207,73 @@ def _samples(
         forward, backward = ([getattr(one, way)[row.id] for one in passes] for way in ("forward", "backward"))
         found[row.id] = CostSample(
             batch.num_voxels,
-            statistics.median(forward),
+            forwards[row.id],
             statistics.median(backward),
             rows.numel() * rows.element_size(),
             coordinate_bytes,
             counted.saved_bytes[row.id],
             _interquartile(forward),
             _interquartile(backward),
-            pairs.get(row.id, 0),
+            maps[row.id].pairs if row.id in maps else 0,
+            map_seconds.get(row.id, 0.0),
         )
     return found
 
 
-def _kernel_map_pairs(subnetwork: Subnetwork, parts: Any) -> dict[str, int]:
-    """Count the pairs of every convolution: a fact of the coordinates, so one count serves every engine."""
+class _KernelMap(NamedTuple):
+    source: tuple[int, ...]  # tensor strides
+    target: tuple[int, ...]
+    kernel_size: int
+    dilation: int
+    pairs: int
+
+
+def _kernel_maps(subnetwork: Subnetwork, parts: Any) -> dict[str, _KernelMap]:
+    """Name the kernel map of every convolution: a fact of the coordinates, so one count of pairs serves every engine.
+
+    A transposed convolution has that of the convolution that leads down.
+    """
     if not parts.coordinate_sets:
         return {}
     manager = CoordinateManager(parts.coordinate_sets[0].coordinates.shape[1] - 1)
     for stride, coordinates in parts.coordinate_sets:
         manager.insert(stride, pack(coordinates).sort().values)
-    pairs = {}
+    maps = {}
     for row in subnetwork.table:
         if row.kind in ("convolution", "transposed_convolution"):
             ends = [parts.features[name].coordinate_set for name in (row.inputs[0], row.id)]
             source, target = (parts.coordinate_sets[end].tensor_stride for end in ends)
-            if row.kind == "transposed_convolution":  # the pairs of the convolution that leads down
+            if row.kind == "transposed_convolution":
                 source, target = target, source
             size, dilation = row.args["kernel_size"], row.args.get("dilation", 1)
-            pairs[row.id] = manager.kernel_map(source, target, kernel_size=size, dilation=dilation).num_pairs
-    return pairs
+            pairs = manager.kernel_map(source, target, kernel_size=size, dilation=dilation).num_pairs
+            maps[row.id] = _KernelMap(source, target, size, dilation, pairs)
+    return maps
+
+
+def _kernel_map_seconds(
+    subnetwork: Subnetwork,
+    tensors: Mapping[str, Any],
+    maps: Mapping[str, _KernelMap],
+    forwards: Mapping[str, float],
+    device: torch.device,
+) -> dict[str, float]:
+    """Return what each convolution's kernel map cost: by how much its first user's forward is shorter once it is there.
+
+    `tensors` are those of a sweep: their coordinate manager has all maps. `forwards` are the seconds without.
+    """
+    cost: dict[_KernelMap, float] = {}
+    for row in subnetwork.table:
+        own = maps.get(row.id)
+        if own is None or own in cost:
+            continue
+        again = []
+        for _ in range(_MAP_REPEATS if own.kernel_size > 1 or own.source != own.target else 0):
+            start = seconds_of(device)
+            subnetwork.run_layer(row, tensors, minibatch=0)
+            again.append(seconds_of(device) - start)
+        cost[own] = max(0.0, forwards[row.id] - statistics.median(again)) if again else 0.0  # a row alone needs no map
+    return {id: cost[own] for id, own in maps.items()}
 
 
 def _interquartile(values: Sequence[float]) -> float:

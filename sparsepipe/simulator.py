@@ -215,7 +215,7 @@ def _durations(
         averaging.append(averaging_time(cluster, stage.ranks, float(table.parameter_bytes[own].sum())))
         of_kind = {}
         for kind in {cluster.devices[rank].type.name for rank in stage.ranks}:
-            forward, backward = table.forward[kind][own].sum(axis=0), table.backward[kind][own].sum(axis=0)
+            forward, backward = table.stage_forward(own, kind), table.backward[kind][own].sum(axis=0)
             again = forward if stage.recompute else 0.0
             late = weights_share(plan, s) * backward
             of_kind[kind] = tuple(part[which].tolist() for part in (forward, backward - late + again, late))

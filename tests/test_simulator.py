@@ -48,6 +48,27 @@ def pipeline(forward, backward, transfer=(), *, replicas=(), parameter_bytes=0.0
     return Plan(stages, **settings), Profile(graph, {"d": costs}), cluster
 
 
+def test_a_stage_makes_anew_the_kernel_maps_that_earlier_stages_made():
+    """Layers 0, 2 and 3 share a map (as many pairs), made in 0.25 s; layer 1 has its own."""
+    graph = LayerGraph.chain(Layer(f"l{k}", "", 0.0) for k in range(4))
+    pairs, made = (90, 50, 90, 90), (0.25, 0.125, 0.25, 0.25)
+    costs = tuple(
+        LayerCost((CostSample(1, 1.0, 2.0, 0.0, kernel_map_pairs=p, kernel_map_seconds=s),))
+        for p, s in zip(pairs, made, strict=True)
+    )
+    profile, cluster = Profile(graph, {"d": costs}), Cluster.uniform(3, device_type="d", link=Link(1.0, 0.0))
+
+    def forwards(*cuts):
+        bounds = list(zip((0, *cuts), (*cuts, 4), strict=True))
+        stages = tuple(Stage(tuple(f"l{k}" for k in range(a, b)), (r,)) for r, (a, b) in enumerate(bounds))
+        spans = simulate(Plan(stages), profile, cluster, [1]).spans
+        return [s.end - s.start for s in sorted(spans, key=lambda s: s.stage) if s.kind == "forward"]
+
+    assert forwards() == [4.0]
+    assert forwards(2) == [2.0, 2.25], "once for both layers"
+    assert forwards(1, 3) == [1.0, 2.25, 1.25], "by each stage that needs it; layer 1 makes its own as ever"
+
+
 def drawn(trace, rank):
     """The actions of a rank with their start and end, as a diagram would show them."""
     spans = sorted(

@@ -105,7 +105,7 @@ class ReplayRunner:
         before = set(profile.graph.input_layers) | {
             profile.graph.index[id] for earlier in plan.stages[:stage] for id in earlier.layers
         }
-        self._forward = table.forward[kind][layers].sum(axis=0)
+        self._forward = table.stage_forward(layers, kind)
         whole = table.backward[kind][layers].sum(axis=0)
         self._of_weights = weights_share(plan, stage) * whole
         self._backward = whole - self._of_weights + (self._forward if own.recompute else 0.0)
