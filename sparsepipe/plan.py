@@ -149,6 +149,11 @@ class Plan:
         again = (k for k, stage in enumerate(self.stages) if k and first & set(stage.ranks))
         return next(again, len(self.stages))
 
+    @property
+    def laps(self) -> int:
+        """How often the stages go over the ranks: 1 unless stages are interleaved."""
+        return -(-len(self.stages) // self.lap) if self.stages else 1
+
     def with_schedule(self, schedule: str, *, num_microbatches: int | None = None) -> "Plan":
         """The same stages under another schedule, with that schedule's default weight policy."""
         count = self.num_microbatches if num_microbatches is None else num_microbatches

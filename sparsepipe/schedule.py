@@ -110,7 +110,7 @@ def actions(plan: Plan, num_minibatches: int) -> dict[int, tuple[Action, ...]]:
     """Every action of every rank, in order, for `num_minibatches` from an empty pipeline to an empty pipeline."""
     if plan.schedule == "zero-bubble":
         return _zero_bubble_actions(plan, num_minibatches)
-    if plan.lap < len(plan.stages):
+    if plan.laps > 1:
         if plan.weights != "flush":
             return _continuous_actions(plan, num_minibatches)
         return {rank: _interleaved_actions(plan, rank, num_minibatches) for rank in plan.ranks}
@@ -236,7 +236,7 @@ def _turns_of(stage: Stage, rank: int, span: range) -> list[int]:
 
 def forward_actions(plan: Plan, num_minibatches: int) -> dict[int, tuple[Action, ...]]:
     """Evaluation: the forwards alone."""
-    if plan.lap < len(plan.stages):
+    if plan.laps > 1:
         whole = range(num_minibatches)
         return {
             rank: tuple(
@@ -323,13 +323,12 @@ def _until_steady(plan: Plan) -> int:
     """Enough minibatches to see the most that is held: several rounds beyond the deepest warm-up."""
     length = max(round_length(plan, s) for s in range(len(plan.stages)))
     depth = max(warmup(plan, s, other) for s, own in enumerate(plan.stages) for other in own.ranks)
-    laps = len(plan.stages) // plan.lap
-    return length * laps * (depth + 3) + sum(len(s.ranks) for s in plan.stages)
+    return length * plan.laps * (depth + 3) + sum(len(s.ranks) for s in plan.stages)
 
 
 def _of_stage(plan: Plan, stage: int, rank: int, num_minibatches: int) -> tuple[Action, ...]:
     """The actions of a rank in one of its stages, under a schedule that does not flush."""
-    if plan.lap == len(plan.stages):
+    if plan.laps == 1:
         return _rank_actions(plan, stage, rank, num_minibatches)
     return tuple(action for action in actions(plan, num_minibatches)[rank] if action.stage == stage)
 
@@ -337,7 +336,7 @@ def _of_stage(plan: Plan, stage: int, rank: int, num_minibatches: int) -> tuple[
 def in_flight(plan: Plan, stage: int, rank: int) -> int:
     """Most minibatches whose forward `rank` has run in a stage and whose backward it has not, all of it."""
     own, ahead = plan.stages[stage], lookahead(plan, stage)
-    if plan.schedule == "zero-bubble" or plan.lap < len(plan.stages):
+    if plan.schedule == "zero-bubble" or plan.laps > 1:
         return _most_held(plan, stage, rank)
     if plan.weights == "flush":  # steps need not be whole rounds, so they differ in how many minibatches a rank gets
         return max(

@@ -54,9 +54,12 @@ def test_committed_manifests_are_sound() -> None:
     assert dict(found["modelnet40"].splits) == {"train": 9843, "test": 2468}
     assert {name for name, manifest in found.items() if manifest.verifiable} == {
         "digits",
+        "modelnet10",
         "modelnet10-sample",
         "modelnet40",
         "modelnet40-hdf5",
+        "modelnet40-resampled",
+        "shapenetpart",
     }
 
 

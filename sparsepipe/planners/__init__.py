@@ -89,7 +89,7 @@ _STANDS_FOR = {"zero-bubble": "1f1b-flush"}
 def _for_another(plan: Plan, schedule: str) -> Plan:
     """The plan under a schedule that it was not planned for: its estimate stays, a proof does not."""
     assert plan.estimate is not None
-    check_interleaves(schedule, len(plan.stages) // plan.lap)
+    check_interleaves(schedule, plan.laps)
     estimate = replace(plan.estimate, lower_bound_seconds=None)
     told = f"planned and estimated for {plan.schedule}; simulate it to see what {schedule} makes of it"
     return replace(plan.with_schedule(schedule), estimate=estimate, warnings=(*plan.warnings, told))

@@ -111,7 +111,7 @@ def plan_period(
         longest = max(sum(works[k::lap]) - latencies[k] for k in range(lap))
         busiest = max(sum(ports[k::lap]) for k in range(lap))
         return (sum(latencies[:lap]) + crossing + max(longest, (count - 1) * busiest)) / count
-    if plan.lap < len(plan.stages):
+    if plan.laps > 1:
         return max(steady_period(busy, plan.lap), *(sum(ports[k :: plan.lap]) for k in range(plan.lap)))
     return max([*busy, *ports])
 
@@ -149,7 +149,7 @@ def memory_need(problem: Problem, layers: Sequence[int], incoming: float) -> Mem
 def stage_memory(plan: Plan, k: int, need: MemoryNeed) -> float:
     """Bytes on the fullest replica of stage `k`."""
     stage = plan.stages[k]
-    if plan.lap < len(plan.stages):
+    if plan.laps > 1:
         versions, most = (max(count(plan, k, rank) for rank in stage.ranks) for count in (num_versions, in_flight))
         return need.total(versions=versions, minibatches=most, recompute=stage.recompute)
     later = sum(len(other.ranks) for other in plan.stages[k + 1 :])
