@@ -109,6 +109,7 @@ def test_interleaved_stages_come_in_laps(ranks, changes, message):
 def test_a_plan_of_laps_names_each_rank_once():
     made = Plan(tuple(Stage((id,), (k % 2,)) for k, id in enumerate("abcd")), "1f1b-flush", num_microbatches=4)
     assert made.check(GRAPH, Cluster.uniform(2)) is made
+    assert (made.laps, plan().laps) == (2, 1)
     assert (made.ranks, made.lap, made.stages_of(1), made.stages_of(7)) == ((0, 1), 2, (1, 3), ())
     assert "4 stages on 2 devices" in made.summary() and plan().lap == len(plan().stages)
 

@@ -1,6 +1,6 @@
 """How much memory a rank held at its fullest, beyond what its process held before it had a stage."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..engines.allocator import allocated_bytes
+from .shared_memory import SharedMemory
 
 _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -18,8 +19,8 @@ class PeakMemory:
     Of a process only memory of its own counts, not the code of libraries, which come in when they are first called.
     """
 
-    def __init__(self, device: torch.device, shared: Callable[[], int] = lambda: 0) -> None:
-        """`shared` tells the bytes held in memory that other processes made."""
+    def __init__(self, device: torch.device, shared: SharedMemory | None = None) -> None:
+        """`shared`: payloads there that came from other processes are held too."""
         self._device, self._shared = device, shared
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
@@ -36,7 +37,8 @@ class PeakMemory:
 
         The peak has also what comes and goes within a layer and, on a CPU, what the allocator keeps of freed memory.
         """
-        self.held_bytes = max(self.held_bytes, self._allocated() - self._allocated_before + self._shared())
+        shared = self._shared.held_bytes if self._shared else 0
+        self.held_bytes = max(self.held_bytes, self._allocated() - self._allocated_before + shared)
 
     @contextmanager
     def looking_inside(self, weights: Iterable[Tensor]) -> Iterator[None]:

@@ -196,22 +196,23 @@ class Segment:
         if flight.arrived is not None:
             self._recompute(flight, m)
         gradients = [None] if packet is None else runner.check_answer(flight, packet)
-        own = list(flight.version.tensors.values())
-        looking = worker.memory.looking_inside(own) if m % _LOOK_INSIDE_EVERY == 0 else nullcontext()
         scale = 1.0 if packet is not None else self._weight_in_step(m) * worker.loss_scale.factor
         if runner.splits:
             features, later = runner.backward_of_arrived(flight, gradients, scale=scale)
             self.later[m] = flight, later
-        elif m in self.last_of_rounds and own:
-            self.averaging = Averaging(own, post.weights.gathered, post.process)
-            with looking, self.averaging.watching():
-                weights, features = runner.backward(flight, gradients, scale=scale)
-            self.averaging.complete(weights)
-            post.weights.release(flight.version)
         else:
-            with looking:
+            own = list(flight.version.tensors.values())
+            averaging = None
+            if m in self.last_of_rounds and own:
+                averaging = self.averaging = Averaging(own, post.weights.gathered, post.process)
+            watching = averaging.watching() if averaging else nullcontext()
+            looking = worker.memory.looking_inside(own) if m % _LOOK_INSIDE_EVERY == 0 else nullcontext()
+            with looking, watching:
                 weights, features = runner.backward(flight, gradients, scale=scale)
-            post.weights.accumulate(weights)
+            if averaging:
+                averaging.complete(weights)
+            else:
+                post.weights.accumulate(weights)
             post.weights.release(flight.version)
         answer = None if runner.is_first else runner.answer(flight, features)
         end = recorder.now()

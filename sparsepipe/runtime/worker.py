@@ -48,8 +48,7 @@ class Worker:
         self.run_dir, self.plan, self.config, self.process = run_dir, plan, config, process
         self.workload, self.recorder = workload, recorder
         self.rank = process.rank
-        shared = process.shared_memory
-        self.memory = PeakMemory(process.device, (lambda: shared.held_bytes) if shared else (lambda: 0))
+        self.memory = PeakMemory(process.device, process.shared_memory)
         own = plan.stages_of(self.rank)
         self.posts = {k: Post.open(k, plan, config, process=process, workload=workload) for k in own}
         self.learning_rate = LearningRate(
