@@ -1,9 +1,12 @@
 """A backward in two halves gives the gradients of one in one go, and computes nothing twice."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from engine_clouds import random_batch
 from torch import nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from sparsepipe.engines import engine
 from sparsepipe.engines.native import convolution
@@ -13,6 +16,10 @@ from sparsepipe.runtime.split import split_backward
 
 def _views(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: weight.view_as(weight) for name, weight in module.named_parameters()}
+
+
+def _edges(outputs: Sequence[torch.Tensor]) -> list[GradientEdge]:
+    return [get_gradient_edge(output) for output in outputs]
 
 
 class _Net(nn.Module):
@@ -38,7 +45,7 @@ def test_both_halves_together_are_the_backward() -> None:
     outputs = torch.func.functional_call(net, weights, (arrived,))
     given = [torch.randn_like(output) for output in outputs]
     expected = torch.autograd.grad(outputs, [arrived, *weights.values()], given, retain_graph=True)
-    features, later = split_backward(outputs, given, tuple(weights.values()), [arrived])
+    features, later = split_backward(_edges(outputs), given, tuple(weights.values()), [arrived])
     names = [name for name, gradient in zip(weights, later.found, strict=True) if gradient is None]
     assert names == ["first.weight", "first.bias", "second.weight", "linear.weight", "linear.bias", "last.weight"]
     assert torch.equal(features[0], expected[0])
@@ -51,7 +58,7 @@ def test_a_weight_used_twice_has_both_shares() -> None:
     arrived, view = leaf.view_as(leaf), weight.view_as(weight)
     output = torch.relu(arrived @ view) @ view
     expected = torch.autograd.grad(output, [arrived, view], torch.ones_like(output), retain_graph=True)
-    (features,), later = split_backward([output], [torch.ones_like(output)], [view], [arrived])
+    (features,), later = split_backward(_edges([output]), [torch.ones_like(output)], [view], [arrived])
     assert torch.equal(features, expected[0]) and torch.equal(later.compute()[0], expected[1])
 
 
@@ -59,7 +66,7 @@ def test_without_anything_that_arrived_the_first_half_does_all() -> None:
     weight, unused = (torch.randn(3, 3, requires_grad=True) for _ in range(2))
     views = [weight.view_as(weight), unused.view_as(unused)]
     output = torch.ones(2, 3) @ views[0]
-    features, later = split_backward([output], [torch.ones_like(output)], views, [])
+    features, later = split_backward(_edges([output]), [torch.ones_like(output)], views, [])
     assert features == [] and later.found[0] is not None
     gradients = later.compute()
     assert torch.equal(gradients[0], torch.full((3, 3), 2.0)) and not gradients[1].any()
@@ -77,7 +84,7 @@ def test_a_sparse_convolution_computes_each_gradient_once(monkeypatch: pytest.Mo
     asked = []
     whole = convolution._backward
     monkeypatch.setattr(convolution, "_backward", lambda *given: asked.append(given[-1]) or whole(*given))
-    (features,), later = split_backward([output], given, tuple(weights.values()), [arrived])
+    (features,), later = split_backward(_edges([output]), given, tuple(weights.values()), [arrived])
     assert not asked, "the first half has nothing to do with the kernel"
     (kernel,) = later.compute()
     assert asked == [False], "the second nothing with the features"

@@ -23,7 +23,7 @@ from .config import RunConfig
 from .objective import Outcome
 from .packet import BACKWARD, FORWARD, Packet, Slot, boundary_id
 from .process import Process
-from .stage import Flight
+from .stage import Flight, Output
 from .weights import Version
 
 ENGINE = "replay"
@@ -122,7 +122,7 @@ class ReplayRunner:
 
     def leave(
         self, outputs: Mapping[str, Any], minibatch: int, voxels: int
-    ) -> tuple[Packet, tuple[Tensor, ...], tuple[Tensor | None, ...]]:
+    ) -> tuple[Packet, tuple[Output, ...], tuple[Tensor | None, ...]]:
         rows = _payload(self._bytes_after[self._place(minibatch)])
         return Packet(FORWARD, minibatch, self.id_after, (Slot(rows),), voxels=voxels), (), ()
 

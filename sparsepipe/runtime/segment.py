@@ -16,7 +16,7 @@ from .objective import Outcome
 from .packet import BACKWARD, FORWARD, Packet
 from .post import Post
 from .replicas import Averaging, clip
-from .stage import Flight
+from .stage import Flight, Output
 
 if TYPE_CHECKING:
     from .worker import Worker
@@ -183,7 +183,7 @@ class Segment:
                 f"the loss of minibatch {m + self.base} (epoch {self.epoch}) is {outcome.loss} in stage "
                 f"{self.post.stage}; lower the learning rate, the last checkpoint is kept"
             )
-        flight.outputs = (loss,)
+        flight.outputs = (Output.of(loss),)
         flight.labels = labels if flight.arrived is not None else None
         self.outcomes[m] = outcome
 

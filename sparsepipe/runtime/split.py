@@ -38,11 +38,11 @@ class Later:
 
 
 def split_backward(
-    outputs: Sequence[Tensor], given: Sequence[Tensor], weights: Sequence[Tensor], arrived: Sequence[Tensor]
+    outputs: Sequence[GradientEdge], given: Sequence[Tensor], weights: Sequence[Tensor], arrived: Sequence[Tensor]
 ) -> tuple[list[Tensor], Later]:
     """Return the gradients of `arrived` and what is left to do for the `weights`.
 
-    `given` are the gradients of `outputs`. `arrived` and `weights` are views of leaves, not leaves.
+    `given` are the gradients at `outputs`. `arrived` and `weights` are views of leaves, not leaves.
     """
     joints = _joints(outputs, weights, arrived) if arrived else {}
     late = {place for places in joints.values() for place in places}
@@ -69,12 +69,12 @@ def _kept(joint: Any, reached: Sequence[Tensor | None], places: tuple[int, ...])
 
 
 def _joints(
-    outputs: Sequence[Tensor], weights: Sequence[Tensor], arrived: Sequence[Tensor]
+    outputs: Sequence[GradientEdge], weights: Sequence[Tensor], arrived: Sequence[Tensor]
 ) -> dict[Any, tuple[int, ...]]:
     """Return joint -> the weights (their places) that only it leads to."""
     place_of = {weight.grad_fn: place for place, weight in enumerate(weights)}
     ends = {tensor.grad_fn for tensor in arrived}
-    order = _children_first([output.grad_fn for output in outputs])
+    order = _children_first([output.node for output in outputs])
     leads: dict[Any, bool] = {}  # whether something that arrived lies behind a node
     behind: dict[Any, frozenset[int]] = {}  # the weights behind a node that leads to nothing that arrived
     claims: dict[Any, frozenset[int]] = {}
@@ -87,7 +87,7 @@ def _joints(
             claims[node] = own
         behind[node] = frozenset() if leads[node] else own
     for output in outputs:  # led to without any joint
-        claims.setdefault(output.grad_fn, behind[output.grad_fn])
+        claims.setdefault(output.node, behind[output.node])
     counts = [sum(place in claim for claim in claims.values()) for place in range(len(weights))]
     return {
         node: own

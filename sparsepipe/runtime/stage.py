@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import functional_call
 
 from ..engines import Engine, Feature, Parts, Subnetwork
@@ -44,6 +45,20 @@ def differentiable(network: Network) -> frozenset[str]:
     return frozenset(found)
 
 
+@dataclass(frozen=True, eq=False)
+class Output:
+    """Where a backward enters the graph, and what gradient it expects there; the tensor itself is let go."""
+
+    edge: GradientEdge
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "Output":
+        return cls(get_gradient_edge(tensor), tensor.shape, tensor.dtype, tensor.device)
+
+
 @dataclass(eq=False)
 class Flight:
     """A minibatch between its forward and its backward."""
@@ -51,7 +66,7 @@ class Flight:
     minibatch: int
     version: Version
     leaves: tuple[Tensor, ...]  # features that arrived and want a gradient
-    outputs: tuple[Tensor, ...]  # features sent on that will get one; in the last stage the loss alone
+    outputs: tuple[Output, ...]  # features sent on that will get one; in the last stage the loss alone
     voxels: int = 0
     arrived: Mapping[str, Any] | None = None  # kept for a second forward where the stage recomputes
     labels: Tensor | None = None  # likewise
@@ -112,14 +127,15 @@ class StageRunner:
 
     def leave(
         self, outputs: Mapping[str, Any], minibatch: int, voxels: int
-    ) -> tuple[Packet, tuple[Tensor, ...], tuple[Tensor | None, ...]]:
+    ) -> tuple[Packet, tuple[Output, ...], tuple[Tensor | None, ...]]:
         """Return the packet for the next stage, those of its tensors that a gradient will come back for, and of which
-        of their elements (bits; None: of all).
+        of their elements (bits; None: of all). A stage that recomputes has the former only when it has run again.
         """
         parts, slots = self._leaving(outputs)
         small = self._forwards.shrink(slots)
         packet = Packet(FORWARD, minibatch, self.id_after, small, parts.coordinate_sets, voxels)
-        return packet, _wanted(slots), self._present(self.after, small)
+        wanted = () if self.recompute else _wanted(slots)
+        return packet, wanted, self._present(self.after, small)
 
     def _leaving(self, outputs: Mapping[str, Any]) -> tuple[Parts, tuple[Slot, ...]]:
         parts = self.engine.split({name: outputs[name] for name in self.after})
@@ -148,7 +164,8 @@ class StageRunner:
         if not flight.outputs or not wanted:
             found = [torch.zeros_like(tensor) for tensor in wanted]
         else:
-            found = list(torch.autograd.grad(flight.outputs, wanted, given, allow_unused=True, materialize_grads=True))
+            edges = [output.edge for output in flight.outputs]
+            found = list(torch.autograd.grad(edges, wanted, given, allow_unused=True, materialize_grads=True))
         flight.outputs = ()
         count = len(flight.version.tensors)
         return found[:count], found[count:]
@@ -161,7 +178,8 @@ class StageRunner:
             nothing: list[Tensor | None] = [None] * len(flight.weights)
             return [torch.zeros_like(leaf) for leaf in flight.leaves], Later(nothing, flight.weights)
         given = _given(flight.outputs, gradients, scale)
-        found = split_backward(flight.outputs, given, flight.weights, flight.leaves)
+        edges = [output.edge for output in flight.outputs]
+        found = split_backward(edges, given, flight.weights, flight.leaves)
         flight.outputs = ()
         return found
 
@@ -254,12 +272,14 @@ class StageRunner:
             return functional_call(self.module, weights, (alive,), options, strict=False)
 
 
-def _wanted(slots: Sequence[Slot]) -> tuple[Tensor, ...]:
-    return tuple(slot.rows for slot in slots if slot.needs_gradient)
+def _wanted(slots: Sequence[Slot]) -> tuple[Output, ...]:
+    return tuple(Output.of(slot.rows) for slot in slots if slot.needs_gradient)
 
 
-def _given(outputs: Sequence[Tensor], gradients: Sequence[Tensor | None], scale: float) -> list[Tensor]:
+def _given(outputs: Sequence[Output], gradients: Sequence[Tensor | None], scale: float) -> list[Tensor]:
     return [
-        torch.full_like(output, scale) if gradient is None else gradient.to(output.device, output.dtype)
+        torch.full(output.shape, scale, dtype=output.dtype, device=output.device)
+        if gradient is None
+        else gradient.to(output.device, output.dtype)
         for output, gradient in zip(outputs, gradients, strict=True)
     ]
