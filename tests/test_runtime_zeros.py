@@ -125,7 +125,7 @@ def _over_the_cut(clouds, cut: int, compression: str | None) -> tuple[int, int, 
     packet, flight.outputs, flight.outputs_present = first.leave(outputs, 0, batch.num_voxels)
     header, features = encode(packet)
     behind, outputs = second.forward(decode(header.clone(), features.clone()), two, 0)
-    behind.outputs = (Output.of(second.loss(outputs, batch.labels, samples=3)[0]),)
+    behind.outputs = Output.of(second.loss(outputs, batch.labels, samples=3)[0])
     of_second, of_arrived = second.backward(behind, [None])
     header, gradients = encode(second.answer(behind, of_arrived))
     of_first, _ = first.backward(flight, first.check_answer(flight, decode(header.clone(), gradients.clone())))
@@ -152,7 +152,7 @@ def test_a_gradient_of_another_size_is_refused(rows: torch.Tensor, clouds) -> No
     config, plan = settings(clouds, compression="zeros"), plan_of(PLAIN, [[0], [1]], schedule="1f1b", cuts=(2,))
     runner = StageRunner(network(PLAIN, num_classes=3), engine("native"), plan, 0, config=config, device=CPU)
     present = without_zeros(Slot(torch.eye(8))).present
-    flight = Flight(3, Version(0, {}), (), (Output.of(torch.eye(8, requires_grad=True)),), outputs_present=(present,))
+    flight = Flight(3, Version(0, {}), (), Output.of(torch.eye(8, requires_grad=True)), outputs_present=(present,))
     with pytest.raises(PacketMismatch, match=r"gradients of minibatch 3 have shapes .*, its features had \[\(8,\)\]"):
         runner.check_answer(flight, Packet(BACKWARD, 3, 0, (Slot(rows),)))
 

@@ -183,7 +183,7 @@ class Segment:
                 f"the loss of minibatch {m + self.base} (epoch {self.epoch}) is {outcome.loss} in stage "
                 f"{self.post.stage}; lower the learning rate, the last checkpoint is kept"
             )
-        flight.outputs = (Output.of(loss),)
+        flight.outputs = Output.of(loss)
         flight.labels = labels if flight.arrived is not None else None
         self.outcomes[m] = outcome
 

@@ -55,8 +55,9 @@ class Output:
     device: torch.device
 
     @classmethod
-    def of(cls, tensor: Tensor) -> "Output":
-        return cls(get_gradient_edge(tensor), tensor.shape, tensor.dtype, tensor.device)
+    def of(cls, *tensors: Tensor) -> tuple["Output", ...]:
+        """Return one for each of `tensors` that has a graph behind it: none where no backward will come."""
+        return tuple(cls(get_gradient_edge(t), t.shape, t.dtype, t.device) for t in tensors if t.requires_grad)
 
 
 @dataclass(eq=False)
@@ -134,8 +135,7 @@ class StageRunner:
         parts, slots = self._leaving(outputs)
         small = self._forwards.shrink(slots)
         packet = Packet(FORWARD, minibatch, self.id_after, small, parts.coordinate_sets, voxels)
-        wanted = () if self.recompute else _wanted(slots)
-        return packet, wanted, self._present(self.after, small)
+        return packet, _wanted(slots), self._present(self.after, small)
 
     def _leaving(self, outputs: Mapping[str, Any]) -> tuple[Parts, tuple[Slot, ...]]:
         parts = self.engine.split({name: outputs[name] for name in self.after})
@@ -273,7 +273,7 @@ class StageRunner:
 
 
 def _wanted(slots: Sequence[Slot]) -> tuple[Output, ...]:
-    return tuple(Output.of(slot.rows) for slot in slots if slot.needs_gradient)
+    return Output.of(*(slot.rows for slot in slots if slot.needs_gradient))
 
 
 def _given(outputs: Sequence[Output], gradients: Sequence[Tensor | None], scale: float) -> list[Tensor]:
