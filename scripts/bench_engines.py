@@ -6,7 +6,9 @@ For each number of threads and each case, in a process of its own whose thread p
                    `native`, `minkowski` where it imports, `native` under bf16 autocast, and `native` with the kernel
                    maps of the minibatch already made, whose difference is what kernel maps cost; and the matrix
                    products of all its convolutions alone, which no engine that multiplies in float32 can do without:
-                   `minkowski_step_over_products` is the most that it could be faster by
+                   `minkowski_step_over_products` is the most that it could be faster by. `minkowski` is the library as
+                   it installs; `minkowski-passive`, with several threads, runs in another process, whose threads are
+                   told to sleep while they wait, as this project's workers tell them (sparsepipe/thread_pools.py)
     convolutions   forward and backward of each convolution of the first case against its matrix products alone, on rows
                    already gathered and never added up; and against these and the rows' own moves: each gathered and
                    added up once by torch, which is what products on gathered rows cannot do without
@@ -47,6 +49,7 @@ from sparsepipe.engines import Engine, Subnetwork, engine  # noqa: E402
 from sparsepipe.errors import InputError  # noqa: E402
 from sparsepipe.models import INPUT, network  # noqa: E402
 from sparsepipe.profiler import device_name  # noqa: E402
+from sparsepipe.thread_pools import waiting  # noqa: E402
 
 TARGETS = {
     "step_minkowski_over_native": 1.5,
@@ -125,6 +128,40 @@ def for_network(case: Case, batch: PointBatch) -> PointBatch:
     return PointBatch(batch.coordinates, batch.features, torch.zeros(len(batch), dtype=torch.int64))
 
 
+class Peer:
+    """A trainer in another process, with an environment of its own."""
+
+    def __init__(self, options: argparse.Namespace, case: Case, name: str, environment: Mapping[str, str]) -> None:
+        self._process = subprocess.Popen(
+            child_command(options, options.threads[0], "peer", case, "--engine", name),
+            env=os.environ | environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def step(self) -> dict[str, float]:
+        """Have it train one step; return what `Trainer.step` does there."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write("step\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit("bench_engines: the process of a competitor ended; its traceback is above")
+        return json.loads(line)
+
+    def end(self) -> None:
+        """Close its input, which ends it."""
+        self._process.communicate()
+
+
+def serve(case: Case, batch: PointBatch, chosen: Engine) -> None:
+    """Train a step for each line of standard input."""
+    trainer, batch = Trainer(case, chosen), for_network(case, batch)
+    for _ in sys.stdin:
+        print(json.dumps(trainer.step(batch)), flush=True)
+
+
 class Trainer:
     """A network under one engine, with its optimizer; `step` trains it on a minibatch and reads the clock."""
 
@@ -177,13 +214,16 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> dict[str, float]:
     return found | {"least": min(above) / min(below)}
 
 
-def time_steps(case: Case, batch: PointBatch, engines: Mapping[str, Engine], rounds: int) -> dict[str, Any]:
-    """Time the training step of a network by every competitor."""
+def time_steps(
+    case: Case, batch: PointBatch, engines: Mapping[str, Engine], peers: Mapping[str, Peer], rounds: int
+) -> dict[str, Any]:
+    """Time the training step of a network by every competitor, here and in other processes."""
     batch = for_network(case, batch)
     trainers = {name: Trainer(case, chosen) for name, chosen in engines.items()}
     trainers["native-bf16"] = Trainer(case, engines["native"], half=True)
     used = engines["native"].tensor(batch)  # keeps its kernel maps from the first round on
     functions = {name: lambda t=trainer: t.step(batch) for name, trainer in trainers.items()}
+    functions |= {name: peer.step for name, peer in peers.items()}
     functions["native-warm-maps"] = lambda: trainers["native"].step(batch, used)
     distinct = convolutions(case, batch, engines["native"])
     functions["products"] = lambda: products(distinct)
@@ -203,10 +243,10 @@ def time_steps(case: Case, batch: PointBatch, engines: Mapping[str, Engine], rou
     }
     bare = seconds["products"]["step"]
     result["native_step_over_products"] = ratio(native, bare)
-    if "minkowski" in seconds:
-        result["minkowski_step_over_products"] = ratio(seconds["minkowski"]["step"], bare)
+    for name in seconds.keys() & {"minkowski", "minkowski-passive"}:
+        result[f"{name}_step_over_products"] = ratio(seconds[name]["step"], bare)
         for key in ("step", "step_with_sgd", "step_processor"):
-            result[f"minkowski_{key}_over_native"] = ratio(seconds["minkowski"][key], seconds["native"][key])
+            result[f"{name}_{key}_over_native"] = ratio(seconds[name][key], seconds["native"][key])
     return result
 
 
@@ -375,9 +415,16 @@ def child(options: argparse.Namespace) -> dict[str, Any]:
     if options.child == "memory":
         chosen = engine(options.engine.removesuffix("-bf16"))
         return {"bytes": memory_bytes(case, batch, chosen, half=options.engine.endswith("-bf16"))}
-    engines = {name: engine(name) for name in _engines()}
+    if options.child == "peer":
+        serve(case, batch, engine(options.engine))
+        return {}
+    engines = {name: engine(name) for name in options.engines}
     if "steps" in options.parts:
-        result["steps"][case.name] = time_steps(case, batch, engines, options.rounds)
+        told = waiting("minkowski", options.threads[0]) if "minkowski" in engines else {}
+        peers = {"minkowski-passive": Peer(options, case, "minkowski", told)} if told else {}
+        result["steps"][case.name] = time_steps(case, batch, engines, peers, options.rounds)
+        for peer in peers.values():
+            peer.end()
     if "convolutions" in options.parts and case.clouds == "modelnet":
         result["convolutions"][case.name] = time_convolutions(case, batch, engines["native"], 3 * options.rounds)
     return result
@@ -388,6 +435,13 @@ def _cases(options: argparse.Namespace) -> Sequence[Case]:
     return [case for case in chosen if not options.cases or any(word in case.name for word in options.cases)]
 
 
+def child_command(options: argparse.Namespace, threads: int, part: str, case: Case, *words: str) -> list[str]:
+    """Return the command that does a part of the work for a case, as a child of this process."""
+    command = [sys.executable, str(Path(__file__).resolve()), "--threads", str(threads), "--child", part]
+    command += ["--model", case.model, "--clouds", case.clouds, "--engines", *options.engines, *words]
+    return command + ["--rounds", str(options.rounds), "--scratch", options.scratch, "--parts", *options.parts]
+
+
 def run_child(options: argparse.Namespace, threads: int, part: str, case: Case, *words: str) -> dict[str, Any]:
     """Do a part of the work for a case in a process whose every thread pool has `threads` threads.
 
@@ -395,21 +449,19 @@ def run_child(options: argparse.Namespace, threads: int, part: str, case: Case, 
     """
     pools = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     environment = os.environ | {name: str(threads) for name in pools}
-    command = [sys.executable, str(Path(__file__).resolve()), "--threads", str(threads), "--child", part]
-    command += ["--model", case.model, "--clouds", case.clouds, *words]
-    command += ["--rounds", str(options.rounds), "--scratch", options.scratch, "--parts", *options.parts]
+    command = child_command(options, threads, part, case, *words)
     done = subprocess.run(command, check=False, env=environment, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         raise SystemExit(f"bench_engines: {part} of {case.name} failed; its traceback is above")
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def measure_memory(options: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
+def measure_memory(options: argparse.Namespace) -> dict[str, Any]:
     """Measure each engine's peak in a process of its own, with as many threads as the first asked for."""
     found: dict[str, Any] = {}
     for case in _cases(options):
         own: dict[str, Any] = {}
-        for name in (*names, "native-bf16"):
+        for name in (*options.engines, "native-bf16"):
             there = case.clouds != "kitti" or real(_REAL_SWEEP) is not None
             own[name] = (
                 run_child(options, options.threads[0], "memory", case, "--engine", name)["bytes"] if there else None
@@ -430,11 +482,13 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", default=[], metavar="WORD", help="only cases whose name holds a word")
     for name in ("child", "engine", "model", "clouds", "scratch"):
         parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
+    parser.add_argument("--engines", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.rounds = options.rounds or (5 if options.quick else 11)
     if options.child:
         print(json.dumps(child(options)))
         return
+    options.engines = _engines()
     document: dict[str, Any] = {
         "device": device_name(torch.device("cpu")),
         "processors": os.cpu_count(),
@@ -457,7 +511,7 @@ def main() -> None:
                         part[key] |= found
                     _write(document, options.json)  # what is there, should the rest be cut off
         if "memory" in options.parts:
-            document["memory_bytes"] = measure_memory(options, _engines())
+            document["memory_bytes"] = measure_memory(options)
     document["load_average_after"] = os.getloadavg()
     _write(document, options.json)
     report(document)

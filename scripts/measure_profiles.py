@@ -5,11 +5,9 @@ minkowski-1t, minkowski-2t, and the GPU's where there is one. Run it with nothin
 """
 
 import argparse
-import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -44,21 +42,11 @@ def devices() -> list[tuple[str, int, str]]:
     return found
 
 
-def environment(engine_name: str, threads: int) -> dict[str, str]:
-    """What a measurement's process is given beside the caller's environment.
-
-    MinkowskiEngine's OpenMP threads, which wait by spinning, take the processors from those of its BLAS library: on two
-    threads a layer's time would be anybody's guess.
-    """
-    return {"OMP_WAIT_POLICY": "passive"} if engine_name == "minkowski" and threads > 1 else {}
-
-
 def measure(model: str, data: Path, *, repeats: int) -> Profile:
     """Measure each engine, device and number of threads in a process of its own."""
     joined: Profile | None = None
     for name in engines():
         for device, threads, kind in devices():
-            given = environment(name, threads)
             with tempfile.TemporaryDirectory() as scratch:
                 out = Path(scratch) / "profile.json"
                 command = [sys.executable, "-m", "sparsepipe", "profile", "--model", model, "--data", str(data)]
@@ -66,10 +54,8 @@ def measure(model: str, data: Path, *, repeats: int) -> Profile:
                 command += ["--num-points", str(NUM_POINTS), "--engine", name, "--device", device]
                 command += ["--threads", str(threads), "--device-type", f"{name}-{kind}"]
                 command += ["--repeats", str(repeats), "--out", str(out)]
-                subprocess.run(command, check=True, cwd=REPOSITORY, env=os.environ | given, stdout=sys.stderr)
+                subprocess.run(command, check=True, cwd=REPOSITORY, stdout=sys.stderr)
                 one = Profile.load(out)
-            if given:
-                one = replace(one, origin={**one.origin, "environment": given})
             ratio = one.origin["layers_over_whole"]
             print(f"{model} {name} {kind}: the layers take {ratio:.3f} × the whole step")
             joined = joined | one if joined else one

@@ -19,6 +19,7 @@ from .errors import InputError, RunFailed
 from .files import write_json
 from .plan import Plan
 from .profile import Profile
+from .thread_pools import waiting
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -99,6 +100,8 @@ def profile(options: argparse.Namespace) -> Answer:
     for name in ("model", "data", "voxel_size", "batch_size"):
         if getattr(options, name) is None:
             raise InputError(f"no {name}: give --{name.replace('_', '-')}")
+    # Before torch comes in with the profiler: the workers of a run get the same.
+    os.environ.update(waiting(options.engine or "auto", options.threads or 1))
     from .profiler import profile_model
 
     names = ("num_points", "engine", "device", "device_type", "repeats", "threads", "seed")

@@ -1,5 +1,6 @@
 """Measure every layer of a network on this machine at several voxel counts: (network, batches, engine) -> Profile."""
 
+import os
 import platform
 import statistics
 import time
@@ -20,6 +21,7 @@ from .engines.sweep import Sweep, seconds_of, sweep, whole_step
 from .errors import InputError
 from .models import INPUT, Network, network
 from .profile import CostSample, LayerCost, Profile
+from .thread_pools import WAITING
 
 Progress = Callable[[str], None]
 _MAP_REPEATS = 3  # of each layer that makes a kernel map, once the map is there
@@ -164,6 +166,7 @@ def profile(
         "engine": engine.name,
         "device": device_name(device),
         "threads": torch.get_num_threads(),
+        **({"environment": {WAITING: os.environ[WAITING]}} if WAITING in os.environ else {}),
         "torch": str(torch.__version__),
         "batch_size": len(batches[len(batches) // 2]),
         "measured_voxels": counts,

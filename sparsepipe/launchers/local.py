@@ -16,6 +16,7 @@ from ..plan import Plan
 from ..profile import Profile
 from ..record import RunRecord
 from ..runtime import RunConfig
+from ..thread_pools import waiting
 from .base import Row, prepare
 from .handle import Child, Handle, Stranger
 from .tail import Tail
@@ -166,6 +167,7 @@ def _environment(config: RunConfig, world_size: int) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(paths),
         "GLOO_SOCKET_IFNAME": _loopback(),
         "OMP_NUM_THREADS": str(threads),
+        **(waiting(config.engine, threads) if config.device == "cpu" else {}),
     }
 
 
