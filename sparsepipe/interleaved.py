@@ -18,6 +18,7 @@ over and over:
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from .timed_order import BACKWARD, Ordered, Part, timed_order
 
@@ -60,7 +61,8 @@ def continuous(count: int, paces: Sequence[float], lap: int) -> Ordered:
     return replace(found, parts={k: [part for part in own if part[2] < count] for k, own in found.parts.items()})
 
 
-def steady_period(paces: Sequence[float], lap: int) -> float:
+@lru_cache(maxsize=64)  # asked for again wherever a plan is judged once more
+def steady_period(paces: tuple[float, ...], lap: int) -> float:
     """Return the seconds per minibatch of `continuous` once the pipeline is full."""
     depth = len(paces)
     ends = continuous(10 * depth, paces, lap).ends

@@ -112,7 +112,7 @@ def plan_period(
         busiest = max(sum(ports[k::lap]) for k in range(lap))
         return (sum(latencies[:lap]) + crossing + max(longest, (count - 1) * busiest)) / count
     if plan.laps > 1:
-        return max(steady_period(busy, plan.lap), *(sum(ports[k :: plan.lap]) for k in range(plan.lap)))
+        return max(steady_period(tuple(busy), plan.lap), *(sum(ports[k :: plan.lap]) for k in range(plan.lap)))
     return max([*busy, *ports])
 
 
