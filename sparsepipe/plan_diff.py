@@ -1,6 +1,6 @@
 """Two plans side by side: which layers and devices moved, and what each stage costs under either."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any, Protocol
@@ -152,7 +152,7 @@ def _costs(plan: Comparable, k: int) -> tuple[float, ...] | None:
 
 def _place(stage: Place) -> str:
     if isinstance(stage, tuple):
-        return f"stages {' and '.join(map(str, stage))}"
+        return f"stages {listed(stage)}"
     return "no stage" if stage is None else f"stage {stage}"
 
 
@@ -160,3 +160,9 @@ def _number(value: float | None, in_bytes: bool) -> str:
     if value is None:
         return "–"
     return f"{value / 1e6:.1f} MB" if in_bytes else f"{value * 1e3:.2f} ms"
+
+
+def listed(numbers: Iterable[int]) -> str:
+    """ "0, 2 and 4"."""
+    *most, last = map(str, numbers)
+    return f"{', '.join(most)} and {last}" if most else last

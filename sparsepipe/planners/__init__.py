@@ -30,10 +30,10 @@ __all__ = [
     "Problem",
     "bound_of",
     "check_interleaves",
-    "check_options",
     "comparable",
     "estimate",
     "partition",
+    "planners_with",
 ]
 
 
@@ -53,7 +53,15 @@ def partition(
     schedules and to twice the devices for those that flush. Raises InputError for an unknown planner or option, a
     device type without profile, and where nothing fits into memory.
     """
-    check_options(planner, options)
+    if planner not in PLANNERS:
+        raise InputError(f"planner {planner!r} is unknown, expected one of {', '.join(PLANNERS)}")
+    known = [field.name for field in fields(PLANNERS[planner])]
+    if unknown := [name for name in options if name not in known]:
+        others = " and ".join(planners_with(unknown[0]))
+        raise InputError(
+            f"planner {planner!r} has no option {unknown[0]!r}{f' ({others} has)' if others else ''}, "
+            f"it has: {', '.join(known) or 'none'}"
+        )
     if num_microbatches is None:
         flush = WEIGHT_POLICIES.get(schedule) == ("flush",)
         num_microbatches = 2 * len(cluster.devices) if flush else 1
@@ -65,18 +73,9 @@ def partition(
     return plan if planned_for == schedule else _for_another(plan, schedule)
 
 
-def check_options(planner: str, options: Iterable[str]) -> None:
-    """Raise InputError for an unknown planner, and for the name of an option that it does not have."""
-    if planner not in PLANNERS:
-        raise InputError(f"planner {planner!r} is unknown, expected one of {', '.join(PLANNERS)}")
-    known = {name: [field.name for field in fields(kind)] for name, kind in PLANNERS.items()}
-    for option in options:
-        if option not in known[planner]:
-            others = " and ".join(name for name, own in known.items() if option in own)
-            raise InputError(
-                f"planner {planner!r} has no option {option!r}{f' ({others} has)' if others else ''}, "
-                f"it has: {', '.join(known[planner]) or 'none'}"
-            )
+def planners_with(option: str) -> tuple[str, ...]:
+    """The names of the planners that have an option of that name."""
+    return tuple(name for name, kind in PLANNERS.items() if option in {field.name for field in fields(kind)})
 
 
 def comparable(plans: Iterable[Plan], profile: Profile, cluster: Cluster) -> tuple[Plan, ...]:

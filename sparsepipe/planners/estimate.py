@@ -29,7 +29,7 @@ def estimate(plan: Plan, problem: Problem) -> Estimate:
     """Estimate a plan that `check` accepts."""
     layers, payloads = _boundaries(plan, problem)
     transfers = _transfers(plan, problem, payloads)
-    ports = [0.0, *(busiest for busiest, _ in transfers), 0.0]
+    ports = _ports(transfers)
     computes, averagings, latencies, works = [], [], [], []
     for k, stage in enumerate(plan.stages):
         seconds = [replica_seconds(problem, layers[k], kind, stage.recompute) for kind in kinds_of(problem, stage)]
@@ -76,6 +76,16 @@ def crossing_seconds(plan: Plan, problem: Problem) -> list[float]:
     """Seconds of a transfer forwards plus one backwards, for each boundary."""
     _, payloads = _boundaries(plan, problem)
     return [both for _, both in _transfers(plan, problem, payloads)]
+
+
+def port_seconds(plan: Plan, problem: Problem) -> list[float]:
+    """Seconds per minibatch of the busiest port before each stage and after the last: none at the two ends."""
+    _, payloads = _boundaries(plan, problem)
+    return _ports(_transfers(plan, problem, payloads))
+
+
+def _ports(transfers: Sequence[tuple[float, float]]) -> list[float]:
+    return [0.0, *(busiest for busiest, _ in transfers), 0.0]
 
 
 def _boundaries(plan: Plan, problem: Problem) -> tuple[list[list[int]], list[tuple[Array, Array]]]:
