@@ -4,7 +4,7 @@ An order found so cannot deadlock: it has been run.
 """
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,7 +15,7 @@ BACKWARD = 2.0  # times a forward: a matrix product has two gradients
 class Rank(Protocol):
     """What a rank wants, and how long it takes."""
 
-    def candidates(self) -> Sequence[Part]:
+    def candidates(self) -> Iterable[Part]:
         """The parts it may run now as far as it is concerned, the most wanted first."""
 
     def seconds(self, part: Part) -> float: ...

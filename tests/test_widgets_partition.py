@@ -413,13 +413,20 @@ def test_one_stage_a_device_again_is_what_was_before(explorer):
     assert scene(explorer) | {"serial": 0} == drawn | {"serial": 0}
 
 
-def test_the_slider_goes_as_far_as_layers_and_devices_let_it():
-    highs = {
-        sizes: StagesPerDevice(num_layers=sizes[0], num_devices=sizes[1]).slider.max for sizes in ((12, 4), (60, 8))
-    }
-    assert highs == {(12, 4): 3, (60, 8): 3}
-    assert StagesPerDevice(num_layers=60, num_devices=2).slider.max == 4
-    assert StagesPerDevice(num_layers=3, num_devices=4).slider.max == 2, "the planner says what stays unused"
+@pytest.mark.parametrize(
+    ("num_layers", "num_devices", "most"),
+    [(12, 4, 3), (60, 4, 4), (60, 1, 4), (60, 8, 2), (60, 16, 2), (3, 4, 2)],
+)
+def test_the_slider_goes_as_far_as_layers_and_devices_let_it(num_layers, num_devices, most):
+    assert StagesPerDevice(num_layers=num_layers, num_devices=num_devices).slider.max == most
+
+
+def test_devices_that_stay_unused_are_told(cluster):
+    explorer = PartitionExplorer(profile_of((0.01,) * 4), cluster)
+    explorer.planner.value = "model-parallel"
+    explorer.stages_per_device.slider.value = 2
+    assert explorer.plan.laps == 2 and len(explorer.plan.ranks) == 2
+    assert scene(explorer)["notes"] == ["1 of 3 devices stay unused: the network has 4 layers"]
 
 
 def test_what_cannot_interleave_disables_the_slider_and_says_why(explorer, profile):
@@ -458,7 +465,7 @@ def test_pins_and_several_stages_a_device_exclude_each_other(explorer):
     explorer.pin_cuts.value = False
     choice.slider.value = 2
     assert explorer.pin_cuts.disabled and explorer.pin_devices.disabled
-    assert "nothing can be pinned" in choice.note.value and not choice.slider.disabled
+    assert "to pin cuts or devices, move it to 1" in choice.note.value and not choice.slider.disabled
     choice.slider.value = 1
     assert not explorer.pin_cuts.disabled and choice.note.value == ""
 

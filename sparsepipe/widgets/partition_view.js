@@ -93,10 +93,11 @@ function stages(scene, palette, width) {
     const name = `${s.parts.map(([stage]) => stage).join(", ")} · ${s.devices}`;
     out += `<text x="0" y="${y + 13}" ${s.slowest ? 'font-weight="700"' : ""}>${escape(name.length > 24 ? name.slice(0, 23) + "…" : name)}` +
            `<title>${escape(name + ": " + s.parts.map(layers).join(", "))}</title></text>`;
+    const apart = s.parts.length > 1 ? 'stroke="var(--jp-layout-color0,#fff)" stroke-width="0.8"' : "";
     let start = 0;
     for (const part of s.parts) {
       const [stage, , , , compute] = part;
-      out += rect(x(start), y + 2, x(compute) - HEAD, 15, shade(palette, stage, "backward"), 'class="sp-bar"', `stage ${stage}, ${layers(part)}: compute ${ms(compute)}`);
+      out += rect(x(start), y + 2, x(compute) - HEAD, 15, shade(palette, stage, "backward"), `class="sp-bar" ${apart}`, `stage ${stage}, ${layers(part)}: compute ${ms(compute)}`);
       start += compute;
     }
     if (s.averaging) out += rect(x(s.compute), y + 2, x(s.averaging) - HEAD, 15, shade(palette, s.parts[0][0], "average"), "", `averaging ${ms(s.averaging)}`);

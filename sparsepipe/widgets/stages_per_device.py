@@ -8,7 +8,7 @@ from ..errors import InputError
 from ..planners import check_interleaves, planners_with
 from .controls import slider
 
-_MOST, _MOST_OF_ALL = 4, 24  # stages per device, stages of all devices: the order of more takes too long to find
+_MOST, _MOST_OF_ALL = 4, 16  # stages per device, stages of all devices: more are not found while a slider is dragged
 
 
 class StagesPerDevice:
@@ -27,7 +27,7 @@ class StagesPerDevice:
         """Let the slider be moved where planner and schedule know what to do with several stages a device."""
         reason = self._refused(planner, schedule, pinned)
         self.slider.disabled = bool(reason)
-        told = "nothing can be pinned: move it to 1 for that" if self.laps > 1 else reason
+        told = "to pin cuts or devices, move it to 1" if self.laps > 1 else reason
         self.note.value = f"<div style='font-size:12px;line-height:1.4'>{html.escape(told)}</div>" if told else ""
 
     def _refused(self, planner: str, schedule: str, pinned: bool) -> str:
