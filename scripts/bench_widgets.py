@@ -80,6 +80,12 @@ def measure(browser: Any, lab: Lab, options: argparse.Namespace) -> dict[str, An
     found["cut by hand"] = summed(cut_moved(page, options.moves))
     page.get_by_role("button", name="pin cuts").click()
     page.wait_for_timeout(500)
+    planner = page.locator(".widget-dropdown select", has_text="model-parallel")
+    planner.select_option("model-parallel")  # which knows stages per device
+    page.wait_for_timeout(500)
+    found["stages"] = summed(pressed(page, "stages per device", options.moves))
+    planner.select_option("optimal")
+    page.wait_for_timeout(500)
     found["drag"] = dragged(page, "between nodes")
     every = [value for part in found.values() for value in part.pop("all_ms", [])]
     return {"load": load, "moves": len(every), "p95_ms": quantile(every, 0.95), "sliders": found}

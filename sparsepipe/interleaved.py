@@ -16,8 +16,9 @@ over and over:
     rank 1   1F4 3F3 3B3 3U3 1B2 1U2
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from .timed_order import BACKWARD, Ordered, Part, timed_order
 
@@ -60,7 +61,8 @@ def continuous(count: int, paces: Sequence[float], lap: int) -> Ordered:
     return replace(found, parts={k: [part for part in own if part[2] < count] for k, own in found.parts.items()})
 
 
-def steady_period(paces: Sequence[float], lap: int) -> float:
+@lru_cache(maxsize=64)  # asked for again wherever a plan is judged once more
+def steady_period(paces: tuple[float, ...], lap: int) -> float:
     """Return the seconds per minibatch of `continuous` once the pipeline is full."""
     depth = len(paces)
     ends = continuous(10 * depth, paces, lap).ends
@@ -77,13 +79,12 @@ class _Position:
         self.turns = [(op, stage) for op in "BF" for stage in reversed(stages)]  # longest ago first
         self.done = dict.fromkeys(self.turns, 0)
 
-    def candidates(self) -> list[Part]:
-        return [(op, stage, self.done[op, stage]) for op, stage in self.turns if self._may(op, stage)]
-
-    def _may(self, op: str, stage: int) -> bool:
-        m = self.done[op, stage]
-        held_back = (op, stage) == ("F", 0) and m >= self.done["B", 0] + len(self.paces)
-        return m < self.count and not held_back
+    def candidates(self) -> Iterator[Part]:
+        for op, stage in self.turns:
+            m = self.done[op, stage]
+            held_back = stage == 0 and op == "F" and m >= self.done["B", 0] + len(self.paces)
+            if m < self.count and not held_back:
+                yield op, stage, m
 
     def seconds(self, part: Part) -> float:
         return _PARTS[part[0]] * self.paces[part[1]]

@@ -12,7 +12,7 @@ from .cluster import Cluster
 from .errors import InputError
 from .files import read_json, write_json
 from .graph import LayerGraph
-from .plan_diff import PlanDiff, diff
+from .plan_diff import PlanDiff, diff, listed
 
 FORMAT = "sparsepipe-plan-1"
 # Which weight policies a schedule can keep, its default first: asynchronous ones keep versions, synchronous ones flush.
@@ -223,7 +223,7 @@ class Plan:
             return []
         if self.schedule not in INTERLEAVING or self.weights == "2bw":
             return [
-                f"rank {rank} serves more than one replica, stages {_listed(self.stages_of(rank))}: only schedules "
+                f"rank {rank} serves more than one replica, stages {listed(self.stages_of(rank))}: only schedules "
                 f"{' and '.join(map(repr, INTERLEAVING))} interleave stages, and not with weights '2bw'"
                 for rank in sorted(shared)
             ]
@@ -372,10 +372,6 @@ def _devices(stage: Stage) -> str:
         f"{kind} {first}" + (f"–{last}" if last > first else "") + (f" ×{share}" if uneven else "")
         for kind, first, last, share in runs
     )
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    return " and ".join(map(str, numbers))
 
 
 def _counted(number: int, word: str) -> str:

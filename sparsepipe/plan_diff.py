@@ -1,6 +1,6 @@
 """Two plans side by side: which layers and devices moved, and what each stage costs under either."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any, Protocol
@@ -48,13 +48,16 @@ class Comparable(Protocol):
     def estimate(self) -> _Estimate | None: ...
 
 
+Place = int | tuple[int, ...] | None  # a stage; several for a rank of interleaved stages; none
+
+
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Neighbouring layers, or ranks, that one plan has in stage `before`, the other in `after` (None: in no stage)."""
+    """Neighbouring layers, or ranks, that one plan has in `before`, the other in `after`."""
 
     items: tuple[str, ...]
-    before: int | None
-    after: int | None
+    before: Place
+    after: Place
 
     def __str__(self) -> str:
         names = self.items[0] if len(self.items) == 1 else f"{self.items[0]} … {self.items[-1]} ({len(self.items)})"
@@ -115,10 +118,10 @@ def diff(before: Comparable, after: Comparable) -> PlanDiff:
     """Compare two plans of the same network, stage by stage."""
     ids = list(dict.fromkeys(id for plan in (before, after) for stage in plan.stages for id in stage.layers))
     ranks = sorted({rank for plan in (before, after) for stage in plan.stages for rank in stage.ranks})
-    layer_places = [{id: k for k, stage in enumerate(plan.stages) for id in stage.layers} for plan in (before, after)]
-    rank_places = [
-        {str(rank): k for k, stage in enumerate(plan.stages) for rank in stage.ranks} for plan in (before, after)
+    layer_places: list[dict[str, Place]] = [
+        {id: k for k, stage in enumerate(plan.stages) for id in stage.layers} for plan in (before, after)
     ]
+    rank_places = [{str(rank): _place_of_rank(plan, rank) for rank in ranks} for plan in (before, after)]
     count = max(len(before.stages), len(after.stages))
     return PlanDiff(
         (before.planner, after.planner),
@@ -130,7 +133,12 @@ def diff(before: Comparable, after: Comparable) -> PlanDiff:
     )
 
 
-def _moves(items: Sequence[str], before: dict[str, int], after: dict[str, int]) -> tuple[Move, ...]:
+def _place_of_rank(plan: Comparable, rank: int) -> Place:
+    own = tuple(k for k, stage in enumerate(plan.stages) if rank in stage.ranks)
+    return own if len(own) > 1 else next(iter(own), None)
+
+
+def _moves(items: Sequence[str], before: dict[str, Place], after: dict[str, Place]) -> tuple[Move, ...]:
     runs = groupby(items, key=lambda item: (before.get(item), after.get(item)))
     return tuple(Move(tuple(run), *places) for places, run in runs if places[0] != places[1])
 
@@ -142,7 +150,9 @@ def _costs(plan: Comparable, k: int) -> tuple[float, ...] | None:
     return e.compute_seconds, e.transfer_seconds, e.averaging_seconds, e.memory_bytes, e.sent_bytes
 
 
-def _place(stage: int | None) -> str:
+def _place(stage: Place) -> str:
+    if isinstance(stage, tuple):
+        return f"stages {listed(stage)}"
     return "no stage" if stage is None else f"stage {stage}"
 
 
@@ -150,3 +160,9 @@ def _number(value: float | None, in_bytes: bool) -> str:
     if value is None:
         return "–"
     return f"{value / 1e6:.1f} MB" if in_bytes else f"{value * 1e3:.2f} ms"
+
+
+def listed(numbers: Iterable[int]) -> str:
+    """ "0, 2 and 4"."""
+    *most, last = map(str, numbers)
+    return f"{', '.join(most)} and {last}" if most else last

@@ -304,18 +304,20 @@ def num_versions(plan: Plan, stage: int, rank: int) -> int:
     num_minibatches = _until_steady(plan)
     todo = _of_stage(plan, stage, rank, num_minibatches)
     uses = forward_versions(plan, num_minibatches) if plan.weights != "stash" else _updates_before_forwards(todo)
-    to_come = Counter(uses[stage, m] for _, op, m in todo if op is Op.FORWARD)
-    held = Counter[int]()
-    newest, most = 0, 1
+    users = Counter(uses[stage, m] for _, op, m in todo if op is Op.FORWARD)  # minibatches whose backward is to come
+    newest, held, most = 0, {0}, 1
     for _, op, m in todo:
         if op is Op.FORWARD:
-            held[uses[stage, m]] += 1
-            to_come[uses[stage, m]] -= 1
-        elif op is Op.BACKWARD:
-            held[uses[stage, m]] -= 1
+            continue
+        if op is Op.BACKWARD:
+            version = uses[stage, m]
+            users[version] -= 1
         else:
-            newest += 1
-        most = max(most, len({newest, *(+held), *(v for v in +to_come if v <= newest)}))
+            version, newest = newest, newest + 1
+            held.add(newest)
+        if version < newest and not users[version]:
+            held.discard(version)
+        most = max(most, len(held))
     return most
 
 

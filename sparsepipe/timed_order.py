@@ -4,7 +4,7 @@ An order found so cannot deadlock: it has been run.
 """
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,7 +15,7 @@ BACKWARD = 2.0  # times a forward: a matrix product has two gradients
 class Rank(Protocol):
     """What a rank wants, and how long it takes."""
 
-    def candidates(self) -> Sequence[Part]:
+    def candidates(self) -> Iterable[Part]:
         """The parts it may run now as far as it is concerned, the most wanted first."""
 
     def seconds(self, part: Part) -> float: ...
@@ -59,18 +59,21 @@ def timed_order(
         begin(rank, 0.0)
     while running:
         now = running[0][0]
+        woken: set[int] = set()
         while running and running[0][0] == now:  # all that ends now has ended before anything begins
             _, rank, part = heapq.heappop(running)
             busy.discard(rank)
             ends[part] = now
             ranks[rank].finish(part)
+            woken.add(rank)
             op, stage, m = part
-            if op == "F" and stage + 1 < num_stages:
-                arrived.add(("F", stage + 1, m))
-            elif op == "F":
-                arrived.add(("B", stage, m))
-            elif op == "B" and stage:
-                arrived.add(("B", stage - 1, m))
-        for rank in ranks:
+            if op == "F":
+                told: Part | None = ("F", stage + 1, m) if stage + 1 < num_stages else ("B", stage, m)
+            else:
+                told = ("B", stage - 1, m) if op == "B" and stage else None
+            if told:
+                arrived.add(told)
+                woken.add(serving(told[1], m))
+        for rank in woken:
             begin(rank, now)
     return Ordered(parts, ends)

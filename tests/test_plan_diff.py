@@ -31,6 +31,17 @@ def test_layers_and_ranks_that_move_are_named():
     assert found.speedup is None
 
 
+def test_a_rank_of_interleaved_stages_is_in_all_of_them():
+    before = Plan(stages(("l0 l1 l2", (0,)), ("l3 l4 l5", (1,))))
+    after = Plan(stages(("l0", (0,)), ("l1 l2", (1,)), ("l3", (0,)), ("l4 l5", (1,))))
+    assert [str(move) for move in before.diff(after).ranks] == [
+        "0: stage 0 → stages 0 and 2",
+        "1: stage 1 → stages 1 and 3",
+    ]
+    assert after.diff(after).same and not before.diff(after).same
+    assert json.loads(json.dumps(before.diff(after).to_json()))["ranks"][0]["after"] == [0, 2]
+
+
 def test_a_plan_does_not_differ_from_itself(profile):
     plan = partition(profile, Cluster.uniform(2, device_type="d"))
     found = plan.diff(plan)

@@ -389,6 +389,11 @@ def test_clusters_too_large_to_search_are_planned_with_a_gap(schedule):
         ({"planner": "best"}, "planner 'best' is unknown"),
         ({"cost_model": "mine"}, "cost model 'mine' is unknown"),
         ({"planner": "pipedream", "rescore": 2}, "planner 'pipedream' has no option 'rescore'"),
+        (
+            {"stages_per_device": 2},
+            r"'optimal' has no option 'stages_per_device' \(model-parallel has\), it has: cost_m",
+        ),
+        ({"planner": "data-parallel", "laps": 2}, "planner 'data-parallel' has no option 'laps', it has: none"),
         ({"schedule": "zigzag"}, "schedule 'zigzag' is unknown"),
         ({"num_microbatches": 0}, "num_microbatches is 0"),
         ({"rescore": 0}, "rescore 0"),

@@ -321,3 +321,17 @@ def test_optimal_is_not_worse_than_the_published_planners_judged_by_its_own_mode
         for own, judged in zip(plan.estimate.stages, other.estimate.stages, strict=True):
             assert own.memory_bytes == judged.memory_bytes > 0
             assert own.sent_bytes == judged.sent_bytes
+
+
+def test_a_bound_of_plans_with_one_stage_a_device_says_nothing_of_interleaved_ones():
+    from sparsepipe.planners import comparable
+
+    graph = LayerGraph.chain(Layer(f"l{k}", "", 1e9) for k in range(8))
+    profile = Profile(graph, {"d": (LayerCost((CostSample(0, 1.0, 2.0, 1.0),)),) * 8})
+    cluster = Cluster.uniform(2, device_type="d", link=Link(1e8, 0.0))
+    settings = {"schedule": "1f1b-flush", "num_microbatches": 4}
+    plans = [partition(profile, cluster, **settings)]
+    plans += [partition(profile, cluster, planner="model-parallel", stages_per_device=v, **settings) for v in (1, 2)]
+    best, straight, interleaved = (plan.estimate for plan in comparable(plans, profile, cluster))
+    assert interleaved.period_seconds < best.lower_bound_seconds, "fewer seconds than the bound of the others"
+    assert straight.gap == best.gap == 0 and interleaved.lower_bound_seconds is interleaved.gap is None

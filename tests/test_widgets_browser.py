@@ -109,6 +109,36 @@ def test_explorer_keeps_up_with_a_dragged_slider(explorer):
     explorer.wait_for_function(f"() => ({RANKS})() === {value}", timeout=5000)
 
 
+def test_stages_per_device_are_dragged(explorer):
+    handle = slider(explorer, "stages per device")
+    explorer.wait_for_selector("text=planner 'optimal' plans one stage a device, model-parallel several")
+    drag(explorer, handle, 120)  # disabled: nothing happens
+    explorer.locator(".widget-dropdown select", has_text="model-parallel").select_option("model-parallel")
+    bars = "() => document.querySelectorAll('.sp-stages .sp-bar').length"
+    explorer.wait_for_selector("text=plans one stage a device", state="detached")
+    explorer.wait_for_function(f"() => ({bars})() === 4")
+    drag(explorer, handle, 120)
+    row = explorer.locator(".widget-inline-hbox", has=explorer.get_by_text("stages per device", exact=True)).first
+    value = int(row.locator(".widget-readout").inner_text())
+    assert value > 1
+    explorer.wait_for_function(f"() => ({bars})() === {4 * value}", timeout=5000)
+    assert explorer.evaluate(RANKS) == 4  # as many devices, each with several stages
+    names = explorer.locator(".sp-stages title", has_text="conv").all_text_contents()
+    own = ", ".join(str(4 * lap) for lap in range(value))
+    assert names[0].startswith(f"{own} · gpu: conv0 … "), "the stages of a device, with the layers of each"
+    explorer.wait_for_selector("text=not known")
+    assert explorer.get_by_role("button", name="pin cuts").is_disabled()
+    assert f"stages_per_device={value})" in explorer.locator(".sp-code pre").text_content()
+    explorer.locator(".widget-dropdown select", has_text="vertical-sync").select_option("2bw")
+    explorer.wait_for_selector("text=interleave stages, and not with weights '2bw'")
+    assert explorer.evaluate(bars) == 4 * value
+    explorer.locator(".widget-dropdown select", has_text="vertical-sync").select_option("stash")
+    drag(explorer, handle, -400)
+    explorer.wait_for_function(f"() => ({bars})() === 4")
+    assert not explorer.get_by_role("button", name="pin cuts").is_disabled()
+    assert not explorer.problems
+
+
 def test_a_cut_is_dragged_and_moved_by_keys_and_refused_where_it_cannot_be(explorer):
     explorer.get_by_role("button", name="pin cuts").click()
     first = explorer.locator(".sp-cut").first

@@ -1,15 +1,19 @@
 """The partition explorer without a browser: what each control does to the plan, what is said, what is drawn."""
 
+import html
 import json
+from dataclasses import replace
 
 import pytest
 
 from sparsepipe import Cluster, CostSample, DeviceType, InputError, Layer, LayerCost, LayerGraph, Link, Node, Profile
+from sparsepipe.forecast import forecast
 from sparsepipe.planners import Problem, estimate, partition
 from sparsepipe.plots.table import scaled_bytes
 from sparsepipe.widgets import PartitionExplorer
 from sparsepipe.widgets.scale import Scale
-from sparsepipe.widgets.scene import bottleneck, changes
+from sparsepipe.widgets.scene import bottleneck, changes, teams
+from sparsepipe.widgets.stages_per_device import StagesPerDevice
 from sparsepipe.widgets.what_if import compressed
 
 NUM_LAYERS = 12
@@ -249,10 +253,10 @@ def test_changes_name_the_schedule(explorer):
 
 def test_the_slowest_stage_is_named_with_its_cause(explorer):
     explorer.planner.value = "data-parallel"
-    assert bottleneck(explorer.plan)[0] == "compute"
+    assert bottleneck(explorer.plan, explorer.problem)[0] == "compute"
     assert "One stage holds the whole network" in scene(explorer)["why"]
     explorer.between.value = 1e6
-    assert bottleneck(explorer.plan)[0] == "averaging"
+    assert bottleneck(explorer.plan, explorer.problem)[0] == "averaging"
 
 
 def test_why_a_stage_is_slowest_is_what_an_estimate_says(cluster):
@@ -308,3 +312,224 @@ def test_an_unplannable_problem_still_shows_a_plan_by_hand(explorer):
     assert explorer.messages.value == ""
     assert any(stage["memory"] > stage["limit"] for stage in scene(explorer)["stages"])
     assert isinstance(explorer.problem, Problem)
+
+
+# --- Several stages a device -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def interleaved(profile):
+    """Two stages on each of two devices, a step of four microbatches: 12 layers of 30 ms in stages of three."""
+    cluster = Cluster((Node("a", (DeviceType("fast"),) * 2, Link(1e8)),), Link(1e8))
+    explorer = PartitionExplorer(profile, cluster)
+    explorer.planner.value, explorer.schedule.value = "model-parallel", "1f1b-flush"
+    explorer.stages_per_device.slider.value = 2
+    assert explorer.messages.value == ""
+    return explorer
+
+
+def test_a_device_has_the_work_and_memory_of_all_its_stages(interleaved):
+    drawn, plan = scene(interleaved), interleaved.plan
+    assert [stage.ranks for stage in plan.stages] == [(0,), (1,), (0,), (1,)]
+    rows = drawn["stages"]
+    assert [[part[:5] for part in row["parts"]] for row in rows] == [
+        [[k, f"conv{3 * k}", f"conv{3 * k + 2}", 3, pytest.approx(0.09)] for k in stages] for stages in ([0, 2], [1, 3])
+    ]
+    assert [row["compute"] for row in rows] == pytest.approx([0.18, 0.18])
+    # Three boundaries of 1 MB, 10 ms each: across two of them rank 0 sends and rank 1 receives.
+    assert [row["transfer"] for row in rows] == pytest.approx([0.02, 0.02])
+    parts = plan.estimate.stages
+    assert [row["memory"] for row in rows] == [
+        parts[0].memory_bytes + parts[2].memory_bytes,
+        parts[1].memory_bytes + parts[3].memory_bytes,
+    ]
+    most = max(row["memory"] for row in rows)
+    peaks = forecast(plan, interleaved.problem.profile, interleaved.shown_cluster, [1000] * 8).peak_bytes
+    assert max(peaks.values()) <= most < 1.2 * max(peaks.values()), "every stage's own most, together"
+    assert tile(interleaved, "fullest device") == scaled_bytes(most)
+    assert sum(row["slowest"] for row in rows) == 1
+    assert "set the pace: their layers take 180 ms a minibatch" in drawn["why"]
+
+
+def test_the_period_and_timeline_of_interleaved_stages_are_those_of_a_simulated_step(interleaved):
+    drawn = scene(interleaved)
+    # Section 2.2 of Narayanan et al.: four times 180 ms of work, a lap of 90 ms to fill and drain, a transfer each way.
+    assert drawn["period"] == pytest.approx((4 * 0.18 + 0.09 + 0.02) / 4)
+    assert tile(interleaved, "a minibatch every") == "208 ms"
+    assert "Filling and draining take 13% of a step of 4 microbatches" in drawn["why"]
+    assert drawn["ranks"] == [0, 1]
+    stages_of_rows = {(row, stage) for row, _, _, _, stage, _ in drawn["spans"]}
+    assert stages_of_rows == {(0, 0), (1, 1), (0, 2), (1, 3)}
+    work = [sum(end - start for row, start, end, code, _, m in drawn["spans"] if row == k and code < 2) for k in (0, 1)]
+    count = max(interleaved.minibatches, 2 * interleaved.plan.num_microbatches)
+    assert work == pytest.approx([0.18 * count] * 2)
+
+
+def test_no_bound_is_claimed_for_interleaved_stages(interleaved):
+    drawn = scene(interleaved)
+    assert drawn["bound"] is None and interleaved.plan.estimate.gap is None
+    assert tile(interleaved, "no plan is faster than") == "not known"
+    assert "gap to that bound" not in [what for what, _, _ in drawn["tiles"]]
+
+
+def test_without_flushes_the_pace_is_that_of_the_busiest_device(explorer):
+    """A layer takes 30 ms on a fast device and 60 ms on a slow one."""
+    explorer.planner.value = "model-parallel"
+    straight = explorer.plan.estimate.period_seconds
+    explorer.stages_per_device.slider.value = 2
+    plan = explorer.plan
+    assert plan.laps == 2 and plan.lap == 3 and explorer.messages.value == ""
+    busy = [team.busy for team in teams(plan)]
+    factors = {"fast": 0.03, "slow": 0.06}
+    assert busy == pytest.approx(
+        [
+            sum(len(plan.stages[k].layers) for k in stages) * factors[plan.stages[stages[0]].device_types[0]]
+            for stages in ((0, 3), (1, 4), (2, 5))
+        ]
+    )
+    assert scene(explorer)["period"] == pytest.approx(max(busy), rel=0.02) and max(busy) <= straight
+    assert bottleneck(plan, explorer.problem)[2] == max(busy)
+    explorer.weights.value = "vertical-sync"
+    counted = estimate(explorer.plan, explorer.problem)
+    assert [row["memory"] for row in scene(explorer)["stages"]] == [team.memory for team in teams(explorer.plan)]
+    assert explorer.plan.estimate.stages == counted.stages and explorer.messages.value == ""
+
+
+def test_the_boundaries_of_interleaved_stages_that_set_the_pace_are_named(interleaved):
+    interleaved.inside.value = 1e6
+    assert bottleneck(interleaved.plan, interleaved.problem) == ("transfer", 1, pytest.approx(2.0))
+    assert "boundaries of stages 1 and 3 (fast) set the pace: their transfers take 2000 ms" in scene(interleaved)["why"]
+    assert "the stages' own work 180 ms" in scene(interleaved)["why"]
+
+
+def test_one_stage_a_device_again_is_what_was_before(explorer):
+    explorer.planner.value = "model-parallel"
+    before, drawn = explorer.plan, scene(explorer)
+    slider = explorer.stages_per_device.slider
+    slider.value = 2
+    assert len(explorer.plan.stages) == 2 * len(before.stages)
+    slider.value = 1
+    assert explorer.plan == before
+    assert scene(explorer) | {"serial": 0} == drawn | {"serial": 0}
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "num_devices", "most"),
+    [(12, 4, 3), (60, 4, 4), (60, 1, 4), (60, 8, 2), (60, 16, 2), (3, 4, 2)],
+)
+def test_the_slider_goes_as_far_as_layers_and_devices_let_it(num_layers, num_devices, most):
+    assert StagesPerDevice(num_layers=num_layers, num_devices=num_devices).slider.max == most
+
+
+def test_devices_that_stay_unused_are_told(cluster):
+    explorer = PartitionExplorer(profile_of((0.01,) * 4), cluster)
+    explorer.planner.value = "model-parallel"
+    explorer.stages_per_device.slider.value = 2
+    assert explorer.plan.laps == 2 and len(explorer.plan.ranks) == 2
+    assert scene(explorer)["notes"] == ["1 of 3 devices stay unused: the network has 4 layers"]
+
+
+def test_what_cannot_interleave_disables_the_slider_and_says_why(explorer, profile):
+    choice = explorer.stages_per_device
+    assert choice.slider.disabled and "planner &#x27;optimal&#x27; plans one stage a device" in choice.note.value
+    assert "model-parallel several" in choice.note.value
+    explorer.planner.value = "model-parallel"
+    assert not choice.slider.disabled and choice.note.value == ""
+    choice.slider.value = 2
+    for schedule in ("gpipe", "2bw", "zero-bubble", "sequential"):
+        explorer.schedule.value = schedule
+        with pytest.raises(InputError) as refused:
+            settings = {"schedule": schedule, "stages_per_device": 2}
+            partition(profile, explorer.shown_cluster, planner="model-parallel", **settings)
+        assert choice.slider.disabled and html.escape(str(refused.value)) in choice.note.value
+        assert explorer.plan.laps == 1 and explorer.plan.schedule == schedule and explorer.messages.value == ""
+    explorer.schedule.value = "1f1b"
+    assert explorer.plan.laps == 2, "the slider has kept its value"
+    explorer.planner.value = "optimal"
+    assert explorer.plan == partition_again(explorer, profile)
+
+
+def partition_again(explorer, profile):
+    scope = {"profile": profile}
+    exec(scene(explorer)["code"], scope)
+    made, shown = scope["plan"].estimate, explorer.plan.estimate
+    seconds = {"plan_seconds": shown.plan_seconds, "lower_bound_seconds": shown.lower_bound_seconds}
+    return replace(scope["plan"], estimate=replace(made, **seconds))
+
+
+def test_pins_and_several_stages_a_device_exclude_each_other(explorer):
+    explorer.planner.value = "model-parallel"
+    choice = explorer.stages_per_device
+    explorer.pin_cuts.value = True
+    assert choice.slider.disabled and "what is pinned has one stage a device" in choice.note.value
+    explorer.pin_cuts.value = False
+    choice.slider.value = 2
+    assert explorer.pin_cuts.disabled and explorer.pin_devices.disabled
+    assert "to pin cuts or devices, move it to 1" in choice.note.value and not choice.slider.disabled
+    choice.slider.value = 1
+    assert not explorer.pin_cuts.disabled and choice.note.value == ""
+
+
+def test_weights_that_do_not_interleave_are_refused_in_one_line_and_the_picture_stays(explorer):
+    explorer.planner.value = "model-parallel"
+    explorer.stages_per_device.slider.value = 2
+    shown, plan = explorer.view.scene, explorer.plan
+    explorer.weights.value = "2bw"
+    assert "interleave stages, and not with weights &#x27;2bw&#x27;" in explorer.messages.value
+    assert "Traceback" not in explorer.messages.value and explorer.view.scene == shown
+    explorer.weights.value = "stash"
+    assert explorer.messages.value == "" and explorer.plan == plan
+
+
+def test_more_stages_than_layers_are_refused_in_words(cluster):
+    explorer = PartitionExplorer(profile_of((0.01,)), cluster)
+    explorer.planner.value = "model-parallel"
+    explorer.stages_per_device.slider.value = 2
+    assert "2 stages for 1 layers: expected at least one layer each" in explorer.messages.value
+
+
+def test_a_device_whose_stages_do_not_fit_together_is_marked(interleaved):
+    """Each stage alone would fit: the limit is that of the device."""
+    parts = interleaved.plan.estimate.stages
+    interleaved.memory.value = 3e7
+    assert max(part.memory_bytes for part in parts) < 3e7
+    assert any(row["memory"] > row["limit"] == 3e7 for row in scene(interleaved)["stages"])
+    assert tile(interleaved, "fullest device").endswith("of 30 MB")
+
+
+@pytest.mark.parametrize("change", ["none", "flush", "vertical-sync", "scaled", "three"])
+def test_the_code_makes_an_interleaved_plan_again(explorer, profile, change):
+    explorer.planner.value = "model-parallel"
+    explorer.stages_per_device.slider.value = 3 if change == "three" else 2
+    if change == "flush":
+        explorer.schedule.value, explorer.microbatches.value = "1f1b-flush", 6
+    if change == "vertical-sync":
+        explorer.weights.value = "vertical-sync"
+    if change == "scaled":
+        explorer.batch_size.value, explorer.compression.value = 64, 4.0
+    code = scene(explorer)["code"]
+    assert f"stages_per_device={3 if change == 'three' else 2})" in code
+    again = partition_again(explorer, profile)
+    if change == "vertical-sync":  # its estimate is that of the planner, which knows no weights
+        again, shown = replace(again, estimate=None), replace(explorer.plan, estimate=None)
+    else:
+        shown = explorer.plan
+    assert again == shown and again.laps == (3 if change == "three" else 2)
+    explorer.stages_per_device.slider.value = 1
+    assert "stages_per_device" not in scene(explorer)["code"]
+
+
+def test_a_pinned_plan_is_compared_device_by_device(explorer):
+    explorer.planner.value = "model-parallel"
+    explorer.pin.click()
+    straight = explorer.plan
+    explorer.stages_per_device.slider.value = 2
+    before = scene(explorer)["before"]
+    assert before["changes"][1:3] == ["3 stages became 6", "1 a device became 2"]
+    assert "rank 0: stage 0 → stages 0 and 3" in before["changes"]
+    assert len(before["stages"]) == 3
+    explorer.pin.click()
+    explorer.stages_per_device.slider.value = 1
+    before = scene(explorer)["before"]
+    assert len(before["stages"]) == 3 and before["stages"] != [[team.busy, team.memory] for team in teams(straight)]
+    assert before["stages"][0][0] == pytest.approx(0.03 * sum(place in (0, 3) for place in before["places"]))

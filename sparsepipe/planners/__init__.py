@@ -24,7 +24,17 @@ PLANNERS: Mapping[str, type[Any]] = {
     "model-parallel": ModelParallel,
 }
 
-__all__ = ["PLANNERS", "Planner", "Problem", "comparable", "estimate", "partition"]
+__all__ = [
+    "PLANNERS",
+    "Planner",
+    "Problem",
+    "bound_of",
+    "check_interleaves",
+    "comparable",
+    "estimate",
+    "partition",
+    "planners_with",
+]
 
 
 def partition(
@@ -47,7 +57,11 @@ def partition(
         raise InputError(f"planner {planner!r} is unknown, expected one of {', '.join(PLANNERS)}")
     known = [field.name for field in fields(PLANNERS[planner])]
     if unknown := [name for name in options if name not in known]:
-        raise InputError(f"planner {planner!r} has no option {unknown[0]!r}, it has: {', '.join(known) or 'none'}")
+        others = " and ".join(planners_with(unknown[0]))
+        raise InputError(
+            f"planner {planner!r} has no option {unknown[0]!r}{f' ({others} has)' if others else ''}, "
+            f"it has: {', '.join(known) or 'none'}"
+        )
     if num_microbatches is None:
         flush = WEIGHT_POLICIES.get(schedule) == ("flush",)
         num_microbatches = 2 * len(cluster.devices) if flush else 1
@@ -59,11 +73,17 @@ def partition(
     return plan if planned_for == schedule else _for_another(plan, schedule)
 
 
+def planners_with(option: str) -> tuple[str, ...]:
+    """The names of the planners that have an option of that name."""
+    return tuple(name for name, kind in PLANNERS.items() if option in {field.name for field in fields(kind)})
+
+
 def comparable(plans: Iterable[Plan], profile: Profile, cluster: Cluster) -> tuple[Plan, ...]:
     """The plans with estimates that can be held against each other, whatever their planners count.
 
     Periods, bytes and memory are those of the default cost model (estimate.py); the lower bound is the highest that any
-    planner proved under that model for the same schedule, so that every plan has a gap. How long planning took stays.
+    planner proved under that model for the same schedule, so that every plan has a gap, but for interleaved ones
+    (`bound_of`). How long planning took stays.
     """
     plans = tuple(plans)
     estimates, bounds = [], dict[tuple[str, int], float]()
@@ -74,12 +94,19 @@ def comparable(plans: Iterable[Plan], profile: Profile, cluster: Cluster) -> tup
         if own.lower_bound_seconds is not None and own.period_seconds == expected.period_seconds:
             bounds[terms] = max(own.lower_bound_seconds, bounds.get(terms, 0.0))
         estimates.append(replace(expected, plan_seconds=own.plan_seconds))
+    proven = [bound_of(plan, bounds.get((plan.schedule, plan.num_microbatches))) for plan in plans]
     return tuple(
-        replace(
-            plan, estimate=replace(expected, lower_bound_seconds=bounds.get((plan.schedule, plan.num_microbatches)))
-        )
-        for plan, expected in zip(plans, estimates, strict=True)
+        replace(plan, estimate=replace(expected, lower_bound_seconds=bound))
+        for plan, expected, bound in zip(plans, estimates, proven, strict=True)
     )
+
+
+def bound_of(plan: Plan, proven: float | None) -> float | None:
+    """What `proven`, a lower bound of all plans with one stage a device, says of `plan`: nothing if interleaved.
+
+    Several stages a device can share out work more evenly, and wait less, than any plan that the bound is for.
+    """
+    return proven if plan.laps == 1 else None
 
 
 # No closed form says what a step of the zero-bubble schedule takes: no longer than one of 1F1B.

@@ -29,7 +29,7 @@ def estimate(plan: Plan, problem: Problem) -> Estimate:
     """Estimate a plan that `check` accepts."""
     layers, payloads = _boundaries(plan, problem)
     transfers = _transfers(plan, problem, payloads)
-    ports = [0.0, *(busiest for busiest, _ in transfers), 0.0]
+    ports = _ports(transfers)
     computes, averagings, latencies, works = [], [], [], []
     for k, stage in enumerate(plan.stages):
         seconds = [replica_seconds(problem, layers[k], kind, stage.recompute) for kind in kinds_of(problem, stage)]
@@ -78,6 +78,16 @@ def crossing_seconds(plan: Plan, problem: Problem) -> list[float]:
     return [both for _, both in _transfers(plan, problem, payloads)]
 
 
+def port_seconds(plan: Plan, problem: Problem) -> list[float]:
+    """Seconds per minibatch of the busiest port before each stage and after the last: none at the two ends."""
+    _, payloads = _boundaries(plan, problem)
+    return _ports(_transfers(plan, problem, payloads))
+
+
+def _ports(transfers: Sequence[tuple[float, float]]) -> list[float]:
+    return [0.0, *(busiest for busiest, _ in transfers), 0.0]
+
+
 def _boundaries(plan: Plan, problem: Problem) -> tuple[list[list[int]], list[tuple[Array, Array]]]:
     """(layers of each stage, (forward, backward) bytes at the boundary before each stage and after the last)."""
     index = problem.graph.index
@@ -112,7 +122,7 @@ def plan_period(
         busiest = max(sum(ports[k::lap]) for k in range(lap))
         return (sum(latencies[:lap]) + crossing + max(longest, (count - 1) * busiest)) / count
     if plan.laps > 1:
-        return max(steady_period(busy, plan.lap), *(sum(ports[k :: plan.lap]) for k in range(plan.lap)))
+        return max(steady_period(tuple(busy), plan.lap), *(sum(ports[k :: plan.lap]) for k in range(plan.lap)))
     return max([*busy, *ports])
 
 

@@ -1,11 +1,16 @@
 """Cuts for interleaved stages: a device's stages are summed, so more cuts balance devices where layers are large."""
 
-from collections.abc import Iterator, Sequence
-from itertools import accumulate, combinations, pairwise
+from collections.abc import Sequence
+from itertools import combinations
 from math import comb
 
+import numpy as np
+
+from ..costs import Array
+from .cuts import Index
+
 Bounds = tuple[int, ...]  # 0, where each stage but the first begins, the number of layers
-_FEW = 50_000  # cuts of which all are tried: a quarter of a second
+_FEW = 50_000  # cuts of which all are tried
 _ALIKE = 1.005  # most loaded devices that count as equally loaded
 
 
@@ -18,37 +23,44 @@ def lap_bounds(
     and in the update of every stage but the last: `kept` of each layer, whose older versions stay. All cuts are tried
     where there are few; else those of `start` are moved, two at a time, until no pair helps.
     """
-    before, weights = [[0.0, *accumulate(row)] for row in seconds], [0.0, *accumulate(kept)]
+    before = [np.concatenate([[0.0], np.cumsum(row)]) for row in seconds]
+    crosses, weights = np.asarray(crossing), np.concatenate([[0.0], np.cumsum(kept)])
 
-    def load(bounds: Bounds) -> float:
-        stages = [row[b] - row[a] for row, (a, b) in zip(before, pairwise(bounds), strict=True)]
-        return max(sum(stages[k::lap]) for k in range(lap))
-
-    def moved(bounds: Bounds) -> float:
-        return sum(crossing[cut] for cut in bounds[1:-1]) + weights[bounds[-2]]
+    def loads(bounds: Index) -> Array:
+        """Seconds of the most loaded device, for each row of bounds."""
+        stages = [row[b] - row[a] for row, a, b in zip(before, bounds.T, bounds.T[1:], strict=False)]
+        return np.max([sum(stages[k::lap]) for k in range(lap)], axis=0)
 
     num_layers, num_cuts = start[-1], len(seconds) - 1
     if comb(num_layers - 1, num_cuts) <= _FEW:
-        every = ((0, *cuts, num_layers) for cuts in combinations(range(1, num_layers), num_cuts))
-        tried: dict[Bounds, float] = {bounds: load(bounds) for bounds in every}
+        every = combinations(range(1, num_layers), num_cuts)
+        tried = np.array([(0, *cuts, num_layers) for cuts in every], dtype=np.intp)
+        most = loads(tried)
     else:
-        best, tried = start, {start: load(start)}
+        tried = np.array([start], dtype=np.intp)
+        most = loads(tried)
+        best, least = tried[0], most[0]
         while True:
-            around = {bounds: load(bounds) for bounds in _moved(best)}
-            tried |= around
-            found = min(around, key=around.__getitem__)
-            if tried[found] >= tried[best]:
+            around = _moved(best)
+            found = loads(around)
+            tried, most = np.concatenate([tried, around]), np.concatenate([most, found])
+            if found.min() >= least:
                 break
-            best = found
-    least = min(tried.values())
-    return min((bounds for bounds, most in tried.items() if most <= _ALIKE * least), key=moved)
+            best, least = around[found.argmin()], found.min()
+    alike = tried[most <= _ALIKE * most.min()]
+    moved = sum(crosses[alike[:, 1:-1]].T) + weights[alike[:, -2]]
+    return tuple(alike[moved.argmin()].tolist())
 
 
-def _moved(bounds: Bounds) -> Iterator[Bounds]:
-    """Yield the bounds with two cuts anywhere between their neighbours."""
+def _moved(bounds: Index) -> Index:
+    """The bounds with two cuts anywhere between their neighbours, a row each."""
+    found = []
     for i, j in combinations(range(1, len(bounds) - 1), 2):
-        first_stop = bounds[i + 1] if i + 1 < j else bounds[j + 1] - 1
-        for first in range(bounds[i - 1] + 1, first_stop):
-            second_start = bounds[j - 1] if i + 1 < j else first
-            for second in range(second_start + 1, bounds[j + 1]):
-                yield (*bounds[:i], first, *bounds[i + 1 : j], second, *bounds[j + 1 :])
+        neighbours = i + 1 == j
+        first = np.arange(bounds[i - 1] + 1, bounds[j + 1 if neighbours else i + 1])
+        second = np.arange(bounds[i - 1 if neighbours else j - 1] + 1, bounds[j + 1])
+        rows, columns = np.nonzero(first[:, None] < second)
+        moved = np.repeat(bounds[None], len(rows), axis=0)
+        moved[:, i], moved[:, j] = first[rows], second[columns]
+        found.append(moved)
+    return np.concatenate(found)

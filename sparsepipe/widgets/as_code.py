@@ -22,9 +22,10 @@ def as_code(plan: Plan, cluster: Cluster, *, planner: str | None, factor: float 
         if compression != 1:
             lines.insert(1, "from sparsepipe.widgets.what_if import compressed")
             lines.append(f"profile = compressed(profile, {compression!r})")
+        several = f", stages_per_device={plan.laps}" if plan.laps > 1 else ""
         lines.append(
             f"plan = partition(profile, cluster, planner={planner!r}, schedule={plan.schedule!r}, "
-            f"num_microbatches={plan.num_microbatches})"
+            f"num_microbatches={plan.num_microbatches}{several})"
         )
         if plan != plan.with_schedule(plan.schedule):  # another weight policy than the schedule's first
             lines.insert(1, "from dataclasses import replace") if factor is None else None

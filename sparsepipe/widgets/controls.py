@@ -5,7 +5,7 @@ from typing import Any
 import ipywidgets
 
 _WIDE = {"width": "330px"}
-_NAMES = {"description_width": "112px"}
+_NAMES = {"description_width": "118px"}
 
 
 def slider(name: str, value: int, *, low: int, high: int) -> ipywidgets.IntSlider:

@@ -11,7 +11,7 @@ from .. import plots
 from ..cluster import Cluster, DeviceType, Link, Node
 from ..errors import InputError
 from ..plan import WEIGHT_POLICIES, Plan
-from ..planners import PLANNERS, Problem, partition
+from ..planners import PLANNERS, Problem, bound_of, partition
 from ..planners.by_hand import by_hand, with_cuts, with_groups
 from ..planners.teams import device_classes
 from ..plots.table import scaled_bytes
@@ -27,6 +27,7 @@ from .partition_view import PartitionView, graph_text
 from .scale import Scale
 from .scene import scene
 from .stage_editor import StageEditor
+from .stages_per_device import StagesPerDevice
 from .what_if import compressed, judged
 
 _MAX_DEVICES = 8
@@ -34,7 +35,7 @@ _AS_GIVEN = 0.0
 _MEMORY = [m * 10.0**e for e in range(7, 12) for m in (1, 1.5, 2, 3, 4, 6, 8)]
 _VOXEL_SIZES = (0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.15, 0.2)
 _COMPRESSIONS = {"none": 1.0, "2 × (bfloat16)": 2.0, "4 × (int8)": 4.0}
-_KEPT = 64  # best plans that are remembered: going back costs nothing
+_KEPT = 64  # plans that are remembered: going back costs nothing
 
 
 class PartitionExplorer:
@@ -64,7 +65,7 @@ class PartitionExplorer:
         self.ends: list[int] = []
         self._serial, self._quiet = 0, True
         self._asked: tuple[tuple, Problem] | None = None
-        self._optimal: dict[tuple, Plan | str] = {}
+        self._made: dict[tuple, Plan | str] = {}
         self._compressed = {1.0: profile}
         self.view = PartitionView()
         self.view.graph = graph_text(profile)
@@ -100,6 +101,7 @@ class PartitionExplorer:
         self.schedule = dropdown("schedule", list(WEIGHT_POLICIES), "the order of forwards and backwards")
         self.weights = dropdown("weights", WEIGHT_POLICIES["1f1b"], "which version a minibatch meets")
         self.microbatches = slider("microbatches", 2 * len(kinds), low=1, high=64)
+        self.stages_per_device = StagesPerDevice(num_layers=len(self.profile.graph.layers), num_devices=len(kinds))
         self.pin_cuts = toggle("pin cuts", "keep the cuts: drag them, or move them with the arrow keys")
         self.pin_devices = toggle("pin devices", "keep the devices of each stage: change them below")
         self.editor = StageEditor(list(self.counts), self._changed)
@@ -115,7 +117,8 @@ class PartitionExplorer:
     def _controls(self) -> list[Any]:
         links = [self.inside, self.between] if len(self.counts) > 1 else [self.inside]
         sparse = [self.batch_size, self.voxel_size] if self.scale else []
-        chosen = [self.planner, self.schedule, self.weights, self.microbatches, self.pin_cuts, self.pin_devices]
+        chosen = [self.planner, self.schedule, self.weights, self.microbatches, self.stages_per_device.slider]
+        chosen += [self.pin_cuts, self.pin_devices]
         return [*self.counts.values(), *links, self.memory, *sparse, self.compression, *chosen]
 
     def _layout(self) -> ipywidgets.HBox:
@@ -124,7 +127,8 @@ class PartitionExplorer:
         end = found.index(self.planner)
         heads = [ipywidgets.HTML(f"<b>{text}</b>") for text in ("Devices and links", "Workload", "Plan")]
         toggles = ipywidgets.HBox([self.pin_cuts, self.pin_devices])
-        column = [heads[0], *found[:split], heads[1], *found[split:end], heads[2], *found[end:-2], toggles]
+        chosen = [*found[end:-2], self.stages_per_device.note, toggles]
+        column = [heads[0], *found[:split], heads[1], *found[split:end], heads[2], *chosen]
         column += [self.editor.widget, ipywidgets.HBox([self.pin, self.unpin]), self.exporter.widget]
         left = ipywidgets.VBox(column, layout={"flex": "0 0 350px", "overflow": "hidden"})
         right = ipywidgets.VBox([self.messages, self.view], layout={"flex": "1 1 420px", "min_width": "0"})
@@ -142,6 +146,9 @@ class PartitionExplorer:
             self.microbatches.disabled = policies[0] not in ("flush", "2bw")
             self.weights.disabled = len(policies) == 1
             self._start_pinning(change)
+            pinned = self.pin_cuts.value or self.pin_devices.value
+            self.stages_per_device.offer(self.planner.value, self.schedule.value, pinned=pinned)
+            self.pin_cuts.disabled = self.pin_devices.disabled = self.stages_per_device.laps > 1
             self._redraw()
         finally:
             self._quiet = False
@@ -221,37 +228,38 @@ class PartitionExplorer:
             self._asked = key, Problem(self._chosen_profile(), *key[:3])
         return self._asked[1]
 
-    def _best(self, problem: Problem) -> Plan:
-        """The optimal plan, which also bounds all others. Raises InputError where nothing fits."""
+    def _planned(self, problem: Problem, planner: str, **options: int) -> Plan:
+        """What a planner answers; remembered. Raises InputError where nothing fits."""
         assert self._asked is not None
-        key = self._asked[0]
-        if key not in self._optimal:
-            if len(self._optimal) >= _KEPT:
-                self._optimal.pop(next(iter(self._optimal)))
+        key = (*self._asked[0], planner, *options.items())
+        if key not in self._made:
+            if len(self._made) >= _KEPT:
+                self._made.pop(next(iter(self._made)))
             try:
-                self._optimal[key] = _partition(problem, "optimal")
+                self._made[key] = _partition(problem, planner, **options)
             except InputError as error:
-                self._optimal[key] = str(error)
-        found = self._optimal[key]
+                self._made[key] = str(error)
+        found = self._made[key]
         if isinstance(found, str):
             raise InputError(found)
         return found
 
     def _chosen_plan(self, problem: Problem) -> tuple[Plan, float | None]:
-        """(the plan as the default cost model sees it, a lower bound of every plan's period)."""
+        """(the plan as the default cost model sees it, a lower bound of every plan's period where one is known)."""
+        laps = self.stages_per_device.laps
         try:
-            best, refused = self._best(problem), ""
+            best, refused = self._planned(problem, "optimal"), ""  # which also bounds others
         except InputError as error:
             best, refused = None, str(error)
         plan = self._by_hand(problem)
         if plan is None:
-            if best is None:
+            if best is None and laps == 1:
                 raise InputError(refused)
-            plan = best if self.planner.value == "optimal" else _partition(problem, self.planner.value)
+            plan = self._planned(problem, self.planner.value, **({"stages_per_device": laps} if laps > 1 else {}))
         if plan.weights != self.weights.value:
-            plan = replace(plan, weights=self.weights.value)
+            plan = replace(plan, weights=self.weights.value).check(problem.graph, problem.cluster)
         plan = judged(plan, problem)
-        bound = best.estimate.lower_bound_seconds if best is not None and best.estimate else None
+        bound = bound_of(plan, best.estimate.lower_bound_seconds) if best is not None and best.estimate else None
         assert plan.estimate is not None
         return replace(plan, estimate=replace(plan.estimate, lower_bound_seconds=bound)), bound
 
@@ -332,13 +340,14 @@ class PartitionExplorer:
         )
 
 
-def _partition(problem: Problem, planner: str) -> Plan:
+def _partition(problem: Problem, planner: str, **options: int) -> Plan:
     return partition(
         problem.profile,
         problem.cluster,
         planner=planner,
         schedule=problem.schedule,
         num_microbatches=problem.num_microbatches,
+        **options,
     )
 
 

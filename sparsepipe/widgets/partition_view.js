@@ -76,6 +76,10 @@ function strip(scene, palette, width) {
   return svg(width, STRIP, out, "layers coloured by stage, as high as their time");
 }
 
+function several(row) {  // the memory of each stage, where a device has several
+  return row.parts.length > 1 ? ": " + row.parts.map(([stage, , , , , bytes]) => `stage ${stage} ${size(bytes)}`).join(", ") : "";
+}
+
 function stages(scene, palette, width) {
   const rows = scene.stages, before = scene.before;
   const most = Math.max(...rows.flatMap((s) => [s.compute + s.averaging, s.transfer]), scene.bound || 0,
@@ -85,12 +89,18 @@ function stages(scene, palette, width) {
   let out = "";
   rows.forEach((s, k) => {
     const y = 16 + k * ROW;
-    const own = `${s.layers[0]} … ${s.layers[1]} (${s.layers[2]} layers)`;
-    const name = `${k} · ${s.devices}`;
+    const layers = ([, first, last, count]) => `${first} … ${last} (${count} layers)`;
+    const name = `${s.parts.map(([stage]) => stage).join(", ")} · ${s.devices}`;
     out += `<text x="0" y="${y + 13}" ${s.slowest ? 'font-weight="700"' : ""}>${escape(name.length > 24 ? name.slice(0, 23) + "…" : name)}` +
-           `<title>${escape(name + ": " + own)}</title></text>`;
-    out += rect(HEAD, y + 2, x(s.compute) - HEAD, 15, shade(palette, k, "backward"), 'class="sp-bar"', `stage ${k}, ${own}: compute ${ms(s.compute)}`);
-    if (s.averaging) out += rect(x(s.compute), y + 2, x(s.averaging) - HEAD, 15, shade(palette, k, "average"), "", `averaging ${ms(s.averaging)}`);
+           `<title>${escape(name + ": " + s.parts.map(layers).join(", "))}</title></text>`;
+    const apart = s.parts.length > 1 ? 'stroke="var(--jp-layout-color0,#fff)" stroke-width="0.8"' : "";
+    let start = 0;
+    for (const part of s.parts) {
+      const [stage, , , , compute] = part;
+      out += rect(x(start), y + 2, x(compute) - HEAD, 15, shade(palette, stage, "backward"), `class="sp-bar" ${apart}`, `stage ${stage}, ${layers(part)}: compute ${ms(compute)}`);
+      start += compute;
+    }
+    if (s.averaging) out += rect(x(s.compute), y + 2, x(s.averaging) - HEAD, 15, shade(palette, s.parts[0][0], "average"), "", `averaging ${ms(s.averaging)}`);
     if (s.transfer) out += rect(HEAD, y + 18, x(s.transfer) - HEAD, 4, palette.other, "", `transfers ${ms(s.transfer)}, beside the computation`);
     if (before && before.stages[k]) {
       const a = before.stages[k][0];
@@ -101,7 +111,7 @@ function stages(scene, palette, width) {
     out += text(inside ? HEAD + 6 : end + 5, y + 13, s.words[0] + (s.slowest ? " ◀ slowest" : ""),
                 inside ? 'style="fill:#fff;paint-order:stroke;stroke:#0008;stroke-width:2px"' : s.slowest ? 'font-weight="700"' : "");
     const left = width - TAIL, over = s.limit !== null && s.memory > s.limit;
-    out += rect(left, y + 4, s.memory / full * space, 11, over ? "#D55E00" : palette.other, "", `memory ${size(s.memory)}`);
+    out += rect(left, y + 4, s.memory / full * space, 11, over ? "#D55E00" : palette.other, "", `memory ${size(s.memory)}${several(s)}`);
     if (s.limit !== null) out += line(left + s.limit / full * space, y + 1, left + s.limit / full * space, y + 18, 'stroke-width="2"');
     out += text(width, y + 13, s.words[1] + (over ? " ✕" : ""), 'text-anchor="end"' + (over ? ' font-weight="700"' : ""));
   });
@@ -242,7 +252,7 @@ function render({ model, el }) {
   el.innerHTML = `<style>${STYLE}</style><div class="sp-view" data-drawn="0"><div class="sp-tiles"></div><div class="sp-why"></div>
     <div class="sp-part">Layers <i class="sp-hint"></i></div><div class="sp-strip"><div class="sp-cells"></div></div><div class="sp-reason" aria-live="polite"></div>
     <div class="sp-changes"></div>
-    <div class="sp-part">Stages <i>time a minibatch: computing in the stage's colour, averaging darker, transfers thin below</i></div><div class="sp-stages"></div>
+    <div class="sp-part">Stages <i>time a minibatch: computing in the stage's colour, side by side where a device has several, averaging darker, transfers thin below</i></div><div class="sp-stages"></div>
     <div class="sp-part">Timeline <i>simulated: forward light, backward full, averaging dark, transfers thin; numbers are minibatches</i></div><div class="sp-lanes"></div>
     <div class="sp-graph-part"><div class="sp-part">Layer graph <i>coloured by stage</i></div><div class="sp-graph"></div></div>
     <details class="sp-code"><summary>Copy as code <button type="button" class="sp-copy">copy</button></summary><pre style="overflow:auto"></pre></details></div>`;

@@ -1,12 +1,13 @@
 """A plan as the partition view draws it: numbers in words, stages, layers, what each rank does, what changed."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..cluster import Cluster
-from ..plan import Plan, StageEstimate
+from ..plan import Plan
+from ..plan_diff import listed
 from ..planners import Problem, estimate
+from ..planners.estimate import port_seconds
 from ..plots.table import milliseconds, scaled_bytes
 from ..plots.theme import GREY, LIGHT_GREY, STAGE_COLORS, mixed
 from ..trace import KINDS, Trace
@@ -14,6 +15,43 @@ from ..trace import KINDS, Trace
 CLOSE = 1e-9  # relative: periods that differ by less are the same
 COLORS = [[mixed(color, 0.45), color, mixed(color, -0.35)] for color in STAGE_COLORS]  # forward, backward, update
 PALETTE = {"stages": COLORS, "wait": LIGHT_GREY, "other": GREY, "kinds": list(KINDS)}
+
+
+@dataclass(frozen=True)
+class Team:
+    """The devices of one place in the pipeline, with their stage, or with all of those that are interleaved there."""
+
+    stages: tuple[int, ...]
+    compute: float  # seconds a minibatch
+    averaging: float
+    memory: float  # bytes on the fullest device
+
+    @property
+    def busy(self) -> float:
+        """Seconds a minibatch."""
+        return self.compute + self.averaging
+
+    @property
+    def name(self) -> str:
+        """ "stage 1", or "stages 0 and 2"."""
+        return f"stage{'s' if len(self.stages) > 1 else ''} {listed(self.stages)}"
+
+
+def teams(plan: Plan) -> list[Team]:
+    """Who works on a plan that has an estimate, in pipeline order."""
+    assert plan.estimate is not None
+    found = []
+    for k in range(plan.lap):
+        own = plan.estimate.stages[k :: plan.lap]
+        sums = (sum(e.compute_seconds for e in own), sum(e.averaging_seconds for e in own))
+        found.append(Team(tuple(range(k, len(plan.stages), plan.lap)), *sums, sum(e.memory_bytes for e in own)))
+    return found
+
+
+def transfers(plan: Plan, problem: Problem) -> list[float]:
+    """Seconds a minibatch of each team's busier side: all that comes before its stages, or all that goes on after."""
+    ports, lap = port_seconds(plan, problem), plan.lap
+    return [max(sum(ports[k::lap]), sum(ports[k + 1 :: lap])) for k in range(lap)]
 
 
 def scene(
@@ -28,7 +66,7 @@ def scene(
         "why": why(plan, problem),
         "notes": list(plan.warnings),
         "layers": [[graph.layers[k].id, float(seconds[k]), place[graph.layers[k].id]] for k in problem.layers],
-        "stages": stages(plan, problem.cluster),
+        "stages": stages(plan, problem),
         "period": _period(plan),
         "bound": bound,
         "before": None if before is None else _before(before, plan, problem),
@@ -54,44 +92,47 @@ def tiles(plan: Plan, cluster: Cluster, *, bound: float | None, batch_size: int 
         gap = max(0.0, (period - bound) / period)
         found.append(["no plan is faster than", milliseconds(bound), "a proven lower bound for these devices"])
         found.append(["gap to that bound", "none" if gap < CLOSE else f"{gap:.1%}", "none: no plan is better"])
-    part, limit = max(_memory(plan, cluster), key=lambda pair: (pair[0].memory_bytes / pair[1], pair[0].memory_bytes))
+    elif plan.laps > 1:
+        told = "bounds are proven for plans with one stage a device, which interleaved stages can be better than"
+        found.append(["no plan is faster than", "not known", told])
+    team, limit = max(_memory(plan, cluster), key=lambda pair: (pair[0].memory / pair[1], pair[0].memory))
     of = f" of {scaled_bytes(limit)}" if limit < float("inf") else ""
-    found.append(["fullest device", scaled_bytes(part.memory_bytes) + of, "weights, optimizer state, activations kept"])
+    found.append(["fullest device", scaled_bytes(team.memory) + of, "weights, optimizer state, activations kept"])
     return found
 
 
 def why(plan: Plan, problem: Problem) -> str:
     """Which stage or boundary sets the pace, what makes it slow, and what moving one of its layers would do."""
     assert plan.estimate is not None
-    parts = plan.estimate.stages
     if len(plan.stages) == 1:
-        own = parts[0]
-        share = own.averaging_seconds / max(own.compute_seconds + own.averaging_seconds, 1e-300)
-        return f"One stage holds the whole network: {_spent(own, share)}. Nothing waits for another stage."
-    kind, k, seconds = bottleneck(plan)
-    where = f"stage {k} ({devices(plan, k)})"
+        return f"One stage holds the whole network: {_spent(teams(plan)[0])}. Nothing waits for another stage."
+    kind, k, seconds = bottleneck(plan, problem)
+    own, period = teams(plan)[k], plan.estimate.period_seconds
+    where = f"{own.name} ({devices(plan, k)})"
+    several = len(own.stages) > 1
     if kind == "transfer":
-        text = f"The boundary of {where} sets the pace: its transfers take {milliseconds(seconds)} a minibatch"
-        text += f", the stage's own work {milliseconds(parts[k].compute_seconds + parts[k].averaging_seconds)}."
+        sets = "boundaries of {} set the pace: their" if several else "boundary of {} sets the pace: its"
+        whose = "stages'" if several else "stage's"
+        text = f"The {sets.format(where)} transfers take {milliseconds(seconds)} a minibatch, "
+        text += f"the {whose} own work {milliseconds(own.busy)}."
     else:
-        own = parts[k]
-        share = own.averaging_seconds / max(seconds, 1e-300)
-        text = f"{where[0].upper()}{where[1:]} sets the pace: {_spent(own, share)}."
+        text = f"{where[0].upper()}{where[1:]} {'set' if several else 'sets'} the pace: {_spent(own)}."
+    waiting = max(0.0, 1 - seconds / period)
     if plan.weights == "flush":
-        count, period = plan.num_microbatches, plan.estimate.period_seconds
-        text += f" Filling and draining take {max(0.0, 1 - seconds / period):.0%} of a step of {count} microbatches."
-    return " ".join([text, *_moves(plan, problem, k)])
+        text += f" Filling and draining take {waiting:.0%} of a step of {plan.num_microbatches} microbatches."
+    elif several and f"{waiting:.0%}" != "0%":
+        text += f" Waiting for other stages takes {waiting:.0%} of the time."
+    return text if several else " ".join([text, *_moves(plan, problem, k)])
 
 
-def bottleneck(plan: Plan) -> tuple[str, int, float]:
-    """("compute" | "averaging" | "transfer", stage, seconds a minibatch) of what takes longest."""
-    assert plan.estimate is not None
+def bottleneck(plan: Plan, problem: Problem) -> tuple[str, int, float]:
+    """("compute" | "averaging" | "transfer", place in the pipeline, seconds a minibatch) of what takes longest."""
     causes = []
-    for k, part in enumerate(plan.estimate.stages):
-        own = "averaging" if part.averaging_seconds > part.compute_seconds else "compute"
-        causes += [(part.compute_seconds + part.averaging_seconds, k, own), (part.transfer_seconds, k, "transfer")]
-    seconds, stage, cause = max(causes)
-    return cause, stage, seconds
+    for k, (team, transfer) in enumerate(zip(teams(plan), transfers(plan, problem), strict=True)):
+        own = "averaging" if team.averaging > team.compute else "compute"
+        causes += [(team.busy, k, own), (transfer, k, "transfer")]
+    seconds, place, cause = max(causes)
+    return cause, place, seconds
 
 
 def devices(plan: Plan, k: int) -> str:
@@ -102,21 +143,29 @@ def devices(plan: Plan, k: int) -> str:
     return " + ".join(kind if count == 1 else f"{count} {kind}" for kind, count in counted)
 
 
-def stages(plan: Plan, cluster: Cluster) -> list[dict[str, Any]]:
-    """One entry for each stage: who runs it, what it takes, whether it is the slowest."""
-    slowest = bottleneck(plan)[1]
+def stages(plan: Plan, problem: Problem) -> list[dict[str, Any]]:
+    """One entry for each team: its stages, what they take together, whether it is the slowest.
+
+    A part is [stage, first layer, last layer, number of layers, seconds computing, bytes].
+    """
+    assert plan.estimate is not None
+    slowest, moved = bottleneck(plan, problem)[1], transfers(plan, problem)
     rows = []
-    for k, (part, limit) in enumerate(_memory(plan, cluster)):
+    for k, (team, limit) in enumerate(_memory(plan, problem.cluster)):
+        parts = []
+        for s in team.stages:
+            layers, part = plan.stages[s].layers, plan.estimate.stages[s]
+            parts.append([s, layers[0], layers[-1], len(layers), part.compute_seconds, part.memory_bytes])
         rows.append(
             {
                 "devices": devices(plan, k),
-                "layers": [plan.stages[k].layers[0], plan.stages[k].layers[-1], len(plan.stages[k].layers)],
-                "compute": part.compute_seconds,
-                "averaging": part.averaging_seconds,
-                "transfer": part.transfer_seconds,
-                "memory": part.memory_bytes,
+                "parts": parts,
+                "compute": team.compute,
+                "averaging": team.averaging,
+                "transfer": moved[k],
+                "memory": team.memory,
                 "limit": limit if limit < float("inf") else None,
-                "words": [milliseconds(part.compute_seconds + part.averaging_seconds), scaled_bytes(part.memory_bytes)],
+                "words": [milliseconds(team.busy), scaled_bytes(team.memory)],
                 "slowest": k == slowest,
             }
         )
@@ -144,6 +193,8 @@ def changes(before: Plan, after: Plan) -> list[str]:
         lines.append(f"B is {faster:.2f} × as fast as A" if abs(faster - 1) > CLOSE else "B is as fast as A")
     if len(before.stages) != len(after.stages):
         lines.append(f"{len(before.stages)} stages became {len(after.stages)}")
+    if before.laps != after.laps:
+        lines.append(f"{before.laps} a device became {after.laps}")
     if before.schedule != after.schedule or before.weights != after.weights:
         lines.append(f"{before.schedule} ({before.weights}) became {after.schedule} ({after.weights})")
     lines += [f"layers {move}" for move in found.layers] + [f"rank {move}" for move in found.ranks]
@@ -152,12 +203,10 @@ def changes(before: Plan, after: Plan) -> list[str]:
 
 def _before(before: Plan, after: Plan, problem: Problem) -> dict[str, Any]:
     place = {id: k for k, stage in enumerate(before.stages) for id in stage.layers}
-    assert before.estimate is not None
-    own = [[part.compute_seconds + part.averaging_seconds, part.memory_bytes] for part in before.estimate.stages]
     return {
         "name": before.summary(),
         "places": [place[problem.graph.layers[k].id] for k in problem.layers],
-        "stages": own,
+        "stages": [[team.busy, team.memory] for team in teams(before)],
         "period": _period(before),
         "changes": changes(before, after),
     }
@@ -186,18 +235,20 @@ def _moves(plan: Plan, problem: Problem, k: int) -> list[str]:
     return told
 
 
-def _spent(part: StageEstimate, averaging: float) -> str:
-    text = f"its layers take {milliseconds(part.compute_seconds)} a minibatch"
-    if part.averaging_seconds:
-        text += f", averaging its gradients {milliseconds(part.averaging_seconds)} ({averaging:.0%})"
+def _spent(team: Team) -> str:
+    its = "their" if len(team.stages) > 1 else "its"
+    text = f"{its} layers take {milliseconds(team.compute)} a minibatch"
+    if team.averaging:
+        share = team.averaging / max(team.busy, 1e-300)
+        text += f", averaging {its} gradients {milliseconds(team.averaging)} ({share:.0%})"
     return text
 
 
-def _memory(plan: Plan, cluster: Cluster) -> Sequence[tuple[StageEstimate, float]]:
-    """(what is expected of it, bytes of its smallest device) of each stage."""
-    assert plan.estimate is not None
-    limits = [min(cluster.devices[rank].type.memory_bytes for rank in stage.ranks) for stage in plan.stages]
-    return list(zip(plan.estimate.stages, limits, strict=True))
+def _memory(plan: Plan, cluster: Cluster) -> list[tuple[Team, float]]:
+    """(what it does, bytes of its smallest device) of each team."""
+    found = teams(plan)
+    limits = [min(cluster.devices[rank].type.memory_bytes for rank in plan.stages[k].ranks) for k in range(len(found))]
+    return list(zip(found, limits, strict=True))
 
 
 def _period(plan: Plan) -> float:
