@@ -12,6 +12,8 @@ For each number of threads and each case, in a process of its own whose thread p
     convolutions   forward and backward of each convolution of the first case against its matrix products alone, on rows
                    already gathered and never added up; and against these and the rows' own moves: each gathered and
                    added up once by torch, which is what products on gathered rows cannot do without
+                   `products` are torch.mm's; where oneDNN's are faster (sparsepipe/engines/native/onednn.py), they
+                   compete too
     memory         the most resident memory a training step takes over that of the process before the network was made,
                    each engine in a process of its own
 
@@ -46,6 +48,7 @@ from sparsepipe import data  # noqa: E402
 from sparsepipe.data import PointBatch  # noqa: E402
 from sparsepipe.data.formats.scan import KITTI, read_scan  # noqa: E402
 from sparsepipe.engines import Engine, Subnetwork, engine  # noqa: E402
+from sparsepipe.engines.native import onednn  # noqa: E402
 from sparsepipe.errors import InputError  # noqa: E402
 from sparsepipe.models import INPUT, network  # noqa: E402
 from sparsepipe.profiler import device_name  # noqa: E402
@@ -226,7 +229,9 @@ def time_steps(
     functions |= {name: peer.step for name, peer in peers.items()}
     functions["native-warm-maps"] = lambda: trainers["native"].step(batch, used)
     distinct = convolutions(case, batch, engines["native"])
-    functions["products"] = lambda: products(distinct)
+    functions["products"] = lambda: products(distinct, bare_products)
+    if onednn.is_faster():
+        functions["products-onednn"] = lambda: products(distinct, onednn_products)
     found = turns(rounds, functions)
     seconds = {name: {key: [row[key] for row in rows] for key in rows[0]} for name, rows in found.items()}
     native, warm = seconds["native"]["step"], seconds["native-warm-maps"]["step"]
@@ -243,6 +248,8 @@ def time_steps(
     }
     bare = seconds["products"]["step"]
     result["native_step_over_products"] = ratio(native, bare)
+    if "products-onednn" in seconds:
+        result["native_step_over_products_onednn"] = ratio(native, seconds["products-onednn"]["step"])
     for name in seconds.keys() & {"minkowski", "minkowski-passive"}:
         result[f"{name}_step_over_products"] = ratio(seconds[name]["step"], bare)
         for key in ("step", "step_with_sgd", "step_processor"):
@@ -285,11 +292,11 @@ def convolutions(case: Case, batch: PointBatch, chosen: Engine) -> list[Distinct
     return list(found.values())
 
 
-def products(found: Sequence[Distinct]) -> dict[str, float]:
-    """Return the seconds of the bare matrix products of all these convolutions, those alike timed once."""
+def products(found: Sequence[Distinct], make: Callable[..., Callable[[], None]]) -> dict[str, float]:
+    """Return the seconds of the matrix products, made by `make`, of all these convolutions, those alike timed once."""
     seconds = 0.0
     for own in found:
-        multiply = bare_products(own.kernel_map, own.kernel, wants_features=own.wants_features)
+        multiply = make(own.kernel_map, own.kernel, wants_features=own.wants_features)
         multiply()  # brings the pages in
         seconds += own.count * _seconds(multiply)
     return {"step": seconds}
@@ -322,6 +329,26 @@ def bare_products(kernel_map: Any, kernel: Tensor, *, wants_features: bool) -> C
     return multiply
 
 
+def onednn_products(kernel_map: Any, kernel: Tensor, *, wants_features: bool) -> Callable[[], None]:
+    """Return the same products by oneDNN."""
+    counts = list(kernel_map.counts)
+    if kernel_map.identity is not None:
+        counts[kernel_map.identity] = kernel_map.num_out
+    rows = sum(counts)
+    inputs, outputs = torch.rand(rows, kernel.shape[1]), torch.rand(rows, kernel.shape[2])
+    products = [row for row in zip(inputs.split(counts), outputs.split(counts), kernel, strict=True) if len(row[0])]
+
+    def multiply() -> None:
+        for x, _, matrix in products:
+            onednn.multiply(x, matrix)
+        for x, y, matrix in products:
+            onednn.multiply_columns(x, y)
+            if wants_features:
+                onednn.multiply(y, matrix.t())
+
+    return multiply
+
+
 def bare_moves(kernel_map: Any, kernel: Tensor, *, wants_features: bool) -> Callable[[], None]:
     """Return what brings rows to those products and adds up what they give, forward and backward, and nothing else."""
     pairs, back = kernel_map.pairs, kernel_map.transposed.pairs
@@ -345,7 +372,7 @@ def time_convolutions(case: Case, batch: PointBatch, chosen: Engine, rounds: int
     from sparsepipe.engines.native.convolution import convolve
 
     found: dict[str, Any] = {}
-    totals: dict[str, list[list[float]]] = {"convolution": [], "products": [], "moves": []}
+    totals: dict[str, list[list[float]]] = {}
     for own in convolutions(case, batch, chosen):
         kernel_map, wants_features = own.kernel_map, own.wants_features
         features, kernel = own.features.clone().requires_grad_(wants_features), own.kernel.clone().requires_grad_()
@@ -358,21 +385,28 @@ def time_convolutions(case: Case, batch: PointBatch, chosen: Engine, rounds: int
             convolve(x, k, m).backward(g)
 
         functions = {"convolution": convolution, "products": multiply, "moves": move}
+        if onednn.is_faster():
+            functions["products-onednn"] = onednn_products(kernel_map, kernel.detach(), wants_features=wants_features)
         times = turns(rounds, {key: lambda f=function: _seconds(f) for key, function in functions.items()})
         for key, values in times.items():
-            totals[key].append(values)
+            totals.setdefault(key, []).append(values)
         found[own.name] = {
             "pairs": kernel_map.num_pairs,
             "seconds": {key: spread(values) for key, values in times.items()},
             "convolution_over_products": ratio(times["convolution"], times["products"]),
             "convolution_over_products_and_moves": ratio(times["convolution"], _added(times)),
         }
+        if "products-onednn" in times:
+            found[own.name]["convolution_over_products_onednn"] = ratio(times["convolution"], times["products-onednn"])
     sums = {key: [sum(turn) for turn in zip(*rows, strict=True)] for key, rows in totals.items()}
-    return {
+    result = {
         "each": found,
         "sum_over_products": ratio(sums["convolution"], sums["products"]),
         "sum_over_products_and_moves": ratio(sums["convolution"], _added(sums)),
     }
+    if "products-onednn" in sums:
+        result["sum_over_products_onednn"] = ratio(sums["convolution"], sums["products-onednn"])
+    return result
 
 
 def _added(times: Mapping[str, Sequence[float]]) -> list[float]:
@@ -557,7 +591,11 @@ def report(document: Mapping[str, Any]) -> None:
             total = found["sum_over_products"]
             print(f"  convolutions of {name}: {cell(total)} x their products, of the least {total['least']:.2f};")
             print(f"    most: {worst} {cell(each[worst])}")
+            within = sum(value["median"] <= TARGETS["convolution_over_products"] for value in each.values())
+            print(f"    within {TARGETS['convolution_over_products']}: {within} of {len(each)}")
             print(f"    {cell(found['sum_over_products_and_moves'])} x products and moves")
+            if "sum_over_products_onednn" in found:
+                print(f"    {cell(found['sum_over_products_onednn'])} x oneDNN's products")
     print("\npeak memory, MiB")
     for name, own in document["memory_bytes"].items():
         cells = (f"{key} {value / 2**20 if value and value > 100 else value or 0:.2f}" for key, value in own.items())

@@ -5,6 +5,7 @@ The matrix products are the bulk of the time; the rest is the traffic around the
     whole    where all pairs fit the cache: one gathering, the products, then every output row adds up its own in one
              pass. Nothing is written twice.
     chunks   large maps, a few offsets at a time: see chunks.py.
+    offsets  one offset at a time, with matrix products that are faster than torch.mm's on some processors: onednn.py.
     scaled   one input channel, as in most first layers: each output row adds up scaled rows of the kernel itself.
     fused    on CUDA, where Triton is there and it was found to be faster for such a problem: see fused.py, tuning.py.
 
@@ -19,6 +20,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from . import onednn
 from .chunks import backward_chunks, forward_chunks
 from .kernel_map import KernelMap
 from .pairs import Pairs
@@ -73,6 +75,8 @@ def _forward(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:
 
 
 def _forward_gathered(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:
+    if onednn.suits(features, kernel, kernel_map):
+        return onednn.forward_offsets(features, kernel, kernel_map)
     if not _fits(kernel, kernel_map):
         return forward_chunks(features, kernel, kernel_map)
     pairs = kernel_map.pairs
@@ -108,6 +112,8 @@ def _kind(operation: str, kernel: Tensor) -> str:
 def _backward_gathered(
     features: Tensor, transposed: Tensor, grad_output: Tensor, kernel_map: KernelMap, wants_features: bool
 ) -> tuple[Tensor | None, Tensor]:
+    if onednn.suits(features, transposed, kernel_map):
+        return onednn.backward_offsets(features, transposed, grad_output, kernel_map, wants_features)
     if not _fits(transposed, kernel_map):
         return backward_chunks(features, transposed, grad_output, kernel_map, wants_features)
     pairs = kernel_map.transposed.pairs  # from output to input rows

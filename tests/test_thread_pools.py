@@ -1,0 +1,32 @@
+"""Processes that compute with MinkowskiEngine on several threads are told how these wait; all others are left alone."""
+
+import pytest
+
+from sparsepipe.thread_pools import waiting
+
+
+@pytest.fixture(autouse=True)
+def says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("engine", "threads", "told"), [("minkowski", 2, True), ("minkowski", 1, False), ("native", 2, False)]
+)
+def test_who_is_told(engine: str, threads: int, told: bool) -> None:
+    assert waiting(engine, threads) == ({"OMP_WAIT_POLICY": "passive"} if told else {})
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_auto_is_minkowski_where_it_is_installed(installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr("sparsepipe.thread_pools.find_spec", lambda name: asked.append(name) or installed or None)
+    assert bool(waiting("auto", 2)) == installed
+    assert asked == ["MinkowskiEngine"]
+
+
+@pytest.mark.parametrize(("name", "value"), [("OMP_WAIT_POLICY", "active"), ("GOMP_SPINCOUNT", "1000")])
+def test_what_the_user_says_stands(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, value)
+    assert waiting("minkowski", 2) == {}
