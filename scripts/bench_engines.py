@@ -342,7 +342,7 @@ def onednn_products(kernel_map: Any, kernel: Tensor, *, wants_features: bool) ->
         for x, _, matrix in products:
             onednn.multiply(x, matrix)
         for x, y, matrix in products:
-            onednn.multiply_columns(x, y)
+            onednn.multiply(x.t(), y)
             if wants_features:
                 onednn.multiply(y, matrix.t())
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsepipe.engines.native import onednn
@@ -99,14 +99,19 @@ def test_one_convolution_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(one, other, rtol=1e-5, atol=2e-4)
 
 
-@settings(deadline=None)
-@given(count=st.integers(0, 200_000))
-def test_sizes_are_near_and_few(count: int) -> None:
-    more, fewer = onednn._more(count), onednn._fewer(count)
-    assert count <= more <= max(count + 63, count * 9 / 8)
-    assert min(count - 63, count * 15 / 16) <= fewer <= count
-    assert onednn._more(more) == more
-    assert onednn._fewer(fewer) == fewer
+@given(count=st.integers(0, 3000), wide=st.booleans())
+def test_blocks_have_two_sizes(count: int, wide: bool) -> None:
+    """Every row is in one block, and what torch.mm is left with is at most half a small block."""
+    matrix = torch.empty(256, 256) if wide else torch.empty(8, 8)
+    size = onednn.small_block(matrix)
+    assert size == (128 if wide else 512)
+    gather = onednn._gatherer(torch.ones(count, 1), _map([count], count, count, identity=False, seed=0), size)
+    rows = gather(torch.arange(count))
+    assert float(rows.sum()) == count
+    blocks = list(onednn._blocks(rows, size))
+    assert sum(block.stop - block.start for block, _ in blocks) == len(rows) >= count
+    assert all((block.stop - block.start in (size, 512)) == by_onednn for block, by_onednn in blocks)
+    assert len(rows) % size <= size / 2
 
 
 def test_half_precision_and_small_offsets_stay_away(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,8 +122,3 @@ def test_half_precision_and_small_offsets_stay_away(monkeypatch: pytest.MonkeyPa
     assert not onednn.suits(torch.empty(1000, 32), narrow, kernel_map)
     assert not onednn.suits(torch.empty(1000, 512, dtype=torch.bfloat16), wide, kernel_map)
     assert not onednn.suits(torch.empty(1000, 512, dtype=torch.float64), wide, kernel_map)
-
-
-def test_sizes_of_an_octave() -> None:
-    assert len({onednn._more(count) for count in range(1025, 2049)}) == 8
-    assert len({onednn._fewer(count) for count in range(2048, 4096)}) == 16

@@ -2,11 +2,12 @@
 
 torch.mm calls MKL, which on a processor of another maker leaves AVX-512 alone; oneDNN, which torch brings for dense
 convolutions, goes by what the processor says it can do. But oneDNN makes code for each number of rows, in a third of a
-millisecond, and a kernel map has other numbers of pairs in every minibatch: rows are gathered one kernel offset at a
-time into buffers of few distinct sizes, the rest filled with zeros.
+millisecond and half a megabyte, and a kernel map has other numbers of pairs in every minibatch. So rows are multiplied
+in blocks of two sizes: the rows of one kernel offset at a time, the last block filled up with zeros where that is less
+work than torch.mm has with the rest.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -16,8 +17,8 @@ from torch import Tensor
 from .kernel_map import KernelMap
 
 _LEAST_PRODUCTS = 5 * 2**20  # multiplications of an offset and thread, on average: below, calls cost what they save
-_SIZES_AN_OCTAVE = 8
-_LEAST_SIZE = 64  # rows
+_LARGE_BLOCK = 512  # rows
+_SMALL_BLOCK_PRODUCTS = 2**23  # about: fewer, and the call, 15 us, is felt
 
 
 @lru_cache(maxsize=1)
@@ -51,11 +52,10 @@ def forward_offsets(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> 
         output = features.new_zeros(kernel_map.num_out, kernel.shape[2])
     else:
         output = _times(features, matrices[kernel_map.identity])
-    gather = _gatherer(features, kernel_map)
+    gather = _gatherer(features, kernel_map, small_block(kernel))
     for chunk in kernel_map.chunks(1):
         (k,) = chunk.offsets
-        product = multiply(gather(chunk.in_rows), matrices[k])
-        output.index_add_(0, chunk.out_rows, product[: len(chunk.in_rows)])
+        _add_products(output, chunk.out_rows, gather(chunk.in_rows), matrices[k])
     return output
 
 
@@ -63,77 +63,83 @@ def backward_offsets(
     features: Tensor, transposed: Tensor, grad_output: Tensor, kernel_map: KernelMap, wants_features: bool
 ) -> tuple[Tensor | None, Tensor]:
     identity, features, matrices = kernel_map.identity, features.contiguous(), transposed.unbind(0)
-    grad_kernel = features.new_empty(len(matrices), features.shape[1], grad_output.shape[1])
+    grad_kernel = features.new_zeros(len(matrices), features.shape[1], grad_output.shape[1])
     grad_matrices = grad_kernel.unbind(0)
-    for k, count in enumerate(kernel_map.counts):
-        if not count and k != identity:
-            grad_matrices[k].zero_()
     grad_features = None
     if identity is not None:
-        head = _fewer(len(features))
-        torch.mm(features[head:].t(), grad_output[head:], out=grad_matrices[identity])
-        if head:
-            grad_matrices[identity].add_(multiply_columns(features[:head], grad_output[:head]))
+        _add_columns(grad_matrices[identity], features, grad_output)
     if wants_features:
         grad_features = torch.zeros_like(features) if identity is None else _times(grad_output, matrices[identity])
-    gather_inputs, gather_gradients = _gatherer(features, kernel_map), _gatherer(grad_output, kernel_map)
+    size = small_block(transposed)
+    gather_inputs, gather_gradients = _gatherer(features, kernel_map, size), _gatherer(grad_output, kernel_map, size)
     for chunk in kernel_map.chunks(1):
         (k,) = chunk.offsets
         inputs, gradients = gather_inputs(chunk.in_rows), gather_gradients(chunk.out_rows)
-        grad_matrices[k].copy_(multiply_columns(inputs, gradients))
+        _add_columns(grad_matrices[k], inputs, gradients)
         if grad_features is not None:
-            product = multiply(gradients, matrices[k])
-            grad_features.index_add_(0, chunk.in_rows, product[: len(chunk.in_rows)])
+            _add_products(grad_features, chunk.in_rows, gradients, matrices[k])
     return grad_features, grad_kernel
 
 
-def _gatherer(table: Tensor, kernel_map: KernelMap) -> Callable[[Tensor], Tensor]:
-    """Return what brings rows of `table` together in a buffer that the next call uses again, zeros behind them."""
-    buffer = table.new_empty(_more(max(kernel_map.counts)), table.shape[1])
+def small_block(kernel: Tensor) -> int:
+    """Return the rows of a small block for matrices [..., A, B]."""
+    rows = _SMALL_BLOCK_PRODUCTS // (kernel.shape[-2] * kernel.shape[-1])
+    return min(_LARGE_BLOCK, max(64, rows // 64 * 64))
+
+
+def _gatherer(table: Tensor, kernel_map: KernelMap, size: int) -> Callable[[Tensor], Tensor]:
+    """Return what brings rows of `table` together in a buffer that the next call uses again.
+
+    What is missing from a last block that is more than half full are zeros.
+    """
+    buffer = table.new_empty(max(kernel_map.counts) + size, table.shape[1])
 
     def gather(rows: Tensor) -> Tensor:
         count = len(rows)
-        gathered = buffer[: _more(count)]
-        torch.index_select(table, 0, rows, out=gathered[:count])
-        gathered[count:].zero_()
-        return gathered
+        full = count + -count % size if 2 * (count % size) > size else count
+        torch.index_select(table, 0, rows, out=buffer[:count])
+        buffer[count:full].zero_()
+        return buffer[:full]
 
     return gather
 
 
-def _more(count: int) -> int:
-    """Return the next size, of the few that there are, for so many rows."""
-    step = max(_LEAST_SIZE, 2 ** max(count - 1, 1).bit_length() // (2 * _SIZES_AN_OCTAVE))
-    return -(-count // step) * step
+def _blocks(rows: Tensor, size: int) -> Iterator[tuple[slice, bool]]:
+    """Yield which rows make a block, large ones and then those of `size`, and whether it is oneDNN's, not the rest."""
+    start = 0
+    for own in (_LARGE_BLOCK, size):
+        while start + own <= len(rows):
+            yield slice(start, start + own), True
+            start += own
+    if start < len(rows):
+        yield slice(start, len(rows)), False
 
 
-def _fewer(count: int) -> int:
-    """Return the size before."""
-    step = max(_LEAST_SIZE, 2 ** count.bit_length() // (4 * _SIZES_AN_OCTAVE))
-    return count // step * step
+def _add_products(output: Tensor, places: Tensor, rows: Tensor, matrix: Tensor) -> None:
+    """Add to rows of `output`, at `places`, the rows [P, A] times the matrix [A, B]. Of `rows` there may be more."""
+    for block, by_onednn in _blocks(rows, small_block(matrix)):
+        product = multiply(rows[block], matrix) if by_onednn else rows[block] @ matrix
+        at = places[block]
+        output.index_add_(0, at, product[: len(at)])
+
+
+def _add_columns(total: Tensor, inputs: Tensor, gradients: Tensor) -> None:
+    """Add [P, A], transposed, times [P, B]."""
+    for block, by_onednn in _blocks(inputs, small_block(total)):
+        if by_onednn:
+            total.add_(multiply(inputs[block].t(), gradients[block]))
+        else:
+            total.addmm_(inputs[block].t(), gradients[block])
 
 
 def _times(rows: Tensor, matrix: Tensor) -> Tensor:
-    """Multiply rows that stand where they are: as many as make a size, and the others by torch.mm."""
-    head = _fewer(len(rows))
-    tail = rows[head:] @ matrix
-    return torch.cat([multiply(rows[:head], matrix), tail]) if head else tail
+    """Multiply rows that stand where they are."""
+    products = rows.new_empty(len(rows), matrix.shape[1])
+    for block, by_onednn in _blocks(rows, small_block(matrix)):
+        products[block] = multiply(rows[block], matrix) if by_onednn else rows[block] @ matrix
+    return products
 
 
 def multiply(rows: Tensor, matrix: Tensor) -> Tensor:
-    """[P, A] times [A, B]."""
+    """[P, A] times [A, B], by oneDNN. Either may be a transpose."""
     return torch.ops.mkldnn._linear_pointwise(rows, matrix.t(), None, "none", [], "")
-
-
-def multiply_columns(inputs: Tensor, gradients: Tensor) -> Tensor:
-    """[P, A], transposed, times [P, B]: the gradient of a dense convolution over P places with a kernel of one."""
-    (rows, a), b = inputs.shape, gradients.shape[1]
-    if rows < 4 * max(a, b):
-        return torch.ops.mkldnn._linear_pointwise(inputs.t(), gradients.t(), None, "none", [], "")
-    places = (x.view(1, rows, 1, -1).permute(0, 3, 1, 2) for x in (gradients, inputs))
-    weight = inputs.new_empty(1).expand(b, a, 1, 1)
-    # A kernel of one cannot tell its dilation, but on one thread torch leaves those without to MKL.
-    found = torch.ops.aten.convolution_backward(
-        *places, weight, None, [1, 1], [0, 0], [2, 2], False, [0, 0], 1, [False, True, False]
-    )[1]
-    return found.view(b, a).t()
