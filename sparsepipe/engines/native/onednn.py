@@ -16,7 +16,9 @@ from torch import Tensor
 
 from .kernel_map import KernelMap
 
-_LEAST_PRODUCTS = 5 * 2**20  # multiplications of an offset and thread, on average: below, calls cost what they save
+# For each thread, all of them: threads that wait for each other, too, want work.
+_LEAST_PRODUCTS = 5 * 2**20  # multiplications of an offset, on average: below, calls cost what they save
+_LEAST_NUMBERS = 2**13  # of a matrix: below, moving rows is most of the work
 _LARGE_BLOCK = 512  # rows
 _SMALL_BLOCK_PRODUCTS = 2**23  # about: fewer, and the call, 15 us, is felt
 
@@ -42,8 +44,9 @@ def suits(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> bool:
     """Say whether to convolve here."""
     if features.dtype != torch.float32 or features.device.type != "cpu":
         return False
-    products = kernel_map.num_pairs * kernel.shape[1] * kernel.shape[2]
-    return products >= _LEAST_PRODUCTS * torch.get_num_threads() * len(kernel) and is_faster()
+    threads, numbers = torch.get_num_threads(), kernel.shape[1] * kernel.shape[2]
+    enough = kernel_map.num_pairs * numbers >= _LEAST_PRODUCTS * threads * len(kernel)
+    return enough and numbers >= _LEAST_NUMBERS * threads and is_faster()
 
 
 def forward_offsets(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:
@@ -83,8 +86,13 @@ def backward_offsets(
 
 def small_block(kernel: Tensor) -> int:
     """Return the rows of a small block for matrices [..., A, B]."""
-    rows = _SMALL_BLOCK_PRODUCTS // (kernel.shape[-2] * kernel.shape[-1])
-    return min(_LARGE_BLOCK, max(64, rows // 64 * 64))
+    rows = _SMALL_BLOCK_PRODUCTS * torch.get_num_threads() // (kernel.shape[-2] * kernel.shape[-1])
+    return min(large_block(), max(64, rows // 64 * 64))
+
+
+def large_block() -> int:
+    """Return the rows of a large block."""
+    return _LARGE_BLOCK * torch.get_num_threads()
 
 
 def _gatherer(table: Tensor, kernel_map: KernelMap, size: int) -> Callable[[Tensor], Tensor]:
@@ -107,7 +115,7 @@ def _gatherer(table: Tensor, kernel_map: KernelMap, size: int) -> Callable[[Tens
 def _blocks(rows: Tensor, size: int) -> Iterator[tuple[slice, bool]]:
     """Yield which rows make a block, large ones and then those of `size`, and whether it is oneDNN's, not the rest."""
     start = 0
-    for own in (_LARGE_BLOCK, size):
+    for own in (large_block(), size):
         while start + own <= len(rows):
             yield slice(start, start + own), True
             start += own
