@@ -2,6 +2,8 @@
 
 import pytest
 
+from sparsepipe.launchers.local import _environment
+from sparsepipe.runtime import RunConfig
 from sparsepipe.thread_pools import waiting
 
 
@@ -30,3 +32,13 @@ def test_auto_is_minkowski_where_it_is_installed(installed: bool, monkeypatch: p
 def test_what_the_user_says_stands(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, value)
     assert waiting("minkowski", 2) == {}
+
+
+@pytest.mark.parametrize(
+    ("engine", "device", "told"), [("minkowski", "cpu", True), ("native", "cpu", False), ("minkowski", "cuda", False)]
+)
+def test_workers_are_told(engine: str, device: str, told: bool) -> None:
+    config = RunConfig("minkvgg11bn-narrow", "shapes", engine=engine, device=device, threads=2)
+    environment = _environment(config, 1)
+    assert environment["OMP_NUM_THREADS"] == "2"
+    assert environment.get("OMP_WAIT_POLICY") == ("passive" if told else None)
