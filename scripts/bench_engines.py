@@ -250,7 +250,7 @@ def time_steps(
     result["native_step_over_products"] = ratio(native, bare)
     if "products-onednn" in seconds:
         result["native_step_over_products_onednn"] = ratio(native, seconds["products-onednn"]["step"])
-    for name in seconds.keys() & {"minkowski", "minkowski-passive"}:
+    for name in [name for name in seconds if name.startswith("minkowski")]:
         result[f"{name}_step_over_products"] = ratio(seconds[name]["step"], bare)
         for key in ("step", "step_with_sgd", "step_processor"):
             result[f"{name}_{key}_over_native"] = ratio(seconds[name][key], seconds["native"][key])
@@ -302,20 +302,18 @@ def products(found: Sequence[Distinct], make: Callable[..., Callable[[], None]])
     return {"step": seconds}
 
 
+def gathered(kernel_map: Any, kernel: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Return rows of inputs, rows of outputs and the matrix of each kernel offset that has pairs."""
+    counts = kernel_map.pairs.counts
+    inputs, outputs = torch.rand(sum(counts), kernel.shape[1]), torch.rand(sum(counts), kernel.shape[2])
+    offsets = zip(inputs.split(counts), outputs.split(counts), kernel, strict=True)
+    return [offset for offset in offsets if len(offset[0])]
+
+
 def bare_products(kernel_map: Any, kernel: Tensor, *, wants_features: bool) -> Callable[[], None]:
     """Return the matrix products of a convolution's forward and backward alone, on rows gathered beforehand."""
-    counts = list(kernel_map.counts)
-    if kernel_map.identity is not None:
-        counts[kernel_map.identity] = kernel_map.num_out
-    rows = sum(counts)
-    inputs, outputs = torch.rand(rows, kernel.shape[1]), torch.rand(rows, kernel.shape[2])
-    grad_inputs, grad_kernel = torch.empty_like(inputs), torch.empty_like(kernel)
     products = [
-        row
-        for row in zip(
-            inputs.split(counts), outputs.split(counts), kernel, grad_inputs.split(counts), grad_kernel, strict=True
-        )
-        if len(row[0])
+        (x, y, matrix, torch.empty_like(x), torch.empty_like(matrix)) for x, y, matrix in gathered(kernel_map, kernel)
     ]
 
     def multiply() -> None:
@@ -331,12 +329,7 @@ def bare_products(kernel_map: Any, kernel: Tensor, *, wants_features: bool) -> C
 
 def onednn_products(kernel_map: Any, kernel: Tensor, *, wants_features: bool) -> Callable[[], None]:
     """Return the same products by oneDNN."""
-    counts = list(kernel_map.counts)
-    if kernel_map.identity is not None:
-        counts[kernel_map.identity] = kernel_map.num_out
-    rows = sum(counts)
-    inputs, outputs = torch.rand(rows, kernel.shape[1]), torch.rand(rows, kernel.shape[2])
-    products = [row for row in zip(inputs.split(counts), outputs.split(counts), kernel, strict=True) if len(row[0])]
+    products = gathered(kernel_map, kernel)
 
     def multiply() -> None:
         for x, _, matrix in products:
