@@ -179,11 +179,14 @@ class MemoryNeed:
     saved_bytes: float  # activations and coordinates made within the stage, one minibatch
     incoming_bytes: float  # what it receives, one minibatch
 
-    def total(self, *, versions: int, minibatches: int, recompute: bool = False) -> float:
-        """Bytes on one replica: weights × versions, gradients, optimizer state, minibatches in flight."""
+    def total(self, *, versions: int, minibatches: int, recompute: bool = False, runs: bool = True) -> float:
+        """Bytes on one replica: weights × versions, gradients, optimizer state, minibatches in flight.
+
+        `runs`: the stage is the one of its device's that is at work.
+        """
         fixed = self.parameter_bytes * (versions + 1 + OPTIMIZER_SLOTS)
         if recompute:  # only the inputs wait; one minibatch at a time is whole
-            return fixed + minibatches * self.incoming_bytes + self.saved_bytes
+            return fixed + minibatches * self.incoming_bytes + (self.saved_bytes if runs else 0.0)
         return fixed + minibatches * (self.saved_bytes + self.incoming_bytes)
 
 

@@ -10,7 +10,7 @@ from .cluster import Cluster, Link
 from .costs import LayerTable, MemoryNeed
 from .plan import Plan
 from .profile import Profile
-from .schedule import num_versions
+from .schedule import holdings
 from .simulator import simulate
 from .trace import Trace
 
@@ -51,7 +51,7 @@ def forecast(plan: Plan, profile: Profile, cluster: Cluster, voxels: Sequence[fl
         trace,
         steady_rate(trace, plan, len(voxels)),
         split_bubble(trace, plan, profile, cluster, voxels),
-        peak_bytes(trace, plan, profile, cluster, voxels),
+        peak_bytes(plan, profile, cluster, voxels),
     )
 
 
@@ -85,31 +85,27 @@ def split_bubble(trace: Trace, plan: Plan, profile: Profile, cluster: Cluster, v
     )
 
 
-def peak_bytes(
-    trace: Trace, plan: Plan, profile: Profile, cluster: Cluster, voxels: Sequence[float]
-) -> dict[int, float]:
+def peak_bytes(plan: Plan, profile: Profile, cluster: Cluster, voxels: Sequence[float]) -> dict[int, float]:
     """Bytes on each rank at its fullest: weights and optimizer state, and the minibatches in flight at that moment."""
     distinct, which = np.unique(np.asarray(voxels, dtype=float), return_inverse=True)
     table = LayerTable.of(profile, distinct, {cluster.devices[rank].type.name for rank in plan.ranks})
     index, before = profile.graph.index, set(profile.graph.input_layers)
-    saved, incoming, fixed = [], [], dict.fromkeys(plan.ranks, 0.0)
-    for s, stage in enumerate(plan.stages):
+    weights, saved, incoming = [], [], []  # of each stage; of each minibatch there
+    for stage in plan.stages:
         own = [index[id] for id in stage.layers]
-        incoming.append(table.payload(before)[0][which])
-        saved.append((table.saved_bytes[own] + table.coordinate_bytes[own]).sum(axis=0)[which])
-        weights = MemoryNeed(float(table.parameter_bytes[own].sum()), 0.0, 0.0)
-        for rank in stage.ranks:
-            fixed[rank] += weights.total(versions=num_versions(plan, s, rank), minibatches=0)
+        weights.append(MemoryNeed(float(table.parameter_bytes[own].sum()), 0.0, 0.0))
+        saved.append((table.saved_bytes[own] + table.coordinate_bytes[own]).sum(axis=0)[which].tolist())
+        incoming.append(table.payload(before)[0][which].tolist())
         before |= set(own)
-    held, most = dict.fromkeys(fixed, 0.0), dict.fromkeys(fixed, 0.0)
-    end = "weights" if plan.schedule == "zero-bubble" else "backward"  # of what a minibatch holds
-    for span in sorted(trace.spans, key=lambda span: span.start):
-        if span.kind not in ("forward", end):
-            continue
-        stage, m = plan.stages[span.stage], span.minibatch
-        kept = incoming[span.stage][m] + (0.0 if stage.recompute else saved[span.stage][m])
-        whole = saved[span.stage][m] if stage.recompute else 0.0
-        held[span.rank] += kept if span.kind == "forward" else 0.0
-        most[span.rank] = max(most[span.rank], held[span.rank] + whole)
-        held[span.rank] -= kept if span.kind == end else 0.0
-    return {rank: float(fixed[rank] + most[rank]) for rank in sorted(fixed)}
+    most = dict.fromkeys(sorted(plan.ranks), 0.0)
+    for rank in most:
+        for action, held in holdings(plan, rank, len(voxels)):
+            total = 0.0
+            for s, (versions, minibatches) in held.items():
+                whole = minibatches
+                if plan.stages[s].recompute:  # only the inputs wait
+                    whole = minibatches & {action.minibatch} if s == action.stage else frozenset()
+                total += weights[s].total(versions=versions, minibatches=0)
+                total += sum(incoming[s][m] for m in minibatches) + sum(saved[s][m] for m in whole)
+            most[rank] = max(most[rank], total)
+    return most

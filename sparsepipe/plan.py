@@ -76,7 +76,7 @@ class StageEstimate:
     """What the planner expects of one stage, per minibatch."""
 
     compute_seconds: float  # share-weighted: the pace its replicas keep together
-    memory_bytes: float = 0.0  # at its fullest, on one replica
+    memory_bytes: float = 0.0  # at its fullest, on one replica; interleaved, when its device with all its stages is
     transfer_seconds: float = 0.0  # its slower boundary
     averaging_seconds: float = 0.0
     sent_bytes: float = 0.0  # activations to the next stage and gradients to the one before, one minibatch

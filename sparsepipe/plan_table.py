@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from .plan import Estimate, Plan
+from .plan import Estimate, Plan, StageEstimate
 
 Cell = Callable[[Plan, Estimate], str]
 ROWS: tuple[tuple[str, Cell], ...] = (
@@ -14,7 +14,7 @@ ROWS: tuple[tuple[str, Cell], ...] = (
     ("gap, at most", lambda plan, e: "–" if e.gap is None else f"{e.gap:.1%}"),
     ("stages", lambda plan, e: str(len(plan.stages))),
     ("devices", lambda plan, e: str(len(plan.ranks))),
-    ("slowest stage", lambda plan, e: _slowest(e)),
+    ("slowest stage", lambda plan, e: _slowest(plan, e.stages)),
     ("memory, fullest device", lambda plan, e: _megabytes(_fullest(plan, e))),
     ("sent a minibatch", lambda plan, e: _megabytes(sum(stage.sent_bytes for stage in e.stages))),
     ("schedule", lambda plan, e: f"{plan.schedule} ({plan.weights})"),
@@ -42,15 +42,17 @@ def _fullest(plan: Plan, estimate: Estimate) -> float:
     return max(sum(held[k :: plan.lap]) for k in range(plan.lap))
 
 
-def _slowest(estimate: Estimate) -> str:
-    """Which stage takes longest and with what."""
-    busy = [stage.compute_seconds + stage.averaging_seconds for stage in estimate.stages]
-    transfers = [stage.transfer_seconds for stage in estimate.stages]
-    most = max(range(len(busy)), key=lambda k: max(busy[k], transfers[k]))
-    stage = estimate.stages[most]
-    if transfers[most] > busy[most]:
-        return f"{most}: transfers"
-    return f"{most}: {'averaging' if stage.averaging_seconds > stage.compute_seconds else 'compute'}"
+def _slowest(plan: Plan, stages: Sequence[StageEstimate]) -> str:
+    """Which stage takes longest and with what; interleaved, the stages of the device that takes longest."""
+    own = [stages[k :: plan.lap] for k in range(plan.lap)]
+    computes = [sum(stage.compute_seconds for stage in device) for device in own]
+    averagings = [sum(stage.averaging_seconds for stage in device) for device in own]
+    transfers = [sum(stage.transfer_seconds for stage in device) for device in own]
+    most = max(range(plan.lap), key=lambda k: max(computes[k] + averagings[k], transfers[k]))
+    name = ", ".join(str(k) for k in range(most, len(plan.stages), plan.lap))
+    if transfers[most] > computes[most] + averagings[most]:
+        return f"{name}: transfers"
+    return f"{name}: {'averaging' if averagings[most] > computes[most] else 'compute'}"
 
 
 def _milliseconds(seconds: float | None) -> str:

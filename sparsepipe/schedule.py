@@ -15,7 +15,7 @@ Which weights a forward meets is `forward_versions`' to say.
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
 from math import ceil
@@ -297,49 +297,91 @@ def _updates_before_forwards(todo: Sequence[Action]) -> dict[tuple[int, int], in
     return found
 
 
+class Held(NamedTuple):
+    """What a rank holds of one of its stages."""
+
+    versions: int  # of the weights
+    minibatches: frozenset[int]  # in flight: their forward has been run, and of their backward not all
+
+
+def holdings(plan: Plan, rank: int, num_minibatches: int) -> Iterator[tuple[Action, dict[int, Held]]]:
+    """Yield each action of `rank` and what the rank then holds of each of its stages, at the action's fullest.
+
+    Weight versions are the newest, and those of minibatches in flight or, where the policy says so, to come.
+    """
+    todo = _actions_of(plan, rank, num_minibatches)
+    flush = plan.weights == "flush"
+    if flush or plan.weights == "stash":
+        uses = _updates_before_forwards(todo)
+    else:
+        uses = forward_versions(plan, num_minibatches)
+    users = Counter((s, uses[s, m]) for s, op, m in todo if op is Op.FORWARD)  # minibatches whose backward is to come
+    own = plan.stages_of(rank)
+    newest, kept = dict.fromkeys(own, 0), {s: {0} for s in own}
+    flying: dict[int, frozenset[int]] = {s: frozenset() for s in own}
+    last = Op.WEIGHTS if plan.schedule == "zero-bubble" else Op.BACKWARD
+    for action in todo:
+        s, op, m = action
+        ended = frozenset({m}) if op is last else frozenset[int]()
+        if op is Op.FORWARD:
+            flying[s] |= {m}
+        elif op is Op.UPDATE:
+            old, newest[s] = newest[s], newest[s] + 1
+            kept[s].add(newest[s])
+            if flush or not users[s, old]:
+                kept[s].discard(old)
+        yield action, {k: Held(len(kept[k]), flying[k]) for k in own}
+        flying[s] -= ended
+        if op is Op.BACKWARD:
+            version = uses[s, m]
+            users[s, version] -= 1
+            if version < newest[s] and not users[s, version]:
+                kept[s].discard(version)
+
+
+@lru_cache(maxsize=256)
+def moments(plan: Plan, rank: int) -> frozenset[tuple[int, tuple[tuple[int, int], ...]]]:
+    """(stage that runs, (weight versions, minibatches in flight) of each of the rank's stages) of each of its actions.
+
+    All that differ, from an empty pipeline until nothing new comes.
+    """
+    return frozenset(
+        (action.stage, tuple((held[s].versions, len(held[s].minibatches)) for s in plan.stages_of(rank)))
+        for action, held in holdings(plan, rank, _until_steady(plan))
+    )
+
+
 def num_versions(plan: Plan, stage: int, rank: int) -> int:
     """Most weight versions of a stage that `rank` holds: the newest, and of its minibatches in flight or to come."""
     if plan.weights == "flush":
         return 1
-    num_minibatches = _until_steady(plan)
-    todo = _of_stage(plan, stage, rank, num_minibatches)
-    uses = forward_versions(plan, num_minibatches) if plan.weights != "stash" else _updates_before_forwards(todo)
-    users = Counter(uses[stage, m] for _, op, m in todo if op is Op.FORWARD)  # minibatches whose backward is to come
-    newest, held, most = 0, {0}, 1
-    for _, op, m in todo:
-        if op is Op.FORWARD:
-            continue
-        if op is Op.BACKWARD:
-            version = uses[stage, m]
-            users[version] -= 1
-        else:
-            version, newest = newest, newest + 1
-            held.add(newest)
-        if version < newest and not users[version]:
-            held.discard(version)
-        most = max(most, len(held))
-    return most
+    place = plan.stages_of(rank).index(stage)
+    return max(held[place][0] for _, held in moments(plan, rank))
 
 
 def _until_steady(plan: Plan) -> int:
-    """Enough minibatches to see the most that is held: several rounds beyond the deepest warm-up."""
+    """Enough minibatches to see the most that is held: several rounds beyond the deepest warm-up, or all of a step."""
+    if plan.weights == "flush":
+        return plan.num_microbatches * max(stage.round for stage in plan.stages)
     length = max(round_length(plan, s) for s in range(len(plan.stages)))
     depth = max(warmup(plan, s, other) for s, own in enumerate(plan.stages) for other in own.ranks)
     return length * plan.laps * (depth + 3) + sum(len(s.ranks) for s in plan.stages)
 
 
-def _of_stage(plan: Plan, stage: int, rank: int, num_minibatches: int) -> tuple[Action, ...]:
-    """The actions of a rank in one of its stages, under a schedule that does not flush."""
-    if plan.laps == 1:
+def _actions_of(plan: Plan, rank: int, num_minibatches: int) -> tuple[Action, ...]:
+    """The actions of one rank, without those of the others where they can be had so."""
+    if plan.laps == 1 and plan.schedule != "zero-bubble":
+        (stage,) = plan.stages_of(rank)
         return _rank_actions(plan, stage, rank, num_minibatches)
-    return tuple(action for action in actions(plan, num_minibatches)[rank] if action.stage == stage)
+    return actions(plan, num_minibatches)[rank]
 
 
 def in_flight(plan: Plan, stage: int, rank: int) -> int:
     """Most minibatches whose forward `rank` has run in a stage and whose backward it has not, all of it."""
     own, ahead = plan.stages[stage], lookahead(plan, stage)
     if plan.schedule == "zero-bubble" or plan.laps > 1:
-        return _most_held(plan, stage, rank)
+        place = plan.stages_of(rank).index(stage)
+        return max(held[place][1] for _, held in moments(plan, rank))
     if plan.weights == "flush":  # steps need not be whole rounds, so they differ in how many minibatches a rank gets
         return max(
             len(_turns_of(own, rank, range(k, k + min(1 + ahead, plan.num_microbatches)))) for k in range(own.round)
@@ -348,17 +390,6 @@ def in_flight(plan: Plan, stage: int, rank: int) -> int:
     for action in _rank_actions(plan, stage, rank, 3 * (own.round + ahead) + 1):
         flying += (action.op is Op.FORWARD) - (action.op is Op.BACKWARD)
         most = max(most, flying)
-    return most
-
-
-def _most_held(plan: Plan, stage: int, rank: int) -> int:
-    last = Op.WEIGHTS if plan.schedule == "zero-bubble" else Op.BACKWARD
-    steps = plan.num_microbatches * max(stage.round for stage in plan.stages)
-    flying = most = 0
-    for action in actions(plan, steps if plan.weights == "flush" else _until_steady(plan))[rank]:
-        if action.stage == stage:
-            flying += (action.op is Op.FORWARD) - (action.op is last)
-            most = max(most, flying)
     return most
 
 

@@ -29,8 +29,10 @@ from sparsepipe import (
 from sparsepipe.forecast import forecast
 from sparsepipe.plan import Estimate, StageEstimate
 from sparsepipe.plan_table import side_by_side
+from sparsepipe.planners import Problem, estimate
+from sparsepipe.planners.estimate import memory_need
 from sparsepipe.planners.laps import lap_bounds
-from sparsepipe.schedule import Action, Op
+from sparsepipe.schedule import Action, Op, in_flight, num_versions
 
 
 def pipeline(forward, backward, transfer=(), *, replicas=(), parameter_bytes=0.0, latency=0.0, **settings):
@@ -112,6 +114,7 @@ def test_a_planner_lays_interleaved_stages_over_the_devices_and_knows_their_step
     assert Plan.from_json(plan.to_json()) == plan
     told = side_by_side([plan]).splitlines()  # two stages a device, two layers a stage, each thrice
     assert [line.split()[-2:] for line in told if line.startswith("memory, fullest")] == [["120.0", "MB"]]
+    assert any(line.split() == ["slowest", "stage", "0,", "2:", "compute"] for line in told), "a device's, together"
     for schedule in ("2bw", "gpipe", "zero-bubble"):
         with pytest.raises(InputError, match="1f1b-flush"):
             partition(profile, cluster, schedule=schedule, **given_)
@@ -165,6 +168,30 @@ def test_a_rank_of_interleaved_stages_holds_the_memory_of_all_of_them():
     looped = replace(plan, stages=tuple(replace(s, ranks=(k % 2,)) for k, s in enumerate(plan.stages)))
     alone, shared = (forecast(p, profile, cluster, [1] * 2).peak_bytes for p in (plan, looped))
     assert alone == dict.fromkeys(range(4), 30.0) and shared == dict.fromkeys(range(2), 60.0)
+
+
+@pytest.mark.parametrize("settings_", [{"schedule": "1f1b"}, {"schedule": "1f1b-flush", "num_microbatches": 6}])
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_interleaved_stages_are_not_all_at_their_fullest_at_once(seed, recompute, settings_):
+    """Both follow the action lists: the planner by counts, the simulator by the minibatches themselves."""
+    generator = random.Random(seed)
+    times = [generator.uniform(1, 3) for _ in range(6)]
+    sizes = [generator.uniform(1, 9) for _ in range(5)]
+    plan, profile, cluster = pipeline(times, [2 * t for t in times], sizes, parameter_bytes=3.0, **settings_)
+    looped = (replace(s, ranks=(k % 2,), recompute=recompute) for k, s in enumerate(plan.stages))
+    plan = replace(plan, stages=tuple(looped))
+    problem = Problem(profile, cluster, plan.schedule, plan.num_microbatches)
+    plan = replace(plan, estimate=estimate(plan, problem))
+    parts = [stage.memory_bytes for stage in plan.estimate.stages]
+    together = {rank: sum(parts[rank::2]) for rank in range(2)}
+    assert forecast(plan, profile, cluster, [1] * 60).peak_bytes == pytest.approx(together)
+    apart = 0.0
+    for k in (0, 2, 4):
+        alone = memory_need(problem, [problem.graph.index[id] for id in plan.stages[k].layers], ([0.0, *sizes])[k])
+        counts = {"versions": num_versions(plan, k, 0), "minibatches": in_flight(plan, k, 0)}
+        apart += alone.total(**counts, recompute=recompute)
+    assert together[0] <= apart
 
 
 @pytest.mark.parametrize(("stages", "minibatches"), [(2, 4), (4, 8), (8, 16)])

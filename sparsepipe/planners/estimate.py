@@ -21,7 +21,7 @@ from dataclasses import replace
 from ..costs import Array, MemoryNeed, averaging_time, boundary_link, depth, port_share
 from ..interleaved import steady_period
 from ..plan import Estimate, Plan, Stage, StageEstimate
-from ..schedule import in_flight, num_versions
+from ..schedule import moments
 from .base import Problem
 
 
@@ -42,12 +42,13 @@ def estimate(plan: Plan, problem: Problem) -> Estimate:
         works.append(step_work(plan, stage, seconds, averaging))
     # An order that goes by the pace of the stages sets how many minibatches they hold.
     paced = replace(plan, estimate=Estimate(0.0, tuple(map(StageEstimate, computes))))
+    needs = [memory_need(problem, own, float(before[0][1])) for own, before in zip(layers, payloads, strict=False)]
+    memory = [stage_memory(paced, k, need) for k, need in enumerate(needs)] if plan.laps == 1 else _laps(paced, needs)
     stages = []
     for k in range(len(plan.stages)):
-        need = memory_need(problem, layers[k], float(payloads[k][0][1]))
         sent = float(payloads[k + 1][0][0]) * (k + 1 < len(plan.stages)) + float(payloads[k][1][0]) * (k > 0)
         transfer = max(ports[k], ports[k + 1])
-        stages.append(StageEstimate(computes[k], stage_memory(paced, k, need), transfer, averagings[k], sent))
+        stages.append(StageEstimate(computes[k], memory[k], transfer, averagings[k], sent))
     crossing = sum(both for _, both in transfers[: plan.lap - 1])
     period = plan_period(plan, stages, latencies, works, ports, crossing)
     everyone = baseline_data_parallel(problem)
@@ -157,14 +158,28 @@ def memory_need(problem: Problem, layers: Sequence[int], incoming: float) -> Mem
 
 
 def stage_memory(plan: Plan, k: int, need: MemoryNeed) -> float:
-    """Bytes on the fullest replica of stage `k`."""
+    """Bytes on the fullest replica of stage `k`, which has no other."""
     stage = plan.stages[k]
-    if plan.laps > 1:
-        versions, most = (max(count(plan, k, rank) for rank in stage.ranks) for count in (num_versions, in_flight))
-        return need.total(versions=versions, minibatches=most, recompute=stage.recompute)
     later = sum(len(other.ranks) for other in plan.stages[k + 1 :])
     versions, minibatches = depth(plan.schedule, plan.num_microbatches, stage.shares, later, stage.warmup)
     return need.total(versions=versions, minibatches=minibatches, recompute=stage.recompute)
+
+
+def _laps(plan: Plan, needs: Sequence[MemoryNeed]) -> list[float]:
+    """Bytes of each interleaved stage in the moment in which its device holds most, of all of its stages together."""
+    found = [0.0] * len(needs)
+    for rank in plan.ranks:
+        own, fullest = plan.stages_of(rank), [0.0]
+        for running, counts in moments(plan, rank):
+            parts = [
+                needs[k].total(versions=v, minibatches=m, recompute=plan.stages[k].recompute, runs=k == running)
+                for k, (v, m) in zip(own, counts, strict=True)
+            ]
+            fullest = max(fullest, parts, key=lambda parts: (sum(parts), parts))
+        if sum(fullest) > sum(found[k] for k in own):
+            for k, part in zip(own, fullest, strict=True):
+                found[k] = part
+    return found
 
 
 def kinds_of(problem: Problem, stage: Stage) -> list[str]:
