@@ -74,8 +74,9 @@ def run(chosen, row, batch, *, stride=None, state=None):
 
 def wave(coordinates, channels, *, phase=0.0):
     """Distinct values for every voxel and channel (a maximum has one winner), the same whatever the order of rows."""
-    places = coordinates.float() @ torch.tensor([0.9137, 1.7719, 2.3371, 3.1953, 4.7117])[: coordinates.shape[1]]
-    return torch.sin(places.unsqueeze(1) * (1 + torch.arange(channels)) + phase)
+    axes = torch.tensor([0.9137, 1.7719, 2.3371, 3.1953, 4.7117], dtype=torch.float64)[: coordinates.shape[1]]
+    places = coordinates.double() @ axes  # in single precision, the order in which a row is added up would show
+    return torch.sin(places.unsqueeze(1) * (1 + torch.arange(channels)) + phase).float()
 
 
 def compare(minkowski, row, batch, *, stride=None):

@@ -126,10 +126,15 @@ def test_kernel_maps_equal_brute_force(dimension, size, stride, dilation, table)
         assert own == [i for _, i, row in sorted(pairs) if row == j]
     for num_rows in (1, 7, 1000):
         chunks = found.chunks(num_rows)
-        assert all(sum(chunk.counts) <= num_rows or len(chunk.counts) == 1 for chunk in chunks)
+        assert all(chunk.num_pairs <= num_rows or len(chunk.offsets) == 1 for chunk in chunks)
+        offsets = [own for chunk in chunks for own in chunk.offsets]
         for name in ("in_rows", "out_rows"):
-            assert [row for chunk in chunks for row in getattr(chunk, name).tolist()] == getattr(found, name).tolist()
-        assert [k for chunk in chunks for k in chunk.offsets] == [k for k, count in enumerate(found.counts) if count]
+            assert [row for own in offsets for row in getattr(own, name).tolist()] == getattr(found, name).tolist()
+        assert [own.index for own in offsets] == [k for k, count in enumerate(found.counts) if count]
+        for chunk in chunks:
+            rows = torch.cat([own.out_rows for own in chunk.offsets])
+            ones = chunk.bags.sum(torch.ones(chunk.num_pairs, 1)).flatten()
+            assert ones.tolist() == torch.bincount(rows, minlength=len(out)).tolist()
 
 
 def test_gradients_in_double_precision():

@@ -4,13 +4,14 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from functools import cached_property
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from .pairs import Bags, Pairs
+from .pairs import Bags, Pairs, bags
 
 # A table of all cells of a minibatch's bounding box answers "which row is here?" faster than bisection, once filled: to
 # fill so many cells takes as long as to bisect once.
@@ -37,14 +38,29 @@ class _built_once(Generic[_Built]):  # noqa: N801 - used like functools.cached_p
         return built[self._name]
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Consecutive pairs of whole offsets: pairs of `offsets[i]` are the i-th `counts[i]` of them."""
+class Offset(NamedTuple):
+    """The pairs of one kernel offset."""
 
+    index: int
     in_rows: Tensor
     out_rows: Tensor
-    offsets: tuple[int, ...]
-    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some kernel offsets with their pairs, one after the other."""
+
+    offsets: tuple[Offset, ...]
+    num_out: int
+
+    @cached_property
+    def num_pairs(self) -> int:
+        return sum(len(own.out_rows) for own in self.offsets)
+
+    @cached_property
+    def bags(self) -> Bags:
+        """The pairs of each output row, named by their place here."""
+        return bags(torch.cat([own.out_rows for own in self.offsets]), self.num_out)
 
 
 @dataclass(frozen=True)
@@ -119,28 +135,26 @@ class KernelMap:
         return bool((self.inputs.starts.diff() > 0).all())
 
     @_built_once
+    def offsets_with_pairs(self) -> tuple[Offset, ...]:
+        rows = zip(self.in_rows.split(self.counts), self.out_rows.split(self.counts), strict=True)
+        return tuple(Offset(k, *own) for k, own in enumerate(rows) if self.counts[k])
+
+    @_built_once
     def _chunks(self) -> dict[int, tuple[Chunk, ...]]:
         return {}
 
     def chunks(self, num_rows: int) -> tuple[Chunk, ...]:
         """Group the offsets that have pairs so that each group has at most `num_rows` pairs, or one offset."""
         if num_rows not in self._chunks:
-            groups: list[list[int]] = []
+            groups: list[list[Offset]] = []
             size = 0
-            for k, count in enumerate(self.counts):
-                if not count:
-                    continue
-                if not groups or size + count > num_rows:
+            for own in self.offsets_with_pairs:
+                if not groups or size + len(own.in_rows) > num_rows:
                     groups.append([])
                     size = 0
-                groups[-1].append(k)
-                size += count
-            counts = [tuple(self.counts[k] for k in group) for group in groups]
-            sizes = [sum(group) for group in counts]
-            rows = zip(self.in_rows.split(sizes), self.out_rows.split(sizes), strict=True) if sizes else ()
-            self._chunks[num_rows] = tuple(
-                Chunk(*columns, tuple(group), own) for columns, group, own in zip(rows, groups, counts, strict=True)
-            )
+                groups[-1].append(own)
+                size += len(own.in_rows)
+            self._chunks[num_rows] = tuple(Chunk(tuple(group), self.num_out) for group in groups)
         return self._chunks[num_rows]
 
 

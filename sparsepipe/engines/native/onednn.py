@@ -56,9 +56,8 @@ def forward_offsets(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> 
     else:
         output = _times(features, matrices[kernel_map.identity])
     gather = _gatherer(features, kernel_map, small_block(kernel))
-    for chunk in kernel_map.chunks(1):
-        (k,) = chunk.offsets
-        _add_products(output, chunk.out_rows, gather(chunk.in_rows), matrices[k])
+    for k, in_rows, out_rows in kernel_map.offsets_with_pairs:
+        _add_products(output, out_rows, gather(in_rows), matrices[k])
     return output
 
 
@@ -75,12 +74,11 @@ def backward_offsets(
         grad_features = torch.zeros_like(features) if identity is None else _times(grad_output, matrices[identity])
     size = small_block(transposed)
     gather_inputs, gather_gradients = _gatherer(features, kernel_map, size), _gatherer(grad_output, kernel_map, size)
-    for chunk in kernel_map.chunks(1):
-        (k,) = chunk.offsets
-        inputs, gradients = gather_inputs(chunk.in_rows), gather_gradients(chunk.out_rows)
+    for k, in_rows, out_rows in kernel_map.offsets_with_pairs:
+        inputs, gradients = gather_inputs(in_rows), gather_gradients(out_rows)
         _add_columns(grad_matrices[k], inputs, gradients)
         if grad_features is not None:
-            _add_products(grad_features, chunk.in_rows, gradients, matrices[k])
+            _add_products(grad_features, in_rows, gradients, matrices[k])
     return grad_features, grad_kernel
 
 

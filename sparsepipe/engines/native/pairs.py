@@ -48,9 +48,14 @@ class Pairs:
     @cached_property
     def bags(self) -> Bags:
         """The pairs of each output row, by offset, named by their place here."""
-        order = torch.sort(self.out_rows.int(), stable=True).indices
-        starts = torch.bincount(self.out_rows, minlength=self.num_out).cumsum(0)
-        return Bags(order.int(), functional.pad(starts, (1, 0)).int())
+        return bags(self.out_rows, self.num_out)
+
+
+def bags(out_rows: Tensor, num_out: int) -> Bags:
+    """Say for each of `num_out` rows at which places of `out_rows` [P] it stands."""
+    order = torch.sort(out_rows.int(), stable=True).indices
+    starts = torch.bincount(out_rows, minlength=num_out).cumsum(0)
+    return Bags(order.int(), functional.pad(starts, (1, 0)).int())
 
 
 def summed_type(dtype: torch.dtype) -> torch.dtype:
