@@ -10,7 +10,7 @@ from .cluster import Cluster, Link
 from .costs import LayerTable, MemoryNeed
 from .plan import Plan
 from .profile import Profile
-from .schedule import holdings
+from .schedule import Op, holdings
 from .simulator import simulate
 from .trace import Trace
 
@@ -103,9 +103,9 @@ def peak_bytes(plan: Plan, profile: Profile, cluster: Cluster, voxels: Sequence[
             total = 0.0
             for s, (versions, minibatches) in held.items():
                 whole = minibatches
-                if plan.stages[s].recompute:  # only the inputs wait
-                    whole = minibatches & {action.minibatch} if s == action.stage else frozenset()
-                total += weights[s].total(versions=versions, minibatches=0)
+                if plan.stages[s].recompute:  # only the inputs wait, and what runs is whole
+                    whole = {action.minibatch} if s == action.stage and action.op is not Op.UPDATE else set()
+                total += weights[s].total(versions=len(versions), minibatches=0)
                 total += sum(incoming[s][m] for m in minibatches) + sum(saved[s][m] for m in whole)
             most[rank] = max(most[rank], total)
     return most

@@ -300,53 +300,55 @@ def _updates_before_forwards(todo: Sequence[Action]) -> dict[tuple[int, int], in
 class Held(NamedTuple):
     """What a rank holds of one of its stages."""
 
-    versions: int  # of the weights
-    minibatches: frozenset[int]  # in flight: their forward has been run, and of their backward not all
+    versions: set[int]  # of the weights, each named by the updates it is made of
+    minibatches: set[int]  # in flight: their forward has been run, and of their backward not all
 
 
 def holdings(plan: Plan, rank: int, num_minibatches: int) -> Iterator[tuple[Action, dict[int, Held]]]:
     """Yield each action of `rank` and what the rank then holds of each of its stages, at the action's fullest.
 
-    Weight versions are the newest, and those of minibatches in flight or, where the policy says so, to come.
+    Weight versions are the newest, and those of minibatches in flight or, where the policy says so, to come. What is
+    yielded changes with the next action.
     """
-    todo = _actions_of(plan, rank, num_minibatches)
+    todo, own = _actions_of(plan, rank, num_minibatches), plan.stages_of(rank)
     flush = plan.weights == "flush"
     if flush or plan.weights == "stash":
         uses = _updates_before_forwards(todo)
     else:
         uses = forward_versions(plan, num_minibatches)
     users = Counter((s, uses[s, m]) for s, op, m in todo if op is Op.FORWARD)  # minibatches whose backward is to come
-    own = plan.stages_of(rank)
-    newest, kept = dict.fromkeys(own, 0), {s: {0} for s in own}
-    flying: dict[int, frozenset[int]] = {s: frozenset() for s in own}
+    held, newest = {s: Held({0}, set()) for s in own}, dict.fromkeys(own, 0)
     last = Op.WEIGHTS if plan.schedule == "zero-bubble" else Op.BACKWARD
     for action in todo:
         s, op, m = action
-        ended = frozenset({m}) if op is last else frozenset[int]()
         if op is Op.FORWARD:
-            flying[s] |= {m}
+            held[s].minibatches.add(m)
         elif op is Op.UPDATE:
             old, newest[s] = newest[s], newest[s] + 1
-            kept[s].add(newest[s])
+            held[s].versions.add(newest[s])
             if flush or not users[s, old]:
-                kept[s].discard(old)
-        yield action, {k: Held(len(kept[k]), flying[k]) for k in own}
-        flying[s] -= ended
+                held[s].versions.discard(old)
+        yield action, held
+        if op is last:
+            held[s].minibatches.discard(m)
         if op is Op.BACKWARD:
             version = uses[s, m]
             users[s, version] -= 1
             if version < newest[s] and not users[s, version]:
-                kept[s].discard(version)
+                held[s].versions.discard(version)
 
 
 @lru_cache(maxsize=256)
-def moments(plan: Plan, rank: int) -> frozenset[tuple[int, tuple[tuple[int, int], ...]]]:
-    """(stage that runs, (weight versions, minibatches in flight) of each of the rank's stages) of each of its actions.
+def moments(plan: Plan, rank: int) -> frozenset[tuple[int | None, tuple[tuple[int, int], ...]]]:
+    """(stage that computes, (weight versions, minibatches in flight) of each of the rank's stages) of its actions.
 
-    All that differ, from an empty pipeline until nothing new comes.
+    All that differ, from an empty pipeline until nothing new comes. In an update no stage computes.
     """
     return frozenset(
-        (action.stage, tuple((held[s].versions, len(held[s].minibatches)) for s in plan.stages_of(rank)))
+        (
+            None if action.op is Op.UPDATE else action.stage,
+            tuple((len(own.versions), len(own.minibatches)) for own in held.values()),
+        )
         for action, held in holdings(plan, rank, _until_steady(plan))
     )
 
