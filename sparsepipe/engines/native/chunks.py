@@ -62,7 +62,8 @@ def backward_chunks(
 
 def _rows_at_a_time(width: int, like: Tensor) -> int:
     """Return how many products make a chunk: a power of two, so that layers of like widths share their chunks."""
-    return 1 << (_CHUNK_BYTES // (width * like.element_size())).bit_length() - 1
+    most = max(1, _CHUNK_BYTES // (width * like.element_size()))
+    return 1 << (most.bit_length() - 1)
 
 
 def _room(table: Tensor, kernel_map: KernelMap) -> Tensor:

@@ -9,7 +9,8 @@ The matrix products are the bulk of the time; the rest is the traffic around the
     scaled   one input channel, as in most first layers: each output row adds up scaled rows of the kernel itself.
     fused    on CUDA, where Triton is there and it was found to be faster for such a problem: see fused.py, tuning.py.
 
-Nothing of the size of the pairs is kept for the backward pass. Half precision is multiplied as it is, summed in single.
+Nothing of the size of the pairs is kept for the backward pass. Half precision is multiplied as it is and summed in
+single; a chunk's sum is rounded before it is added to the others'.
 """
 
 from functools import partial
