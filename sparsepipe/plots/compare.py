@@ -6,7 +6,7 @@ import plotly.graph_objects as go
 from ..errors import InputError
 from ..plan import Plan
 from .table import milliseconds, plan_names
-from .theme import INK, SMALL, finished, stage_color
+from .theme import BESIDE_TITLE, INK, SMALL, finished, stage_color
 
 
 def compare_table(*plans: Plan) -> pd.DataFrame:
@@ -78,7 +78,7 @@ def compare(*plans: Plan, note: str = "") -> go.Figure:
         showgrid=False,
     )
     figure.update_yaxes(categoryorder="array", categoryarray=names[::-1], ticks="", showgrid=False)
-    legend = {"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom", "traceorder": "normal"}
+    legend = {**BESIDE_TITLE, "traceorder": "normal"}
     figure.update_layout(barmode="overlay", bargap=0.35, legend=legend, margin={"r": 80})
     return finished(
         figure, "Which layers each plan puts where", note=note, width=900, height=190 + 46 * max(2, len(plans))

@@ -6,7 +6,7 @@ from plotly.subplots import make_subplots
 
 from ..profile import Profile
 from .table import noted
-from .theme import BACKWARD, FORWARD, GREY, SMALL, finished
+from .theme import BACKWARD, BESIDE_TITLE, FORWARD, GREY, SMALL, finished
 
 _NAMED = 80  # layers that can be named along the axis; of more, plotly names some
 
@@ -80,7 +80,7 @@ def layer_costs(profile: Profile, *, voxels: float | None = None, note: str = ""
     figure.update_layout(
         barmode="stack",
         bargap=0.15,
-        legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
+        legend={**BESIDE_TITLE, "traceorder": "normal"},
     )
     few = len(profile.graph.layers) <= _NAMED
     figure.update_xaxes(tickangle=-90, tickfont_size=SMALL - 2, dtick=1 if few else None, row=len(kinds) + 2, col=1)

@@ -77,6 +77,10 @@ def hatch(source: str) -> dict[str, Any]:
     return {"shape": shape, "size": 5, "solidity": 0.3, "fillmode": "overlay", "fgcolor": "white"}
 
 
+# On the title's line, at its right: a note below the title may be as long as the figure is wide.
+BESIDE_TITLE = {"orientation": "h", "x": 1, "xanchor": "right", "yref": "container", "y": 0.97, "yanchor": "top"}
+
+
 def finished(figure: go.Figure, title: str, *, note: str = "", width: int = WIDTH, height: int = HEIGHT) -> go.Figure:
     """Give a figure its template, size and title, `note` in a second line, and every trace a name that stays.
 
