@@ -355,10 +355,13 @@ def moments(plan: Plan, rank: int) -> frozenset[tuple[int | None, tuple[tuple[in
 
 def num_versions(plan: Plan, stage: int, rank: int) -> int:
     """Most weight versions of a stage that `rank` holds: the newest, and of its minibatches in flight or to come."""
-    if plan.weights == "flush":
-        return 1
+    return 1 if plan.weights == "flush" else max(versions for versions, _ in _counts(plan, stage, rank))
+
+
+def _counts(plan: Plan, stage: int, rank: int) -> list[tuple[int, int]]:
+    """(weight versions, minibatches in flight) that `rank` holds of a stage, at one moment after the other."""
     place = plan.stages_of(rank).index(stage)
-    return max(held[place][0] for _, held in moments(plan, rank))
+    return [held[place] for _, held in moments(plan, rank)]
 
 
 def _until_steady(plan: Plan) -> int:
@@ -380,19 +383,11 @@ def _actions_of(plan: Plan, rank: int, num_minibatches: int) -> tuple[Action, ..
 
 def in_flight(plan: Plan, stage: int, rank: int) -> int:
     """Most minibatches whose forward `rank` has run in a stage and whose backward it has not, all of it."""
-    own, ahead = plan.stages[stage], lookahead(plan, stage)
-    if plan.schedule == "zero-bubble" or plan.laps > 1:
-        place = plan.stages_of(rank).index(stage)
-        return max(held[place][1] for _, held in moments(plan, rank))
-    if plan.weights == "flush":  # steps need not be whole rounds, so they differ in how many minibatches a rank gets
-        return max(
-            len(_turns_of(own, rank, range(k, k + min(1 + ahead, plan.num_microbatches)))) for k in range(own.round)
-        )
-    flying = most = 0
-    for action in _rank_actions(plan, stage, rank, 3 * (own.round + ahead) + 1):
-        flying += (action.op is Op.FORWARD) - (action.op is Op.BACKWARD)
-        most = max(most, flying)
-    return most
+    if plan.weights == "flush" and plan.schedule != "zero-bubble" and plan.laps == 1:
+        # Steps need not be whole rounds, so they differ in how many minibatches a rank gets.
+        own, ahead = plan.stages[stage], min(1 + lookahead(plan, stage), plan.num_microbatches)
+        return max(len(_turns_of(own, rank, range(k, k + ahead))) for k in range(own.round))
+    return max(minibatches for _, minibatches in _counts(plan, stage, rank))
 
 
 def together(plan: Plan, stage: int, minibatch: int, num_minibatches: int) -> range:

@@ -43,7 +43,10 @@ def estimate(plan: Plan, problem: Problem) -> Estimate:
     # An order that goes by the pace of the stages sets how many minibatches they hold.
     paced = replace(plan, estimate=Estimate(0.0, tuple(map(StageEstimate, computes))))
     needs = [memory_need(problem, own, float(before[0][1])) for own, before in zip(layers, payloads, strict=False)]
-    memory = [stage_memory(paced, k, need) for k, need in enumerate(needs)] if plan.laps == 1 else _laps(paced, needs)
+    if plan.laps > 1:
+        memory = _interleaved_memory(paced, needs)
+    else:
+        memory = [stage_memory(paced, k, need) for k, need in enumerate(needs)]
     stages = []
     for k in range(len(plan.stages)):
         sent = float(payloads[k + 1][0][0]) * (k + 1 < len(plan.stages)) + float(payloads[k][1][0]) * (k > 0)
@@ -165,7 +168,7 @@ def stage_memory(plan: Plan, k: int, need: MemoryNeed) -> float:
     return need.total(versions=versions, minibatches=minibatches, recompute=stage.recompute)
 
 
-def _laps(plan: Plan, needs: Sequence[MemoryNeed]) -> list[float]:
+def _interleaved_memory(plan: Plan, needs: Sequence[MemoryNeed]) -> list[float]:
     """Bytes of each interleaved stage in the moment in which its device holds most, of all of its stages together."""
     found = [0.0] * len(needs)
     for rank in plan.ranks:
