@@ -9,7 +9,7 @@ Every process has one thread. For each workload and in turn, `--repeats` times:
     pipeline    this project's runtime, asynchronous 1F1B, by the best plan for a profile taken with both cores busy:
                 one stage a process, or two of them interleaved
     flush       the same with 1F1B-flush, at torch_1f1b's cut and micro-batches: as many samples a weight update
-    predicted   what the simulator says of its plan, by that profile scaled to whole steps timed just before
+    predicted   what the simulator says of its plan, by that profile scaled to the steps of the limit just before
 
 torch_1f1b steps once for several micro-batches, the pipeline after each: `flush` is what compares like with like.
 Numbers are samples a second: medians, and ratios with their spread (quartiles over the repeats), each of two neighbours
@@ -45,7 +45,6 @@ from sparsepipe import data, simulator  # noqa: E402
 from sparsepipe.cluster import Cluster, Link  # noqa: E402
 from sparsepipe.engines import Subnetwork, engine  # noqa: E402
 from sparsepipe.engines.allocator import keep_freed_memory  # noqa: E402
-from sparsepipe.engines.sweep import whole_step  # noqa: E402
 from sparsepipe.files import read_rows, write_json  # noqa: E402
 from sparsepipe.graph import Layer, LayerGraph  # noqa: E402
 from sparsepipe.models import Network, network  # noqa: E402
@@ -318,18 +317,6 @@ def role_profile(case: Case, folder: Path, seconds: float) -> dict[str, Any]:
     return {}
 
 
-def role_whole(case: Case, folder: Path, seconds: float) -> dict[str, Any]:
-    """Time whole steps on the middle minibatch, the update counted in, while another process does the same."""
-    module, _ = _whole(case)
-    batches = _by_voxels(case, folder)
-    voxels = _middle(sorted(batches))
-    device = torch.device("cpu")
-    whole_step(module, batches[voxels], device=device)
-    steps = statistics.median(whole_step(module, batches[voxels], device=device) for _ in range(5))
-    update = _update_seconds_per_byte() * sum(tensor.nbytes for tensor in module.parameters())
-    return {"voxels": voxels, "step_seconds": steps + update}
-
-
 def _update_seconds_per_byte(megabytes: int = 64) -> float:
     weights = [torch.zeros(megabytes * 2**18)]
     weights[0].grad = torch.ones_like(weights[0])
@@ -533,7 +520,6 @@ ROLES = {
     "ddp": role_ddp,
     "torch_1f1b": role_torch_1f1b,
     "profile": role_profile,
-    "whole": role_whole,
     "pipeline": role_pipeline,
     "flush": role_flush,
 }
@@ -630,15 +616,17 @@ def _round(
     name: str, case: Case, folder: Path, seconds: float, best: Any, only: set[str], found: Profile
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Measure each competitor once, one after the other."""
+    limit = 0.0
     for role in COMPETITORS:
         if role not in only or (role == "torch_1f1b" and best is None):
             continue
         if role == "limit":
             both = start("single", name, folder, seconds, world_size=2)
-            yield role, {"samples_per_second": sum(one["samples_per_second"] for one in both)}
+            limit = sum(one["samples_per_second"] for one in both)
+            yield role, {"samples_per_second": limit}
         elif role == "predicted":
-            whole = start("whole", name, folder, seconds, world_size=2)
-            yield role, {"samples_per_second": _predict(Plan.load(folder / "plan.json"), found, whole, case)}
+            plan = Plan.load(folder / "plan.json")
+            yield role, {"samples_per_second": _predict(plan, found, case, step_seconds=2 * case.batch_size / limit)}
         elif role == "single":
             yield role, start("single", name, folder, seconds, world_size=1)[0]
         else:
@@ -664,12 +652,14 @@ def _best_torch(name: str, case: Case, folder: Path, cut: int, seconds: float, n
     return ["--cut", str(place), "--microbatches", str(count)]
 
 
-def _predict(plan: Plan, found: Profile, whole: Sequence[dict[str, float]], case: Case) -> float:
-    """Simulate the plan by a profile whose layers together take as long as the whole steps took."""
+def _predict(plan: Plan, found: Profile, case: Case, *, step_seconds: float) -> float:
+    """Simulate the plan by a profile whose layers together take as long as a step of the limit, on the average.
+
+    A profile has medians, a rate is of all seconds: those in which the machine was busy with something else too.
+    """
     (costs,) = found.costs.values()
-    layers = [cost.at(whole[0]["voxels"]) for cost in costs]
-    step = statistics.mean(one["step_seconds"] for one in whole)
-    scale = step / sum(layer.forward + layer.backward for layer in layers)
+    layers = [cost.at(count) for count in found.voxel_counts for cost in costs]
+    scale = step_seconds * len(found.voxel_counts) / sum(layer.forward + layer.backward for layer in layers)
     scaled = tuple(
         LayerCost(tuple(replace(s, forward=scale * s.forward, backward=scale * s.backward) for s in cost.samples))
         for cost in costs
@@ -748,6 +738,7 @@ def main() -> int:
     if options.role:
         return _work(options)
     only = set(options.only or COMPETITORS)
+    only |= {"limit"} if "predicted" in only else set()
     document: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="bench-runtime-") as folder:
         data.make_shapes(Path(folder) / "shapes", num_train=6, num_test=1)

@@ -1,7 +1,6 @@
 """The native engine against dense torch convolution, gradcheck and brute force over coordinates."""
 
 import itertools
-import resource
 
 import hypothesis.strategies as st
 import pytest
@@ -11,7 +10,6 @@ from engine_clouds import close, leaf, random_batch
 from hypothesis import given, settings
 
 from sparsepipe.engines import CoordinateSet, Feature, Parts, engine
-from sparsepipe.engines.allocator import keep_freed_memory
 from sparsepipe.engines.native import convolution, coordinates, kernel_map
 from sparsepipe.engines.native.convolution import convolve
 from sparsepipe.engines.native.coordinates import CoordinateManager, pack, unpack
@@ -231,17 +229,3 @@ def test_all_ways_to_convolve_agree(channels, dtype, monkeypatch):
             if b is not None:
                 close(b, a, tolerance)
     assert all(torch.equal(a, b) for a, b in zip(results[0], results[3], strict=True))  # the same bits each time
-
-
-def test_freed_memory_stays():
-    """Tensors of 64 MiB in all, freed, leave their pages to the next ones; so does one that large."""
-    if not keep_freed_memory():
-        pytest.skip("the C library here has no mallopt")
-    for count in (16, 1):
-        faults = []
-        for _ in range(3):
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-            tensors = [torch.ones(2**24 // count) for _ in range(count)]
-            faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-            del tensors
-        assert min(faults[1:]) < 2**24 * 4 / resource.getpagesize() / 4

@@ -28,6 +28,7 @@ SMALL = {
     "minibatches": 4,
     "engine": "native",
 }
+SMALL_FIGURES = SMALL | {"batch_size": 64}  # of 1,437 digits
 
 
 def name_of(path):
@@ -107,10 +108,10 @@ def test_notebooks_pass_ruff():
         assert done.returncode == 0, done.stdout
 
 
-def run_from_nothing(names, tmp_path, monkeypatch):
+def run_from_nothing(names, tmp_path, monkeypatch, *, parameters):
     """Reproduce the notebooks named; returns the names of their runs."""
     monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))  # pictures have their own test; tables come all the same
-    written = reproduce(names, out=tmp_path / "figures", parameters=SMALL)
+    written = reproduce(names, out=tmp_path / "figures", parameters=parameters)
     tables = {path.stem for path in written if path.suffix == ".csv"}
     assert tables == {name for path in PATHS if name_of(path) in names for name in _exported(path)}
     assert not any(path.stat().st_size > 3e6 for path in (tmp_path / "runs" / "notebooks").rglob("*.ipynb"))
@@ -120,7 +121,8 @@ def run_from_nothing(names, tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_walk_from_data_to_learning_runs_from_nothing(tmp_path, monkeypatch):
-    found = run_from_nothing([name for name in NOTEBOOKS if "/" not in name], tmp_path, monkeypatch)
+    walk = [name for name in NOTEBOOKS if "/" not in name]
+    found = run_from_nothing(walk, tmp_path, monkeypatch, parameters=SMALL)
     strategies = ("one-process", "data-parallel", "pipeline", "native")
     assert {f"minkvgg11bn-narrow-{name}-001" for name in strategies} <= found
     assert "minkunet14a-segmentation-narrow-parts-001" in found
@@ -129,7 +131,8 @@ def test_the_walk_from_data_to_learning_runs_from_nothing(tmp_path, monkeypatch)
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_figures_run_from_nothing(tmp_path, monkeypatch):
-    run_from_nothing([name for name in NOTEBOOKS if "/" in name], tmp_path, monkeypatch)
+    figures = [name for name in NOTEBOOKS if "/" in name]
+    run_from_nothing(figures, tmp_path, monkeypatch, parameters=SMALL_FIGURES)
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsepipe.runtime import shared_memory
+from sparsepipe.runtime.failures import PeerLost
 from sparsepipe.runtime.shared_memory import Lending, SharedMemory, meet
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="no memfd: this is not Linux")
@@ -23,14 +24,8 @@ def _pair() -> tuple[SharedMemory, SharedMemory]:
     return SharedMemory({1: os.getpid()}), SharedMemory({0: os.getpid()})
 
 
-def _lend(memory: SharedMemory) -> Lending:
-    lending = memory.lend(1)
-    assert lending is not None
-    return lending
-
-
 def _send(sender: SharedMemory, receiver: SharedMemory, payload: torch.Tensor) -> tuple[Lending, torch.Tensor]:
-    lending = _lend(sender)
+    lending = sender.lend(1)
     lending(len(payload)).copy_(payload)
     assert lending.place is not None and not lending.taken
     return lending, receiver.receive(0, *lending.place, len(payload))
@@ -95,26 +90,44 @@ def test_nothing_is_left_open_or_mapped() -> None:
     assert _files() == []
 
 
-def test_who_shares_nothing_is_lent_nothing() -> None:
-    assert _pair()[0].lend(2) is None
-
-
 def _meeting(count: int) -> list[SharedMemory | None]:
     store = dist.HashStore()
     with ThreadPoolExecutor(count) as ranks:
         return list(ranks.map(lambda rank: meet(store, rank, range(count)), range(count)))
 
 
+def _pipes() -> list[str]:
+    links = [str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
+    return [name for name in links if name.startswith("pipe:")]
+
+
 def test_ranks_of_one_host_find_each_other() -> None:
+    before = len(_pipes())
     found = _meeting(3)
     assert [set(memory.peers) for memory in found] == [{1, 2}, {0, 2}, {0, 1}]
     assert _files() == []
+    assert len(_pipes()) - before == 3 * 2 * 2, "of each pipe, one end in either rank"
+    for memory in found:
+        memory.close()
+    assert len(_pipes()) == before
+
+
+def test_a_buffer_of_a_rank_that_is_gone_is_a_lost_rank() -> None:
+    sender, receiver = _pair()
+    lending = sender.lend(1)
+    lending(10_000)
+    assert lending.place is not None
+    sender.close()
+    with pytest.raises(PeerLost, match="lost rank 0"):
+        receiver.receive(0, *lending.place, 10_000)
 
 
 def test_ranks_that_cannot_read_each_other_share_nothing(monkeypatch) -> None:
     """As on two hosts, where a process id means another process or none."""
+    before = len(_pipes())
     monkeypatch.setattr(shared_memory.os, "getpid", lambda: 2**22 + 1)  # above the largest there can be
     assert _meeting(2) == [None, None]
+    assert len(_pipes()) == before
 
 
 def test_sharing_takes_both(monkeypatch) -> None:
@@ -124,5 +137,7 @@ def test_sharing_takes_both(monkeypatch) -> None:
     def not_at_first(pid: int, fd: int, secret: bytes) -> bool:
         return next(asked) > 0 and reads(pid, fd, secret)
 
+    before = len(_pipes())
     monkeypatch.setattr(shared_memory, "_reads", not_at_first)
     assert _meeting(2) == [None, None]
+    assert len(_pipes()) == before

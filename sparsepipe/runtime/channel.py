@@ -10,11 +10,12 @@ goes from one stage of a rank to another of the same stays in memory, on a shelf
 Sizes change from minibatch to minibatch, and nobody knows the next. So both sides keep the same book of those that
 were (`Sizes`); what a payload has beyond the receive that waits for it goes in a third message when its header is read.
 
-Where the two ranks share memory, the header is the only message: it says where the payload is (`shared_memory`).
+Where the two ranks share memory, the header is the only message: it says where the payload is (`shared_memory`), and
+goes through a pipe (`pipes`), which keeps what nobody has asked for yet.
 
-Headers go over gloo, each direction on connections of its own. So do payloads, from pinned memory where they come from
-a GPU; where every rank has a GPU of its own they go over NCCL, from device to device, on a wire of their own: its order
-is then that of the headers.
+Other headers go over gloo, each direction on connections of its own. So do payloads, from pinned memory where they come
+from a GPU; where every rank has a GPU of its own they go over NCCL, from device to device, on a wire of their own: its
+order is then that of the headers.
 """
 
 import queue
@@ -132,8 +133,12 @@ class Inbox:
         self._post_ahead()
 
     def _post_ahead(self) -> None:
-        for peer, _ in self._expected[self._taken + len(self._posted) : self._taken + DEPTH]:
+        upcoming = [peer for peer, _ in self._expected[self._taken : self._taken + DEPTH] if not self._shares(peer)]
+        for peer in upcoming[len(self._posted) :]:
             self._post(peer)
+
+    def _shares(self, peer: int) -> bool:
+        return self._memory is not None and peer in self._memory.peers
 
     def _post_header(self, peer: int) -> tuple[Tensor, Any]:
         header = torch.empty(HEADER_INTEGERS, dtype=torch.int64)
@@ -151,13 +156,14 @@ class Inbox:
     def _receive(self, peer: int, deadline: float, message: str) -> tuple[Tensor, Tensor]:
         """Return the next packet's header and payload."""
         self._post_ahead()  # now, when there is nothing to do but wait
+        if self._memory and self._shares(peer):
+            header = self._memory.pipes.take(peer, self._tags[0], deadline=deadline, message=message)
+            place = place_of(header)
+            return header, self._memory.receive(peer, *place, payload_bytes(header)) if place else _NOTHING
         posted = self._posted.popleft()
         wait_for(posted.header_work, deadline, message, peer=peer)
         size, ahead, payload = payload_bytes(posted.header), len(posted.payload), posted.payload
-        place = place_of(posted.header)
-        self._sizes[peer].learn(0 if place else size)
-        if place and self._memory:
-            return posted.header, self._memory.receive(peer, *place, size)
+        self._sizes[peer].learn(size)
         rest = None
         if size > ahead:
             payload = self._buffer(size)
@@ -294,11 +300,10 @@ class Outbox:
         """Start sending; wait for the oldest packet only where too many are under way."""
         while len(self._under_way) >= self._limit:
             self._finish_oldest(time.monotonic() + timeout, timeout)
-        lending = self._memory.lend(peer) if self._memory and not wire else None
-        header, payload = encode(packet, device=wire.device if wire else _CPU, memory=lending)
-        if lending and lending.place:
-            set_place(header, *lending.place)
-            payload = _NOTHING
+        if self._memory and not wire and peer in self._memory.peers:
+            self._under_way.append(_share(packet, peer, self._memory, cut=cut, timeout=timeout, action=action))
+            return
+        header, payload = encode(packet, device=wire.device if wire else _CPU)
         ahead = 0
         if wire is None:
             sizes = self._sizes[peer, packet.direction, cut]
@@ -314,7 +319,7 @@ class Outbox:
                 works.append((dist.isend(payload[ahead:], peer, group=carrier, tag=rest_tag), payload))
         except RuntimeError as error:
             raise PeerLost(f"lost rank {peer} while sending for {action}: {_first_line(error)}") from error
-        self._under_way.append(_Sent(peer, action, works, lending))
+        self._under_way.append(_Sent(peer, action, works))
 
     def finish(self, *, timeout: float) -> None:
         """End a segment: wait until everything sent has been taken. Raises DeadlinePassed or PeerLost."""
@@ -328,20 +333,33 @@ class Outbox:
         message = f"{sent.action} waited {timeout:g} s for rank {sent.peer} to take its packet"
         for work, _ in sent.works:
             wait_for(work, deadline, message, peer=sent.peer)
-        while sent.lending and not sent.lending.taken:
+        while sent.shared and not sent.shared.taken:
             if time.monotonic() >= deadline:
                 raise DeadlinePassed(message, peer=sent.peer)
+            if self._memory and self._memory.pipes.ended(sent.peer) and not sent.shared.taken:
+                raise PeerLost(f"lost rank {sent.peer} before it took the packet of {sent.action}")
             time.sleep(_LOOK_AGAIN)
 
 
 @dataclass(frozen=True, eq=False)
 class _Sent:
-    """A packet under way: the messages that carry it, each with its memory, and what its payload was written to."""
+    """A packet under way: the messages that carry it, each with its memory, or what its payload was written to."""
 
     peer: int
     action: str
-    works: list[tuple[Any, Tensor]]
-    lending: Lending | None
+    works: Sequence[tuple[Any, Tensor]] = ()
+    shared: Lending | None = None
+
+
+def _share(packet: Packet, peer: int, memory: SharedMemory, *, cut: int, timeout: float, action: str) -> _Sent:
+    """Write a packet's payload where the peer can read it, and tell it so."""
+    lending = memory.lend(peer)
+    header, _ = encode(packet, memory=lending)
+    if lending.place:
+        set_place(header, *lending.place)
+    message = f"{action} waited {timeout:g} s for rank {peer} to read its packet's header"
+    memory.pipes.put(peer, _tags(packet.direction, cut)[0], header, timeout=timeout, message=message)
+    return _Sent(peer, action, shared=lending)
 
 
 def wait_for(work: Any, deadline: float, message: str, *, peer: int) -> None:

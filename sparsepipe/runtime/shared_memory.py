@@ -1,11 +1,12 @@
 """Memory that processes of one host share: payloads cross from one to another in it, with one copy and no socket.
 
-    sender    lends a free buffer, writes the payload there, and says in the packet's header which one it was
+    sender    lends a free buffer, writes the payload there, and says in the packet's header (`pipes`) which one it was
     receiver  maps the buffer when it first hears of it; rows are views of it, and the last of them gives it back
 
 A buffer is an anonymous file (memfd), which has no name and belongs to no folder: when its last process is gone, killed
 or not, so is the memory. Other processes open it through /proc, where the kernel asks whether they are the same user's;
-ranks that cannot (other hosts, other containers, no Linux) find out when they meet, and send through sockets.
+ranks that cannot (other hosts, other containers, no Linux) find out when they meet, and send through sockets. The same
+door leads to pipes.
 
     | taken | given back | ... 64 bytes | payload, capacity bytes |
 
@@ -13,6 +14,7 @@ Both counts are the receiver's to write, and how often the buffer was lent is th
 has two writers.
 """
 
+import json
 import mmap
 import os
 import weakref
@@ -24,6 +26,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from .failures import PeerLost
+from .pipes import Pipes, make_pipe
 
 _HEAD = 64  # bytes before the payload, which is aligned to them
 _TAKEN, _GIVEN_BACK = 0, 1
@@ -87,26 +92,30 @@ class Lending:
 
 
 class SharedMemory:
-    """What this process shares with `peers` (rank → process id), and they with it."""
+    """What this process shares with `peers` (rank → process id), and they with it; `pipes` bring the headers."""
 
-    def __init__(self, peers: Mapping[int, int]) -> None:
+    def __init__(self, peers: Mapping[int, int], pipes: Pipes | None = None) -> None:
         self.peers = dict(peers)
+        self.pipes = pipes or Pipes({}, {})
         self.held_bytes = 0  # of payloads that came and are still in use here
         self._own: defaultdict[int, list[Buffer]] = defaultdict(list)  # by the peer they are lent to
         self._theirs: dict[tuple[int, int], mmap.mmap] = {}  # (peer, its file descriptor) → as mapped here
 
-    def lend(self, peer: int) -> Lending | None:
-        """Return what gives memory for the next payload to `peer`. None: it shares none."""
-        return Lending(self._own[peer]) if peer in self.peers else None
+    def lend(self, peer: int) -> Lending:
+        """Return what gives memory for the next payload to `peer`, one of `peers`."""
+        return Lending(self._own[peer])
 
     def receive(self, peer: int, fd: int, capacity: int, size: int) -> Tensor:
         """Return the payload, uint8 [size], that `peer` has put in its buffer `fd`.
 
-        The buffer goes back to its owner when neither the tensor nor a view of it is left.
+        The buffer goes back to its owner when neither the tensor nor a view of it is left. Raises PeerLost.
         """
         memory = self._theirs.get((peer, fd))
         if memory is None or len(memory) != _HEAD + capacity:
-            own = os.open(f"/proc/{self.peers[peer]}/fd/{fd}", os.O_RDWR)
+            try:
+                own = _open(self.peers[peer], fd, os.O_RDWR)
+            except OSError as error:
+                raise PeerLost(f"lost rank {peer}: {error.strerror} where its buffer was") from error
             memory = self._theirs[peer, fd] = _map(own, _HEAD + capacity)
             os.close(own)
         counts = np.frombuffer(memory, dtype=np.int64, count=2)
@@ -126,6 +135,7 @@ class SharedMemory:
             os.close(buffer.fd)
         self._own.clear()
         self._theirs.clear()
+        self.pipes.close()
 
 
 def meet(store: dist.Store, rank: int, ranks: Iterable[int]) -> SharedMemory | None:
@@ -135,21 +145,35 @@ def meet(store: dist.Store, rank: int, ranks: Iterable[int]) -> SharedMemory | N
     """
     others = [peer for peer in ranks if peer != rank]
     own, secret = -1, os.urandom(16)
+    ends: dict[int, tuple[int, int]] = {}  # of the pipe from each peer: what is read here, what the peer opens
     if hasattr(os, "memfd_create"):
         own = os.memfd_create("sparsepipe-hello")
         os.write(own, secret)
-    store.set(f"memory/{rank}", f"{os.getpid()} {own} {secret.hex()}")
-    seen = {}
+        ends = {peer: make_pipe() for peer in others}
+    doors = {str(peer): end for peer, (_, end) in ends.items()}
+    store.set(f"memory/{rank}", json.dumps({"pid": os.getpid(), "fd": own, "secret": secret.hex(), "pipes": doors}))
+    seen, outgoing = {}, {}
     for peer in others:
-        pid, fd, theirs = store.get(f"memory/{peer}").decode().split()
-        if _reads(int(pid), int(fd), bytes.fromhex(theirs)):
-            seen[peer] = int(pid)
+        theirs = json.loads(store.get(f"memory/{peer}"))
+        if _reads(theirs["pid"], theirs["fd"], bytes.fromhex(theirs["secret"])):
+            outgoing[peer] = _open(theirs["pid"], theirs["pipes"][str(rank)], os.O_WRONLY)
+            seen[peer] = theirs["pid"]
     store.set(f"memory-seen/{rank}", " ".join(map(str, seen)))
     sees = {peer: store.get(f"memory-seen/{peer}").decode().split() for peer in others}
-    if own >= 0:
-        os.close(own)  # everybody has looked
     both = {peer: pid for peer, pid in seen.items() if str(rank) in sees[peer]}
-    return SharedMemory(both) if both else None
+    # Everybody has looked: a pipe that only its peer can write to ends with its peer.
+    of_no_use = [ends[peer][0] for peer in ends if peer not in both] + [outgoing[k] for k in seen if k not in both]
+    for fd in (own, *(end for _, end in ends.values()), *of_no_use):
+        if fd >= 0:
+            os.close(fd)
+    if not both:
+        return None
+    return SharedMemory(both, Pipes({peer: ends[peer][0] for peer in both}, {peer: outgoing[peer] for peer in both}))
+
+
+def _open(pid: int, fd: int, how: int) -> int:
+    """Open anew what another process has open."""
+    return os.open(f"/proc/{pid}/fd/{fd}", how | os.O_CLOEXEC)
 
 
 def _reads(pid: int, fd: int, secret: bytes) -> bool:
