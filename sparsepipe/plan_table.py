@@ -2,7 +2,19 @@
 
 from collections.abc import Callable, Sequence
 
-from .plan import Estimate, Plan, StageEstimate
+from .plan import Estimate, Plan
+from .teams import teams
+
+
+def _slowest(plan: Plan, estimate: Estimate) -> str:
+    """Which stage takes longest and with what; interleaved, the stages of the device that takes longest."""
+    found = [(team, sum(estimate.stages[k].transfer_seconds for k in team.stages)) for team in teams(plan)]
+    slowest, transfers = max(found, key=lambda pair: max(pair[0].busy, pair[1]))
+    name = ", ".join(map(str, slowest.stages))
+    if transfers > slowest.busy:
+        return f"{name}: transfers"
+    return f"{name}: {'averaging' if slowest.averaging > slowest.compute else 'compute'}"
+
 
 Cell = Callable[[Plan, Estimate], str]
 ROWS: tuple[tuple[str, Cell], ...] = (
@@ -14,8 +26,8 @@ ROWS: tuple[tuple[str, Cell], ...] = (
     ("gap, at most", lambda plan, e: "–" if e.gap is None else f"{e.gap:.1%}"),
     ("stages", lambda plan, e: str(len(plan.stages))),
     ("devices", lambda plan, e: str(len(plan.ranks))),
-    ("slowest stage", lambda plan, e: _slowest(plan, e.stages)),
-    ("memory, fullest device", lambda plan, e: _megabytes(_fullest(plan, e))),
+    ("slowest stage", _slowest),
+    ("memory, fullest device", lambda plan, e: _megabytes(max(team.memory for team in teams(plan)))),
     ("sent a minibatch", lambda plan, e: _megabytes(sum(stage.sent_bytes for stage in e.stages))),
     ("schedule", lambda plan, e: f"{plan.schedule} ({plan.weights})"),
     ("planned in", lambda plan, e: _milliseconds(e.plan_seconds)),
@@ -34,25 +46,6 @@ def side_by_side(plans: Sequence[Plan]) -> str:
         for cells in zip(*columns, strict=True)
     ]
     return "\n\n".join(["\n".join(lines), str(plans[0]), *(str(plans[0].diff(other)) for other in plans[1:])])
-
-
-def _fullest(plan: Plan, estimate: Estimate) -> float:
-    """Bytes on the device that holds most: of all its stages, where they are interleaved."""
-    held = [stage.memory_bytes for stage in estimate.stages]
-    return max(sum(held[k :: plan.lap]) for k in range(plan.lap))
-
-
-def _slowest(plan: Plan, stages: Sequence[StageEstimate]) -> str:
-    """Which stage takes longest and with what; interleaved, the stages of the device that takes longest."""
-    own = [stages[k :: plan.lap] for k in range(plan.lap)]
-    computes = [sum(stage.compute_seconds for stage in device) for device in own]
-    averagings = [sum(stage.averaging_seconds for stage in device) for device in own]
-    transfers = [sum(stage.transfer_seconds for stage in device) for device in own]
-    most = max(range(plan.lap), key=lambda k: max(computes[k] + averagings[k], transfers[k]))
-    name = ", ".join(str(k) for k in range(most, len(plan.stages), plan.lap))
-    if transfers[most] > computes[most] + averagings[most]:
-        return f"{name}: transfers"
-    return f"{name}: {'averaging' if averagings[most] > computes[most] else 'compute'}"
 
 
 def _milliseconds(seconds: float | None) -> str:

@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -88,3 +89,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         reason = _lack(marker) if marked else None
         for item in marked if reason else ():
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+# Files whose tests share something that is slow to make: all of a file's go to one worker of pytest-xdist, and these
+# files come first. (Its own groups, `--dist loadgroup`, do nothing under pytest 9.2: xdist 3.8 renames tests in vain.)
+_TOGETHER = {"test_runtime_laws.py", "test_runtime_resume.py", "test_widgets_browser.py"}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each worker one test after the other, in no fixed pieces: they differ a thousandfold in length."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class OneByOne(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.split("::")[0]
+            return file if Path(file).name in _TOGETHER else nodeid
+
+    return OneByOne(config, log)

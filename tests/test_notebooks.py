@@ -28,12 +28,18 @@ SMALL = {
     "minibatches": 4,
     "engine": "native",
 }
-SMALL_FIGURES = SMALL | {"batch_size": 64}  # of 1,437 digits
+DIGITS = SMALL | {"batch_size": 32, "voxel_size": 0.2, "also": ["2bw"]}  # there are 1,437 of them
 
 
 def name_of(path):
     """As reproduce names a notebook: "01_data", "figures/1_devices"."""
     return path.relative_to(FOLDER).with_suffix("").as_posix()
+
+
+def small(path):
+    """Parameters with which a notebook has little to do."""
+    reads_digits = path.parent != FOLDER and path.stem != "3_sparse_dense"
+    return DIGITS if reads_digits else SMALL
 
 
 def cells(path, kind="code"):
@@ -52,12 +58,6 @@ class TestEveryNotebook:
         for cell in cells(path):
             assert not cell.outputs and cell.execution_count is None
         assert set(notebook.metadata) == {"kernelspec"}
-
-    def test_is_as_nbstripout_leaves_it(self, path):
-        pytest.importorskip("nbstripout")
-        command = [sys.executable, "-m", "nbstripout", "--verify", str(path)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
 
     def test_asks_in_the_title_and_answers_at_the_end(self, path):
         text = [cell.source for cell in cells(path, "markdown")]
@@ -99,6 +99,13 @@ def _parameters(path):
     return {node.targets[0].id: ast.literal_eval(node.value) for node in tree.body}
 
 
+def test_notebooks_are_as_nbstripout_leaves_them():
+    pytest.importorskip("nbstripout")
+    command = [sys.executable, "-m", "nbstripout", "--verify", *map(str, PATHS)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_notebooks_pass_ruff():
     pytest.importorskip("ruff")
     for action in (["check"], ["format", "--check"]):
@@ -108,21 +115,21 @@ def test_notebooks_pass_ruff():
         assert done.returncode == 0, done.stdout
 
 
-def run_from_nothing(names, tmp_path, monkeypatch, *, parameters):
-    """Reproduce the notebooks named; returns the names of their runs."""
+def run_from_nothing(paths, tmp_path, monkeypatch):
+    """Reproduce notebooks that take the same parameters; returns the names of their runs."""
     monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))  # pictures have their own test; tables come all the same
-    written = reproduce(names, out=tmp_path / "figures", parameters=parameters)
+    names = [name_of(path) for path in paths]
+    written = reproduce(names, out=tmp_path / "figures", parameters=small(paths[0]))
     tables = {path.stem for path in written if path.suffix == ".csv"}
-    assert tables == {name for path in PATHS if name_of(path) in names for name in _exported(path)}
+    assert tables == {name for path in paths for name in _exported(path)}
     assert not any(path.stat().st_size > 3e6 for path in (tmp_path / "runs" / "notebooks").rglob("*.ipynb"))
     return {path.name for path in (tmp_path / "runs").iterdir()} - {"notebooks"}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_walk_from_data_to_learning_runs_from_nothing(tmp_path, monkeypatch):
-    walk = [name for name in NOTEBOOKS if "/" not in name]
-    found = run_from_nothing(walk, tmp_path, monkeypatch, parameters=SMALL)
+def test_the_walk_and_the_figure_of_shapes_run_from_nothing(tmp_path, monkeypatch):
+    found = run_from_nothing([path for path in PATHS if small(path) is SMALL], tmp_path, monkeypatch)
     strategies = ("one-process", "data-parallel", "pipeline", "native")
     assert {f"minkvgg11bn-narrow-{name}-001" for name in strategies} <= found
     assert "minkunet14a-segmentation-narrow-parts-001" in found
@@ -130,9 +137,8 @@ def test_the_walk_from_data_to_learning_runs_from_nothing(tmp_path, monkeypatch)
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_figures_run_from_nothing(tmp_path, monkeypatch):
-    figures = [name for name in NOTEBOOKS if "/" in name]
-    run_from_nothing(figures, tmp_path, monkeypatch, parameters=SMALL_FIGURES)
+def test_the_figures_of_digits_run_from_nothing(tmp_path, monkeypatch):
+    run_from_nothing([path for path in PATHS if small(path) is DIGITS], tmp_path, monkeypatch)
 
 
 @pytest.mark.slow

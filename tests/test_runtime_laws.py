@@ -26,8 +26,7 @@ from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.stage import boundary
 from sparsepipe.schedule import Op, actions, round_minibatches
 
-# One worker of pytest-xdist runs all of the file, and with it the plans, once.
-pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("laws")]
+pytestmark = pytest.mark.timeout(600)
 
 CLOSE = {"rtol": 2e-4, "atol": 2e-5}  # sums in another order: over replicas, or over a step at once
 

@@ -11,8 +11,7 @@ from sparsepipe.engines import Subnetwork, engine
 from sparsepipe.models import network
 from sparsepipe.runtime.checkpoint import latest, load
 
-# One worker of pytest-xdist runs all of the file, and with it the jobs, once.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("resume")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 FLUSH = {"schedule": "1f1b-flush", "num_microbatches": 2}
 CLOSE = {"rtol": 2e-4, "atol": 2e-5}
 

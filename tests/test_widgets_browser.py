@@ -5,13 +5,12 @@ import subprocess
 
 import nbformat
 import pytest
-from test_notebooks import FOLDER, PATHS, SMALL, SMALL_FIGURES, name_of
+from test_notebooks import PATHS, name_of, small
 
 from scripts import lab_driver
 from scripts.lab_driver import READY, RUN, Lab, open_page, run_notebook
 
-# One worker of pytest-xdist runs all of the file: one JupyterLab, and what one notebook has trained is there for all.
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.xdist_group("browser")]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module")
@@ -314,9 +313,8 @@ def test_a_notebook_opens_and_runs(page, lab, path):
     """With few samples, each by itself; what one has measured or trained is there for the next."""
     notebook = nbformat.read(path, as_version=4)
     cell = next(cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", []))
-    small = SMALL if path.parent == FOLDER else SMALL_FIGURES
-    small = small | {"root": str(lab.notebooks / "root")}
-    cell.source += "".join(f"\n{key} = {value!r}" for key, value in small.items() if f"\n{key} = " in cell.source)
+    told = small(path) | {"root": str(lab.notebooks / "root")}
+    cell.source += "".join(f"\n{key} = {value!r}" for key, value in told.items() if f"\n{key} = " in cell.source)
     nbformat.write(notebook, lab.notebooks / path.name)
     run_notebook(page, lab, path.name, seconds=300)
     assert not lab_driver.errors(page)

@@ -161,18 +161,16 @@ class Inbox:
             place = place_of(header)
             return header, self._memory.receive(peer, *place, payload_bytes(header)) if place else _NOTHING
         posted = self._posted.popleft()
+        if posted.payload_work is not None:  # sent behind the header: one wait for both
+            wait_for(posted.payload_work, deadline, message, peer=peer)
         wait_for(posted.header_work, deadline, message, peer=peer)
         size, ahead, payload = payload_bytes(posted.header), len(posted.payload), posted.payload
         self._sizes[peer].learn(size)
-        rest = None
         if size > ahead:
             payload = self._buffer(size)
-            rest = dist.irecv(payload[ahead:], peer, group=self._group, tag=self._tags[2])
-        if posted.payload_work is not None:
-            wait_for(posted.payload_work, deadline, message, peer=peer)
-        if rest is not None:
-            wait_for(rest, deadline, message, peer=peer)
             payload[:ahead] = posted.payload
+            rest = dist.irecv(payload[ahead:], peer, group=self._group, tag=self._tags[2])
+            wait_for(rest, deadline, message, peer=peer)
         return posted.header, payload[:size]
 
     def _buffer(self, size: int) -> Tensor:

@@ -1,51 +1,20 @@
 """A plan as the partition view draws it: numbers in words, stages, layers, what each rank does, what changed."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ..cluster import Cluster
 from ..plan import Plan
-from ..plan_diff import listed
 from ..planners import Problem, estimate
 from ..planners.estimate import port_seconds
 from ..plots.table import milliseconds, scaled_bytes
 from ..plots.theme import GREY, LIGHT_GREY, STAGE_COLORS, mixed
+from ..teams import Team, teams
 from ..trace import KINDS, Trace
 
 CLOSE = 1e-9  # relative: periods that differ by less are the same
 COLORS = [[mixed(color, 0.45), color, mixed(color, -0.35)] for color in STAGE_COLORS]  # forward, backward, update
 PALETTE = {"stages": COLORS, "wait": LIGHT_GREY, "other": GREY, "kinds": list(KINDS)}
-
-
-@dataclass(frozen=True)
-class Team:
-    """The devices of one place in the pipeline, with their stage, or with all of those that are interleaved there."""
-
-    stages: tuple[int, ...]
-    compute: float  # seconds a minibatch
-    averaging: float
-    memory: float  # bytes on the fullest device
-
-    @property
-    def busy(self) -> float:
-        """Seconds a minibatch."""
-        return self.compute + self.averaging
-
-    @property
-    def name(self) -> str:
-        """ "stage 1", or "stages 0 and 2"."""
-        return f"stage{'s' if len(self.stages) > 1 else ''} {listed(self.stages)}"
-
-
-def teams(plan: Plan) -> list[Team]:
-    """Who works on a plan that has an estimate, in pipeline order."""
-    assert plan.estimate is not None
-    found = []
-    for k in range(plan.lap):
-        own = plan.estimate.stages[k :: plan.lap]
-        sums = (sum(e.compute_seconds for e in own), sum(e.averaging_seconds for e in own))
-        found.append(Team(tuple(range(k, len(plan.stages), plan.lap)), *sums, sum(e.memory_bytes for e in own)))
-    return found
 
 
 def transfers(plan: Plan, problem: Problem) -> list[float]:
