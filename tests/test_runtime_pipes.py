@@ -102,5 +102,7 @@ def test_no_wait_without_an_end() -> None:
         for number in range(MORE_THAN_A_PIPE_HOLDS):
             _put(sender, 1, 7, number, seconds=0.02)
     assert caught.value.peer == 1
+    with pytest.raises(DeadlinePassed):  # nor does what is left of one keep another awake
+        _take(sender, 1, 7, seconds=0.02)
     sender.close()
     receiver.close()

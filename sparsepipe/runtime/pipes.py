@@ -62,8 +62,10 @@ class Pipes:
                 left = left[os.write(fd, left) :]
             except BlockingIOError:
                 self._poll.register(fd, select.POLLOUT)
-                self._wait(peer, deadline, message)
-                self._poll.unregister(fd)
+                try:
+                    self._wait(peer, deadline, message)
+                finally:
+                    self._poll.unregister(fd)
             except BrokenPipeError:
                 _lose(peer, message)
 
@@ -89,17 +91,16 @@ class Pipes:
 
     def _wait(self, peer: int, deadline: float, message: str) -> None:
         """Wait until something can be done and read what can be read. Raises DeadlinePassed in the name of `peer`."""
-        left = max(deadline - time.monotonic(), 0)
-        if not self._look(min(left, _LONGEST_LOOK)) and left <= _LONGEST_LOOK:
+        left = deadline - time.monotonic()
+        if left <= 0:
             raise DeadlinePassed(message, peer=peer)
+        self._look(min(left, _LONGEST_LOOK))
 
-    def _look(self, seconds: float) -> bool:
-        """Read what is there, or comes first within `seconds`. Returns whether anything was ready."""
-        ready = self._poll.poll(1000 * seconds)
-        for fd, _ in ready:
+    def _look(self, seconds: float) -> None:
+        """Read what is there, or comes first within `seconds`."""
+        for fd, _ in self._poll.poll(1000 * seconds):
             if fd in self._peers:
                 self._read(fd, self._peers[fd])
-        return bool(ready)
 
     def _read(self, fd: int, peer: int) -> None:
         found = os.read(fd, _READ_BYTES)
