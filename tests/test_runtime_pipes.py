@@ -37,7 +37,8 @@ def _take(pipes: Pipes, peer: int, tag: int, *, seconds: float = 20) -> torch.Te
 
 
 def _put(pipes: Pipes, peer: int, tag: int, number: int, *, seconds: float = 20) -> None:
-    pipes.put(peer, tag, _header(number), timeout=seconds, message="0F0 waited for rank 1")
+    deadline = time.monotonic() + seconds
+    pipes.put(peer, tag, _header(number), deadline=deadline, message="0F0 waited for rank 1")
 
 
 @given(st.lists(st.integers(1, 4), max_size=8), st.randoms())

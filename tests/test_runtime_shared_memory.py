@@ -24,8 +24,14 @@ def _pair() -> tuple[SharedMemory, SharedMemory]:
     return SharedMemory({1: os.getpid()}), SharedMemory({0: os.getpid()})
 
 
+def _lend(memory: SharedMemory) -> Lending:
+    lending = memory.lend(1)
+    assert lending is not None
+    return lending
+
+
 def _send(sender: SharedMemory, receiver: SharedMemory, payload: torch.Tensor) -> tuple[Lending, torch.Tensor]:
-    lending = sender.lend(1)
+    lending = _lend(sender)
     lending(len(payload)).copy_(payload)
     assert lending.place is not None and not lending.taken
     return lending, receiver.receive(0, *lending.place, len(payload))
@@ -35,12 +41,15 @@ def _bytes(size: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
 
 
+def _open_files() -> list[str]:
+    return [str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
+
+
 def _files() -> list[str]:
     """The shared buffers that this process has open or mapped."""
     gc.collect()
-    links = [str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
     maps = Path("/proc/self/maps").read_text().splitlines()
-    return [name for name in [*links, *maps] if "memfd:sparsepipe" in name]
+    return [name for name in [*_open_files(), *maps] if "memfd:sparsepipe" in name]
 
 
 def test_a_buffer_is_lent_again_only_when_no_view_of_it_is_left() -> None:
@@ -90,6 +99,10 @@ def test_nothing_is_left_open_or_mapped() -> None:
     assert _files() == []
 
 
+def test_who_shares_nothing_is_lent_nothing() -> None:
+    assert _pair()[0].lend(2) is None
+
+
 def _meeting(count: int) -> list[SharedMemory | None]:
     store = dist.HashStore()
     with ThreadPoolExecutor(count) as ranks:
@@ -97,8 +110,7 @@ def _meeting(count: int) -> list[SharedMemory | None]:
 
 
 def _pipes() -> list[str]:
-    links = [str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
-    return [name for name in links if name.startswith("pipe:")]
+    return [name for name in _open_files() if name.startswith("pipe:")]
 
 
 def test_ranks_of_one_host_find_each_other() -> None:
@@ -114,7 +126,7 @@ def test_ranks_of_one_host_find_each_other() -> None:
 
 def test_a_buffer_of_a_rank_that_is_gone_is_a_lost_rank() -> None:
     sender, receiver = _pair()
-    lending = sender.lend(1)
+    lending = _lend(sender)
     lending(10_000)
     assert lending.place is not None
     sender.close()

@@ -31,7 +31,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .failures import DeadlinePassed, PacketMismatch, PeerLost
+from .failures import DeadlinePassed, PacketMismatch, PeerLost, lost
 from .packet import HEADER_INTEGERS, Packet, decode, encode, payload_bytes, place_of, sent_at, set_place
 from .shared_memory import Lending, SharedMemory
 
@@ -133,12 +133,13 @@ class Inbox:
         self._post_ahead()
 
     def _post_ahead(self) -> None:
-        upcoming = [peer for peer, _ in self._expected[self._taken : self._taken + DEPTH] if not self._shares(peer)]
+        upcoming = [peer for peer, _ in self._expected[self._taken : self._taken + DEPTH] if not self._sharing(peer)]
         for peer in upcoming[len(self._posted) :]:
             self._post(peer)
 
-    def _shares(self, peer: int) -> bool:
-        return self._memory is not None and peer in self._memory.peers
+    def _sharing(self, peer: int) -> SharedMemory | None:
+        """What `peer` sends through, where it shares memory with this rank."""
+        return self._memory if self._memory and peer in self._memory.peers else None
 
     def _post_header(self, peer: int) -> tuple[Tensor, Any]:
         header = torch.empty(HEADER_INTEGERS, dtype=torch.int64)
@@ -156,10 +157,10 @@ class Inbox:
     def _receive(self, peer: int, deadline: float, message: str) -> tuple[Tensor, Tensor]:
         """Return the next packet's header and payload."""
         self._post_ahead()  # now, when there is nothing to do but wait
-        if self._memory and self._shares(peer):
-            header = self._memory.pipes.take(peer, self._tags[0], deadline=deadline, message=message)
+        if memory := self._sharing(peer):
+            header = memory.pipes.take(peer, self._tags[0], deadline=deadline, message=message)
             place = place_of(header)
-            return header, self._memory.receive(peer, *place, payload_bytes(header)) if place else _NOTHING
+            return header, memory.receive(peer, *place, payload_bytes(header)) if place else _NOTHING
         posted = self._posted.popleft()
         if posted.payload_work is not None:  # sent behind the header: one wait for both
             wait_for(posted.payload_work, deadline, message, peer=peer)
@@ -229,7 +230,7 @@ class WireInbox(Inbox):
         except queue.Empty:
             raise DeadlinePassed(message, peer=peer) from None
         if isinstance(found, RuntimeError) and not isinstance(found, PacketMismatch):
-            raise _lost(peer, found, message) from found
+            raise lost(peer, _first_line(found), message) from found
         if isinstance(found, BaseException):
             raise found
         return found
@@ -298,8 +299,12 @@ class Outbox:
         """Start sending; wait for the oldest packet only where too many are under way."""
         while len(self._under_way) >= self._limit:
             self._finish_oldest(time.monotonic() + timeout, timeout)
-        if self._memory and not wire and peer in self._memory.peers:
-            self._under_way.append(_share(packet, peer, self._memory, cut=cut, timeout=timeout, action=action))
+        if self._memory and not wire and (lending := self._memory.lend(peer)):
+            message = f"{action} waited {timeout:g} s for rank {peer} to read its packet's header"
+            header = _lent(packet, lending)
+            tag, deadline = _tags(packet.direction, cut)[0], time.monotonic() + timeout
+            self._memory.pipes.put(peer, tag, header, deadline=deadline, message=message)
+            self._under_way.append(_Sent(peer, action, shared=lending))
             return
         header, payload = encode(packet, device=wire.device if wire else _CPU)
         ahead = 0
@@ -349,15 +354,12 @@ class _Sent:
     shared: Lending | None = None
 
 
-def _share(packet: Packet, peer: int, memory: SharedMemory, *, cut: int, timeout: float, action: str) -> _Sent:
-    """Write a packet's payload where the peer can read it, and tell it so."""
-    lending = memory.lend(peer)
+def _lent(packet: Packet, lending: Lending) -> Tensor:
+    """Write a packet's payload where the peer can read it; return the header, which says where."""
     header, _ = encode(packet, memory=lending)
     if lending.place:
         set_place(header, *lending.place)
-    message = f"{action} waited {timeout:g} s for rank {peer} to read its packet's header"
-    memory.pipes.put(peer, _tags(packet.direction, cut)[0], header, timeout=timeout, message=message)
-    return _Sent(peer, action, shared=lending)
+    return header
 
 
 def wait_for(work: Any, deadline: float, message: str, *, peer: int) -> None:
@@ -368,12 +370,7 @@ def wait_for(work: Any, deadline: float, message: str, *, peer: int) -> None:
     except RuntimeError as error:
         if time.monotonic() >= deadline - 0.01:
             raise DeadlinePassed(message, peer=peer) from error
-        raise _lost(peer, error, message) from error
-
-
-def _lost(peer: int, error: BaseException, message: str) -> PeerLost:
-    """Say what was going on, in the words of the `message` for a deadline, when a wait for `peer` broke."""
-    return PeerLost(f"lost rank {peer}: {_first_line(error)} ({message.split(' waited')[0]})")
+        raise lost(peer, _first_line(error), message) from error
 
 
 def _first_line(error: BaseException) -> str:

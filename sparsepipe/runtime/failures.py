@@ -13,6 +13,11 @@ class PeerLost(RuntimeError):
     """A connection to another rank broke: that rank ended first, and its own failure is the one to report."""
 
 
+def lost(peer: int, why: str, message: str) -> PeerLost:
+    """Say what was going on, in the words of the `message` for a deadline, when a wait for `peer` broke."""
+    return PeerLost(f"lost rank {peer}: {why} ({message.split(' waited')[0]})")
+
+
 class DeadlinePassed(RuntimeError):
     """Another rank did not deliver in time. `peer` is the rank waited for; -1: several; None: the disk."""
 

@@ -12,18 +12,18 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import NoReturn
 
 import torch
 from torch import Tensor
 
-from .failures import DeadlinePassed, PeerLost
+from .failures import DeadlinePassed, lost
 from .packet import HEADER_INTEGERS
 
 _TAG_BYTES = 8
 _FRAME_BYTES = _TAG_BYTES + 8 * HEADER_INTEGERS
 _PIPE_BYTES = 2**18  # some forty headers: more than a schedule has under way
 _READ_BYTES = 16 * _FRAME_BYTES
+_CLOSED = "its end of a pipe is closed"
 _LONGEST_LOOK = 3600.0  # seconds: the kernel counts milliseconds in 32 bits
 
 
@@ -42,20 +42,20 @@ class Pipes:
     """
 
     def __init__(self, incoming: Mapping[int, int], outgoing: Mapping[int, int]) -> None:
-        self._incoming, self._outgoing = dict(incoming), dict(outgoing)
         self._peers = {fd: peer for peer, fd in incoming.items()}
+        self._outgoing = dict(outgoing)
         self._arrived: defaultdict[tuple[int, int], deque[Tensor]] = defaultdict(deque)  # by (peer, tag)
         self._begun: defaultdict[int, bytearray] = defaultdict(bytearray)  # by peer: a header that is not all here
         self._ended: set[int] = set()
         self._poll = select.poll()
-        for fd in (*self._incoming.values(), *self._outgoing.values()):
+        for fd in (*self._peers, *self._outgoing.values()):
             os.set_blocking(fd, False)
         for fd in self._peers:
             self._poll.register(fd, select.POLLIN)
 
-    def put(self, peer: int, tag: int, header: Tensor, *, timeout: float, message: str) -> None:
+    def put(self, peer: int, tag: int, header: Tensor, *, deadline: float, message: str) -> None:
         """Send an int64 [512] to `peer`. Raises DeadlinePassed (`message`) or PeerLost."""
-        fd, deadline = self._outgoing[peer], time.monotonic() + timeout
+        fd = self._outgoing[peer]
         left = tag.to_bytes(_TAG_BYTES, "little") + header.numpy().tobytes()
         while left:
             try:
@@ -67,14 +67,14 @@ class Pipes:
                 finally:
                     self._poll.unregister(fd)
             except BrokenPipeError:
-                _lose(peer, message)
+                raise lost(peer, _CLOSED, message) from None
 
     def take(self, peer: int, tag: int, *, deadline: float, message: str) -> Tensor:
         """Return the next int64 [512] that `peer` sent with `tag`. Raises DeadlinePassed (`message`) or PeerLost."""
         arrived = self._arrived[peer, tag]
         while not arrived:
             if peer in self._ended:
-                _lose(peer, message)
+                raise lost(peer, _CLOSED, message)
             self._wait(peer, deadline, message)
         return arrived.popleft()
 
@@ -84,9 +84,9 @@ class Pipes:
         return peer in self._ended
 
     def close(self) -> None:
-        for fd in (*self._incoming.values(), *self._outgoing.values()):
+        for fd in (*self._peers, *self._outgoing.values()):
             os.close(fd)
-        self._incoming.clear()
+        self._peers.clear()
         self._outgoing.clear()
 
     def _wait(self, peer: int, deadline: float, message: str) -> None:
@@ -116,7 +116,3 @@ class Pipes:
             self._arrived[peer, tag].append(header)
             begun = begun[_FRAME_BYTES:]
         self._begun[peer] = begun
-
-
-def _lose(peer: int, message: str) -> NoReturn:
-    raise PeerLost(f"lost rank {peer}: its end of a pipe is closed ({message.split(' waited')[0]})") from None

@@ -101,9 +101,9 @@ class SharedMemory:
         self._own: defaultdict[int, list[Buffer]] = defaultdict(list)  # by the peer they are lent to
         self._theirs: dict[tuple[int, int], mmap.mmap] = {}  # (peer, its file descriptor) → as mapped here
 
-    def lend(self, peer: int) -> Lending:
-        """Return what gives memory for the next payload to `peer`, one of `peers`."""
-        return Lending(self._own[peer])
+    def lend(self, peer: int) -> Lending | None:
+        """Return what gives memory for the next payload to `peer`. None: it shares none."""
+        return Lending(self._own[peer]) if peer in self.peers else None
 
     def receive(self, peer: int, fd: int, capacity: int, size: int) -> Tensor:
         """Return the payload, uint8 [size], that `peer` has put in its buffer `fd`.
