@@ -66,6 +66,24 @@ def test_a_packet_arrives_as_it_was_sent(packet: Packet) -> None:
     _same(_sent(packet), packet)
 
 
+@given(_packets())
+def test_a_packet_in_memory_that_both_sides_share_is_read_there(packet: Packet) -> None:
+    """Coordinates outlive the payload, which is its owner's to write to again."""
+    shared = torch.empty(0, dtype=torch.uint8)
+
+    def memory(num_bytes: int) -> torch.Tensor:
+        nonlocal shared
+        shared = torch.empty(num_bytes, dtype=torch.uint8)
+        return shared
+
+    header, _ = encode(packet, memory=memory)
+    got = decode(header, shared)
+    _same(got, packet)
+    shared.fill_(255)
+    for sent, kept in zip(packet.coordinate_sets, got.coordinate_sets, strict=True):
+        assert torch.equal(sent.coordinates, kept.coordinates)
+
+
 def test_coordinates_of_a_usual_minibatch_take_four_bytes_a_voxel() -> None:
     """64 clouds in a 50³ grid: 6 bits of batch and 18 of place; sent as they are they would take 16 bytes."""
     cells = torch.randint(0, 50, (5000, 3))

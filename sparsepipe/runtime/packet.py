@@ -5,7 +5,7 @@ payload  uint8 [n]     coordinate sets (packed into keys), then the rows of each
                        it has any; each 64-byte aligned
 
 A payload of 2 KB or less travels in the second half of the header. One in memory that both sides share does not travel:
-that half says where it is.
+that half says where it is, and coordinates stay as they are, since packing them would save no bytes that are sent.
 """
 
 import math
@@ -78,13 +78,14 @@ def encode(
 ) -> tuple[Tensor, Tensor]:
     """Return header and payload (on `device`), which is empty where it went into the header.
 
-    The payload is written to what `memory` gives for it. Without, one contiguous tensor is sent from its own memory.
+    The payload is written to what `memory` gives for it, where the receiver reads it. Without, one contiguous tensor is
+    sent from its own memory.
     """
     facts = [_MAGIC, time.monotonic_ns(), packet.direction, packet.minibatch, packet.boundary, packet.voxels]
     facts += [len(packet.coordinate_sets), len(packet.slots)]
     sections: list[Tensor] = []
     for stride, coordinates in packet.coordinate_sets:
-        keys, layout = _pack(coordinates, stride)
+        keys, layout = _pack(coordinates, stride) if memory is None else _as_they_are(coordinates)
         sections.append(keys)
         facts += [len(stride), *stride, len(coordinates), *layout]
     for slot in packet.slots:
@@ -153,7 +154,8 @@ def decode(header: Tensor, payload: Tensor) -> Packet:
         dtype, columns = _KEYS[kind]
         shape = (length, len(stride) + 1) if columns else (length,)
         keys, place = _section(payload, place, dtype, shape)
-        sets.append(CoordinateSet(stride, keys if columns else _unpack(keys, stride, low, bits)))
+        # A copy, as a view would keep the whole payload alive.
+        sets.append(CoordinateSet(stride, keys.clone() if columns else _unpack(keys, stride, low, bits)))
     for _ in range(num_slots):
         dtype, coordinate_set, needs_gradient, restore, scaled, dimensions = (next(facts) for _ in range(6))
         shape = tuple(next(facts) for _ in range(dimensions))
@@ -208,24 +210,26 @@ _KEYS: tuple[tuple[torch.dtype, bool], ...] = ((torch.int32, False), (torch.int6
 _RAW = 2
 
 
+def _as_they_are(coordinates: Tensor) -> tuple[Tensor, list[int]]:
+    return coordinates, [_RAW, *[0] * (2 * coordinates.shape[1])]
+
+
 def _pack(coordinates: Tensor, stride: tuple[int, ...]) -> tuple[Tensor, list[int]]:
     """Return keys [N] and how to read them: kind, lowest of each column, bits of each column."""
-    columns = coordinates.shape[1]
-    raw = coordinates, [_RAW, *[0] * (2 * columns)]
     if len(coordinates) == 0:
-        return raw
+        return _as_they_are(coordinates)
     low, high = (bound.tolist() for bound in torch.aminmax(coordinates, dim=0))
     steps = (1, *stride)
     bits = [((top - bottom) // step).bit_length() for top, bottom, step in zip(high, low, steps, strict=True)]
     if sum(bits) > 63:
-        return raw
+        return _as_they_are(coordinates)
     dtype = torch.int32 if sum(bits) <= 31 else torch.int64
     keys = torch.zeros(len(coordinates), dtype=dtype, device=coordinates.device)
     for column, step in enumerate(steps):
         distance = coordinates[:, column] - low[column]
         if step > 1:
             if bool((distance % step).any()):
-                return raw  # coordinates off the grid of their stride: nothing may be lost
+                return _as_they_are(coordinates)  # coordinates off the grid of their stride: nothing may be lost
             distance = distance // step
         keys = (keys << bits[column]).add_(distance)
     return keys, [0 if dtype is torch.int32 else 1, *low, *bits]

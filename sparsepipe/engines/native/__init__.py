@@ -58,7 +58,7 @@ class NativeEngine:
                 raise InputError(
                     f"coordinates at tensor stride {stride} are not sorted and distinct: not the native engine's"
                 )
-            manager.insert(stride, keys)
+            manager.insert(stride, keys, coordinates)
         return {name: _join(name, feature, parts, manager) for name, feature in parts.features.items()}
 
     def features(self, tensor: AnyTensor) -> Tensor:

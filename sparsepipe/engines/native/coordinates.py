@@ -30,7 +30,7 @@ def pack(coordinates: Tensor) -> Tensor:
     limit, samples = 3 << (bits - 3), 1 << (63 - bits * dimension)
     coordinates = coordinates.long()
     if len(coordinates):
-        low, high = coordinates.amin(0).tolist(), coordinates.amax(0).tolist()
+        low, high = (bound.tolist() for bound in torch.aminmax(coordinates, dim=0))
         if low[0] < 0 or high[0] >= samples:
             raise InputError(f"batch indices {low[0]}..{high[0]}: expected 0..{samples - 1} in {dimension} dimensions")
         if min(low[1:]) < -limit or max(high[1:]) >= limit:
@@ -40,8 +40,8 @@ def pack(coordinates: Tensor) -> Tensor:
             )
     keys = coordinates[:, 0]
     for axis in range(1, dimension + 1):
-        keys = (keys << bits) + (coordinates[:, axis] + (1 << (bits - 1)))
-    return keys
+        keys = (keys << bits).add_(coordinates[:, axis])
+    return keys.add_(sum(1 << (bits * (axis + 1) - 1) for axis in range(dimension)))
 
 
 def unpack(keys: Tensor, dimension: int) -> Tensor:
@@ -68,9 +68,11 @@ class CoordinateManager:
         self._floored_keys: dict[tuple[Stride, Stride], Tensor] = {}
         self._sample_sizes: dict[Stride, tuple[int, ...]] = {}
 
-    def insert(self, stride: Stride, keys: Tensor) -> None:
-        """Add a coordinate set whose keys are sorted and distinct."""
+    def insert(self, stride: Stride, keys: Tensor, coordinates: Tensor | None = None) -> None:
+        """Add a coordinate set whose keys are sorted and distinct, with its int32 coordinates where they are known."""
         self._keys[stride] = keys
+        if coordinates is not None:
+            self._coordinates[stride] = coordinates
 
     def __contains__(self, stride: Stride) -> bool:
         return stride in self._keys
