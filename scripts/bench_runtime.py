@@ -481,7 +481,9 @@ def six_messages(name: str, folder: Path) -> list[dict[str, Any]]:
 
 def _beside_six_messages(cut: str, crossings: Sequence[Crossing]) -> dict[str, Any]:
     entry: dict[str, Any] = {"cut": cut}
-    for how in (None, "bfloat16", "int8", "zeros"):  # what crosses may be made smaller
+    theirs = sum(crossing.six_messages for crossing in crossings)
+    theirs_backward = sum(crossing.six_messages_backward for crossing in crossings)
+    for how in (None, "bfloat16", "int8", "zeros", "lossless"):  # what crosses may be made smaller
         forward, backward = Compressor(how), Compressor(how)
         small = [replace(c.packet, slots=forward.shrink(c.packet.slots)) for c in crossings]
         back = []
@@ -490,10 +492,12 @@ def _beside_six_messages(cut: str, crossings: Sequence[Crossing]) -> dict[str, A
             gradient = crossing.gradient if present is None else values_at(present, crossing.gradient)
             back.append(Packet(BACKWARD, 0, 0, backward.shrink((Slot(gradient),))))
         key = "of_six_messages" + (f"_{how}" if how else "")
-        entry[key] = _num_bytes(small) / sum(crossing.six_messages for crossing in crossings)
-        entry[f"{key}_backward"] = _num_bytes(back) / sum(crossing.six_messages_backward for crossing in crossings)
+        ours, ours_backward = _num_bytes(small), _num_bytes(back)
+        entry[key] = ours / theirs
+        entry[f"{key}_backward"] = ours_backward / theirs_backward
+        entry[f"{key}_both_ways"] = (ours + ours_backward) / (theirs + theirs_backward)
         if how is None:
-            entry["bytes"] = _num_bytes(small) / len(small)
+            entry["bytes"] = ours / len(small)
             payloads = [len(encode(packet)[1]) for packet in small]
             entry["messages"] = _messages([payloads[k % len(payloads)] for k in range(100)])
     return entry
@@ -716,11 +720,15 @@ def _table(document: dict[str, Any]) -> str:
         lines += [
             f"cut after {cut['cut']}: {cut['bytes']:.0f} bytes in {cut['messages']:.2f} messages (1 in shared memory), "
             f"{cut['of_six_messages']:.2f} of SparsePipe's; as bfloat16 {cut['of_six_messages_bfloat16']:.2f}, "
-            f"int8 {cut['of_six_messages_int8']:.2f}, zeros {cut['of_six_messages_zeros']:.2f} "
-            f"and {cut['of_six_messages_zeros_backward']:.2f} back"
+            f"int8 {cut['of_six_messages_int8']:.2f}, {_exact(cut, 'zeros')}, {_exact(cut, 'lossless')}"
             for cut in document["channel"]["minkvgg16bn"]
         ]
     return "\n".join(lines)
+
+
+def _exact(cut: dict[str, Any], how: str) -> str:
+    key = f"of_six_messages_{how}"
+    return f"{how} {cut[key]:.2f}, {cut[f'{key}_backward']:.2f} back, {cut[f'{key}_both_ways']:.2f} both ways"
 
 
 def main() -> int:

@@ -3,6 +3,7 @@
 bfloat16, float16   half precision
 int8                8-bit integers scaled by channel
 zeros               without the values that are zero: nothing is lost
+lossless            likewise, and with the exponents of the others coded
 """
 
 from dataclasses import replace
@@ -10,6 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from .exponents import with_coded_exponents, with_plain_exponents
 from .packet import Slot
 from .zeros import with_zeros, without_zeros
 
@@ -40,6 +42,8 @@ class Compressor:
             return slot
         if self._how == "zeros":
             return without_zeros(slot)
+        if self._how == "lossless":
+            return with_coded_exponents(without_zeros(slot))
         if self._how in _HALVES:
             if self._how == "float16":
                 rows = rows.clamp(-_FLOAT16_MOST, _FLOAT16_MOST)
@@ -57,8 +61,10 @@ class Compressor:
 def restored(slot: Slot) -> Tensor:
     """Return the rows of a slot as they were, as far as they were kept.
 
-    Raises PacketMismatch where values were kept, but not as many as there are bits that say whose.
+    Raises PacketMismatch where values were kept, but not as many as there are bits that say whose, and where coded
+    exponents are not those of so many values.
     """
+    slot = with_plain_exponents(slot)
     if slot.present is not None:
         return with_zeros(slot.rows, slot.present, slot.shape)
     if slot.scales is not None:

@@ -1,8 +1,8 @@
 """One minibatch at a stage boundary as bytes: a fixed-size header that describes one payload.
 
 header   int64 [512]   what it is, whose, and the shape, type and place of every section of the payload
-payload  uint8 [n]     coordinate sets (packed into keys), then the rows of each tensor, its scales and its bits, where
-                       it has any; each 64-byte aligned
+payload  uint8 [n]     coordinate sets (packed into keys), then the rows of each tensor, its scales, its upper halves
+                       and its bits, where it has any; each 64-byte aligned
 
 A payload of 2 KB or less travels in the second half of the header. One in memory that both sides share does not travel:
 that half says where it is, and coordinates stay as they are, since packing them would save no bytes that are sent.
@@ -36,6 +36,7 @@ _DTYPES = (
     torch.int64,
     torch.uint8,
     torch.int8,
+    torch.int16,
 )
 FORWARD, BACKWARD = 0, 1
 
@@ -49,8 +50,15 @@ class Slot:
     needs_gradient: bool = False
     scales: Tensor | None = None  # float32 [C]: rows are 8-bit integers to multiply by them
     restore: bool = False  # rows were float32 before they were made smaller
+    upper: Tensor | None = None  # uint8: the upper halves of float32 values, coded; rows are the lower halves, int16
     present: Tensor | None = None  # uint8: a bit for each element, in order; rows [n] are those whose bit is set
     shape: tuple[int, ...] = ()  # of the whole tensor, where only the present elements are there
+
+    @property
+    def sections(self) -> tuple[Tensor, ...]:
+        """What of it goes into the payload, in order."""
+        every = (self.rows.detach(), self.scales, self.upper, self.present)
+        return tuple(section for section in every if section is not None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,13 +97,14 @@ def encode(
         sections.append(keys)
         facts += [len(stride), *stride, len(coordinates), *layout]
     for slot in packet.slots:
-        rows = slot.rows.detach()
+        rows = slot.rows
         place = -1 if slot.coordinate_set is None else slot.coordinate_set
         scaled = 0 if slot.scales is None else len(slot.scales)
-        facts += [_DTYPES.index(rows.dtype), place, slot.needs_gradient, slot.restore, scaled, rows.dim(), *rows.shape]
-        facts += [len(slot.shape), *slot.shape]
-        sections += [section for section in (rows, slot.scales, slot.present) if section is not None]
-    size = sum(_aligned(section.nbytes) for section in sections)
+        coded = 0 if slot.upper is None else len(slot.upper)
+        facts += [_DTYPES.index(rows.dtype), place, slot.needs_gradient, slot.restore, scaled, coded]
+        facts += [rows.dim(), *rows.shape, len(slot.shape), *slot.shape]
+        sections += slot.sections
+    size = aligned_bytes(sections)
     inside = size <= 8 * (HEADER_INTEGERS - _FACTS)
     payload = _join(sections, size, torch.device(device), None if inside else memory)
     facts.append(0 if inside else len(payload))
@@ -157,17 +166,18 @@ def decode(header: Tensor, payload: Tensor) -> Packet:
         # A copy, as a view would keep the whole payload alive.
         sets.append(CoordinateSet(stride, keys.clone() if columns else _unpack(keys, stride, low, bits)))
     for _ in range(num_slots):
-        dtype, coordinate_set, needs_gradient, restore, scaled, dimensions = (next(facts) for _ in range(6))
-        shape = tuple(next(facts) for _ in range(dimensions))
+        dtype, coordinate_set, needs_gradient, restore, scaled, coded = (next(facts) for _ in range(6))
+        shape = tuple(next(facts) for _ in range(next(facts)))
         rows, place = _section(payload, place, _DTYPES[dtype], shape)
-        scales = None
+        scales = upper = present = None
         if scaled:
             scales, place = _section(payload, place, torch.float32, (scaled,))
-        present = None
+        if coded:
+            upper, place = _section(payload, place, torch.uint8, (coded,))
         if whole := tuple(next(facts) for _ in range(next(facts))):
             present, place = _section(payload, place, torch.uint8, (bits_length(math.prod(whole)),))
         own_set = None if coordinate_set < 0 else coordinate_set
-        slots.append(Slot(rows, own_set, bool(needs_gradient), scales, bool(restore), present, whole))
+        slots.append(Slot(rows, own_set, bool(needs_gradient), scales, bool(restore), upper, present, whole))
     return Packet(direction, minibatch, boundary, tuple(slots), tuple(sets), voxels)
 
 
@@ -198,6 +208,11 @@ def _section(payload: Tensor, place: int, dtype: torch.dtype, shape: Sequence[in
 def bits_length(count: int) -> int:
     """Return the bytes that so many bits take."""
     return -(-count // 8)
+
+
+def aligned_bytes(sections: Iterable[Tensor]) -> int:
+    """Return the bytes that sections take in a payload."""
+    return sum(_aligned(section.nbytes) for section in sections)
 
 
 def _aligned(num_bytes: int) -> int:

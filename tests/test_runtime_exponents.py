@@ -1,0 +1,207 @@
+"""What is sent with coded exponents arrives to the bit, close to the fewest bytes a code can take; so does training."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from runtime_jobs import NORMED, PLAIN, Job, plan_of, run_jobs, settings, shapes
+
+from sparsepipe.engines import engine
+from sparsepipe.models import network
+from sparsepipe.runtime.compression import Compressor, restored
+from sparsepipe.runtime.exponents import with_coded_exponents, with_plain_exponents
+from sparsepipe.runtime.failures import PacketMismatch
+from sparsepipe.runtime.packet import BACKWARD, FORWARD, Packet, Slot, decode, encode
+from sparsepipe.runtime.stage import Flight, Output, StageRunner
+from sparsepipe.runtime.weights import Version
+from sparsepipe.runtime.zeros import num_present, without_zeros
+
+CPU = torch.device("cpu")
+
+
+def _bits(rows: torch.Tensor) -> torch.Tensor:
+    return rows.contiguous().view(torch.int32)
+
+
+def _normal(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def _arrived(packet: Packet) -> Packet:
+    header, payload = encode(packet)
+    return decode(header.clone(), payload.clone())
+
+
+def _num_bytes(rows: torch.Tensor, how: str) -> int:
+    return len(encode(Packet(FORWARD, 0, 0, Compressor(how).shrink((Slot(rows),))))[1])
+
+
+@given(
+    shape=st.one_of(
+        st.tuples(st.integers(0, 80), st.integers(1, 33)),
+        st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(1, 3), st.integers(1, 3)),
+        st.tuples(st.integers(0, 600)),
+    ),
+    exponents=st.sampled_from([1, 7, 256]),  # as many bytes to choose from: every bit pattern, or few exponents
+    share=st.sampled_from([0.0, 0.5, 0.97, 1.0]),
+    seed=st.integers(0, 2**32),
+    transposed=st.booleans(),
+)
+@example((40, 30), 1, 0.0, 0, False)  # coded, and half of them NaNs with payloads
+@example((40, 30), 7, 0.5, 0, True)
+def test_rows_arrive_to_the_bit(shape: tuple, exponents: int, share: float, seed: int, transposed: bool) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    bits = torch.randint(0, 2**24, shape, generator=generator)
+    bits += (255 - torch.randint(0, exponents, shape, generator=generator)) << 24
+    rows = bits.int().view(torch.float32).where(torch.rand(shape, generator=generator) >= share, torch.zeros(()))
+    rows = rows.t() if transposed and rows.dim() == 2 else rows
+    packet = Packet(FORWARD, 0, 0, Compressor("lossless").shrink((Slot(rows, None, True), Slot(torch.ones(3, 5)))))
+    first, second = _arrived(packet).slots
+    back = restored(first)
+    assert first.needs_gradient and torch.equal(restored(second), torch.ones(3, 5))
+    assert back.shape == rows.shape and back.dtype == torch.float32
+    assert torch.equal(_bits(back), _bits(rows))
+
+
+def test_every_kind_of_number_is_kept() -> None:
+    rows = _normal(30, 64)
+    rows[0, :6] = torch.tensor([-0.0, torch.nan, torch.inf, -torch.inf, 1e-45, -1e-40])
+    _bits(rows)[1, 0] = -0x7F_FFFF  # 0xFF80_0001: a signalling NaN
+    slot = with_coded_exponents(Slot(rows))
+    assert slot.upper is not None
+    assert torch.equal(_bits(with_plain_exponents(slot).rows), _bits(rows))
+
+
+@pytest.mark.parametrize("rectified", [False, True])
+def test_little_more_than_the_entropy_crosses(rectified: bool) -> None:
+    """Shannon's bound on what a code of the first bytes can do; the other three and the bits of zeros come on top."""
+    rows = _normal(2000, 64).relu() if rectified else _normal(2000, 64)
+    values = rows[rows != 0]
+    counts = torch.bincount((_bits(values) >> 24) & 255).double()
+    shares = counts[counts > 0] / len(values)
+    entropy = -(shares * shares.log2()).sum().item() / 8 * len(values)
+    bits = rows.numel() / 8 if rectified else 0
+    crosses = _num_bytes(rows, "lossless")
+    assert entropy < crosses - 3 * len(values) - bits < 1.04 * entropy + 200
+    assert crosses < (0.84 if rectified else 0.86) * _num_bytes(rows, "zeros")
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ((torch.arange(2560) << 24) + 1).int().view(torch.float32).view(40, 64),  # every first byte as often
+        torch.ones(3, 7),  # as many bytes saved as padding takes
+        torch.zeros(0, 8),
+        _normal(50, 40).double(),
+        _normal(50, 40).half(),
+    ],
+)
+def test_what_would_not_shrink_or_is_not_single_precision_is_left_alone(rows: torch.Tensor) -> None:
+    slots = (Slot(rows),)
+    assert Compressor("lossless").shrink(slots)[0] is slots[0]
+
+
+def test_each_tensor_decides_alone() -> None:
+    few = torch.eye(40)  # too few values to code, but without their zeros
+    small = Compressor("lossless").shrink((Slot(few), Slot(_normal(50, 40)), Slot(_normal(50, 40).relu())))
+    assert [(slot.present is not None, slot.upper is not None) for slot in small] == [
+        (True, False),
+        (False, True),
+        (True, True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda coded: coded[:-9], r"\d+ bytes of coded exponents are not those of 2000 values"),
+        (lambda coded: coded[:0], "0 bytes of coded exponents are not those of 2000 values"),
+        (lambda coded: torch.cat([coded, coded[:1]]), r"\d+ bytes of coded exponents are not those of 2000 values"),
+        (lambda coded: coded | 7, "coded exponents of 2000 values cannot be read: .*invalid block type"),
+    ],
+)
+def test_damaged_exponents_are_refused_in_one_line(damage, message: str) -> None:
+    slot = with_coded_exponents(Slot(_normal(50, 40)))
+    third, coded = slot.upper[:2000], slot.upper[2000:]
+    with pytest.raises(PacketMismatch, match=f"^{message}$") as error:
+        restored(replace(slot, upper=torch.cat([third, damage(coded)])))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("count", [1999, 2001])
+def test_exponents_of_another_number_of_values_are_refused(count: int) -> None:
+    slot = with_coded_exponents(Slot(_normal(2000)))
+    others = torch.zeros(count, dtype=torch.int16)
+    with pytest.raises(PacketMismatch, match=f"coded exponents .* {count} values"):
+        restored(replace(slot, rows=others, upper=torch.cat([slot.upper[:count], slot.upper[2000:]])))
+
+
+# --- stages ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def clouds(tmp_path_factory):
+    return shapes(tmp_path_factory.mktemp("exponents"))
+
+
+def test_a_gradient_goes_back_coded_and_for_the_features_that_are_not_zero_alone() -> None:
+    """Behind a ReLU: no bits, since both sides have them, and the values that are left are coded."""
+    net, plan = network(PLAIN, num_classes=3), plan_of(PLAIN, [[0], [1]], schedule="1f1b", cuts=(2,))
+    config = settings("", compression="lossless")
+    before, behind = (StageRunner(net, engine("native"), plan, k, config=config, device=CPU) for k in (0, 1))
+    features, gradient = _normal(100, 16).relu(), _normal(16, 100).t()
+    (slot,) = Compressor("lossless").shrink((Slot(features, 0, True),))
+    present = slot.present
+    flight = Flight(0, Version(0, {}), (), (), leaves_present=(present,))
+    packet = _arrived(behind.answer(flight, [gradient]))
+    assert packet.direction == BACKWARD and packet.slots[0].present is None
+    assert packet.slots[0].upper is not None and packet.slots[0].rows.shape == (num_present(present),)
+    flight.outputs = Output.of(features.clone().requires_grad_())
+    flight.outputs_present = (present,)
+    (found,) = before.check_answer(flight, packet)
+    assert torch.equal(_bits(found), _bits(gradient.where(features != 0, torch.zeros(()))))
+
+
+FULL = {"voxel_size": 0.04, "num_points": 384, "batch_size": 5, "learning_rate": 0.003, "minibatches": 4}
+LAWS: dict[str, tuple] = {  # name -> (model, options of the plan)
+    "recompute, batch norm": (NORMED, {"schedule": "1f1b", "recompute": True, "cuts": (3, 4)}),
+    "zero-bubble": (PLAIN, {"schedule": "zero-bubble", "num_microbatches": 2, "cuts": (2, 3)}),
+}
+
+
+@pytest.fixture(scope="module")
+def laws(tmp_path_factory, clouds):
+    """Run every plan with compression and without, all in the same three processes."""
+    jobs = [
+        Job(
+            f"{name} {compression}".replace(" ", "-"),
+            plan_of(model, [[0], [1], [2]], **options),
+            settings(clouds, model=model, compression=compression, **FULL),
+        )
+        for name, (model, options) in LAWS.items()
+        for compression in (None, "lossless")
+    ]
+    return run_jobs(tmp_path_factory.mktemp("runs"), jobs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAWS)
+def test_training_with_coded_exponents_changes_no_bit(name: str, laws) -> None:
+    plain, small = (laws[f"{name} {how}".replace(" ", "-")] for how in (None, "lossless"))
+    assert small.losses == plain.losses
+    for kind in ("weight", "velocity", "buffer"):
+        tensors = small.tensors(kind)
+        for key, tensor in plain.tensors(kind).items():
+            assert torch.equal(tensors[key], tensor), (kind, key)
+
+
+@pytest.mark.gpu
+def test_what_lies_on_a_gpu_is_coded_as_on_a_cpu() -> None:
+    rows = _normal(100, 70).relu()
+    here, there = (with_coded_exponents(without_zeros(Slot(r))) for r in (rows, rows.cuda()))
+    for one, other in zip(here.sections, there.sections, strict=True):
+        assert other.device == CPU and torch.equal(one, other)
+    on_gpu = replace(there, rows=there.rows.cuda(), upper=there.upper.cuda(), present=there.present.cuda())
+    assert restored(on_gpu).is_cuda and torch.equal(restored(on_gpu).cpu(), rows)
