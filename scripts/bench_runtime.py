@@ -300,34 +300,13 @@ def _middle(counts: Sequence[int]) -> int:
 
 
 def role_profile(case: Case, folder: Path, seconds: float) -> dict[str, Any]:
-    """Profile while another process does the same: both cores busy, as they will be. The update is counted in."""
+    """Profile while another process does the same: both cores busy, as they will be."""
     batches = _by_voxels(case, folder)
     counts = sorted(batches)
     chosen = [batches[count] for count in dict.fromkeys((counts[0], _middle(counts), counts[-1]))]
     found = profile(case_network(case), chosen, engine(case.engine), repeats=7, voxel_counts=counts)
-    rate = _update_seconds_per_byte()
-    (costs,) = found.costs.values()
-    with_update = tuple(
-        LayerCost(tuple(replace(s, backward=s.backward + rate * layer.parameter_bytes) for s in cost.samples))
-        for layer, cost in zip(found.graph.layers, costs, strict=True)
-    )
-    Profile(found.graph, {"cpu": with_update}, found.voxel_counts, found.origin).save(
-        folder / f"profile-{os.environ['RANK']}.json"
-    )
+    found.renamed("cpu").save(folder / f"profile-{os.environ['RANK']}.json")
     return {}
-
-
-def _update_seconds_per_byte(megabytes: int = 64) -> float:
-    weights = [torch.zeros(megabytes * 2**18)]
-    weights[0].grad = torch.ones_like(weights[0])
-    optimizer = torch.optim.SGD(weights, fused=True, **SGD)
-    optimizer.step()
-    times = []
-    for _ in range(5):
-        start = time.perf_counter()
-        optimizer.step()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times) / weights[0].nbytes
 
 
 def role_flush(case: Case, folder: Path, seconds: float) -> dict[str, Any]:
@@ -657,18 +636,19 @@ def _best_torch(name: str, case: Case, folder: Path, cut: int, seconds: float, n
 
 
 def _predict(plan: Plan, found: Profile, case: Case, *, step_seconds: float) -> float:
-    """Simulate the plan by a profile whose layers together take as long as a step of the limit, on the average.
+    """Simulate the plan by a profile whose layers and update together take as long as a step of the limit, on average.
 
     A profile has medians, a rate is of all seconds: those in which the machine was busy with something else too.
     """
-    (costs,) = found.costs.values()
+    (costs,), rate = found.costs.values(), found.update_rates["cpu"]
     layers = [cost.at(count) for count in found.voxel_counts for cost in costs]
-    scale = step_seconds * len(found.voxel_counts) / sum(layer.forward + layer.backward for layer in layers)
+    step = sum(layer.forward + layer.backward for layer in layers) / len(found.voxel_counts)
+    scale = step_seconds / (step + rate * sum(layer.parameter_bytes for layer in found.graph.layers))
     scaled = tuple(
         LayerCost(tuple(replace(s, forward=scale * s.forward, backward=scale * s.backward) for s in cost.samples))
         for cost in costs
     )
-    found = replace(found, costs={"cpu": scaled})
+    found = replace(found, costs={"cpu": scaled}, update_rates={"cpu": scale * rate})
     counts = [found.voxel_counts[k % len(found.voxel_counts)] for k in range(60)]
     trace = simulator.simulate(plan, found, CLUSTER, counts)
     last = len(plan.stages) - 1

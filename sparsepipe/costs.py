@@ -36,6 +36,7 @@ class LayerTable:
     coordinate_bytes: Array
     saved_bytes: Array
     parameter_bytes: Array  # [L]
+    update_rates: dict[str, float]  # device type → seconds of the optimizer for each byte of weights
 
     @classmethod
     def of(cls, profile: Profile, voxels: Sequence[float] | Array, types: Iterable[str] | None = None) -> "LayerTable":
@@ -67,6 +68,7 @@ class LayerTable:
             sizes["coordinate_bytes"],
             sizes["saved_bytes"],
             np.array([layer.parameter_bytes for layer in graph.layers], dtype=float),
+            {name: profile.update_rates.get(name, 0.0) for name in names},
         )
 
     @cached_property
@@ -82,6 +84,10 @@ class LayerTable:
         elsewhere = {self.map_maker[k] for k in layers} - {-1, *layers}
         seconds: Array = self.forward[device_type][list(layers)].sum(axis=0)
         return seconds + self.map_seconds[device_type][sorted(elsewhere)].sum(axis=0)
+
+    def update_time(self, layers: Sequence[int], device_types: Iterable[str]) -> float:
+        """Seconds of one step of the optimizer on these layers' weights, on the slowest of some device types."""
+        return max(self.update_rates[name] for name in device_types) * float(self.parameter_bytes[list(layers)].sum())
 
     @cached_property
     def coordinate_owner(self) -> tuple[int, ...]:

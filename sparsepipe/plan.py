@@ -75,7 +75,7 @@ class Stage:
 class StageEstimate:
     """What the planner expects of one stage, per minibatch."""
 
-    compute_seconds: float  # share-weighted: the pace its replicas keep together
+    compute_seconds: float  # share-weighted, with the optimizer's step: the pace its replicas keep together
     memory_bytes: float = 0.0  # at its fullest, on one replica; interleaved, when its device with all its stages is
     transfer_seconds: float = 0.0  # its slower boundary
     averaging_seconds: float = 0.0

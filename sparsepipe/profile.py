@@ -74,15 +74,23 @@ class Profile:
     """Costs of the layers of one graph on one or more device types.
 
     `voxel_counts` are the active voxels of typical minibatches (what plans are made for); `origin` says
-    where the numbers come from.
+    where the numbers come from. `update_rates` are the seconds that the optimizer takes for each byte of weights, by
+    device type; none is known, and none counted, for a type that is not there.
     """
 
     graph: LayerGraph
     costs: Mapping[str, tuple[LayerCost, ...]]  # device type → one cost per layer
     voxel_counts: tuple[float, ...] = ()
     origin: Mapping[str, Any] = field(default_factory=dict)
+    update_rates: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name, rate in self.update_rates.items():
+            if name not in self.costs:
+                raise InputError(
+                    f"update_rates of {name!r}: expected device types of the profile, {', '.join(self.costs)}"
+                )
+            number(rate, f"update_rates of {name!r}")
         for name, costs in self.costs.items():
             if len(costs) != len(self.graph.layers):
                 raise InputError(
@@ -147,6 +155,7 @@ class Profile:
             {**self.costs, **other.costs},
             self.voxel_counts or other.voxel_counts,
             {**common, "joined": joined},
+            {**self.update_rates, **other.update_rates},
         )
 
     def _joined(self) -> list[dict[str, Any]]:
@@ -156,7 +165,9 @@ class Profile:
         """The same costs under another device type name. Raises InputError unless there is exactly one type."""
         if len(self.costs) != 1:
             raise InputError(f"cannot rename a profile of {len(self.costs)} device types ({', '.join(self.costs)})")
-        return Profile(self.graph, {device_type: next(iter(self.costs.values()))}, self.voxel_counts, self.origin)
+        ((old, costs),) = self.costs.items()
+        rates = {device_type: self.update_rates[old]} if old in self.update_rates else {}
+        return Profile(self.graph, {device_type: costs}, self.voxel_counts, self.origin, rates)
 
     def to_json(self) -> dict[str, Any]:
         """What the profile's file holds."""
@@ -172,6 +183,7 @@ class Profile:
                 ]
                 for name, costs in self.costs.items()
             },
+            "update_rates": dict(self.update_rates),
             "origin": dict(self.origin),
         }
 
@@ -268,7 +280,8 @@ def _from_document(document: Mapping[str, Any]) -> Profile:
     counts = tuple(number(count, "voxel_counts") for count in document["voxel_counts"])
     if not isinstance(document["origin"], Mapping):
         raise InputError("origin is not an object: expected where the numbers come from")
-    return Profile(graph, costs, counts, document["origin"])
+    rates = {name: number(rate, "update_rates") for name, rate in document.get("update_rates", {}).items()}
+    return Profile(graph, costs, counts, document["origin"], rates)
 
 
 def _cost(samples: Sequence[Sequence[float]], columns: Sequence[str], where: str) -> LayerCost:

@@ -17,7 +17,7 @@ from .data.batch import PointBatch
 from .engines import Engine, Subnetwork
 from .engines import engine as engine_by_name
 from .engines.native.coordinates import CoordinateManager, pack
-from .engines.sweep import Sweep, seconds_of, sweep, whole_step
+from .engines.sweep import Sweep, seconds_of, sweep, update_step, whole_step
 from .errors import InputError
 from .models import INPUT, Network, network
 from .profile import CostSample, LayerCost, Profile
@@ -131,7 +131,8 @@ def profile(
     """Measure each layer's forward and backward on `batches` of different voxel counts; median, interquartile range.
 
     The first minibatch is warmed up `warmup` times, each further one once. `origin` of the profile says how the sum
-    over layers compares with uncut steps on the middle minibatch. `voxel_counts` defaults to those of `batches`.
+    over layers compares with uncut steps on the middle minibatch, each of which an update by SGD with momentum follows.
+    `voxel_counts` defaults to those of `batches`.
     Raises InputError without batches, without repeats, for two batches of the same voxel count, or without the device.
     """
     batches = sorted(batches, key=lambda batch: batch.num_voxels)
@@ -144,7 +145,8 @@ def profile(
     device = _usable(device)
     subnetwork = Subnetwork(network, engine, seed=seed).to(device)
     samples: list[dict[str, CostSample]] = []
-    inputs, ratio = [], 0.0
+    optimizer = torch.optim.SGD(subnetwork.parameters(), lr=0.0, momentum=0.9, fused=True)  # the weights stay
+    inputs, updates, ratio = [], [], 0.0
     for position, batch in enumerate(batches):
         for _ in range(warmup if position == 0 else min(warmup, 1)):
             sweep(subnetwork, batch, device=device)
@@ -154,6 +156,9 @@ def profile(
             passes.append(sweep(subnetwork, batch, device=device))
             if position == len(batches) // 2:
                 wholes.append(whole_step(subnetwork, batch, device=device))
+                if not updates:
+                    optimizer.step()  # makes what momentum is kept in
+                updates.append(update_step(optimizer, device=device))
         inputs += [one.input_seconds for one in passes]
         samples.append(_samples(subnetwork, batch, passes, device))
         if wholes:
@@ -174,7 +179,10 @@ def profile(
         "layers_over_whole": ratio,  # sum of the layers' seconds over the seconds of an uncut step
         "input_seconds": statistics.median(inputs),
     }
-    return Profile(network.graph(), {name: costs}, tuple(voxel_counts) or tuple(counts), {**facts, **(origin or {})})
+    num_bytes = sum(parameter.nbytes for parameter in subnetwork.parameters())
+    rates = {name: statistics.median(updates) / num_bytes} if num_bytes else {}
+    typical = tuple(voxel_counts or counts)
+    return Profile(network.graph(), {name: costs}, typical, {**facts, **(origin or {})}, rates)
 
 
 def device_name(device: torch.device) -> str:

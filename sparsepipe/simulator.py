@@ -2,8 +2,9 @@
 
 A rank starts its next action once it is free and the action's inputs have arrived. Transfers run beside computation, as
 the runtime posts them: a tensor leaves when it is made, and waits while its port is busy. A device has one port for
-each neighbouring stage and direction; between nodes, all devices of a node share that node's port to the network. An
-update is a collective: it starts when the last replica arrives, and all of them leave it together.
+each neighbouring stage and direction; between nodes, all devices of a node share that node's port to the network.
+Averaging is a collective: it starts when the last replica arrives, and all of them leave it together, each to its own
+step of the optimizer.
 """
 
 import gc
@@ -31,7 +32,8 @@ LETTERS = "FBWU"
 def simulate(plan: Plan, profile: Profile, cluster: Cluster, voxels: Sequence[float]) -> Trace:
     """Run `plan` on minibatches with `voxels` active voxels at the network's input, one entry each.
 
-    The optimizer's own step takes no time: profiles do not hold it. Raises InputError for a plan that cannot run.
+    The optimizer's step takes no time where the profile has no rate for it. Raises InputError for a plan that cannot
+    run.
     """
     plan.check(profile.graph, cluster)
     with _collector_paused():
@@ -70,11 +72,13 @@ class _Simulation:
 
     def __init__(self, plan: Plan, profile: Profile, cluster: Cluster, voxels: Sequence[float]) -> None:
         self.plan, self.last = plan, len(plan.stages) - 1
-        seconds, self.averaging, self.transfers = _durations(plan, profile, cluster, voxels)
-        alone = {s for s, stage in enumerate(plan.stages) if len(stage.ranks) == 1}  # their updates take no time
+        seconds, self.averaging, self.updates, self.transfers = _durations(plan, profile, cluster, voxels)
+        # Updates that take no time need not be simulated, but where replicas wait for each other.
+        alone = {s for s, stage in enumerate(plan.stages) if len(stage.ranks) == 1}
+        idle = {s for s in alone if not self.updates[s, plan.stages[s].ranks[0]]}
         self.ranks = {}
         for rank, own in actions(plan, len(voxels)).items():
-            todo = [(CODES[op], s, m) for s, op, m in own if op is not Op.UPDATE or s not in alone]
+            todo = [(CODES[op], s, m) for s, op, m in own if op is not Op.UPDATE or s not in idle]
             self.ranks[rank] = _Rank(rank, seconds[rank], todo)
         self.replicas = [[self.ranks[s.replica(m)] for m in range(len(voxels))] for s in plan.stages]
         unknown: list[float | None] = [None] * len(voxels)
@@ -130,17 +134,20 @@ class _Simulation:
         self.rows.append((rank.rank, name, begin, end, KINDS[operation], stage, minibatch, -1))
 
     def join(self, rank: _Rank, stage: int, index: int) -> None:
-        """Wait for the other replicas; the last to come starts the averaging."""
+        """Wait for the other replicas, if any; the last to come starts the averaging. Then each makes its step."""
         waiting = self.waiting.setdefault((stage, index), [])
         waiting.append(rank)
         if len(waiting) < len(self.plan.stages[stage].ranks):
             return
         begin = max(other.free for other in waiting if other.free is not None)
-        end = begin + self.averaging[stage]
+        averaged = begin + self.averaging[stage]
         for other in self.waiting.pop((stage, index)):
-            other.free = None
-            if end > begin:
-                self.rows.append((other.rank, f"{stage}U{index}", begin, end, "average", stage, index, -1))
+            other.free, name = None, f"{stage}U{index}"
+            if averaged > begin:
+                self.rows.append((other.rank, name, begin, averaged, "average", stage, index, -1))
+            end = averaged + self.updates[stage, other.rank]
+            if end > averaged:
+                self.rows.append((other.rank, name, averaged, end, "update", stage, index, -1))
             self.order += 1
             heapq.heappush(self.running, (end, self.order, other))
 
@@ -198,13 +205,15 @@ class _Transfers(dict):
 
 def _durations(
     plan: Plan, profile: Profile, cluster: Cluster, voxels: Sequence[float]
-) -> tuple[dict[int, dict[int, tuple[list[float], ...]]], list[float], _Transfers]:
-    """(rank → stage → seconds of each minibatch forwards, backwards, for weights; of averaging; transfers)."""
+) -> tuple[dict[int, dict[int, tuple[list[float], ...]]], list[float], dict[tuple[int, int], float], _Transfers]:
+    """(rank → stage → seconds of each minibatch forwards, backwards, for weights; stage → those of averaging;
+    (stage, rank) → those of the optimizer's step; transfers).
+    """
     index = profile.graph.index
     distinct, which = np.unique(np.asarray(voxels, dtype=float), return_inverse=True)
     table = LayerTable.of(profile, distinct, {cluster.devices[rank].type.name for rank in plan.ranks})
     seconds: dict[int, dict[int, tuple[list[float], ...]]] = {rank: {} for rank in plan.ranks}
-    averaging, transfers = [], _Transfers(cluster)
+    averaging, updates, transfers = [], {}, _Transfers(cluster)
     before = set(profile.graph.input_layers)
     for s, stage in enumerate(plan.stages):
         own = [index[id] for id in stage.layers]
@@ -220,5 +229,6 @@ def _durations(
             late = weights_share(plan, s) * backward
             of_kind[kind] = tuple(part[which].tolist() for part in (forward, backward - late + again, late))
         for rank in stage.ranks:
-            seconds[rank][s] = of_kind[cluster.devices[rank].type.name]
-    return seconds, averaging, transfers
+            kind = cluster.devices[rank].type.name
+            seconds[rank][s], updates[s, rank] = of_kind[kind], table.update_time(own, [kind])
+    return seconds, averaging, updates, transfers

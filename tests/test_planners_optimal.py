@@ -94,18 +94,18 @@ class BruteForce:
         return best_shares(self.kinds(ranks), self.totals)
 
     def stage(self, layers, ranks):
-        """(compute, averaging, latency) of one stage."""
+        """(compute, averaging and update, latency) of one stage."""
         kinds, shares = self.kinds(ranks), self.shares(ranks)
         times = [self.time(layers, k) for k in kinds]
         compute = max(s * t for s, t in zip(shares, times, strict=True)) / sum(shares)
-        averaging = 0.0
+        weights = sum(self.graph.layers[k].parameter_bytes for k in layers)
+        once = weights * max(self.problem.profile.update_rates.get(kind, 0.0) for kind in kinds)
         if len(ranks) > 1:
             links = [self.cluster.link(a, b) for a, b in zip(ranks, ranks[1:] + ranks[:1], strict=True)]
-            weights = sum(self.graph.layers[k].parameter_bytes for k in layers)
             message = weights / len(ranks) / min(x.bandwidth for x in links) + max(x.latency for x in links)
-            averaging = 2 * (len(ranks) - 1) * message
+            once += 2 * (len(ranks) - 1) * message
         rounds = self.problem.num_microbatches if self.problem.synchronous else sum(shares)
-        return compute, averaging / rounds, max(times)
+        return compute, once / rounds, max(times)
 
     def boundary(self, before, senders, receivers):
         """(busiest port per minibatch, transfer forwards plus backwards)."""
@@ -168,11 +168,11 @@ class BruteForce:
             total = sum(latency for _, _, latency in stages) + sum(both for _, both in boundaries)
             return max([total * max(shares) / sum(shares)] + [c + a for c, a, _ in stages])
         limits = [(count - 1) * port for port, _ in boundaries]
-        for (_, layers, ranks), (_, averaging, latency) in zip(plan, stages, strict=True):
+        for (_, layers, ranks), (_, once, latency) in zip(plan, stages, strict=True):
             shares = self.shares(ranks)
             turns = [ceil(count * share / sum(shares)) for share in shares]
             busiest = max(n * self.time(layers, kind) for n, kind in zip(turns, self.kinds(ranks), strict=True))
-            limits.append(busiest + averaging * count - latency)
+            limits.append(busiest + once * count - latency)
         longest = max(limits)
         return (sum(x for _, _, x in stages) + sum(both for _, both in boundaries) + longest) / count
 
@@ -238,7 +238,8 @@ def problems(draw, *, max_layers=5, max_devices=4, memory=False, schedule="1f1b"
             )
             for s in sizes
         )
-    profile = Profile(graph, costs, (10.0, 14.0, 20.0))
+    rates = {name: draw(st.sampled_from([0.0, 0.1, 0.5])) for name in costs if draw(st.booleans())}
+    profile = Profile(graph, costs, (10.0, 14.0, 20.0), update_rates=rates)
     return Problem(profile, cluster, schedule, num_microbatches)
 
 
@@ -309,7 +310,8 @@ def random_problem(rng):
         for k in range(rng.randint(1, 3))
     )
     cluster = Cluster(nodes, Link(rng.choice([0.5, 2, 8]), rng.choice([0, 0.1])))
-    return Problem(Profile(LayerGraph.chain(layers), costs), cluster)
+    rates = {kind: rng.choice([0, 0.2]) * rng.random() for kind in costs}
+    return Problem(Profile(LayerGraph.chain(layers), costs, update_rates=rates), cluster)
 
 
 @pytest.mark.parametrize("seed", range(60))

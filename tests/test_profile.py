@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -8,7 +9,8 @@ from sparsepipe import CostSample, InputError, Layer, LayerCost, LayerGraph, Pro
 def profile(name="cpu", ids="ab", scale=1.0) -> Profile:
     graph = LayerGraph.chain(Layer(id, f"layer {id}", 8) for id in ids)
     cost = LayerCost((CostSample(100, 1.0 * scale, 2.0 * scale, 400), CostSample(200, 3.0 * scale, 4.0 * scale, 800)))
-    return Profile(graph, {name: (cost,) * len(ids)}, (100.0, 160.0), {"engine": "native"})
+    rates = {} if name == "cpu" else {name: 1e-9 * scale}
+    return Profile(graph, {name: (cost,) * len(ids)}, (100.0, 160.0), {"engine": "native"}, rates)
 
 
 def test_costs_follow_straight_lines_and_stay_positive():
@@ -38,6 +40,20 @@ def test_profiles_of_the_same_graph_join():
     assert [part["device_types"] for part in third] == [["slow"], ["fast"], ["third"]]
     assert joined.time([0, 1], "slow", 100) == (4.0, 8.0)
     assert joined.time([0, 1], "fast", 100) == (2.0, 4.0)
+    assert joined.update_rates == {"slow": 2e-9, "fast": 1e-9}
+
+
+def test_a_profile_under_another_name_is_the_same():
+    assert profile("slow").renamed("fast") == profile("fast")
+    assert profile("cpu").renamed("gpu").update_rates == {}
+
+
+def test_a_file_without_rates_of_updates_has_none(tmp_path):
+    path = profile("slow").save(tmp_path / "p.json")
+    document = json.loads(path.read_text())
+    del document["update_rates"]
+    path.write_text(json.dumps(document))
+    assert Profile.load(path).update_rates == {}
 
 
 def test_disk_round_trip(tmp_path):
@@ -54,6 +70,8 @@ def test_disk_round_trip(tmp_path):
         (lambda: CostSample(1, float("nan"), 1, 1), "forward = nan"),
         (lambda: CostSample(1, -1, 1, 1), "forward = -1"),
         (lambda: LayerCost(()), "expected one or more, growing"),
+        (lambda: replace(profile(), update_rates={"gpu": 1e-9}), "update_rates of 'gpu': expected device types .* cpu"),
+        (lambda: replace(profile(), update_rates={"cpu": -1.0}), "update_rates of 'cpu' = -1"),
         (lambda: (profile("a") | profile("b")).renamed("c"), "2 device types"),
     ],
 )
@@ -70,6 +88,8 @@ def test_bad_profiles_are_refused(make, message):
         (lambda d: d["costs"]["cpu"][0][0].pop(), "not a profile this project wrote"),
         (lambda d: d["edges"].append(["b", "a"]), "cycle"),
         (lambda d: d["edges"].append(["b", "z"]), "names 'z'"),
+        (lambda d: d["update_rates"].update(cpu="slow"), "update_rates"),
+        (lambda d: d["update_rates"].update(gpu=1e-9), "update_rates of 'gpu'"),
         (lambda d: d["layers"].clear(), "names 'a'"),
         (lambda d: d.pop("voxel_counts"), "not a profile this project wrote"),
     ],

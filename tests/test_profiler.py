@@ -101,7 +101,7 @@ def test_sizes_of_a_unet():
 
 
 def test_times_are_medians_of_the_repeats(monkeypatch):
-    """A clock that only layers move: each forward takes as many seconds as its layer's place, each backward double."""
+    """A clock that only work moves: a forward takes as many seconds as its layer's place, a backward 5, a step 7."""
     now, log = [0.0], []
 
     class Told(Subnetwork):
@@ -115,6 +115,12 @@ def test_times_are_medians_of_the_repeats(monkeypatch):
         now[0] += 5
         backward(*args)
 
+    step = torch.optim.SGD.step
+
+    def told_step(optimizer):
+        now[0] += 7
+        step(optimizer)
+
     def counted(*args, **kwargs):
         found = sweep.sweep(*args, **kwargs)
         log.append(found)
@@ -124,12 +130,14 @@ def test_times_are_medians_of_the_repeats(monkeypatch):
     monkeypatch.setattr(profiler, "Subnetwork", Told)
     monkeypatch.setattr(profiler, "sweep", counted)
     monkeypatch.setattr(torch.autograd, "backward", told_backward)
+    monkeypatch.setattr(torch.optim.SGD, "step", told_step)
     one = profiler.profile(NET, batches(60), engine("native"), warmup=0, repeats=3)
     for position, cost in enumerate(one.costs["cpu"]):
         assert cost.samples[0].forward == 1 + position
         assert cost.samples[0].forward_spread == 50
         assert cost.samples[0].backward == 5
         assert cost.samples[0].backward_spread == 0
+    assert one.update_rates == {"cpu": 7 / sum(layer.parameter_bytes for layer in one.graph.layers)}
     layers = len(NET.rows)
     assert one.origin["layers_over_whole"] == pytest.approx(
         (layers * (layers + 1) / 2 + 5 * layers) / (layers * (layers + 1) / 2 + 5)

@@ -268,6 +268,30 @@ def test_averaging_blocks_all_replicas_until_the_last_has_come():
     assert [(s.start, s.end) for s in trace.spans if s.kind == "average" and s.rank == 0] == [(4, 10), (12, 18)]
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_optimizers_step_follows_every_backward_of_a_lone_device(count):
+    """Two layers of 6 and 2 bytes at half a second a byte: 4 s a minibatch after 2 × (1 + 2) s."""
+    graph = LayerGraph.chain([Layer("a", "", 6.0), Layer("b", "", 2.0)])
+    cost = LayerCost((CostSample(1, 1.0, 2.0, 0.0),))
+    profile = Profile(graph, {"d": (cost, cost)}, update_rates={"d": 0.5})
+    cluster, plan = Cluster.uniform(1, device_type="d"), Plan((Stage(("a", "b"), (0,)),))
+    trace = simulate(plan, profile, cluster, [1] * count)
+    assert [(s.name, s.end - s.start) for s in trace.spans if s.kind == "update"] == [
+        (f"0U{m}", 4.0) for m in range(count)
+    ]
+    assert trace.makespan == 10 * count == count * estimate(plan, Problem(profile, cluster)).period_seconds
+
+
+def test_each_replica_makes_its_own_step_once_averaging_is_over():
+    """6 bytes: 6 s of averaging, then 3 s on the one type and none on the other, which has no rate."""
+    graph, cost = LayerGraph.chain([Layer("a", "", 6.0)]), LayerCost((CostSample(1, 1.0, 1.0, 0.0),))
+    profile = Profile(graph, {"slow": (cost,), "fast": (cost,)}, update_rates={"slow": 0.5})
+    cluster = Cluster((Node("n", (DeviceType("slow"), DeviceType("fast")), Link(1.0)),))
+    trace = simulate(Plan((Stage(("a",), (0, 1)),)), profile, cluster, [1, 1])
+    after = {(s.kind, s.rank): (s.start, s.end) for s in trace.spans if s.kind in ("average", "update")}
+    assert after == {("average", 0): (2, 8), ("average", 1): (2, 8), ("update", 0): (8, 11)}
+
+
 def test_recomputation_runs_the_forward_again():
     plan, profile, cluster = pipeline([1.0], [2.0])
     again = Plan(tuple(Stage(s.layers, s.ranks, recompute=True) for s in plan.stages))
@@ -397,7 +421,8 @@ def test_steady_state_reaches_the_planners_period(seed, bandwidth):
     }
     kinds = tuple(DeviceType(rng.choice("ab")) for _ in range(5))
     cluster = Cluster((Node("n", kinds, Link(bandwidth)),), Link(bandwidth))
-    profile = Profile(graph, {kind.name: costs[kind.name] for kind in cluster.device_types})
+    rates = {kind.name: rng.choice([0.0, 0.3]) for kind in cluster.device_types}
+    profile = Profile(graph, {name: costs[name] for name in rates}, update_rates=rates)
     plan = partition(profile, cluster)
     rate = forecast(plan, profile, cluster, [1] * 240).minibatches_per_second
     assert 0.95 < 1 / rate / plan.estimate.period_seconds < 1.05

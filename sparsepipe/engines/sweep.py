@@ -86,6 +86,13 @@ def whole_step(subnetwork: Subnetwork, batch: PointBatch, *, device: torch.devic
     return seconds_of(device) - start
 
 
+def update_step(optimizer: torch.optim.Optimizer, *, device: torch.device) -> float:
+    """Return the seconds of one step of the optimizer by the gradients that the weights have."""
+    start = seconds_of(device)
+    optimizer.step()
+    return seconds_of(device) - start
+
+
 def _last_gradient(rows: Tensor) -> Tensor:
     """Draw what a loss would send back, about 1 / rows in size: the same for every pass over a minibatch."""
     generator = torch.Generator(rows.device).manual_seed(0)

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Protocol
 
 from ..cluster import Cluster
-from ..costs import LayerTable
+from ..costs import Array, LayerTable
 from ..errors import InputError
 from ..graph import LayerGraph
 from ..plan import INTERLEAVING, WEIGHT_POLICIES, Plan, Stage
@@ -70,6 +70,13 @@ class Problem:
     def total_seconds(self, device_type: str) -> float:
         """Forward and backward of the whole network on one device."""
         return float(self.table.seconds[device_type][:, 0].sum())
+
+    def alone(self, device_type: str) -> Array:
+        """Seconds per minibatch of each layer on one device: forward, backward and its part of the optimizer's step."""
+        minibatches = self.num_microbatches if self.synchronous else 1  # of an update
+        update = self.table.update_rates[device_type] * self.table.parameter_bytes
+        seconds: Array = self.table.seconds[device_type][:, 0] + update / minibatches
+        return seconds
 
     def stage(
         self, layers: Iterable[int], ranks: Iterable[int], shares: Iterable[int] = (), *, recompute: bool | None = None

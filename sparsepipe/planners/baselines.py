@@ -43,7 +43,7 @@ class ModelParallel:
         layers, num_devices = problem.layers, len(problem.cluster.devices)
         used = max(1, min(num_devices, len(layers) // self.stages_per_device))
         kinds = [device.type.name for device in problem.cluster.devices[:used]]
-        seconds = [problem.table.seconds[kind][list(layers), 0].tolist() for kind in kinds]
+        seconds = [problem.alone(kind)[list(layers)].tolist() for kind in kinds]
         seconds *= self.stages_per_device
         bounds = _balanced(seconds)
         if self.stages_per_device > 1 and not problem.synchronous:

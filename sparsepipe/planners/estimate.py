@@ -1,14 +1,15 @@
 """The default cost model: what a plan is expected to do, from its own replicas, boundaries and links.
 
 Legend, for stage i, with t its forward and backward on one replica and s/n a replica's share of a round:
-  T = max over replicas of t·s/n, plus gradient averaging per minibatch (the runtime blocks on it)
+  T = max over replicas of t·s/n, plus the optimizer's step and, as the runtime blocks on it, gradient averaging, both
+      per minibatch
   L = max over replicas of t: how long one minibatch stays
   C = the transfers at a boundary; they run beside computation, forwards and backwards at once
 
 asynchronous     period = max(T of each stage, busiest port of each boundary); interleaved, what a timed run of the
                  stages' order comes to once it is full (interleaved.py), or a device's ports together if that is more
 flush            step = Σ L + Σ (C forwards + C backwards) + max_i (Wᵢ − Lᵢ), period = step / M, where W is the busiest
-                 replica's ⌈M·s/n⌉ minibatches and one averaging; without replication this is
+                 replica's ⌈M·s/n⌉ minibatches, one averaging and one step; without replication this is
                  Σ (T + 2C) + (M − 1)·max T, the length of GPipe's and DAPPLE's critical path; a boundary limits with
                  (M − 1) × its busiest port. Interleaved, Σ goes over the first lap and i over ranks with all their
                  stages (Narayanan et al., SC 2021, section 2.2: only a lap is filled and drained)
@@ -34,12 +35,11 @@ def estimate(plan: Plan, problem: Problem) -> Estimate:
     for k, stage in enumerate(plan.stages):
         seconds = [replica_seconds(problem, layers[k], kind, stage.recompute) for kind in kinds_of(problem, stage)]
         compute = max(t * share for t, share in zip(seconds, stage.shares, strict=True)) / stage.round
-        averaging = averaging_time(problem.cluster, stage.ranks, float(problem.table.parameter_bytes[layers[k]].sum()))
-        averaging /= plan.num_microbatches if plan.weights == "flush" else stage.round
-        computes.append(compute)
+        averaging, update = _once_a_round(plan, problem, stage, layers[k])
+        computes.append(compute + update)
         averagings.append(averaging)
         latencies.append(max(seconds))
-        works.append(step_work(plan, stage, seconds, averaging))
+        works.append(step_work(plan, stage, seconds, averaging + update))
     # An order that goes by the pace of the stages sets how many minibatches they hold.
     paced = replace(plan, estimate=Estimate(0.0, tuple(map(StageEstimate, computes))))
     needs = [memory_need(problem, own, float(before[0][1])) for own, before in zip(layers, payloads, strict=False)]
@@ -55,7 +55,7 @@ def estimate(plan: Plan, problem: Problem) -> Estimate:
     crossing = sum(both for _, both in transfers[: plan.lap - 1])
     period = plan_period(plan, stages, latencies, works, ports, crossing)
     everyone = baseline_data_parallel(problem)
-    single = min(problem.total_seconds(kind.name) for kind in problem.cluster.device_types)
+    single = min(float(problem.alone(kind.name).sum()) for kind in problem.cluster.device_types)
     return Estimate(
         period,
         tuple(stages),
@@ -130,10 +130,21 @@ def plan_period(
     return max([*busy, *ports])
 
 
-def step_work(plan: Plan, stage: Stage, seconds: Sequence[float], averaging: float) -> float:
-    """Seconds that the busiest replica works in one step: its whole minibatches, and the averaging."""
+def step_work(plan: Plan, stage: Stage, seconds: Sequence[float], once: float) -> float:
+    """Seconds that the busiest replica works in one step: its whole minibatches, and what is done once.
+
+    The latter (averaging and the optimizer's step) is given as seconds per minibatch.
+    """
     turns = [-(-plan.num_microbatches * share // stage.round) for share in stage.shares]
-    return max(t * k for t, k in zip(seconds, turns, strict=True)) + averaging * plan.num_microbatches
+    return max(t * k for t, k in zip(seconds, turns, strict=True)) + once * plan.num_microbatches
+
+
+def _once_a_round(plan: Plan, problem: Problem, stage: Stage, layers: Sequence[int]) -> tuple[float, float]:
+    """Seconds per minibatch of what a stage does once a round or step: averaging, and the optimizer's step."""
+    minibatches = plan.num_microbatches if plan.weights == "flush" else stage.round
+    num_bytes = float(problem.table.parameter_bytes[list(layers)].sum())
+    update = problem.table.update_time(layers, kinds_of(problem, stage))
+    return averaging_time(problem.cluster, stage.ranks, num_bytes) / minibatches, update / minibatches
 
 
 def replica_seconds(problem: Problem, layers: Sequence[int], kind: str, recompute: bool) -> float:
@@ -199,8 +210,6 @@ def _period_of_one(plan: Plan, problem: Problem) -> float:
     """Period of a plan of one stage."""
     stage = plan.stages[0]
     seconds = [replica_seconds(problem, problem.layers, kind, stage.recompute) for kind in kinds_of(problem, stage)]
-    compute = max(seconds) / stage.round
-    averaging = averaging_time(problem.cluster, stage.ranks, float(problem.table.parameter_bytes.sum()))
-    averaging /= plan.num_microbatches if plan.weights == "flush" else stage.round
-    whole = StageEstimate(compute, averaging_seconds=averaging)
-    return plan_period(plan, [whole], [max(seconds)], [step_work(plan, stage, seconds, averaging)], [], 0.0)
+    averaging, update = _once_a_round(plan, problem, stage, problem.layers)
+    whole = StageEstimate(max(seconds) / stage.round + update, averaging_seconds=averaging)
+    return plan_period(plan, [whole], [max(seconds)], [step_work(plan, stage, seconds, averaging + update)], [], 0.0)

@@ -85,7 +85,10 @@ def default_model(problem: Problem, cuts: Cuts, teams: Teams) -> StageModel:
     if problem.recompute:
         seconds = seconds + np.stack([table.forward[name][:, 0] for name in teams.types])
     per_byte, latency = teams.ring_link(network)
-    ring = 2 * (teams.sizes - 1) / (problem.num_microbatches if problem.synchronous else teams.rounds)
+    minibatches = problem.num_microbatches if problem.synchronous else teams.rounds  # of an update
+    update = np.array([table.update_rates[name] for name in teams.types])
+    slowest = np.where(teams.shares > 0, update, 0.0).max(axis=1)
+    ring = 2 * (teams.sizes - 1) / minibatches
     forward, backward = (sizes[:, 0] for sizes in cuts.payloads(table))
     busiest = np.maximum(forward, backward)
     links = [*(node.link for node in teams.nodes), network]
@@ -95,7 +98,7 @@ def default_model(problem: Problem, cuts: Cuts, teams: Teams) -> StageModel:
         cuts.total(seconds),
         teams.shares / teams.rounds[:, None],
         cuts.total(table.parameter_bytes),
-        ring * per_byte / teams.sizes,
+        ring * per_byte / teams.sizes + slowest / minibatches,
         ring * latency,
         np.stack([link.latency + busiest / link.bandwidth for link in links]),
         teams.device_port,

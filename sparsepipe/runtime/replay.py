@@ -111,9 +111,8 @@ class ReplayRunner:
         self._backward = whole - self._of_weights + (self._forward if own.recompute else 0.0)
         self._bytes_after = table.payload(before | set(layers))[0]
         self._bytes_before = table.payload(before)[1]
-        self._averaging = averaging_time(
-            workload.cluster, own.ranks, float(sum(profile.graph.layers[k].parameter_bytes for k in layers))
-        )
+        self._averaging = averaging_time(workload.cluster, own.ranks, float(table.parameter_bytes[layers].sum()))
+        self.step_seconds = table.update_time(layers, [kind])
 
     def forward(self, arrived: Any, version: Version, minibatch: int) -> tuple[Flight, dict[str, Any]]:
         _sleep(self._forward[self._place(minibatch)])

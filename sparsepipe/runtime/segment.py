@@ -1,6 +1,7 @@
 """One drained stretch of training on one rank: each action of the list, done."""
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -327,3 +328,5 @@ class Segment:
             clip(whole, worker.config.clip_norm, worker.process, replicas=len(self.post.own.ranks))
         for post, gradients in ready:
             post.weights.update(gradients, self._learning_rate(members[0] + self.base))
+            if post.runner.step_seconds:
+                time.sleep(post.runner.step_seconds)
