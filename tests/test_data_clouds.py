@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from sparsepipe.data.formats import Cloud, Mesh, read
+from sparsepipe.data.formats import Cloud, Mesh, hdf5, read
 from sparsepipe.data.formats.hdf5 import hdf5_labels, read_hdf5
 from sparsepipe.data.formats.scan import read_scan
 from sparsepipe.data.formats.text import read_text_cloud
@@ -300,6 +300,29 @@ def test_an_hdf5_of_many_clouds_gives_each(tmp_path: Path) -> None:
         read_hdf5(path, entry=4)
     _refused(path, "holds 4 clouds, expected one")
     np.testing.assert_array_equal(read(_hdf5(tmp_path / "one.h5", data=data[:1])).points, data[0])
+
+
+def test_an_hdf5_that_was_written_again_is_read_again(tmp_path: Path) -> None:
+    """Small files are kept in memory; what a reader does with what it got changes nothing there."""
+    data = np.random.default_rng(0).random((3, 50, 3)).astype(np.float32)
+    path = _hdf5(tmp_path / "many.h5", data=data, pid=np.zeros((3, 50), dtype=int))
+    for _ in range(2):
+        cloud = read_hdf5(path, entry=1)
+        np.testing.assert_array_equal(cloud.points, data[1])
+        cloud.points[:] = 0
+    path.unlink()
+    np.testing.assert_array_equal(read_hdf5(_hdf5(path, data=data[::-1]), entry=0).points, data[2])
+    with pytest.raises(InputError, match="no such file"):
+        path.unlink()
+        read_hdf5(path, entry=1)
+
+
+def test_a_large_hdf5_is_not_kept(tmp_path: Path, monkeypatch) -> None:
+    data = np.random.default_rng(0).random((3, 50, 3))
+    path = _hdf5(tmp_path / "many.h5", data=data)
+    monkeypatch.setattr(hdf5, "_MAX_KEPT_BYTES", data.nbytes - 1)
+    assert hdf5._read_whole(path) is None
+    np.testing.assert_array_equal(read_hdf5(path, entry=2).points, data[2])
 
 
 def test_a_broken_hdf5_is_refused_in_one_line_that_names_it(tmp_path: Path) -> None:

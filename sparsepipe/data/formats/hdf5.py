@@ -1,7 +1,8 @@
 """Point clouds in HDF5, many to a file, as modelnet40_ply_hdf5_2048 has them: data [S, P, 3], label [S, 1]."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from .base import LABEL, NORMAL, POSITION, Cloud, cloud_of, one_line, read_bytes
 
 _WHAT = "an HDF5 file of point clouds"
 _MAGIC = b"\x89HDF\r\n\x1a\n"
+_MAX_KEPT_BYTES = 32 * 2**20  # of a file's arrays
 
 
 def read_hdf5(path: Path, *, entry: int | None = None) -> Cloud:
@@ -20,7 +22,7 @@ def read_hdf5(path: Path, *, entry: int | None = None) -> Cloud:
     Raises InputError that names the file where it is damaged, its arrays do not match, or no entry was given for a file
     of several.
     """
-    with _opened(path) as arrays:
+    with _arrays(path) as arrays:
         count = len(arrays["data"])
         if entry is None and count > 1:
             raise InputError(f"{path}: holds {count} clouds, expected one; give the folder that the file lies in")
@@ -41,6 +43,32 @@ def hdf5_labels(path: Path) -> np.ndarray:
         if "label" not in arrays:
             raise InputError(f"{path}: no array 'label', expected the class of each of its clouds")
         return np.asarray(arrays["label"]).reshape(-1).astype(np.int64)
+
+
+@contextmanager
+def _arrays(path: Path) -> Iterator[Mapping[str, Any]]:
+    """Give the arrays of a small file from memory, those of a large one unread, which costs a millisecond each time."""
+    whole = None
+    if path.is_file():
+        facts = path.stat()
+        whole = _read_whole(path, facts.st_mtime_ns, facts.st_size, facts.st_ino)
+    if whole is not None:
+        yield whole
+        return
+    with _opened(path) as arrays:
+        yield arrays
+
+
+@lru_cache(maxsize=4)
+def _read_whole(path: Path, *of_this_version: int) -> Mapping[str, np.ndarray] | None:
+    """Return a file's arrays in memory; None where they are too large."""
+    with _opened(path) as arrays:
+        if sum(array.nbytes for array in arrays.values()) > _MAX_KEPT_BYTES:
+            return None
+        found = {name: array[...] for name, array in arrays.items()}
+    for array in found.values():
+        array.setflags(write=False)  # whoever reads it next gets the same
+    return found
 
 
 @contextmanager
