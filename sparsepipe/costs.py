@@ -15,6 +15,9 @@ from .schedule import in_flight, num_versions
 
 Array = NDArray[np.float64]
 COORDINATE_BYTES = 16  # one voxel at the network's input: batch index and three coordinates, int32 each
+# Of a step of SGD with momentum, which reads three numbers a weight and writes two: a copy reads one, writes one, and
+# fetches what it writes to.
+_COPY = 3 / 5
 OPTIMIZER_SLOTS = 1  # momentum: one number beside each weight
 
 
@@ -85,9 +88,13 @@ class LayerTable:
         seconds: Array = self.forward[device_type][list(layers)].sum(axis=0)
         return seconds + self.map_seconds[device_type][sorted(elsewhere)].sum(axis=0)
 
-    def update_time(self, layers: Sequence[int], device_types: Iterable[str]) -> float:
-        """Seconds of one step of the optimizer on these layers' weights, on the slowest of some device types."""
-        return max(self.update_rates[name] for name in device_types) * float(self.parameter_bytes[list(layers)].sum())
+    def update_time(self, layers: Sequence[int], device_types: Iterable[str], *, kept: bool = False) -> float:
+        """Seconds of one step of the optimizer on these layers' weights, on the slowest of some device types.
+
+        `kept`: the version before stays, so the weights are copied first. A plan's estimate leaves that out.
+        """
+        rate = max(self.update_rates[name] for name in device_types) * (1 + _COPY * kept)
+        return rate * float(self.parameter_bytes[list(layers)].sum())
 
     @cached_property
     def coordinate_owner(self) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from .costs import LayerTable, averaging_time
 from .errors import InputError
 from .plan import Plan
 from .profile import Profile
-from .schedule import Op, actions, weights_share
+from .schedule import Op, actions, num_versions, weights_share
 from .trace import Span, Trace
 
 FORWARD, BACKWARD, WEIGHTS, UPDATE = range(4)  # operations as numbers: they index what is kept for each
@@ -230,5 +230,6 @@ def _durations(
             of_kind[kind] = tuple(part[which].tolist() for part in (forward, backward - late + again, late))
         for rank in stage.ranks:
             kind = cluster.devices[rank].type.name
-            seconds[rank][s], updates[s, rank] = of_kind[kind], table.update_time(own, [kind])
+            seconds[rank][s] = of_kind[kind]
+            updates[s, rank] = table.update_time(own, [kind], kept=num_versions(plan, s, rank) > 1)
     return seconds, averaging, updates, transfers

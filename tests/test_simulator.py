@@ -282,6 +282,14 @@ def test_the_optimizers_step_follows_every_backward_of_a_lone_device(count):
     assert trace.makespan == 10 * count == count * estimate(plan, Problem(profile, cluster)).period_seconds
 
 
+def test_a_stage_that_keeps_older_versions_copies_its_weights_before_the_step():
+    """Two stages of 10 bytes, a second a byte: the first has a minibatch in flight when it steps, the last has none."""
+    plan, profile, cluster = pipeline([1.0, 1.0], [1.0, 1.0], parameter_bytes=10.0)
+    trace = simulate(plan, replace(profile, update_rates={"d": 1.0}), cluster, [1] * 4)
+    steps = {(s.stage, s.end - s.start) for s in trace.spans if s.kind == "update"}
+    assert steps == {(0, 10 * (1 + 3 / 5)), (1, 10.0)}
+
+
 def test_each_replica_makes_its_own_step_once_averaging_is_over():
     """6 bytes: 6 s of averaging, then 3 s on the one type and none on the other, which has no rate."""
     graph, cost = LayerGraph.chain([Layer("a", "", 6.0)]), LayerCost((CostSample(1, 1.0, 1.0, 0.0),))

@@ -18,7 +18,7 @@ from ..cluster import Cluster
 from ..costs import LayerTable, averaging_time
 from ..plan import Plan
 from ..profile import Profile
-from ..schedule import weights_share
+from ..schedule import num_versions, weights_share
 from .config import RunConfig
 from .objective import Outcome
 from .packet import BACKWARD, FORWARD, Packet, Slot, boundary_id
@@ -112,7 +112,7 @@ class ReplayRunner:
         self._bytes_after = table.payload(before | set(layers))[0]
         self._bytes_before = table.payload(before)[1]
         self._averaging = averaging_time(workload.cluster, own.ranks, float(table.parameter_bytes[layers].sum()))
-        self.step_seconds = table.update_time(layers, [kind])
+        self.step_seconds = table.update_time(layers, [kind], kept=num_versions(plan, stage, rank) > 1)
 
     def forward(self, arrived: Any, version: Version, minibatch: int) -> tuple[Flight, dict[str, Any]]:
         _sleep(self._forward[self._place(minibatch)])
