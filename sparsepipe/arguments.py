@@ -46,6 +46,9 @@ def parser() -> argparse.ArgumentParser:
     _model_options(one)
     one.add_argument("--device-type", default=None, metavar="NAME", help="name of the device type measured")
     one.add_argument("--repeats", type=_count, help="timed sweeps (default: 5)")
+    one.add_argument(
+        "--beside", type=_count, metavar="N", help="with N processes at the same work, as other workers will be"
+    )
     one.add_argument("--out", type=Path, required=True, metavar="FILE.json")
 
     one = _verb(verbs, "plan", "choose stages, replicas and schedule")

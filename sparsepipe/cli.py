@@ -104,7 +104,7 @@ def profile(options: argparse.Namespace) -> Answer:
     os.environ.update(waiting(options.engine or "auto", options.threads or 1))
     from .profiler import profile_model
 
-    names = ("num_points", "engine", "device", "device_type", "repeats", "threads", "seed")
+    names = ("num_points", "engine", "device", "device_type", "repeats", "threads", "seed", "beside")
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     found = profile_model(
         options.model,

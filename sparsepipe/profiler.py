@@ -1,8 +1,10 @@
 """Measure every layer of a network on this machine at several voxel counts: (network, batches, engine) -> Profile."""
 
+import json
 import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +15,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from . import data
+from .company import company, leave_with_who_asked, say_at_work
 from .data.batch import PointBatch
 from .engines import Engine, Subnetwork
 from .engines import engine as engine_by_name
@@ -41,15 +44,19 @@ def profile_model(
     repeats: int = 5,
     threads: int = 1,
     seed: int = 0,
+    beside: int = 0,
     progress: Progress | None = None,
 ) -> Profile:
     """Profile a named model on minibatches of a data set's training split, sparse, typical and crowded ones.
 
     `voxel_counts` of the profile are those of random minibatches. On a CPU, `threads` cores make one device: measure
-    with as many as each worker will have. Raises InputError for unknown names and bad data.
+    with as many as each worker will have, and with `beside` so many further processes at the same work, as the other
+    workers of the machine will be. Raises InputError for unknown names and bad data.
     """
     chosen = engine_by_name(engine)
     _usable(device)
+    if beside < 0:
+        raise InputError(f"{beside} processes beside the one that is measured, expected 0 or more")
     dataset = data.load(source, split="train", voxel_size=voxel_size, num_points=num_points, seed=seed)
     net = network(model, num_classes=len(dataset.classes))
     order = data.minibatches(len(dataset), batch_size=batch_size, seed=seed, epoch=0, shuffle=True)
@@ -58,9 +65,20 @@ def profile_model(
     typical = [dataset.batch(indices) for indices in order]
     reading = (time.perf_counter() - start) / len(order)
     batches = spread_batches(typical, batch_size=min(batch_size, len(dataset)))
-    origin = {"data": dataset.origin, "reading_seconds": reading, "seed": seed}
+    origin = {"data": dataset.origin, "reading_seconds": reading, "seed": seed, "beside": beside}
     counts = [batch.num_voxels for batch in typical if len(batch) == len(typical[0])]
-    with _limited_to(threads):
+    likewise = {
+        "model": model,
+        "source": str(source),
+        "voxel_size": voxel_size,
+        "batch_size": batch_size,
+        "num_points": num_points,
+        "engine": engine,
+        "device": device,
+        "threads": threads,
+        "seed": seed,
+    }
+    with company(beside, __name__, likewise), _limited_to(threads):
         return profile(
             net,
             batches,
@@ -292,3 +310,35 @@ def _interquartile(values: Sequence[float]) -> float:
         return 0.0
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")
     return high - low
+
+
+def _keep_company(
+    model: str,
+    source: str,
+    *,
+    voxel_size: float,
+    batch_size: int,
+    num_points: int,
+    engine: str,
+    device: str,
+    threads: int,
+    seed: int,
+) -> None:
+    """Train on a minibatch of the data set again and again, beside the process that profiles."""
+    leave_with_who_asked()
+    dataset = data.load(source, split="train", voxel_size=voxel_size, num_points=num_points, seed=seed)
+    net = network(model, num_classes=len(dataset.classes))
+    (indices, *_) = data.minibatches(len(dataset), batch_size=batch_size, seed=seed, epoch=0, shuffle=True)
+    batch, where = dataset.batch(indices), _usable(device)
+    subnetwork = Subnetwork(net, engine_by_name(engine), seed=seed).to(where)
+    optimizer = torch.optim.SGD(subnetwork.parameters(), lr=0.0, momentum=0.9, fused=True)
+    with _limited_to(threads):
+        whole_step(subnetwork, batch, device=where)
+        say_at_work()
+        while True:
+            whole_step(subnetwork, batch, device=where)
+            update_step(optimizer, device=where)
+
+
+if __name__ == "__main__":
+    _keep_company(**json.loads(sys.argv[1]))

@@ -48,7 +48,8 @@ class Strategies:
 
     @cached_property
     def profile(self) -> Profile:
-        return self.place.profile(self.model)
+        """What layers cost while all devices work."""
+        return self.place.profile(self.model, beside=self.num_devices - 1)
 
     @cached_property
     def cluster(self) -> Cluster:
@@ -61,9 +62,11 @@ class Strategies:
         if len(best.stages) == 1 and self.num_devices > 1:
             _say(f"the optimal plan has one stage ({best.summary()}): the pipeline is one device a stage instead")
             best = partition(self.profile, self.cluster, planner="model-parallel", schedule=self.schedule)
-        alone = Cluster.uniform(1, device_type=self.profile.device_types[0])
+        alone = self.place.profile(self.model)
         return {
-            ONE_PROCESS: partition(self.profile, alone, planner="optimal", schedule=self.schedule),
+            ONE_PROCESS: partition(
+                alone, self.place.cluster(alone, num_devices=1), planner="optimal", schedule=self.schedule
+            ),
             DATA_PARALLEL: partition(self.profile, self.cluster, planner="data-parallel", schedule=self.schedule),
             PIPELINE: best,
             **{f"{PIPELINE}-{schedule}": self._under(best, schedule) for schedule in self.also},

@@ -83,8 +83,11 @@ class Workplace:
         name = "synthetic shapes" if dataset.synthetic else dataset.folder.name
         return f"{name} · {text}" if text else name
 
-    def measure(self, model: str, *, repeats: int = 3) -> Profile:
-        """Profile `model` on this machine now, and keep it for the notebooks that follow."""
+    def measure(self, model: str, *, repeats: int = 3, beside: int = 0) -> Profile:
+        """Profile `model` on this machine now, and keep it for the notebooks that follow.
+
+        `beside`: with so many further processes at the same work.
+        """
         found = profile_model(
             model,
             self.source,
@@ -95,17 +98,18 @@ class Workplace:
             repeats=repeats,
             threads=self.threads,
             seed=self.seed,
+            beside=beside,
             progress=_say,
         )
-        path = found.save(self._profile_path(model))
+        path = found.save(self._profile_path(model, beside))
         _say(f"profile of {model} measured now, kept as {self._shown(path)}")
         return found
 
-    def profile(self, model: str) -> Profile:
+    def profile(self, model: str, *, beside: int = 0) -> Profile:
         """The profile of `model` that an earlier notebook kept, else one measured now."""
-        path = self._profile_path(model)
+        path = self._profile_path(model, beside)
         if not path.exists():
-            return self.measure(model)
+            return self.measure(model, beside=beside)
         _say(f"profile of {model} from {self._shown(path)}")
         return Profile.load(path)
 
@@ -125,7 +129,7 @@ class Workplace:
             _say(f"not exported: {error}")
         return live(figure)
 
-    def _profile_path(self, model: str) -> Path:
+    def _profile_path(self, model: str, beside: int) -> Path:
         settings = [
             self.source,
             self.voxel_size,
@@ -134,6 +138,7 @@ class Workplace:
             self.engine,
             self.threads,
             self.seed,
+            beside,
         ]
         return self.root / "work" / "profiles" / f"{model}-{digest(settings)}.json"
 

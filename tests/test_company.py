@@ -1,0 +1,88 @@
+"""Processes beside one that is measured: at work while it is, gone afterwards, whatever becomes of it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sparsepipe.company import company
+from sparsepipe.errors import InputError
+from sparsepipe.profiler import profile_model
+
+SETTINGS = {
+    "model": "minkvgg11bn-narrow",
+    "source": "digits",
+    "voxel_size": 0.1,
+    "batch_size": 2,
+    "num_points": 128,
+    "engine": "native",
+    "device": "cpu",
+    "threads": 1,
+    "seed": 0,
+}
+
+
+def _stat(pid: int) -> list[str]:
+    """State, parent and so on of a process; nothing where there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _beside(pid: int) -> list[int]:
+    """The processes that keep another one company."""
+    every = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    return [one for one in every if (stat := _stat(one)) and stat[0] != "Z" and int(stat[1]) == pid]
+
+
+def _processor_ticks(pid: int) -> int:
+    return sum(map(int, _stat(pid)[11:13]))
+
+
+def test_they_are_at_work_until_the_block_ends() -> None:
+    known = set(_beside(os.getpid()))
+    with company(2, "sparsepipe.profiler", SETTINGS):
+        pids = set(_beside(os.getpid())) - known
+        before = {pid: _processor_ticks(pid) for pid in pids}
+        time.sleep(1)
+        worked = [_processor_ticks(pid) - start for pid, start in before.items()]
+    assert len(worked) == 2 and min(worked) > 0.1 * os.sysconf("SC_CLK_TCK")
+    assert not set(_beside(os.getpid())) & pids
+
+
+def test_one_that_cannot_work_is_named() -> None:
+    with (
+        pytest.raises(InputError, match="^a process beside .* ended: The Zen of Python, by Tim Peters$"),
+        company(1, "this", {}),
+    ):
+        pytest.fail("nobody is at work")
+
+
+def test_they_end_with_who_is_measured() -> None:
+    code = "import json, sys, time; from sparsepipe.company import company"
+    code += "\nwith company(1, 'sparsepipe.profiler', json.loads(sys.argv[1])): print(flush=True); time.sleep(600)"
+    measured = subprocess.Popen([sys.executable, "-c", code, json.dumps(SETTINGS)], stdout=subprocess.PIPE)
+    assert measured.stdout is not None and measured.stdout.readline() == b"\n"
+    (pid,) = _beside(measured.pid)
+    measured.send_signal(signal.SIGKILL)
+    measured.wait()
+    measured.stdout.close()
+    deadline = time.monotonic() + 20
+    while (left := _stat(pid)[:1]) not in ([], ["Z"]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert left in ([], ["Z"])
+
+
+def test_a_profile_says_in_what_company_it_was_measured() -> None:
+    settings = dict(SETTINGS)
+    model, source = settings.pop("model"), settings.pop("source")
+    found = profile_model(model, source, **settings, repeats=1, beside=1)
+    assert found.origin["beside"] == 1
+    with pytest.raises(InputError, match="-1 processes beside"):
+        profile_model(model, source, **settings, repeats=1, beside=-1)
