@@ -117,6 +117,7 @@ def profile(options: argparse.Namespace) -> Answer:
     found.save(options.out)
     name = found.device_types[0]
     forward, backward = found.time(range(len(found.graph.layers)), name)
+    update = found.update_rates.get(name, 0.0) * sum(layer.parameter_bytes for layer in found.graph.layers)
     document = {
         "out": str(options.out),
         "device_type": name,
@@ -124,12 +125,13 @@ def profile(options: argparse.Namespace) -> Answer:
         "voxels": found.voxels(),
         "forward_seconds": forward,
         "backward_seconds": backward,
+        "update_seconds": update,
         "origin": dict(found.origin),
     }
     return Answer(
         document,
         f"{options.out}: {len(found.graph.layers)} layers on {name}, forward {forward * 1e3:.1f} ms, "
-        f"backward {backward * 1e3:.1f} ms at {found.voxels():.0f} voxels; "
+        f"backward {backward * 1e3:.1f} ms at {found.voxels():.0f} voxels, update {update * 1e3:.1f} ms; "
         f"the layers' sum is {found.origin['layers_over_whole']:.2f} x an uncut step",
     )
 

@@ -17,6 +17,7 @@ from threadpoolctl import threadpool_limits
 from . import data
 from .company import company, leave_with_who_asked, say_at_work
 from .data.batch import PointBatch
+from .data.order import Minibatches
 from .engines import Engine, Subnetwork
 from .engines import engine as engine_by_name
 from .engines.native.coordinates import CoordinateManager, pack
@@ -57,9 +58,8 @@ def profile_model(
     _usable(device)
     if beside < 0:
         raise InputError(f"{beside} processes beside the one that is measured, expected 0 or more")
-    dataset = data.load(source, split="train", voxel_size=voxel_size, num_points=num_points, seed=seed)
-    net = network(model, num_classes=len(dataset.classes))
-    order = data.minibatches(len(dataset), batch_size=batch_size, seed=seed, epoch=0, shuffle=True)
+    sizes = {"voxel_size": voxel_size, "batch_size": batch_size, "num_points": num_points, "seed": seed}
+    net, dataset, order = _opened(model, source, **sizes)
     order = order[:_CANDIDATE_MINIBATCHES]
     start = time.perf_counter()
     typical = [dataset.batch(indices) for indices in order]
@@ -67,17 +67,7 @@ def profile_model(
     batches = spread_batches(typical, batch_size=min(batch_size, len(dataset)))
     origin = {"data": dataset.origin, "reading_seconds": reading, "seed": seed, "beside": beside}
     counts = [batch.num_voxels for batch in typical if len(batch) == len(typical[0])]
-    likewise = {
-        "model": model,
-        "source": str(source),
-        "voxel_size": voxel_size,
-        "batch_size": batch_size,
-        "num_points": num_points,
-        "engine": engine,
-        "device": device,
-        "threads": threads,
-        "seed": seed,
-    }
+    likewise = {"model": model, "source": str(source), **sizes, "engine": engine, "device": device, "threads": threads}
     with company(beside, __name__, likewise), _limited_to(threads):
         return profile(
             net,
@@ -91,6 +81,15 @@ def profile_model(
             origin=origin,
             progress=progress,
         )
+
+
+def _opened(
+    model: str, source: str | Path, *, voxel_size: float, batch_size: int, num_points: int, seed: int
+) -> tuple[Network, data.VoxelDataset, Minibatches]:
+    """Return a network, the training split of a data set, and the order of its minibatches."""
+    dataset = data.load(source, split="train", voxel_size=voxel_size, num_points=num_points, seed=seed)
+    order = data.minibatches(len(dataset), batch_size=batch_size, seed=seed, epoch=0, shuffle=True)
+    return network(model, num_classes=len(dataset.classes)), dataset, order
 
 
 @contextmanager
@@ -163,7 +162,7 @@ def profile(
     device = _usable(device)
     subnetwork = Subnetwork(network, engine, seed=seed).to(device)
     samples: list[dict[str, CostSample]] = []
-    optimizer = torch.optim.SGD(subnetwork.parameters(), lr=0.0, momentum=0.9, fused=True)  # the weights stay
+    optimizer = _optimizer(subnetwork)
     inputs, updates, ratio = [], [], 0.0
     for position, batch in enumerate(batches):
         for _ in range(warmup if position == 0 else min(warmup, 1)):
@@ -201,6 +200,11 @@ def profile(
     rates = {name: statistics.median(updates) / num_bytes} if num_bytes else {}
     typical = tuple(voxel_counts or counts)
     return Profile(network.graph(), {name: costs}, typical, {**facts, **(origin or {})}, rates)
+
+
+def _optimizer(subnetwork: Subnetwork) -> torch.optim.Optimizer:
+    """SGD with momentum that leaves the weights as they are."""
+    return torch.optim.SGD(subnetwork.parameters(), lr=0.0, momentum=0.9, fused=True)
 
 
 def device_name(device: torch.device) -> str:
@@ -312,32 +316,19 @@ def _interquartile(values: Sequence[float]) -> float:
     return high - low
 
 
-def _keep_company(
-    model: str,
-    source: str,
-    *,
-    voxel_size: float,
-    batch_size: int,
-    num_points: int,
-    engine: str,
-    device: str,
-    threads: int,
-    seed: int,
-) -> None:
+def _keep_company(model: str, source: str, *, engine: str, device: str, threads: int, **sizes: Any) -> None:
     """Train on a minibatch of the data set again and again, beside the process that profiles."""
     leave_with_who_asked()
-    dataset = data.load(source, split="train", voxel_size=voxel_size, num_points=num_points, seed=seed)
-    net = network(model, num_classes=len(dataset.classes))
-    (indices, *_) = data.minibatches(len(dataset), batch_size=batch_size, seed=seed, epoch=0, shuffle=True)
-    batch, where = dataset.batch(indices), _usable(device)
-    subnetwork = Subnetwork(net, engine_by_name(engine), seed=seed).to(where)
-    optimizer = torch.optim.SGD(subnetwork.parameters(), lr=0.0, momentum=0.9, fused=True)
+    net, dataset, order = _opened(model, source, **sizes)
+    batch, place = dataset.batch(order[0]), _usable(device)
+    subnetwork = Subnetwork(net, engine_by_name(engine), seed=0).to(place)
+    optimizer = _optimizer(subnetwork)
     with _limited_to(threads):
-        whole_step(subnetwork, batch, device=where)
+        whole_step(subnetwork, batch, device=place)
         say_at_work()
         while True:
-            whole_step(subnetwork, batch, device=where)
-            update_step(optimizer, device=where)
+            whole_step(subnetwork, batch, device=place)
+            update_step(optimizer, device=place)
 
 
 if __name__ == "__main__":

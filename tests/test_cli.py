@@ -38,6 +38,21 @@ def test_data_verbs(tmp_path, capsys):
     assert "modelnet40" in {entry["name"] for entry in json.loads(out)}
 
 
+def test_profile_writes_what_plan_reads(tmp_path, capsys):
+    out = tmp_path / "profile.json"
+    words = "profile --model minkvgg11bn-narrow --data digits --voxel-size 0.1 --batch-size 2 --num-points 128"
+    words += f" --engine native --repeats 1 --device-type here --out {out}"
+    code, printed, _ = run(*words.split(), "--json", capsys=capsys)
+    document, kept = json.loads(printed), Profile.load(out)
+    assert code == 0 and document["device_type"] == "here" and document["origin"]["beside"] == 0
+    assert document["update_seconds"] > 0 and document["forward_seconds"] > 0
+    assert document["layers"] == len(kept.graph.layers) and set(kept.update_rates) == {"here"}
+    code, printed, _ = run("plan", "--profile", out, "--devices", 2, capsys=capsys)
+    assert code == 0 and "here" in printed
+    code, _, said = run("profile", "--model", "minkvgg11bn-narrow", "--out", out, capsys=capsys)
+    assert (code, said) == (2, "sparsepipe: no data: give --data\n")
+
+
 def test_plan_and_simulate(tmp_path, profile, capsys):
     machines = ("--profile", profile, "--devices", 2, "--bandwidth", 1e9)
     code, out, _ = run("plan", *machines, "--out", tmp_path / "plan.json", "--json", capsys=capsys)
