@@ -50,4 +50,5 @@ def test_without_published_profiles_this_machine_is_taken_and_said_aloud(monkeyp
     assert found.profile.device_types == ("full speed", "3/4 speed", "1/2 speed")
     fast, slow = (sum(found.profile.time(range(5), kind)) for kind in ("full speed", "1/2 speed"))
     assert slow == pytest.approx(2 * fast)
+    assert found.profile.update_rates["1/2 speed"] == 2 * found.profile.update_rates["full speed"] > 0
     assert "assumed" in capsys.readouterr().out and "assumed" in found.said

@@ -63,7 +63,8 @@ def machines(place: Workplace, model: str) -> Machines:
     print("no published profiles here: this machine's own, and copies of it that are assumed to be slower")
     (name,) = own.device_types
     costs = {kind: tuple(_slower(cost, speed) for cost in own.costs[name]) for kind, speed in SLOWER.items()}
-    assumed = replace(own, costs=costs, origin={**own.origin, "assumed_speeds": SLOWER})
+    rates = {kind: rate / speed for kind, speed in SLOWER.items() for rate in own.update_rates.values()}
+    assumed = replace(own, costs=costs, origin={**own.origin, "assumed_speeds": SLOWER}, update_rates=rates)
     return Machines(assumed, place.batch_size, place.noted(f"{model} as profiled here, slower devices assumed"))
 
 
