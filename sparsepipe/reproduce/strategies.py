@@ -1,5 +1,6 @@
 """The ways of training that the main job compares: one process, data parallelism, a pipeline."""
 
+import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -45,11 +46,13 @@ class Strategies:
     schedule: str = "1f1b"
     also: tuple[str, ...] = ()  # further schedules of the pipeline
     num_microbatches: int = 2  # of a step, for those of them that have steps
+    together: bool = True  # devices are this machine's cores, all at work at once
 
     @cached_property
     def profile(self) -> Profile:
-        """What layers cost while all devices work."""
-        return self.place.profile(self.model, beside=self.num_devices - 1)
+        """What layers cost while the other devices work too, as far as there are cores for them."""
+        at_once = min(self.num_devices, len(os.sched_getaffinity(0)) // self.place.threads) if self.together else 1
+        return self.place.profile(self.model, beside=max(at_once, 1) - 1)
 
     @cached_property
     def cluster(self) -> Cluster:
