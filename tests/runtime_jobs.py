@@ -104,6 +104,15 @@ class Result:
         return {key.split(":")[1]: tensor for key, tensor in found.items() if key.startswith(kind)}
 
 
+def same_training(one: Result, other: Result) -> None:
+    """Assert that two runs had the same losses and left the same state, to the bit."""
+    assert one.losses == other.losses
+    for kind in ("weight", "velocity", "buffer"):
+        tensors = one.tensors(kind)
+        for key, tensor in other.tensors(kind).items():
+            assert torch.equal(tensors[key], tensor), (kind, key)
+
+
 def run_jobs(folder: Path, jobs: Sequence[Job], *, limit: float = 240) -> dict[str, Result]:
     """Run the jobs one after the other in one set of processes. Fails with the first traceback where one does."""
     folders = {}
