@@ -11,9 +11,9 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
+from .children import python_path
 from .errors import InputError
 
 _AT_WORK = "at work"
@@ -26,8 +26,7 @@ def company(count: int, module: str, settings: Mapping[str, Any]) -> Iterator[No
     The block starts once all are at work. They end with it, and with this process, however that ends.
     Raises InputError for one that ends before, with what it said.
     """
-    paths = [str(Path(__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    environment = {**os.environ, "PYTHONPATH": python_path()}
     command = [sys.executable, "-m", module, json.dumps(settings)]
     others: list[subprocess.Popen[str]] = []
     try:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..children import python_path
 from ..cluster import Cluster
 from ..errors import InputError, RunFailed
 from ..plan import Plan
@@ -22,7 +23,6 @@ from .handle import Child, Handle, Stranger
 from .tail import Tail
 
 _POLLS_A_SECOND = 5
-_PACKAGE = Path(__file__).resolve().parents[2]
 
 
 class LocalJob:
@@ -160,11 +160,10 @@ def attach(run_dir: Path | str) -> LocalJob:
 
 
 def _environment(config: RunConfig, world_size: int) -> dict[str, str]:
-    paths = [str(_PACKAGE), *filter(None, [os.environ.get("PYTHONPATH")])]
     threads = config.threads or max(1, len(os.sched_getaffinity(0)) // world_size)
     return {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONPATH": python_path(),
         "GLOO_SOCKET_IFNAME": _loopback(),
         "OMP_NUM_THREADS": str(threads),
         **(waiting(config.engine, threads) if config.device == "cpu" else {}),

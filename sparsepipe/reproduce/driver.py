@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..children import python_path
 from ..errors import InputError, RunFailed
 from ..files import read_json, write_json
 from ..record import NOTEBOOK
@@ -169,8 +170,7 @@ class _Job:
 
     def _execute(self, name: str, request: dict[str, Any], log: Path) -> dict[str, Any]:
         """Run `reproduce.execute` on the request. Its stdin is its lifeline: closed, it interrupts papermill."""
-        paths = [str(_PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-        told = {"PYTHONPATH": os.pathsep.join(paths), "JUPYTER_PREFER_ENV_PATH": "1", NOTEBOOK: name}
+        told = {"PYTHONPATH": python_path(), "JUPYTER_PREFER_ENV_PATH": "1", NOTEBOOK: name}
         with log.open("wb") as errors:
             process = subprocess.Popen(
                 [sys.executable, "-W", "ignore", "-m", "sparsepipe.reproduce.execute"],
