@@ -4,19 +4,24 @@ Every process has one thread. For each workload and in turn, `--repeats` times:
 
     single      one process, a plain torch loop with the fused optimizer
     limit       two such processes at once, their sum: what two cores can do
-    ddp         DistributedDataParallel over gloo in two processes
-    torch_1f1b  torch.distributed.pipelining Schedule1F1B at its best cut and number of micro-batches
+    ddp         DistributedDataParallel over gloo in two processes, each with half of a minibatch
+    torch_1f1b  torch.distributed.pipelining Schedule1F1B, a minibatch in micro-batches; best number and cut of several
     pipeline    this project's runtime, asynchronous 1F1B, by the best plan for a profile taken with both cores busy:
                 one stage a process, or two of them interleaved
-    flush       the same with 1F1B-flush, at torch_1f1b's cut and micro-batches: as many samples a weight update
     predicted   what the simulator says of its plan, by that profile scaled to the steps of the limit just before
 
-torch_1f1b steps once for several micro-batches, the pipeline after each: `flush` is what compares like with like.
+These update the weights once a minibatch, after as many samples all: they train alike. Others that update less often,
+which costs less time and more epochs:
+
+    ddp_double         each process has a whole minibatch, an update is of two
+    torch_1f1b_larger  each micro-batch is a whole minibatch, an update is of several; number and cut as above
+    flush              this project's runtime with 1F1B-flush, at torch_1f1b_larger's cut and number of micro-batches
+
 Numbers are samples a second: medians, and ratios with their spread (quartiles over the repeats), each of two neighbours
 in time. `load` is the machine's (one minute, before each repeat): 0 at first, on two idle cores. `held` is the most
 that each stage held, between its actions and inside backwards, by the plan's figure; `peak` the most that its process
 had, what its allocator keeps of freed memory included. `--workload runtime` is the channel against bare gloo, bytes and
-messages against the six-message protocol, and the runtime's own time a minibatch and stage. All of it takes 45 minutes.
+messages against the six-message protocol, and the runtime's own time a minibatch and stage. All of it takes an hour.
 """
 
 import argparse
@@ -223,7 +228,10 @@ class _Dropout(nn.Module):
 
 
 def role_torch_1f1b(case: Case, folder: Path, seconds: float, cut: int, count: int) -> dict[str, Any]:
-    """Dense: the same layers in nn.Sequential stages. Sparse: what happens when its tensors are handed to it."""
+    """Dense: the same layers in nn.Sequential stages. Sparse: what happens when its tensors are handed to it.
+
+    `count` micro-batches have the case's batch size each.
+    """
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
     rank, _ = _join(folder)
@@ -501,13 +509,26 @@ ROLES = {
     "channel": role_channel,
     "single": role_single,
     "ddp": role_ddp,
+    "ddp_double": role_ddp,
     "torch_1f1b": role_torch_1f1b,
+    "torch_1f1b_larger": role_torch_1f1b,
     "profile": role_profile,
     "pipeline": role_pipeline,
     "flush": role_flush,
 }
 RUNTIME = "runtime"  # channel and overhead: no workload's
-COMPETITORS = ("limit", "predicted", "pipeline", "flush", "ddp", "torch_1f1b", "single")
+TORCH = ("torch_1f1b", "torch_1f1b_larger")
+COMPETITORS = (
+    "limit",
+    "predicted",
+    "pipeline",
+    "ddp",
+    "torch_1f1b",
+    "ddp_double",
+    "torch_1f1b_larger",
+    "flush",
+    "single",
+)
 
 
 def _join(folder: Path) -> tuple[int, dist.Store]:
@@ -554,11 +575,13 @@ def bench(name: str, folder: Path, *, repeats: int, seconds: float, only: set[st
     say(str(plan))
     result: dict[str, list[float]] = {key: [] for key in COMPETITORS}
     notes: dict[str, Any] = {"plan": [list(stage.layers) for stage in plan.stages], "load": [], "peak": [], "held": []}
-    best = _best_torch(name, case, folder, cut, seconds, notes) if "torch_1f1b" in only else None
-    _flush_plan(chosen, cut, notes.get("torch_1f1b_at")).save(folder / "flush.json")
+    arguments = {"ddp": ["--batch-size", str(case.batch_size // 2)]}
+    if only.intersection(TORCH):
+        arguments |= _best_torch(name, case, folder, cut, seconds, notes)
+    _flush_plan(chosen, cut, notes.get("torch_1f1b_larger_at")).save(folder / "flush.json")
     for repeat in range(repeats):
         notes["load"].append(round(os.getloadavg()[0], 2))
-        for role, found in _round(name, case, folder, seconds, best, only, chosen):
+        for role, found in _round(name, case, folder, seconds, arguments, only, chosen):
             result[role].append(found["samples_per_second"])
             say(f"{name} {repeat + 1}/{repeats}: {role} {found['samples_per_second']:.1f} samples/s")
             if role == "pipeline":
@@ -597,12 +620,12 @@ def _flush_plan(found: Profile, cut: int, torchs: dict[str, int] | None) -> Plan
 
 
 def _round(
-    name: str, case: Case, folder: Path, seconds: float, best: Any, only: set[str], found: Profile
+    name: str, case: Case, folder: Path, seconds: float, arguments: dict[str, list[str]], only: set[str], found: Profile
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Measure each competitor once, one after the other."""
     limit = 0.0
     for role in COMPETITORS:
-        if role not in only or (role == "torch_1f1b" and best is None):
+        if role not in only or (role in TORCH and role not in arguments):
             continue
         if role == "limit":
             both = start("single", name, folder, seconds, world_size=2)
@@ -614,26 +637,32 @@ def _round(
         elif role == "single":
             yield role, start("single", name, folder, seconds, world_size=1)[0]
         else:
-            yield role, start(role, name, folder, seconds, world_size=2, extra=best if role == "torch_1f1b" else ())[0]
+            yield role, start(role, name, folder, seconds, world_size=2, extra=arguments.get(role, ()))[0]
 
 
-def _best_torch(name: str, case: Case, folder: Path, cut: int, seconds: float, notes: dict) -> list[str] | None:
-    """Find the cut and number of micro-batches at which torch's own schedule is fastest."""
+def _best_torch(name: str, case: Case, folder: Path, cut: int, seconds: float, notes: dict) -> dict[str, list[str]]:
+    """Find the cut and number of micro-batches at which torch's own schedule is fastest, for either size of these."""
     if not case.images:
         found = start("torch_1f1b", name, folder, seconds, world_size=2, extra=["--cut", str(cut)])
         notes["torch_1f1b_error"] = next(f["error"] for f in found if "error" in f)
         say(f"{name}: torch_1f1b cannot: {notes['torch_1f1b_error']}")
-        return None
-    tried = {}
-    for place in (cut - 2, cut, cut + 2):
-        for count in (4, 8):
-            extra = ["--cut", str(place), "--microbatches", str(count)]
-            rate = start("torch_1f1b", name, folder, seconds / 2, world_size=2, extra=extra)[0]["samples_per_second"]
-            tried[place, count] = rate
-    (place, count), rate = max(tried.items(), key=lambda item: item[1])
-    notes["torch_1f1b_at"] = {"cut": place, "microbatches": count}
-    say(f"{name}: torch_1f1b is best at cut {place}, {count} micro-batches: {rate:.1f}")
-    return ["--cut", str(place), "--microbatches", str(count)]
+        return {}
+    sizes = {
+        "torch_1f1b": {count: case.batch_size // count for count in (2, 4, 8)},
+        "torch_1f1b_larger": dict.fromkeys((4, 8), case.batch_size),
+    }
+    chosen = {}
+    for role, batch_sizes in sizes.items():
+        tried = {}
+        for place in (cut - 2, cut, cut + 2):
+            for count, batch_size in batch_sizes.items():
+                extra = ["--cut", str(place), "--microbatches", str(count), "--batch-size", str(batch_size)]
+                found = start(role, name, folder, seconds / 2, world_size=2, extra=extra)
+                tried[place, count] = found[0]["samples_per_second"], extra
+        (place, count), (rate, chosen[role]) = max(tried.items(), key=lambda item: item[1])
+        notes[f"{role}_at"] = {"cut": place, "microbatches": count, "of_samples": batch_sizes[count]}
+        say(f"{name}: {role} is best at cut {place}, {count} micro-batches of {batch_sizes[count]}: {rate:.1f}")
+    return chosen
 
 
 def _predict(plan: Plan, found: Profile, case: Case, *, step_seconds: float) -> float:
@@ -666,8 +695,8 @@ def _simulated_seconds(plan: Plan, found: Profile) -> float:
 def _summary(result: dict[str, list[float]], notes: dict[str, Any]) -> dict[str, Any]:
     document: dict[str, Any] = {key: statistics.median(found) if found else None for key, found in result.items()}
     document["runs"] = result
-    ratios = [("pipeline", other) for other in ("limit", "ddp", "torch_1f1b", "predicted")]
-    for one, other in (*ratios, ("flush", "torch_1f1b")):
+    ratios = [("pipeline", other) for other in COMPETITORS if other not in ("pipeline", "flush", "single")]
+    for one, other in (*ratios, ("flush", "torch_1f1b_larger")):
         pairs = [a / b for a, b in zip(result[one], result[other], strict=False)]
         document[f"{one}/{other}"] = _spread(pairs)
     return document | notes
@@ -685,13 +714,14 @@ def say(text: str) -> None:
 
 
 def _table(document: dict[str, Any]) -> str:
-    columns = ("limit", "single", "ddp", "torch_1f1b", "flush", "pipeline", "predicted")
-    columns += ("pipeline/limit", "pipeline/ddp", "pipeline/torch_1f1b", "flush/torch_1f1b", "pipeline/predicted")
-    lines = ["workload".ljust(24) + "".join(column.rjust(20) for column in columns)]
+    lines = []
     for name, found in ((name, found) for name, found in document.items() if name in CASES):
-        cells = [found.get(column) for column in columns]
-        texts = ["-" if c is None else f"{c['median']:.3f}" if isinstance(c, dict) else f"{c:.1f}" for c in cells]
-        lines.append(name.ljust(24) + "".join(text.rjust(20) for text in texts))
+        lines.append(f"{name}, samples/s".ljust(32) + "pipeline by it".rjust(20))
+        for role in COMPETITORS:
+            rate = "-" if found[role] is None else f"{found[role]:.1f}"
+            ratio = found.get(f"pipeline/{role}")
+            text = "{median:.3f} [{low:.3f}, {high:.3f}]".format(**ratio) if ratio else ""
+            lines.append(f"  {role.ljust(20)}{rate.rjust(10)}{text.rjust(24)}".rstrip())
         held, peak = (", ".join(f"{share:.2f}" for share in found[which]) or "-" for which in ("held", "peak"))
         lines.append(f"  load {found['load']}; by the plan's figure the stages held {held}, their processes {peak}")
         lines.append(f"  sum of the profiled layers by a whole step: {found['layers_over_whole']:.2f}")
@@ -727,6 +757,7 @@ def main() -> int:
     for option in ("--role", "--folder", "--output"):
         parser.add_argument(option, help=argparse.SUPPRESS)
     parser.add_argument("--cut", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--batch-size", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--microbatches", type=int, default=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.role:
@@ -770,8 +801,10 @@ def _of_the_runtime(folder: Path, repeats: int) -> dict[str, Any]:
 
 def _work(options: argparse.Namespace) -> int:
     torch.set_num_threads(1)
-    extra = {"cut": options.cut, "count": options.microbatches} if options.role == "torch_1f1b" else {}
-    found = ROLES[options.role](CASES[options.workload[0]], Path(options.folder), options.seconds, **extra)
+    extra = {"cut": options.cut, "count": options.microbatches} if options.role in TORCH else {}
+    case = CASES[options.workload[0]]
+    case = replace(case, batch_size=options.batch_size or case.batch_size)
+    found = ROLES[options.role](case, Path(options.folder), options.seconds, **extra)
     found["cpu_seconds"] = time.process_time()
     Path(options.output).write_text(json.dumps(found))
     os._exit(0)  # not waiting for anybody's threads
