@@ -1,6 +1,7 @@
 """The cache of prepared samples: the same samples with it as without, keyed by all that decides them, never half."""
 
 import errno
+import json
 import multiprocessing
 import os
 import shutil
@@ -13,6 +14,7 @@ import torch
 from sparsepipe import data, files
 from sparsepipe.data.cache import SampleCache, cache_key
 from sparsepipe.data.dataset import VoxelDataset
+from sparsepipe.errors import InputError
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -78,6 +80,43 @@ def test_every_setting_is_part_of_the_key(shapes: Path, tmp_path: Path, change: 
     changed = _load(shapes, tmp_path, **change).batch([0])
     assert len(_entries(tmp_path)) == 2
     assert _same(changed, _load(shapes, None, **change).batch([0]))
+
+
+def _marked(folder: Path, **further: object) -> Path:
+    """Add to what a data set's own dataset.json says."""
+    marker = folder / "dataset.json"
+    marker.write_text(json.dumps(json.loads(marker.read_text()) | further))
+    return folder
+
+
+def test_that_clouds_are_metric_is_part_of_the_key(shapes: Path, tmp_path: Path) -> None:
+    folder, cache = Path(shutil.copytree(shapes, tmp_path / "shapes")), tmp_path / "cache"
+    in_unit_cube = _load(folder, cache).batch(range(6))
+    _marked(folder, metric=True)
+    plain = _load(folder, None).batch(range(6))
+    assert not _same(plain, in_unit_cube)
+    assert _same(_load(folder, cache).batch(range(6)), plain)
+
+
+def test_labels_that_no_part_bears_are_refused_from_the_cache_too(shapes: Path, tmp_path: Path) -> None:
+    folder, cache = Path(shutil.copytree(shapes, tmp_path / "shapes")), tmp_path / "cache"
+    _load(folder, cache, task="segmentation").batch(range(6))
+    _marked(folder, parts=["leg"])
+    with pytest.raises(InputError, match="is out of range for 1 classes"):
+        _load(folder, cache, task="segmentation").batch(range(6))
+
+
+def test_names_that_tell_the_classes_of_points_are_part_of_the_key(tmp_path: Path) -> None:
+    """In S3DIS the same points are a chair or a table by their file's name alone."""
+    folder = tmp_path / "s3dis" / "Area_1" / "office_1" / "Annotations"
+    folder.mkdir(parents=True)
+    (folder / "chair_1.txt").write_text("0 0 0 1 2 3\n1 1 1 4 5 6\n")
+    options = {"num_points": None, "task": "segmentation"}
+    before = _load(tmp_path / "s3dis", tmp_path / "cache", **options)
+    assert {before.classes[label] for label in before.batch([0]).labels} == {"chair"}
+    (folder / "chair_1.txt").rename(folder / "table_1.txt")
+    after = _load(tmp_path / "s3dis", tmp_path / "cache", **options)
+    assert {after.classes[label] for label in after.batch([0]).labels} == {"table"}
 
 
 def test_contents_are_part_of_the_key_and_places_are_not(shapes: Path, tmp_path: Path) -> None:

@@ -244,8 +244,11 @@ class VoxelDataset:
         facts = {
             "what": "reservoir" if augmented else "voxels",
             "name": file.name,  # decides the points drawn
+            "files": [path.name for path in (file.path, *file.companions)],  # S3DIS: names tell the points' classes
             "entry": file.entry,
             "layout": self.folder.layout,
+            "metric": self.folder.metric,
+            "parts": len(self.folder.parts),  # labels beyond them are refused
             "task": self.task,
             "recipe": None if augmented else self.recipe.facts(),
             "draw": [self.recipe.num_points, self.recipe.seed],
