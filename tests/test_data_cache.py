@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from sparsepipe import data, files
-from sparsepipe.data.cache import SampleCache, cache_key
+from sparsepipe.data.cache import SampleCache, _sealed, cache_key
 from sparsepipe.data.dataset import VoxelDataset
 from sparsepipe.errors import InputError
 
@@ -161,12 +161,27 @@ def test_a_damaged_entry_counts_as_absent_and_is_mended(shapes: Path, tmp_path: 
     assert entry.read_bytes() == whole
 
 
+def test_an_entry_with_any_byte_changed_counts_as_absent(tmp_path: Path) -> None:
+    """An array's header that says fewer rows, a directory that hides a member: nothing in an archive betrays them."""
+    cache, random = SampleCache(tmp_path), np.random.default_rng(0)
+    cache.save("abcd", {"coordinates": random.integers(0, 9, (700, 3)), "labels": random.integers(0, 9, 700)})
+    (entry,) = _entries(tmp_path)
+    whole = entry.read_bytes()
+    assert cache.load("abcd").keys() == {"coordinates", "labels"}
+    for place in (*range(300), *range(len(whole) - 500, len(whole))):
+        entry.write_bytes(whole[:place] + bytes([whole[place] ^ random.integers(1, 256)]) + whole[place + 1 :])
+        assert cache.load("abcd") is None, place
+
+
 def test_pickled_objects_are_never_loaded(tmp_path: Path) -> None:
     cache = SampleCache(tmp_path)
     path = tmp_path / "ab" / "abcd.npz"
     path.parent.mkdir()
     np.savez(path, coordinates=np.array([{"a": 1}], dtype=object))
     assert cache.load("abcd") is None
+    path.write_bytes(_sealed(path.read_bytes()))
+    with pytest.raises(ValueError, match="Object arrays cannot be loaded"):
+        cache.load("abcd")
     with pytest.raises(ValueError, match="[Oo]bject arrays cannot be saved"):
         cache.save("abcd", {"coordinates": np.array([{"a": 1}], dtype=object)})
 
