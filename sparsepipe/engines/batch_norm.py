@@ -1,4 +1,4 @@
-"""Batch norm over rows [N, C] that can share its statistics with other processes."""
+"""Batch norm, of voxels or of dense grids, that can share its statistics with other processes."""
 
 import torch
 import torch.distributed as dist
@@ -8,29 +8,34 @@ from torch.autograd.function import once_differentiable
 from ..errors import InputError
 
 
-class GroupBatchNorm1d(nn.BatchNorm1d):
-    """Batch norm whose minibatch, in training, is the rows of every process of `group`; alone without a group.
+class GroupBatchNorm(nn.modules.batchnorm._BatchNorm):
+    """Batch norm of rows [N, C] or grids [B, C, ...] whose minibatch, in training, is that of every process of `group`.
 
-    Processes may hold different numbers of rows, or none. Each must run the same forward and backward passes in the
-    same order. Weight and bias get the gradient of the own rows; averaging gradients over the group, as replicas do
-    with all others, completes it.
+    Alone without a group; its state_dict is that of torch's own. Processes may hold different numbers of rows, or none.
+    Each must run the same forward and backward passes in the same order. Weight and bias get the gradient of the own
+    rows; averaging gradients over the group, as replicas do with all others, completes it.
     """
 
     group: dist.ProcessGroup | None = None
 
+    def _check_input_dim(self, input: Tensor) -> None:
+        """Take any number of axes: the layers around say how many there are."""
+
     def forward(self, input: Tensor) -> Tensor:
         if self.group is None or not self.training:
-            if self.training and len(input) == 1:
+            if self.training and input.numel() == input.shape[1]:
                 raise InputError("batch norm over 1 voxel: expected at least 2; use more samples or smaller voxels")
             return super().forward(input)
-        output, mean, variance, count = _GroupNorm.apply(input, self.weight, self.bias, self.eps, self.group)
+        places = input.movedim(1, -1)
+        rows = places.flatten(0, -2)
+        output, mean, variance, count = _GroupNorm.apply(rows, self.weight, self.bias, self.eps, self.group)
         if self.track_running_stats:
             with torch.no_grad():
                 self.num_batches_tracked.add_(1)
                 unbiased = variance * (count / (count - 1))
                 self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
                 self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
-        return output
+        return output.view(places.shape).movedim(-1, 1).contiguous()
 
 
 class _GroupNorm(torch.autograd.Function):

@@ -7,6 +7,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from ..errors import InputError
+from .batch_norm import GroupBatchNorm
 
 ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
     "relu": torch.relu,
@@ -14,7 +15,6 @@ ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
     "gelu": functional.gelu,
 }
 _CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
-_BATCH_NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 _MAX_POOLS = {1: nn.MaxPool1d, 2: nn.MaxPool2d, 3: nn.MaxPool3d}
 
 
@@ -54,7 +54,7 @@ def _convolution(
 
 
 def _batch_norm(channels: int, *, dimension: int = 3) -> nn.Module:
-    return _BATCH_NORMS[dimension](channels)
+    return GroupBatchNorm(channels)
 
 
 def _max_pool(*, kernel_size: int, stride: int, dimension: int = 3) -> nn.Module:

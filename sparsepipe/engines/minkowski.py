@@ -14,7 +14,7 @@ from ..data.batch import PointBatch
 from ..errors import InputError
 from ..models.rows import Row
 from .base import CoordinateSet, Feature, Parts
-from .batch_norm import GroupBatchNorm1d
+from .batch_norm import GroupBatchNorm
 from .dense import ACTIVATIONS, DENSE_LAYERS, dense_grid
 from .dropout import SeededDropout
 from .native.coordinates import pack
@@ -144,7 +144,7 @@ class Linear(ME.MinkowskiLinear):
 class BatchNorm(ME.MinkowskiBatchNorm):
     def __init__(self, channels: int) -> None:
         super().__init__(channels)
-        self.bn = GroupBatchNorm1d(channels)
+        self.bn = GroupBatchNorm(channels)
 
     def forward(self, input: AnyTensor) -> AnyTensor:
         return _on_features(self.bn, input)

@@ -9,7 +9,7 @@ from torch.distributed import ProcessGroup
 from ..errors import InputError
 from ..models.rows import INPUT, Network, Row
 from .base import Engine
-from .batch_norm import GroupBatchNorm1d
+from .batch_norm import GroupBatchNorm
 from .initialisation import derived_seed, initialise
 
 SEEDED_KINDS = frozenset({"dropout"})  # their modules take `seed=`: what they draw depends on the minibatch
@@ -48,7 +48,7 @@ class Subnetwork(nn.Module):
         Returns how many layers do. From then on every process of the group must run the same passes in the same order.
         Gradients of their weights, like all others, are those of the own rows, to be averaged over the group.
         """
-        norms = [module for module in self.modules() if isinstance(module, GroupBatchNorm1d)]
+        norms = [module for module in self.modules() if isinstance(module, GroupBatchNorm)]
         for norm in norms:
             norm.group = group
         return len(norms)

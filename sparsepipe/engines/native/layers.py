@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ...errors import InputError
 from ...models.rows import Row
-from ..batch_norm import GroupBatchNorm1d
+from ..batch_norm import GroupBatchNorm
 from ..dense import ACTIVATIONS, DENSE_LAYERS, dense_grid
 from ..dropout import SeededDropout
 from .convolution import convolve
@@ -91,7 +91,7 @@ class BatchNorm(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.bn = GroupBatchNorm1d(channels)
+        self.bn = GroupBatchNorm(channels)
 
     def forward(self, tensor: AnyTensor) -> AnyTensor:
         return _on_features(self.bn, tensor)
