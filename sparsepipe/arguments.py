@@ -49,7 +49,13 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument(
         "--beside", type=_count, metavar="N", help="with N processes at the same work, as other workers will be"
     )
-    one.add_argument("--out", type=Path, required=True, metavar="FILE.json")
+    one.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="profile JSON (.json), or a graph.txt under another name",
+    )
 
     one = _verb(verbs, "plan", "choose stages, replicas and schedule")
     _machine_options(one)

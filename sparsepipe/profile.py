@@ -188,8 +188,17 @@ class Profile:
         }
 
     def save(self, path: Path | str) -> Path:
-        """Write JSON, atomically."""
-        return write_json(path, self.to_json())
+        """Write JSON or, as `load` reads it, under any name that does not end in .json a graph.txt; atomically.
+
+        A graph.txt keeps the mean minibatch's costs of one device type, without its name. Raises InputError for more.
+        """
+        if not _is_graph_text(path):
+            return write_json(path, self.to_json())
+        if len(self.costs) != 1:
+            raise InputError(
+                f"{path}: a graph.txt holds one device type, this profile has {', '.join(self.costs)}: name it .json"
+            )
+        return self.to_graph_text().save(path)
 
     @classmethod
     def load(cls, path: Path | str, *, device_type: str | None = None) -> "Profile":
@@ -197,7 +206,7 @@ class Profile:
 
         Raises InputError naming the file and what is wrong.
         """
-        if Path(path).suffix != ".json":
+        if _is_graph_text(path):
             return cls.from_graph_text(GraphText.load(path), device_type=device_type or "device")
         document = read_json(path, what="profile")
         try:
@@ -245,6 +254,10 @@ class Profile:
         order = self.origin.get("order", list(nodes))
         edges = tuple((self.graph.layers[i].id, self.graph.layers[j].id) for i, j in self.graph.edges)
         return GraphText(tuple(nodes[id] for id in order), edges)
+
+
+def _is_graph_text(path: Path | str) -> bool:
+    return Path(path).suffix != ".json"
 
 
 def graph_differences(a: LayerGraph, b: LayerGraph) -> str:

@@ -53,6 +53,16 @@ def test_profile_writes_what_plan_reads(tmp_path, capsys):
     assert (code, said) == (2, "sparsepipe: no data: give --data\n")
 
 
+def test_profile_writes_a_graph_txt_that_plan_reads(tmp_path, capsys):
+    words = "profile --model minkvgg11bn-narrow --data digits --voxel-size 0.1 --batch-size 2 --num-points 128"
+    out = tmp_path / "graph.txt"
+    code, _, _ = run(*words.split(), "--engine", "native", "--repeats", 1, "--out", out, capsys=capsys)
+    assert code == 0 and "forward_compute_time=" in out.read_text()
+    code, printed, _ = run("plan", "--profile", f"here={out}", "--devices", 2, "--json", capsys=capsys)
+    ids = {layer.id for layer in Profile.load(out).graph.layers}
+    assert code == 0 and {id for stage in json.loads(printed)["stages"] for id in stage["layers"]} == ids
+
+
 def test_plan_and_simulate(tmp_path, profile, capsys):
     machines = ("--profile", profile, "--devices", 2, "--bandwidth", 1e9)
     code, out, _ = run("plan", *machines, "--out", tmp_path / "plan.json", "--json", capsys=capsys)

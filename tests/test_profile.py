@@ -61,6 +61,14 @@ def test_disk_round_trip(tmp_path):
     assert Profile.load(joined.save(tmp_path / "p.json")) == joined
 
 
+def test_a_graph_txt_keeps_the_mean_minibatch_of_one_device_type(tmp_path):
+    path = profile("slow").save(tmp_path / "graph.txt")
+    found = Profile.load(path, device_type="slow")
+    assert found.graph == profile().graph and found.time([0, 1], "slow") == profile().time([0, 1], "cpu")
+    with pytest.raises(InputError, match="both.txt: a graph.txt holds one device type, this profile has a, b"):
+        (profile("a") | profile("b")).save(tmp_path / "both.txt")
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
