@@ -29,7 +29,7 @@ class CostSample:
     saved_bytes: float = 0.0  # kept from forward to backward
     forward_spread: float = 0.0  # seconds, interquartile range over the repeats
     backward_spread: float = 0.0
-    kernel_map_pairs: float = 0.0  # (input, output) pairs the convolution multiplies
+    kernel_map_pairs: float = 0.0  # (input, output) pairs of its kernel map: what a convolution multiplies
     kernel_map_seconds: float = 0.0  # of making its kernel map: part of the forward of the first layer that needs it
 
     def __post_init__(self) -> None:

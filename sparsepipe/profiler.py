@@ -262,9 +262,10 @@ class _KernelMap(NamedTuple):
 
 
 def _kernel_maps(subnetwork: Subnetwork, parts: Any) -> dict[str, _KernelMap]:
-    """Name the kernel map of every convolution: a fact of the coordinates, so one count of pairs serves every engine.
+    """Name the kernel map of every layer that has one: a fact of the coordinates, so one count serves every engine.
 
-    A transposed convolution has that of the convolution that leads down.
+    They are the layers with a kernel on voxels: convolutions, pools, and those that lead back up, whose map is that of
+    the layer down.
     """
     if not parts.coordinate_sets:
         return {}
@@ -273,11 +274,11 @@ def _kernel_maps(subnetwork: Subnetwork, parts: Any) -> dict[str, _KernelMap]:
         manager.insert(stride, pack(coordinates).sort().values)
     maps = {}
     for row in subnetwork.table:
-        if row.kind in ("convolution", "transposed_convolution"):
-            ends = [parts.features[name].coordinate_set for name in (row.inputs[0], row.id)]
-            source, target = (parts.coordinate_sets[end].tensor_stride for end in ends)
-            if row.kind == "transposed_convolution":
-                source, target = target, source
+        ends = [parts.features[name].coordinate_set for name in (row.inputs[0], row.id)]
+        if "kernel_size" in row.args and None not in ends:
+            source, target = sorted(
+                parts.coordinate_sets[end].tensor_stride for end in ends
+            )  # the kernel lies on target
             size, dilation = row.args["kernel_size"], row.args.get("dilation", 1)
             pairs = manager.kernel_map(source, target, kernel_size=size, dilation=dilation).num_pairs
             maps[row.id] = _KernelMap(source, target, size, dilation, pairs)
@@ -291,7 +292,7 @@ def _kernel_map_seconds(
     forwards: Mapping[str, float],
     device: torch.device,
 ) -> dict[str, float]:
-    """Return what each convolution's kernel map cost: by how much its first user's forward is shorter once it is there.
+    """Return what each layer's kernel map cost: by how much its first user's forward is shorter once it is there.
 
     `tensors` are those of a sweep: their coordinate manager has all maps. `forwards` are the seconds without.
     """

@@ -1,5 +1,7 @@
 """The profiler: sizes have closed forms, a sweep computes the gradients of an uncut step, times are medians."""
 
+import itertools
+
 import pytest
 import torch
 from engine_clouds import close, random_batch, real_batch
@@ -9,7 +11,7 @@ from sparsepipe.data import collate
 from sparsepipe.engines import Subnetwork, engine, sweep
 from sparsepipe.engines.native.coordinates import CoordinateManager, pack
 from sparsepipe.errors import InputError
-from sparsepipe.models import network
+from sparsepipe.models import INPUT, Network, Row, network
 from sparsepipe.profile import Profile
 
 NET = network("minkvgg11bn-narrow", num_classes=5)
@@ -53,7 +55,8 @@ def test_sizes_have_closed_forms(chosen):
         pairs = manager.kernel_map((1, 1, 1), (1, 1, 1), kernel_size=3).num_pairs
         assert manager.map_bytes == keys + (pairs - batch.num_voxels) * 16  # rows that meet themselves need none
         assert cost["conv1_1"].kernel_map_pairs == pairs
-        assert cost["relu1_1"].kernel_map_pairs == 0
+        assert cost["pool1"].kernel_map_pairs == batch.num_voxels  # kernel 2, stride 2: each voxel has one parent
+        assert cost["relu1_1"].kernel_map_pairs == cost["fc1"].kernel_map_pairs == 0
         assert cost["relu1_1"].saved_bytes == cost["relu1_1"].output_bytes
         if chosen.name == "minkowski":
             assert cost["pool1"].saved_bytes > cost["pool1"].output_bytes  # which row gave each maximum, int32
@@ -98,6 +101,47 @@ def test_sizes_of_a_unet():
     assert {id: cost[id].output_bytes for id in channels} == {
         id: batch.num_voxels * c * 4 for id, c in channels.items()
     }
+
+
+# Layers by the pairs that brute force counts: from the voxels at one tensor stride to those at another, by a kernel.
+MAPS = {
+    ("convolution", "sum_pool"): (1, 1, 3),
+    ("max_pool", "unpool"): (1, 2, 3),  # kernels that overlap
+    ("average_pool", "transposed_convolution"): (2, 4, 2),
+}
+
+
+def test_every_layer_with_a_kernel_map_counts_its_pairs(chosen):
+    rows = (
+        Row("convolution", "convolution", (INPUT,), {"in_channels": 1, "out_channels": 2, "kernel_size": 3}),
+        Row("sum_pool", "sum_pool", ("convolution",), {"kernel_size": 3, "stride": 1}),
+        Row("max_pool", "max_pool", ("sum_pool",), {"kernel_size": 3, "stride": 2}),
+        Row("average_pool", "average_pool", ("max_pool",), {"kernel_size": 2, "stride": 2}),
+        Row(
+            "transposed_convolution",
+            "transposed_convolution",
+            ("average_pool", "max_pool"),
+            {"in_channels": 2, "out_channels": 2, "kernel_size": 2, "stride": 2},
+        ),
+        Row("unpool", "unpool", ("transposed_convolution", "sum_pool"), {"kernel_size": 3, "stride": 2}),
+        Row("global_pool", "global_max_pool", ("unpool",)),
+        Row("fc", "linear", ("global_pool",), {"in_channels": 2, "out_channels": 2}),
+    )
+    (batch,) = batches(200)
+    one = profiler.profile(Network("all-maps", rows, 1, 2), [batch], chosen, warmup=0, repeats=1)
+    cost = {row.id: one.costs["cpu"][k].samples[0] for k, row in enumerate(rows)}
+    fine = {tuple(voxel) for voxel in batch.coordinates.tolist()}
+    for ids, (near, far, size) in MAPS.items():
+        source, target = ({(b, *(v // step * step for v in place)) for b, *place in fine} for step in (near, far))
+        reach = range(-(size // 2), size // 2 + 1) if size % 2 else range(size)
+        pairs = sum(
+            (b, *(v + near * k for v, k in zip(place, offset, strict=True))) in source
+            for b, *place in target
+            for offset in itertools.product(reach, repeat=3)
+        )
+        assert {id: cost[id].kernel_map_pairs for id in ids} == dict.fromkeys(ids, pairs)
+        assert len({cost[id].kernel_map_seconds for id in ids}) == 1 and cost[ids[0]].kernel_map_seconds > 0
+    assert cost["global_pool"].kernel_map_pairs == cost["fc"].kernel_map_pairs == 0
 
 
 def test_times_are_medians_of_the_repeats(monkeypatch):
