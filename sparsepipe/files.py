@@ -66,12 +66,26 @@ def read_json(path: Path | str, *, what: str = "JSON file") -> Any:
 
 
 def read_rows(path: Path | str) -> list[dict]:
-    """Read JSON lines. A last line cut short by a kill is left out: everything before it is whole."""
+    """Read JSON lines. A last line cut short by a kill is left out; raises InputError for another that is not whole."""
     rows = []
-    for line in Path(path).read_text(encoding="utf-8").split("\n")[:-1]:
+    for place, line in enumerate(Path(path).read_text(encoding="utf-8").split("\n")[:-1], start=1):
         if line.strip():
-            rows.append(json.loads(line))
+            try:
+                rows.append(json.loads(line))
+            except ValueError as error:
+                raise InputError(f"{path}:{place}: not a row of JSON ({error}); take the line out") from None
     return rows
+
+
+def cut_torn_row(path: Path | str) -> None:
+    """Take from JSON lines what `read_rows` leaves out, so that a row written behind it is one of its own.
+
+    Nobody else may write to the file meanwhile.
+    """
+    path = Path(path)
+    if path.exists():
+        whole = path.read_bytes().rfind(b"\n") + 1
+        os.truncate(path, whole)
 
 
 def write_rows(path: Path | str, rows: list[dict]) -> Path:

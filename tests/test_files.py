@@ -1,7 +1,7 @@
 import pytest
 
 from sparsepipe.errors import InputError
-from sparsepipe.files import read_json, read_text, write_atomic, write_json
+from sparsepipe.files import cut_torn_row, read_json, read_rows, read_text, write_atomic, write_json
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path):
@@ -28,3 +28,16 @@ def test_unreadable_files_are_named_in_one_line(tmp_path):
         with pytest.raises(InputError, match=message) as caught:
             read(path)
         assert "\n" not in str(caught.value)
+
+
+def test_a_torn_row_is_cut_and_one_further_up_is_named(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    cut_torn_row(path)
+    assert not path.exists()
+    for content, kept in ((b'{"a": 1}\n{"a": "\xc3', b'{"a": 1}\n'), (b'{"a"', b""), (b'{"a": 1}\n', b'{"a": 1}\n')):
+        path.write_bytes(content)
+        cut_torn_row(path)
+        assert path.read_bytes() == kept
+    path.write_text('{"a": 1}\n{"a{"a": 2}\n')
+    with pytest.raises(InputError, match="rows.jsonl:2: not a row of JSON"):
+        read_rows(path)

@@ -31,6 +31,20 @@ def test_rows_reach_the_disk_while_the_run_goes_on(tmp_path) -> None:
     recorder.close()
 
 
+def test_a_row_torn_by_a_kill_spoils_no_later_one(tmp_path) -> None:
+    for tail in ("", '{"rank": 0, "name": "1F'):
+        first = Recorder(tmp_path, rank=0, stage=0, origin=0.0)
+        first.span("forward", "0F0", 0.0, 1.0, minibatch=0)
+        first.close()
+        with (tmp_path / "trace-rank0.jsonl").open("a") as handle:
+            handle.write(tail)
+        again = Recorder(tmp_path, rank=0, stage=0, origin=0.0)
+        again.span("forward", "0F1", 1.0, 2.0, minibatch=1)
+        again.close()
+        assert [span.name for span in RunRecord(tmp_path).trace().spans] == ["0F0", "0F1"]
+        (tmp_path / "trace-rank0.jsonl").unlink()
+
+
 def _rows() -> list[dict]:
     steps = [{"event": "step", "seconds": k, "minibatch": k} for k in range(6)]
     epochs = [{"event": "epoch", "seconds": 3, "minibatches": 3}, {"event": "epoch", "seconds": 6, "minibatches": 6}]

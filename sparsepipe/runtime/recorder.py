@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..files import read_rows, write_rows
+from ..files import cut_torn_row, read_rows, write_rows
 from .whereabouts import Whereabouts
 
 _ROWS_AT_ONCE = 256
@@ -14,7 +14,7 @@ _SECONDS_AT_MOST = 0.5
 
 
 class Lines:
-    """A file that grows by whole lines: each batch of rows is one write to its end, so a kill tears none apart."""
+    """A file that grows by whole lines: a batch of rows is one write to its end, so a kill tears the last at most."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -48,7 +48,9 @@ class Recorder:
         self._whereabouts = whereabouts
         self.rank, self._origin = rank, origin
         self.stage = stage  # whose turn it is, where a rank has several
-        self._trace = Lines(run_dir / f"trace-rank{rank}.jsonl")
+        trace = run_dir / f"trace-rank{rank}.jsonl"
+        cut_torn_row(trace)  # of a worker that was killed, or whose disk was full (metrics: see forget_rows)
+        self._trace = Lines(trace)
         self._metrics = Lines(run_dir / "metrics.jsonl")
         self.spans: list[tuple[int, str, float, float]] = []  # (stage, kind, start, end) since `restart`
 
