@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from sparsepipe.data.folder import open_folder
 from sparsepipe.data.formats import Cloud, Mesh, hdf5, read
 from sparsepipe.data.formats.hdf5 import hdf5_labels, read_hdf5
 from sparsepipe.data.formats.scan import read_scan
@@ -377,6 +378,40 @@ def test_a_broken_hdf5_is_refused_in_one_line_that_names_it(tmp_path: Path) -> N
         hdf5_labels(_hdf5(tmp_path / "odd.h5", data=data))
     with pytest.raises(InputError, match="no such"):
         read(tmp_path / "nowhere.h5")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("data", None, "'data' is a group, expected an array of numbers"),
+        ("label", None, "'label' is a group"),
+        ("data", np.full((2, 5, 3), b"a"), "'data' is without numbers"),
+        ("data", h5py.Empty("f"), "'data' is without numbers"),
+        ("label", np.array([b"chair", b"table"]), "'label' is without numbers"),
+        ("pid", np.full((2, 5), b"leg"), "'pid' is without numbers"),
+        ("label", np.array([0, np.nan]), "label 1 is nan, expected a whole number from 0"),
+        ("label", np.array([np.inf, 0]), "label 0 is inf"),
+        ("label", np.array([[0.5], [0]]), "label 0 is 0.5"),
+        ("label", np.array([0, -1]), "label 1 is -1"),
+        ("label", np.array([0, 2**64 - 1], dtype=np.uint64), "label 1 is 18446744073709551615"),
+        ("pid", np.full((2, 5), -3), "label 0 is -3"),
+    ],
+)
+def test_an_hdf5_of_other_things_than_numbers_is_refused_in_one_line(
+    tmp_path: Path, name: str, content: np.ndarray | None, message: str
+) -> None:
+    path = tmp_path / "a_train.h5"
+    with h5py.File(path, "w") as file:
+        for key, value in ({"data": np.ones((2, 5, 3)), "label": np.zeros(2)} | {name: content}).items():
+            if value is None:
+                file.create_group(key)
+            else:
+                file[key] = value
+    with pytest.raises(InputError) as caught:
+        folder = open_folder(tmp_path)
+        folder.read(folder.files[0])
+    assert str(caught.value).startswith(f"{path}: {message}")
+    assert "\n" not in str(caught.value)
 
 
 # --- damage of any kind -----------------------------------------------------------------------------------------------

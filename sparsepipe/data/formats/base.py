@@ -87,7 +87,8 @@ def cloud_of(path: Path, columns: Mapping[str, np.ndarray]) -> Cloud:
 
 def whole_labels(path: Path, labels: np.ndarray) -> np.ndarray:
     """Return labels [P] as int64. Raises InputError, naming the first offender, where one is no whole number from 0."""
-    bad = np.flatnonzero(~((labels >= 0) & (labels == np.floor(labels))))
+    values = labels.astype(np.float64)
+    bad = np.flatnonzero(~((values >= 0) & (values < 2**63) & (values == np.floor(values))))
     if len(bad):
         raise InputError(f"{path}: label {bad[0]} is {labels[bad[0]]}, expected a whole number from 0; repair the file")
     return labels.astype(np.int64)

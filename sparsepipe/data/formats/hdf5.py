@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import InputError
-from .base import LABEL, NORMAL, POSITION, Cloud, cloud_of, one_line, read_bytes
+from .base import LABEL, NORMAL, POSITION, Cloud, cloud_of, one_line, read_bytes, whole_labels
 
 _WHAT = "an HDF5 file of point clouds"
 _MAGIC = b"\x89HDF\r\n\x1a\n"
@@ -38,11 +38,15 @@ def read_hdf5(path: Path, *, entry: int | None = None) -> Cloud:
 
 
 def hdf5_labels(path: Path) -> np.ndarray:
-    """Return the class of every cloud in the file: int64 [S]. Raises InputError where there are none."""
+    """Return the class of every cloud in the file: int64 [S].
+
+    Raises InputError where there are none, or one is no whole number from 0.
+    """
     with _opened(path) as arrays:
         if "label" not in arrays:
             raise InputError(f"{path}: no array 'label', expected the class of each of its clouds")
-        return np.asarray(arrays["label"]).reshape(-1).astype(np.int64)
+        labels = arrays["label"][...].reshape(-1)
+    return whole_labels(path, labels)
 
 
 @contextmanager
@@ -73,7 +77,7 @@ def _read_whole(path: Path, *of_this_version: int) -> Mapping[str, np.ndarray] |
 
 @contextmanager
 def _opened(path: Path) -> Iterator[dict[str, Any]]:
-    """Give the file's arrays, unread, once their shapes agree."""
+    """Give the file's arrays, unread, once they hold numbers and their shapes agree."""
     import h5py  # here: a listing of data sets need not wait for it
 
     try:
@@ -88,6 +92,10 @@ def _opened(path: Path) -> Iterator[dict[str, Any]]:
     try:
         with h5py.File(path, "r") as file:
             arrays = {name: file[name] for name in ("data", "label", "normal", "pid") if name in file}
+            for name, array in arrays.items():
+                if not isinstance(array, h5py.Dataset) or array.shape is None or array.dtype.kind not in "biuf":
+                    what = "a group" if isinstance(array, h5py.Group) else "without numbers"
+                    raise InputError(f"{path}: {name!r} is {what}, expected an array of numbers; repair the file")
             _check(path, arrays)
             yield arrays
     except (OSError, RuntimeError, KeyError, MemoryError) as error:  # what h5py raises for a damaged file
