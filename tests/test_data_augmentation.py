@@ -10,11 +10,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from runtime_jobs import Job, plan_of, run_jobs, settings, shapes
 
 from sparsepipe import data
 from sparsepipe.data import AUGMENTATIONS, Augmentation
 from sparsepipe.data.formats import Cloud
+from sparsepipe.engines.dense import dense_grid
 from sparsepipe.errors import InputError
+from sparsepipe.models import network
 
 clouds = arrays(np.float64, st.tuples(st.integers(4, 30), st.just(3)), elements=st.floats(-5, 5, width=32))
 seeds = st.integers(0, 2**32)
@@ -72,6 +75,22 @@ def test_jitter_has_its_deviation_and_is_cut() -> None:
     assert abs(moved.mean()) < 5 * 0.01 / 60000**0.5
 
 
+@given(clouds, seeds, st.sampled_from([(0.1, 0.3), (0.5, 2.0), (3.0, 9.0)]))
+def test_a_cloud_in_the_cube_is_moved_as_little_as_it_takes_and_shrunk_where_it_is_too_long(
+    points: np.ndarray, seed: int, scale: tuple[float, float]
+) -> None:
+    free = Augmentation(rotation=180, tilt=30, scale=scale).apply(Cloud(points), seed=seed).points
+    kept = Augmentation(rotation=180, tilt=30, scale=scale, in_cube=True).apply(Cloud(points), seed=seed).points
+    factor = min(1, 1 / max(np.ptp(free, axis=0).max(), 1e-9))
+    np.testing.assert_allclose(_distances(kept), _distances(free) * factor, atol=1e-6)
+    assert kept.min() >= 0
+    assert kept.max() <= 1
+    for axis in range(3):
+        inside = free[:, axis].min() >= 0 and free[:, axis].min() + np.ptp(free[:, axis]) * factor <= 1
+        touches = min(kept[:, axis].min(), 1 - kept[:, axis].max()) <= 1e-9
+        assert touches or (inside and kept[:, axis].min() == pytest.approx(free[:, axis].min(), abs=1e-9))
+
+
 @given(clouds, seeds, st.floats(0, 0.999))
 def test_dropout_leaves_some_points_with_all_that_belongs_to_them(points: np.ndarray, seed: int, share: float) -> None:
     changed = Augmentation(dropout=share).apply(_cloud(points), seed=seed)
@@ -121,6 +140,7 @@ def test_the_named_ones_survive_json(name: str) -> None:
         ({"elastic": ((0, 1),)}, "elastic ((0, 1),) given"),
         ({"elastic": (0.2, 0.4)}, "elastic (0.2, 0.4) given, expected pairs"),
         ({"rotation": "far"}, "rotation 'far' given"),
+        ({"in_cube": 1}, "in_cube 1 given, expected true or false"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings: dict, message: str) -> None:
@@ -174,3 +194,27 @@ def test_each_epoch_draws_its_own_points(shared_data: Path) -> None:
     seen = {frozenset(map(tuple, dataset.sample(0, epoch=epoch).coordinates.tolist())) for epoch in range(4)}
     assert len(seen) == 4
     assert all(len(voxels) <= 100 for voxels in seen)
+
+
+@pytest.mark.slow
+def test_a_dense_network_trains_on_shapes_that_keep_to_the_cube(tmp_path: Path) -> None:
+    """Turned and enlarged shapes leave the grid, which is refused with the augmentation to take; that one trains."""
+    model, folder = "vgg11-3d-narrow", shapes(tmp_path)
+    size = next(row.args["size"] for row in network(model, num_classes=3).rows if row.kind == "dense_grid")
+    options = {"split": "train", "voxel_size": 1 / size, "num_points": 256}
+    wide = data.load(folder, augmentation="shapes", **options).batch(range(18))
+    with pytest.raises(InputError, match=r"at voxel size 0\.03125, .* such as shapes-in-cube$"):
+        dense_grid(wide.coordinates, wide.features, size)
+    changes = {"voxel_size": 1 / size, "num_points": 256, "augmentation": "shapes-in-cube", "minibatches": 3}
+    job = Job("dense", plan_of(model, [[0]]), settings(folder, model=model, **changes))
+    result = run_jobs(tmp_path, [job])["dense"]
+    assert len(result.losses) == 3
+    assert np.isfinite(result.losses).all()
+
+
+def test_scans_in_metres_are_not_brought_into_the_cube(tmp_path: Path) -> None:
+    (tmp_path / "a" / "train").mkdir(parents=True)
+    (tmp_path / "a" / "train" / "a.xyz").write_text("0 0 0\n9 9 9\n")
+    (tmp_path / "dataset.json").write_text('{"metric": true}')
+    with pytest.raises(InputError, match="its clouds keep their metres, .* use another, such as scans"):
+        data.load(tmp_path, split="train", voxel_size=0.1, augmentation="shapes-in-cube")

@@ -24,7 +24,8 @@ class Augmentation:
     `rotation`: degrees about the z axis, from -rotation to rotation. `tilt`: degrees about a random horizontal axis.
     `scale`: smallest and largest factor. `jitter`: standard deviation of each coordinate, cut at three of it.
     `dropout`: the largest share of points left out. `elastic`: (spacing, magnitude) of smooth random displacements, one
-    after another (as for scans in Choy et al., 4D Spatio-Temporal ConvNets, CVPR 2019).
+    after another (as for scans in Choy et al., 4D Spatio-Temporal ConvNets, CVPR 2019). `in_cube`: what left the unit
+    cube is shrunk and moved back into it, as dense grids, which end there, need.
     Raises InputError for a setting out of its range.
     """
 
@@ -34,6 +35,7 @@ class Augmentation:
     jitter: float = 0.0
     dropout: float = 0.0
     elastic: tuple[tuple[float, float], ...] = ()
+    in_cube: bool = False
 
     def __post_init__(self) -> None:
         for name, most in (("rotation", 180), ("tilt", 180), ("jitter", math.inf), ("dropout", 1)):
@@ -45,6 +47,8 @@ class Augmentation:
             raise InputError(f"scale {self.scale!r} given, expected (smallest, largest) factor above 0")
         if not isinstance(self.elastic, tuple) or not all(_is_pair(e) and e[0] > 0 and e[1] >= 0 for e in self.elastic):
             raise InputError(f"elastic {self.elastic!r} given, expected pairs (spacing, magnitude), spacing above 0")
+        if not isinstance(self.in_cube, bool):
+            raise InputError(f"in_cube {self.in_cube!r} given, expected true or false")
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -69,6 +73,8 @@ class Augmentation:
         points = (points - centre) @ turn.T * rng.uniform(*self.scale) + centre
         if self.jitter:
             points = points + self.jitter * rng.standard_normal(points.shape).clip(-3, 3)
+        if self.in_cube:
+            points = _into_cube(points)
         return Cloud(points, _turned(cloud, turn), cloud.names, cloud.labels)
 
     def _thinned(self, cloud: Cloud, rng: Generator) -> Cloud:
@@ -93,6 +99,14 @@ def named_augmentation(given: "Augmentation | str | None") -> Augmentation | Non
             raise InputError(f"no augmentation {given!r}, expected one of {', '.join(AUGMENTATIONS)}")
         return AUGMENTATIONS[given]
     return given
+
+
+def _into_cube(points: np.ndarray) -> np.ndarray:
+    """Shrink a cloud too long for the unit cube to its length, then move it into the cube by the shortest way."""
+    low = points.min(axis=0)
+    points = low + (points - low) / max(1, np.ptp(points, axis=0).max())
+    points = points - low.clip(max=0) - (points.max(axis=0) - 1).clip(min=0)
+    return points.clip(0, 1)  # of what rounding leaves outside
 
 
 def _turned(cloud: Cloud, turn: np.ndarray) -> np.ndarray | None:
@@ -145,7 +159,8 @@ def _as_tuple(value: Any) -> Any:
     return tuple(map(_as_tuple, value)) if isinstance(value, (list, tuple)) else value
 
 
-AUGMENTATIONS = {  # by name: what is usual for objects and for scans
+AUGMENTATIONS = {  # by name: what is usual for objects and for scans, and for objects on a dense grid
     "shapes": Augmentation(rotation=180, scale=(0.8, 1.25), jitter=0.005, dropout=0.3),
     "scans": Augmentation(rotation=180, tilt=3, scale=(0.9, 1.1), dropout=0.2, elastic=((0.2, 0.4), (0.8, 1.6))),
+    "shapes-in-cube": Augmentation(rotation=180, scale=(0.64, 1.0), jitter=0.005, dropout=0.3, in_cube=True),
 }

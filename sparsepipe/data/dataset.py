@@ -73,6 +73,11 @@ class VoxelDataset:
             raise InputError(
                 f"voxel size {recipe.voxel_size} given, expected above 0 and at most 1, as clouds fill the unit cube"
             )
+        if folder.metric and recipe.augmentation is not None and recipe.augmentation.in_cube:
+            raise InputError(
+                f"{folder.path}: its clouds keep their metres, but the augmentation asked brings them into "
+                "the unit cube; use another, such as scans"
+            )
         self.files = folder.split(split)
         place = cache_folder(cache)
         self._cache = None if place is None else SampleCache(place)

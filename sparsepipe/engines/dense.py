@@ -28,7 +28,7 @@ def dense_grid(coordinates: Tensor, features: Tensor, size: int) -> Tensor:
     if low < 0 or high > size:
         raise InputError(
             f"voxels {low}..{high} on a dense grid of {size}: expected 0..{size - 1}; a unit cube has "
-            f"them at voxel size {1 / size:g}"
+            f"them at voxel size {1 / size:g}, augmented only by what keeps to it, such as shapes-in-cube"
         )
     batch, *axes = coordinates.long().unbind(dim=1)
     axes = [axis.clamp(max=size - 1) for axis in axes]
