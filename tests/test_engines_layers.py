@@ -7,10 +7,10 @@ import torch
 from engine_clouds import close, leaf, random_batch, sorted_rows
 
 from sparsepipe.data import PointBatch
-from sparsepipe.engines import CoordinateSet, Feature, Parts, engine
+from sparsepipe.engines import CoordinateSet, Feature, Parts, Subnetwork, engine
 from sparsepipe.engines.initialisation import initialise
 from sparsepipe.errors import InputError
-from sparsepipe.models import INPUT, Row
+from sparsepipe.models import INPUT, Network, Row
 
 NATIVE = engine("native")
 SHAPES = {
@@ -59,6 +59,37 @@ def test_convolutions_equal_minkowski_in_other_dimensions(minkowski, dimension, 
 
 
 @pytest.mark.parametrize("dimension", [1, 2, 4])
+@pytest.mark.parametrize(("size", "stride"), [(2, 2), (3, 2), (3, 1)])
+@pytest.mark.parametrize("kind", ["max_pool", "average_pool", "sum_pool"])
+def test_pools_equal_minkowski_in_other_dimensions(minkowski, kind, size, stride, dimension):
+    row = Row("p", kind, (INPUT,), {"kernel_size": size, "stride": stride, "dimension": dimension})
+    ours, theirs = both(minkowski, row, random_batch(dimension=dimension, reach=5))
+    assert torch.equal(ours[0], theirs[0])
+    for a, b in zip(ours[1:], theirs[1:], strict=True):
+        close(a, b, 1e-5)
+
+
+@pytest.mark.parametrize("dimension", [1, 2, 4])
+@pytest.mark.parametrize("kind", ["unpool", "transposed_convolution"])
+def test_layers_upwards_equal_minkowski_in_other_dimensions(minkowski, kind, dimension):
+    shape = {"kernel_size": 2, "stride": 2, "dimension": dimension}
+    channels = {"in_channels": 2, "out_channels": 3} if kind == "transposed_convolution" else {}
+    net = Network(
+        "up", (Row("down", "sum_pool", (INPUT,), shape), Row("up", kind, ("down", INPUT), shape | channels)), 2, 1
+    )
+    batch, found = random_batch(dimension=dimension, reach=5), []
+    for chosen in (NATIVE, minkowski):
+        x, features = leaf(chosen, batch)
+        coordinates = chosen.split({"x": x}).coordinate_sets[0].coordinates
+        rows = chosen.features(Subnetwork(net, chosen)({INPUT: x}, minibatch=0)["up"])
+        weights = torch.sin(coordinates.float().sum(1, keepdim=True) + torch.arange(rows.shape[1]))
+        (rows * weights).sum().backward()
+        found.append(sorted_rows(coordinates, rows.detach(), features.grad))
+    for ours, theirs in zip(*found, strict=True):
+        close(ours, theirs, 1e-5)
+
+
+@pytest.mark.parametrize("dimension", [1, 2, 4])
 @pytest.mark.parametrize(
     ("kind", "shape"),
     [("convolution", shape) for shape in SHAPES]
@@ -66,8 +97,10 @@ def test_convolutions_equal_minkowski_in_other_dimensions(minkowski, dimension, 
 )
 def test_gradients_in_double_precision_in_other_dimensions(dimension, kind, shape):
     batch = random_batch(num_samples=2, num_points=26, reach=2, dimension=dimension)
-    args = {"in_channels": 2, "out_channels": 2, "dimension": dimension} if kind == "convolution" else {}
-    module = NATIVE.layer(Row("c", kind, (INPUT,), args | {"stride": 1} | SHAPES[shape])).double()
+    args = {"dimension": dimension, "stride": 1} | SHAPES[shape]
+    if kind == "convolution":
+        args |= {"in_channels": 2, "out_channels": 2}
+    module = NATIVE.layer(Row("c", kind, (INPUT,), args)).double()
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(0))
     x, features = leaf(NATIVE, batch, dtype=torch.float64)
@@ -167,10 +200,54 @@ def test_a_union_of_other_strides_or_widths_is_refused():
         NATIVE.layer(Row("u", "union_add", (INPUT,)))(x, coarse)
 
 
-def test_mixed_devices_in_one_line():
-    layer = NATIVE.layer(Row("c", "convolution", (INPUT,), {"in_channels": 2, "out_channels": 3, "kernel_size": 3}))
-    with pytest.raises(InputError, match="a tensor on cpu meets a convolution on meta: move one to the other"):
-        layer.to("meta")(NATIVE.tensor(random_batch()))
+WIDE = {"in_channels": 4, "out_channels": 3}
+MISFITS = [
+    Row("c", "convolution", (INPUT,), WIDE | {"kernel_size": 3}),
+    Row("c", "convolution", (INPUT,), WIDE | {"kernel_size": 1}),
+    Row("c", "batch_norm", (INPUT,), {"channels": 4}),
+    Row("c", "instance_norm", (INPUT,), {"channels": 4}),
+    Row("c", "linear", (INPUT,), WIDE),
+]
+
+
+@pytest.mark.parametrize("name", ["native", "minkowski"])
+@pytest.mark.parametrize("row", MISFITS, ids=lambda row: row.description)
+def test_a_tensor_that_does_not_fit_its_layer_in_one_line(row, name, request):
+    """Channels, then the device, then the axes; in one line that names the layer, what it got and what it needs."""
+    chosen = request.getfixturevalue("minkowski") if name == "minkowski" else NATIVE
+    module, x = Subnetwork(Network("one", (row,), 4, 1), chosen), chosen.tensor(random_batch())
+    with pytest.raises(InputError, match=f"^layer 'c': a tensor with 2 channels meets an? {row.kind} of 4 input chan"):
+        module({INPUT: x}, minibatch=0)
+    x = chosen.tensor(random_batch(channels=4))
+    module({INPUT: x}, minibatch=0)
+    with pytest.raises(
+        InputError, match=f"^layer 'c': a tensor on cpu meets an? {row.kind} on meta: move one to the other$"
+    ):
+        module.to("meta")({INPUT: x}, minibatch=0)
+
+
+@pytest.mark.parametrize("name", ["native", "minkowski"])
+def test_a_tensor_of_other_axes_in_one_line(name, request):
+    chosen = request.getfixturevalue("minkowski") if name == "minkowski" else NATIVE
+    flat, rows = chosen.tensor(random_batch(dimension=2)), torch.ones(3, 2)
+    for kind, args in (("max_pool", {"stride": 2}), ("convolution", {"in_channels": 2, "out_channels": 1})):
+        layer = chosen.layer(Row("p", kind, (INPUT,), {"kernel_size": 2, **args}))
+        for tensor, axes in ((flat, 2), (rows, 0)):
+            with pytest.raises(
+                InputError, match=f"^layer 'p': a tensor of {axes} spatial axes meets a {kind} of 3: see"
+            ):
+                layer(tensor)
+
+
+def test_a_grid_that_does_not_fit_a_dense_layer_in_one_line():
+    layer = NATIVE.layer(Row("d", "dense_convolution", (INPUT,), WIDE | {"kernel_size": 3, "dimension": 2}))
+    with pytest.raises(InputError, match="^layer 'd': a tensor with 1 channels meets a dense_convolution of 4 input"):
+        layer(torch.ones(2, 1, 8, 8))
+    with pytest.raises(InputError, match="^layer 'd': a tensor of 3 spatial axes meets a dense_convolution of 2: see"):
+        layer(torch.ones(2, 4, 8, 8, 8))
+    norm = NATIVE.layer(Row("n", "dense_batch_norm", (INPUT,), {"channels": 4}))
+    with pytest.raises(InputError, match="^layer 'n': a tensor of 2 spatial axes meets a dense_batch_norm of 3: see"):
+        norm(torch.ones(2, 4, 8, 8))
 
 
 @pytest.mark.parametrize("kind", ["convolution", "max_pool", "sum_pool"])

@@ -40,7 +40,10 @@ class Engine(Protocol):
     name: str
 
     def layer(self, row: Row) -> nn.Module:
-        """Build the module of one row, parameters not yet seeded. A dropout module also takes `seed=` when called."""
+        """Build the module of one row, parameters not yet seeded. A dropout module also takes `seed=` when called.
+
+        The module raises InputError for a tensor whose axes, channels or device are not its own.
+        """
         ...
 
     def tensor(self, batch: PointBatch, device: Any = "cpu") -> Any:
@@ -69,6 +72,10 @@ class Engine(Protocol):
 
     def replace(self, tensor: Any, features: Tensor) -> Any:
         """Return a tensor with other features on the same coordinates and in the same coordinate manager."""
+        ...
+
+    def dimension(self, tensor: Any) -> int:
+        """Return the number of spatial axes of a tensor, sparse or dense grid [B, C, size, ...]; 0 for dense rows."""
         ...
 
     def map_bytes(self, tensor: Any) -> int:

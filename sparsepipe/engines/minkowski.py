@@ -17,6 +17,7 @@ from .base import CoordinateSet, Feature, Parts
 from .batch_norm import GroupBatchNorm
 from .dense import ACTIVATIONS, DENSE_LAYERS, dense_grid
 from .dropout import SeededDropout
+from .fit import checked
 from .native.coordinates import pack
 
 # MinkowskiEngine 0.5.4 imports names that Python 3.10 took out of `collections`.
@@ -29,7 +30,6 @@ with warnings.catch_warnings():
     import MinkowskiEngine as ME
 
 AnyTensor = ME.SparseTensor | Tensor  # sparse, or dense rows [B, C] after global pooling
-_DIMENSION = 3
 
 
 class MinkowskiEngine:
@@ -43,7 +43,8 @@ class MinkowskiEngine:
             warnings.filterwarnings("ignore", message="<class 'Minkowski", category=DeprecationWarning)
             if row.kind not in LAYERS:
                 raise InputError(f"layer {row.id!r}: MinkowskiEngine has no {row.kind}; use engine 'native'")
-            return LAYERS[row.kind](**row.args)
+            space = {} if row.dimension is None else {"dimension": row.dimension}  # which the library wants named
+            return checked(LAYERS[row.kind](**row.args | space), row, self)
 
     def tensor(self, batch: PointBatch, device: Any = "cpu") -> ME.SparseTensor:
         dimension = batch.coordinates.shape[1] - 1
@@ -84,6 +85,9 @@ class MinkowskiEngine:
 
     def replace(self, tensor: AnyTensor, features: Tensor) -> AnyTensor:
         return _with_features(tensor, features) if isinstance(tensor, ME.SparseTensor) else features
+
+    def dimension(self, tensor: AnyTensor) -> int:
+        return tensor.D if isinstance(tensor, ME.SparseTensor) else tensor.dim() - 2
 
     def map_bytes(self, tensor: AnyTensor) -> int:
         return 0  # its coordinate manager does not tell
@@ -189,23 +193,8 @@ class GlobalPool(nn.Module):
         return tensor.F.index_select(0, torch.argsort(tensor.C[:, 0]))
 
 
-def _check_channels(tensor: ME.SparseTensor, kernel: Tensor) -> None:
-    """Raise InputError where channels differ: the library's own words are a place in its sources."""
-    if tensor.F.shape[1] != kernel.shape[-2]:
-        raise InputError(
-            f"a tensor with {tensor.F.shape[1]} channels meets a convolution of {kernel.shape[-2]} input channels"
-        )
-
-
-class Convolution(ME.MinkowskiConvolution):
-    def forward(self, input: ME.SparseTensor) -> ME.SparseTensor:
-        _check_channels(input, self.kernel)
-        return super().forward(input)
-
-
 class TransposedConvolution(ME.MinkowskiConvolutionTranspose):
     def forward(self, input: ME.SparseTensor, like: ME.SparseTensor) -> ME.SparseTensor:
-        _check_channels(input, self.kernel)
         return super().forward(input, like.coordinate_map_key)
 
 
@@ -247,7 +236,7 @@ def _merge(function: Callable[[list[Tensor]], Tensor], tensors: tuple[AnyTensor,
 
 
 class DenseGrid(nn.Module):
-    def __init__(self, *, size: int, dimension: int = _DIMENSION) -> None:
+    def __init__(self, *, size: int, dimension: int) -> None:
         super().__init__()
         self.size = size
 
@@ -255,18 +244,13 @@ class DenseGrid(nn.Module):
         return dense_grid(tensor.C, tensor.F, self.size)
 
 
-def _spatial(layer: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-    """Give a layer its number of axes, which the library wants named: three unless the row says otherwise."""
-    return lambda **args: layer(**{"dimension": _DIMENSION} | args)
-
-
 LAYERS: dict[str, Callable[..., nn.Module]] = {
-    "convolution": _spatial(Convolution),
-    "transposed_convolution": _spatial(TransposedConvolution),
-    "max_pool": _spatial(ME.MinkowskiMaxPooling),
-    "average_pool": _spatial(ME.MinkowskiAvgPooling),
-    "sum_pool": _spatial(ME.MinkowskiSumPooling),
-    "unpool": _spatial(Unpool),
+    "convolution": ME.MinkowskiConvolution,
+    "transposed_convolution": TransposedConvolution,
+    "max_pool": ME.MinkowskiMaxPooling,
+    "average_pool": ME.MinkowskiAvgPooling,
+    "sum_pool": ME.MinkowskiSumPooling,
+    "unpool": Unpool,
     "instance_norm": InstanceNorm,
     "global_max_pool": partial(GlobalPool, ME.MinkowskiGlobalMaxPooling),
     "global_average_pool": partial(GlobalPool, ME.MinkowskiGlobalAvgPooling),

@@ -10,10 +10,11 @@ from ..graph import Layer, LayerGraph
 
 INPUT = "input"  # the name of the network's input: a tensor, not a layer
 _FLOAT_BYTES = 4  # parameters are float32
+_DIMENSION = 3  # spatial axes where a row does not say
 
 
 def _kernel_volume(args: Mapping[str, Any]) -> int:
-    return args["kernel_size"] ** args.get("dimension", 3)
+    return args["kernel_size"] ** args.get("dimension", _DIMENSION)
 
 
 def _convolution_parameters(args: Mapping[str, Any]) -> int:
@@ -35,7 +36,7 @@ def _no_parameters(args: Mapping[str, Any]) -> int:
 
 # kind -> number of trained parameters. Comments name the arguments; an engine has one constructor for each kind.
 KINDS: dict[str, Callable[[Mapping[str, Any]], int]] = {
-    # on sparse tensors
+    # on sparse tensors; what has a kernel also takes dimension=3, the number of axes
     "convolution": _convolution_parameters,  # in_channels, out_channels, kernel_size, stride=1, dilation=1, bias=False
     "transposed_convolution": _convolution_parameters,  # likewise; inputs (x, like): the output lies where `like` does
     "max_pool": _no_parameters,  # kernel_size, stride
@@ -80,6 +81,12 @@ class Row:
     @property
     def description(self) -> str:
         return f"{self.kind}({', '.join(f'{key}={value}' for key, value in self.args.items())})"
+
+    @property
+    def dimension(self) -> int | None:
+        """Number of spatial axes of the tensor it takes; None: any number, or none at all."""
+        spatial = "kernel_size" in self.args or self.kind.startswith("dense_")
+        return self.args.get("dimension", _DIMENSION) if spatial else None
 
     @property
     def num_parameters(self) -> int:

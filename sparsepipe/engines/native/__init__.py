@@ -10,6 +10,7 @@ from ...data.batch import PointBatch
 from ...errors import InputError
 from ...models.rows import Row
 from ..base import CoordinateSet, Feature, Parts
+from ..fit import checked
 from ..subnetwork import Subnetwork
 from .coordinates import CoordinateManager, pack
 from .layers import AnyTensor, build
@@ -26,7 +27,7 @@ class NativeEngine:
     name = "native"
 
     def layer(self, row: Row) -> nn.Module:
-        return build(row)
+        return checked(build(row), row, self)
 
     def tensor(self, batch: PointBatch, device: Any = "cpu") -> SparseTensor:
         dimension = batch.coordinates.shape[1] - 1
@@ -66,6 +67,9 @@ class NativeEngine:
 
     def replace(self, tensor: AnyTensor, features: Tensor) -> AnyTensor:
         return tensor.replace(features) if isinstance(tensor, SparseTensor) else features
+
+    def dimension(self, tensor: AnyTensor) -> int:
+        return tensor.manager.dimension if isinstance(tensor, SparseTensor) else tensor.dim() - 2
 
     def map_bytes(self, tensor: AnyTensor) -> int:
         return tensor.manager.map_bytes if isinstance(tensor, SparseTensor) else 0

@@ -59,15 +59,6 @@ class Convolution(nn.Module):
         return manager.kernel_map(in_stride, out_stride, **shape), out_stride
 
     def _convolve(self, features: Tensor, kernel_map: KernelMap) -> Tensor:
-        in_channels = self.kernel.shape[-2]
-        if features.shape[1] != in_channels:
-            raise InputError(
-                f"a tensor with {features.shape[1]} channels meets a convolution of {in_channels} input channels"
-            )
-        if features.device != self.kernel.device:
-            raise InputError(
-                f"a tensor on {features.device} meets a convolution on {self.kernel.device}: move one to the other"
-            )
         if self.kernel.dim() == 2:
             output = features @ self.kernel
         else:
@@ -123,7 +114,9 @@ class Dropout(SeededDropout):
 class LocalPool(nn.Module):
     """Pool the voxels under each kernel, present ones alone, by a function of features and kernel map."""
 
-    def __init__(self, pool: Callable[[Tensor, KernelMap], Tensor], *, kernel_size: int, stride: int) -> None:
+    def __init__(
+        self, pool: Callable[[Tensor, KernelMap], Tensor], *, kernel_size: int, stride: int, dimension: int = 3
+    ) -> None:
         super().__init__()
         self.pool, self.kernel_size, self.stride = pool, kernel_size, stride
 
@@ -141,7 +134,9 @@ class Unpool(nn.Module):
     divides by their number; its code does not, it is the sum.
     """
 
-    def __init__(self, pool: Callable[[Tensor, KernelMap], Tensor], *, kernel_size: int, stride: int) -> None:
+    def __init__(
+        self, pool: Callable[[Tensor, KernelMap], Tensor], *, kernel_size: int, stride: int, dimension: int = 3
+    ) -> None:
         super().__init__()
         self.pool, self.kernel_size, self.stride = pool, kernel_size, stride
 
