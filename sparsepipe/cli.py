@@ -115,6 +115,7 @@ def profile(options: argparse.Namespace) -> Answer:
         **given,
     )
     found.save(options.out)
+    _warn_of(found)
     name = found.device_types[0]
     forward, backward = found.time(range(len(found.graph.layers)), name)
     update = found.update_rates.get(name, 0.0) * sum(layer.parameter_bytes for layer in found.graph.layers)
@@ -215,7 +216,7 @@ def simulate(options: argparse.Namespace) -> Answer:
 
 
 def _profile_and_cluster(options: argparse.Namespace) -> tuple[Profile, Cluster]:
-    """Join the profiles given and build the cluster given; --server-file brings both."""
+    """Join the profiles given and build the cluster given; --server-file brings both. Warns of what a profile lacks."""
     if options.server_file:
         from .server_file import ServerFile
 
@@ -234,11 +235,17 @@ def _profile_and_cluster(options: argparse.Namespace) -> tuple[Profile, Cluster]
         except InputError as error:
             raise InputError(f"{path or text}: {error}") from None
     assert joined is not None
+    _warn_of(joined)
     if options.cluster:
         return joined, Cluster.load(options.cluster)
     if not options.devices:
         raise InputError("no devices: give --cluster FILE, --server-file FILE or --devices N")
     return joined, _like_devices(joined, options.devices, options.bandwidth, options.memory)
+
+
+def _warn_of(found: Profile) -> None:
+    for text in found.warnings:
+        progress_line(f"warning: {text}")
 
 
 def _like_devices(found: Profile, counts: list[int], bandwidths: list[float] | None, memory: float | None) -> Cluster:

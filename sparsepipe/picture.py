@@ -31,8 +31,7 @@ def plan(value: Any) -> str:
         cells.append(_rect(left, 0, width - 1, _LANE, _color(k), title=f"stage {k}: {len(stage.layers)} layers"))
         left += width
     head = ["stage", "layers", "devices", *(["work", "transfer", "memory"] if value.estimate else [])]
-    notes = "".join(f"<div>{escape(text)}</div>" for text in value.warnings)
-    return _page(value.summary(), _svg(cells, _LANE, "layers by stage"), _table(head, rows), notes)
+    return _page(value.summary(), _svg(cells, _LANE, "layers by stage"), _table(head, rows), _notes(value.warnings))
 
 
 def profile(value: Any) -> str:
@@ -54,7 +53,8 @@ def profile(value: Any) -> str:
     counted = f", {voxels:,.0f} voxels a minibatch" if voxels else ""
     told = f"profile of {len(layers)} layers on {_counted(value.device_types)}{counted}"
     picture = _svg(drawn, height * len(seconds), "time of each layer")
-    return _page(told, picture, _table(["device type", "forward", "backward", "dearest layer"], rows))
+    table = _table(["device type", "forward", "backward", "dearest layer"], rows)
+    return _page(told, picture, table, _notes(value.warnings))
 
 
 def cluster(value: Any) -> str:
@@ -124,6 +124,10 @@ def record(value: Any) -> str:
 
 def _page(told: str, *parts: str) -> str:
     return f"<div style='font-size:13px'><div><b>{escape(told)}</b></div>{''.join(parts)}</div>"
+
+
+def _notes(texts: Iterable[str]) -> str:
+    return "".join(f"<div>{escape(text)}</div>" for text in texts)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -15,6 +15,7 @@ from .graph import Layer, LayerGraph
 from .graph_text import GraphText, GraphTextNode
 
 FORMAT = "sparsepipe-profile-1"
+AGREEMENT = 0.1  # share of an uncut step by which the sum over measured layers may differ from it
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,25 @@ class Profile:
     @property
     def device_types(self) -> tuple[str, ...]:
         return tuple(self.costs)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What makes a measured profile worth less than it could be, a sentence each; of an imported one, nothing."""
+        told, unknown = [], []
+        for part in self._joined():
+            if part.get("source") != "measured":
+                continue
+            ratio = part.get("layers_over_whole", 1)
+            if abs(ratio - 1) > AGREEMENT:
+                told.append(
+                    f"profile of {', '.join(part['device_types'])}: the layers' sum is {ratio:.3f} x an uncut step, "
+                    f"expected {1 - AGREEMENT:.2f} to {1 + AGREEMENT:.2f}; profile again with nothing else at work, or "
+                    "with more repeats"
+                )
+            unknown += [kind for kind in part["device_types"] if kind not in self.update_rates]
+        if unknown and any(layer.parameter_bytes for layer in self.graph.layers):
+            told.append(f"profile of {', '.join(unknown)}: no optimizer steps in it, none are counted; profile again")
+        return tuple(told)
 
     def voxels(self, quantile: float | None = None) -> float:
         """Mean voxel count of a minibatch, or its `quantile` in [0, 1] (linear between counts)."""
@@ -211,6 +231,7 @@ class Profile:
         document = read_json(path, what="profile")
         try:
             profile = _from_document(document)
+            profile.warnings  # noqa: B018 - an origin that is none is found here, where the file can still be named
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
         except (KeyError, TypeError, ValueError, AttributeError) as error:

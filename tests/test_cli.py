@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -76,6 +77,15 @@ def test_plan_and_simulate(tmp_path, profile, capsys):
     assert code == 0
     assert json.loads(out)["minibatches"] == 32
     assert json.loads((tmp_path / "t.json").read_text())["otherData"] == {"source": "simulated"}
+
+
+def test_what_makes_a_profile_worth_less_is_said_beside_the_answer(tmp_path, profile, capsys):
+    measured = replace(Profile.load(profile), origin={"source": "measured", "layers_over_whole": 1.3})
+    path = measured.save(tmp_path / "measured.json")
+    code, out, said = run("plan", "--profile", path, "--devices", 2, "--json", capsys=capsys)
+    assert code == 0 and json.loads(out)["stages"]
+    assert said.splitlines() == [f"warning: {text}" for text in measured.warnings] and len(measured.warnings) == 2
+    assert run("plan", "--profile", profile, "--devices", 2, capsys=capsys)[2] == ""
 
 
 def test_several_planners_side_by_side(profile, capsys):

@@ -6,6 +6,7 @@ import pytest
 
 from sparsepipe import Cluster, DeviceType, Node, Profile, partition
 from sparsepipe.models import network
+from sparsepipe.profile import AGREEMENT
 
 FOLDER = Path(__file__).resolve().parent.parent / "data_manifests" / "profiles"
 PATHS = sorted(FOLDER.glob("*.json"))
@@ -32,7 +33,7 @@ def test_it_says_where_it_comes_from(path):
     assert [kind for origin in origins for kind in origin["device_types"]] == list(profile.device_types)
     for origin in origins:
         # The layers add up to a step. MinkowskiEngine's steps on two threads swing by themselves.
-        tolerance = 0.15 if (origin["engine"], origin["threads"]) == ("minkowski", 2) else 0.05
+        tolerance = AGREEMENT if (origin["engine"], origin["threads"]) == ("minkowski", 2) else 0.05
         assert origin["layers_over_whole"] == pytest.approx(1, abs=tolerance)
         assert {"device", "engine", "threads", "torch", "batch_size", "measured_voxels"} <= origin.keys()
 

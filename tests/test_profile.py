@@ -69,6 +69,29 @@ def test_a_graph_txt_keeps_the_mean_minibatch_of_one_device_type(tmp_path):
         (profile("a") | profile("b")).save(tmp_path / "both.txt")
 
 
+def measured(name: str, ratio: float) -> Profile:
+    one = profile(name)
+    return replace(one, origin={"source": "measured", "layers_over_whole": ratio}, update_rates={name: 1e-9})
+
+
+def test_a_measured_profile_says_where_its_layers_do_not_add_up_to_a_step():
+    assert measured("a", 1.099).warnings == measured("a", 0.901).warnings == profile("slow").warnings == ()
+    (text,) = (measured("a", 1.104) | measured("b", 0.87)).warnings[:1]
+    assert text.startswith(
+        "profile of a: the layers' sum is 1.104 x an uncut step, expected 0.90 to 1.10; profile again"
+    )
+    assert measured("b", 0.87).warnings[0].startswith("profile of b: the layers' sum is 0.870 x")
+
+
+def test_a_measured_profile_says_where_it_knows_no_optimizer():
+    old = [replace(measured(name, 1.0), update_rates={}) for name in "ab"]
+    told = "no optimizer steps in it, none are counted; profile again"
+    assert (old[0] | old[1]).warnings == (f"profile of a, b: {told}",)
+    assert (old[0] | measured("c", 1.0)).warnings == (f"profile of a: {told}",)
+    assert replace(profile("a"), update_rates={}).warnings == ()  # not measured: a published one never knows
+    assert old[0].warnings[0] in old[0]._repr_html_()
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -99,6 +122,8 @@ def test_bad_profiles_are_refused(make, message):
         (lambda d: d["update_rates"].update(cpu="slow"), "update_rates"),
         (lambda d: d["update_rates"].update(gpu=1e-9), "update_rates of 'gpu'"),
         (lambda d: d["layers"].clear(), "names 'a'"),
+        (lambda d: d["origin"].update(joined=5), "not a profile this project wrote"),
+        (lambda d: d["origin"].update(source="measured", layers_over_whole="1"), "not a profile this project wrote"),
         (lambda d: d.pop("voxel_counts"), "not a profile this project wrote"),
     ],
 )

@@ -103,7 +103,7 @@ class Workplace:
         )
         path = found.save(self._profile_path(model, beside))
         _say(f"profile of {model} measured now, kept as {self._shown(path)}")
-        return found
+        return _warned_of(found)
 
     def profile(self, model: str, *, beside: int = 0) -> Profile:
         """The profile of `model` that an earlier notebook kept, else one measured now."""
@@ -111,7 +111,7 @@ class Workplace:
         if not path.exists():
             return self.measure(model, beside=beside)
         _say(f"profile of {model} from {self._shown(path)}")
-        return Profile.load(path)
+        return _warned_of(Profile.load(path))
 
     def cluster(self, profile: Profile, *, num_devices: int = 2) -> Cluster:
         """This machine as planners see it: each core a device, loopback between them."""
@@ -155,6 +155,12 @@ def _checkout() -> Path | None:
     """The folder of the project's checkout, where this code runs from one."""
     folder = Path(__file__).resolve().parents[2]
     return folder if (folder / "pyproject.toml").exists() and (folder / "notebooks").is_dir() else None
+
+
+def _warned_of(found: Profile) -> Profile:
+    for text in found.warnings:
+        _say(f"warning: {text}")
+    return found
 
 
 def _say(line: str) -> None:
