@@ -3,9 +3,11 @@
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from runtime_jobs import PLAIN, plan_of, settings, shapes
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 
-from sparsepipe import InputError
+from sparsepipe import InputError, RunFailed
+from sparsepipe.launchers import launch
 from sparsepipe.runtime import checkpoint
 
 
@@ -103,3 +105,35 @@ def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path) -> None:
     (folder / "manifest.json").write_text('{"format": "other"}')
     with pytest.raises(InputError, match="not a checkpoint of this project"):
         checkpoint.latest(tmp_path)
+
+
+# --- what a run that goes wrong leaves -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def clouds(tmp_path_factory):
+    return shapes(tmp_path_factory.mktemp("clouds"))
+
+
+@pytest.mark.slow
+def test_weights_that_the_last_update_destroys_are_not_kept(clouds, tmp_path) -> None:
+    """The learning rate leaps at the last minibatch of the second epoch: its loss, like all before, is a number.
+
+    The only checkpoint kept was replaced by one of NaN, or of weights too large to compute with.
+    """
+    nan = r"rank \d \(stage (\d)\): .*weight \w+\.kernel in stage \1 is not finite after minibatch 9 \(epoch 1\)"
+    large = r"rank 1 \(stage 1\): .*the validation loss after epoch 1 is (nan|inf)"
+    plan, jobs = plan_of(PLAIN, [[0], [1]], schedule="1f1b"), {}
+    for factor, message in ((1e45, nan), (1e30, large)):
+        leap = {"learning_rate_schedule": "step", "learning_rate_decay": factor, "decay_epochs": 9 / 5}
+        config = settings(clouds, epochs=3, keep_checkpoints=1, validate=True, asynchronous_checkpoints=True, **leap)
+        jobs[message] = launch(plan, config, run_dir=tmp_path / str(factor))
+    for message, job in jobs.items():
+        with pytest.raises(RunFailed, match=f"{message}; lower the learning rate, the last checkpoint is kept"):
+            job.wait(timeout=120)
+        losses = [row["loss"] for row in job.record.metrics("step")]
+        assert len(losses) == 10 and max(losses) < 10
+        (folder,) = (job.record.folder / "checkpoints").glob("minibatch-*")
+        found = checkpoint.load(folder)
+        assert found.minibatches == 5
+        assert all(bool(tensor.isfinite().all()) for tensor in found.read(list(found.manifest["layers"])).values())

@@ -16,6 +16,10 @@ from .weights import Weights
 from .workload import Workload
 
 
+class WeightsNotFinite(RuntimeError):
+    """Weights, or what goes with them, are NaN or infinite: a checkpoint of them would be of no use."""
+
+
 @dataclass(eq=False)
 class Post:
     """The stage, its place in the plan, and the process as it stands there."""
@@ -51,6 +55,13 @@ class Post:
         state = self.weights.optimizer.state(self.weights.names)
         buffers = dict(self.runner.module.named_buffers())
         return checkpoint.as_tensor_map(self.weights.newest.tensors, state, buffers)
+
+    def not_finite(self) -> str | None:
+        """Name a tensor of this stage that is not finite, such as "weight conv1_1.kernel"; None where all are."""
+        for key, tensor in self.tensors().items():
+            if not bool(tensor.isfinite().all()):
+                return key.replace(":", " ", 1)
+        return None
 
     def load(self, found: checkpoint.Checkpoint) -> None:
         """Take this stage's layers from a checkpoint, whoever held them before."""

@@ -1,12 +1,13 @@
 """The worker: one rank that obeys its list of actions, epoch after epoch."""
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -18,12 +19,13 @@ from ..trace import KINDS
 from . import checkpoint, metrics
 from .channel import Outbox, Shelf
 from .config import RunConfig
+from .failures import LossNotFinite, PeerLost
 from .learning_rate import LearningRate
 from .loss_scale import LossScale
 from .memory import PeakMemory
 from .objective import Tally
 from .packet import FORWARD, Packet
-from .post import Post
+from .post import Post, WeightsNotFinite
 from .process import Process
 from .recorder import Recorder
 from .replay import ReplayWorkload
@@ -88,6 +90,7 @@ class Worker:
             done += count
             for post in self.posts.values():
                 post.average_statistics()
+            self._check_finite(epoch, done)
             row["validation"] = self._validate(epoch) if self.config.validate else None
             self.epochs.append(row)
             if self.rank == self.last_rank:
@@ -170,7 +173,11 @@ class Worker:
                 self.send(packet, action)
         self.outbox.finish(timeout=self.config.timeout_seconds)
         self.process.sum(tally.values, what=f"validation of epoch {epoch}")
-        return tally.report(per_voxel=self.workload.per_voxel)
+        told = tally.report(per_voxel=self.workload.per_voxel)
+        if not math.isfinite(told["loss"]):
+            what = f"the validation loss after epoch {epoch} is {told['loss']}"
+            self._stop(LossNotFinite, what, told_by=self.rank == self.last_rank)
+        return told
 
     def send(self, packet: Packet, action: Action) -> None:
         """Send what an action made to the stage after or before."""
@@ -185,6 +192,27 @@ class Worker:
         group = self.process.ways[packet.direction]
         self.outbox.send(packet, peer, timeout=timeout, action=str(action), cut=cut, group=group, wire=wire)
         self.recorder.span("send", str(action), start, self.recorder.now(), minibatch=packet.minibatch, peer=peer)
+
+    def _check_finite(self, epoch: int, done: int) -> None:
+        """Stop on every rank where the last updates of an epoch destroyed weights of any: no loss has told of it.
+
+        So they are not validated, and no checkpoint of them takes the place of a good one.
+        """
+        own = {k: name for k, post in self.posts.items() if (name := post.not_finite())}
+        found = torch.zeros(len(self.plan.stages))
+        found[list(own)] = 1.0
+        if self.process.sum(found, what=f"end of epoch {epoch}").any():
+            stage = int(found.argmax())
+            what = f"{own.get(stage)} in stage {stage} is not finite after minibatch {done - 1} (epoch {epoch})"
+            self._stop(WeightsNotFinite, what, told_by=stage in own)
+
+    def _stop(self, error: type[RuntimeError], what: str, *, told_by: bool) -> NoReturn:
+        """Raise `error` in the rank that it is told by, where all ranks know that training on is of no use."""
+        self.snapshots.wait()  # the good one may be under way
+        self.process.barrier("end of a checkpoint")
+        if not told_by:
+            raise PeerLost("another rank tells why this run ends")
+        raise error(f"{what}; lower the learning rate, the last checkpoint is kept")
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
