@@ -1,14 +1,23 @@
 """Checkpoints are whole or absent, and what is damaged or another model's is refused by name."""
 
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from runtime_jobs import PLAIN, plan_of, settings, shapes
+from runtime_jobs import NORMED, PLAIN, REPOSITORY, plan_of, settings, shapes
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 
-from sparsepipe import InputError, RunFailed
+from sparsepipe import InputError, RunFailed, RunRecord
+from sparsepipe.data import make_shapes
+from sparsepipe.data.families import FAMILIES
 from sparsepipe.launchers import launch
+from sparsepipe.record import Origin
 from sparsepipe.runtime import checkpoint
+from sparsepipe.runtime.run import run
 
 
 def _write(run_dir, minibatches: int, *, keep: int = 2) -> None:
@@ -137,3 +146,86 @@ def test_weights_that_the_last_update_destroys_are_not_kept(clouds, tmp_path) ->
         found = checkpoint.load(folder)
         assert found.minibatches == 5
         assert all(bool(tensor.isfinite().all()) for tensor in found.read(list(found.manifest["layers"])).values())
+
+
+# --- what a checkpoint is not gone on from ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def stopped(clouds, tmp_path_factory):
+    """A run that ended in its second epoch, of 5 minibatches of 4 samples each, the last of 2."""
+    folder = tmp_path_factory.mktemp("runs") / "stopped"
+    plan, config = plan_of(PLAIN, [[0]], schedule="1f1b-flush", num_microbatches=2), settings(clouds, minibatches=8)
+    RunRecord.create(folder, plan, config.to_json(), Origin.here())
+    run(folder, plan, config)
+    return folder, plan, config
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"batch_size": 8},
+            "batch_size is 8, but 4 in the checkpoint .*minibatch-00000008; resume with that, or train",
+        ),
+        ({"seed": 1}, "seed is 1, but 0 in the checkpoint .*minibatch-00000008, 3 minibatches into an epoch; resume"),
+        ({"shuffle": False}, "shuffle is False, but True in the checkpoint .*, 3 minibatches into an epoch; resume"),
+        ({"balance": "classes"}, "balance is classes, but None in the checkpoint .*, 3 minibatches into an epoch"),
+        (
+            {"features": ("occupancy", "normals")},  # which one channel would be copied to, all four
+            r"weight conv1_1.kernel has shape \(27, 1, 16\), in this run \(27, 4, 16\)",
+        ),
+        ({"optimizer": "adam"}, "the checkpoint holds velocity of another optimizer, this run's is adam"),
+        ({"model": NORMED}, f"a checkpoint of '{PLAIN}', this run trains '{NORMED}'"),
+    ],
+)
+def test_other_minibatches_or_weights_are_refused_within_an_epoch(stopped, changes: dict, message: str) -> None:
+    folder, plan, config = stopped
+    config = replace(config, minibatches=20, **changes)
+    with pytest.raises(InputError, match=message):
+        run(folder, plan_of(config.model, [[0]], schedule=plan.schedule, num_microbatches=2), config, resume=True)
+    assert checkpoint.latest(folder).minibatches == 8
+
+
+@pytest.mark.parametrize(
+    ("num_train", "families", "message"),
+    [(7, 3, "samples is 21, but 18 in the checkpoint"), (6, 2, "num_classes is 2, but 3 in the checkpoint")],
+)
+def test_other_data_are_refused(stopped, tmp_path, num_train: int, families: int, message: str) -> None:
+    folder, plan, config = stopped
+    other = make_shapes(tmp_path / "other", num_train=num_train, num_test=1, families=sorted(FAMILIES)[:families])
+    with pytest.raises(InputError, match=message):
+        run(folder, plan, replace(config, data=str(other), minibatches=20), resume=True)
+
+
+def test_between_epochs_samples_may_be_drawn_otherwise(clouds, tmp_path) -> None:
+    plan, config = plan_of(PLAIN, [[0]], schedule="1f1b-flush", num_microbatches=2), settings(clouds)
+    (tmp_path / "logs").mkdir()
+    run(tmp_path, plan, config)
+    with pytest.raises(InputError, match="batch_size is 6, but 4 in"):
+        run(tmp_path, plan, replace(config, epochs=2, batch_size=6), resume=True)
+    run(tmp_path, plan, replace(config, epochs=2, seed=1, shuffle=False), resume=True)
+    assert checkpoint.latest(tmp_path).minibatches == 10
+
+
+def test_a_damaged_shard_is_refused_and_a_whole_one_gone_on_from(stopped) -> None:
+    folder, plan, config = stopped
+    shard = folder / "checkpoints" / "minibatch-00000008" / "stage0.safetensors"
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-1] + b"\x7f")
+    with pytest.raises(InputError, match="stage0.safetensors: not the shard that was written"):
+        run(folder, plan, replace(config, minibatches=10), resume=True)
+    shard.write_bytes(whole)
+    run(folder, plan, replace(config, minibatches=10), resume=True)
+    assert checkpoint.latest(folder).minibatches == 10
+
+
+@pytest.mark.slow
+def test_the_command_line_says_in_one_line_what_is_not_gone_on_from(stopped) -> None:
+    folder, _, _ = stopped
+    words = [sys.executable, "-m", "sparsepipe", "run", "--resume", folder, "--epochs", "5", "--batch-size", "8"]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    errors = done.stderr.strip().splitlines()
+    assert (done.returncode, len(errors)) == (2, 1)
+    assert "batch_size is 8, but 4 in the checkpoint" in errors[0]

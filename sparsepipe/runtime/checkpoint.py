@@ -48,6 +48,32 @@ class Checkpoint:
         if missing := [layer for layer in layers if layer not in held]:
             raise InputError(f"{self.folder}: holds no layer {missing[0]!r} of {model}; it is of another model")
 
+    def check_position(self, order: Mapping[str, Any], *, epoch_minibatches: int) -> None:
+        """Raise InputError where this run's minibatches (what `order` says of them) are not those counted here.
+
+        Its position is a number of minibatches, so they have as many samples out of as many in every run that goes on.
+        Between epochs they may be drawn otherwise; within one, samples would be left out and others met twice.
+        """
+        within = self.minibatches % epoch_minibatches
+        drawn = ("seed", "shuffle", "balance") if within else ()
+        for name in ("num_classes", "samples", "batch_size", *drawn):
+            if name in self.manifest and order[name] != self.manifest[name]:
+                place = f", {within} minibatches into an epoch" if name in drawn else ""
+                raise InputError(
+                    f"{name} is {order[name]}, but {self.manifest[name]} in the checkpoint {self.folder}{place}; "
+                    "resume with that, or train anew in another folder"
+                )
+
+    def check_shapes(self, found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+        """Raise InputError unless the tensors `found` here have the shapes of this run's `own`, name by name."""
+        for key, tensor in own.items():
+            here, there = tuple(tensor.shape), tuple(found[key].shape) if key in found else None
+            if here != there:
+                raise InputError(
+                    f"{self.folder}: {key.replace(':', ' ', 1)} has shape {there}, in this run {here}; resume with the "
+                    "features of voxels that it was trained on, or train anew in another folder"
+                )
+
     def read(self, layers: Sequence[str]) -> dict[str, Tensor]:
         """Return the tensors of `layers` by name. Raises InputError where a file is missing or not what was written."""
         wanted = set(layers)

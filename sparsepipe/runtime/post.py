@@ -67,6 +67,8 @@ class Post:
         """Take this stage's layers from a checkpoint, whoever held them before."""
         device = self.process.device  # where the optimizer keeps what it goes on from
         tensors = {key: tensor.to(device) for key, tensor in found.read(self.own.layers).items()}
+        own = checkpoint.as_tensor_map(self.weights.newest.tensors, {}, dict(self.runner.module.named_buffers()))
+        found.check_shapes(tensors, own)
         self.weights.load(checkpoint.without_prefix(tensors, "weight:"))
         state = {key: tensor for key, tensor in tensors.items() if not key.startswith(("weight:", "buffer:"))}
         self.weights.optimizer.load(self.weights.names, state)

@@ -239,17 +239,23 @@ class Worker:
             "keep": config.keep_checkpoints,
             "layers": {id: f"stage{k}.safetensors" for k, s in enumerate(self.plan.stages) for id in s.layers},
             "model": self.workload.network.name,
-            "num_classes": self.workload.network.num_classes,
-            "batch_size": config.batch_size,
-            "seed": config.seed,
             "optimizer": config.optimizer,
+            **self._order(),
             "loss_scale": asdict(self.loss_scale) if self.scales_loss else None,
         }
+
+    def _order(self) -> dict[str, Any]:
+        """What decides which samples a minibatch has and which classes they are of, besides the epoch."""
+        config, samples = self.config, sum(map(len, self.workload.order(0)))
+        drawn = {name: getattr(config, name) for name in ("batch_size", "seed", "shuffle", "balance")}
+        return {"num_classes": self.workload.network.num_classes, "samples": samples, **drawn}
 
     def _resume(self, found: checkpoint.Checkpoint) -> int:
         """Load the layers of this rank's stages and return the minibatches done."""
         for post in self.posts.values():
             found.check(model=self.workload.network.name, layers=post.own.layers)
+        found.check_position(self._order(), epoch_minibatches=self.workload.epoch_minibatches)
+        for post in self.posts.values():
             post.load(found)
         if self.scales_loss and found.manifest.get("loss_scale"):
             self.loss_scale = LossScale(**found.manifest["loss_scale"])
