@@ -87,7 +87,13 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--trace", type=Path, metavar="FILE.json", help="write a Chrome/Perfetto trace")
 
     one = _verb(verbs, "run", "train with a plan")
-    one.add_argument("plan", type=Path, nargs="?", metavar="PLAN")
+    one.add_argument(
+        "plan",
+        type=Path,
+        nargs="?",
+        metavar="PLAN",
+        help="a plan, or a hybrid_conf.json with its gpus=N.txt beside it or a module for each layer of the model",
+    )
     _model_options(one)
     one.add_argument("--launcher", choices=["local", "ray"], default="local")
     one.add_argument("--epochs", type=_count)

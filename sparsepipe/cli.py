@@ -17,6 +17,7 @@ from .arguments import parser
 from .cluster import Cluster, DeviceType, Link, Node
 from .errors import InputError, RunFailed
 from .files import write_json
+from .formats import export_plan, load_plan
 from .plan import Plan
 from .profile import Profile
 from .thread_pools import waiting
@@ -199,7 +200,7 @@ def simulate(options: argparse.Namespace) -> Answer:
     from .forecast import forecast
 
     found, cluster = _profile_and_cluster(options)
-    chosen = Plan.load(options.plan).check(found.graph, cluster)
+    chosen = load_plan(options.plan, found.graph).check(found.graph, cluster)
     counts = found.voxel_counts or (found.voxels(),)
     told = forecast(chosen, found, cluster, [counts[m % len(counts)] for m in range(options.minibatches)])
     if options.trace:
@@ -272,7 +273,7 @@ def _like_devices(found: Profile, counts: list[int], bandwidths: list[float] | N
 def replay(options: argparse.Namespace) -> Answer:
     """Sleep through a plan: the real runtime on this machine, the profile's times, the cluster's links."""
     found, cluster = _profile_and_cluster(options)
-    chosen = Plan.load(options.plan).check(found.graph, cluster)
+    chosen = load_plan(options.plan, found.graph).check(found.graph, cluster)
     return run_verbs.replay(chosen, found, cluster, options)
 
 
@@ -280,8 +281,6 @@ def replay(options: argparse.Namespace) -> Answer:
 
 
 def export(options: argparse.Namespace) -> Answer:
-    from .formats import export_plan
-
     chosen = Plan.load(options.plan)
     written = export_plan(chosen, options.out, profile=Profile.load(options.profile) if options.profile else None)
     if options.model:

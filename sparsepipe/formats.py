@@ -5,6 +5,7 @@ themselves in order. The last module is the criterion, which runs on the last st
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,21 +68,77 @@ def load_conf(path: Path | str, text: GraphText) -> Plan:
     """
     document = read_json(path, what="conf json")
     try:
-        return _plan_of(document, text).check(text.graph)
+        return _plan_of(document, text.graph, _stage_ids(text)).check(text.graph)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 
 
-def _plan_of(conf: Any, text: GraphText) -> Plan:
+def load_plan(path: Path | str, graph: LayerGraph) -> Plan:
+    """Read a plan, or a conf json as a plan for `graph`.
+
+    A conf's modules are the stages of the gpus=N.txt beside it, the one for as many ranks where there are several; with
+    none, they are the layers of `graph` in order. Layers of that gpus=N.txt may have other names than those of `graph`,
+    as PipeDream's have: where both graphs have the same shape, the place of a layer says which it is.
+    Raises InputError naming the file.
+    """
+    document = read_json(path, what="plan")
+    if not isinstance(document, Mapping) or KEYS[0] not in document:
+        return Plan.load(path)
+    beside = _beside(Path(path), document)
+    if beside:
+        text = GraphText.load(beside)
+        return _renamed(load_conf(path, text), text.graph, graph, where=beside)
+    try:
+        return _plan_of(document, graph, {}).check(graph)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def _beside(path: Path, conf: Mapping[str, Any]) -> Path | None:
+    """The gpus=N.txt that goes with a conf, None where there is none."""
+    found = sorted(path.parent.glob("gpus=*.txt"))
+    if len(found) <= 1:
+        return found[0] if found else None
+    ranks = conf.get(KEYS[1])
+    lists = ranks.values() if isinstance(ranks, Mapping) else ()
+    count = len({rank for own in lists if isinstance(own, list) for rank in own if isinstance(rank, int)})
+    name = f"gpus={count}.txt"
+    if path.parent / name not in found:
+        raise InputError(f"{path}: is for {count} ranks, and {name} is not among the gpus=N.txt beside it: add it")
+    return path.parent / name
+
+
+def _renamed(plan: Plan, graph: LayerGraph, other: LayerGraph, *, where: Path) -> Plan:
+    """The plan for `graph` with the names that its layers have in `other`."""
+    (ids, edges), (names, expected) = _shape(graph), _shape(other)
+    if set(ids) == set(names):
+        return plan
+    if len(ids) != len(names) or edges != expected:
+        raise InputError(
+            f"{where}: is of another network: {len(ids)} layers and {len(edges)} edges between them; the model has "
+            f"{len(names)} and {len(expected)}, or other edges"
+        )
+    name = dict(zip(ids, names, strict=True))
+    stages = (replace(stage, layers=tuple(name[id] for id in stage.layers)) for stage in plan.stages)
+    return replace(plan, stages=tuple(stages))
+
+
+def _shape(graph: LayerGraph) -> tuple[list[str], set[tuple[int, int]]]:
+    """Ids of the layers that compute, and the edges between them by their places."""
+    ids = [layer.id for layer in _computing(graph)]
+    place = {graph.index[id]: k for k, id in enumerate(ids)}
+    return ids, {(place[i], place[j]) for i, j in graph.edges if i in place}
+
+
+def _plan_of(conf: Any, graph: LayerGraph, stage_ids: Mapping[str, int]) -> Plan:
     if not isinstance(conf, Mapping) or any(key not in conf for key in KEYS):
         raise InputError(f"expected a JSON object with {' and '.join(KEYS)}")
     modules, ranks, depths = conf[KEYS[0]], conf[KEYS[1]], conf.get("stage_to_depth_map") or {}
     _require_count_lists(modules, ranks, depths)
-    module_of = _module_of(text, len(modules) - 1)
+    module_of = _module_of(graph, stage_ids, len(modules) - 1)
     count = max(modules) + 1
     if sorted(ranks) != sorted(str(k) for k in range(count)):
         raise InputError(f"stage_to_rank_map has stages {', '.join(sorted(ranks))}, expected 0 to {count - 1}")
-    graph = text.graph
     stages = []
     for k in range(count):
         own = (layer.id for layer in _computing(graph) if modules[module_of[layer.id]] == k)
@@ -101,16 +158,20 @@ def _require_count_lists(modules: Any, ranks: Any, depths: Any) -> None:
         raise InputError('stage_to_depth_map is not a map of stages to warm-up minibatches, such as {"0": 2}')
 
 
-def _module_of(text: GraphText, num_modules: int) -> dict[str, int]:
+def _stage_ids(text: GraphText) -> dict[str, int]:
+    """Layer id → stage_id, of those that have one."""
+    return {node.id: node.stage_id for node in text.nodes if node.stage_id is not None}
+
+
+def _module_of(graph: LayerGraph, stage_ids: Mapping[str, int], num_modules: int) -> dict[str, int]:
     """Layer id → module: its stage_id in gpus=N.txt, or its own place where the conf lists every layer."""
-    layers = _computing(text.graph)
-    stage_ids = {node.id: node.stage_id for node in text.nodes}
-    found = {stage_ids[layer.id] for layer in layers}
-    if None not in found and found == set(range(num_modules)):
-        return {layer.id: int(stage_ids[layer.id] or 0) for layer in layers}
+    layers = _computing(graph)
+    known = {layer.id: stage_ids[layer.id] for layer in layers if layer.id in stage_ids}
+    if len(known) == len(layers) and set(known.values()) == set(range(num_modules)):
+        return known
     if len(layers) == num_modules:
         return {layer.id: k for k, layer in enumerate(layers)}
-    stages = "no stage_ids" if None in found else f"{len(found)} stages"
+    stages = "no stage_ids" if len(known) < len(layers) else f"{len(set(known.values()))} stages"
     raise InputError(
         f"lists {num_modules} modules, but the graph has {len(layers)} layers and {stages}: give its gpus=N.txt"
     )

@@ -12,6 +12,7 @@ from .cluster import Cluster
 from .errors import InputError
 from .files import write_json
 from .forecast import forecast
+from .formats import load_plan
 from .plan import Plan
 from .profile import Profile
 from .record import RunRecord
@@ -22,19 +23,20 @@ _RUNS = Path("runs")  # where runs are looked for by name
 def run(options: argparse.Namespace) -> Answer:
     if options.resume:
         record = RunRecord.load(options.resume)
-        chosen, settings, folder = record.plan, dict(record.config), record.folder
+        settings, folder = dict(record.config), record.folder
     else:
         for name in ("plan", "model", "data"):
             if not getattr(options, name):
                 raise InputError(f"no {name}: sparsepipe run PLAN --model M --data D, or --resume DIR")
         settings, folder = {}, options.run_dir or _new_run_dir(options.model)
-    if options.plan:
-        chosen = Plan.load(options.plan)
     from .launchers import launch
+    from .models import network
     from .runtime import RunConfig
 
     given = {name: getattr(options, name, None) for name in RunConfig.__dataclass_fields__}
     config = RunConfig.from_json({**settings, **{name: value for name, value in given.items() if value is not None}})
+    # The layers do not depend on the number of classes.
+    chosen = load_plan(options.plan, network(config.model, num_classes=2).graph()) if options.plan else record.plan
     where = {"port": options.port, "detach": options.detach or None}
     where = {key: value for key, value in where.items() if value is not None}
     job = launch(chosen, config, run_dir=folder, launcher=options.launcher, resume=options.resume is not None, **where)

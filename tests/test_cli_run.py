@@ -62,6 +62,29 @@ def test_a_run_tells_what_it_reached_and_resumes(plan, shapes, tmp_path):
 
 
 @pytest.mark.slow
+def test_pipedreams_conf_runs_to_the_depths_it_gives(shapes, tmp_path):
+    """hybrid_conf.json with stage_to_depth_map and a module a layer; without depths 2 and 1 would be in flight."""
+    conf = {
+        "module_to_stage_map": [0] * 9 + [1] * (len(IDS) - 9) + [1],
+        "stage_to_rank_map": {"0": [0], "1": [1]},
+        "stage_to_depth_map": {"0": 3, "1": 0},
+    }
+    (tmp_path / "hybrid_conf.json").write_text(json.dumps(conf))
+    words = command(tmp_path / "hybrid_conf.json", shapes, tmp_path / "run", "--minibatches", 6, "--no-validation")
+    code, out, errors = finish(words)
+    assert code == 0, errors
+    assert json.loads(out)["minibatches"] == 6
+    record = RunRecord.load(tmp_path / "run")
+    assert [stage.layers for stage in record.plan.stages] == [IDS[:9], IDS[9:]]
+    for rank, most in ((0, 4), (1, 1)):
+        deep = [0]
+        for span in record.trace().spans:
+            if span.rank == rank and span.kind in ("forward", "backward"):
+                deep.append(deep[-1] + (1 if span.kind == "forward" else -1))
+        assert (max(deep), deep[-1], len(deep)) == (most, 0, 13)
+
+
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_ends_the_run_with_one_line_and_a_readable_record(plan, shapes, tmp_path):
     code, out, errors = finish(command(plan, shapes, tmp_path / "run", "--learning-rate", 1e30))
     assert (code, out) == (1, "")

@@ -4,7 +4,8 @@ import pytest
 
 from sparsepipe import GraphText, InputError, Plan, Profile, Stage, partition
 from sparsepipe.cluster import Cluster, Link
-from sparsepipe.formats import conf_of, export_plan, graph_text_of, load_conf
+from sparsepipe.formats import conf_of, export_plan, graph_text_of, load_conf, load_plan
+from sparsepipe.models import network
 
 
 @pytest.fixture
@@ -49,6 +50,46 @@ def test_a_conf_may_list_every_layer(tmp_path, profile):
     (tmp_path / "conf.json").write_text(json.dumps(conf))
     plan = load_conf(tmp_path / "conf.json", profile.to_graph_text())
     assert [len(stage.layers) for stage in plan.stages] == [10, count - 10]
+
+
+def test_a_conf_is_a_plan_for_the_model_of_its_layers(tmp_path, profile):
+    """PipeDream names the layers node2 to node53; the network of this project has as many in the same order."""
+    graph = network("minkvgg16bn", num_classes=10).graph()
+    places = {layer.id: k for k, layer in enumerate(graph.layers)}
+    layers = [layer.id for layer in profile.graph.layers[1:]]
+    plan = Plan((Stage(tuple(layers[:9]), (0, 1), warmup=3), Stage(tuple(layers[9:]), (2,))))
+    export_plan(plan, tmp_path, profile=profile)
+    for name, ranks in (("hybrid", [(0, 1), (2,)]), ("mp", [(0,), (1,)])):
+        found = load_plan(tmp_path / f"{name}_conf.json", graph).check(graph)
+        assert [stage.ranks for stage in found.stages] == ranks
+        assert [[places[id] for id in stage.layers] for stage in found.stages] == [[*range(9)], [*range(9, 52)]]
+    assert load_plan(tmp_path / "hybrid_conf.json", graph).stages[0].warmup == 3
+    assert load_plan(tmp_path / "hybrid_conf.json", profile.graph).stages[0].layers == plan.stages[0].layers
+    assert load_plan(plan.save(tmp_path / "plan.json"), graph) == plan
+    with pytest.raises(InputError, match="gpus=3.txt: is of another network: 52 layers"):
+        load_plan(tmp_path / "hybrid_conf.json", network("minkresnet34", num_classes=10).graph())
+
+
+def test_of_several_graphs_beside_a_conf_it_is_the_one_for_as_many_ranks(tmp_path, profile):
+    layers = [layer.id for layer in profile.graph.layers[1:]]
+    for cut, ranks in ((9, (1,)), (20, (1, 2))):
+        plan = Plan((Stage(tuple(layers[:cut]), (0,)), Stage(tuple(layers[cut:]), ranks)))
+        export_plan(plan, tmp_path, profile=profile)
+    assert len(load_plan(tmp_path / "hybrid_conf.json", profile.graph).stages[0].layers) == 20
+    assert len(load_plan(tmp_path / "mp_conf.json", profile.graph).stages[0].layers) == 9
+    (tmp_path / "gpus=3.txt").rename(tmp_path / "gpus=4.txt")
+    with pytest.raises(InputError, match="is for 3 ranks, and gpus=3.txt is not among"):
+        load_plan(tmp_path / "hybrid_conf.json", profile.graph)
+
+
+def test_a_conf_alone_may_list_every_layer_of_the_model(tmp_path):
+    graph = network("minkvgg16bn", num_classes=10).graph()
+    conf = {"module_to_stage_map": [0] * 10 + [1] * 42 + [1], "stage_to_rank_map": {"0": [0], "1": [1]}}
+    (tmp_path / "conf.json").write_text(json.dumps(conf))
+    assert [len(stage.layers) for stage in load_plan(tmp_path / "conf.json", graph).stages] == [10, 42]
+    (tmp_path / "conf.json").write_text(json.dumps(conf | {"module_to_stage_map": [0, 1, 1]}))
+    with pytest.raises(InputError, match="conf.json: lists 2 modules, but the graph has 52 layers and no stage_ids"):
+        load_plan(tmp_path / "conf.json", graph)
 
 
 @pytest.mark.parametrize(
