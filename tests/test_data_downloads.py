@@ -242,6 +242,30 @@ def test_an_archive_damaged_inside_is_refused(tmp_path: Path, server: ThreadingH
     assert list((tmp_path / "d").iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["toys", "Toys"])
+def test_what_a_folder_of_the_environment_holds_is_not_fetched(
+    tmp_path: Path, server: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Unless another folder is named; what no folder holds goes to the user's own, and what has no SHA-256 nowhere."""
+    manifests = _manifest(tmp_path / "m", server, {"toys.zip": _archive()})
+    monkeypatch.setenv("SPARSEPIPE_DATA", f"{tmp_path / 'one'}{os.pathsep}{tmp_path / 'two'}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    own = tmp_path / "cache" / "sparsepipe" / "data" / "Toys"
+    assert data.fetch("toys", manifests=manifests) == own
+    server.asked.clear()
+    there = tmp_path / "two" / name
+    (there / "chair" / "train").mkdir(parents=True)
+    assert data.fetch("toys", manifests=manifests) == there
+    assert server.asked == []
+    assert data.fetch("toys", tmp_path / "d", manifests=manifests) == tmp_path / "d" / "Toys"
+    assert len(server.asked) == 1
+    manifest = manifests / "toys.yaml"
+    manifest.write_text(re.sub('sha256: "[0-9a-f]+"', "sha256: null", manifest.read_text()))
+    assert data.fetch("toys", manifests=manifests) == there
+    with pytest.raises(InputError, match=r"toys: no SHA-256 is known for .*toys\.zip, so a download could not be"):
+        data.fetch("toys", tmp_path / "e", manifests=manifests)
+
+
 def test_two_at_once_fetch_once(tmp_path: Path, server: ThreadingHTTPServer) -> None:
     manifests = _manifest(tmp_path / "m", server, {"toys.zip": _archive()})
     results: list[object] = []

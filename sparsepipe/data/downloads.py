@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from ..errors import InputError
 from .manifests import Manifest, RemoteFile, get_manifest
-from .sources import data_folders, generator
+from .sources import data_folders, generator, place_of
 from .transfer import Progress, download
 
 _LOCK = "lock"
@@ -20,26 +20,21 @@ _LOCK = "lock"
 def fetch(
     name: str, folder: Path | str | None = None, *, manifests: Path | None = None, progress: Progress | None = None
 ) -> Path:
-    """Download the data set `name` into `folder` (the last of the data folders by default) and return its own folder.
+    """Download the data set `name` into `folder` and return its own folder.
 
-    Zip archives are unpacked. What is there already stays; what an interrupted fetch left in .NAME.partial is taken up.
-    Two processes may ask at once: one waits. Raises InputError where a file's SHA-256 is not known, does not match, or
-    the download fails; nothing half-done is left under the final name.
+    Without `folder` the data folders are searched first; what none of them holds goes to the last. Zip archives are
+    unpacked. What is there already stays; what an interrupted fetch left in .NAME.partial is taken up. Two processes
+    may ask at once: one waits. Raises InputError where a file's SHA-256 is not known, does not match, or the download
+    fails; nothing half-done is left under the final name.
     """
     manifest = get_manifest(name, manifests)
     parent = Path(folder) if folder is not None else data_folders()[-1]
-    target = parent / manifest.folder
+    target = (place_of(manifest) if folder is None else None) or parent / manifest.folder
     if manifest.generator:
         return target if _is_there(target) else generator(manifest.generator)(target)
-    unknown = [file.url for file in manifest.files if not file.sha256]
-    if unknown or not manifest.files:
-        what = f"no SHA-256 is known for {unknown[0]}" if unknown else "its manifest lists no files"
-        raise InputError(
-            f"{name}: {what}, so a download could not be verified; "
-            f"get it yourself from {manifest.homepage} and give its folder"
-        )
     try:
         if not _is_there(target):
+            _require_digests(manifest)
             with _alone(parent / f".{manifest.folder}.partial") as work:
                 if not _is_there(target):  # another process may just have put it there
                     _fetched(manifest, work, progress).replace(target)
@@ -48,6 +43,16 @@ def fetch(
             f"{name}: cannot be stored in {parent} ({error.strerror or error}); free some space or name another folder"
         ) from None
     return target
+
+
+def _require_digests(manifest: Manifest) -> None:
+    unknown = [file.url for file in manifest.files if not file.sha256]
+    if unknown or not manifest.files:
+        what = f"no SHA-256 is known for {unknown[0]}" if unknown else "its manifest lists no files"
+        raise InputError(
+            f"{manifest.name}: {what}, so a download could not be verified; "
+            f"get it yourself from {manifest.homepage} and give its folder"
+        )
 
 
 def _is_there(target: Path) -> bool:

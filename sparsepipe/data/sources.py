@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import InputError
-from .manifests import get_manifest
+from .manifests import Manifest, get_manifest
 
 
 def data_folders() -> tuple[Path, ...]:
@@ -28,16 +28,21 @@ def find(source: str | Path) -> Path:
     if path.exists() or isinstance(source, Path) or os.sep in source:
         return path
     manifest = get_manifest(source)
-    for folder in data_folders():
-        for candidate in (folder / manifest.name, folder / manifest.folder):
-            if candidate.is_dir():
-                return candidate
+    folder = place_of(manifest)
+    if folder is not None:
+        return folder
     if manifest.generator:
         return generator(manifest.generator)(data_folders()[-1] / manifest.folder)
     places = ", ".join(str(folder) for folder in data_folders())
     raise InputError(
         f"{source}: not in {places}; run `sparsepipe data fetch {source}`, or name its folder in SPARSEPIPE_DATA"
     )
+
+
+def place_of(manifest: Manifest) -> Path | None:
+    """Return the first folder among the data folders that bears a data set's name, None where there is none."""
+    places = (folder / name for folder in data_folders() for name in (manifest.name, manifest.folder))
+    return next((place for place in places if place.is_dir()), None)
 
 
 def generator(name: str) -> Callable[[Path], Path]:
