@@ -175,6 +175,9 @@ def _binary(num_points: int, body: bytes, *, data: str = "binary") -> bytes:
         (ASCII.replace("SIZE 4 4 4", "SIZE 4 4"), "SIZE has 2 entries, expected 3"),
         (ASCII.replace("POINTS 2", "POINTS two"), "not a whole number"),
         (ASCII.replace("POINTS 2", "POINTS 0"), "0 points"),
+        (ASCII.replace("HEIGHT 1", "HEIGHT 2"), "WIDTH 2 times HEIGHT 2 is 4, expected 2, as POINTS says"),
+        (ASCII.replace("WIDTH 2", "WIDTH 1"), "WIDTH 1 times HEIGHT 1 is 1, expected 2"),
+        (ASCII.replace("WIDTH 2", "WIDTH wide"), "not a whole number"),
         (ASCII.replace("ascii", "zipped"), "DATA zipped, expected one of ascii"),
         (ASCII.replace("TYPE F F F", "TYPE Q F F") + "0 0 0\n0 0 0\n", "not a PCD point cloud"),
         (f"{ASCII}0 1 2\n", "truncated: 1 rows, expected 2 points"),
@@ -201,6 +204,55 @@ def test_a_broken_pcd_is_refused_in_one_line_that_names_it(tmp_path: Path, conte
         read(path)
     assert message in str(caught.value)
     assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_zeros_behind_a_binary_pcd_are_padding(tmp_path: Path) -> None:
+    """PCL wrote files a page longer than their points: it sized them by the points, before the header was known."""
+    for data in ("binary", "binary_compressed"):
+        body = POINTS.tobytes()
+        if data == "binary_compressed":
+            planes = POINTS.T.tobytes()
+            literal = b"".join(bytes([len(run) - 1]) + run for run in (planes[:32], planes[32:]))  # LZF, uncompressed
+            body = struct.pack("<II", len(literal), 36) + literal
+        cloud = read(_write(tmp_path / f"{data}.pcd", _binary(3, body + bytes(4000), data=data)))
+        np.testing.assert_array_equal(cloud.points, POINTS)
+        path = _write(tmp_path / "longer.pcd", _binary(3, body + bytes(20) + b"\1", data=data))
+        with pytest.raises(
+            InputError, match=f"longer than its header says: {len(body) + 21} bytes, expected {len(body)}"
+        ):
+            read(path)
+
+
+def test_an_organized_pcd_is_a_cloud_of_all_its_rows(tmp_path: Path) -> None:
+    text = ASCII.replace("WIDTH 2\nHEIGHT 1\nPOINTS 2", "WIDTH 2\nHEIGHT 2\nPOINTS 4") + "0 1 2\n3 4 5\n" * 2
+    assert len(read(_write(tmp_path / "organized.pcd", text))) == 4
+    for line in ("WIDTH 2\n", "HEIGHT 1\n"):
+        path = _write(tmp_path / "older.pcd", ASCII.replace(line, "") + "0 1 2\n3 4 5\n")
+        assert len(read(path)) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.off", "OFF\n{} 1 0\n0 0 0\n3 0 1 2\n", ":2: counts '999"),
+        ("b.off", "OFF\n3 1 0\n0 0 0\n1 0 0\n0 1 0\n{} 0 1 2\n", ":6: face '999"),
+        ("a.ply", "ply\nformat ascii 1.0\nelement vertex {}\nend_header\n", ":3: 'element vertex 999"),
+        ("a.pcd", ASCII.replace("POINTS 2", "POINTS {}") + "0 1 2\n", "POINTS is not a whole number"),
+        ("b.pcd", ASCII.replace("SIZE 4", "SIZE {}") + "0 1 2\n", "SIZE, COUNT, WIDTH, HEIGHT or POINTS is not"),
+        ("a.txt", "{}\n0 1 2\n3 4 5\n", "truncated: 2 rows, expected 999"),
+    ],
+)
+def test_a_count_of_thousands_of_digits_is_refused_in_one_short_line(
+    tmp_path: Path, name: str, text: str, message: str
+) -> None:
+    """Python refuses to make a number of so many, with a line of its own that names no file."""
+    path = _write(tmp_path / name, text.format("9" * 5000))
+    with pytest.raises(InputError) as caught:
+        read(path)
+    assert str(caught.value).startswith(str(path))
+    assert message in str(caught.value)
+    assert len(str(caught.value)) < len(str(path)) + 150
     assert "\n" not in str(caught.value)
 
 

@@ -13,6 +13,7 @@ NORMAL = ("nx", "ny", "nz")
 COLOUR = ("red", "green", "blue")  # 0 to 255
 INTENSITY = "intensity"
 LABEL = "label"  # the column of the points' own classes
+_MAX_DIGITS = 18  # of a count: what int64 holds; Python itself refuses words of thousands
 _SAME = {  # what other writers call these columns
     **dict(zip(("normal_x", "normal_y", "normal_z"), NORMAL, strict=True)),
     **dict(zip(("r", "g", "b"), COLOUR, strict=True)),
@@ -83,6 +84,11 @@ def cloud_of(path: Path, columns: Mapping[str, np.ndarray]) -> Cloud:
     if attributes is not None:
         check_finite(path, attributes, what=f"{', '.join(names)} of point")
     return Cloud(points, attributes, names, None if labels is None else whole_labels(path, labels))
+
+
+def whole_number(word: str) -> int | None:
+    """Return the number that a header's word says; None where it is none from 0, or longer than any count is."""
+    return int(word) if word.isdecimal() and len(word) <= _MAX_DIGITS else None
 
 
 def whole_labels(path: Path, labels: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import InputError
-from .base import Mesh, check_finite, one_line, read_bytes
+from .base import Mesh, check_finite, one_line, read_bytes, whole_number
 
 # "OFF", "COFF" (colours), "NOFF" (normals), "STOFF" (texture) or combinations; some ModelNet files glue the counts on:
 # "OFF490 518 0".
@@ -75,10 +75,10 @@ def _counts(path: Path, rows: list[tuple[int, str]]) -> tuple[int, int]:
             f"{path}: truncated: ends after its first line, expected vertex and face counts; fetch it again"
         )
     number, row = rows[0]
-    words = row.split()
-    if len(words) not in (2, 3) or not all(word.isdecimal() for word in words):
+    counts = [whole_number(word) for word in row.split()]
+    if len(counts) not in (2, 3) or None in counts:
         raise InputError(f"{path}:{number}: counts {row[:40]!r}, expected 'VERTICES FACES EDGES' as whole numbers")
-    num_vertices, num_faces = int(words[0]), int(words[1])
+    num_vertices, num_faces = counts[:2]
     if num_vertices == 0 or num_faces == 0:
         raise InputError(
             f"{path}:{number}: {num_vertices} vertices and {num_faces} faces, expected a surface to sample; "
@@ -92,9 +92,10 @@ def _faces(path: Path, rows: list[tuple[int, str]]) -> list[str]:
     faces = []
     for number, row in rows:
         words = row.split()
-        if not words[0].isdecimal() or len(words) <= int(words[0]):
+        corners = whole_number(words[0])
+        if corners is None or len(words) <= corners:
             raise InputError(f"{path}:{number}: face {row[:40]!r}, expected a count and as many vertex indices")
-        if int(words[0]) >= 3:
+        if corners >= 3:
             faces.append(row)
     if not faces:
         raise InputError(f"{path}: no face has three corners, expected a surface to sample; remove the file")

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import InputError
-from .base import Cloud, cloud_of, read_bytes
+from .base import Cloud, cloud_of, read_bytes, whole_number
 
 _WHAT = "a PCD point cloud"
 _ENCODINGS = ("ascii", "binary", "binary_compressed")
@@ -27,8 +27,7 @@ def read_pcd(path: Path) -> Cloud:
 
     data = read_bytes(path, what=_WHAT)
     header, body = _split_header(path, data)
-    num_points, encoding = _check_header(path, header)
-    row_bytes = sum(int(size) * int(count) for size, count in zip(header["SIZE"], header["COUNT"], strict=True))
+    num_points, row_bytes, encoding = _check_header(path, header)
     body = _check_body(path, body, encoding=encoding, num_points=num_points, row_bytes=row_bytes)
     head = "".join(f"{key} {' '.join(words)}\n" for key, words in header.items() if key in _KEYS)
     try:
@@ -64,12 +63,13 @@ def _split_header(path: Path, data: bytes) -> tuple[dict[str, list[str]], bytes]
         raise InputError(f"{path}: header has no {', '.join(missing)}, expected {_WHAT}; fetch the file again")
     data_line = header.pop("DATA")
     header.setdefault("COUNT", ["1"] * len(header["FIELDS"]))  # optional in older writers
-    header.setdefault("WIDTH", header["POINTS"])
+    if "WIDTH" not in header:
+        header |= {"WIDTH": header["POINTS"], "HEIGHT": ["1"]}
     return header | {"DATA": data_line}, data[start:]
 
 
-def _check_header(path: Path, header: dict[str, list[str]]) -> tuple[int, str]:
-    """Return the number of points and the encoding."""
+def _check_header(path: Path, header: dict[str, list[str]]) -> tuple[int, int, str]:
+    """Return the number of points, the bytes of each and the encoding."""
     fields = header["FIELDS"]
     if not {"x", "y", "z"} <= set(fields):
         raise InputError(f"{path}: FIELDS {' '.join(fields)}, expected x y z among them")
@@ -78,16 +78,22 @@ def _check_header(path: Path, header: dict[str, list[str]]) -> tuple[int, str]:
             raise InputError(
                 f"{path}: {key} has {len(header[key])} entries, expected {len(fields)}: one for each field"
             )
-    numbers = [*header["SIZE"], *header["COUNT"], header["POINTS"][0]]
-    if not all(word.isdecimal() for word in numbers):
-        raise InputError(f"{path}: SIZE, COUNT or POINTS is not a whole number; fetch the file again")
-    num_points, encoding = int(header["POINTS"][0]), header["DATA"][0].lower()
+    sizes, counts = ([whole_number(word) for word in header[key]] for key in ("SIZE", "COUNT"))
+    shape = [whole_number(" ".join(header.get(key, ["1"]))) for key in ("POINTS", "WIDTH", "HEIGHT")]
+    if None in (*sizes, *counts, *shape):
+        raise InputError(f"{path}: SIZE, COUNT, WIDTH, HEIGHT or POINTS is not a whole number; fetch the file again")
+    (num_points, width, height), encoding = shape, header["DATA"][0].lower()
     if num_points == 0:
         raise InputError(f"{path}: 0 points, expected at least one; remove the file")
+    if width * height != num_points:
+        raise InputError(
+            f"{path}: WIDTH {width} times HEIGHT {height} is {width * height}, expected {num_points}, as POINTS says; "
+            "fetch the file again"
+        )
     if encoding not in _ENCODINGS:
         raise InputError(f"{path}: DATA {encoding}, expected one of {', '.join(_ENCODINGS)}")
     header["DATA"] = [encoding]
-    return num_points, encoding
+    return num_points, sum(size * count for size, count in zip(sizes, counts, strict=True)), encoding
 
 
 def _check_body(path: Path, body: bytes, *, encoding: str, num_points: int, row_bytes: int) -> bytes:
@@ -114,7 +120,7 @@ def _check_body(path: Path, body: bytes, *, encoding: str, num_points: int, row_
             f"{path}: truncated: {found} bytes after the header, expected {expected} for {num_points} points; "
             "fetch it again"
         )
-    if encoding == "binary" and found - expected >= row_bytes:
+    if body[expected:].strip(b"\0\r\n "):  # older PCL leaves up to a page of zeros behind the points
         raise InputError(
             f"{path}: longer than its header says: {found} bytes, expected {expected} for {num_points} points; "
             "fetch it again"

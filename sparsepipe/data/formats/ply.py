@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import InputError
-from .base import POSITION, Cloud, Mesh, check_finite, cloud_of, one_line, read_bytes
+from .base import POSITION, Cloud, Mesh, check_finite, cloud_of, one_line, read_bytes, whole_number
 
 _WHAT = "a PLY file"
 _ENCODINGS = ("ascii", "binary_little_endian", "binary_big_endian")
@@ -64,9 +64,10 @@ def _check_header(path: Path, data: bytes) -> tuple[dict[str, int], bytes, str]:
     properties = []  # of the vertices
     for number, words in enumerate(lines, start=1):
         if words[:1] == ["element"]:
-            if len(words) != 3 or not words[2].isdecimal():
-                raise InputError(f"{path}:{number}: {' '.join(words)!r}, expected 'element NAME COUNT'")
-            elements[words[1]] = int(words[2])
+            count = whole_number(words[2]) if len(words) == 3 else None
+            if count is None:
+                raise InputError(f"{path}:{number}: {' '.join(words)[:40]!r}, expected 'element NAME COUNT'")
+            elements[words[1]] = count
         if words[:1] == ["property"] and list(elements) == ["vertex"]:
             properties.append(words[-1])
     if not elements.get("vertex"):

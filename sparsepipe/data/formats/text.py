@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import InputError
-from .base import COLOUR, INTENSITY, LABEL, NORMAL, POSITION, Cloud, check_finite, cloud_of, read_bytes
+from .base import COLOUR, INTENSITY, LABEL, NORMAL, POSITION, Cloud, check_finite, cloud_of, read_bytes, whole_number
 
 _WHAT = "a point cloud as text"
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -24,15 +24,17 @@ def read_text_cloud(path: Path, *, columns: Sequence[str] | None = None) -> Clou
     or where there are more or fewer rows than that first line says.
     """
     lines = _lines(path)
-    named, expected = columns, None
+    named = columns
     words = lines[0][1].split()
     if all(map(_NAME.fullmatch, words)) and {"x", "y", "z"} <= set(map(str.lower, words)):
         named, lines = columns or words, lines[1:]
     elif len(words) == 1 and words[0].isdecimal() and len(lines) > 1:
-        expected, lines = int(words[0]), lines[1:]
-    if expected is not None and len(lines) != expected:
-        state = "truncated" if len(lines) < expected else "longer than its first line says"
-        raise InputError(f"{path}: {state}: {len(lines)} rows, expected {expected} points; fetch the file again")
+        expected, lines = whole_number(words[0]), lines[1:]
+        if expected != len(lines):
+            state = "truncated" if expected is None or len(lines) < expected else "longer than its first line says"
+            raise InputError(
+                f"{path}: {state}: {len(lines)} rows, expected {words[0][:40]} points; fetch the file again"
+            )
     rows = _numbers(path, lines, width=len(named) if named else None)
     named = named or _guessed_columns(path, rows)
     return cloud_of(path, dict(zip(named, rows.T, strict=True)))
