@@ -53,6 +53,8 @@ def _parts() -> dict:
         ({"features": torch.ones(2, 1)}, "features are float32 [2, 1], expected float32 [3, C]"),
         ({"features": torch.ones(3, 1).double()}, "expected float32"),
         ({"features": torch.tensor([[1.0], [float("nan")], [1.0]])}, "NaN"),
+        ({"features": torch.ones(3, 1, device="meta")}, "are on cpu, meta and cpu; move them to one device"),
+        ({"labels": torch.ones(2, dtype=torch.int64, device="meta")}, "are on cpu, cpu and meta; move them to one"),
         ({"labels": torch.tensor([3, 0, 1])}, "sample 2 of the minibatch has no voxel"),
         ({"labels": torch.tensor([3])}, "sample indices run from 0 to 1, expected 0 to 0"),
         ({"labels": torch.tensor([3, -1])}, "label -1 is negative"),
