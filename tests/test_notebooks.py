@@ -23,7 +23,7 @@ SMALL = {
     "repeats": 1,
     "epochs": 1,
     "part_epochs": 1,
-    "sweep_epochs": 1,
+    "scan_epochs": 1,
     "num_devices": 2,
     "minibatches": 4,
     "engine": "native",

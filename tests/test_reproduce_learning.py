@@ -6,8 +6,12 @@ import pytest
 from sparsepipe import InputError, data
 from sparsepipe.data import make_shapes
 from sparsepipe.reproduce.learning import (
+    gap_and_noise,
+    labelled_room,
+    labelled_scans,
     labelled_sweep,
     nearest_neighbour_accuracy,
+    real_shapes,
     train_side_by_side,
     voxel_histograms,
 )
@@ -51,10 +55,43 @@ def test_a_sweep_is_labelled_by_height_and_distance(tmp_path):
         assert sorted(names) == ["building", "car", "road", "vegetation"]
 
 
-def test_what_is_no_sweep_is_refused(tmp_path):
+def test_a_room_is_labelled_by_height(tmp_path):
+    points = np.array([[0, 0, 1.0, 9, 9, 9], [1, 0, 1.05, 9, 9, 9], [2, 0, 1.9, 9, 9, 9], [3, 0, 2.1, 9, 9, 9]], "<f4")
+    (tmp_path / "room.bin").write_bytes(points.tobytes())
+    folder = labelled_room(tmp_path / "room.bin", tmp_path / "room")
+    for split in ("train", "test"):
+        dataset = data.load(str(folder), split=split, voxel_size=0.5, num_points=None)
+        names = [dataset.classes[label] for label in dataset.batch([0]).labels]
+        assert names == ["floor", "floor", "table", "wall"]  # in the order of x
+
+
+def test_what_is_no_scan_is_refused(tmp_path):
     (tmp_path / "scan.bin").write_bytes(b"12345")
-    with pytest.raises(InputError, match="5 bytes, expected rows of four float32"):
+    with pytest.raises(InputError, match="5 bytes, expected rows of 6 float32: a ScanNet room"):
+        labelled_room(tmp_path / "scan.bin", tmp_path / "room")
+    with pytest.raises(InputError, match="5 bytes, expected rows of 4 float32: a KITTI sweep"):
         labelled_sweep(tmp_path / "scan.bin", tmp_path / "sweep")
+
+
+def test_what_no_data_folder_holds_is_left_out_aloud(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("SPARSEPIPE_DATA", str(tmp_path / "data"))
+    assert real_shapes() == "" and labelled_scans(tmp_path) == {}
+    said = capsys.readouterr().out
+    assert said.startswith("no real shapes: modelnet10-sample: not in ")
+    assert "the sweep is left out" in said and "the room is left out" in said
+    (tmp_path / "data" / "modelnet10-sample").mkdir(parents=True)
+    assert real_shapes() == str(tmp_path / "data" / "modelnet10-sample")
+
+
+def test_the_noise_of_a_gap_between_curves_is_that_of_equally_good_networks():
+    """Curves of networks that are right with probability 0.5, then 0.8: the noise is twice what their gap is."""
+    drawn = np.random.default_rng(0).binomial(200, [[0.5, 0.8]] * 2, size=(4000, 2, 2)) / 200
+    gaps, noises = zip(*(gap_and_noise(one, other, 200) for one, other in drawn), strict=True)
+    assert np.mean(np.square(noises)) == pytest.approx(4 * np.mean(np.square(gaps)), rel=0.05)
+    assert gap_and_noise([0.5, 0.7], [0.5, 0.6], 200)[0] == pytest.approx(0.1 / np.sqrt(2))
+    gap, noise = gap_and_noise([0.4] * 12, [0.6] * 12, 200)
+    assert gap == pytest.approx(0.2) and noise == pytest.approx(0.1)
 
 
 def test_finished_runs_are_taken_and_others_trained(tmp_path, shapes, capsys):

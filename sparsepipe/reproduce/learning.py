@@ -1,11 +1,12 @@
 """Does it learn? Runs of one process each, side by side, and what they are held against."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from ..data import VoxelDataset
+from ..data import VoxelDataset, find
+from ..data.sources import data_folders
 from ..errors import InputError
 from ..launchers import launch
 from ..launchers.folders import new_folder
@@ -18,6 +19,7 @@ from .kept import newest
 HEIGHTS = (-1.3, 0.0)  # metres from the sensor: the ground lies below the first, tall things reach over the second
 FAR = 30.0  # metres
 _ROAD, _CAR, _BUILDING, _VEGETATION = 40, 10, 50, 70  # raw labels of SemanticKITTI
+ROOM_HEIGHTS = {"floor": 0.1, "table": 1.0, "wall": np.inf}  # metres over the floor, up to which a point is of a class
 
 
 def alone(model: str) -> Plan:
@@ -44,6 +46,26 @@ def train_side_by_side(runs: Path, configs: Mapping[str, RunConfig]) -> dict[str
     return {name: record or trained[name] for name, record in found.items()}
 
 
+def real_shapes() -> str:
+    """The folder of ModelNet10's sample where a data folder holds it; else "", and a line says so."""
+    try:
+        return str(find("modelnet10-sample"))
+    except InputError as error:
+        print(f"no real shapes: {error}")
+        return ""
+
+
+def gap_and_noise(one: Sequence[float], other: Sequence[float], num_samples: int) -> tuple[float, float]:
+    """How far two curves of accuracies are apart (root mean square), and the noise: what chance alone may make of it.
+
+    Two networks that are each right with probability p still differ on `num_samples` samples: the difference of their
+    accuracies has the variance 2 p (1 - p) / num_samples. The noise is two such standard errors, over the whole curve.
+    """
+    a, b = np.asarray(one), np.asarray(other)
+    p = (a + b) / 2
+    return float(np.sqrt(np.mean((a - b) ** 2))), float(2 * np.sqrt(np.mean(2 * p * (1 - p) / num_samples)))
+
+
 def voxel_histograms(dataset: VoxelDataset, cells: int) -> np.ndarray:
     """Each sample's share of voxels in each cell of a grid over the unit cube: [samples, cells³]."""
     histograms = np.zeros((len(dataset), cells, cells, cells))
@@ -63,6 +85,21 @@ def nearest_neighbour_accuracy(train: VoxelDataset, test: VoxelDataset, cells: i
     return float(found.score(voxel_histograms(test, cells), test.labels))
 
 
+def labelled_scans(folder: Path) -> dict[str, tuple[Path, str]]:
+    """Label the first KITTI sweep and the first ScanNet room of the data folders' scans/: a data set, its held split.
+
+    A line says which of them is nowhere.
+    """
+    found = {}
+    for name, (pattern, label, split) in _SCANS.items():
+        paths = [path for place in data_folders() for path in sorted(place.glob(pattern))]
+        if paths:
+            found[name] = label(paths[0], folder / f"labelled-{name}"), split
+        else:
+            print(f"no {pattern} in {', '.join(map(str, data_folders()))}: the {name} is left out", flush=True)
+    return found
+
+
 def labelled_sweep(scan: Path, folder: Path) -> Path:
     """Lay a LiDAR sweep out as SemanticKITTI, to train on and to validate on, labelled by height and distance.
 
@@ -70,9 +107,7 @@ def labelled_sweep(scan: Path, folder: Path) -> Path:
     for a file that is no sweep of x, y, z and intensity.
     """
     content = scan.read_bytes()
-    if not content or len(content) % 16:
-        raise InputError(f"{scan}: {len(content)} bytes, expected rows of four float32: a KITTI sweep")
-    points = np.frombuffer(content, dtype="<f4").reshape(-1, 4)
+    points = _rows(scan, content, 4, "a KITTI sweep")
     height, far = points[:, 2], np.hypot(points[:, 0], points[:, 1]) > FAR
     labels = np.select([far, height < HEIGHTS[0], height < HEIGHTS[1]], [_VEGETATION, _ROAD, _CAR], _BUILDING)
     for sequence in ("00", "08"):  # of which SemanticKITTI trains and validates on
@@ -81,3 +116,31 @@ def labelled_sweep(scan: Path, folder: Path) -> Path:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(labels.astype("<u4").tobytes() if data is None else data)
     return folder
+
+
+def labelled_room(scan: Path, folder: Path) -> Path:
+    """Lay an indoor room out as S3DIS, to train on and to test on, labelled by height: synthetic labels, as a sweep's.
+
+    Raises InputError for a file that is no room of x, y, z, red, green and blue.
+    """
+    points = _rows(scan, scan.read_bytes(), 6, "a ScanNet room")
+    bands = np.digitize(points[:, 2] - points[:, 2].min(), list(ROOM_HEIGHTS.values()))
+    for area in (1, 5):  # of which S3DIS trains and tests on
+        objects = folder / f"Area_{area}" / "room_1" / "Annotations"
+        objects.mkdir(parents=True, exist_ok=True)
+        for k, name in enumerate(ROOM_HEIGHTS):
+            np.savetxt(objects / f"{name}_1.txt", points[bands == k], fmt="%.6g")
+    return folder
+
+
+# name -> (where it lies in a data folder, what labels it, the split of its layout that is validated on)
+_SCANS = {
+    "sweep": ("scans/kitti*.bin", labelled_sweep, "validation"),
+    "room": ("scans/scannet*.bin", labelled_room, "test"),
+}
+
+
+def _rows(scan: Path, content: bytes, width: int, what: str) -> np.ndarray:
+    if not content or len(content) % (4 * width):
+        raise InputError(f"{scan}: {len(content)} bytes, expected rows of {width} float32: {what}")
+    return np.frombuffer(content, dtype="<f4").reshape(-1, width)
