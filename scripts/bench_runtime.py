@@ -359,8 +359,9 @@ def role_overhead(case: Case, folder: Path, seconds: float) -> dict[str, Any]:
     found = Profile(LayerGraph.chain([Layer("a"), Layer("b")]), {"cpu": (free, free)}, (1.0,))
     config = RunConfig("free", "nothing", engine="replay", minibatches=1000, batch_size=1, validate=False, threads=1)
     config = replace(config, checkpoint_every=0)
-    workload = ReplayWorkload(config, found, Cluster.uniform(2, device_type="cpu", link=Link(1e12, 0.0)))
     run_dir = folder / f"run-{os.environ['ATTEMPT']}"
+    cluster = Cluster.uniform(2, device_type="cpu", link=Link(1e12, 0.0))
+    workload = ReplayWorkload(run_dir, config, found, cluster)
     os.environ["SPARSEPIPE_LAUNCH"] = os.environ["ATTEMPT"]
     before = time.process_time()
     run(run_dir, plan, config, workload=workload)

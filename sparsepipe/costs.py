@@ -170,6 +170,17 @@ def port_share(cluster: Cluster, stage: Stage, *, network: bool) -> float:
     return max(of_node.values()) / stage.round
 
 
+def ports(cluster: Cluster, rank: int, peer: int, *, forward: bool) -> tuple[tuple, tuple]:
+    """The port by which what `rank` sends leaves, and the one by which it reaches `peer`: one transfer at a time each.
+
+    A device has one for each neighbouring stage and direction; between nodes, all devices of a node share the node's.
+    """
+    node, other = (cluster.devices[r].node.name for r in (rank, peer))
+    if node == other:
+        return (rank, forward, "out"), (peer, forward, "in")
+    return (node, "out"), (other, "in")
+
+
 def averaging_time(cluster: Cluster, ranks: Sequence[int], parameter_bytes: float) -> float:
     """Seconds of one ring all-reduce: 2(m−1) messages of 1/m of the gradients, at the slowest link of the ring.
 

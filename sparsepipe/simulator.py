@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from .cluster import Cluster
-from .costs import LayerTable, averaging_time
+from .costs import LayerTable, averaging_time, ports
 from .errors import InputError
 from .plan import Plan
 from .profile import Profile
@@ -194,11 +194,9 @@ class _Transfers(dict):
         if rank == peer:  # what stays on a device takes no time
             self[key] = [0.0] * len(sizes), _Port(), _Port()
             return self[key]
-        link, node, other = self.cluster.link(rank, peer), *(self.cluster.devices[r].node.name for r in (rank, peer))
+        link = self.cluster.link(rank, peer)
         seconds = (link.latency + sizes / link.bandwidth).tolist()
-        direction = operation == FORWARD
-        leaving = self.ports[(rank, direction, "out") if node == other else (node, "out")]
-        entering = self.ports[(peer, direction, "in") if node == other else (other, "in")]
+        leaving, entering = (self.ports[port] for port in ports(self.cluster, rank, peer, forward=operation == FORWARD))
         self[key] = seconds, leaving, entering
         return self[key]
 

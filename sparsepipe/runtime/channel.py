@@ -22,7 +22,7 @@ import queue
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -32,7 +32,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .failures import DeadlinePassed, PacketMismatch, PeerLost, lost
-from .packet import HEADER_INTEGERS, Packet, decode, encode, payload_bytes, place_of, sent_at, set_place
+from .packet import HEADER_INTEGERS, Packet, arrives_at, decode, encode, payload_bytes, place_of, set_place
 from .shared_memory import Lending, SharedMemory
 
 _CPU, _NOTHING = torch.device("cpu"), torch.empty(0, dtype=torch.uint8)
@@ -96,7 +96,6 @@ class Inbox:
         group: Any = None,
         pinned: bool = False,
         memory: SharedMemory | None = None,
-        link_seconds: Callable[[int, int], float] | None = None,
     ) -> None:
         self._expected = tuple(expected)
         self._direction, self._boundary = direction, boundary
@@ -104,8 +103,6 @@ class Inbox:
         self._pinned = pinned  # what a GPU can copy from by itself
         self._memory = memory
         self._taken = 0
-        self._link_seconds = link_seconds  # (peer, bytes) -> seconds, to act as a slower link than this one
-        self._link_free: dict[int, float] = {}
         self._sizes: defaultdict[int, Sizes] = defaultdict(Sizes)  # by peer
         self._posted: deque[_Posted] = deque()
         self._open()
@@ -121,8 +118,8 @@ class Inbox:
         )
         header, payload = self._receive(peer, time.monotonic() + timeout, message)
         self._taken += 1
-        if self._link_seconds:
-            self._hold_back(sent_at(header), peer, self._link_seconds(peer, len(payload)))
+        if (left := arrives_at(header) - time.monotonic()) > 0:
+            time.sleep(left)
         return self._checked(decode(header, payload), peer, minibatch)
 
     def peer(self) -> int:
@@ -176,13 +173,6 @@ class Inbox:
 
     def _buffer(self, size: int) -> Tensor:
         return torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned)
-
-    def _hold_back(self, sent: float, peer: int, seconds: float) -> None:
-        """Wait until a packet sent at `sent` would be here over a link that moves one packet after the other."""
-        begin = max(sent, self._link_free.get(peer, 0.0))
-        self._link_free[peer] = begin + seconds
-        if (left := begin + seconds - time.monotonic()) > 0:
-            time.sleep(left)
 
     def _checked(self, packet: Packet, peer: int, minibatch: int) -> Packet:
         got = (packet.direction, packet.minibatch, packet.boundary)

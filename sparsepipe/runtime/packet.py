@@ -10,7 +10,6 @@ that half says where it is, and coordinates stay as they are, since packing them
 
 import math
 import struct
-import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -71,6 +70,7 @@ class Packet:
     slots: tuple[Slot, ...]
     coordinate_sets: tuple[CoordinateSet, ...] = ()
     voxels: int = 0  # active voxels at the network's input
+    arrives: float = 0.0  # on time.monotonic, over a link slower than this machine's; 0: when it arrives
 
 
 def boundary_id(names: Iterable[str]) -> int:
@@ -89,7 +89,7 @@ def encode(
     The payload is written to what `memory` gives for it, where the receiver reads it. Without, one contiguous tensor is
     sent from its own memory.
     """
-    facts = [_MAGIC, time.monotonic_ns(), packet.direction, packet.minibatch, packet.boundary, packet.voxels]
+    facts = [_MAGIC, int(packet.arrives * 1e9), packet.direction, packet.minibatch, packet.boundary, packet.voxels]
     facts += [len(packet.coordinate_sets), len(packet.slots)]
     sections: list[Tensor] = []
     for stride, coordinates in packet.coordinate_sets:
@@ -141,8 +141,8 @@ def place_of(header: Tensor) -> tuple[int, int] | None:
     return (fd, capacity) if capacity and payload_bytes(header) else None
 
 
-def sent_at(header: Tensor) -> float:
-    """Return when the packet was made, on the clock that the processes of a host share (time.monotonic)."""
+def arrives_at(header: Tensor) -> float:
+    """Return when the packet may be taken, on the clock that the processes of a host share (time.monotonic)."""
     return int(header[2]) / 1e9
 
 

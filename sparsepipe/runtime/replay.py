@@ -20,6 +20,7 @@ from ..plan import Plan
 from ..profile import Profile
 from ..schedule import num_versions, weights_share
 from .config import RunConfig
+from .links import Links
 from .objective import Outcome
 from .packet import BACKWARD, FORWARD, Packet, Slot, boundary_id
 from .process import Process
@@ -41,8 +42,9 @@ class _Name:
 class ReplayWorkload:
     """A profile and a cluster in the place of a network, an engine and data."""
 
-    def __init__(self, config: RunConfig, profile: Profile, cluster: Cluster) -> None:
+    def __init__(self, run_dir: Path, config: RunConfig, profile: Profile, cluster: Cluster) -> None:
         self.config, self.profile, self.cluster = config, profile, cluster
+        self.links = Links(run_dir / "logs" / ".ports", cluster)
         self.network, self.engine = _Name(config.model), _Name(ENGINE)
         self.training, self.validation = self, None
         self.synthetic = True
@@ -51,7 +53,7 @@ class ReplayWorkload:
     @classmethod
     def open(cls, run_dir: Path, config: RunConfig) -> "ReplayWorkload":
         """Raises InputError where the run's folder holds no profile or cluster."""
-        return cls(config, Profile.load(run_dir / "profile.json"), Cluster.load(run_dir / "cluster.toml"))
+        return cls(run_dir, config, Profile.load(run_dir / "profile.json"), Cluster.load(run_dir / "cluster.toml"))
 
     def check(self, plan: Plan) -> None:
         plan.check(self.profile.graph, self.cluster)
@@ -95,7 +97,7 @@ class ReplayRunner:
         self.splits = plan.schedule == "zero-bubble"
         self.is_first, self.is_last = stage == 0, stage == len(plan.stages) - 1
         self.id_before, self.id_after = (boundary_id([f"replay {cut}"]) for cut in (stage, stage + 1))
-        self._rank, self._cluster = rank, workload.cluster
+        self._rank, self._stage, self._plan, self._links = rank, stage, plan, workload.links
         profile, own = workload.profile, plan.stages[stage]
         kind = workload.cluster.devices[rank].type.name
         self._places = {count: k for k, count in enumerate(sorted(set(workload.voxels)))}
@@ -111,6 +113,8 @@ class ReplayRunner:
         self._backward = whole - self._of_weights + (self._forward if own.recompute else 0.0)
         self._bytes_after = table.payload(before | set(layers))[0]
         self._bytes_before = table.payload(before)[1]
+        # One tensor for all packets: new memory for each would take the time of bringing its pages in.
+        self._rows = torch.zeros(int(max(self._bytes_after.max(), self._bytes_before.max())), dtype=torch.uint8)
         self._averaging = averaging_time(workload.cluster, own.ranks, float(table.parameter_bytes[layers].sum()))
         self.step_seconds = table.update_time(layers, [kind], kept=num_versions(plan, stage, rank) > 1)
 
@@ -122,8 +126,8 @@ class ReplayRunner:
     def leave(
         self, outputs: Mapping[str, Any], minibatch: int, voxels: int
     ) -> tuple[Packet, tuple[Output, ...], tuple[Tensor | None, ...]]:
-        rows = _payload(self._bytes_after[self._place(minibatch)])
-        return Packet(FORWARD, minibatch, self.id_after, (Slot(rows),), voxels=voxels), (), ()
+        num_bytes = int(self._bytes_after[self._place(minibatch)])
+        return self._packet(FORWARD, minibatch, self.id_after, num_bytes, voxels), (), ()
 
     def loss(self, outputs: Mapping[str, Any], labels: Tensor, *, samples: int) -> tuple[Tensor, Outcome]:
         return torch.zeros(()), Outcome(0.0, samples, samples, 0)
@@ -145,8 +149,8 @@ class ReplayRunner:
         return []
 
     def answer(self, flight: Flight, gradients: Sequence[Tensor]) -> Packet:
-        rows = _payload(self._bytes_before[self._place(flight.minibatch)])
-        return Packet(BACKWARD, flight.minibatch, self.id_before, (Slot(rows),), voxels=flight.voxels)
+        num_bytes = int(self._bytes_before[self._place(flight.minibatch)])
+        return self._packet(BACKWARD, flight.minibatch, self.id_before, num_bytes, flight.voxels)
 
     def check_answer(self, flight: Flight, packet: Packet) -> list[Tensor]:
         return []
@@ -156,16 +160,16 @@ class ReplayRunner:
         _sleep(self._averaging)
         return []
 
-    def link_seconds(self, peer: int, num_bytes: int) -> float:
-        """How long a packet from `peer` takes on the cluster's link."""
-        return self._cluster.link(self._rank, peer).transfer_time(num_bytes)
+    def _packet(self, direction: int, minibatch: int, boundary: int, num_bytes: int, voxels: int) -> Packet:
+        """So many bytes, of no meaning, on their way over the cluster's link."""
+        forward = direction == FORWARD
+        peer = self._plan.stages[self._stage + (1 if forward else -1)].replica(minibatch)
+        own = peer == self._rank  # what stays on a device takes no time
+        arrives = 0.0 if own else self._links.send(self._rank, peer, num_bytes, forward=forward)
+        return Packet(direction, minibatch, boundary, (Slot(self._rows[:num_bytes]),), voxels=voxels, arrives=arrives)
 
     def _place(self, minibatch: int) -> int:
         return self._places[self._voxels[minibatch]]
-
-
-def _payload(num_bytes: float) -> Tensor:
-    return torch.empty(int(num_bytes), dtype=torch.uint8)
 
 
 def _sleep(seconds: float) -> None:

@@ -38,7 +38,6 @@ def inbox(worker: "Worker", post: Post, minibatches: Sequence[tuple[int, int]], 
         "boundary": post.runner.id_before if forward else post.runner.id_after,
         "cut": cut,
         "group": worker.process.ways[direction],
-        "link_seconds": post.runner.link_seconds,
     }
     wire = worker.process.wires.get((direction, cut))
     if wire is not None:

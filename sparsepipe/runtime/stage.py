@@ -80,7 +80,6 @@ class Flight:
 class StageRunner:
     """Runs the layers of one stage, one minibatch at a time."""
 
-    link_seconds = None  # packets arrive when they arrive
     step_seconds = 0.0  # that a step of the optimizer lasts longer than it does
 
     def __init__(
