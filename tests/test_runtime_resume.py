@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as functional
-from runtime_jobs import NORMED, PLAIN, Job, plan_of, run_jobs, settings, shapes
+from runtime_jobs import NORMED, PLAIN, Job, plan_of, run_jobs, same_training, settings, shapes
 from torch.func import functional_call
 
 from sparsepipe import data
@@ -28,6 +28,7 @@ def runs(tmp_path_factory):
     stash = {"schedule": "1f1b"}
     half = {"precision": "float16", "loss_scale": 2.0**22}  # which overflows at first
     normed = settings(clouds, model=NORMED, voxel_size=0.04, num_points=384, batch_size=5, validate=True, epochs=2)
+    small = {"compression": "int8"}
     jobs = [
         job("whole", [[0], [1]], epochs=3),
         job("same", [[0], [1]], epochs=1),
@@ -49,6 +50,10 @@ def runs(tmp_path_factory):
         job("half", [[0], [1]], epochs=1, **half, asynchronous_checkpoints=True),
         job("half-2", [[0], [1], [2]], epochs=3, **half, resume=True, folder="half"),
         job("beside", [[0], [1, 2]], epochs=3, asynchronous_checkpoints=True, keep_checkpoints=5),
+        job("small-whole", [[0], [1, 2]], epochs=3, **small),
+        job("small", [[0], [1, 2]], epochs=1, **small),
+        job("small-2", [[0], [1, 2]], epochs=3, **small, resume=True, folder="small"),
+        job("small-validated", [[0], [1, 2]], epochs=3, **small, validate=True),
         # 5 minibatches an epoch: stops within the second, and its position is kept.
         job("counted", [[0], [1]], minibatches=8),
         job("counted-2", [[0], [1]], epochs=3, resume=True, folder="counted"),
@@ -95,6 +100,14 @@ def test_the_loss_scale_goes_on_too(runs) -> None:
     assert overflows[0] == overflows[1] != []
     scales = [latest(result.folder).manifest["loss_scale"] for result in (resumed, whole)]
     assert scales[0] == scales[1] and scales[0]["factor"] < 2**22
+
+
+def test_what_8_bits_lost_ends_with_its_epoch_and_a_validation_has_no_part_in_it(runs) -> None:
+    """What one minibatch lost is added to the next. A run that resumed had forgotten it, a validation added its own."""
+    (_, whole), (_, exact) = runs["small-whole"], runs["whole"]
+    assert whole.losses != exact.losses, "it is at work"
+    same_training(runs["small-2"][1], whole)
+    same_training(runs["small-validated"][1], whole)
 
 
 def test_checkpoints_written_beside_the_training_are_those_of_their_moment(runs) -> None:

@@ -118,6 +118,9 @@ class ReplayRunner:
         self._averaging = averaging_time(workload.cluster, own.ranks, float(table.parameter_bytes[layers].sum()))
         self.step_seconds = table.update_time(layers, [kind], kept=num_versions(plan, stage, rank) > 1)
 
+    def begin(self, *, training: bool) -> None:
+        """Nothing is kept between stretches."""
+
     def forward(self, arrived: Any, version: Version, minibatch: int) -> tuple[Flight, dict[str, Any]]:
         _sleep(self._forward[self._place(minibatch)])
         voxels = arrived.num_voxels if self.is_first else arrived.voxels

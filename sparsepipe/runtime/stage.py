@@ -97,7 +97,7 @@ class StageRunner:
         self.module = Subnetwork(network, engine, own.layers, seed=config.seed).to(device)
         self._per_voxel, self._num_classes = per_voxel, network.num_classes
         self.half = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(config.precision)
-        self._forwards, self._backwards = Compressor(config.compression), Compressor(config.compression)
+        self._compression = config.compression
         self.engine, self.device, self.recompute = engine, device, own.recompute
         self.splits = plan.schedule == "zero-bubble"
         self.is_first, self.is_last = stage == 0, stage == len(plan.stages) - 1
@@ -105,6 +105,12 @@ class StageRunner:
         self._keep = (network.rows[-1].id,) if self.is_last else self.after
         self._differentiable, self._rectified = differentiable(network), rectified(network)
         self.id_before, self.id_after = boundary_id(self.before), boundary_id(self.after)
+        self.begin(training=True)
+
+    def begin(self, *, training: bool) -> None:
+        """Begin a drained stretch: an epoch, what a run that resumes has left of one, or a validation."""
+        self.module.train(training)
+        self._forwards, self._backwards = Compressor(self._compression), Compressor(self._compression)
 
     def forward(self, arrived: Packet | Any, version: Version, minibatch: int) -> tuple[Flight, dict[str, Any]]:
         """Run the stage on what arrived (a PointBatch in the first stage, a packet in others)."""

@@ -106,7 +106,7 @@ class Worker:
     def _train(self, epoch: int, first: int, count: int) -> dict[str, Any]:
         """Obey the action lists for `count` minibatches of an epoch, from an empty pipeline to an empty one."""
         for post in self.posts.values():
-            post.runner.module.train()
+            post.runner.begin(training=True)
         segments = {k: Segment(self, post, epoch, first, count) for k, post in self.posts.items()}
         self.process.barrier(f"start of epoch {epoch}")
         started = self.recorder.now()
@@ -152,7 +152,7 @@ class Worker:
         todo = forward_actions(self.plan, len(batches))[self.rank]
         inputs = {}
         for k, post in self.posts.items():
-            post.runner.module.eval()
+            post.runner.begin(training=False)
             inputs[k] = Inputs(self, post, dataset, dict(enumerate(batches)), todo=todo)
         tally = Tally(self.workload.network.num_classes)
         for action in todo:
