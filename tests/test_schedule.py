@@ -10,6 +10,7 @@ from sparsepipe import Action, InputError, Op, Plan, Stage, actions, inputs
 from sparsepipe.schedule import (
     SCHEDULES,
     check_runs,
+    forward_actions,
     forward_versions,
     in_flight,
     num_versions,
@@ -186,6 +187,73 @@ def test_unequal_shares_2_1():
         1: "0F1 0B1 0U0",
         2: "1F0 1B0 1U0 1F1 1B1 1U1 1F2 1B2 1U2",
     }
+
+
+def test_double_buffering_updates_once_a_step_and_never_drains():
+    """1F1B with an update after every second backward; the replicas of 2-1 average in the same two-minibatch steps."""
+    assert spell(pipeline(1, 1, schedule="2bw", num_microbatches=2), 6) == {
+        0: "0F0 0F1 0B0 0F2 0B1 0U0 0F3 0B2 0F4 0B3 0U1 0F5 0B4 0B5 0U2",
+        1: "1F0 1B0 1F1 1B1 1U0 1F2 1B2 1F3 1B3 1U1 1F4 1B4 1F5 1B5 1U2",
+    }
+    assert spell(pipeline(2, 1, schedule="2bw", num_microbatches=2), 5) == {
+        0: "0F0 0F2 0B0 0U0 0F4 0B2 0U1 0B4 0U2",
+        1: "0F1 0F3 0B1 0U0 0B3 0U1 0U2",
+        2: "1F0 1B0 1F1 1B1 1U0 1F2 1B2 1F3 1B3 1U1 1F4 1B4 1U2",
+    }
+
+
+def spell_forwards(plan, num_minibatches):
+    return {rank: " ".join(map(str, todo)) for rank, todo in forward_actions(plan, num_minibatches).items()}
+
+
+def test_evaluation_is_the_forwards_alone_of_the_same_replicas():
+    assert spell_forwards(pipeline(1, 1, schedule="gpipe", num_microbatches=2), 3) == {
+        0: "0F0 0F1 0F2",
+        1: "1F0 1F1 1F2",
+    }
+    assert spell_forwards(pipeline(2, (2, 1)), 5) == {
+        0: "0F0 0F2 0F4",
+        1: "0F1 0F3",
+        2: "1F0 1F2 1F3",
+        3: "1F1 1F4",
+    }
+
+
+def test_evaluation_of_interleaved_stages_goes_lap_by_lap():
+    assert spell_forwards(interleaved(2, 2, 4), 5) == {
+        0: "0F0 0F1 2F0 2F1 0F2 0F3 2F2 2F3 0F4 2F4",
+        1: "1F0 1F1 3F0 3F1 1F2 1F3 3F2 3F3 1F4 3F4",
+    }
+    assert spell_forwards(interleaved(2, 2, replicas=2), 4) == {
+        0: "0F0 0F2 2F0 2F2",
+        1: "0F1 0F3 2F1 2F3",
+        2: "1F0 1F2 3F0 3F2",
+        3: "1F1 1F3 3F1 3F3",
+    }
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3), st.integers(1, 25))
+def test_evaluation_reaches_its_end_with_no_more_between_two_stages_of_a_rank_than_a_lap(lap, laps, replicas, count):
+    plan = interleaved(lap, laps, replicas=replicas)
+    lists = forward_actions(plan, count)
+    for s, stage in enumerate(plan.stages):
+        assert sorted(a.minibatch for rank in stage.ranks for a in lists[rank] if a.stage == s) == list(range(count))
+    for todo in lists.values():
+        done = dict.fromkeys(range(len(plan.stages)), 0)
+        for s, op, _ in todo:
+            assert op is Op.FORWARD
+            done[s] += 1
+            assert s + lap >= len(plan.stages) or done[s] - done[s + lap] <= lap
+    place, arrived = dict.fromkeys(lists, 0), set()
+    while (before := sum(place.values())) < sum(map(len, lists.values())):
+        for rank, todo in lists.items():
+            while place[rank] < len(todo):
+                s, _, m = todo[place[rank]]
+                if s > 0 and (s - 1, m) not in arrived:
+                    break
+                arrived.add((s, m))
+                place[rank] += 1
+        assert sum(place.values()) > before, "nobody waits for ever"
 
 
 def test_an_imported_depth_replaces_the_computed_warm_up():
