@@ -1,8 +1,22 @@
-"""Steady pace and busy shares of made-up runs whose numbers are known."""
+"""Steady pace and busy shares of made-up runs whose numbers are known, and of replays in which one rank is slow."""
 
 import pytest
+from runtime_jobs import Job, run_jobs
 
-from sparsepipe import Plan, Stage
+from sparsepipe import (
+    Cluster,
+    CostSample,
+    DeviceType,
+    Layer,
+    LayerCost,
+    LayerGraph,
+    Node,
+    Plan,
+    Profile,
+    RunRecord,
+    Stage,
+)
+from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.metrics import busy_seconds, median_summaries, pace, stage_summary, steady_window
 
 
@@ -47,3 +61,51 @@ def test_summaries_are_medians_over_epochs() -> None:
     merged = median_summaries(epochs)
     assert merged[0]["ranks"] == [0, 1]
     assert merged[0]["busy_fraction"] == pytest.approx(0.2)
+
+
+# --- one rank is slow: the others wait for it, and are said to -------------------------------------------------------
+
+SLOW = 0.1  # seconds of a backward in the first stage; all else takes a tenth of it
+
+
+@pytest.fixture(scope="module")
+def waited(tmp_path_factory) -> dict[str, RunRecord]:
+    folder = tmp_path_factory.mktemp("waited")
+    graph = LayerGraph.chain(Layer(id) for id in "ab")
+    costs = (LayerCost((CostSample(1, SLOW / 10, SLOW, 4000),)), LayerCost((CostSample(1, SLOW / 10, SLOW / 10, 40),)))
+    profile, cluster = Profile(graph, {"cpu": costs}, (1.0,)), Cluster((Node("box", (DeviceType("cpu"),) * 2),))
+    config = RunConfig("two layers", "nothing", engine="replay", batch_size=1, validate=False, checkpoint_every=0)
+    stages = (Stage(("a",), (0,)), Stage(("b",), (1,)))
+    flush = {"schedule": "gpipe", "num_microbatches": 2}
+    settings = {"clipped": {"clip_norm": 1.0}, "half": {"precision": "float16"}, "plain": {}}
+    jobs = []
+    for name, changes in settings.items():
+        (folder / name).mkdir()
+        profile.save(folder / name / "profile.json")
+        (folder / name / "cluster.toml").write_text(cluster.to_toml())
+        own = RunConfig(**(config.to_json() | {"minibatches": 4, "threads": 1} | changes))
+        jobs.append(Job(name, Plan(stages, **flush), own))
+    return {name: RunRecord(result.folder) for name, result in run_jobs(folder, jobs).items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["clipped", "half"])
+def test_a_wait_within_an_update_is_not_work(name: str, waited) -> None:
+    """The last stage is done with a step two slow backwards before the first, and waits for it to know the norm."""
+    trace = waited[name].trace()
+    of_updates = [span for span in trace.spans if span.rank == 1 and span.name in ("1U0", "1U1")]
+    seconds = {kind: sum(span.seconds for span in of_updates if span.kind == kind) for kind in ("update", "wait")}
+    assert {span.kind for span in of_updates} == {"update", "wait"}
+    assert seconds["wait"] > 2 * SLOW > seconds["update"]
+    assert {span.peer for span in of_updates} == {-1} and {span.minibatch for span in of_updates} == {1, 3}
+
+
+@pytest.mark.slow
+def test_no_second_of_a_rank_is_left_out(waited) -> None:
+    """Without a norm to wait for, the last stage waits at the end of the epoch."""
+    for name, record in waited.items():
+        trace = record.trace()
+        for rank in trace.ranks:
+            spans = sorted((span for span in trace.spans if span.rank == rank), key=lambda span: span.start)
+            assert all(a.end <= b.start + 2e-6 for a, b in zip(spans, spans[1:], strict=False)), "one thing at a time"
+            assert sum(span.seconds for span in spans) > 0.85 * trace.makespan, (name, rank)

@@ -113,12 +113,16 @@ def average_statistics(module: nn.Module, share: float, process: Process) -> Non
         buffer.copy_(part.view(buffer.shape))
 
 
-def clip(gradients: Sequence[Tensor], most: float, process: Process, *, replicas: int) -> None:
-    """Scale the gradients of all stages together, in place, so that their norm over the network is `most` at most.
+def square_norm(gradients: Sequence[Tensor], *, replicas: int) -> Tensor:
+    """Return this rank's part, [1], of the square of the norm over the network: the parts of all ranks sum to it.
 
-    Every rank comes here in every step; replicas of a stage hold the same gradients and count once.
+    Replicas of a stage hold the same gradients and count once.
     """
     own = sum((gradient.double().square().sum() for gradient in gradients), torch.zeros((), dtype=torch.float64))
-    norm = float(process.sum((own / replicas).reshape(1), what="norm of the gradients").sqrt())
+    return (own / replicas).reshape(1)
+
+
+def clip(gradients: Sequence[Tensor], most: float, norm: float) -> None:
+    """Scale the gradients, in place, so that their norm over the network, which is `norm`, is `most` at most."""
     if gradients and norm > most:
         torch._foreach_mul_(list(gradients), most / norm)

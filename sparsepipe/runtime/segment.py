@@ -16,7 +16,7 @@ from .loader import Loader
 from .objective import Outcome
 from .packet import BACKWARD, FORWARD, Packet
 from .post import Post
-from .replicas import Averaging, clip
+from .replicas import Averaging, clip, square_norm
 from .stage import Flight, Output
 
 if TYPE_CHECKING:
@@ -73,11 +73,15 @@ class Inputs:
         if post.runner.is_last and worker.workload.per_voxel:  # those of samples are in memory
             self._labels = Loader(self._read_labels, [(m, batches[m]) for m in mine])
 
-    def take_labels(self, minibatch: int) -> Tensor:
-        """Return the labels of a minibatch, the next in order. Only in the last stage."""
+    def take_labels(self, action: Action) -> Tensor:
+        """Return the labels of an action's minibatch, the next in order. Only in the last stage."""
+        worker, m = self._worker, action.minibatch
         if self._labels is None:
-            return self._read_labels(self._batches[minibatch])
-        return self._labels.take(minibatch, timeout=self._worker.config.timeout_seconds)
+            return self._read_labels(self._batches[m])
+        start = worker.recorder.begin("load", m + self._base)
+        labels = self._labels.take(m, timeout=worker.config.timeout_seconds)
+        worker.recorder.span("load", str(action), start, worker.recorder.now(), minibatch=m + self._base)
+        return labels
 
     def _read_labels(self, indices: Sequence[int]) -> Tensor:
         return self._worker.workload.labels(self._dataset, indices, self._epoch)
@@ -151,14 +155,15 @@ class Segment:
         worker, post, m = self.worker, self.post, action.minibatch
         runner, recorder = post.runner, worker.recorder
         arrived = self.inputs.take(action)
+        labels = self.inputs.take_labels(action) if runner.is_last else None
         self._synchronise(m)
         start = recorder.begin("forward", m + self.base)
         version = post.weights.acquire(self.first_version + self.versions[m])
         flight, outputs = runner.forward(arrived, version, m + self.base)
         self.flights[m] = flight
         packet = None
-        if runner.is_last:
-            self._take_loss(flight, outputs, m, self.inputs.take_labels(m))
+        if labels is not None:
+            self._take_loss(flight, outputs, m, labels)
         else:
             packet, tensors, present = runner.leave(outputs, m + self.base, flight.voxels)
             flight.outputs, flight.outputs_present = tensors, present
@@ -276,17 +281,18 @@ class Segment:
             total_minibatches=workload.total_minibatches,
         )
 
-    def _unscaled(self, gradients: Sequence[Tensor], minibatch: int) -> bool:
-        """Take the loss scale out of the gradients, in place. Returns whether all are finite, in every stage."""
-        worker = self.worker
+    def _unscaled(self, gradients: Sequence[Tensor]) -> Tensor:
+        """Take the loss scale out of the gradients, in place. Returns how many are not finite, [1]."""
         if gradients:
-            torch._foreach_mul_(list(gradients), 1 / worker.loss_scale.factor)
-        own = sum(not bool(gradient.isfinite().all()) for gradient in gradients)
-        overflowed = float(worker.process.sum(torch.tensor([float(own)]), what="overflow of the gradients")) > 0
+            torch._foreach_mul_(list(gradients), 1 / self.worker.loss_scale.factor)
+        return torch.tensor([float(sum(not bool(gradient.isfinite().all()) for gradient in gradients))])
+
+    def _take_note(self, minibatch: int, *, overflowed: bool) -> None:
+        """Let the loss scale know whether gradients of any stage overflowed, and the run's metrics."""
+        worker = self.worker
         if overflowed and worker.rank == worker.last_rank:
-            worker.recorder.metric("overflow", minibatch=minibatch + self.base, loss_scale=worker.loss_scale.factor)
+            worker.recorder.metric("overflow", minibatch=minibatch, loss_scale=worker.loss_scale.factor)
         worker.loss_scale.update(overflowed=overflowed)
-        return not overflowed
 
     def update(self, action: Action) -> None:
         """Average the gradients of a round over the replicas, and step.
@@ -296,36 +302,58 @@ class Segment:
         """
         worker, post = self.worker, self.post
         recorder, members = worker.recorder, round_minibatches(worker.plan, post.stage, action.minibatch, self.count)
+        last = members[-1] + self.base
         gradients = post.weights.take_gradients()
         if post.process.stage_group is not None:
-            start = recorder.begin("average", members[-1] + self.base)
+            start = recorder.begin("average", last)
             if self.averaging is None:
                 gradients = post.runner.average(gradients, len(members), post.process, what=f"averaging {action}")
             else:
                 gradients = self.averaging.mean(len(members), what=f"averaging {action}")
                 self.averaging = None
-            recorder.span("average", str(action), start, recorder.now(), minibatch=members[-1] + self.base)
-            start = recorder.begin("update", members[-1] + self.base)
+            recorder.span("average", str(action), start, recorder.now(), minibatch=last)
+            start = recorder.begin("update", last)
         else:
-            start = recorder.begin("update", members[-1] + self.base)
+            start = recorder.begin("update", last)
             gradients = post.runner.average(gradients, len(members), post.process, what=str(action))
         worker.averaged.append((post, gradients))
         if worker.plan.weights != "flush" or len(worker.averaged) == len(worker.posts):
-            self._step(members)
-        recorder.span("update", str(action), start, recorder.now(), minibatch=members[-1] + self.base)
+            start = self._step(action, members[0] + self.base, last, start)
+        recorder.span("update", str(action), start, recorder.now(), minibatch=last)
 
-    def _step(self, members: range) -> None:
-        """Make the next version of the weights of this rank's stages whose gradients are averaged."""
+    def _step(self, action: Action, first: int, last: int, start: float) -> float:
+        """Make the next version of the weights of this rank's stages whose gradients are averaged.
+
+        `first` and `last` are minibatches over the run, `start` is when this began. Returns since when it works on it:
+        from the last wait for the other ranks, if there was one.
+        """
         worker = self.worker
         ready, worker.averaged = worker.averaged, []
         whole = [gradient for _, gradients in ready for gradient in gradients]
-        if worker.scales_loss and not self._unscaled(whole, members[-1]):
-            for post, _ in ready:
-                post.weights.skip()
-            return
+        if worker.scales_loss:
+            overflows = self._unscaled(whole)
+            start = self._sum(overflows, action, last, start, what="overflow of the gradients")
+            self._take_note(last, overflowed=float(overflows) > 0)
+            if float(overflows) > 0:
+                for post, _ in ready:
+                    post.weights.skip()
+                return start
         if worker.config.clip_norm is not None:
-            clip(whole, worker.config.clip_norm, worker.process, replicas=len(self.post.own.ranks))
+            square = square_norm(whole, replicas=len(self.post.own.ranks))
+            start = self._sum(square, action, last, start, what="norm of the gradients")
+            clip(whole, worker.config.clip_norm, float(square.sqrt()))
         for post, gradients in ready:
-            post.weights.update(gradients, self._learning_rate(members[0] + self.base))
+            post.weights.update(gradients, self._learning_rate(first))
             if post.runner.step_seconds:
                 time.sleep(post.runner.step_seconds)
+        return start
+
+    def _sum(self, values: Tensor, action: Action, minibatch: int, start: float, *, what: str) -> float:
+        """Sum `values` over all ranks, in place: an update begun at `start` waits for it. Returns when it goes on."""
+        recorder = self.worker.recorder
+        waits = recorder.begin("wait", minibatch)
+        recorder.span("update", str(action), start, waits, minibatch=minibatch)
+        self.worker.process.sum(values, what=what)
+        goes_on = recorder.begin("update", minibatch)
+        recorder.span("wait", str(action), waits, goes_on, minibatch=minibatch)
+        return goes_on

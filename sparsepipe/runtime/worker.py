@@ -2,7 +2,8 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -88,9 +89,10 @@ class Worker:
             self.recorder.restart()
             row = self._train(epoch, first, count)
             done += count
-            for post in self.posts.values():
-                post.average_statistics()
-            self._check_finite(epoch, done)
+            with self._meeting(epoch):
+                for post in self.posts.values():
+                    post.average_statistics()
+                self._check_finite(epoch, done)
             row["validation"] = self._validate(epoch) if self.config.validate else None
             self.epochs.append(row)
             if self.rank == self.last_rank:
@@ -108,14 +110,23 @@ class Worker:
         for post in self.posts.values():
             post.runner.begin(training=True)
         segments = {k: Segment(self, post, epoch, first, count) for k, post in self.posts.items()}
-        self.process.barrier(f"start of epoch {epoch}")
+        with self._meeting(epoch):
+            self.process.barrier(f"start of epoch {epoch}")
         started = self.recorder.now()
         for action in actions(self.plan, count)[self.rank]:
             self.recorder.stage = action.stage
             segments[action.stage].do(action)
             self.memory.look()
-        self.outbox.finish(timeout=self.config.timeout_seconds)
-        return self._epoch_row(segments, started)
+        with self._meeting(epoch):
+            self.outbox.finish(timeout=self.config.timeout_seconds)
+            return self._epoch_row(segments, started)
+
+    @contextmanager
+    def _meeting(self, epoch: int) -> Iterator[None]:
+        """Record what is done between epochs until every rank is there as a wait for them."""
+        start = self.recorder.now()
+        yield
+        self.recorder.span("wait", f"{self.recorder.stage}E{epoch}", start, self.recorder.now())
 
     def _epoch_row(self, segments: Mapping[int, Segment], started: float) -> dict[str, Any]:
         """Bring together what the ranks know of an epoch."""
@@ -160,19 +171,20 @@ class Worker:
             post = self.posts[action.stage]
             runner = post.runner
             arrived = inputs[action.stage].take(action)
+            labels = inputs[action.stage].take_labels(action) if runner.is_last else None
             start = self.recorder.begin("evaluate", m)
             voxels, outputs = runner.evaluate(arrived, post.weights.newest, m)
-            if runner.is_last:
-                labels, samples = inputs[action.stage].take_labels(m), len(batches[m])
+            if labels is not None:
                 with torch.no_grad():
-                    _, outcome = runner.loss(outputs, labels, samples=samples, detailed=True)
+                    _, outcome = runner.loss(outputs, labels, samples=len(batches[m]), detailed=True)
                 tally.add(outcome)
             self.recorder.span("evaluate", str(action), start, self.recorder.now(), minibatch=m)
             if not runner.is_last:
                 packet, _, _ = runner.leave(outputs, m, voxels)
                 self.send(packet, action)
-        self.outbox.finish(timeout=self.config.timeout_seconds)
-        self.process.sum(tally.values, what=f"validation of epoch {epoch}")
+        with self._meeting(epoch):
+            self.outbox.finish(timeout=self.config.timeout_seconds)
+            self.process.sum(tally.values, what=f"validation of epoch {epoch}")
         told = tally.report(per_voxel=self.workload.per_voxel)
         if not math.isfinite(told["loss"]):
             what = f"the validation loss after epoch {epoch} is {told['loss']}"
