@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from runtime_jobs import PLAIN, REPOSITORY, plan_of, settings, shapes
+from runtime_jobs import NORMED, PLAIN, REPOSITORY, plan_of, settings, shapes
 
 from sparsepipe import InputError, RunFailed
 from sparsepipe.launchers import attach, launch
@@ -170,6 +171,23 @@ def test_a_killed_worker_is_started_again_where_that_is_allowed(tmp_path, clouds
     reference.wait(timeout=120)
     losses = [{row["minibatch"]: row["loss"] for row in run.record.metrics("step")} for run in (job, reference)]
     assert losses[0] == losses[1] and len(losses[0]) == 60
+
+
+@pytest.mark.parametrize("where", ["behind sockets", "in synchronised batch norm"])
+def test_a_killed_worker_is_the_one_named_whatever_its_peers_were_at(tmp_path, clouds, where: str) -> None:
+    """What gloo throws in a peer was taken for an error of the peer's own, which no restart could mend."""
+    if where == "behind sockets":
+        plan, changes = PLAN, {"shared_memory": False}
+    else:
+        plan = plan_of(NORMED, [[0, 1]], schedule="1f1b")
+        changes = {"model": NORMED, "synchronised_batch_norm": True}
+    job = launch(plan, settings(clouds, epochs=20, max_restarts=1, **changes), run_dir=tmp_path / "run")
+    _step(job, 12)
+    os.kill(_workers(tmp_path / "run")[1], signal.SIGKILL)
+    assert job.wait(timeout=120)["minibatches"] == 100
+    told = (tmp_path / "run" / "logs" / "launcher.log").read_text()
+    named = r"rank 1 \(stage \d\): killed by signal 9 \(SIGKILL\); starting again"
+    assert len(re.findall(named, told)) == told.count("starting again") == 1
 
 
 def test_a_worker_that_raises_shows_its_traceback(tmp_path, clouds) -> None:

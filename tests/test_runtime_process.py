@@ -1,8 +1,11 @@
-"""What carries tensors between ranks: gloo, or NCCL where every rank has a GPU of its own."""
+"""What carries tensors between ranks: gloo, or NCCL where each has a GPU of its own; who is named where one is lost."""
 
 import os
+import re
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,8 +16,9 @@ from runtime_jobs import PLAIN, REPOSITORY, Job, plan_of, run_jobs, settings, sh
 
 from sparsepipe.engines.base import CoordinateSet
 from sparsepipe.runtime.channel import Inbox, Outbox, Wire, WireInbox
+from sparsepipe.runtime.failures import DeadlinePassed, PeerLost
 from sparsepipe.runtime.packet import BACKWARD, FORWARD, Packet, Slot
-from sparsepipe.runtime.process import backend
+from sparsepipe.runtime.process import backend, joined
 from sparsepipe.runtime.shared_memory import meet
 
 
@@ -41,11 +45,28 @@ def test_nccl_carries_where_every_rank_has_its_own_gpu(monkeypatch, device, gpus
 def test_packets_of_any_size_arrive_in_order(tmp_path, how) -> None:
     """Both ranks send packets before they receive any, one cut and both directions: larger and smaller ones than those
     before, some in their header, some of no rows. A wire has no tags to help."""
+    _two_ranks(tmp_path, how)
+
+
+def _two_ranks(folder: Path, how: str) -> None:
+    """Run this file in two processes."""
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, __file__, str(tmp_path), how]
-    ranks = [subprocess.Popen([*command, str(k)], env=environment, stderr=subprocess.PIPE) for k in range(2)]
+    command = [sys.executable, __file__, str(folder), how]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(k)], env={**environment, "RANK": str(k), "WORLD_SIZE": "2"}, stderr=subprocess.PIPE
+        )
+        for k in range(2)
+    ]
     told = [rank.communicate(timeout=120)[1].decode() for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["gone", "silent", "silent as it starts"])
+def test_a_rank_that_is_gone_or_silent_is_named_whatever_it_is_waited_for(tmp_path, how) -> None:
+    """Gloo throws plain RuntimeErrors, when a receive is posted too: they were taken for errors of this rank's own."""
+    _two_ranks(tmp_path, how)
 
 
 @pytest.mark.slow
@@ -101,6 +122,62 @@ def _same(found: Packet, sent: Packet) -> None:
         assert torch.equal(got.coordinates, due.coordinates)
 
 
+def _raises(kind: type[RuntimeError], message: str, action: Callable[[], object]) -> None:
+    with pytest.raises(kind, match=message) as caught:
+        action()
+    assert type(caught.value) is kind
+
+
+def _left_alone(folder: Path, how: str, rank: int) -> None:
+    """Rank 1 ends or does nothing more, and rank 0 meets that wherever it may."""
+    done, options = folder / "done", {"run_dir": folder, "device": "cpu", "threads": 1, "share_memory": False}
+    plan = plan_of(PLAIN, [[0, 1]])
+    os.environ["SPARSEPIPE_RENDEZVOUS"] = "file"
+    if how == "silent as it starts" and rank == 1:
+        dist.FileStore(str(folder / "logs" / ".rendezvous-0-0"), 2).set("ready/1", b"1")
+        _until(done.exists)
+        return
+    if how == "silent as it starts":
+        join = joined(plan, timeout=2, **options)
+        _raises(DeadlinePassed, "rank 0 waited 2 s for the other ranks to connect; rank 1 has been in", join.__enter__)
+        done.touch()
+        return
+    with joined(plan, timeout=2, synchronise=True, **options) as process:
+        (folder / f"pid{rank}").write_text(str(os.getpid()))
+        if rank == 1 and how == "gone":
+            os._exit(0)
+        if rank == 1:
+            _until(done.exists)
+            os._exit(0)
+        _until((folder / "pid1").exists)
+        within = process.at(0).statistics_group
+        inbox = {"direction": FORWARD, "boundary": 7}
+        expected = [(1, m) for m in range(9)]
+        what = re.escape("batch norm in the forward of minibatch 3 of rank 0")
+
+        def exchange(way: Callable[[torch.Tensor], object]) -> None:
+            process.whereabouts.tell("forward", 3)
+            way(torch.ones(4))
+
+        if how == "gone":
+            _until(lambda: "Z" in Path(f"/proc/{(folder / 'pid1').read_text()}/stat").read_text().rsplit(")")[1])
+            _raises(PeerLost, rf"lost another rank: .*\({what}\)", lambda: exchange(within.gather))
+            _raises(PeerLost, rf"lost another rank: .*\({what}\)", lambda: exchange(within.sum))
+            _raises(PeerLost, r"lost rank 1: .*\(receives of the forward\)", lambda: Inbox(expected, **inbox))
+        else:
+            _raises(DeadlinePassed, rf"{what} waited 2 s for the other ranks", lambda: exchange(within.gather))
+            late = Inbox(expected, **inbox)
+            _raises(DeadlinePassed, r"0F0 waited 1 s .*rank 1", lambda: late.take(0, timeout=1, action="0F0"))
+            done.touch()
+        os._exit(0)
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        time.sleep(0.02)
+
+
 if __name__ == "__main__":
-    _exchange(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    work = _left_alone if sys.argv[2] in ("gone", "silent", "silent as it starts") else _exchange
+    work(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
     os._exit(0)

@@ -1,11 +1,24 @@
 """Batch norm, of voxels or of dense grids, that can share its statistics with other processes."""
 
+from typing import Protocol
+
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from ..errors import InputError
+
+
+class Group(Protocol):
+    """Processes that share statistics. Both calls wait for all of them, and raise where one is lost or late."""
+
+    def gather(self, own: Tensor) -> list[Tensor]:
+        """Return `own` of every process, in rank order."""
+        ...
+
+    def sum(self, own: Tensor) -> None:
+        """Make `own` the sum over the processes."""
+        ...
 
 
 class GroupBatchNorm(nn.modules.batchnorm._BatchNorm):
@@ -16,7 +29,7 @@ class GroupBatchNorm(nn.modules.batchnorm._BatchNorm):
     rows; averaging gradients over the group, as replicas do with all others, completes it.
     """
 
-    group: dist.ProcessGroup | None = None
+    group: Group | None = None
 
     def _check_input_dim(self, input: Tensor) -> None:
         """Take any number of axes: the layers around say how many there are."""
@@ -55,9 +68,7 @@ class _GroupNorm(torch.autograd.Function):
         else:
             variance = mean = wide.new_zeros(channels)
         own = torch.cat([mean.double(), variance.double() * len(rows), mean.new_tensor([len(rows)]).double()])
-        told = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(told, own, group=group)
-        means, squares, counts = torch.stack(told).split([channels, channels, 1], dim=1)
+        means, squares, counts = torch.stack(group.gather(own)).split([channels, channels, 1], dim=1)
         count = float(counts.sum())
         if count < 2:
             raise InputError(f"batch norm over {count:.0f} voxels of all processes: expected at least 2")
@@ -79,7 +90,7 @@ class _GroupNorm(torch.autograd.Function):
         normal = (rows.to(mean.dtype) - mean) * scale
         own = torch.stack([gradient.sum(0), (gradient * normal).sum(0)])
         grad_bias, grad_weight = own.clone().to(weight.dtype)
-        dist.all_reduce(own, group=ctx.group)
+        ctx.group.sum(own)
         along, across = own / ctx.count
         grad_rows = (gradient - along - normal * across) * (scale * weight.to(mean.dtype))
         return grad_rows.to(rows.dtype), grad_weight, grad_bias, None, None

@@ -4,12 +4,11 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from torch import nn
-from torch.distributed import ProcessGroup
 
 from ..errors import InputError
 from ..models.rows import INPUT, Network, Row
 from .base import Engine
-from .batch_norm import GroupBatchNorm
+from .batch_norm import Group, GroupBatchNorm
 from .initialisation import derived_seed, initialise
 
 SEEDED_KINDS = frozenset({"dropout"})  # their modules take `seed=`: what they draw depends on the minibatch
@@ -42,7 +41,7 @@ class Subnetwork(nn.Module):
     def layer_ids(self) -> tuple[str, ...]:
         return tuple(row.id for row in self.table)
 
-    def synchronise(self, group: ProcessGroup | None) -> int:
+    def synchronise(self, group: Group | None) -> int:
         """Share the statistics of batch norms in training with the other processes of `group`; None ends it.
 
         Returns how many layers do. From then on every process of the group must run the same passes in the same order.

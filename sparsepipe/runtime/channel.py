@@ -31,7 +31,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .failures import DeadlinePassed, PacketMismatch, PeerLost, lost
+from .failures import DeadlinePassed, PacketMismatch, PeerLost, translated
 from .packet import HEADER_INTEGERS, Packet, arrives_at, decode, encode, payload_bytes, place_of, set_place
 from .shared_memory import Lending, SharedMemory
 
@@ -140,7 +140,12 @@ class Inbox:
 
     def _post_header(self, peer: int) -> tuple[Tensor, Any]:
         header = torch.empty(HEADER_INTEGERS, dtype=torch.int64)
-        return header, dist.irecv(header, peer, group=self._group, tag=self._tags[0])
+        return header, self._post_receive(header, peer, self._tags[0])
+
+    def _post_receive(self, buffer: Tensor, peer: int, tag: int) -> Any:
+        """Begin to receive from `peer`. Raises PeerLost: gloo refuses at once where the peer is gone."""
+        with translated(f"receives of the {_DIRECTIONS[self._direction]}", peer=peer):
+            return dist.irecv(buffer, peer, group=self._group, tag=tag)
 
     def _post(self, peer: int) -> None:
         """Post the receives of a packet's header and of what is known of its payload."""
@@ -148,7 +153,7 @@ class Inbox:
         payload, payload_work = _NOTHING, None
         if ahead := self._sizes[peer].ahead():
             payload = self._buffer(ahead)
-            payload_work = dist.irecv(payload, peer, group=self._group, tag=self._tags[1])
+            payload_work = self._post_receive(payload, peer, self._tags[1])
         self._posted.append(_Posted(header, header_work, payload, payload_work))
 
     def _receive(self, peer: int, deadline: float, message: str) -> tuple[Tensor, Tensor]:
@@ -167,7 +172,7 @@ class Inbox:
         if size > ahead:
             payload = self._buffer(size)
             payload[:ahead] = posted.payload
-            rest = dist.irecv(payload[ahead:], peer, group=self._group, tag=self._tags[2])
+            rest = self._post_receive(payload[ahead:], peer, self._tags[2])
             wait_for(rest, deadline, message, peer=peer)
         return posted.header, payload[:size]
 
@@ -219,10 +224,9 @@ class WireInbox(Inbox):
             found = self._arrived.get(timeout=max(deadline - time.monotonic(), 0.001))
         except queue.Empty:
             raise DeadlinePassed(message, peer=peer) from None
-        if isinstance(found, RuntimeError) and not isinstance(found, PacketMismatch):
-            raise lost(peer, _first_line(found), message) from found
         if isinstance(found, BaseException):
-            raise found
+            with translated(message, peer=peer):
+                raise found
         return found
 
     def _bring(self) -> None:
@@ -303,15 +307,13 @@ class Outbox:
             ahead = sizes.ahead()
             sizes.learn(len(payload))
         header_tag, ahead_tag, rest_tag = _tags(packet.direction, cut)
-        try:
+        with translated(f"sending for {action}", peer=peer):
             works = [(dist.isend(header, peer, group=group, tag=header_tag), header)]
             if ahead:
                 works.append((dist.isend(payload[:ahead], peer, group=group, tag=ahead_tag), payload))
             if len(payload) > ahead:
                 carrier = wire.group if wire else group
                 works.append((dist.isend(payload[ahead:], peer, group=carrier, tag=rest_tag), payload))
-        except RuntimeError as error:
-            raise PeerLost(f"lost rank {peer} while sending for {action}: {_first_line(error)}") from error
         self._under_way.append(_Sent(peer, action, works))
 
     def finish(self, *, timeout: float) -> None:
@@ -354,14 +356,5 @@ def _lent(packet: Packet, lending: Lending) -> Tensor:
 
 def wait_for(work: Any, deadline: float, message: str, *, peer: int) -> None:
     """Wait for one communication until `deadline` (time.monotonic). Raises DeadlinePassed (`message`) or PeerLost."""
-    left = max(deadline - time.monotonic(), 0.001)
-    try:
-        work.wait(timedelta(seconds=left))
-    except RuntimeError as error:
-        if time.monotonic() >= deadline - 0.01:
-            raise DeadlinePassed(message, peer=peer) from error
-        raise lost(peer, _first_line(error), message) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+    with translated(message, peer=peer, deadline=deadline):
+        work.wait(timedelta(seconds=max(deadline - time.monotonic(), 0.001)))

@@ -1,8 +1,11 @@
 """How a worker fails: what it was doing, with whom, and whether another rank's failure is the likely cause."""
 
 import json
+import math
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import InputError
@@ -14,8 +17,9 @@ class PeerLost(RuntimeError):
 
 
 def lost(peer: int, why: str, message: str) -> PeerLost:
-    """Say what was going on, in the words of the `message` for a deadline, when a wait for `peer` broke."""
-    return PeerLost(f"lost rank {peer}: {why} ({message.split(' waited')[0]})")
+    """Say what was going on, in the words of the `message` for a deadline, when a wait for `peer` (-1: any) broke."""
+    whom = "another rank" if peer < 0 else f"rank {peer}"
+    return PeerLost(f"lost {whom}: {why} ({message.split(' waited')[0]})")
 
 
 class DeadlinePassed(RuntimeError):
@@ -24,6 +28,26 @@ class DeadlinePassed(RuntimeError):
     def __init__(self, message: str, *, peer: int | None) -> None:
         super().__init__(message)
         self.peer = peer
+
+
+@contextmanager
+def translated(message: str, *, peer: int, deadline: float = math.inf) -> Iterator[None]:
+    """Say in the runtime's words what torch says, in plain RuntimeErrors, of a connection to `peer` (-1: to several).
+
+    Raises DeadlinePassed (`message`) once `deadline` (time.monotonic) has passed, else PeerLost.
+    """
+    try:
+        yield
+    except (DeadlinePassed, PeerLost, PacketMismatch):
+        raise
+    except RuntimeError as error:
+        if time.monotonic() >= deadline - 0.01:
+            raise DeadlinePassed(message, peer=peer) from error
+        raise lost(peer, _first_line(error), message) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 class PacketMismatch(RuntimeError):

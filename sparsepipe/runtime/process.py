@@ -13,11 +13,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from ..errors import InputError
 from ..plan import Plan
 from .channel import Wire, wait_for
-from .failures import DeadlinePassed
+from .failures import DeadlinePassed, translated
 from .packet import BACKWARD, FORWARD
 from .shared_memory import SharedMemory, meet
 from .whereabouts import Whereabouts
@@ -35,9 +36,9 @@ class Process:
     device: torch.device
     timeout: float
     stage_group: Any = None
-    statistics_group: Any = None  # the same ranks, for what they exchange within a forward or backward
+    statistics_group: "Replicas | None" = None  # the same ranks, for what they exchange within a forward or backward
     whereabouts: Whereabouts | None = None
-    groups: Mapping[int, tuple[Any, Any]] = field(default_factory=dict)  # stage → the two above
+    groups: Mapping[int, tuple[Any, "Replicas | None"]] = field(default_factory=dict)  # stage → the two above
     ways: tuple[Any, Any] = (None, None)  # of packets, by direction (None: that of all ranks)
     wires: Mapping[tuple[int, int], Wire] = field(default_factory=dict)  # (direction, cut) → what carries payloads
     shared_memory: SharedMemory | None = None  # with other ranks of this host
@@ -64,7 +65,7 @@ class Process:
         return dist.all_reduce(values, group=self.stage_group, async_op=True)
 
     def finish_sum(self, work: Any, *, what: str) -> None:
-        """Wait for a sum that was begun. Raises DeadlinePassed or PeerLost."""
+        """Wait for a sum, or the like, that was begun. Raises DeadlinePassed or PeerLost."""
         if self.whereabouts:
             self.whereabouts.tell("meet")
         message = f"{what} of rank {self.rank} waited {self.timeout:g} s for the other ranks"
@@ -74,15 +75,39 @@ class Process:
         """Wait until every rank is here."""
         self.sum(torch.zeros(1), what=what)
 
-    def blame(self, error: DeadlinePassed) -> DeadlinePassed:
-        """Return the error with the rank in it that everybody waits for, where that can be told."""
-        if self.whereabouts is None or error.peer is None:
-            return error
-        found = self.whereabouts.culprit(error.peer)
-        return DeadlinePassed(f"{error}; {found}", peer=found.rank) if found else error
-
     def _all_reduce(self, values: Tensor, group: Any, op: Any, what: str) -> None:
         self.finish_sum(dist.all_reduce(values, op=op, group=group, async_op=True), what=what)
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """The replicas of this rank's stage, for what its layers exchange within a forward or backward."""
+
+    group: Any
+    process: Process
+    on_device: bool = False  # NCCL: queued on the GPU, where NCCL's own watch keeps the deadline
+
+    def gather(self, own: Tensor) -> list[Tensor]:
+        """Return `own` of every replica, in rank order. Raises DeadlinePassed or PeerLost."""
+        found = [torch.empty_like(own) for _ in range(dist.get_world_size(self.group))]
+        self._finish(dist.all_gather(found, own, group=self.group, async_op=True))
+        return found
+
+    def sum(self, own: Tensor) -> None:
+        """Make `own` the sum over the replicas. Raises DeadlinePassed or PeerLost."""
+        self._finish(dist.all_reduce(own, group=self.group, async_op=True))
+
+    def _finish(self, work: Any) -> None:
+        if self.on_device:
+            work.wait()
+            return
+        whereabouts = self.process.whereabouts
+        if whereabouts is None:
+            self.process.finish_sum(work, what="batch norm")
+            return
+        before = whereabouts.of(self.process.rank)
+        self.process.finish_sum(work, what=f"batch norm in the {before.kind} of minibatch {before.minibatch}")
+        whereabouts.tell(before.kind, before.minibatch, before.peer)
 
 
 @contextmanager
@@ -112,47 +137,57 @@ def joined(
     if world_size == 1:
         yield Process(rank, world_size, stage, where, timeout)
         return
-    store = _store(run_dir, world_size, timeout)
-    _meet(store, rank, world_size, timeout)
-    shared_memory = meet(store, rank, plan.ranks) if share_memory and where.type == "cpu" else None
-    carrier = backend(device)
-    over_nccl = "nccl" in carrier
-    if where.type == "cuda":
-        torch.cuda.set_device(where)
-    dist.init_process_group(carrier, store=store, rank=rank, world_size=world_size, timeout=_NEVER)
-    replicated = [(k, sorted(stage.ranks)) for k, stage in enumerate(plan.stages) if len(stage.ranks) > 1]
-    # Nobody watches over a wait within a layer: it has the deadline of its group.
-    limit = timedelta(seconds=timeout)
-    waits = limit if over_nccl else _NEVER  # NCCL's are begun where they are due
-    groups = {
-        k: (dist.new_group(ranks, timeout=waits), dist.new_group(ranks, timeout=limit) if synchronise else None)
-        for k, ranks in replicated
-    }
-    # On a connection of their own, gradients do not queue behind features; nor do two threads for one lock.
-    ways = (None, dist.new_group(backend="gloo", timeout=_NEVER))
-    wires = _wires(plan, where, limit) if over_nccl else {}
     whereabouts = Whereabouts(run_dir / "logs" / ".whereabouts", world_size, rank)
-    own = {k: both for k, both in groups.items() if rank in plan.stages[k].ranks}
-    process = Process(
-        rank,
-        world_size,
-        stage,
-        where,
-        timeout,
-        whereabouts=whereabouts,
-        groups=own,
-        ways=ways,
-        wires=wires,
-        shared_memory=shared_memory,
-    )
+    process = Process(rank, world_size, stage, where, timeout, whereabouts=whereabouts)
     try:
+        store = _store(run_dir, world_size, timeout)
+        _meet(store, rank, world_size, timeout)
+        whereabouts.tell("meet")
+        shared_memory = meet(store, rank, plan.ranks) if share_memory and where.type == "cpu" else None
+        process = replace(process, shared_memory=shared_memory)
+        message = f"rank {rank} waited {timeout:g} s for the other ranks to connect"
+        with translated(message, peer=-1, deadline=time.monotonic() + timeout):
+            process = _connected(process, plan, store, carrier=backend(device), synchronise=synchronise)
+        whereabouts.tell("starting")
         yield process
     except DeadlinePassed as error:
-        raise process.blame(error) from error
+        raise _blamed(error, whereabouts) from error
     if shared_memory:
         shared_memory.close()
     # Not after an error: it would wait for receives that are still posted, which may never end.
     dist.destroy_process_group()
+
+
+def _blamed(error: DeadlinePassed, whereabouts: Whereabouts) -> DeadlinePassed:
+    """Return the error with the rank in it that everybody waits for, where that can be told."""
+    found = None if error.peer is None else whereabouts.culprit(error.peer)
+    return DeadlinePassed(f"{error}; {found}", peer=found.rank) if found else error
+
+
+def _connected(process: Process, plan: Plan, store: dist.Store, *, carrier: str, synchronise: bool) -> Process:
+    """Open what carries tensors between the ranks. Every rank comes here, and to each group, its own or not."""
+    over_nccl, limit = "nccl" in carrier, timedelta(seconds=process.timeout)
+    if process.device.type == "cuda":
+        torch.cuda.set_device(process.device)
+    dist.init_process_group(carrier, store=store, rank=process.rank, world_size=process.world_size, timeout=limit)
+    mates, within = {}, {}  # of the stages with replicas among this rank's
+    for k, stage in enumerate(plan.stages):
+        if len(stage.ranks) > 1:
+            ranks = sorted(stage.ranks)
+            groups = [dist.new_group(ranks, timeout=limit) for _ in range(1 + synchronise)]
+            if process.rank in ranks:
+                mates[k] = groups[0]
+                if synchronise:
+                    within[k] = groups[1]
+    # On a connection of their own, gradients do not queue behind features; nor do two threads for one lock.
+    ways = (None, dist.new_group(backend="gloo", timeout=limit))
+    wires = _wires(plan, process.device, limit) if over_nccl else {}
+    # All are here, and deadlines are kept where somebody waits: but for NCCL's, which are begun where they are due.
+    for group in (*ways, *(() if over_nccl else (*mates.values(), *within.values()))):
+        _set_pg_timeout(_NEVER, group)
+    told = {k: Replicas(group, process, on_device=over_nccl) for k, group in within.items()}
+    both = {k: (group, told.get(k)) for k, group in mates.items()}
+    return replace(process, groups=both, ways=ways, wires=wires)
 
 
 def backend(device: str) -> str:
@@ -181,7 +216,9 @@ def _store(run_dir: Path, world_size: int, timeout: float) -> dist.Store:
         attempt = "-".join(os.environ.get(name, "0") for name in ("SPARSEPIPE_LAUNCH", "TORCHELASTIC_RESTART_COUNT"))
         folder = run_dir / "logs"
         folder.mkdir(parents=True, exist_ok=True)
-        return dist.FileStore(str(folder / f".rendezvous-{attempt}"), world_size)
+        store = dist.FileStore(str(folder / f".rendezvous-{attempt}"), world_size)
+        store.set_timeout(timedelta(seconds=timeout))
+        return store
     # The launcher's own store: it listens where the launcher bound it, and outlives every attempt.
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=timeout))

@@ -17,6 +17,7 @@ has two writers.
 import json
 import mmap
 import os
+import time
 import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -27,7 +28,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .failures import PeerLost
+from .failures import PeerLost, translated
 from .pipes import Pipes, make_pipe
 
 _HEAD = 64  # bytes before the payload, which is aligned to them
@@ -112,10 +113,7 @@ class SharedMemory:
         """
         memory = self._theirs.get((peer, fd))
         if memory is None or len(memory) != _HEAD + capacity:
-            try:
-                own = _open(self.peers[peer], fd, os.O_RDWR)
-            except OSError as error:
-                raise PeerLost(f"lost rank {peer}: {error.strerror} where its buffer was") from error
+            own = _open(self.peers[peer], fd, os.O_RDWR, peer=peer)
             memory = self._theirs[peer, fd] = _map(own, _HEAD + capacity)
             os.close(own)
         counts = np.frombuffer(memory, dtype=np.int64, count=2)
@@ -141,7 +139,8 @@ class SharedMemory:
 def meet(store: dist.Store, rank: int, ranks: Iterable[int]) -> SharedMemory | None:
     """Find out with which other ranks this one can share memory: by trying, both ways. None where with nobody.
 
-    Every rank of `ranks` must come here; a system without memfd has nothing to show.
+    Every rank of `ranks` must come here, within the store's time; a system without memfd has nothing to show.
+    Raises DeadlinePassed or PeerLost.
     """
     others = [peer for peer in ranks if peer != rank]
     own, secret = -1, os.urandom(16)
@@ -154,12 +153,12 @@ def meet(store: dist.Store, rank: int, ranks: Iterable[int]) -> SharedMemory | N
     store.set(f"memory/{rank}", json.dumps({"pid": os.getpid(), "fd": own, "secret": secret.hex(), "pipes": doors}))
     seen, outgoing = {}, {}
     for peer in others:
-        theirs = json.loads(store.get(f"memory/{peer}"))
+        theirs = json.loads(_told(store, rank, "memory", peer))
         if _reads(theirs["pid"], theirs["fd"], bytes.fromhex(theirs["secret"])):
-            outgoing[peer] = _open(theirs["pid"], theirs["pipes"][str(rank)], os.O_WRONLY)
+            outgoing[peer] = _open(theirs["pid"], theirs["pipes"][str(rank)], os.O_WRONLY, peer=peer)
             seen[peer] = theirs["pid"]
     store.set(f"memory-seen/{rank}", " ".join(map(str, seen)))
-    sees = {peer: store.get(f"memory-seen/{peer}").decode().split() for peer in others}
+    sees = {peer: _told(store, rank, "memory-seen", peer).decode().split() for peer in others}
     both = {peer: pid for peer, pid in seen.items() if str(rank) in sees[peer]}
     # Everybody has looked: a pipe that only its peer can write to ends with its peer.
     of_no_use = [ends[peer][0] for peer in ends if peer not in both] + [outgoing[k] for k in seen if k not in both]
@@ -171,9 +170,20 @@ def meet(store: dist.Store, rank: int, ranks: Iterable[int]) -> SharedMemory | N
     return SharedMemory(both, Pipes({peer: ends[peer][0] for peer in both}, {peer: outgoing[peer] for peer in both}))
 
 
-def _open(pid: int, fd: int, how: int) -> int:
-    """Open anew what another process has open."""
-    return os.open(f"/proc/{pid}/fd/{fd}", how | os.O_CLOEXEC)
+def _open(pid: int, fd: int, how: int, *, peer: int) -> int:
+    """Open anew what `peer`, another process, has open. Raises PeerLost."""
+    try:
+        return os.open(f"/proc/{pid}/fd/{fd}", how | os.O_CLOEXEC)
+    except OSError as error:
+        raise PeerLost(f"lost rank {peer}: {error.strerror} where its memory was") from error
+
+
+def _told(store: dist.Store, rank: int, what: str, peer: int) -> bytes:
+    """Return what `peer` says in the store. Raises DeadlinePassed after the store's own time, or PeerLost."""
+    seconds = store.timeout.total_seconds()
+    message = f"rank {rank} waited {seconds:g} s for rank {peer} to say what memory it shares"
+    with translated(message, peer=peer, deadline=time.monotonic() + seconds):
+        return store.get(f"{what}/{peer}")
 
 
 def _reads(pid: int, fd: int, secret: bytes) -> bool:
