@@ -43,8 +43,10 @@ def test_profile_writes_what_plan_reads(tmp_path, capsys):
     out = tmp_path / "profile.json"
     words = "profile --model minkvgg11bn-narrow --data digits --voxel-size 0.1 --batch-size 2 --num-points 128"
     words += f" --engine native --repeats 1 --device-type here --out {out}"
-    code, printed, _ = run(*words.split(), "--json", capsys=capsys)
+    code, printed, said = run(*words.split(), "--json", capsys=capsys)
     document, kept = json.loads(printed), Profile.load(out)
+    warned = [line.removeprefix("warning: ") for line in said.splitlines() if line.startswith("warning: ")]
+    assert warned == list(kept.warnings)  # where one repeat of a small network does not add up, as often it does not
     assert code == 0 and document["device_type"] == "here" and document["origin"]["beside"] == 0
     assert document["update_seconds"] > 0 and document["forward_seconds"] > 0
     assert document["layers"] == len(kept.graph.layers) and set(kept.update_rates) == {"here"}

@@ -9,8 +9,10 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from sparsepipe import data
 from sparsepipe.reproduce import NOTEBOOKS, reproduce
 from sparsepipe.reproduce.driver import _exported
+from sparsepipe.reproduce.learning import nearest_neighbour_accuracy
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 PATHS = sorted(FOLDER.rglob("[0-9]*.ipynb"))
@@ -150,6 +152,27 @@ def test_a_notebook_runs_alone_and_makes_what_it_needs(tmp_path, monkeypatch):
     executed = nbformat.read(tmp_path / "runs" / "notebooks" / "04_partition.ipynb", as_version=4)
     said = "".join(o.get("text", "") for cell in executed.cells for o in cell.get("outputs", []))
     assert "measured now" in said and "synthetic shapes" in said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_both_engines_learn_real_shapes_at_least_as_well_as_a_nearest_neighbour(tmp_path, monkeypatch, shared_data):
+    """Notebook 07 as it stands: the same seed, 400 real clouds, 12 epochs."""
+    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))
+    monkeypatch.setenv("SPARSEPIPE_DATA", str(shared_data))
+    reproduce(["07_learning"], out=tmp_path / "figures")
+    executed = nbformat.read(tmp_path / "runs" / "notebooks" / "07_learning.ipynb", as_version=4)
+    answer = "".join(output["data"]["text/markdown"] for output in executed.cells[-1].outputs)
+    reached = [float(text) / 100 for text in re.findall(r"(?:native|minkowski) ([\d.]+)%", answer)]
+    folder = shared_data / "modelnet10-sample" / "ModelNet10"
+    train, test = (data.load(folder, split=split, voxel_size=0.03) for split in ("train", "test"))
+    baseline = max(nearest_neighbour_accuracy(train, test, cells) for cells in (4, 6, 8, 12))
+    assert baseline > 0.75 and "on 400 shapes of 10 classes" in answer and "of 200\ntest shapes" in answer
+    assert reached and min(reached) >= baseline
+    assert f"**at least** the nearest neighbour's {baseline:.1%}" in answer
+    if len(reached) == 2:
+        assert "**the same curve within noise**" in answer
+        assert float(re.search(r"losses differ by (\S+) at", answer.replace("\n", " "))[1]) < 1e-4
 
 
 @pytest.mark.slow

@@ -17,6 +17,17 @@ from sparsepipe.reproduce.learning import (
 )
 from sparsepipe.runtime.config import RunConfig
 
+SEGMENTS = {  # a small MinkUNet and how it is trained
+    "model": "minkunet14a-segmentation-narrow",
+    "task": "segmentation",
+    "engine": "native",
+    "optimizer": "adamw",
+    "learning_rate": 0.01,
+    "learning_rate_schedule": "cosine",
+    "threads": 1,
+    "checkpoint_every": 0,
+}
+
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory):
@@ -101,3 +112,46 @@ def test_finished_runs_are_taken_and_others_trained(tmp_path, shapes, capsys):
     assert both["a"].folder == first["a"].folder == tmp_path / "a-001"
     assert both["b"].metrics("epoch")[0]["train"]["loss"] != both["a"].metrics("epoch")[0]["train"]["loss"]
     assert "a: from runs/a-001\nb: training now" in capsys.readouterr().out
+
+
+def reached(record, dataset):
+    """Accuracy and mean intersection over union at the end, and the accuracy of naming the commonest class."""
+    labels = dataset.batch(range(len(dataset))).labels
+    chance = labels.bincount().max().item() / len(labels)
+    last = record.metrics("epoch")[-1]["validation"]
+    return last["accuracy"], last["mean_iou"], chance
+
+
+@pytest.mark.slow
+def test_a_unet_learns_real_scans_by_heart(tmp_path, shared_data, monkeypatch):
+    monkeypatch.setenv("SPARSEPIPE_DATA", str(shared_data))
+    scans, sizes = labelled_scans(tmp_path), {"sweep": 0.4, "room": 0.2}  # metres
+    assert set(scans) == set(sizes)
+    configs = {
+        name: RunConfig(
+            data=str(folder),
+            voxel_size=sizes[name],
+            num_points=None,
+            batch_size=1,
+            epochs=30,
+            validation_split=split,
+            **SEGMENTS,
+        )
+        for name, (folder, split) in scans.items()
+    }
+    for name, record in train_side_by_side(tmp_path / "runs", configs).items():
+        folder, split = scans[name]
+        dataset = data.load(str(folder), split=split, voxel_size=sizes[name], num_points=None)
+        accuracy, iou, chance = reached(record, dataset)
+        assert chance < 0.5 and accuracy > 0.9 and iou > 0.8, (name, accuracy, iou)
+
+
+@pytest.mark.slow
+def test_a_unet_segments_the_parts_of_unseen_shapes(tmp_path):
+    families = ("airplane", "chair", "lamp", "table")  # twelve parts
+    folder = str(make_shapes(tmp_path / "shapes", num_train=24, num_test=8, seed=0, families=families))
+    config = RunConfig(data=folder, voxel_size=0.07, batch_size=4, epochs=7, **SEGMENTS)
+    (record,) = train_side_by_side(tmp_path / "runs", {"parts": config}).values()
+    dataset = data.load(folder, split="test", voxel_size=0.07, task="segmentation")
+    accuracy, iou, chance = reached(record, dataset)
+    assert chance < 0.3 and accuracy > 0.75 and iou > 0.5, (accuracy, iou)
