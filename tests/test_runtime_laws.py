@@ -11,6 +11,7 @@ ReLU, which no tolerance of sums covers.
 
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,8 +19,9 @@ import torch.nn.functional as functional
 from runtime_jobs import NORMED, PLAIN, UNET, Job, plan_of, run_jobs, settings, shapes
 from torch.func import functional_call
 
-from sparsepipe import data
+from sparsepipe import InputError, data
 from sparsepipe.engines import Subnetwork, engine
+from sparsepipe.launchers import launch
 from sparsepipe.models import network
 from sparsepipe.plan import Plan
 from sparsepipe.runtime import RunConfig
@@ -376,3 +378,14 @@ def test_compression_costs_little(how: str, bound: float, laws: Callable) -> Non
     (_, small), (_, whole) = laws[f"sent as {how}"], laws["3 stages 1f1b-flush"]
     assert small.losses != whole.losses, "it is at work"
     torch.testing.assert_close(torch.tensor(small.losses), torch.tensor(whole.losses), rtol=bound, atol=bound)
+
+
+@pytest.mark.slow
+def test_lists_that_deadlock_in_this_runs_epochs_are_refused_before_the_first_minibatch(tmp_path) -> None:
+    """The length that is tried before the launch, 8, runs to its end; an epoch of 18 waited until its deadline."""
+    first, last = plan_of(PLAIN, [[0, 1], [2]], schedule="1f1b").stages
+    plan = Plan((first, replace(last, warmup=3)), "1f1b", accumulation=3)
+    job = launch(plan, settings(shapes(tmp_path), batch_size=1), run_dir=tmp_path / "run")
+    with pytest.raises(InputError, match="schedule '1f1b' of this plan deadlocks: rank → action it waits at"):
+        job.wait(timeout=120)
+    assert not job.record.metrics("step")

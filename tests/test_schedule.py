@@ -366,6 +366,14 @@ def test_a_schedule_that_waits_for_itself_is_refused():
         check_runs(plan, 4)
 
 
+def test_an_imported_warm_up_may_deadlock_in_long_epochs_alone():
+    """So a worker checks the lists of its own epochs, not a short one's in their place."""
+    plan = Plan((Stage(("a",), (0, 1)), Stage(("b",), (2,), warmup=3)), "1f1b", accumulation=3)
+    check_runs(plan, 8)
+    with pytest.raises(InputError, match="deadlocks"):
+        check_runs(plan, 9)
+
+
 def test_replicas_that_wait_for_each_other_within_a_pass_need_both_minibatches_sent():
     check_runs(pipeline(1, 2, 1), 7, synchronised=True)
     check_runs(pipeline(2, 2, schedule="zero-bubble", num_microbatches=4), 8, synchronised=True)

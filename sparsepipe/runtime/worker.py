@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..files import read_rows
 from ..plan import Plan
-from ..schedule import Action, actions, forward_actions, in_flight
+from ..schedule import Action, actions, check_runs, forward_actions, in_flight
 from ..trace import KINDS
 from . import checkpoint, metrics
 from .channel import Outbox, Shelf
@@ -75,8 +75,13 @@ class Worker:
     # --- the run -----------------------------------------------------------------------------------------------------
 
     def run(self, resume_from: checkpoint.Checkpoint | None = None) -> None:
-        """Train what is left to train, with validation and checkpoints between epochs, and sum up."""
+        """Train what is left to train, with validation and checkpoints between epochs, and sum up.
+
+        Raises InputError where a list of actions would deadlock: warm-ups of another's may do in long epochs alone.
+        """
         done = self._resume(resume_from) if resume_from else 0
+        for count in {count for _, _, count in self.workload.segments(done)}:
+            check_runs(self.plan, count, synchronised=self.config.synchronised_batch_norm)
         if self.rank == self.last_rank:
             shared = self.process.shared_memory
             facts = {
