@@ -57,7 +57,7 @@ class Guard:
                 self._writer = -1
         _kill_group(self.process.pid)
         for path in (self.run_dir / "logs").glob("rank*.pid"):  # a stopped worker does not see its lifeline close
-            _kill_worker(path)
+            _kill_worker(path, self.run_dir)
 
     def wait(self) -> int:
         """Wait for the command, make sure of every worker's end, and return the command's exit code."""
@@ -97,12 +97,13 @@ def _kill_group(pid: int) -> None:
         pass  # gone already
 
 
-def _kill_worker(path: Path) -> None:
-    """Kill the worker that wrote its process id to `path`, unless that id has become somebody else's."""
+def _kill_worker(path: Path, run_dir: Path) -> None:
+    """Kill the worker of this run that wrote its process id to `path`, unless that id has become somebody else's."""
     try:
         pid = int(path.read_text())
         command = Path(f"/proc/{pid}/cmdline")
-        if not Path("/proc/self").exists() or b"sparsepipe.runtime" in command.read_bytes():
+        words = command.read_bytes().split(b"\0") if Path("/proc/self").exists() else []
+        if not words or (b"sparsepipe.runtime" in words and os.fsencode(run_dir) in words):
             os.kill(pid, signal.SIGKILL)
     except (ValueError, OSError):
         pass  # gone already, or just being written
