@@ -8,8 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from runtime_jobs import NORMED, PLAIN, REPOSITORY, plan_of, settings, shapes
 
 from sparsepipe import InputError, RunFailed
 from sparsepipe.launchers import attach, launch
+from sparsepipe.launchers.base import prepare
 from sparsepipe.record import RunRecord
 from sparsepipe.runtime.checkpoint import latest
 
@@ -108,6 +111,8 @@ def test_a_cancelled_job_is_gone_at_once_and_listened_to_nobody_outside(tmp_path
         port = server.getsockname()[1]
     job = launch(PLAN, settings(clouds, **FOREVER), run_dir=tmp_path / "run", port=port)
     _step(job, 0)
+    environment = Path(f"/proc/{_workers(tmp_path / 'run')[0]}/environ").read_bytes().split(b"\0")
+    assert {b"GLOO_SOCKET_IFNAME=lo", b"NCCL_SOCKET_IFNAME=lo"} <= set(environment)
     status = job.record.status
     listening = _listening({status["guard"], status["launcher"], *_workers(tmp_path / "run").values()})
     assert listening == {"0100007F"}, "127.0.0.1, and nothing else"
@@ -190,6 +195,80 @@ def test_a_killed_worker_is_the_one_named_whatever_its_peers_were_at(tmp_path, c
     assert len(re.findall(named, told)) == told.count("starting again") == 1
 
 
+def test_a_job_whose_workers_are_killed_again_and_again_ends_with_one_line(tmp_path, clouds) -> None:
+    job = launch(PLAN, settings(clouds, max_restarts=1), run_dir=tmp_path / "run")
+    killed = [0]
+    for _ in range(2):
+        _until(lambda: _workers(tmp_path / "run").get(1, 0) not in killed, 60, "start of rank 1")
+        killed.append(_workers(tmp_path / "run")[1])
+        os.kill(killed[-1], signal.SIGKILL)
+    with pytest.raises(RunFailed, match=r"rank 1 \(stage 1\): killed by signal 9 \(SIGKILL\)$"):
+        job.wait(timeout=60)
+    assert not _processes(tmp_path / "run")
+
+
+def test_a_run_about_to_start_is_neither_taken_for_a_dead_one_nor_started_twice(tmp_path, clouds) -> None:
+    """Its guard has not yet said that it is there: whoever attached then wrote that it was killed."""
+    record, lock = prepare(PLAN, settings(clouds), run_dir=tmp_path / "run", resume=False)
+    job = attach(tmp_path / "run")
+    with pytest.raises(TimeoutError):
+        job.wait(timeout=0.5)
+    assert record.status == {"state": "started"}
+    with pytest.raises(InputError, match="this run is still running; cancel it first"):
+        launch(PLAN, settings(clouds), run_dir=tmp_path / "run", resume=True)
+    os.close(lock)  # as when its guard is killed
+    with pytest.raises(RunFailed, match="its guard was killed"):
+        job.wait(timeout=10)
+
+
+def test_a_guard_kills_no_worker_of_another_run(tmp_path) -> None:
+    """A process id in a run's folder may have become that of another run's worker."""
+    sleep = "import time; time.sleep(60)"
+    words = [sys.executable, "-c", sleep, "sparsepipe.runtime", "--run-dir"]
+    own, other = tmp_path / "run", tmp_path / "other"
+    workers = [subprocess.Popen([*words, str(folder)]) for folder in (own, other)]
+    (own / "logs").mkdir(parents=True)
+    for rank, worker in enumerate(workers):
+        (own / "logs" / f"rank{rank}.pid").write_text(f"{worker.pid}\n")
+        _until(lambda pid=worker.pid: b"--run-dir" in Path(f"/proc/{pid}/cmdline").read_bytes(), 10, "exec")
+    guard = REPOSITORY / "sparsepipe" / "launchers" / "guard.py"
+    subprocess.run([sys.executable, "-I", str(guard), "-1", str(own), "true"], check=True, timeout=60)
+    assert workers[0].wait(timeout=10) == -signal.SIGKILL
+    assert workers[1].poll() is None
+    workers[1].kill()
+    workers[1].wait()
+
+
+def test_a_full_disk_that_takes_no_last_word_either_ends_the_wait_with_one_line(tmp_path, clouds) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(disk)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("no right to mount a small disk: run it as root")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    try:
+        # Neither checkpoints nor the file where workers meet: removed, they would make room for the last word.
+        config = settings(clouds, epochs=10_000, checkpoint_every=0)
+        job = launch(PLAN, config, run_dir=disk / "run", port=port)
+        _step(job, 0)
+        _fill(disk / "filling")
+        with pytest.raises(RunFailed, match=r"could not be written \(No space left on device\); make room") as caught:
+            job.wait(timeout=60)
+        assert "\n" not in str(caught.value) and not job.running and not _processes(disk / "run")
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+def _fill(path: Path) -> None:
+    """Take all that is free on a disk."""
+    with path.open("wb", buffering=0) as file:
+        for size in (2**20, 2**12, 1):
+            with suppress(OSError):
+                while True:
+                    file.write(b"x" * size)
+
+
 def test_a_worker_that_raises_shows_its_traceback(tmp_path, clouds) -> None:
     """A learning rate that blows the weights up: the loss is not finite any more."""
     job = launch(PLAN, settings(clouds, epochs=20, learning_rate=1e20), run_dir=tmp_path / "run")
@@ -254,6 +333,10 @@ def test_a_detached_job_outlives_its_parent_and_is_found_again(tmp_path, clouds)
     job = attach(tmp_path / "run")
     assert job.running
     before = len(job.record.metrics("step"))
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        job.wait()
+    assert job.running, "an interrupted cell leaves it alone"
     _until(lambda: len(job.rows) > before + 3, 30, "more rows")
     with pytest.raises(InputError, match="this run is still running; cancel it first"):
         launch(PLAN, settings(clouds), run_dir=tmp_path / "run", resume=True)
@@ -305,6 +388,8 @@ def test_what_cannot_run_is_refused_before_anything_starts(tmp_path, clouds) -> 
         launch(PLAN, settings(clouds, model="minkvgg16bn"), run_dir=tmp_path / "run")
     with pytest.raises(InputError, match=r"the plan uses ranks \[0, 2\], expected 0 to 1"):
         launch(plan_of(PLAIN, [[0], [2]]), settings(clouds), run_dir=tmp_path / "run")
+    with pytest.raises(InputError, match="clip_norm goes with schedules that flush: with weights 'stash' the stages"):
+        launch(plan_of(PLAIN, [[0], [1]]), settings(clouds, clip_norm=1.0), run_dir=tmp_path / "run")
     with pytest.raises(InputError, match="precision float16 goes with schedules that flush: with weights 'stash'"):
         launch(plan_of(PLAIN, [[0], [1]]), settings(clouds, precision="float16"), run_dir=tmp_path / "run")
     shared = settings(clouds, synchronised_batch_norm=True)

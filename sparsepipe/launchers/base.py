@@ -1,5 +1,6 @@
 """What every launcher gives: a job that runs on its own, whose record grows, to be waited for or cancelled."""
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from ..profile import Profile
 from ..record import Origin, RunRecord
 from ..runtime import RunConfig
 from ..schedule import check_runs, round_length
-from .handle import Stranger
+from .handle import hold
 
 Row = dict[str, Any]
 
@@ -59,8 +60,11 @@ def prepare(
     resume: bool,
     profile: Profile | None = None,
     cluster: Cluster | None = None,
-) -> RunRecord:
-    """Write what the workers will read. Raises InputError where the plan cannot run or the folder is another run's."""
+) -> tuple[RunRecord, int]:
+    """Write what the workers will read; return the record and the lock of its folder (see `handle.hold`).
+
+    Raises InputError where the plan cannot run or the folder is another run's.
+    """
     if config.engine == "replay":
         config = replace(config, validate=False, checkpoint_every=0)  # it trains nothing
         if profile is None or cluster is None:
@@ -86,16 +90,23 @@ def prepare(
     if config.synchronised_batch_norm:
         _check_synchronised(plan, 2 * rounds + len(plan.ranks) + 1)
     folder = Path(run_dir).resolve()
-    if not (resume and (folder / "plan.json").exists()):
+    lock = hold(folder)
+    try:
+        if resume and (folder / "plan.json").exists():
+            return _changed(folder, plan, config), lock
         record = RunRecord.create(folder, plan, config.to_json(), Origin.here(**_facts(plan, config)))
         if profile is not None and cluster is not None:
             profile.save(folder / "profile.json")
             write_atomic(folder / "cluster.toml", cluster.to_toml())
-        return record
-    record = RunRecord.load(folder)
-    if record.status["state"] == "running" and Stranger(record).alive():
-        raise InputError(f"{folder}: this run is still running; cancel it first")
-    for name in ("plan.json", "config.json"):  # what the run followed so far stays readable
+        return record, lock
+    except BaseException:
+        os.close(lock)
+        raise
+
+
+def _changed(folder: Path, plan: Plan, config: RunConfig) -> RunRecord:
+    """Give a record the plan and the settings that its run goes on with; what it followed so far stays readable."""
+    for name in ("plan.json", "config.json"):
         _keep_old(folder, name)
     plan.save(folder / "plan.json")
     write_json(folder / "config.json", config.to_json())

@@ -1,5 +1,10 @@
-"""A job's processes from outside: whether they are at work, and how to end them."""
+"""A job's processes from outside: whether they are at work, and how to end them.
 
+A guard holds the lock of its run's folder from before it starts to its end, however it ends: one run in a folder at a
+time, and whoever looks knows at any moment whether it is at work.
+"""
+
+import fcntl
 import os
 import signal
 import subprocess
@@ -7,7 +12,49 @@ import time
 from pathlib import Path
 from typing import Protocol
 
+from ..errors import InputError
 from ..record import RunRecord
+
+_LOCK = Path("logs", ".lock")
+
+
+def hold(folder: Path) -> int:
+    """Lock a run's folder, which is made where it is not there; return the file descriptor that holds it.
+
+    Raises InputError where a run is at work in it, or it cannot be made.
+    """
+    try:
+        (folder / _LOCK).parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot hold a run ({error.strerror}); choose another --run-dir") from None
+    if not _locks(lock):
+        os.close(lock)
+        raise InputError(f"{folder}: this run is still running; cancel it first, or choose another --run-dir")
+    return lock
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a run is at work in the folder, or about to be."""
+    try:
+        lock = os.open(folder / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return not _locks(lock, fcntl.LOCK_SH)
+    finally:
+        os.close(lock)
+
+
+def _locks(descriptor: int, how: int = fcntl.LOCK_EX) -> bool:
+    """Try to lock; more than once, since whoever looks whether it is held has it for a moment."""
+    for _ in range(5):
+        try:
+            fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            time.sleep(0.001)
+    return False
 
 
 class Handle(Protocol):
@@ -60,14 +107,13 @@ class Child:
 
 
 class Stranger:
-    """A guard that some other process started, known by its process id in the record."""
+    """A guard that some other process started, known by the lock that it holds and the process id in the record."""
 
     def __init__(self, record: RunRecord) -> None:
         self._record = record
-        self._pid = record.status.get("guard")
 
     def alive(self) -> bool:
-        return self._pid is not None and is_guard(self._pid, self._record.folder.resolve())
+        return is_held(self._record.folder)
 
     def wait(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -75,14 +121,18 @@ class Stranger:
             time.sleep(0.02)
 
     def stop(self) -> None:
-        if self.alive():
-            os.kill(self._pid, signal.SIGTERM)
+        while self.alive():
+            pid = self._record.status.get("guard")
+            if pid is not None and _is_guard(pid, self._record.folder.resolve()):
+                os.kill(pid, signal.SIGTERM)
+                return
+            time.sleep(0.02)  # it is about to start, and will say who it is
 
     def let_go(self) -> None:
         pass
 
 
-def is_guard(pid: int, folder: Path) -> bool:
+def _is_guard(pid: int, folder: Path) -> bool:
     """Whether process `pid` guards the run in `folder`, and has not become somebody else since."""
     try:
         os.kill(pid, 0)

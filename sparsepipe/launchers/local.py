@@ -36,6 +36,7 @@ class LocalJob:
         self._seen = 0
         self._changed = threading.Condition()
         self._ended = False
+        self._status: Row = {}  # at its end
         self._thread = threading.Thread(target=self._follow, name=f"job {record.name}", daemon=True)
         self._thread.start()
 
@@ -76,7 +77,7 @@ class LocalJob:
             self._thread.join(timeout=5)
 
     def _result(self) -> Row:
-        status = self.record.status
+        status = self._status
         if status["state"] == "finished":
             return self.record.metrics("summary")[-1]
         reason = status.get("reason", f"ended in state {status['state']!r}")
@@ -90,12 +91,23 @@ class LocalJob:
             self._read()
             self._handle.wait(1 / _POLLS_A_SECOND)
         self._read()
-        if self.record.status["state"] in ("started", "running"):  # the guard was killed, and could not say so
-            self.record.write_status("failed", reason="its guard was killed")
+        status = self._settled()
         with self._changed:
-            self._ended = True
+            self._status, self._ended = status, True
             self._changed.notify_all()
         self._handle.let_go()
+
+    def _settled(self) -> Row:
+        """Return the status of a run whose processes are gone, and write it where they could not."""
+        status = self.record.status
+        if status["state"] not in ("started", "running"):
+            return status
+        try:
+            self.record.write_status("failed", reason="its guard was killed")
+            return self.record.status
+        except OSError as error:
+            reason = f"how it ended could not be written ({error.strerror}); make room on its disk, then resume it"
+            return {"state": "failed", "reason": reason}
 
     def _read(self) -> None:
         rows = self._tail.read()
@@ -123,21 +135,22 @@ def launch_local(
     Raises InputError for a port that cannot be had.
     """
     _check_port(port)
-    record = prepare(plan, config, run_dir=run_dir, resume=resume, profile=profile, cluster=cluster)
+    record, lock = prepare(plan, config, run_dir=run_dir, resume=resume, profile=profile, cluster=cluster)
     options = ["--run-dir", str(record.folder), *(["--resume"] if resume else [])]
     options += ["--port", str(port)] if port is not None else []
     command = [sys.executable, "-m", "sparsepipe.launchers.elastic", *options]
     tail = Tail(record.folder / "metrics.jsonl")
     if resume:
         tail.skip()  # rows of before were told before
-    # Neither end of the pipe outlives an exec, but for the guard, which is given the reading one.
+    # Neither end of the pipe outlives an exec, but for the guard, which is given the reading one; nor does the lock.
     reading, writing = (-1, -1) if detach else os.pipe()
+    given = (lock,) if detach else (lock, reading)
     guard = Path(__file__).with_name("guard.py")
     try:
         with (record.folder / "logs" / "launcher.log").open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-I", str(guard), str(reading), str(record.folder), *command],
-                pass_fds=() if detach else (reading,),
+                pass_fds=given,
                 start_new_session=True,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -145,8 +158,8 @@ def launch_local(
                 env=_environment(config, len(plan.ranks)),
             )
     finally:
-        if reading >= 0:
-            os.close(reading)
+        for descriptor in given:
+            os.close(descriptor)
     return LocalJob(record, Child(process, writing), tail)
 
 
@@ -165,6 +178,7 @@ def _environment(config: RunConfig, world_size: int) -> dict[str, str]:
         **os.environ,
         "PYTHONPATH": python_path(),
         "GLOO_SOCKET_IFNAME": _loopback(),
+        "NCCL_SOCKET_IFNAME": _loopback(),
         "OMP_NUM_THREADS": str(threads),
         **(waiting(config.engine, threads) if config.device == "cpu" else {}),
     }
