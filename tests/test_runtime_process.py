@@ -15,6 +15,7 @@ import torch.distributed as dist
 from runtime_jobs import PLAIN, REPOSITORY, Job, plan_of, run_jobs, settings, shapes
 
 from sparsepipe.engines.base import CoordinateSet
+from sparsepipe.errors import InputError
 from sparsepipe.runtime.channel import Inbox, Outbox, Wire, WireInbox
 from sparsepipe.runtime.failures import DeadlinePassed, PeerLost
 from sparsepipe.runtime.packet import BACKWARD, FORWARD, Packet, Slot
@@ -38,6 +39,15 @@ def test_nccl_carries_where_every_rank_has_its_own_gpu(monkeypatch, device, gpus
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(dist, "is_nccl_available", lambda: nccl)
     assert backend(device) == expected
+
+
+def test_a_job_of_more_ranks_than_the_plan_has_is_refused(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    join = joined(plan_of(PLAIN, [[0], [1]]), run_dir=tmp_path, device="cpu", threads=1, timeout=1)
+    with pytest.raises(InputError, match=r"the plan needs ranks \[0, 1\], but this job has 3: 0 to 2"):
+        join.__enter__()
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
