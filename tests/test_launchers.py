@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import re
 import resource
 import signal
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import jupyter_client
 import pytest
 from runtime_jobs import NORMED, PLAIN, REPOSITORY, plan_of, settings, shapes
 
@@ -379,6 +381,35 @@ def test_nobody_is_left_when_a_process_above_is_killed(tmp_path, clouds, victim:
         expected = {"parent": "cancelled", "launcher": "failed"}[victim]
         _until(lambda: RunRecord.load(tmp_path / "run").status["state"] == expected, 5, expected)
     assert RunRecord.load(tmp_path / "run").metrics()
+
+
+def test_nobody_is_left_when_a_jupyter_kernel_is_killed(tmp_path, clouds) -> None:
+    manager = jupyter_client.KernelManager(kernel_name="python3")
+    manager.start_kernel(env={**os.environ, "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{REPOSITORY / 'tests'}"})
+    client = manager.client()
+    client.start_channels()
+    try:
+        client.wait_for_ready(timeout=60)
+        client.execute(f"import sys; sys.argv = ['', {str(clouds)!r}, {str(tmp_path / 'run')!r}]\n{PARENT}")
+        _until(lambda: _workers(tmp_path / "run").keys() == {0, 1}, 60, "start of the workers")
+        os.kill(manager.provisioner.pid, signal.SIGKILL)
+        _until(lambda: not _processes(tmp_path / "run"), 5, "end of all processes")
+        _until(lambda: RunRecord.load(tmp_path / "run").status["state"] == "cancelled", 5, "cancelled")
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+
+
+def test_nobody_is_left_when_a_terminal_is_closed(tmp_path, clouds) -> None:
+    child, terminal = pty.fork()
+    if child == 0:
+        os.environ["PYTHONPATH"] = f"{REPOSITORY}{os.pathsep}{REPOSITORY / 'tests'}"
+        os.execv(sys.executable, [sys.executable, "-c", PARENT, str(clouds), str(tmp_path / "run")])
+    assert os.read(terminal, 100).strip() == b"running"
+    os.close(terminal)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGHUP
+    _until(lambda: not _processes(tmp_path / "run"), 5, "end of all processes")
+    _until(lambda: RunRecord.load(tmp_path / "run").status["state"] == "cancelled", 5, "cancelled")
 
 
 def test_what_cannot_run_is_refused_before_anything_starts(tmp_path, clouds) -> None:

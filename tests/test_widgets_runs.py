@@ -1,12 +1,12 @@
 """The table of runs and what is told of a job that runs, from records alone."""
 
 import json
-import subprocess
-import sys
+import os
 
 import pytest
 
 from sparsepipe import InputError, Plan, Span, Stage, Trace, plots
+from sparsepipe.launchers.handle import hold
 from sparsepipe.record import Origin, RunRecord
 from sparsepipe.widgets import RunsTable, runs_table
 from sparsepipe.widgets.live import doings, doings_table, learned, log_of, phase
@@ -111,16 +111,12 @@ def test_runs_are_deleted_after_a_question_and_never_while_they_run(table, tmp_p
     table.sure.click()
     assert not (tmp_path / "one-001").exists() and "deleted: one-001" in table.messages.value
     assert list(runs_table(tmp_path).run) == ["pipe-001"]
-    (tmp_path / "guard.py").write_text("import time; time.sleep(60)")
-    process = subprocess.Popen([sys.executable, str(tmp_path / "guard.py"), str(tmp_path / "pipe-001")])
-    try:
-        RunRecord(tmp_path / "pipe-001").write_status("running", guard=process.pid)
-        table.marks.value = ("pipe-001",)
-        table.delete.click()
-        assert "pipe-001 is running: cancel it first" in table.messages.value and (tmp_path / "pipe-001").exists()
-    finally:
-        process.kill()
-        process.wait()
+    RunRecord(tmp_path / "pipe-001").write_status("running", guard=1)
+    lock = hold(tmp_path / "pipe-001")  # as its guard does
+    table.marks.value = ("pipe-001",)
+    table.delete.click()
+    assert "pipe-001 is running: cancel it first" in table.messages.value and (tmp_path / "pipe-001").exists()
+    os.close(lock)
     table.delete.click()
     assert "Delete pipe-001" in table.question.value, "what says that it runs, but does not, can go"
 
