@@ -9,6 +9,7 @@ voxels anew and adds up in another order, and a last bit that differs now and th
 ReLU, which no tolerance of sums covers.
 """
 
+import math
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
@@ -93,6 +94,7 @@ class Oracle:
                 sums[s].setdefault(step, []).append({name: factor * g for name, g in gradients[s].items()})
                 if m == members[-1]:
                     ready.append((s, sums[s].pop(step)))
+                    self._set_rate(s, epoch * len(order) + members[0], len(order))
             sums_of = [sum(g[k] for g in of_round).flatten() for _, of_round in ready for k in of_round[0]]
             norm = torch.cat([torch.zeros(1), *sums_of]).norm()
             for s, of_round in ready:
@@ -128,6 +130,20 @@ class Oracle:
         (own,) = self.engine.split({"output": output}).coordinate_sets
         return torch.tensor([known[tuple(row)] for row in own.coordinates.tolist()])
 
+    def _set_rate(self, s: int, minibatch: int, epoch_minibatches: int) -> None:
+        """Give the update that begins with `minibatch` of the run its rate, by the schedules' own formulas."""
+        config, warmup = self.config, self.config.warmup_minibatches
+        if minibatch < warmup:
+            factor = (minibatch + 1) / warmup
+        elif config.learning_rate_schedule == "cosine":
+            factor = 0.5 + 0.5 * math.cos(math.pi * (minibatch - warmup) / (config.epochs * epoch_minibatches - warmup))
+        elif config.learning_rate_schedule == "step":
+            factor = config.learning_rate_decay ** (minibatch // (config.decay_epochs * epoch_minibatches))
+        else:
+            factor = 1.0
+        for group in self.optimizers[s].param_groups:
+            group["lr"] = factor * config.learning_rate
+
     def _update(self, s: int, gradients: list[dict], factor: float) -> None:
         for name, weight in self.weights[s].items():
             weight.grad = factor * torch.stack([g[name] for g in gradients]).sum(0)
@@ -152,8 +168,8 @@ class Oracle:
 def _optimizer(weights, config: RunConfig) -> torch.optim.Optimizer:
     weights = list(weights) or [torch.zeros(())]  # torch's optimizers want something to step
     settings = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
-    if config.optimizer == "adamw":
-        return torch.optim.AdamW(weights, **settings)
+    if config.optimizer in ("adam", "adamw"):
+        return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.optimizer](weights, **settings)
     return torch.optim.SGD(weights, momentum=config.momentum, **settings)
 
 
@@ -179,6 +195,7 @@ def _updates_before(lists, plan: Plan, s: int, m: int) -> int:
 # cent: its plans get clouds with more voxels, and small steps.
 FULL = {"voxel_size": 0.04, "num_points": 384, "batch_size": 5, "learning_rate": 0.003}
 FLUSH = {"schedule": "1f1b-flush", "num_microbatches": 4}
+RISING = {"learning_rate": 0.03, "warmup_minibatches": 3}
 # name -> (model, ranks of the stages, options of the plan, changes of the settings)
 LAWS: dict[str, tuple] = {
     "one process": (PLAIN, [[0]], FLUSH, {}),
@@ -237,6 +254,9 @@ LAWS: dict[str, tuple] = {
     "no weights, replicated": (PLAIN, [[0], [1, 2], [3]], {**FLUSH, "cuts": (1, 3)}, {}),
     "recompute": (NORMED, [[0], [1], [2]], {"schedule": "1f1b", "recompute": True}, FULL),
     "adamw": (PLAIN, [[0], [1]], {"schedule": "1f1b"}, {"optimizer": "adamw", "learning_rate": 1e-3}),
+    "adam 2-1": (PLAIN, [[0, 1], [2]], FLUSH, {"optimizer": "adam", "learning_rate": 1e-3}),
+    "warm-up, then a cosine": (PLAIN, [[0], [1]], {"schedule": "1f1b"}, {**RISING, "learning_rate_schedule": "cosine"}),
+    "warm-up, then a step": (PLAIN, [[0], [1]], FLUSH, {**RISING, "learning_rate_schedule": "step", "decay_epochs": 1}),
     "clipped": (PLAIN, [[0, 1], [2]], FLUSH, {"clip_norm": 0.3}),
     "U-Net, 2 stages": (UNET, [[0], [1]], {"schedule": "1f1b"}, FULL),
     "U-Net, 3 stages": (UNET, [[0], [1], [2]], FLUSH, FULL),
@@ -260,6 +280,10 @@ SMALL: dict[str, tuple] = {
     "synchronised, data parallel": (UNET, [[0, 1]], {"schedule": "1f1b"}, SHARED),
     "synchronised 2-1": (UNET, [[0, 1], [2]], {**TWO, "cuts": (BEHIND_NORMS,)}, SHARED),
     "synchronised 1-2, zero-bubble": (UNET, [[0], [1, 2]], {**TWO, "schedule": "zero-bubble", "cuts": (1,)}, SHARED),
+    "synchronised 2-2": (UNET, [[0, 1], [2, 3]], TWO, SHARED),
+    "lamb, one process": (PLAIN, [[0]], FLUSH, {"optimizer": "lamb"}),
+    "lamb, 3 stages": (PLAIN, [[0], [1], [2]], FLUSH, {"optimizer": "lamb"}),
+    "lamb, interleaved": (PLAIN, [[0], [1]] * 2, FLUSH, {"optimizer": "lamb"}),
     "float16, one process": (PLAIN, [[0]], FLUSH, HALF),
     "float16, 3 stages": (PLAIN, [[0], [1], [2]], FLUSH, HALF),
     "float16, interleaved": (PLAIN, [[0], [1]] * 2, FLUSH, HALF),
@@ -339,7 +363,10 @@ def test_stages_change_no_bit_where_nothing_is_replicated(laws: Callable) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["synchronised, data parallel", "synchronised 2-1", "synchronised 1-2, zero-bubble"])
+@pytest.mark.parametrize(
+    "name",
+    ["synchronised, data parallel", "synchronised 2-1", "synchronised 1-2, zero-bubble", "synchronised 2-2"],
+)
 def test_replicas_that_share_statistics_train_like_one_with_all_their_samples(name: str, laws: Callable) -> None:
     """Two minibatches of 3 on two replicas are one of 6: in loss, in what is learned, in running statistics."""
     (_, found), (_, alone) = laws[name], laws["synchronised, whole"]
@@ -370,6 +397,18 @@ def test_stages_change_no_bit_of_half_precision(cut: str, whole: str, laws: Call
     assert ("float16" in cut and not cut.startswith("b")) == bool(overflows)
     for key, weight in alone.tensors("weight").items():
         assert torch.equal(found.tensors("weight")[key], weight), key
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cut", ["lamb, 3 stages", "lamb, interleaved"])
+def test_stages_change_no_bit_of_steps_as_long_as_the_weights(cut: str, laws: Callable) -> None:
+    """The length of a step is that of each weight by itself, wherever it is."""
+    (_, found), (_, alone), (_, other) = laws[cut], laws["lamb, one process"], laws["one process"]
+    assert found.losses == alone.losses != other.losses
+    for kind in ("weight", "mean", "square", "steps"):
+        tensors = found.tensors(kind)
+        for key, tensor in alone.tensors(kind).items():
+            assert torch.equal(tensors[key], tensor), (kind, key)
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """A run that stops and resumes, under the same plan or another, goes on as if it had never stopped; and validation."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as functional
@@ -7,11 +9,14 @@ from runtime_jobs import NORMED, PLAIN, Job, plan_of, run_jobs, same_training, s
 from torch.func import functional_call
 
 from sparsepipe import data
+from sparsepipe.data import make_shapes
+from sparsepipe.data.families import FAMILIES
 from sparsepipe.engines import Subnetwork, engine
 from sparsepipe.models import network
 from sparsepipe.runtime.checkpoint import latest, load
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+SEGMENTED = "minkunet14a-segmentation-narrow"
 FLUSH = {"schedule": "1f1b-flush", "num_microbatches": 2}
 CLOSE = {"rtol": 2e-4, "atol": 2e-5}
 
@@ -20,6 +25,7 @@ CLOSE = {"rtol": 2e-4, "atol": 2e-5}
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("resume")
     clouds = shapes(folder)
+    many = make_shapes(folder / "many", num_train=2, num_test=1, families=sorted(FAMILIES)[:7])
 
     def job(name, ranks, *, schedule=None, **changes):
         options = {key: changes.pop(key) for key in ("resume", "folder") if key in changes}
@@ -54,9 +60,14 @@ def runs(tmp_path_factory):
         job("small", [[0], [1, 2]], epochs=1, **small),
         job("small-2", [[0], [1, 2]], epochs=3, **small, resume=True, folder="small"),
         job("small-validated", [[0], [1, 2]], epochs=3, **small, validate=True),
+        job("adam-whole", [[0], [1]], epochs=2, optimizer="adam"),
+        job("adam", [[0], [1]], epochs=1, optimizer="adam"),
+        job("adam-2", [[0], [1], [2]], epochs=2, optimizer="adam", resume=True, folder="adam"),
         # 5 minibatches an epoch: stops within the second, and its position is kept.
         job("counted", [[0], [1]], minibatches=8),
         job("counted-2", [[0], [1]], epochs=3, resume=True, folder="counted"),
+        Job("segmented", plan_of(SEGMENTED, [[0], [1]]), replace(normed, model=SEGMENTED, batch_size=4, epochs=1)),
+        Job("seven", plan_of(PLAIN, [[0], [1]]), settings(many, validate=True)),
         Job("validated", plan_of(NORMED, [[0, 1], [2]], schedule="1f1b", shares={0: (2, 1)}), normed),
     ]
     results = run_jobs(folder, jobs, limit=500)
@@ -85,6 +96,17 @@ def test_interleaved_stages_go_on_in_others_bit_for_bit(runs) -> None:
     for lap in (stages[0::2], stages[1::2]):
         idle = {stage["bubble_fraction"] for stage in lap}
         assert sum(stage["busy_fraction"] for stage in lap) + idle.pop() == pytest.approx(1) and not idle
+
+
+def test_moments_go_on_in_another_plan_bit_for_bit(runs) -> None:
+    """Adam's on two stages, then on three: each weight's own mean, square and count of steps."""
+    (_, whole), (_, resumed) = runs["adam-whole"], runs["adam-2"]
+    assert resumed.losses == whole.losses
+    for kind in ("weight", "mean", "square", "steps"):
+        tensors = resumed.tensors(kind)
+        assert tensors and tensors.keys() == whole.tensors("weight").keys()
+        for name, tensor in whole.tensors(kind).items():
+            assert torch.equal(tensors[name], tensor), (kind, name)
 
 
 def test_stashed_versions_go_on_bit_for_bit(runs) -> None:
@@ -151,22 +173,65 @@ def test_a_run_that_ended_within_an_epoch_goes_on_there(runs) -> None:
     assert len(resumed.losses) == 15
 
 
+def _whole_network(job, result) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows and their labels of the validation split, one minibatch after the other through the uncut network."""
+    config = job.config
+    task = "segmentation" if config.model == SEGMENTED else "classification"
+    facts = {"voxel_size": config.voxel_size, "num_points": config.num_points, "seed": 0, "task": task}
+    dataset = data.load(config.data, split="test", **facts)
+    net, native = network(config.model, num_classes=len(dataset.classes)), engine("native")
+    module = Subnetwork(net, native, seed=0).eval()
+    tensors = result.tensors("weight") | result.tensors("buffer")
+    rows, labels = [], []
+    for batch in (dataset.batch(range(k, min(k + 4, len(dataset)))) for k in range(0, len(dataset), 4)):
+        with torch.no_grad():
+            out = functional_call(module, tensors, ({"input": native.tensor(batch)},), {"minibatch": 0})[
+                net.rows[-1].id
+            ]
+        if task == "classification":
+            rows.append(native.rows(out))
+            labels.append(batch.labels)
+        else:
+            rows.append(native.features(out))
+            places = zip(map(tuple, batch.coordinates.tolist()), batch.labels.tolist(), strict=True)
+            known, own = dict(places), native.split({"out": out}).coordinate_sets[0].coordinates
+            labels.append(torch.tensor([known[tuple(place)] for place in own.tolist()]))
+    return torch.cat(rows), torch.cat(labels)
+
+
 def test_validation_is_that_of_the_whole_network(runs) -> None:
     """Every sample of the split once, with the newest weights and the averaged running statistics."""
     job, result = runs["validated"]
-    config = job.config
-    dataset = data.load(config.data, split="test", voxel_size=config.voxel_size, num_points=config.num_points, seed=0)
-    net, native = network(NORMED, num_classes=3), engine("native")
-    module = Subnetwork(net, native, seed=0).eval()
-    batch = dataset.batch(range(len(dataset)))
-    with torch.no_grad():
-        tensors = result.tensors("weight") | result.tensors("buffer")
-        out = functional_call(module, tensors, ({"input": native.tensor(batch)},), {"minibatch": 0})
-        rows = native.rows(out[net.rows[-1].id])
+    rows, labels = _whole_network(job, result)
     told = result.rows("epoch")[-1]["validation"]
-    assert told["samples"] == len(dataset)
-    assert told["loss"] == pytest.approx(functional.cross_entropy(rows, batch.labels).item(), rel=1e-4)
-    assert told["accuracy"] == pytest.approx(float((rows.argmax(1) == batch.labels).float().mean()))
+    assert told["samples"] == 9
+    assert told["loss"] == pytest.approx(functional.cross_entropy(rows, labels).item(), rel=1e-4)
+    assert told["accuracy"] == pytest.approx(float((rows.argmax(1) == labels).float().mean()))
+
+
+def test_a_class_among_the_first_five_of_seven_counts(runs) -> None:
+    """Seven samples, in minibatches of four and three."""
+    job, result = runs["seven"]
+    rows, labels = _whole_network(job, result)
+    places = (rows > rows.gather(1, labels[:, None])).sum(dim=1)  # how many classes come before a sample's own
+    told = result.rows("epoch")[-1]["validation"]
+    assert told["samples"] == len(labels) == 7
+    assert told["top5_accuracy"] == pytest.approx(float((places < 5).float().mean()))
+    assert told["accuracy"] == pytest.approx(float((places < 1).float().mean()))
+
+
+def test_intersections_over_unions_are_those_of_all_voxels(runs) -> None:
+    """Nine samples, in minibatches of four, four and one: summed over all of them first, not averaged over three."""
+    job, result = runs["segmented"]
+    rows, labels = _whole_network(job, result)
+    found = rows.argmax(dim=1)
+    occurring = [c for c in range(rows.shape[1]) if bool(((found == c) | (labels == c)).any())]
+    shares = [float(((found == c) & (labels == c)).sum() / ((found == c) | (labels == c)).sum()) for c in occurring]
+    told = result.rows("epoch")[-1]["validation"]
+    assert told["samples"] == 9
+    assert told["mean_iou"] == pytest.approx(sum(shares) / len(shares), rel=1e-4)
+    assert told["accuracy"] == pytest.approx(float((found == labels).float().mean()), rel=1e-4)
+    assert told["loss"] == pytest.approx(functional.cross_entropy(rows, labels).item(), rel=1e-4)
 
 
 def test_the_record_says_what_it_came_to(runs) -> None:
