@@ -82,6 +82,16 @@ def test_pipedreams_conf_runs_to_the_depths_it_gives(shapes, tmp_path):
             if span.rank == rank and span.kind in ("forward", "backward"):
                 deep.append(deep[-1] + (1 if span.kind == "forward" else -1))
         assert (max(deep), deep[-1], len(deep)) == (most, 0, 13)
+    _nothing_arrives_before_it_is_sent(record.trace().spans)
+
+
+def _nothing_arrives_before_it_is_sent(spans):
+    """The ranks' clocks are one, to 0.1 ms: in both directions, each wait for a packet ends after its send began."""
+    sent = {(span.name[1], span.minibatch, span.rank): span.start for span in spans if span.kind == "send"}
+    waits = [span for span in spans if span.kind == "wait"]
+    assert len(sent) == len(waits) == 12
+    for wait in waits:
+        assert wait.end > sent[wait.name[1], wait.minibatch, wait.peer] - 1e-4, wait
 
 
 @pytest.mark.slow
