@@ -2,7 +2,8 @@
 
 runs/<name>/plan.json config.json origin.json   what was asked, by which code, on which data
             status.json                         how it stands: running, finished, failed (and why)
-            metrics.jsonl trace.jsonl           rows in time order (per-rank files while it runs)
+            metrics.jsonl                       rows of the run, in the order in which they were told
+            trace-rank0.jsonl …                 spans, a file for each rank; `RunRecord.trace` puts them together
             checkpoints/ logs/
 """
 
@@ -120,7 +121,7 @@ class RunRecord:
 
     def trace(self) -> Trace:
         """The measured trace, or that of a replay, all ranks on one clock, in time order."""
-        paths = sorted(self.folder.glob("trace*.jsonl"))
+        paths = sorted(self.folder.glob("trace-rank*.jsonl"))
         rows = [row for path in paths for row in read_rows(path)]
         config = self.config if (self.folder / "config.json").exists() else {}  # spans may be there before it
         source: Source = "replayed" if config.get("engine") == "replay" else "measured"

@@ -13,7 +13,7 @@ def test_a_record_survives_the_disk(tmp_path):
     write_rows(tmp_path / "run/metrics.jsonl", rows)
     for rank, start in ((0, 0.5), (1, 0.0)):
         span = Span(rank, f"0F{rank}", start, start + 1)
-        write_rows(tmp_path / f"run/trace.rank{rank}.jsonl", [span._asdict()])
+        write_rows(tmp_path / f"run/trace-rank{rank}.jsonl", [span._asdict()])
     record = RunRecord.load(tmp_path / "run")
     assert record.plan == PLAN
     assert record.config == {"seed": 3}
