@@ -108,11 +108,16 @@ def test_layers_equal_minkowski_on_a_coarser_grid(minkowski, row):
     compare(minkowski, row, random_batch(seed=1), stride=(4, 4, 4))
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.id in "abclo"], ids=lambda row: row.description)
-def test_layers_equal_minkowski_on_real_voxels(minkowski, row, shared_data):
-    batch = real_batch(shared_data)
-    batch = type(batch)(batch.coordinates, batch.features.expand(-1, 2).contiguous(), batch.labels)
-    compare(minkowski, row, batch)
+@pytest.fixture(scope="module")
+def real(shared_data):
+    """Two real shapes, two channels."""
+    batch = real_batch(shared_data, num_samples=2)
+    return type(batch)(batch.coordinates, batch.features.expand(-1, 2).contiguous(), batch.labels)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.description)
+def test_layers_equal_minkowski_on_real_voxels(minkowski, row, real):
+    compare(minkowski, row, real)
 
 
 NARROW = [name for name in NETWORKS if name.startswith("mink") and name.endswith("-narrow")]
@@ -126,16 +131,21 @@ def test_whole_networks_equal_minkowski(minkowski, name, request):
     """In training and, with the running statistics that this left, in evaluation.
 
     Gradients are held together in double precision: in single, a pre-activation within rounding of 0 passes its
-    gradient in one engine and not in the other, and batch norm spreads that over the minibatch.
+    gradient in one engine and not in the other, and batch norm spreads that over the minibatch. Without batch norm it
+    does not spread.
     """
     try:
         batch = real_batch(request.getfixturevalue("shared_data"), voxel_size=0.02)
     except pytest.skip.Exception:
         batch = random_batch(channels=1, reach=25, num_points=900)
     net = network(name, num_classes=10)
+    normed = any(row.kind == "batch_norm" for row in net.rows)
     single = [run_table(chosen, net, batch) for chosen in (NATIVE, minkowski)]
     assert torch.equal(single[0][0], single[1][0])
     close(single[0][1], single[1][1], 1e-4)
+    if not normed:
+        for parameter, value in single[0][3].named_parameters():
+            close(value.grad, single[1][3].get_parameter(parameter).grad, 1e-4)
     ours, theirs = (run_table(chosen, net, batch, dtype=torch.float64) for chosen in (NATIVE, minkowski))
     close(ours[1], theirs[1], 1e-10)
     close(ours[2], theirs[2], _GRADIENTS)
@@ -147,6 +157,38 @@ def test_whole_networks_equal_minkowski(minkowski, name, request):
         run_table(c, net, batch, module=m[3].eval()) for c, m in zip((NATIVE, minkowski), single, strict=True)
     )
     close(ours[1], theirs[1], 1e-4)
+
+
+def deep_batch(name, request):
+    """Real voxels that leave a network several for each sample where it is coarsest: a MinkResNet's stride is 192."""
+    return real_batch(request.getfixturevalue("shared_data"), voxel_size=0.004 if "resnet" in name else 0.02)
+
+
+@pytest.mark.parametrize("name", [name for name in NARROW if "vgg" not in name or "bn" in name])
+def test_running_statistics_of_whole_networks_equal_minkowski_in_single_precision(minkowski, name, request):
+    net, batch = network(name, num_classes=10), deep_batch(name, request)
+    ours, theirs = (run_table(chosen, net, batch)[3].state_dict() for chosen in (NATIVE, minkowski))
+    for key in (key for key in ours if "running" in key):
+        close(ours[key], theirs[key], 1e-4)
+
+
+@pytest.mark.parametrize(
+    "name", ["minkvgg11-narrow", "minkvgg11bn-narrow", "minkresnet50-narrow", "minkunet14a-narrow"]
+)
+def test_a_network_trained_by_one_engine_goes_on_in_the_other(minkowski, name, request):
+    """Both ways: the state_dict after a training pass loads, and gives the outputs and gradients of where it was."""
+    net, batch = network(name, num_classes=10), deep_batch(name, request)
+    for one, other in ((NATIVE, minkowski), (minkowski, NATIVE)):
+        trained = run_table(one, net, batch, dtype=torch.float64)[3].eval()
+        trained.zero_grad()
+        loaded = Subnetwork(net, other, seed=2).double().eval()
+        loaded.load_state_dict(trained.state_dict())
+        expected = run_table(one, net, batch, dtype=torch.float64, module=trained)
+        found = run_table(other, net, batch, dtype=torch.float64, module=loaded)
+        close(found[1], expected[1], 1e-10)
+        close(found[2], expected[2], _GRADIENTS)
+        for parameter, value in loaded.named_parameters():
+            close(value.grad, trained.get_parameter(parameter).grad, _GRADIENTS)
 
 
 @pytest.mark.parametrize("name", ["native", "minkowski"])
@@ -261,6 +303,15 @@ def run_table(chosen, net, batch, *, dtype=torch.float32, module=None):
     return *sorted_rows(coordinates, rows.detach()), sorted_rows(order, features.grad)[1], module
 
 
+def compare_tables(minkowski, net, batch):
+    ours, theirs = (run_table(chosen, net, batch) for chosen in (NATIVE, minkowski))
+    assert torch.equal(ours[0], theirs[0])
+    close(ours[1], theirs[1], 1e-5)
+    close(ours[2], theirs[2], 1e-5)
+    for parameter, value in ours[3].named_parameters():
+        close(value.grad, theirs[3].get_parameter(parameter).grad, 1e-5)
+
+
 @pytest.mark.parametrize("name", TABLES)
 def test_tables_equal_minkowski(minkowski, name):
     batch = random_batch(reach=4)
@@ -268,12 +319,12 @@ def test_tables_equal_minkowski(minkowski, name):
         batch = type(batch)(
             batch.coordinates + torch.tensor([0, 4, 4, 4], dtype=torch.int32), batch.features, batch.labels
         )
-    ours, theirs = (run_table(chosen, TABLES[name], batch) for chosen in (NATIVE, minkowski))
-    assert torch.equal(ours[0], theirs[0])
-    close(ours[1], theirs[1], 1e-5)
-    close(ours[2], theirs[2], 1e-5)
-    for parameter, value in ours[3].named_parameters():
-        close(value.grad, theirs[3].get_parameter(parameter).grad, 1e-5)
+    compare_tables(minkowski, TABLES[name], batch)
+
+
+@pytest.mark.parametrize("name", [name for name in TABLES if name != "dense"])
+def test_tables_equal_minkowski_on_real_voxels(minkowski, name, real):
+    compare_tables(minkowski, TABLES[name], real)
 
 
 @pytest.mark.parametrize("kind", ["add", "concatenate"])
