@@ -215,7 +215,7 @@ class UnionAdd(nn.Module):
 
     def forward(self, *tensors: ME.SparseTensor) -> ME.SparseTensor:
         if all(tensor.coordinate_map_key == tensors[0].coordinate_map_key for tensor in tensors):
-            return _merge(lambda rows: sum(rows[1:], start=rows[0]), tensors)  # where the library's own fails
+            return _merge(lambda rows: sum(rows[1:], start=rows[0]), tensors)  # the library's own is on other rows
         return self.union(*tensors)
 
 
