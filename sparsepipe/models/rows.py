@@ -89,6 +89,11 @@ class Row:
         return self.args.get("dimension", _DIMENSION) if spatial else None
 
     @property
+    def kernel_volume(self) -> int:
+        """Number of offsets of the kernel of a layer that has one."""
+        return _kernel_volume(self.args)
+
+    @property
     def num_parameters(self) -> int:
         return KINDS[self.kind](self.args)
 

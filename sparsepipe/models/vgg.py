@@ -1,6 +1,6 @@
 """VGG on a dense grid: in three dimensions what SparsePipe compares MinkVGG with, in two VGG itself.
 
-Simonyan and Zisserman, "Very Deep Convolutional Networks", table 1; initialised and laid out as MinkVGG, the last grid
+Simonyan and Zisserman, "Very Deep Convolutional Networks", table 1; laid out as MinkVGG, the last grid
 flattened into the classifier.
 """
 
