@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..data import VoxelDataset, find
+from ..data import IGNORED, VoxelDataset, find, load
 from ..data.sources import data_folders
 from ..errors import InputError
 from ..launchers import launch
@@ -83,6 +83,15 @@ def nearest_neighbour_accuracy(train: VoxelDataset, test: VoxelDataset, cells: i
 
     found = KNeighborsClassifier(1).fit(voxel_histograms(train, cells), train.labels)
     return float(found.score(voxel_histograms(test, cells), test.labels))
+
+
+def commonest_share(config: RunConfig) -> float:
+    """The share of the voxels a run validates on that are of the commonest class: naming it alone is no skill."""
+    sizes = {"voxel_size": config.voxel_size, "num_points": config.num_points, "seed": config.seed}
+    dataset = load(config.data, split=config.validation_split, task=config.task, **sizes)
+    labels = dataset.batch(range(len(dataset))).labels
+    counts = labels[labels != IGNORED].bincount()
+    return float(counts.max() / counts.sum())
 
 
 def labelled_scans(folder: Path) -> dict[str, tuple[Path, str]]:
