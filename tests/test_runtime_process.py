@@ -16,6 +16,7 @@ from runtime_jobs import PLAIN, REPOSITORY, Job, plan_of, run_jobs, settings, sh
 
 from sparsepipe.engines.base import CoordinateSet
 from sparsepipe.errors import InputError
+from sparsepipe.files import write_atomic
 from sparsepipe.runtime.channel import Inbox, Outbox, Wire, WireInbox
 from sparsepipe.runtime.failures import DeadlinePassed, PeerLost
 from sparsepipe.runtime.packet import BACKWARD, FORWARD, Packet, Slot
@@ -153,7 +154,7 @@ def _left_alone(folder: Path, how: str, rank: int) -> None:
         done.touch()
         return
     with joined(plan, timeout=2, synchronise=True, **options) as process:
-        (folder / f"pid{rank}").write_text(str(os.getpid()))
+        write_atomic(folder / f"pid{rank}", str(os.getpid()))
         if rank == 1 and how == "gone":
             os._exit(0)
         if rank == 1:

@@ -137,11 +137,13 @@ def joined(
     if world_size == 1:
         yield Process(rank, world_size, stage, where, timeout)
         return
+    if where.type == "cuda":
+        torch.cuda.set_device(where)
     whereabouts = Whereabouts(run_dir / "logs" / ".whereabouts", world_size, rank)
     process = Process(rank, world_size, stage, where, timeout, whereabouts=whereabouts)
+    store = _store(run_dir, world_size, timeout)
+    _meet(store, rank, world_size, timeout)  # from then on what whereabouts say is of this attempt
     try:
-        store = _store(run_dir, world_size, timeout)
-        _meet(store, rank, world_size, timeout)
         whereabouts.tell("meet")
         shared_memory = meet(store, rank, plan.ranks) if share_memory and where.type == "cpu" else None
         process = replace(process, shared_memory=shared_memory)
@@ -167,8 +169,6 @@ def _blamed(error: DeadlinePassed, whereabouts: Whereabouts) -> DeadlinePassed:
 def _connected(process: Process, plan: Plan, store: dist.Store, *, carrier: str, synchronise: bool) -> Process:
     """Open what carries tensors between the ranks. Every rank comes here, and to each group, its own or not."""
     over_nccl, limit = "nccl" in carrier, timedelta(seconds=process.timeout)
-    if process.device.type == "cuda":
-        torch.cuda.set_device(process.device)
     dist.init_process_group(carrier, store=store, rank=process.rank, world_size=process.world_size, timeout=limit)
     mates, within = {}, {}  # of the stages with replicas among this rank's
     for k, stage in enumerate(plan.stages):
