@@ -21,6 +21,7 @@ from . import checkpoint, metrics
 from .channel import Outbox, Shelf
 from .config import RunConfig
 from .failures import LossNotFinite, PeerLost
+from .inputs import Inputs
 from .learning_rate import LearningRate
 from .loss_scale import LossScale
 from .memory import PeakMemory
@@ -30,7 +31,7 @@ from .post import Post, WeightsNotFinite
 from .process import Process
 from .recorder import Recorder
 from .replay import ReplayWorkload
-from .segment import Inputs, Segment
+from .segment import Segment
 from .snapshot import Snapshots
 from .workload import Workload
 
