@@ -27,6 +27,7 @@ SMALL = {
     "part_epochs": 1,
     "scan_epochs": 1,
     "num_devices": 2,
+    "num_seeds": 1,
     "minibatches": 4,
     "engine": "native",
 }

@@ -265,6 +265,21 @@ def test_accuracy_shows_epochs_and_seconds(records):
     assert "synthetic" in figure.layout.title.text
 
 
+def test_compression_shows_bytes_and_every_seed(records):
+    for record, how, seed in ((records[0], None, 0), (records[1], "int8", 1)):
+        write_json(record.folder / "config.json", record.config | {"compression": how, "seed": seed})
+        rows = [{**row, "minibatches": 3 * (row["epoch"] + 1), "sent_bytes": 6000} for row in record.metrics("epoch")]
+        write_rows(record.folder / "metrics.jsonl", rows)
+    read = [RunRecord.load(record.folder) for record in records]
+    table, figure = plots.compression_table(*read), plots.compression(*read)
+    assert table.compression.tolist() == ["none", "int8"] and table.seed.tolist() == [0, 1]
+    assert table.sent_bytes.tolist() == [2000, 2000], "of a minibatch"
+    shows(figure, [2.0, 50.0])
+    write_rows(records[0].folder / "metrics.jsonl", [])
+    with pytest.raises(InputError, match="has no epoch that was validated"):
+        plots.compression_table(*records)
+
+
 def test_unfinished_runs_are_named(records):
     write_rows(records[0].folder / "metrics.jsonl", [])
     with pytest.raises(InputError, match=r"alone.*no summary"):

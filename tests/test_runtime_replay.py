@@ -70,6 +70,8 @@ def test_a_replay_takes_as_long_as_predicted(tmp_path) -> None:
     assert summary["engine"] == "replay" and summary["synthetic"] is True
     assert summary["samples_per_second"] == pytest.approx(predicted, rel=0.35)  # machines of tests are busy
     assert summary["samples_per_second"] < 1.02 * predicted, "no faster than it can be"
+    (row,) = job.record.metrics("epoch")
+    assert row["sent_bytes"] == 12 * 2 * 1e6, "1 MB each way"
     measured = job.record.trace()
     assert {span.name for span in measured.spans if span.kind == "forward"} == {
         span.name for span in trace.spans if span.kind == "forward"

@@ -4,6 +4,7 @@ from .accuracy import accuracy, accuracy_table
 from .anatomy import anatomy, anatomy_table
 from .clouds import clouds, clouds_table, voxel_counts, voxel_counts_table
 from .compare import compare, compare_table
+from .compression import compression, compression_table
 from .cuts import cut_bytes, cut_bytes_table
 from .export import COLUMN_WIDTHS, browser, close_browser, export, keep_pictures, live
 from .layer_costs import layer_costs, layer_costs_table
@@ -41,6 +42,8 @@ __all__ = [
     "close_browser",
     "compare",
     "compare_table",
+    "compression",
+    "compression_table",
     "cut_bytes",
     "cut_bytes_table",
     "cuts_table",

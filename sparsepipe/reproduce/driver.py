@@ -38,6 +38,7 @@ NOTEBOOKS: dict[str, tuple[str, ...]] = {
     "figures/5_prediction": ("figures/4_accuracy",),
     "figures/2_mixed_devices": (),
     "figures/6_bytes_memory": (),
+    "figures/7_compression": (),
 }
 # They measure: nothing else runs meanwhile.
 ALONE = frozenset(
@@ -49,6 +50,7 @@ ALONE = frozenset(
         "figures/4_accuracy",
         "figures/3_sparse_dense",
         "figures/1_devices",
+        "figures/7_compression",
     }
 )
 # Where data and published profiles are looked for: other folders there are other inputs.

@@ -72,6 +72,12 @@ class Packet:
     voxels: int = 0  # active voxels at the network's input
     arrives: float = 0.0  # on time.monotonic, over a link slower than this machine's; 0: when it arrives
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its tensors and coordinates as they are; a socket packs coordinates, which is not counted."""
+        coordinates = sum(own.coordinates.nbytes for own in self.coordinate_sets)
+        return coordinates + sum(section.nbytes for slot in self.slots for section in slot.sections)
+
 
 def boundary_id(names: Iterable[str]) -> int:
     """Name a list of tensors by a number, so that two sides which disagree notice."""

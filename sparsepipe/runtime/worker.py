@@ -71,6 +71,7 @@ class Worker:
         self.shelves: defaultdict[tuple[int, int], Shelf] = defaultdict(lambda: Shelf(self.rank))  # (direction, cut)
         self.averaged: list[tuple[Post, list[Tensor]]] = []  # of this rank's stages, until all can step
         self.last_rank = plan.stages[-1].ranks[0]  # tells the run's metrics
+        self.sent_bytes = 0  # to other ranks since the epoch began
         self.epochs: list[dict[str, Any]] = []
 
     # --- the run -----------------------------------------------------------------------------------------------------
@@ -92,6 +93,7 @@ class Worker:
             }
             self.recorder.metric("start", **facts)
         for epoch, first, count in self.workload.segments(done):
+            self.sent_bytes = 0
             self.recorder.restart()
             row = self._train(epoch, first, count)
             done += count
@@ -102,7 +104,7 @@ class Worker:
             row["validation"] = self._validate(epoch) if self.config.validate else None
             self.epochs.append(row)
             if self.rank == self.last_rank:
-                told = {key: row[key] for key in ("train", "validation", "samples_per_second", "stages")}
+                told = {key: row[key] for key in ("train", "validation", "samples_per_second", "sent_bytes", "stages")}
                 self.recorder.metric("epoch", epoch=epoch, minibatches=done, **told)
             last = done >= self.workload.total_minibatches
             every = self.config.checkpoint_every
@@ -156,10 +158,12 @@ class Worker:
         for entry in stages:
             most = memory[entry["ranks"]].amax(dim=0).tolist()
             entry |= dict(zip(metrics.MEMORY, map(int, most), strict=True))
+        sent = self.process.sum(torch.tensor([self.sent_bytes], dtype=torch.float64), what="end of an epoch")
         total = max(float(counted.sum()), 1.0)
         return {
             "train": {"loss": float((losses * counted).sum()) / total, "accuracy": float(correct.sum()) / total},
             "samples_per_second": metrics.pace(times.tolist(), samples.tolist(), window, started),
+            "sent_bytes": int(sent),
             "stages": stages,
         }
 
@@ -205,6 +209,7 @@ class Worker:
         if peer == self.rank:
             self.shelves[packet.direction, cut].put(packet)
             return
+        self.sent_bytes += packet.num_bytes
         start = self.recorder.now()
         timeout, wire = self.config.timeout_seconds, self.process.wires.get((packet.direction, cut))
         group = self.process.ways[packet.direction]

@@ -1,0 +1,79 @@
+"""What compressing boundaries saves and costs: bytes a minibatch, and the accuracy of each seed."""
+
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from ..errors import InputError
+from ..record import RunRecord
+from .table import noted, told_by, trained_on
+from .theme import GREY, INK, RUN_COLORS, finished
+
+NOTHING = "none"
+
+
+def compression_table(*records: RunRecord) -> pd.DataFrame:
+    """One row for each run: how it compressed, its seed, what its last epoch reached, bytes sent for a minibatch.
+
+    Raises InputError for a run without a validated epoch.
+    """
+    rows = []
+    for record in records:
+        epochs = record.metrics("epoch")
+        if not epochs or not epochs[-1]["validation"]:
+            raise InputError(
+                f"{record.folder}: has no epoch that was validated ({record.status['state']}); leave it out"
+            )
+        minibatches = epochs[-1]["minibatches"] / len(epochs)
+        rows.append(
+            {
+                "compression": record.config["compression"] or NOTHING,
+                "run": record.name,
+                "seed": record.config["seed"],
+                "validation_accuracy": epochs[-1]["validation"]["accuracy"],
+                "train_loss": epochs[-1]["train"]["loss"],
+                "sent_bytes": epochs[-1]["sent_bytes"] / minibatches,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def compression(*records: RunRecord, note: str = "") -> go.Figure:
+    """Draw a bar of bytes for each way to compress, and beside it the accuracies of its seeds, a line at their mean."""
+    table = compression_table(*records)
+    figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.12)
+    sent = table.groupby("compression", sort=False).sent_bytes.mean() / 1e3
+    bars = go.Bar(
+        x=sent.index,
+        y=sent,
+        marker={"color": GREY},
+        showlegend=False,
+        hovertemplate="%{x}: %{y:.1f} kB a minibatch<extra></extra>",
+    )
+    figure.add_trace(bars, row=1, col=1)
+    means = table.groupby("compression", sort=False).validation_accuracy.mean() * 100
+    mean = go.Scatter(
+        x=means.index,
+        y=means,
+        mode="markers",
+        name="mean",
+        marker={"symbol": "line-ew", "size": 26, "line": {"width": 2, "color": INK}},
+        hovertemplate="%{x}: %{y:.1f} % on average<extra></extra>",
+    )
+    seeds = go.Scatter(
+        x=table.compression,
+        y=table.validation_accuracy * 100,
+        mode="markers",
+        name="a seed",
+        marker={"color": RUN_COLORS[0], "size": 8, "opacity": 0.7},
+        text=[f"seed {seed}" for seed in table.seed],
+        hovertemplate="%{x}, %{text}: %{y:.1f} %<extra></extra>",
+    )
+    for trace in (mean, seeds):
+        figure.add_trace(trace, row=1, col=2)
+    figure.update_yaxes(title_text="sent (kB a minibatch)", rangemode="tozero", row=1, col=1)
+    figure.update_yaxes(title_text="validation accuracy (%)", row=1, col=2)
+    figure.update_xaxes(ticks="", showgrid=False, tickangle=-30)
+    figure.update_layout(legend={"orientation": "h", "x": 1, "xanchor": "right", "y": -0.26, "yanchor": "top"})
+    text = noted(note, told_by(records)) if note else trained_on(records)
+    return finished(figure, "What compression of boundaries saves and costs", note=text, height=420)
