@@ -126,6 +126,7 @@ def reached(record):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_unet_learns_real_scans_by_heart(tmp_path, shared_data, monkeypatch):
     monkeypatch.setenv("SPARSEPIPE_DATA", str(shared_data))
     scans, sizes = labelled_scans(tmp_path), {"sweep": 0.4, "room": 0.2}  # metres
@@ -148,6 +149,7 @@ def test_a_unet_learns_real_scans_by_heart(tmp_path, shared_data, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_unet_segments_the_parts_of_unseen_shapes(tmp_path):
     families = ("airplane", "chair", "lamp", "table")  # twelve parts
     folder = str(make_shapes(tmp_path / "shapes", num_train=24, num_test=8, seed=0, families=families))
