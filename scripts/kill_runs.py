@@ -1,9 +1,10 @@
 """Kill parts of running jobs at random moments, and see that nothing is lost: `scripts/kill_runs.py [--runs 30]`.
 
 Each run is a training of a few seconds, launched from a process of its own (the "kernel"). One of its workers, its
-launcher, its guard or the kernel gets SIGKILL at a random moment. Where the launcher lives, the job starts again from
-its last checkpoint by itself; else it is resumed. Then every loss must be that of a run nobody disturbed, every file
-whole, and no process, port or shared memory left. Prints a line for each run; exits with 1 where one is not so.
+launcher, its guard or the kernel gets SIGKILL at a random moment. Where the launcher lives, the job must start again
+from its last checkpoint and finish by itself; else it is resumed. Then every loss must be that of a run nobody
+disturbed, every file whole, and no process and no listening socket left (memory that ranks share has no name: it goes
+with its processes). Prints a line for each run; exits with 1 where one is not so.
 """
 
 import argparse
@@ -16,24 +17,42 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
 
-from runtime_jobs import PLAIN, plan_of, settings, shapes  # noqa: E402
+from runtime_jobs import NORMED, PLAIN, plan_of, settings, shapes  # noqa: E402
 
 from sparsepipe.launchers import launch  # noqa: E402
 from sparsepipe.plan import Plan  # noqa: E402
 from sparsepipe.record import RunRecord  # noqa: E402
 from sparsepipe.runtime import RunConfig, checkpoint  # noqa: E402
 
-PLANS = {
-    "flush": plan_of(PLAIN, [[0], [1]], schedule="1f1b-flush", num_microbatches=2),
-    "stash 2-1": plan_of(PLAIN, [[0, 1], [2]], schedule="1f1b"),
-    "zero-bubble": plan_of(PLAIN, [[0], [1]], schedule="zero-bubble", num_microbatches=3),
-    "interleaved": plan_of(PLAIN, [[0], [1]] * 2, schedule="1f1b-flush", num_microbatches=2),
-    "interleaved stash": plan_of(PLAIN, [[0], [1]] * 2, schedule="1f1b"),
+FLUSH = plan_of(PLAIN, [[0], [1]], schedule="1f1b-flush", num_microbatches=2)
+CASES = {  # plan and settings
+    "flush": (FLUSH, {}),
+    "flush, sockets, adam": (FLUSH, {"shared_memory": False, "optimizer": "adam", "learning_rate": 1e-3}),
+    "stash 2-1, asynchronous": (
+        plan_of(PLAIN, [[0, 1], [2]], schedule="1f1b"),
+        {"asynchronous_checkpoints": True},
+    ),
+    "zero-bubble, lamb": (
+        plan_of(PLAIN, [[0], [1]], schedule="zero-bubble", num_microbatches=3),
+        {"optimizer": "lamb", "learning_rate": 1e-3},
+    ),
+    "interleaved": (plan_of(PLAIN, [[0], [1]] * 2, schedule="1f1b-flush", num_microbatches=2), {}),
+    "interleaved stash, sockets, asynchronous": (
+        plan_of(PLAIN, [[0], [1]] * 2, schedule="1f1b"),
+        {"shared_memory": False, "asynchronous_checkpoints": True},
+    ),
+    "synchronised batch norm": (
+        plan_of(NORMED, [[0, 1]], schedule="1f1b"),
+        {"model": NORMED, "synchronised_batch_norm": True},
+    ),
 }
 KERNEL = """
 import json, sys
@@ -58,9 +77,9 @@ def losses(record: RunRecord) -> dict[int, float]:
     return found
 
 
-def processes(folder: Path) -> list[str]:
-    """Return the living processes whose command line names the run's folder."""
-    found = []
+def processes(folder: Path) -> dict[int, str]:
+    """Return the living processes whose command line names the run's folder, by their ids."""
+    found = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
             command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
@@ -68,8 +87,25 @@ def processes(folder: Path) -> list[str]:
         except OSError:
             continue
         if str(folder) in command and state != "Z" and int(path.name) != os.getpid():
-            found.append(f"{path.name} {command[:80]}")
+            found[int(path.name)] = command[:80]
     return found
+
+
+def sockets_of(pids: Iterable[int]) -> set[str]:
+    """Return the inodes of the sockets that these processes have open."""
+    found = set()
+    for pid in pids:
+        with suppress(OSError):  # it has just ended
+            for link in Path(f"/proc/{pid}/fd").iterdir():
+                with suppress(OSError):
+                    found.add(str(link.readlink()).removeprefix("socket:[").removesuffix("]"))
+    return found
+
+
+def listening(sockets: set[str]) -> set[str]:
+    """Return the local addresses of those of `sockets` that listen."""
+    lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
+    return {columns[1] for columns in lines if columns[3] == "0A" and columns[9] in sockets}
 
 
 def torn(folder: Path) -> list[str]:
@@ -97,44 +133,52 @@ def torn(folder: Path) -> list[str]:
 def victim_of(kind: str, kernel: subprocess.Popen, folder: Path) -> int | None:
     """Return the process to kill, None where it is not there yet or any more."""
     if kind == "kernel":
-        return kernel.pid
+        return kernel.pid if kernel.poll() is None else None
     try:
         if kind.startswith("rank"):
-            return int((folder / "logs" / f"{kind}.pid").read_text())
-        return RunRecord.load(folder).status.get(kind)
+            pid = int((folder / "logs" / f"{kind}.pid").read_text())
+        else:
+            pid = RunRecord.load(folder).status[kind]
     except Exception:  # noqa: BLE001 - started a moment ago
         return None
+    return pid if pid in processes(folder) else None  # it may be another's by now
 
 
-def disturbed(plan: Plan, config: RunConfig, folder: Path, kind: str, delay: float) -> str:
-    """Run once with a kill; return what was found wrong, empty where nothing was."""
+def disturbed(plan: Plan, config: RunConfig, folder: Path, kind: str, delay: float) -> tuple[bool, list[str]]:
+    """Run once with a kill; return whether there was anything to kill, and what was found wrong."""
     request = {"plan": plan.to_json(), "config": config.to_json(), "folder": str(folder)}
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     kernel = subprocess.Popen([sys.executable, "-c", KERNEL, json.dumps(request)], env=environment)
     time.sleep(delay)
+    sockets = sockets_of(processes(folder))
     pid = victim_of(kind, kernel, folder)
     if pid is not None:
-        try:
+        with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pid = None
-    kernel.wait(timeout=120)
+    kernel.wait(timeout=300)
     deadline = time.monotonic() + 10
     while (left := processes(folder)) and time.monotonic() < deadline:
         time.sleep(0.05)
     faults = [f"left behind: {left}"] if left else []
+    faults += [f"still listening: {sorted(found)}"] if (found := listening(sockets)) else []
     if not (folder / "plan.json").exists():
-        return "; ".join(faults)  # killed before there was a run
+        return pid is not None, faults  # killed before there was a run
     faults += [f"torn: {path}" for path in torn(folder)]
-    if RunRecord.load(folder).status["state"] != "finished":
-        launch(plan, config, run_dir=folder, resume=True).wait(120)
+    status = RunRecord.load(folder).status
+    if status["state"] != "finished":
+        if pid is None or kind.startswith("rank"):
+            faults.append(f"did not finish by itself: {status.get('reason', status['state'])}")
+        launch(plan, config, run_dir=folder, resume=True).wait(300)
         faults += [f"torn after resuming: {path}" for path in torn(folder)]
-    return "; ".join(faults)
+    return pid is not None, faults
 
 
-def _shared_memory() -> set[str]:
-    """Return what is shared now, but for what a browser on this machine shares."""
-    return {path.name for path in Path("/dev/shm").iterdir() if not path.name.startswith(".org.chromium")}
+def undisturbed(plan: Plan, config: RunConfig, folder: Path) -> tuple[dict[int, float], float]:
+    """Run once; return the loss of each minibatch, and the seconds that all took."""
+    start = time.monotonic()
+    job = launch(plan, config, run_dir=folder)
+    job.wait(300)
+    return losses(job.record), time.monotonic() - start
 
 
 def main() -> int:
@@ -147,32 +191,28 @@ def main() -> int:
     chance, wrong = random.Random(options.seed), 0
     with tempfile.TemporaryDirectory(prefix="kill-runs-") as name:
         base = Path(name)
-        config = settings(shapes(base), epochs=options.epochs, max_restarts=2)
-        expected, seconds = {}, {}
-        for key, plan in PLANS.items():
-            start = time.monotonic()
-            job = launch(plan, config, run_dir=base / f"whole-{key.replace(' ', '-')}")
-            job.wait(300)
-            expected[key], seconds[key] = losses(job.record), time.monotonic() - start
-        shared = _shared_memory()
+        common = settings(shapes(base), epochs=options.epochs, max_restarts=2)
+        whole: dict[str, tuple[dict[int, float], float]] = {}  # losses and seconds of runs nobody disturbed
         for number in range(options.runs):
-            key = chance.choice(list(PLANS))
-            ranks = [f"rank{rank}" for rank in PLANS[key].ranks]
+            key = chance.choice(list(CASES))
+            plan, config = CASES[key][0], replace(common, **CASES[key][1])
+            if key not in whole:
+                whole[key] = undisturbed(plan, config, base / f"whole-{len(whole)}")
+            expected, seconds = whole[key]
+            ranks = [f"rank{rank}" for rank in plan.ranks]
             kind = chance.choice([*ranks, *ranks, "launcher", "guard", "kernel"])
-            delay = chance.uniform(0.5, seconds[key] + 2)
+            delay = chance.uniform(0.5, seconds + 2)
             folder = base / f"run-{number}"
-            fault = disturbed(PLANS[key], config, folder, kind, delay)
+            hit, faults = disturbed(plan, config, folder, kind, delay)
             if (folder / "plan.json").exists():
                 try:
-                    same = losses(RunRecord.load(folder)) == expected[key]
-                    fault += "" if same else "; losses differ"
+                    faults += [] if losses(RunRecord.load(folder)) == expected else ["losses differ"]
                 except AssertionError as error:
-                    fault += f"; {error}"
-            if new := _shared_memory() - shared:
-                fault += f"; shared memory left: {sorted(new)}"
-            wrong += bool(fault)
-            print(f"{number} {key}: {kind} killed after {delay:.1f} s: {fault or 'nothing lost'}", flush=True)
-            if fault and options.keep:
+                    faults.append(str(error))
+            wrong += bool(faults)
+            told = f"killed after {delay:.1f} s" if hit else f"not there after {delay:.1f} s"
+            print(f"{number} {key}: {kind} {told}: {'; '.join(faults) or 'nothing lost'}", flush=True)
+            if faults and options.keep:
                 shutil.copytree(folder, options.keep / folder.name, dirs_exist_ok=True, ignore=_pipes)
             shutil.rmtree(folder, ignore_errors=True)
     print(f"{options.runs - wrong} of {options.runs} runs lost nothing")
