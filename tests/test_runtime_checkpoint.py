@@ -225,7 +225,9 @@ def test_the_command_line_says_in_one_line_what_is_not_gone_on_from(stopped) -> 
     folder, _, _ = stopped
     words = [sys.executable, "-m", "sparsepipe", "run", "--resume", folder, "--epochs", "5", "--batch-size", "8"]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    before = (folder / "config.json").read_bytes()
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False, env=environment)
     errors = done.stderr.strip().splitlines()
     assert (done.returncode, len(errors)) == (2, 1)
     assert "batch_size is 8, but 4 in the checkpoint" in errors[0]
+    assert (folder / "config.json").read_bytes() == before, "what the next resume goes by"

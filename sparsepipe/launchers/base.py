@@ -105,7 +105,15 @@ def prepare(
 
 
 def _changed(folder: Path, plan: Plan, config: RunConfig) -> RunRecord:
-    """Give a record the plan and the settings that its run goes on with; what it followed so far stays readable."""
+    """Give a record the plan and the settings that its run goes on with; what it followed so far stays readable.
+
+    Raises InputError, with nothing changed, for settings that no worker would go on with from its newest checkpoint.
+    """
+    from ..runtime import checkpoint  # here: it brings torch, for which nobody else who launches need wait
+
+    if found := checkpoint.latest(folder):
+        found.check(model=config.model, layers=())
+        found.check_minibatches({"batch_size": config.batch_size})
     for name in ("plan.json", "config.json"):
         _keep_old(folder, name)
     plan.save(folder / "plan.json")

@@ -48,16 +48,17 @@ class Checkpoint:
         if missing := [layer for layer in layers if layer not in held]:
             raise InputError(f"{self.folder}: holds no layer {missing[0]!r} of {model}; it is of another model")
 
-    def check_position(self, order: Mapping[str, Any], *, epoch_minibatches: int) -> None:
+    def check_minibatches(self, order: Mapping[str, Any], *, epoch_minibatches: int | None = None) -> None:
         """Raise InputError where this run's minibatches (what `order` says of them) are not those counted here.
 
         Its position is a number of minibatches, so they have as many samples out of as many in every run that goes on.
-        Between epochs they may be drawn otherwise; within one, samples would be left out and others met twice.
+        Between epochs they may be drawn otherwise; within one, samples would be left out and others met twice: that is
+        looked at where `epoch_minibatches` says how many an epoch has.
         """
-        within = self.minibatches % epoch_minibatches
+        within = self.minibatches % epoch_minibatches if epoch_minibatches else 0
         drawn = ("seed", "shuffle", "balance") if within else ()
         for name in ("num_classes", "samples", "batch_size", *drawn):
-            if name in self.manifest and order[name] != self.manifest[name]:
+            if name in self.manifest and name in order and order[name] != self.manifest[name]:
                 place = f", {within} minibatches into an epoch" if name in drawn else ""
                 raise InputError(
                     f"{name} is {order[name]}, but {self.manifest[name]} in the checkpoint {self.folder}{place}; "

@@ -277,7 +277,7 @@ class Worker:
         """Load the layers of this rank's stages and return the minibatches done."""
         for post in self.posts.values():
             found.check(model=self.workload.network.name, layers=post.own.layers)
-        found.check_position(self._order(), epoch_minibatches=self.workload.epoch_minibatches)
+        found.check_minibatches(self._order(), epoch_minibatches=self.workload.epoch_minibatches)
         for post in self.posts.values():
             post.load(found)
         if self.scales_loss and found.manifest.get("loss_scale"):
