@@ -24,6 +24,7 @@ from .engines.native.coordinates import CoordinateManager, pack
 from .engines.sweep import Sweep, seconds_of, sweep, update_step, whole_step
 from .errors import InputError
 from .models import INPUT, Network, network
+from .models.rows import each_axis
 from .profile import CostSample, LayerCost, Profile
 from .thread_pools import WAITING
 
@@ -256,8 +257,8 @@ def _samples(
 class _KernelMap(NamedTuple):
     source: tuple[int, ...]  # tensor strides
     target: tuple[int, ...]
-    kernel_size: int
-    dilation: int
+    kernel_size: tuple[int, ...]
+    dilation: tuple[int, ...]
     pairs: int
 
 
@@ -279,7 +280,8 @@ def _kernel_maps(subnetwork: Subnetwork, parts: Any) -> dict[str, _KernelMap]:
             source, target = sorted(
                 parts.coordinate_sets[end].tensor_stride for end in ends
             )  # the kernel lies on target
-            size, dilation = row.args["kernel_size"], row.args.get("dilation", 1)
+            given = (row.args["kernel_size"], row.args.get("dilation", 1))
+            size, dilation = (each_axis(own, manager.dimension) for own in given)
             pairs = manager.kernel_map(source, target, kernel_size=size, dilation=dilation).num_pairs
             maps[row.id] = _KernelMap(source, target, size, dilation, pairs)
     return maps
@@ -302,7 +304,7 @@ def _kernel_map_seconds(
         if own is None or own in cost:
             continue
         again = []
-        for _ in range(_MAP_REPEATS if own.kernel_size > 1 or own.source != own.target else 0):
+        for _ in range(_MAP_REPEATS if max(own.kernel_size) > 1 or own.source != own.target else 0):
             start = seconds_of(device)
             subnetwork.run_layer(row, tensors, minibatch=0)
             again.append(seconds_of(device) - start)

@@ -19,6 +19,14 @@ SHAPES = {
     "2 / 2": {"kernel_size": 2, "stride": 2},
     "3, dilation 2": {"kernel_size": 3, "dilation": 2},
 }
+UNEQUAL = {  # on three axes
+    "3 3 1": {"kernel_size": (3, 3, 1)},
+    "1 3 5, dilation 1 2 1": {"kernel_size": (1, 3, 5), "dilation": (1, 2, 1)},
+    "2 2 1, stride 2 2 1": {"kernel_size": (2, 2, 1), "stride": (2, 2, 1)},
+    "3 2 1, stride 2 2 1": {"kernel_size": (3, 2, 1), "stride": (2, 2, 1)},
+    "3, stride 1 2 2": {"kernel_size": 3, "stride": (1, 2, 2)},
+    "1, stride 2 1 1": {"kernel_size": 1, "stride": (2, 1, 1)},
+}
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +66,41 @@ def test_convolutions_equal_minkowski_in_other_dimensions(minkowski, dimension, 
         close(a, b, 1e-5)
 
 
+@pytest.mark.parametrize("shape", UNEQUAL)
+@pytest.mark.parametrize("kind", ["convolution", "max_pool", "average_pool", "sum_pool"])
+def test_kernels_that_differ_by_axis_equal_minkowski(minkowski, kind, shape):
+    args = {"stride": 1, **UNEQUAL[shape]}
+    if kind == "convolution":
+        args |= {"in_channels": 2, "out_channels": 3, "bias": True}
+    elif "dilation" in args or (kind == "max_pool" and args["kernel_size"] == 1):
+        pytest.skip("no pool is dilated; of the maximum of no voxel MinkowskiEngine writes out of bounds")
+    row = Row("c", kind, (INPUT,), args)
+    ours, theirs = both(minkowski, row, random_batch(reach=5, channels=2))
+    assert torch.equal(ours[0], theirs[0])
+    for a, b in zip(ours[1:], theirs[1:], strict=True):
+        close(a, b, 1e-5)
+    layers = [Subnetwork(Network("one", (row,), 2, 1), chosen) for chosen in (NATIVE, minkowski)]
+    layers[0].load_state_dict(layers[1].state_dict())
+    layers[1].load_state_dict(layers[0].state_dict())
+    assert row.num_parameters == sum(parameter.numel() for parameter in layers[1].parameters())
+
+
+@pytest.mark.parametrize("kind", ["unpool", "transposed_convolution"])
+def test_layers_upwards_with_strides_that_differ_by_axis_equal_minkowski(minkowski, kind):
+    shape = {"kernel_size": (2, 2, 1), "stride": (2, 2, 1)}
+    channels = {"in_channels": 2, "out_channels": 3} if kind == "transposed_convolution" else {}
+    rows = (Row("down", "sum_pool", (INPUT,), shape), Row("up", kind, ("down", INPUT), shape | channels))
+    _equal_upwards(minkowski, Network("up", rows, 2, 1), random_batch(reach=5))
+
+
+def test_a_kernel_of_other_axes_than_its_layers_is_refused_in_one_line():
+    row = Row("c", "max_pool", (INPUT,), {"kernel_size": 2, "stride": (2, 1)})
+    with pytest.raises(
+        InputError, match=r"layer 'c' of one: stride \[2, 1\] has 2 numbers, expected one, or one for each of 3"
+    ):
+        Network("one", (row,), 2, 1)
+
+
 @pytest.mark.parametrize("dimension", [1, 2, 4])
 @pytest.mark.parametrize(("size", "stride"), [(2, 2), (3, 2), (3, 1)])
 @pytest.mark.parametrize("kind", ["max_pool", "average_pool", "sum_pool"])
@@ -77,7 +120,11 @@ def test_layers_upwards_equal_minkowski_in_other_dimensions(minkowski, kind, dim
     net = Network(
         "up", (Row("down", "sum_pool", (INPUT,), shape), Row("up", kind, ("down", INPUT), shape | channels)), 2, 1
     )
-    batch, found = random_batch(dimension=dimension, reach=5), []
+    _equal_upwards(minkowski, net, random_batch(dimension=dimension, reach=5))
+
+
+def _equal_upwards(minkowski, net, batch):
+    found = []
     for chosen in (NATIVE, minkowski):
         x, features = leaf(chosen, batch)
         coordinates = chosen.split({"x": x}).coordinate_sets[0].coordinates

@@ -77,7 +77,7 @@ def test_max_pool_equals_brute_force(size, stride):
     expected = sorted({(c[0], *(v // stride * stride for v in c[1:])) for c in place})
     assert output.coordinates.tolist() == [list(c) for c in expected]
     for row, (b, *c) in enumerate(expected):
-        near = [(b, *(v + o for v, o in zip(c, offset, strict=True))) for offset in kernel_offsets(size, 3)]
+        near = [(b, *(v + o for v, o in zip(c, offset, strict=True))) for offset in kernel_offsets((size,) * 3)]
         rows = [place[c] for c in near if c in place]
         best = features.detach()[rows].max(dim=0)
         assert torch.equal(output.features[row], best.values)
@@ -86,10 +86,17 @@ def test_max_pool_equals_brute_force(size, stride):
     assert torch.equal(features.grad, gradient)
 
 
-@given(st.integers(1, 4), st.sampled_from([1, 2, 3]), st.sampled_from([1, 2]), st.sampled_from([1, 2]), st.booleans())
-@settings(max_examples=40)
+def each_axis(*values):
+    """One of the values for all axes of up to four, or one for each."""
+    some = st.sampled_from(values)
+    return st.one_of(some.map(lambda value: (value,) * 4), st.tuples(*[some] * 4))
+
+
+@given(st.integers(1, 4), each_axis(1, 2, 3), each_axis(1, 2), each_axis(1, 2), st.booleans())
+@settings(max_examples=80)
 def test_kernel_maps_equal_brute_force(dimension, size, stride, dilation, table):
-    """Both ways to look voxels up: by a table of the bounding box, and by bisection."""
+    """Both ways to look voxels up: a table of the bounding box and bisection; kernels alike on all axes, or not."""
+    size, stride, dilation = size[:dimension], stride[:dimension], dilation[:dimension]
     generator = torch.Generator().manual_seed(dimension)
     voxels = torch.randint(-3, 3, (40, 1 + dimension), generator=generator)
     voxels[:, 0] %= 2
@@ -97,19 +104,20 @@ def test_kernel_maps_equal_brute_force(dimension, size, stride, dilation, table)
     manager = CoordinateManager(dimension)
     ones = (1,) * dimension
     manager.insert(ones, pack(voxels))
-    target = ones if stride == 1 else manager.downsampled(ones, stride)
+    target = manager.downsampled(ones, stride)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernel_map, "_TABLE_CELLS", 2**28 if table else 0)
         found = manager.kernel_map(ones, target, kernel_size=size, dilation=dilation)
     out = manager.coordinates(target)
-    floored = torch.cat([voxels[:, :1], voxels[:, 1:] // stride * stride], dim=1)
+    steps = torch.tensor(stride)
+    floored = torch.cat([voxels[:, :1], voxels[:, 1:] // steps * steps], dim=1)
     assert torch.equal(out.long(), floored.unique(dim=0))
-    taps = range(-(size // 2), size // 2 + 1) if size % 2 else range(size)
+    taps = [range(-(own // 2), own // 2 + 1) if own % 2 else range(own) for own in size]
     place = {tuple(row): i for i, row in enumerate(voxels.tolist())}
     pairs = set()
-    for k, offset in enumerate(itertools.product(taps, repeat=dimension)):  # the last axis runs fastest: reversed below
+    for k, offset in enumerate(itertools.product(*reversed(taps))):  # the last axis runs fastest: reversed below
         for j, (b, *c) in enumerate(out.tolist()):
-            i = place.get((b, *(v + dilation * o for v, o in zip(c, offset[::-1], strict=True))))
+            i = place.get((b, *(v + d * o for v, d, o in zip(c, dilation, offset[::-1], strict=True))))
             if i is not None:
                 pairs.add((k, i, j))
     offsets = torch.arange(len(found.counts)).repeat_interleave(torch.tensor(found.counts))

@@ -1,7 +1,7 @@
 """A network as a table of rows: what each layer is, what feeds it, and how many parameters it holds."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,10 +11,22 @@ from ..graph import Layer, LayerGraph
 INPUT = "input"  # the name of the network's input: a tensor, not a layer
 _FLOAT_BYTES = 4  # parameters are float32
 _DIMENSION = 3  # spatial axes where a row does not say
+_OF_EACH_AXIS = frozenset({"kernel_size", "stride", "dilation"})
+
+
+def each_axis(value: int | Sequence[int], dimension: int) -> tuple[int, ...]:
+    """Return a kernel size, stride or dilation for each of `dimension` axes: one number counts for all of them.
+
+    Raises InputError for another number of them.
+    """
+    values = (value,) * dimension if isinstance(value, int) else tuple(value)
+    if len(values) != dimension:
+        raise InputError(f"{list(values)} has {len(values)} numbers, expected one, or one for each of {dimension} axes")
+    return values
 
 
 def _kernel_volume(args: Mapping[str, Any]) -> int:
-    return args["kernel_size"] ** args.get("dimension", _DIMENSION)
+    return math.prod(each_axis(args["kernel_size"], args.get("dimension", _DIMENSION)))
 
 
 def _convolution_parameters(args: Mapping[str, Any]) -> int:
@@ -36,7 +48,8 @@ def _no_parameters(args: Mapping[str, Any]) -> int:
 
 # kind -> number of trained parameters. Comments name the arguments; an engine has one constructor for each kind.
 KINDS: dict[str, Callable[[Mapping[str, Any]], int]] = {
-    # on sparse tensors; what has a kernel also takes dimension=3, the number of axes
+    # on sparse tensors; what has a kernel also takes dimension=3, the number of axes: kernel_size, stride and dilation
+    # are one number, or a number for each axis
     "convolution": _convolution_parameters,  # in_channels, out_channels, kernel_size, stride=1, dilation=1, bias=False
     "transposed_convolution": _convolution_parameters,  # likewise; inputs (x, like): the output lies where `like` does
     "max_pool": _no_parameters,  # kernel_size, stride
@@ -120,6 +133,11 @@ class Network:
                 )
             if missing := [name for name in row.inputs if name not in known]:
                 raise InputError(f"layer {row.id!r} of {self.name}: input {missing[0]!r} is not an earlier layer")
+            for name in _OF_EACH_AXIS & row.args.keys() if row.dimension else ():
+                try:
+                    each_axis(row.args[name], row.dimension or 0)
+                except InputError as error:
+                    raise InputError(f"layer {row.id!r} of {self.name}: {name} {error}") from None
             known.add(row.id)
 
     def graph(self) -> LayerGraph:

@@ -1,6 +1,6 @@
 """Voxel coordinates as sorted 64-bit keys, and the coordinate sets and kernel maps of one minibatch."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
+from ...models.rows import each_axis
 from .kernel_map import KernelMap, kernel_map, tiling_map
 
 Stride = tuple[int, ...]
@@ -15,6 +16,11 @@ Stride = tuple[int, ...]
 # dimension -> bits per spatial axis; what is left of 63 bits holds the batch index:
 #   | batch | axis 1 | ... | axis D |      order of keys = lexicographic order of (batch, axis 1, ..., axis D)
 _AXIS_BITS = {1: 31, 2: 22, 3: 16, 4: 12}
+
+
+def times(stride: Stride, factor: int | Sequence[int]) -> Stride:
+    """Return a tensor stride that is `factor` times as coarse, on all axes alike or on each by its own."""
+    return tuple(step * own for step, own in zip(stride, each_axis(factor, len(stride)), strict=True))
 
 
 def pack(coordinates: Tensor) -> Tensor:
@@ -63,7 +69,7 @@ class CoordinateManager:
     def __init__(self, dimension: int) -> None:
         self.dimension = dimension
         self._keys: dict[Stride, Tensor] = {}
-        self._maps: dict[tuple[Stride, Stride, int, int], KernelMap] = {}
+        self._maps: dict[tuple[Stride, Stride, tuple[int, ...], tuple[int, ...]], KernelMap] = {}
         self._coordinates: dict[Stride, Tensor] = {}
         self._floored_keys: dict[tuple[Stride, Stride], Tensor] = {}
         self._sample_sizes: dict[Stride, tuple[int, ...]] = {}
@@ -93,9 +99,9 @@ class CoordinateManager:
             self._sample_sizes[stride] = tuple(counts.tolist())
         return self._sample_sizes[stride]
 
-    def downsampled(self, stride: Stride, factor: int) -> Stride:
+    def downsampled(self, stride: Stride, factor: int | Sequence[int]) -> Stride:
         """Make the set `factor` times coarser, floor(c / stride) * stride each once; return its tensor stride."""
-        out_stride = tuple(step * factor for step in stride)
+        out_stride = times(stride, factor)
         if out_stride not in self._keys:
             self._keys[out_stride] = torch.unique(self._floored(stride, out_stride))
         return out_stride
@@ -108,17 +114,25 @@ class CoordinateManager:
             self._floored_keys[stride, out_stride] = pack(coordinates.div(steps, rounding_mode="floor").mul_(steps))
         return self._floored_keys[stride, out_stride]
 
-    def kernel_map(self, in_stride: Stride, out_stride: Stride, *, kernel_size: int, dilation: int = 1) -> KernelMap:
+    def kernel_map(
+        self,
+        in_stride: Stride,
+        out_stride: Stride,
+        *,
+        kernel_size: int | Sequence[int],
+        dilation: int | Sequence[int] = 1,
+    ) -> KernelMap:
         """Pair rows by a kernel laid on the coordinates of `out_stride`, in steps of `in_stride` times `dilation`."""
-        cached = (in_stride, out_stride, kernel_size, dilation)
+        sizes, dilations = each_axis(kernel_size, self.dimension), each_axis(dilation, self.dimension)
+        cached = (in_stride, out_stride, sizes, dilations)
         if cached not in self._maps:
             ends = self.coordinates(in_stride), self.coordinates(out_stride)
-            tiles = kernel_size % 2 == 0 and dilation == 1 and out_stride == tuple(kernel_size * s for s in in_stride)
-            if tiles and len(ends[1]):
+            from_0 = max(sizes) > 1 == max(dilations) and all(size == 1 or size % 2 == 0 for size in sizes)
+            if from_0 and out_stride == times(in_stride, sizes) and len(ends[1]):
                 parents = self._parents(in_stride, out_stride)
-                self._maps[cached] = tiling_map(ends[0], parents, len(ends[1]), in_stride, kernel_size)
+                self._maps[cached] = tiling_map(ends[0], parents, len(ends[1]), in_stride, sizes)
             else:
-                self._maps[cached] = kernel_map(*ends, in_stride, kernel_size=kernel_size, dilation=dilation)
+                self._maps[cached] = kernel_map(*ends, in_stride, kernel_size=sizes, dilation=dilations)
         return self._maps[cached]
 
     @property

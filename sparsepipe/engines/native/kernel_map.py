@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -158,24 +158,29 @@ class KernelMap:
         return self._chunks[num_rows]
 
 
-def kernel_offsets(kernel_size: int, dimension: int) -> tuple[tuple[int, ...], ...]:
+def kernel_offsets(kernel_size: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """List a kernel's offsets as MinkowskiEngine does: first axis fastest, odd sizes centred, even ones from 0."""
-    first = -(kernel_size // 2) if kernel_size % 2 else 0
-    reach = range(first, first + kernel_size)
-    return tuple(offset[::-1] for offset in itertools.product(reach, repeat=dimension))
+    firsts = (-(size // 2) if size % 2 else 0 for size in kernel_size)
+    reaches = [range(first, first + size) for first, size in zip(firsts, kernel_size, strict=True)]
+    return tuple(offset[::-1] for offset in itertools.product(*reversed(reaches)))
 
 
 def kernel_map(
-    in_coordinates: Tensor, out_coordinates: Tensor, in_stride: tuple[int, ...], *, kernel_size: int, dilation: int = 1
+    in_coordinates: Tensor,
+    out_coordinates: Tensor,
+    in_stride: tuple[int, ...],
+    *,
+    kernel_size: tuple[int, ...],
+    dilation: tuple[int, ...],
 ) -> KernelMap:
     """Pair rows by a kernel laid on each of `out_coordinates`, in steps of `in_stride` times `dilation`.
 
     Coordinates are int32 [N, 1 + D], batch index first, sorted and distinct, multiples of `in_stride`. Of an odd kernel
     that keeps its coordinates, the very tensor, half is searched: offset -k is offset k with its columns swapped.
     """
-    offsets = kernel_offsets(kernel_size, len(in_stride))
+    offsets = kernel_offsets(kernel_size)
     num_in, num_out = len(in_coordinates), len(out_coordinates)
-    if in_coordinates is not out_coordinates or kernel_size % 2 == 0:
+    if in_coordinates is not out_coordinates or any(size % 2 == 0 for size in kernel_size):
         in_rows, out_rows, counts = _search(in_coordinates, out_coordinates, in_stride, offsets, dilation)
         return KernelMap(in_rows, out_rows, counts, num_in, num_out)
     half = len(offsets) // 2
@@ -190,17 +195,21 @@ def kernel_map(
     )
 
 
-def tiling_map(in_coordinates: Tensor, parents: Tensor, num_out: int, step: tuple[int, ...], size: int) -> KernelMap:
-    """Pair every input row with the one output row, `parents` [N], whose even kernel, as wide as its stride, holds it.
+def tiling_map(
+    in_coordinates: Tensor, parents: Tensor, num_out: int, step: tuple[int, ...], size: tuple[int, ...]
+) -> KernelMap:
+    """Pair every input row with the one output row, `parents` [N], whose kernel, as wide as its stride, holds it.
 
-    `step` is the inputs' tensor stride. Inputs without a parent, -1, are left out.
+    `step` is the inputs' tensor stride; kernels start at 0 on every axis. Inputs without a parent, -1, are left out.
     """
     units = torch.tensor(step, device=in_coordinates.device)
-    places = in_coordinates[:, 1:].div(units, rounding_mode="floor").remainder_(size)
-    offsets = (places * torch.tensor([size**axis for axis in range(len(step))], device=places.device)).sum(dim=1)
-    offsets = torch.where(parents >= 0, offsets, size ** len(step))
+    sizes = torch.tensor(size, device=in_coordinates.device)
+    places = in_coordinates[:, 1:].div(units, rounding_mode="floor").remainder_(sizes)
+    volume = math.prod(size)
+    offsets = (places * torch.tensor([math.prod(size[:k]) for k in range(len(size))], device=places.device)).sum(dim=1)
+    offsets = torch.where(parents >= 0, offsets, volume)
     order = torch.sort(offsets, stable=True).indices
-    counts = torch.bincount(offsets, minlength=size ** len(step) + 1)[:-1].tolist()
+    counts = torch.bincount(offsets, minlength=volume + 1)[:-1].tolist()
     order = order[: sum(counts)]
     return KernelMap(order, parents.index_select(0, order), tuple(counts), len(in_coordinates), num_out)
 
@@ -210,7 +219,7 @@ def _search(
     out_coordinates: Tensor,
     in_stride: tuple[int, ...],
     offsets: tuple[tuple[int, ...], ...],
-    dilation: int,
+    dilation: tuple[int, ...],
 ) -> tuple[Tensor, Tensor, tuple[int, ...]]:
     """For each offset pair every output voxel with the input voxel that lies there, where there is one.
 
@@ -220,20 +229,21 @@ def _search(
     if not offsets or not len(in_coordinates) or not len(out_coordinates):
         none = in_coordinates.new_empty(0, dtype=torch.int64)
         return none, none, (0,) * len(offsets)
-    reach = dilation * max(abs(step) for offset in offsets for step in offset)
+    reach = (0, *(own * max(map(abs, steps)) for own, steps in zip(dilation, zip(*offsets, strict=True), strict=True)))
     units = torch.tensor((1, *in_stride), device=in_coordinates.device)
     inputs = in_coordinates.div(units, rounding_mode="floor")
     outputs = inputs if out_coordinates is in_coordinates else out_coordinates.div(units, rounding_mode="floor")
     bounds = torch.stack([inputs.amin(0), outputs.amin(0), inputs.amax(0), outputs.amax(0)]).tolist()
-    low = [min(axis) - (reach if position else 0) for position, axis in enumerate(zip(*bounds[:2], strict=True))]
-    high = [max(axis) + (reach if position else 0) for position, axis in enumerate(zip(*bounds[2:], strict=True))]
+    low = [min(ends) - far for *ends, far in zip(*bounds[:2], reach, strict=True)]
+    high = [max(ends) + far for *ends, far in zip(*bounds[2:], reach, strict=True)]
     sizes = [top - bottom + 1 for bottom, top in zip(low, high, strict=True)]
     strides = [math.prod(sizes[position + 1 :]) for position in range(len(sizes))]
     weights = torch.tensor(strides, device=inputs.device)
     origin = sum(bottom * stride for bottom, stride in zip(low, strides, strict=True))
     in_cells = _cells(inputs, weights, origin)
     out_cells = in_cells if outputs is inputs else _cells(outputs, weights, origin)
-    steps = [dilation * sum(o * s for o, s in zip(offset, strides[1:], strict=True)) for offset in offsets]
+    along = [own * stride for own, stride in zip(dilation, strides[1:], strict=True)]
+    steps = [sum(o * step for o, step in zip(offset, along, strict=True)) for offset in offsets]
     wanted = out_cells + torch.tensor(steps, device=out_cells.device).unsqueeze(1)  # [K, M]
     rows, found = _look_up(in_cells, wanted, math.prod(sizes))
     pairs = found.flatten().nonzero().flatten()  # by offset, then by output row

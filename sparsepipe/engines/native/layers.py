@@ -1,24 +1,26 @@
 """The native engine's layers as modules. Parameter names and shapes are MinkowskiEngine's, so state_dicts exchange."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from ...errors import InputError
-from ...models.rows import Row
+from ...models.rows import Row, each_axis
 from ..batch_norm import GroupBatchNorm
 from ..dense import ACTIVATIONS, DENSE_LAYERS, dense_grid
 from ..dropout import SeededDropout
 from .convolution import convolve
-from .coordinates import CoordinateManager, Stride
+from .coordinates import CoordinateManager, Stride, times
 from .kernel_map import KernelMap
 from .pairs import summed_type
 from .pooling import average_pool, global_average_pool, global_max_pool, global_sum_pool, max_pool, sum_pool
 from .tensor import SparseTensor
 
 AnyTensor = SparseTensor | Tensor  # sparse, or dense rows [B, C] after global pooling
+Axes = int | Sequence[int]  # one number for all spatial axes, or one for each
 
 
 def _on_features(function: Callable[[Tensor], Tensor], tensor: AnyTensor) -> AnyTensor:
@@ -33,16 +35,19 @@ class Convolution(nn.Module):
         in_channels: int,
         out_channels: int,
         *,
-        kernel_size: int,
-        stride: int = 1,
-        dilation: int = 1,
+        kernel_size: Axes,
+        stride: Axes = 1,
+        dilation: Axes = 1,
         bias: bool = False,
         dimension: int = 3,
     ) -> None:
         super().__init__()
-        self.kernel_size, self.stride, self.dilation = kernel_size, stride, dilation
-        shape: tuple[int, ...] = (kernel_size**dimension, in_channels, out_channels)
-        if kernel_size == 1 and stride == 1:  # a matrix product: MinkowskiEngine leaves the first axis out
+        self.kernel_size, self.stride, self.dilation = (
+            each_axis(a, dimension) for a in (kernel_size, stride, dilation)
+        )
+        volume = math.prod(self.kernel_size)
+        shape: tuple[int, ...] = (volume, in_channels, out_channels)
+        if volume == max(self.stride) == 1:  # a matrix product: MinkowskiEngine leaves the first axis out
             shape = shape[1:]
         self.kernel = nn.Parameter(torch.empty(shape))
         self.bias = nn.Parameter(torch.zeros(1, out_channels)) if bias else None
@@ -54,9 +59,9 @@ class Convolution(nn.Module):
     def kernel_map(self, tensor: SparseTensor) -> tuple[KernelMap, Stride]:
         """Return the map from the voxels of `tensor` to those of the output, and the output's tensor stride."""
         manager, in_stride = tensor.manager, tensor.tensor_stride
-        out_stride = in_stride if self.stride == 1 else manager.downsampled(in_stride, self.stride)
-        shape = {"kernel_size": self.kernel_size, "dilation": self.dilation}
-        return manager.kernel_map(in_stride, out_stride, **shape), out_stride
+        out_stride = in_stride if max(self.stride) == 1 else manager.downsampled(in_stride, self.stride)
+        found = manager.kernel_map(in_stride, out_stride, kernel_size=self.kernel_size, dilation=self.dilation)
+        return found, out_stride
 
     def _convolve(self, features: Tensor, kernel_map: KernelMap) -> Tensor:
         if self.kernel.dim() == 2:
@@ -73,8 +78,8 @@ class TransposedConvolution(Convolution):
         return like.replace(self._convolve(tensor.features, self.kernel_map(tensor, like)[0]))
 
     def kernel_map(self, tensor: SparseTensor, like: SparseTensor) -> tuple[KernelMap, Stride]:  # type: ignore[override]
-        shape = {"kernel_size": self.kernel_size, "dilation": self.dilation}
-        return _upward_map(tensor, like, self.stride, **shape), like.tensor_stride
+        found = _upward_map(tensor, like, self.stride, kernel_size=self.kernel_size, dilation=self.dilation)
+        return found, like.tensor_stride
 
 
 class BatchNorm(nn.Module):
@@ -115,14 +120,14 @@ class LocalPool(nn.Module):
     """Pool the voxels under each kernel, present ones alone, by a function of features and kernel map."""
 
     def __init__(
-        self, pool: Callable[[Tensor, KernelMap], Tensor], *, kernel_size: int, stride: int, dimension: int = 3
+        self, pool: Callable[[Tensor, KernelMap], Tensor], *, kernel_size: Axes, stride: Axes, dimension: int = 3
     ) -> None:
         super().__init__()
-        self.pool, self.kernel_size, self.stride = pool, kernel_size, stride
+        self.pool, self.kernel_size, self.stride = pool, each_axis(kernel_size, dimension), each_axis(stride, dimension)
 
     def forward(self, tensor: SparseTensor) -> SparseTensor:
         manager, in_stride = tensor.manager, tensor.tensor_stride
-        out_stride = in_stride if self.stride == 1 else manager.downsampled(in_stride, self.stride)
+        out_stride = in_stride if max(self.stride) == 1 else manager.downsampled(in_stride, self.stride)
         kernel_map = manager.kernel_map(in_stride, out_stride, kernel_size=self.kernel_size)
         return tensor.replace(self.pool(tensor.features, kernel_map), out_stride)
 
@@ -135,10 +140,10 @@ class Unpool(nn.Module):
     """
 
     def __init__(
-        self, pool: Callable[[Tensor, KernelMap], Tensor], *, kernel_size: int, stride: int, dimension: int = 3
+        self, pool: Callable[[Tensor, KernelMap], Tensor], *, kernel_size: Axes, stride: Axes, dimension: int = 3
     ) -> None:
         super().__init__()
-        self.pool, self.kernel_size, self.stride = pool, kernel_size, stride
+        self.pool, self.kernel_size, self.stride = pool, each_axis(kernel_size, dimension), each_axis(stride, dimension)
 
     def forward(self, tensor: SparseTensor, like: SparseTensor) -> SparseTensor:
         kernel_map = _upward_map(tensor, like, self.stride, kernel_size=self.kernel_size)
@@ -228,12 +233,13 @@ class DenseGrid(nn.Module):
         return dense_grid(tensor.coordinates, tensor.features, self.size)
 
 
-def _upward_map(tensor: SparseTensor, like: SparseTensor, stride: int, **shape: int) -> KernelMap:
+def _upward_map(tensor: SparseTensor, like: SparseTensor, stride: Sequence[int], **shape: Axes) -> KernelMap:
     """Return the map from `tensor` to the finer `like`: that of the layer down, with its two columns swapped."""
     fine, coarse = like.tensor_stride, tensor.tensor_stride
-    if tensor.manager is not like.manager or tuple(step * stride for step in fine) != coarse:
+    if tensor.manager is not like.manager or times(fine, stride) != coarse:
+        apart = stride[0] if len(set(stride)) == 1 else tuple(stride)
         raise InputError(
-            f"tensor strides {coarse} up to {fine}: expected two tensors of one minibatch, stride {stride} apart"
+            f"tensor strides {coarse} up to {fine}: expected two tensors of one minibatch, stride {apart} apart"
         )
     return tensor.manager.kernel_map(fine, coarse, **shape).transposed
 

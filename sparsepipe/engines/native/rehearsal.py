@@ -7,10 +7,9 @@ from torch import Tensor
 
 from ...models.rows import INPUT, Row
 from ..subnetwork import Subnetwork
+from .coordinates import Stride, times
 from .layers import Convolution
 from .tensor import SparseTensor
-
-Stride = tuple[int, ...]
 
 
 def tensor_strides(rows: Sequence[Row], stride: Stride) -> dict[str, Stride]:
@@ -22,7 +21,7 @@ def tensor_strides(rows: Sequence[Row], stride: Stride) -> dict[str, Stride]:
         if "unpool" in row.kind or row.kind == "transposed_convolution":
             strides[row.id] = strides[row.inputs[1]]
         else:
-            strides[row.id] = tuple(step * row.args.get("stride", 1) for step in strides[row.inputs[0]])
+            strides[row.id] = times(strides[row.inputs[0]], row.args.get("stride", 1))
     return strides
 
 
@@ -35,7 +34,8 @@ def rehearse(subnetwork: Subnetwork, tensor: SparseTensor, half: torch.dtype | N
     strides, manager = tensor_strides(subnetwork.network.rows, tensor.tensor_stride), tensor.manager
     for stride in sorted(set(strides.values())):  # finest first: a coarser set is made of a finer one
         if stride not in manager:
-            manager.downsampled(tensor.tensor_stride, stride[0] // tensor.tensor_stride[0])
+            factors = [coarse // fine for coarse, fine in zip(stride, tensor.tensor_stride, strict=True)]
+            manager.downsampled(tensor.tensor_stride, factors)
     count = 0
     for row in subnetwork.table:
         layer = subnetwork.get_submodule(row.id)
