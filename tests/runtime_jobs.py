@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ from safetensors.torch import load_file
 
 from sparsepipe.data import make_shapes
 from sparsepipe.files import read_json, read_rows, write_json
-from sparsepipe.models import network
+from sparsepipe.models import INPUT, Row, network
 from sparsepipe.plan import Plan, Stage
 from sparsepipe.runtime import RunConfig
 
@@ -49,16 +50,33 @@ def settings(data: Path, **changes) -> RunConfig:
     return replace(config, **changes)
 
 
+def branching_order(rows: Sequence[Row], seed: int) -> list[str]:
+    """List the layers in another order than the rows' in which each comes after all that it needs: cut, it parts
+    branches of the network."""
+    draw, left, order = random.Random(seed), list(rows), []
+    while left:
+        known = {INPUT, *order}
+        row = draw.choice([row for row in left if known.issuperset(row.inputs)])
+        left.remove(row)
+        order.append(row.id)
+    return order
+
+
 def plan_of(
     model: str,
     ranks: Sequence[Sequence[int]],
     *,
     shares: dict[int, tuple[int, ...]] | None = None,
     cuts: Sequence[int] | None = None,
+    branching: int | None = None,
     **options,
 ) -> Plan:
-    """Cut a model's layers into one stage for each entry of `ranks`: at `cuts`, evenly unless given."""
-    ids = [row.id for row in network(model, num_classes=3).rows]
+    """Cut a model's layers into one stage for each entry of `ranks`: at `cuts`, evenly unless given.
+
+    They are cut in the order of its rows, or in a branching one drawn by the seed `branching`.
+    """
+    rows = network(model, num_classes=3).rows
+    ids = [row.id for row in rows] if branching is None else branching_order(rows, branching)
     even = [round(k * len(ids) / len(ranks)) for k in range(1, len(ranks))]
     bounds = [0, *(even if cuts is None else cuts), len(ids)]
     recompute = options.pop("recompute", False)

@@ -1,10 +1,12 @@
 """Stages cut anywhere equal the whole network: outputs, gradients, statistics, dropout; parts travel unchanged."""
 
 import gc
+import itertools
 
 import pytest
 import torch
 from engine_clouds import close, random_batch
+from runtime_jobs import branching_order
 from torch.func import functional_call
 
 from sparsepipe.engines import Feature, Parts, Subnetwork, engine
@@ -99,6 +101,23 @@ def test_stages_share_coordinates_of_skips(chosen, name):
     whole, (one,) = relay(net, chosen, [ids], batch, minibatch=3, dtype=torch.float64)
     bounds = [0, len(ids) // 5, len(ids) // 3, len(ids) // 2, len(ids) * 3 // 4, len(ids)]
     groups = [ids[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    rows, stages = relay(net, chosen, groups, batch, minibatch=3, dtype=torch.float64)
+    close(rows, whole, 1e-10)
+    for stage in stages:
+        for parameter, value in stage.named_parameters():
+            close(value.grad, one.get_parameter(parameter).grad, 1e-10)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", ["minkunet14a-narrow", "minkresnet50-narrow"])
+def test_branches_may_lie_in_other_stages(chosen, name, seed):
+    """Stages of layers that are not neighbours in the table: a shortcut here, what it goes round there."""
+    net, batch = network(name, num_classes=5), random_batch(channels=1, reach=20, num_points=300)
+    place = {row.id: k for k, row in enumerate(net.rows)}
+    order = branching_order(net.rows, seed)
+    groups = [order[first : first + 6] for first in range(0, len(order), 6)]
+    assert any(max(place[id] for id in one) > min(place[id] for id in two) for one, two in itertools.pairwise(groups))
+    whole, (one,) = relay(net, chosen, [list(place)], batch, minibatch=3, dtype=torch.float64)
     rows, stages = relay(net, chosen, groups, batch, minibatch=3, dtype=torch.float64)
     close(rows, whole, 1e-10)
     for stage in stages:

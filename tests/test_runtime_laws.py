@@ -262,6 +262,7 @@ LAWS: dict[str, tuple] = {
     "U-Net, 3 stages": (UNET, [[0], [1], [2]], FLUSH, FULL),
     "U-Net 1-2-1, sockets": (UNET, [[0], [1, 2], [3]], {"schedule": "1f1b"}, {**FULL, "shared_memory": False}),
     "U-Net, 4 stages": (UNET, [[0], [1], [2], [3]], {"schedule": "1f1b"}, FULL),
+    "U-Net, 3 branching stages": (UNET, [[0], [1], [2]], {"schedule": "1f1b", "branching": 1}, FULL),
     "U-Net, minkowski": (UNET, [[0], [1], [2]], FLUSH, {**FULL, "engine": "minkowski"}),
     "segmentation": ("minkunet14a-segmentation-narrow", [[0], [1], [2]], {"schedule": "1f1b"}, FULL),
     "minkowski flush": (NORMED, [[0], [1]], FLUSH, {**FULL, "engine": "minkowski"}),
