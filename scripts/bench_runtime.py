@@ -578,7 +578,7 @@ def bench(name: str, folder: Path, *, repeats: int, seconds: float, only: set[st
     notes: dict[str, Any] = {"plan": [list(stage.layers) for stage in plan.stages], "load": [], "peak": [], "held": []}
     arguments = {"ddp": ["--batch-size", str(case.batch_size // 2)]}
     if only.intersection(TORCH):
-        arguments |= _best_torch(name, case, folder, cut, seconds, notes)
+        arguments |= _best_torch(name, case, folder, cut, seconds, notes, only)
     _flush_plan(chosen, cut, notes.get("torch_1f1b_larger_at")).save(folder / "flush.json")
     for repeat in range(repeats):
         notes["load"].append(round(os.getloadavg()[0], 2))
@@ -641,7 +641,9 @@ def _round(
             yield role, start(role, name, folder, seconds, world_size=2, extra=arguments.get(role, ()))[0]
 
 
-def _best_torch(name: str, case: Case, folder: Path, cut: int, seconds: float, notes: dict) -> dict[str, list[str]]:
+def _best_torch(
+    name: str, case: Case, folder: Path, cut: int, seconds: float, notes: dict, only: set[str]
+) -> dict[str, list[str]]:
     """Find the cut and number of micro-batches at which torch's own schedule is fastest, for either size of these."""
     if not case.images:
         found = start("torch_1f1b", name, folder, seconds, world_size=2, extra=["--cut", str(cut)])
@@ -654,6 +656,8 @@ def _best_torch(name: str, case: Case, folder: Path, cut: int, seconds: float, n
     }
     chosen = {}
     for role, batch_sizes in sizes.items():
+        if role not in only | ({"torch_1f1b_larger"} if "flush" in only else set()):
+            continue
         tried = {}
         for place in (cut - 2, cut, cut + 2):
             for count, batch_size in batch_sizes.items():

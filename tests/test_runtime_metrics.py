@@ -40,6 +40,15 @@ def test_the_pace_of_a_flush_is_that_of_whole_steps() -> None:
     assert pace(times, [3] * 7, window, started=0.0) == pytest.approx(2.0)
 
 
+@pytest.mark.parametrize("count", range(18, 26))
+def test_the_pace_of_replicas_is_that_of_whole_rounds(count: int) -> None:
+    """Ends come in twos and fours: four minibatches of 8 samples every 2 s, wherever the epoch ends."""
+    for own in (Plan((Stage(("a", "b"), (0, 1, 2, 3)),)), Plan((Stage(("a",), (0, 1, 2, 3)), Stage(("b",), (4, 5))))):
+        size = own.stages[-1].round
+        times = [2.0 * (m // 4) + m % 4 // size * 0.1 for m in range(count)]
+        assert pace(times, [8] * count, steady_window(times, own), started=0.0) == pytest.approx(16.0)
+
+
 def test_a_short_epoch_counts_as_a_whole() -> None:
     times = [2.0, 4.0]
     assert steady_window(times, _plan(schedule="1f1b")) is None

@@ -39,7 +39,10 @@ def compression_table(*records: RunRecord) -> pd.DataFrame:
 
 
 def compression(*records: RunRecord, note: str = "") -> go.Figure:
-    """Draw a bar of bytes for each way to compress, and beside it the accuracies of its seeds, a line at their mean."""
+    """Draw a bar of bytes for each way to compress, and beside it the accuracies of its seeds, a line at their mean.
+
+    A way with fewer seeds than others has none: its mean would be of other seeds.
+    """
     table = compression_table(*records)
     figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.12)
     sent = table.groupby("compression", sort=False).sent_bytes.mean() / 1e3
@@ -51,7 +54,8 @@ def compression(*records: RunRecord, note: str = "") -> go.Figure:
         hovertemplate="%{x}: %{y:.1f} kB a minibatch<extra></extra>",
     )
     figure.add_trace(bars, row=1, col=1)
-    means = table.groupby("compression", sort=False).validation_accuracy.mean() * 100
+    found = table.groupby("compression", sort=False).validation_accuracy.agg(["mean", "count"])
+    means = found["mean"][found["count"] == found["count"].max()] * 100  # of other seeds' it would be another thing
     mean = go.Scatter(
         x=means.index,
         y=means,
@@ -60,16 +64,18 @@ def compression(*records: RunRecord, note: str = "") -> go.Figure:
         marker={"symbol": "line-ew", "size": 26, "line": {"width": 2, "color": INK}},
         hovertemplate="%{x}: %{y:.1f} % on average<extra></extra>",
     )
-    seeds = go.Scatter(
-        x=table.compression,
-        y=table.validation_accuracy * 100,
-        mode="markers",
-        name="a seed",
-        marker={"color": RUN_COLORS[0], "size": 8, "opacity": 0.7},
-        text=[f"seed {seed}" for seed in table.seed],
-        hovertemplate="%{x}, %{text}: %{y:.1f} %<extra></extra>",
-    )
-    for trace in (mean, seeds):
+    seeds = [
+        go.Scatter(
+            x=own.compression,
+            y=own.validation_accuracy * 100,
+            mode="markers",
+            name=f"seed {seed}",
+            marker={"color": RUN_COLORS[k % len(RUN_COLORS)], "size": 8},
+            hovertemplate="%{x}, %{fullData.name}: %{y:.1f} %<extra></extra>",
+        )
+        for k, (seed, own) in enumerate(table.groupby("seed", sort=False))
+    ]
+    for trace in (mean, *seeds):
         figure.add_trace(trace, row=1, col=2)
     figure.update_yaxes(title_text="sent (kB a minibatch)", rangemode="tozero", row=1, col=1)
     figure.update_yaxes(title_text="validation accuracy (%)", row=1, col=2)

@@ -1,5 +1,6 @@
 """What a run comes to: its steady pace, how busy each stage was, and the document `sparsepipe run --json` prints."""
 
+import math
 from collections.abc import Sequence
 from statistics import median
 from typing import Any
@@ -15,15 +16,18 @@ def steady_window(times: Sequence[float], plan: Plan) -> tuple[int, int] | None:
     """Return the minibatches (first, last) between whose ends the pipeline of one epoch was full.
 
     `times[m]` is when minibatch m was done in the last stage. Asynchronous schedules: from the first minibatch after
-    the warm-up to the last. Schedules that flush: whole steps, from the end of the first to that of the last whole one,
-    the pipeline's filling and draining included. None where the epoch is too short.
+    the warm-up, by whole rounds of all stages, to the last or almost: what replicas work on together ends together, and
+    part of a round would count samples without their time. Schedules that flush: whole steps, from the end of the first
+    to that of the last whole one, the pipeline's filling and draining included. None where the epoch is too short.
     """
     if plan.weights == "flush":
         steps = len(times) // plan.num_microbatches
         first, last = plan.num_microbatches - 1, steps * plan.num_microbatches - 1
     else:
         depth = max(warmup(plan, 0, rank) for rank in plan.stages[0].ranks)
-        first, last = depth + max(stage.round for stage in plan.stages), len(times) - 1
+        rounds = [stage.round for stage in plan.stages]
+        first, period = depth + max(rounds), math.lcm(*rounds)
+        last = first + (len(times) - 1 - first) // period * period
     return (first, last) if first < last else None
 
 
