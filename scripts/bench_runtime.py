@@ -656,7 +656,7 @@ def _best_torch(
     }
     chosen = {}
     for role, batch_sizes in sizes.items():
-        if role not in only | ({"torch_1f1b_larger"} if "flush" in only else set()):
+        if role not in only:
             continue
         tried = {}
         for place in (cut - 2, cut, cut + 2):

@@ -54,6 +54,29 @@ def _folder(variable: str, default: Path, what: str) -> Path:
     return path
 
 
+def _engine(name: str) -> Any:
+    """Return an engine; skip the test where it is not installed."""
+    from sparsepipe.engines import engine  # here: it brings torch, which many tests need not wait for
+    from sparsepipe.errors import InputError
+
+    try:
+        return engine(name)
+    except InputError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def minkowski() -> Any:
+    """The real MinkowskiEngine."""
+    return _engine("minkowski")
+
+
+@pytest.fixture(scope="module", params=["native", "minkowski"])
+def chosen(request: pytest.FixtureRequest) -> Any:
+    """Either engine."""
+    return _engine(request.param)
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of real point clouds and meshes: SPARSEPIPE_DATA, else shared/data beside the repository."""

@@ -44,14 +44,6 @@ ROWS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def minkowski():
-    try:
-        return engine("minkowski")
-    except InputError as error:
-        pytest.skip(str(error))
-
-
 def run(chosen, row, batch, *, stride=None, state=None):
     """Run one layer forward and backward; return coordinates, output, input gradient, module, in coordinate order.
 

@@ -29,14 +29,6 @@ UNEQUAL = {  # on three axes
 }
 
 
-@pytest.fixture(scope="module")
-def minkowski():
-    try:
-        return engine("minkowski")
-    except InputError as error:
-        pytest.skip(str(error))
-
-
 def both(minkowski, row, batch, *, like=False):
     """Run a layer under both engines; return coordinates, output and input gradient of each, in coordinate order."""
     found = []

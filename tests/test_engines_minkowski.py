@@ -21,14 +21,6 @@ LONE = torch.tensor([[0, 0, 0, 0], [1, 3, 3, 3]], dtype=torch.int32)  # one voxe
 
 
 @pytest.fixture(scope="module")
-def minkowski():
-    try:
-        return engine("minkowski")
-    except InputError as error:
-        pytest.skip(str(error))
-
-
-@pytest.fixture(scope="module")
 def library(minkowski):
     import MinkowskiEngine
 

@@ -17,14 +17,6 @@ NET = network("minkvgg11bn-narrow", num_classes=5)
 IDS = [row.id for row in NET.rows]
 
 
-@pytest.fixture(scope="module", params=["native", "minkowski"])
-def chosen(request):
-    try:
-        return engine(request.param)
-    except InputError as error:
-        pytest.skip(str(error))
-
-
 def branching():
     """A small residual table: the input of `left` skips over it, and a stride crosses the middle."""
     channels = {"in_channels": 3, "out_channels": 3, "kernel_size": 3}

@@ -18,14 +18,6 @@ NET = network("minkvgg11bn-narrow", num_classes=5)
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module", params=["native", "minkowski"])
-def chosen(request):
-    try:
-        return engine(request.param)
-    except InputError as error:
-        pytest.skip(str(error))
-
-
 def batches(*points):
     return [random_batch(channels=1, reach=20, num_points=count, seed=count) for count in points]
 
