@@ -61,7 +61,7 @@ from sparsepipe.profiler import profile  # noqa: E402
 from sparsepipe.runtime import RunConfig  # noqa: E402
 from sparsepipe.runtime.channel import DEPTH, Inbox, Outbox, Sizes  # noqa: E402
 from sparsepipe.runtime.compression import Compressor  # noqa: E402
-from sparsepipe.runtime.metrics import pace, steady_window  # noqa: E402
+from sparsepipe.runtime.metrics import pace_of  # noqa: E402
 from sparsepipe.runtime.packet import BACKWARD, FORWARD, Packet, Slot, encode  # noqa: E402
 from sparsepipe.runtime.replay import ReplayWorkload  # noqa: E402
 from sparsepipe.runtime.run import run  # noqa: E402
@@ -691,10 +691,7 @@ def _simulated_seconds(plan: Plan, found: Profile) -> float:
     """Seconds per minibatch in steady state, as a run would report them."""
     counts = [found.voxel_counts[k % len(found.voxel_counts)] for k in range(60)]
     trace = simulator.simulate(plan, found, CLUSTER, counts)
-    last = len(plan.stages) - 1
-    ends = {s.minibatch: s.end for s in trace.spans if s.stage == last and s.kind == "backward"}
-    times = [ends[m] for m in range(len(counts))]
-    return 1 / pace(times, [1] * len(counts), steady_window(times, plan), 0.0)
+    return 1 / pace_of(trace, plan)
 
 
 def _summary(result: dict[str, list[float]], notes: dict[str, Any]) -> dict[str, Any]:

@@ -18,13 +18,12 @@ from sparsepipe import (
     Plan,
     Profile,
     Stage,
-    Trace,
     partition,
 )
 from sparsepipe.launchers import launch
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.links import Links
-from sparsepipe.runtime.metrics import pace, steady_window
+from sparsepipe.runtime.metrics import pace_of
 from sparsepipe.simulator import simulate
 
 KINDS = ("RTX", "tv", "txp")
@@ -51,14 +50,6 @@ def _plan(**options) -> Plan:
     return Plan((Stage(tuple(ids[:3]), (0, 1), (2, 1)), Stage(tuple(ids[3:]), (2,))), **options)
 
 
-def _pace(trace: Trace, plan: Plan) -> float:
-    """Minibatches a second while the pipeline is full."""
-    last = len(plan.stages) - 1
-    ends = {span.minibatch: span.end for span in trace.spans if (span.stage, span.kind) == (last, "backward")}
-    times = [ends[m] for m in range(len(ends))]
-    return pace(times, [1] * len(times), steady_window(times, plan), 0.0)
-
-
 @pytest.mark.slow
 def test_a_replay_takes_as_long_as_predicted(tmp_path) -> None:
     """Layers of 10 and 20 ms and a link of 20 MB/s, slow enough that the machine's own noise is small beside them."""
@@ -66,7 +57,7 @@ def test_a_replay_takes_as_long_as_predicted(tmp_path) -> None:
     job = launch(plan, CONFIG, run_dir=tmp_path / "run", profile=profile, cluster=cluster)
     summary = job.wait(timeout=120)
     trace = simulate(plan, profile, cluster, [100.0] * 12)
-    predicted = 2 * _pace(trace, plan)
+    predicted = 2 * pace_of(trace, plan)
     assert summary["engine"] == "replay" and summary["synthetic"] is True
     assert summary["samples_per_second"] == pytest.approx(predicted, rel=0.35)  # machines of tests are busy
     assert summary["samples_per_second"] < 1.02 * predicted, "no faster than it can be"
@@ -79,7 +70,7 @@ def test_a_replay_takes_as_long_as_predicted(tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_eight_unlike_devices_of_published_profiles_keep_the_simulated_pace(tmp_path, shared_reference) -> None:
+def test_eight_unlike_devices_of_published_profiles_keep_the_simulatedpace_of(tmp_path, shared_reference) -> None:
     """MinkVGG on 4 RTX and 2 + 2 TITANs, 1 Gbit/s between their machines; everything three times slower than there.
 
     So sleeps are long beside what two busy cores need for eight processes. What is sent keeps its size, 12 MB each way.
@@ -98,7 +89,7 @@ def test_eight_unlike_devices_of_published_profiles_keep_the_simulated_pace(tmp_
     job = launch(plan, config, run_dir=tmp_path / "run", profile=profile, cluster=cluster)
     job.wait(timeout=240)
     trace = simulate(plan, profile, cluster, [0.0] * 42)
-    assert _pace(job.record.trace(), plan) == pytest.approx(_pace(trace, plan), rel=0.1)
+    assert pace_of(job.record.trace(), plan) == pytest.approx(pace_of(trace, plan), rel=0.1)
 
 
 def _slower(cost: LayerCost, factor: float) -> LayerCost:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..plan import Plan
 from ..schedule import warmup
-from ..trace import KINDS, WORK
+from ..trace import KINDS, WORK, Trace
 
 MEMORY = ("peak_bytes", "held_bytes")  # of a stage's fullest rank: at any moment, and between its actions
 
@@ -37,6 +37,14 @@ def pace(times: Sequence[float], samples: Sequence[float], window: tuple[int, in
         return sum(samples) / max(max(times) - started, 1e-9)
     first, last = window
     return sum(samples[first + 1 : last + 1]) / max(times[last] - times[first], 1e-9)
+
+
+def pace_of(trace: Trace, plan: Plan) -> float:
+    """Return the minibatches a second of a trace of one epoch, simulated or not, while its pipeline is full."""
+    last = len(plan.stages) - 1
+    ends = {span.minibatch: span.end for span in trace.spans if (span.stage, span.kind) == (last, "backward")}
+    times = [ends[m] for m in range(len(ends))]
+    return pace(times, [1] * len(times), steady_window(times, plan), 0.0)
 
 
 def busy_seconds(spans: Sequence[tuple[str, float, float]], start: float, end: float) -> dict[str, float]:
