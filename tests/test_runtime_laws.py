@@ -25,6 +25,7 @@ from sparsepipe.engines import Subnetwork, engine
 from sparsepipe.launchers import launch
 from sparsepipe.models import network
 from sparsepipe.plan import Plan
+from sparsepipe.record import RunRecord
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.stage import boundary
 from sparsepipe.schedule import Op, actions, round_minibatches
@@ -366,11 +367,11 @@ def test_stages_change_no_bit_where_nothing_is_replicated(laws: Callable) -> Non
             assert torch.equal(weights[key], weight), (name, key)
 
 
+SYNCHRONISED = ("synchronised, data parallel", "synchronised 2-1", "synchronised 1-2, zero-bubble", "synchronised 2-2")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    ["synchronised, data parallel", "synchronised 2-1", "synchronised 1-2, zero-bubble", "synchronised 2-2"],
-)
+@pytest.mark.parametrize("name", SYNCHRONISED)
 def test_replicas_that_share_statistics_train_like_one_with_all_their_samples(name: str, laws: Callable) -> None:
     """Two minibatches of 3 on two replicas are one of 6: in loss, in what is learned, in running statistics."""
     (_, found), (_, alone) = laws[name], laws["synchronised, whole"]
@@ -380,6 +381,23 @@ def test_replicas_that_share_statistics_train_like_one_with_all_their_samples(na
         tensors = found.tensors(kind)
         for key, tensor in alone.tensors(kind).items():
             torch.testing.assert_close(tensors[key], tensor, **CLOSE, msg=lambda text, key=key: f"{key}: {text}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SYNCHRONISED)
+def test_waits_for_the_statistics_of_other_replicas_are_not_work(name: str, laws: Callable) -> None:
+    job, found = laws[name]
+    stage = next(k for k, own in enumerate(job.plan.stages) if len(own.ranks) > 1)
+    for rank in job.plan.stages[stage].ranks:
+        spans = sorted(
+            (span for span in RunRecord(found.folder).trace().spans if span.rank == rank), key=lambda span: span.start
+        )
+        assert all(a.end <= b.start + 2e-6 for a, b in zip(spans, spans[1:], strict=False)), "one thing at a time"
+        for kind in ("forward", "backward"):
+            names = {span.name for span in spans if span.kind == kind and span.stage == stage}
+            waits = [span for span in spans if span.kind == "wait" and span.name in names and span.peer == -1]
+            assert names == {span.name for span in waits}, f"batch norm waits in every {kind}"
+            assert all(span.seconds > 0 for span in waits)
 
 
 @pytest.mark.slow

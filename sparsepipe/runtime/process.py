@@ -79,13 +79,19 @@ class Process:
         self.finish_sum(dist.all_reduce(values, op=op, group=group, async_op=True), what=what)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Replicas:
     """The replicas of this rank's stage, for what its layers exchange within a forward or backward."""
 
     group: Any
     process: Process
     on_device: bool = False  # NCCL: queued on the GPU, where NCCL's own watch keeps the deadline
+    _waited: float = 0.0
+
+    def take_waited(self) -> float:
+        """Return the seconds waited for other replicas since the last call: none on a GPU, where nobody waits here."""
+        waited, self._waited = self._waited, 0.0
+        return waited
 
     def gather(self, own: Tensor) -> list[Tensor]:
         """Return `own` of every replica, in rank order. Raises DeadlinePassed or PeerLost."""
@@ -101,13 +107,14 @@ class Replicas:
         if self.on_device:
             work.wait()
             return
-        whereabouts = self.process.whereabouts
+        start, whereabouts = time.monotonic(), self.process.whereabouts
         if whereabouts is None:
             self.process.finish_sum(work, what="batch norm")
-            return
-        before = whereabouts.of(self.process.rank)
-        self.process.finish_sum(work, what=f"batch norm in the {before.kind} of minibatch {before.minibatch}")
-        whereabouts.tell(before.kind, before.minibatch, before.peer)
+        else:
+            before = whereabouts.of(self.process.rank)
+            self.process.finish_sum(work, what=f"batch norm in the {before.kind} of minibatch {before.minibatch}")
+            whereabouts.tell(before.kind, before.minibatch, before.peer)
+        self._waited += time.monotonic() - start
 
 
 @contextmanager

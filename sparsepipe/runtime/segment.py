@@ -92,7 +92,7 @@ class Segment:
         else:
             packet, tensors, present = runner.leave(outputs, m + self.base, flight.voxels)
             flight.outputs, flight.outputs_present = tensors, present
-        recorder.span("forward", str(action), start, recorder.now(), minibatch=m + self.base)
+        self._tell_work("forward", action, start)
         if packet is not None:
             worker.send(packet, action)
 
@@ -145,8 +145,7 @@ class Segment:
                 post.weights.accumulate(weights)
             post.weights.release(flight.version)
         answer = None if runner.is_first else runner.answer(flight, features)
-        end = recorder.now()
-        recorder.span("backward", str(action), start, end, minibatch=m + self.base)
+        end = self._tell_work("backward", action, start)
         if answer is not None:
             worker.send(answer, action)
         if runner.is_last:
@@ -159,7 +158,20 @@ class Segment:
         flight, later = self.later.pop(m)
         self.post.weights.accumulate(self.post.runner.backward_of_weights(flight, later))
         self.post.weights.release(flight.version)
-        worker.recorder.span("weights", str(action), start, worker.recorder.now(), minibatch=m + self.base)
+        self._tell_work("weights", action, start)
+
+    def _tell_work(self, kind: str, action: Action, start: float) -> float:
+        """Keep the forward or backward that began at `start` and ends now. Returns now.
+
+        What its batch norms waited for other replicas is one wait, at its end: each was short, and there were many.
+        """
+        recorder, group, m = self.worker.recorder, self.post.process.statistics_group, action.minibatch + self.base
+        end = recorder.now()
+        waited = group.take_waited() if group else 0.0
+        recorder.span(kind, str(action), start, end - waited, minibatch=m)
+        if waited:
+            recorder.span("wait", str(action), end - waited, end, minibatch=m)
+        return end
 
     def _take_answer(self, action: Action) -> Packet | None:
         if self.answers is None:
