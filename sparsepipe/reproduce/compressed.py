@@ -4,13 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ..launchers import launch
-from ..launchers.folders import new_folder
 from ..models import network
 from ..plan import Plan, Stage
 from ..record import RunRecord
 from ..runtime.config import RunConfig
-from .kept import newest
+from .kept import train
 
 EXACT, LOSSY = ("zeros", "lossless"), ("bfloat16", "float16", "int8")
 
@@ -32,15 +30,5 @@ def compressed(runs: Path, config: RunConfig, seeds: Sequence[int]) -> list[RunR
 
 
 def _trained(runs: Path, config: RunConfig) -> RunRecord:
-    name, told = f"{config.model}-halves", f"{config.compression or 'nothing'} compressed, seed {config.seed}"
-    if found := newest(runs, name, config):
-        print(f"{told}: from runs/{found.name}", flush=True)
-        return found
-    print(f"{told}: training now", flush=True)
-    job = launch(halves(config.model), config, run_dir=new_folder(runs, name))
-    try:
-        job.wait()
-    except BaseException:
-        job.cancel()
-        raise
-    return job.record
+    name = f"{config.model}-halves-{config.compression or 'uncompressed'}-seed{config.seed}"
+    return train(runs, {name: (halves(config.model), config)})[name]

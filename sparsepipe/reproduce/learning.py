@@ -8,13 +8,11 @@ import numpy as np
 from ..data import IGNORED, VoxelDataset, find, load
 from ..data.sources import data_folders
 from ..errors import InputError
-from ..launchers import launch
-from ..launchers.folders import new_folder
 from ..models import network
 from ..plan import Plan, Stage
 from ..record import RunRecord
 from ..runtime.config import RunConfig
-from .kept import newest
+from .kept import train
 
 HEIGHTS = (-1.3, 0.0)  # metres from the sensor: the ground lies below the first, tall things reach over the second
 FAR = 30.0  # metres
@@ -30,20 +28,7 @@ def alone(model: str) -> Plan:
 
 def train_side_by_side(runs: Path, configs: Mapping[str, RunConfig]) -> dict[str, RunRecord]:
     """Train every configuration in a process of its own, all at once; finished runs under the same one are taken."""
-    found = {name: newest(runs, name, config) for name, config in configs.items()}
-    for name, record in found.items():
-        print(f"{name}: from runs/{record.name}" if record else f"{name}: training now", flush=True)
-    missing = [name for name, record in found.items() if record is None]
-    jobs = {name: launch(alone(configs[name].model), configs[name], run_dir=new_folder(runs, name)) for name in missing}
-    try:
-        for job in jobs.values():
-            job.wait()
-    except BaseException:
-        for job in jobs.values():
-            job.cancel()
-        raise
-    trained = {name: job.record for name, job in jobs.items()}
-    return {name: record or trained[name] for name, record in found.items()}
+    return train(runs, {name: (alone(config.model), config) for name, config in configs.items()})
 
 
 def real_shapes() -> str:
