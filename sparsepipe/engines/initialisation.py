@@ -28,15 +28,13 @@ def initialise(module: nn.Module, row: Row, seed: int) -> None:
     generator = torch.Generator().manual_seed(derived_seed(seed, row.id))
     with torch.no_grad():
         for name, parameter in module.named_parameters():
-            first = torch.zeros(parameter.shape)
             bound = _bound(row, name)
             if bound:
-                first.uniform_(-bound, bound, generator=generator)
+                parameter.uniform_(-bound, bound, generator=generator)
             elif name in ("kernel", "weight") and row.kind.endswith("convolution"):
-                first.normal_(0, math.sqrt(2 / _fan_out(parameter, row)), generator=generator)
-            elif name.endswith("weight"):  # of a norm
-                first.fill_(1)
-            parameter.copy_(first)
+                parameter.normal_(0, math.sqrt(2 / _fan_out(parameter, row)), generator=generator)
+            else:
+                parameter.fill_(float(name.endswith("weight")))  # the scale of a norm; shifts, biases
 
 
 def _bound(row: Row, name: str) -> float:
