@@ -100,20 +100,21 @@ def test_one_convolution_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(one, other, rtol=1e-5, atol=2e-4)
 
 
-@given(count=st.integers(0, 3000), wide=st.booleans())
-def test_blocks_have_two_sizes(count: int, wide: bool) -> None:
-    """Every row is in one block, and what torch.mm is left with is at most half a small block."""
-    matrix = torch.empty(256, 256) if wide else torch.empty(8, 8)
-    size = onednn.small_block(matrix)
-    large = 512 * torch.get_num_threads()
-    assert size == (large // 4 if wide else large)
-    gather = onednn._gatherer(torch.ones(count, 1), _map([count], count, count, identity=False, seed=0), size)
-    rows = gather(torch.arange(count))
-    assert float(rows.sum()) == count
-    blocks = list(onednn._blocks(rows, size))
-    assert sum(block.stop - block.start for block, _ in blocks) == len(rows) >= count
-    assert all((block.stop - block.start in (size, large)) == by_onednn for block, by_onednn in blocks)
-    assert len(rows) % size <= size / 2
+@given(count=st.integers(1, 5000), numbers=st.sampled_from([2**10, 2**14, 2**18]), threads=st.integers(1, 3))
+def test_blocks_have_few_sizes(count: int, numbers: int, threads: int) -> None:
+    """Every row is in one block, in order; zeros are few, and what torch.mm is left with is little."""
+    blocks = onednn.blocks(count, numbers, threads)
+    assert [row for block, _ in blocks for row in range(count)[block]] == list(range(count))
+    lengths = [(block.stop - block.start, size) for block, size in blocks]
+    assert {size for _, size in lengths} <= {0, 64, 128, 256, 512, 1024}
+    assert all(rows == size for rows, size in lengths[:-1] if size), "only the last one is filled up"
+    rows, size = lengths[-1]
+    assert max(0, size - rows) <= max(size / 2 if size == 64 else 0, (count + size - rows) / 4)
+    if numbers >= 2**18:
+        assert sum(rows for rows, size in lengths if not size) <= max(32, 8 * threads)
+    gather = onednn._gatherer(torch.ones(count, 1), _map([count], count, count, identity=False, seed=0))
+    gathered = gather(torch.arange(count), blocks)
+    assert len(gathered) == count + max(0, size - rows) and float(gathered.sum()) == count
 
 
 def test_half_precision_and_small_offsets_stay_away(monkeypatch: pytest.MonkeyPatch) -> None:

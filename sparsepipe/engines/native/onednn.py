@@ -2,16 +2,16 @@
 
 torch.mm calls MKL, which on a processor of another maker leaves AVX-512 alone; oneDNN, which torch brings for dense
 convolutions, goes by what the processor says it can do. But oneDNN makes code for each number of rows, in a third of a
-millisecond and half a megabyte, and a kernel map has other numbers of pairs in every minibatch. So rows are multiplied
-in blocks of two sizes: the rows of one kernel offset at a time, the last block filled up with zeros where that is less
-work than torch.mm has with the rest.
+millisecond and half a megabyte, and a kernel map has other numbers of pairs in every minibatch. So the rows of a kernel
+offset are multiplied in blocks of few sizes, the last one filled up with zeros.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
 import torch
+import torch.nn.functional as functional
 from torch import Tensor
 
 from .kernel_map import KernelMap
@@ -19,8 +19,8 @@ from .kernel_map import KernelMap
 # For each thread, all of them: threads that wait for each other, too, want work.
 _LEAST_PRODUCTS = 5 * 2**20  # multiplications of an offset, on average: below, calls cost what they save
 _LEAST_NUMBERS = 2**13  # of a matrix: below, moving rows is most of the work
-_LARGE_BLOCK = 512  # rows
-_SMALL_BLOCK_PRODUCTS = 2**23  # about: fewer, and the call, 15 us, is felt
+_SIZES = (64, 128, 256, 512, 1024)  # of blocks, in rows
+_LEAST_BLOCK_PRODUCTS = 2**21  # multiplications: below, and the call, 15 us, is felt
 
 
 @lru_cache(maxsize=1)
@@ -49,15 +49,42 @@ def suits(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> bool:
     return enough and numbers >= _LEAST_NUMBERS * threads and is_faster()
 
 
+Block = tuple[slice, int]  # rows, and as how many oneDNN multiplies them; 0: torch.mm does
+
+
+@lru_cache(maxsize=2**14)
+def blocks(count: int, numbers: int, threads: int) -> tuple[Block, ...]:
+    """Divide `count` rows, to be multiplied by a matrix of so many numbers, into blocks.
+
+    Zeros are at most a quarter of what is multiplied, but where the rows that are left do not fill the smallest block.
+    """
+    found, start = [], 0
+    while start < count:
+        left = count - start
+        size = next((size for size in _SIZES if size >= left), _SIZES[-1])
+        if 4 * (size - left) > count + size - left and size > _SIZES[0]:
+            size //= 2
+        rows = min(size, left)
+        enough = rows * numbers >= _LEAST_BLOCK_PRODUCTS * threads and 2 * rows >= size
+        found.append((slice(start, start + rows), size if enough else 0))
+        start += rows
+    return tuple(found)
+
+
+def _blocks(count: int, kernel: Tensor) -> tuple[Block, ...]:
+    return blocks(count, kernel.shape[-2] * kernel.shape[-1], torch.get_num_threads())
+
+
 def forward_offsets(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:
     features, matrices = features.contiguous(), kernel.unbind(0)
     if kernel_map.identity is None:
         output = features.new_zeros(kernel_map.num_out, kernel.shape[2])
     else:
         output = _times(features, matrices[kernel_map.identity])
-    gather = _gatherer(features, kernel_map, small_block(kernel))
+    gather = _gatherer(features, kernel_map)
     for k, in_rows, out_rows in kernel_map.offsets_with_pairs:
-        _add_products(output, out_rows, gather(in_rows), matrices[k])
+        own = _blocks(len(in_rows), kernel)
+        _add_products(output, out_rows, gather(in_rows, own), matrices[k], own)
     return output
 
 
@@ -69,40 +96,26 @@ def backward_offsets(
     grad_matrices = grad_kernel.unbind(0)
     grad_features = None
     if identity is not None:
-        _add_columns(grad_matrices[identity], features, grad_output)
+        _take_columns(grad_matrices[identity], features, grad_output, _blocks(len(features), transposed))
     if wants_features:
         grad_features = torch.zeros_like(features) if identity is None else _times(grad_output, matrices[identity])
-    size = small_block(transposed)
-    gather_inputs, gather_gradients = _gatherer(features, kernel_map, size), _gatherer(grad_output, kernel_map, size)
+    gather_inputs, gather_gradients = _gatherer(features, kernel_map), _gatherer(grad_output, kernel_map)
     for k, in_rows, out_rows in kernel_map.offsets_with_pairs:
-        inputs, gradients = gather_inputs(in_rows), gather_gradients(out_rows)
-        _add_columns(grad_matrices[k], inputs, gradients)
+        own = _blocks(len(in_rows), transposed)
+        inputs, gradients = gather_inputs(in_rows, own), gather_gradients(out_rows, own)
+        _take_columns(grad_matrices[k], inputs, gradients, own)
         if grad_features is not None:
-            _add_products(grad_features, in_rows, gradients, matrices[k])
+            _add_products(grad_features, in_rows, gradients, matrices[k], own)
     return grad_features, grad_kernel
 
 
-def small_block(kernel: Tensor) -> int:
-    """Return the rows of a small block for matrices [..., A, B]."""
-    rows = _SMALL_BLOCK_PRODUCTS * torch.get_num_threads() // (kernel.shape[-2] * kernel.shape[-1])
-    return min(large_block(), max(64, rows // 64 * 64))
+def _gatherer(table: Tensor, kernel_map: KernelMap) -> Callable[[Tensor, tuple[Block, ...]], Tensor]:
+    """Return what brings rows of `table` together in a buffer that the next call uses again, zeros behind them."""
+    buffer = table.new_empty(max(kernel_map.counts) + _SIZES[-1], table.shape[1])
 
-
-def large_block() -> int:
-    """Return the rows of a large block."""
-    return _LARGE_BLOCK * torch.get_num_threads()
-
-
-def _gatherer(table: Tensor, kernel_map: KernelMap, size: int) -> Callable[[Tensor], Tensor]:
-    """Return what brings rows of `table` together in a buffer that the next call uses again.
-
-    What is missing from a last block that is more than half full are zeros.
-    """
-    buffer = table.new_empty(max(kernel_map.counts) + size, table.shape[1])
-
-    def gather(rows: Tensor) -> Tensor:
-        count = len(rows)
-        full = count + -count % size if 2 * (count % size) > size else count
+    def gather(rows: Tensor, into: tuple[Block, ...]) -> Tensor:
+        count, (last, size) = len(rows), into[-1]
+        full = max(count, last.start + size)
         torch.index_select(table, 0, rows, out=buffer[:count])
         buffer[count:full].zero_()
         return buffer[:full]
@@ -110,39 +123,39 @@ def _gatherer(table: Tensor, kernel_map: KernelMap, size: int) -> Callable[[Tens
     return gather
 
 
-def _blocks(rows: Tensor, size: int) -> Iterator[tuple[slice, bool]]:
-    """Yield which rows make a block, large ones and then those of `size`, and whether it is oneDNN's, not the rest."""
-    start = 0
-    for own in (large_block(), size):
-        while start + own <= len(rows):
-            yield slice(start, start + own), True
-            start += own
-    if start < len(rows):
-        yield slice(start, len(rows)), False
+def _block(rows: Tensor, own: slice, size: int) -> Tensor:
+    """Return a block's rows; where there are fewer than its size, with zeros behind them."""
+    block = rows[own.start : own.start + size] if size else rows[own]
+    return block if len(block) >= size else functional.pad(block, (0, 0, 0, size - len(block)))
 
 
-def _add_products(output: Tensor, places: Tensor, rows: Tensor, matrix: Tensor) -> None:
-    """Add to rows of `output`, at `places`, the rows [P, A] times the matrix [A, B]. Of `rows` there may be more."""
-    for block, by_onednn in _blocks(rows, small_block(matrix)):
-        product = multiply(rows[block], matrix) if by_onednn else rows[block] @ matrix
-        at = places[block]
-        output.index_add_(0, at, product[: len(at)])
+def _add_products(output: Tensor, places: Tensor, rows: Tensor, matrix: Tensor, into: tuple[Block, ...]) -> None:
+    """Add to rows of `output`, at `places`, the rows [P, A] times the matrix [A, B]."""
+    for own, size in into:
+        block = _block(rows, own, size)
+        product = multiply(block, matrix) if size else block @ matrix
+        output.index_add_(0, places[own], product[: own.stop - own.start])
 
 
-def _add_columns(total: Tensor, inputs: Tensor, gradients: Tensor) -> None:
-    """Add [P, A], transposed, times [P, B]."""
-    for block, by_onednn in _blocks(inputs, small_block(total)):
-        if by_onednn:
-            total.add_(multiply(inputs[block].t(), gradients[block]))
+def _take_columns(total: Tensor, inputs: Tensor, gradients: Tensor, into: tuple[Block, ...]) -> None:
+    """Make `total` the inputs [P, A], transposed, times the gradients [P, B]."""
+    for own, size in into:
+        columns, block = _block(inputs, own, size).t(), _block(gradients, own, size)
+        if not size:
+            total.addmm_(columns, block)
+        elif own.start:
+            total.add_(multiply(columns, block))
         else:
-            total.addmm_(inputs[block].t(), gradients[block])
+            total.copy_(multiply(columns, block))
 
 
 def _times(rows: Tensor, matrix: Tensor) -> Tensor:
     """Multiply rows that stand where they are."""
     products = rows.new_empty(len(rows), matrix.shape[1])
-    for block, by_onednn in _blocks(rows, small_block(matrix)):
-        products[block] = multiply(rows[block], matrix) if by_onednn else rows[block] @ matrix
+    for own, size in _blocks(len(rows), matrix):
+        block = _block(rows, own, size)
+        product = multiply(block, matrix) if size else block @ matrix
+        products[own] = product[: own.stop - own.start]
     return products
 
 
