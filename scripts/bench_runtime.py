@@ -647,7 +647,8 @@ def _best_torch(
     """Find the cut and number of micro-batches at which torch's own schedule is fastest, for either size of these."""
     if not case.images:
         found = start("torch_1f1b", name, folder, seconds, world_size=2, extra=["--cut", str(cut)])
-        notes["torch_1f1b_error"] = next(f["error"] for f in found if "error" in f)
+        errors = [f["error"] for f in found if "error" in f]
+        notes["torch_1f1b_error"] = min(errors, key=lambda error: "Connection closed" in error)  # the cause, not a loss
         say(f"{name}: torch_1f1b cannot: {notes['torch_1f1b_error']}")
         return {}
     sizes = {
