@@ -105,13 +105,12 @@ def test_blocks_have_few_sizes(count: int, numbers: int, threads: int) -> None:
     """Every row is in one block, in order; zeros are few, and what torch.mm is left with is little."""
     blocks = onednn.blocks(count, numbers, threads)
     assert [row for block, _ in blocks for row in range(count)[block]] == list(range(count))
+    large, small = onednn.block_sizes(numbers, threads)
     lengths = [(block.stop - block.start, size) for block, size in blocks]
-    assert {size for _, size in lengths} <= {0, 64, 128, 256, 512, 1024}
-    assert all(rows == size for rows, size in lengths[:-1] if size), "only the last one is filled up"
+    assert {size for _, size in lengths} <= {0, large, small, small // 2}
+    assert all(rows == size for rows, size in lengths[:-1]), "only the last one is filled up or left to torch.mm"
     rows, size = lengths[-1]
-    assert max(0, size - rows) <= max(size / 2 if size == 64 else 0, (count + size - rows) / 4)
-    if numbers >= 2**18:
-        assert sum(rows for rows, size in lengths if not size) <= max(32, 8 * threads)
+    assert rows > size / 2 if size else rows <= small / 4
     gather = onednn._gatherer(torch.ones(count, 1), _map([count], count, count, identity=False, seed=0))
     gathered = gather(torch.arange(count), blocks)
     assert len(gathered) == count + max(0, size - rows) and float(gathered.sum()) == count

@@ -3,7 +3,7 @@
 torch.mm calls MKL, which on a processor of another maker leaves AVX-512 alone; oneDNN, which torch brings for dense
 convolutions, goes by what the processor says it can do. But oneDNN makes code for each number of rows, in a third of a
 millisecond and half a megabyte, and a kernel map has other numbers of pairs in every minibatch. So the rows of a kernel
-offset are multiplied in blocks of few sizes, the last one filled up with zeros.
+offset are multiplied in blocks of three sizes, the last one filled up with zeros.
 """
 
 from collections.abc import Callable
@@ -19,8 +19,9 @@ from .kernel_map import KernelMap
 # For each thread, all of them: threads that wait for each other, too, want work.
 _LEAST_PRODUCTS = 5 * 2**20  # multiplications of an offset, on average: below, calls cost what they save
 _LEAST_NUMBERS = 2**13  # of a matrix: below, moving rows is most of the work
-_SIZES = (64, 128, 256, 512, 1024)  # of blocks, in rows
-_LEAST_BLOCK_PRODUCTS = 2**21  # multiplications: below, and the call, 15 us, is felt
+_LARGE_BLOCK = 512  # rows
+_SMALL_BLOCK_PRODUCTS = 2**23  # about: fewer, and the call, 15 us, is felt
+_LEAST_SMALL_BLOCK = 256  # rows: with fewer, to add what each gives to a kernel's gradient takes as long
 
 
 @lru_cache(maxsize=1)
@@ -54,21 +55,25 @@ Block = tuple[slice, int]  # rows, and as how many oneDNN multiplies them; 0: to
 
 @lru_cache(maxsize=2**14)
 def blocks(count: int, numbers: int, threads: int) -> tuple[Block, ...]:
-    """Divide `count` rows, to be multiplied by a matrix of so many numbers, into blocks.
+    """Divide `count` rows, to be multiplied by a matrix of so many numbers, into blocks of at most three sizes.
 
-    Zeros are at most a quarter of what is multiplied, but where the rows that are left do not fill the smallest block.
+    The last one is filled up with zeros, or left to torch.mm where these would be half of it or more.
     """
+    large, small = block_sizes(numbers, threads)
     found, start = [], 0
     while start < count:
         left = count - start
-        size = next((size for size in _SIZES if size >= left), _SIZES[-1])
-        if 4 * (size - left) > count + size - left and size > _SIZES[0]:
-            size //= 2
+        size = large if left >= large else small if 4 * left > 3 * small else small // 2
         rows = min(size, left)
-        enough = rows * numbers >= _LEAST_BLOCK_PRODUCTS * threads and 2 * rows >= size
-        found.append((slice(start, start + rows), size if enough else 0))
+        found.append((slice(start, start + rows), size if 2 * rows > size else 0))
         start += rows
     return tuple(found)
+
+
+def block_sizes(numbers: int, threads: int) -> tuple[int, int]:
+    """Return the rows of a large and of a small block for matrices of so many numbers; the least has half of these."""
+    large, rows = _LARGE_BLOCK * threads, _SMALL_BLOCK_PRODUCTS * threads // numbers
+    return large, min(large, max(_LEAST_SMALL_BLOCK, rows // 128 * 128))
 
 
 def _blocks(count: int, kernel: Tensor) -> tuple[Block, ...]:
@@ -111,7 +116,7 @@ def backward_offsets(
 
 def _gatherer(table: Tensor, kernel_map: KernelMap) -> Callable[[Tensor, tuple[Block, ...]], Tensor]:
     """Return what brings rows of `table` together in a buffer that the next call uses again, zeros behind them."""
-    buffer = table.new_empty(max(kernel_map.counts) + _SIZES[-1], table.shape[1])
+    buffer = table.new_empty(max(kernel_map.counts) + _LARGE_BLOCK * torch.get_num_threads(), table.shape[1])
 
     def gather(rows: Tensor, into: tuple[Block, ...]) -> Tensor:
         count, (last, size) = len(rows), into[-1]
