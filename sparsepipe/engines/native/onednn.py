@@ -21,7 +21,7 @@ _LEAST_PRODUCTS = 5 * 2**20  # multiplications of an offset, on average: below, 
 _LEAST_NUMBERS = 2**13  # of a matrix: below, moving rows is most of the work
 _LARGE_BLOCK = 512  # rows
 _SMALL_BLOCK_PRODUCTS = 2**23  # about: fewer, and the call, 15 us, is felt
-_LEAST_SMALL_BLOCK = 256  # rows: with fewer, to add what each gives to a kernel's gradient takes as long
+_LEAST_SMALL_BLOCK = 256  # rows: with fewer, adding to a kernel's gradient takes as long as the product
 
 
 @lru_cache(maxsize=1)
