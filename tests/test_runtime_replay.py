@@ -70,7 +70,7 @@ def test_a_replay_takes_as_long_as_predicted(tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_eight_unlike_devices_of_published_profiles_keep_the_simulatedpace_of(tmp_path, shared_reference) -> None:
+def test_eight_unlike_devices_of_published_profiles_keep_the_simulated_pace(tmp_path, shared_reference) -> None:
     """MinkVGG on 4 RTX and 2 + 2 TITANs, 1 Gbit/s between their machines; everything three times slower than there.
 
     So sleeps are long beside what two busy cores need for eight processes. What is sent keeps its size, 12 MB each way.
