@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -74,6 +75,49 @@ def test_one_that_was_never_finished_is_not_seen(tmp_path) -> None:
     assert checkpoint.latest(tmp_path).minibatches == 5
     _write(tmp_path, 10)
     assert checkpoint.latest(tmp_path).minibatches == 10
+
+
+def _killed_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the step-th file or folder to be removed or renamed be the last thing that is done."""
+    left = [step]
+
+    def counted(function: Callable) -> Callable:
+        def call(*arguments, **options):
+            if not left[0]:
+                raise KeyboardInterrupt
+            left[0] -= 1
+            return function(*arguments, **options)
+
+        return call
+
+    for place, name in ((os, "unlink"), (os, "rmdir"), (os, "rename"), (os, "replace")):
+        monkeypatch.setattr(place, name, counted(getattr(place, name)))
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_kill_at_any_step_leaves_whole_ones(again: bool, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one comes and an older one goes, or, where a run resumed, while one comes again in its own place."""
+    steps, done = 0, False
+    while not done:
+        run_dir = tmp_path / str(steps)
+        _write(run_dir, 5, keep=1)
+        with monkeypatch.context() as patch:
+            _killed_at(steps, patch)
+            try:
+                _write(run_dir, 5 if again else 10, keep=1)
+                done = True
+            except KeyboardInterrupt:
+                pass
+        found = checkpoint.latest(run_dir)
+        assert found.minibatches in (5, 10), steps
+        assert torch.equal(found.read(["conv2"])["weight:conv2.kernel"], torch.ones(3))
+        for folder in (run_dir / "checkpoints").glob("minibatch-*"):
+            checkpoint.load(folder).read(["conv1", "conv2"])
+        _write(run_dir, 15, keep=1)
+        left = {path.name for path in (run_dir / "checkpoints").iterdir()}
+        assert left - {".minibatch-00000005", ".minibatch-00000010"} == {"minibatch-00000015"}, steps
+        steps += 1
+    assert steps > 8
 
 
 def test_none_yet(tmp_path) -> None:

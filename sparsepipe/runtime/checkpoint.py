@@ -103,8 +103,12 @@ class Checkpoint:
 
 def latest(run_dir: Path) -> Checkpoint | None:
     """Return the newest whole checkpoint of a run, None where there is none yet."""
-    folders = sorted((run_dir / "checkpoints").glob("minibatch-*"))
-    return load(folders[-1]) if folders else None
+    place = run_dir / "checkpoints"
+    found = {folder.name: folder for folder in place.glob(".minibatch-*-aside")}
+    # One set aside whose place is empty is whole: a kill kept its successor from coming.
+    found = {name[1:].removesuffix("-aside"): folder for name, folder in found.items()}
+    found |= {folder.name: folder for folder in place.glob("minibatch-*")}
+    return load(found[max(found)]) if found else None
 
 
 def load(folder: Path) -> Checkpoint:
@@ -164,12 +168,22 @@ def finish(run_dir: Path, minibatches: int, *, keep: int, layers: Mapping[str, s
     manifest = {"format": FORMAT, "minibatches": minibatches, **facts, "layers": dict(layers), "files": files}
     write_json(partial / "manifest.json", manifest)
     folder = folder_of(run_dir, minibatches)
-    shutil.rmtree(folder, ignore_errors=True)  # a run that resumed comes by here a second time
+    if folder.exists():  # a run that resumed comes by here a second time
+        _set_aside(folder)
     partial.rename(folder)
     _sync_folder(folder.parent)
     for old in sorted(folder.parent.glob("minibatch-*"))[:-keep]:
+        _set_aside(old)
+    for old in folder.parent.glob(".minibatch-*-aside"):
         shutil.rmtree(old, ignore_errors=True)
     return folder
+
+
+def _set_aside(folder: Path) -> None:
+    """Take a checkpoint away in one step; to remove its files takes many, and a kill would leave half of it."""
+    aside = folder.with_name(f".{folder.name}-aside")
+    shutil.rmtree(aside, ignore_errors=True)
+    folder.rename(aside)
 
 
 def without_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
