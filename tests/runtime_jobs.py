@@ -18,6 +18,7 @@ from sparsepipe.files import read_json, read_rows, write_json
 from sparsepipe.models import INPUT, Row, network
 from sparsepipe.plan import Plan, Stage
 from sparsepipe.runtime import RunConfig
+from sparsepipe.trace import Span, Trace
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PLAIN, NORMED, UNET = "minkvgg11-narrow", "minkvgg11bn-narrow", "minkunet14a-narrow"
@@ -120,6 +121,13 @@ class Result:
         files = read_json(folder / "manifest.json")["files"]
         found = {key: tensor for name in files for key, tensor in load_file(folder / name).items()}
         return {key.split(":")[1]: tensor for key, tensor in found.items() if key.startswith(kind)}
+
+
+def one_at_a_time(trace: Trace, rank: int) -> list[Span]:
+    """Assert that no two spans of a rank overlap; return them in order."""
+    spans = sorted((span for span in trace.spans if span.rank == rank), key=lambda span: span.start)
+    assert all(a.end <= b.start + 2e-6 for a, b in zip(spans, spans[1:], strict=False)), "one thing at a time"
+    return spans
 
 
 def same_training(one: Result, other: Result) -> None:

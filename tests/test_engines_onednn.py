@@ -100,12 +100,13 @@ def test_one_convolution_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(one, other, rtol=1e-5, atol=2e-4)
 
 
-@given(count=st.integers(1, 5000), numbers=st.sampled_from([2**10, 2**14, 2**18]), threads=st.integers(1, 3))
+@given(count=st.integers(0, 5000), numbers=st.sampled_from([2**6, 2**14, 2**18]), threads=st.integers(1, 3))
 def test_blocks_have_few_sizes(count: int, numbers: int, threads: int) -> None:
     """Every row is in one block, in order; zeros are few, and what torch.mm is left with is little."""
     blocks = onednn.blocks(count, numbers, threads)
     assert [row for block, _ in blocks for row in range(count)[block]] == list(range(count))
     large, small = onednn.block_sizes(numbers, threads)
+    assert large == 512 * threads and small == (256 if numbers == 2**18 else large)
     lengths = [(block.stop - block.start, size) for block, size in blocks]
     assert {size for _, size in lengths} <= {0, large, small, small // 2}
     assert all(rows == size for rows, size in lengths[:-1]), "only the last one is filled up or left to torch.mm"

@@ -17,7 +17,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as functional
-from runtime_jobs import NORMED, PLAIN, UNET, Job, plan_of, run_jobs, settings, shapes
+from runtime_jobs import NORMED, PLAIN, UNET, Job, one_at_a_time, plan_of, run_jobs, settings, shapes
 from torch.func import functional_call
 
 from sparsepipe import InputError, data
@@ -388,11 +388,9 @@ def test_replicas_that_share_statistics_train_like_one_with_all_their_samples(na
 def test_waits_for_the_statistics_of_other_replicas_are_not_work(name: str, laws: Callable) -> None:
     job, found = laws[name]
     stage = next(k for k, own in enumerate(job.plan.stages) if len(own.ranks) > 1)
+    trace = RunRecord(found.folder).trace()
     for rank in job.plan.stages[stage].ranks:
-        spans = sorted(
-            (span for span in RunRecord(found.folder).trace().spans if span.rank == rank), key=lambda span: span.start
-        )
-        assert all(a.end <= b.start + 2e-6 for a, b in zip(spans, spans[1:], strict=False)), "one thing at a time"
+        spans = one_at_a_time(trace, rank)
         for kind in ("forward", "backward"):
             names = {span.name for span in spans if span.kind == kind and span.stage == stage}
             waits = [span for span in spans if span.kind == "wait" and span.name in names and span.peer == -1]

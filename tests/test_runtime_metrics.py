@@ -1,7 +1,7 @@
 """Steady pace and busy shares of made-up runs whose numbers are known, and of replays in which one rank is slow."""
 
 import pytest
-from runtime_jobs import Job, run_jobs
+from runtime_jobs import Job, one_at_a_time, run_jobs
 
 from sparsepipe import (
     Cluster,
@@ -115,6 +115,5 @@ def test_no_second_of_a_rank_is_left_out(waited) -> None:
     for name, record in waited.items():
         trace = record.trace()
         for rank in trace.ranks:
-            spans = sorted((span for span in trace.spans if span.rank == rank), key=lambda span: span.start)
-            assert all(a.end <= b.start + 2e-6 for a, b in zip(spans, spans[1:], strict=False)), "one thing at a time"
+            spans = one_at_a_time(trace, rank)
             assert sum(span.seconds for span in spans) > 0.85 * trace.makespan, (name, rank)

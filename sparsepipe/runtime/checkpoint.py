@@ -24,6 +24,7 @@ from ..errors import InputError
 from ..files import read_json, write_json
 
 FORMAT = "sparsepipe-checkpoint-1"
+_ASIDE = "-aside"  # ends the name of a checkpoint on its way out
 # Each stage writes a file of its own when it likes, no ranks meet for it; the library doubts that this is meant.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled", module="torch.distributed.checkpoint")
 
@@ -104,9 +105,10 @@ class Checkpoint:
 def latest(run_dir: Path) -> Checkpoint | None:
     """Return the newest whole checkpoint of a run, None where there is none yet."""
     place = run_dir / "checkpoints"
-    found = {folder.name: folder for folder in place.glob(".minibatch-*-aside")}
     # One set aside whose place is empty is whole: a kill kept its successor from coming.
-    found = {name[1:].removesuffix("-aside"): folder for name, folder in found.items()}
+    found = {
+        folder.name.removeprefix(".").removesuffix(_ASIDE): folder for folder in place.glob(f".minibatch-*{_ASIDE}")
+    }
     found |= {folder.name: folder for folder in place.glob("minibatch-*")}
     return load(found[max(found)]) if found else None
 
@@ -174,14 +176,14 @@ def finish(run_dir: Path, minibatches: int, *, keep: int, layers: Mapping[str, s
     _sync_folder(folder.parent)
     for old in sorted(folder.parent.glob("minibatch-*"))[:-keep]:
         _set_aside(old)
-    for old in folder.parent.glob(".minibatch-*-aside"):
+    for old in folder.parent.glob(f".minibatch-*{_ASIDE}"):
         shutil.rmtree(old, ignore_errors=True)
     return folder
 
 
 def _set_aside(folder: Path) -> None:
     """Take a checkpoint away in one step; to remove its files takes many, and a kill would leave half of it."""
-    aside = folder.with_name(f".{folder.name}-aside")
+    aside = folder.with_name(f".{folder.name}{_ASIDE}")
     shutil.rmtree(aside, ignore_errors=True)
     folder.rename(aside)
 

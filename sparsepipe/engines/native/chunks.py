@@ -35,9 +35,8 @@ def backward_chunks(
     identity, matrices, back = kernel_map.identity, transposed.unbind(0), kernel_map.transposed
     grad_kernel = features.new_empty(len(matrices), features.shape[1], grad_output.shape[1])
     grad_matrices = grad_kernel.unbind(0)
-    for k, count in enumerate(kernel_map.counts):
-        if not count and k != identity:
-            grad_matrices[k].zero_()
+    for k in kernel_map.offsets_without_pairs:
+        grad_matrices[k].zero_()
     grad_features = None
     if identity is not None:
         torch.mm(features.t(), grad_output, out=grad_matrices[identity])

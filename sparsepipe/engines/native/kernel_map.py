@@ -140,6 +140,11 @@ class KernelMap:
         return tuple(Offset(k, *own) for k, own in enumerate(rows) if self.counts[k])
 
     @_built_once
+    def offsets_without_pairs(self) -> tuple[int, ...]:
+        """List the offsets that pair no rows at all: what is learnt there does not change."""
+        return tuple(k for k, count in enumerate(self.counts) if not count and k != self.identity)
+
+    @_built_once
     def _chunks(self) -> dict[int, tuple[Chunk, ...]]:
         return {}
 

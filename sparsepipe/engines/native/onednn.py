@@ -3,7 +3,7 @@
 torch.mm calls MKL, which on a processor of another maker leaves AVX-512 alone; oneDNN, which torch brings for dense
 convolutions, goes by what the processor says it can do. But oneDNN makes code for each number of rows, in a third of a
 millisecond and half a megabyte, and a kernel map has other numbers of pairs in every minibatch. So the rows of a kernel
-offset are multiplied in blocks of three sizes, the last one filled up with zeros.
+offset are multiplied in blocks of three sizes, the last one filled up with zeros or left to torch.mm.
 """
 
 from collections.abc import Callable
@@ -60,8 +60,9 @@ def blocks(count: int, numbers: int, threads: int) -> tuple[Block, ...]:
     The last one is filled up with zeros, or left to torch.mm where these would be half of it or more.
     """
     large, small = block_sizes(numbers, threads)
-    found, start = [], 0
-    while start < count:
+    found: list[Block] = []
+    start = 0
+    while start < count or not found:
         left = count - start
         size = large if left >= large else small if 4 * left > 3 * small else small // 2
         rows = min(size, left)
@@ -97,8 +98,10 @@ def backward_offsets(
     features: Tensor, transposed: Tensor, grad_output: Tensor, kernel_map: KernelMap, wants_features: bool
 ) -> tuple[Tensor | None, Tensor]:
     identity, features, matrices = kernel_map.identity, features.contiguous(), transposed.unbind(0)
-    grad_kernel = features.new_zeros(len(matrices), features.shape[1], grad_output.shape[1])
+    grad_kernel = features.new_empty(len(matrices), features.shape[1], grad_output.shape[1])
     grad_matrices = grad_kernel.unbind(0)
+    for k in kernel_map.offsets_without_pairs:
+        grad_matrices[k].zero_()
     grad_features = None
     if identity is not None:
         _take_columns(grad_matrices[identity], features, grad_output, _blocks(len(features), transposed))
@@ -146,12 +149,12 @@ def _take_columns(total: Tensor, inputs: Tensor, gradients: Tensor, into: tuple[
     """Make `total` the inputs [P, A], transposed, times the gradients [P, B]."""
     for own, size in into:
         columns, block = _block(inputs, own, size).t(), _block(gradients, own, size)
-        if not size:
-            total.addmm_(columns, block)
-        elif own.start:
-            total.add_(multiply(columns, block))
-        else:
+        if own.start:
+            total.add_(multiply(columns, block)) if size else total.addmm_(columns, block)
+        elif size:
             total.copy_(multiply(columns, block))
+        else:
+            torch.mm(columns, block, out=total)
 
 
 def _times(rows: Tensor, matrix: Tensor) -> Tensor:
