@@ -130,7 +130,9 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--augmentation", metavar="NAME", help="of the training split")
     one.add_argument("--balance", choices=BALANCES, help="minibatches alike in voxels, or in how often classes come")
     one.add_argument("--features", type=_names, metavar="NAME[,NAME]", help="of each voxel (default: occupancy)")
-    one.add_argument("--cache", metavar="DIR", help="where prepared samples are kept")
+    one.add_argument(
+        "--cache", metavar="DIR", help="where prepared samples are kept (default: the user's cache; off: nowhere)"
+    )
     one.add_argument("--validation-split", metavar="NAME", help="default: test")
     one.add_argument("--timeout-seconds", type=_positive, metavar="S", help="longest wait for another rank")
     one.add_argument("--keep-checkpoints", type=_count, metavar="N", help="the newest so many (default: 2)")

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: every write goes through a temporary file, fsync and rename."""
+"""Files that are whole or absent: every write goes through a temporary file and rename, after fsync."""
 
 import json
 import os
@@ -9,8 +9,11 @@ from typing import Any
 from .errors import InputError
 
 
-def write_atomic(path: Path | str, content: str | bytes) -> Path:
-    """Write `content` so that a reader, or a kill at any moment, sees the old file or the new one, never a part."""
+def write_atomic(path: Path | str, content: str | bytes, *, synced: bool = True) -> Path:
+    """Write `content` so that a reader, or a kill at any moment, sees the old file or the new one, never a part.
+
+    Not `synced`, a file may be lost or empty after the machine has lost its power; it is written many times as fast.
+    """
     path = Path(path)
     data = content.encode() if isinstance(content, str) else content
     try:
@@ -21,8 +24,9 @@ def write_atomic(path: Path | str, content: str | bytes) -> Path:
     try:
         with os.fdopen(descriptor, "wb") as handle:
             handle.write(data)
-            handle.flush()
-            os.fsync(handle.fileno())
+            if synced:
+                handle.flush()
+                os.fsync(handle.fileno())
         mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
         Path(temporary).chmod(mode)
         Path(temporary).replace(path)

@@ -1,6 +1,7 @@
 """The cache of prepared samples: the same samples with it as without, keyed by all that decides them, never half."""
 
 import errno
+import io
 import json
 import multiprocessing
 import os
@@ -53,9 +54,9 @@ def test_samples_are_the_same_from_the_cache_and_without(shapes: Path, tmp_path:
     plain = _load(shapes, None, **options).batch(range(6), epoch=2)
     assert _same(_load(shapes, tmp_path, **options).batch(range(6), epoch=2), plain)
     assert len(_entries(tmp_path)) == 6
-    before = [path.stat().st_mtime_ns for path in _entries(tmp_path)]
+    before = [path.stat().st_ino for path in _entries(tmp_path)]
     assert _same(_load(shapes, tmp_path, **options).batch(range(6), epoch=2), plain)
-    assert [path.stat().st_mtime_ns for path in _entries(tmp_path)] == before
+    assert [path.stat().st_ino for path in _entries(tmp_path)] == before
 
 
 def test_what_is_cached_is_not_read_again(shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,15 +187,22 @@ def test_pickled_objects_are_never_loaded(tmp_path: Path) -> None:
         cache.save("abcd", {"coordinates": np.array([{"a": 1}], dtype=object)})
 
 
-@pytest.mark.parametrize("stage", ["fsync", "mkstemp"])
+@pytest.mark.parametrize("stage", ["fdopen", "mkstemp"])
 def test_a_full_disk_is_said_once_and_work_goes_on(
     shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
+    class Full(io.FileIO):
+        def write(self, content: object) -> int:
+            raise FULL
+
     def full(*arguments: object, **options: object) -> None:
         raise FULL
 
     plain = _load(shapes, None).batch(range(6))
-    monkeypatch.setattr(files.os if stage == "fsync" else files.tempfile, stage, full)
+    if stage == "fdopen":
+        monkeypatch.setattr(files.os, stage, Full)
+    else:
+        monkeypatch.setattr(files.tempfile, stage, full)
     dataset = _load(shapes, tmp_path)
     with pytest.warns(UserWarning) as caught:
         assert _same(dataset.batch(range(6)), plain)
@@ -225,12 +233,60 @@ def test_several_processes_fill_one_cache(shapes: Path, tmp_path: Path) -> None:
     assert _same(_load(shapes, tmp_path).batch(range(6)), plain)
 
 
-def test_the_environment_names_a_cache(shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SPARSEPIPE_CACHE", raising=False)
+def test_where_samples_are_kept(shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the user's own cache, unless a folder is given or SPARSEPIPE_CACHE names one or says `off`."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
+    monkeypatch.delenv("SPARSEPIPE_CACHE")
+    _load(shapes, "off").batch([0])
+    assert _entries(tmp_path) == []
     _load(shapes, None).batch([0])
+    assert len(_entries(tmp_path / "own" / "sparsepipe" / "samples")) == len(_entries(tmp_path)) == 1
     monkeypatch.setenv("SPARSEPIPE_CACHE", str(tmp_path / "named"))
     _load(shapes, None).batch([0])
     assert len(_entries(tmp_path / "named")) == 1
+    _load(shapes, tmp_path / "given").batch([0])
+    assert len(_entries(tmp_path / "given")) == 1
+    monkeypatch.setenv("SPARSEPIPE_CACHE", "off")
+    _load(shapes, None).batch([0])
+    assert len(_entries(tmp_path)) == 3
+
+
+def test_entries_not_used_for_longest_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {"rows": np.zeros(1000)}  # 8 KB and the archive's own
+    for key in ("a1", "b2", "c3", "d4"):
+        SampleCache(tmp_path).save(key, rows)
+    days = {"a1": 3, "b2": 5, "c3": 2, "d4": 0}
+    for entry in _entries(tmp_path):
+        used = entry.stat().st_mtime - 24 * 3600 * days[entry.stem]
+        os.utime(entry, (used, used))
+    whole = sum(entry.stat().st_size for entry in _entries(tmp_path))
+    cache = SampleCache(tmp_path, limit=whole)
+    assert cache.load("a1") is not None, "which uses it"
+    cache.save("e5", rows)
+    assert [entry.stem for entry in _entries(tmp_path)] == ["a1", "c3", "d4", "e5"]
+    cache.save("f6", rows)
+    assert [entry.stem for entry in _entries(tmp_path)] == ["a1", "d4", "e5", "f6"]
+    with pytest.warns(
+        UserWarning, match=r"samples cannot be cached \(.* GiB of it were used today\), going on"
+    ) as caught:
+        for key in ("g7", "h8"):
+            cache.save(key, rows)
+    assert len(caught) == 1
+    assert [entry.stem for entry in _entries(tmp_path)] == ["a1", "d4", "e5", "f6"], "what is in use stays"
+
+
+def test_an_entry_larger_than_the_limit_is_not_kept(tmp_path: Path) -> None:
+    cache = SampleCache(tmp_path, limit=4000)
+    with pytest.warns(UserWarning, match="samples cannot be cached"):
+        cache.save("a1", {"rows": np.zeros(1000)})
+    assert _entries(tmp_path) == []
+
+
+def test_code_that_changed_prepares_anew(shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _load(shapes, tmp_path).batch([0])
+    monkeypatch.setattr("sparsepipe.data.cache._code_digest", lambda: "other code")
+    _load(shapes, tmp_path).batch([0])
+    assert len(_entries(tmp_path)) == 2
 
 
 def test_a_key_follows_a_file_that_changes_in_place(tmp_path: Path) -> None:

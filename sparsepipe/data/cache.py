@@ -4,37 +4,49 @@ import hashlib
 import io
 import json
 import os
+import time
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
 from ..files import write_atomic
+from .sources import user_cache
 
-_VERSION = 2  # of what is computed: raised when the same file and settings would give other arrays
+NO_CACHE = "off"
+_LIMIT_BYTES = 10 * 2**30  # of the user's own folder; one that was named is the user's to clear
+_LOOK_AGAIN_BYTES = 2**28  # written by this process: others write too, so what is left is looked up from time to time
+_IN_USE_SECONDS = 24 * 3600.0  # to remove what an epoch is still to read would spare nothing
 
 
 class SampleCache:
     """A folder of NumPy archives that several processes may fill at once; it may be removed at any time.
 
-    Entries appear whole or not at all. A damaged one counts as absent and is written anew. Where the folder cannot be
-    written, a disk being full or the folder read-only, one warning says so and work goes on without.
+    Entries appear whole or not at all. A damaged one counts as absent and is written anew. With a limit (bytes) the
+    entries not used for longest make room, but none that was used within a day. Where nothing more can be kept, that
+    being so, a disk full or the folder read-only, one warning says so and work goes on without.
     """
 
-    def __init__(self, folder: Path | str) -> None:
+    def __init__(self, folder: Path | str, *, limit: int | None = None) -> None:
         self.folder = Path(folder)
+        self._limit = limit
+        self._left = 0  # bytes that may be written before the folder is looked at again
         self._writable = True
 
     def load(self, key: str) -> dict[str, np.ndarray] | None:
         """Return the arrays kept under `key`, None where there are none."""
+        path = self._path(key)
         try:
-            content = _unsealed(self._path(key).read_bytes())
+            content = _unsealed(path.read_bytes())
         except OSError:
             return None
         if content is None:
             return None
+        with suppress(OSError):  # another's, or removed meanwhile
+            os.utime(path)
         with np.load(io.BytesIO(content), allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
 
@@ -44,33 +56,70 @@ class SampleCache:
             return
         buffer = io.BytesIO()
         np.savez(buffer, allow_pickle=False, **arrays)
+        entry = _sealed(buffer.getvalue())
         try:
-            write_atomic(self._path(key), _sealed(buffer.getvalue()))
+            if self._has_room(len(entry)):
+                write_atomic(self._path(key), entry, synced=False)  # one that lost its power counts as damaged
+            else:
+                self._stop(f"{self._limit / 2**30:g} GiB of it were used today")
         except OSError as error:
-            self._writable = False
-            warnings.warn(
-                f"{self.folder}: samples cannot be cached ({error.strerror or error}), going on without; "
-                "free some space or name another folder",
-                stacklevel=2,
-            )
+            self._stop(error.strerror or str(error))
+
+    def _has_room(self, num_bytes: int) -> bool:
+        """Whether an entry of so many bytes may be written; entries that were not used for long make room for it."""
+        if self._limit is None:
+            return True
+        if self._left < num_bytes:
+            step = max(min(_LOOK_AGAIN_BYTES, self._limit // 4), num_bytes)
+            self._left = min(self._limit - self._shrunk(self._limit - step), step)
+        self._left -= num_bytes
+        return self._left >= 0
+
+    def _shrunk(self, aim: int) -> int:
+        """Remove entries, those not used for longest first, until `aim` bytes are left; return how many are."""
+        entries = []
+        for path in self.folder.glob("*/*"):
+            with suppress(OSError):  # removed meanwhile
+                status = path.stat()
+                entries.append((status.st_mtime, status.st_size, path))
+        left = sum(size for _, size, _ in entries)
+        for used, size, path in sorted(entries):
+            if left <= aim or used > time.time() - _IN_USE_SECONDS:
+                break
+            path.unlink(missing_ok=True)
+            left -= size
+        return left
+
+    def _stop(self, why: str) -> None:
+        self._writable = False
+        warnings.warn(
+            f"{self.folder}: samples cannot be cached ({why}), going on without; "
+            f"free some space, or let SPARSEPIPE_CACHE name another folder or say {NO_CACHE}",
+            stacklevel=3,
+        )
 
     def _path(self, key: str) -> Path:
         return self.folder / key[:2] / f"{key}.npz"
 
 
 def cache_key(paths: Sequence[Path], facts: Mapping) -> str:
-    """Return the key of what the contents of files and JSON-ready facts decide."""
-    digest = hashlib.sha256(json.dumps({"version": _VERSION, **facts}, sort_keys=True).encode())
+    """Return the key of what the contents of files, JSON-ready facts and the code of this package decide."""
+    digest = hashlib.sha256(json.dumps({"code": _code_digest(), **facts}, sort_keys=True).encode())
     for path in paths:
         status = path.stat()
         digest.update(_content_digest(path, status.st_size, status.st_mtime_ns))
     return digest.hexdigest()
 
 
-def cache_folder(given: Path | str | None) -> Path | None:
-    """Return the folder given, else the one SPARSEPIPE_CACHE names; None where neither does: nothing is cached then."""
-    named = given or os.environ.get("SPARSEPIPE_CACHE")
-    return Path(named) if named else None
+def open_cache(given: Path | str | None) -> SampleCache | None:
+    """Return the cache in the folder given, else in the one SPARSEPIPE_CACHE names, else in the user's own.
+
+    None where SPARSEPIPE_CACHE says `off` (and where that is given).
+    """
+    named = str(given or os.environ.get("SPARSEPIPE_CACHE") or "")
+    if named == NO_CACHE:
+        return None
+    return SampleCache(named) if named else SampleCache(user_cache() / "samples", limit=_LIMIT_BYTES)
 
 
 def _sealed(content: bytes) -> bytes:
@@ -88,3 +137,14 @@ def _unsealed(entry: bytes) -> bytes | None:
 def _content_digest(path: Path, num_bytes: int, modified: int) -> bytes:
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").digest()
+
+
+@lru_cache(maxsize=1)
+def _code_digest() -> str:
+    """Hash this package's code: no version to raise by hand when it comes to prepare samples otherwise."""
+    place = Path(__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(place.rglob("*.py")):
+        digest.update(f"{path.relative_to(place).as_posix()}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

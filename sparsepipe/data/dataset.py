@@ -11,7 +11,7 @@ import torch
 from ..errors import InputError
 from .augmentation import Augmentation, named_augmentation
 from .batch import PointBatch, Sample, collate
-from .cache import SampleCache, cache_folder, cache_key
+from .cache import cache_key, open_cache
 from .folder import open_folder
 from .formats import Cloud
 from .layouts import CLASSIFICATION, SEGMENTATION, DataFolder, SampleFile
@@ -43,7 +43,7 @@ def load(
     the unit cube before they are voxelized at `voxel_size`; scans keep their metres. `task` is classification or
     segmentation, by default the data set's usual one. `features` of each voxel: see Recipe. With an `augmentation` (or
     the name of one) samples change from epoch to epoch. `cache`, else SPARSEPIPE_CACHE, names a folder for what was
-    prepared.
+    prepared, by default one of the user's own; "off" keeps nothing on disk.
     Raises InputError for a bad folder or setting now, for a bad file when it is read.
     """
     recipe = Recipe(voxel_size, num_points, seed, tuple(features), named_augmentation(augmentation))
@@ -79,8 +79,7 @@ class VoxelDataset:
                 "the unit cube; use another, such as scans"
             )
         self.files = folder.split(split)
-        place = cache_folder(cache)
-        self._cache = None if place is None else SampleCache(place)
+        self._cache = open_cache(cache)
         self._kept: dict[int, Sample | Cloud] = {}  # samples, or with augmentation what they are drawn from
         self._kept_bytes = 0
         self._counts: dict[int, int] = {}

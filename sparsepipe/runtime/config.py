@@ -52,7 +52,7 @@ class RunConfig:
     balance: str | None = None  # minibatches of like voxel counts (so replicas get equal work) or of like class counts
     augmentation: str | None = None  # of the training split, by name
     features: tuple[str, ...] = ("occupancy",)  # of each voxel: see data.recipe
-    cache: str | None = None  # folder for prepared samples
+    cache: str | None = None  # folder for prepared samples; None: the user's own; off: none
     validate: bool = True  # after each epoch
     validation_split: str = "test"
     checkpoint_every: int = 1  # epochs; 0: none
