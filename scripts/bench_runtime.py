@@ -59,7 +59,7 @@ from sparsepipe.planners.by_hand import by_hand  # noqa: E402
 from sparsepipe.profile import CostSample, LayerCost, Profile  # noqa: E402
 from sparsepipe.profiler import profile  # noqa: E402
 from sparsepipe.runtime import RunConfig  # noqa: E402
-from sparsepipe.runtime.channel import DEPTH, Inbox, Outbox, Sizes  # noqa: E402
+from sparsepipe.runtime.channel import DEPTH, Inbox, Outbox, Sizes, divided  # noqa: E402
 from sparsepipe.runtime.compression import Compressor  # noqa: E402
 from sparsepipe.runtime.metrics import pace_of  # noqa: E402
 from sparsepipe.runtime.packet import BACKWARD, FORWARD, Packet, Slot, encode  # noqa: E402
@@ -486,8 +486,7 @@ def _beside_six_messages(cut: str, crossings: Sequence[Crossing]) -> dict[str, A
         entry[f"{key}_both_ways"] = (ours + ours_backward) / (theirs + theirs_backward)
         if how is None:
             entry["bytes"] = ours / len(small)
-            payloads = [len(encode(packet)[1]) for packet in small]
-            entry["messages"] = _messages([payloads[k % len(payloads)] for k in range(100)])
+            entry["messages"] = _messages([small[k % len(small)] for k in range(100)])
     return entry
 
 
@@ -495,14 +494,10 @@ def _num_bytes(packets: Sequence[Packet]) -> int:
     return sum(part.nbytes for packet in packets for part in encode(packet))
 
 
-def _messages(payloads: Sequence[int]) -> float:
-    """Messages a packet, of these payload sizes: a header, what was posted ahead, and what is more than that."""
-    book, messages = Sizes(), 0
-    for size in payloads:
-        ahead = book.ahead()
-        book.learn(size)
-        messages += 1 + (ahead > 0) + (size > ahead)
-    return messages / len(payloads)
+def _messages(packets: Sequence[Packet]) -> float:
+    """Messages a packet, of so many sent through sockets one after the other."""
+    book = Sizes()
+    return statistics.mean(sum(message is not None for message in divided(packet, book)) for packet in packets)
 
 
 ROLES = {

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from sparsepipe.runtime.channel import Inbox, Outbox, Shelf
+from sparsepipe.runtime.channel import DEPTH, Inbox, Outbox, Shelf, Sizes, divided
 from sparsepipe.runtime.failures import DeadlinePassed, PacketMismatch
 from sparsepipe.runtime.packet import BACKWARD, FORWARD, Packet, Slot
 from sparsepipe.runtime.pipes import Pipes, make_pipe
@@ -57,3 +57,15 @@ def test_a_rank_that_has_too_many_packets_under_way_waits_for_the_oldest() -> No
         outbox.send(_packet(m, rows=1000), 1, timeout=0.05, action=f"0F{m}")
     own.close()
     theirs.close()
+
+
+@pytest.mark.parametrize(("rows", "messages"), [(4, 1), (1000, 1), (20_000, 1), (50_000, 2)])
+def test_packets_of_a_like_size_are_one_message_each_through_sockets_and_large_ones_two(rows, messages) -> None:
+    """Those at first, of which nothing is posted ahead, are a header and the rest, unless they fit into the header."""
+    sizes, largest = Sizes(), _packet(0, rows=rows * 6 // 5)
+    first = [divided(largest, sizes) for _ in range(DEPTH)]
+    assert [sum(part is not None for part in parts) for parts in first] == DEPTH * [1 + (rows > 50)]
+    for m in range(9):
+        parts = [part for part in divided(_packet(m, rows=rows), sizes) if part is not None]
+        assert len(parts) == messages
+        assert sum(part.nbytes for part in parts) >= rows * 32

@@ -92,7 +92,8 @@ def test_stages_on_gpus_train_like_one_process(tmp_path) -> None:
     torch.testing.assert_close(two, one, rtol=1e-3, atol=1e-4)
 
 
-_ROWS = (20_000, 19_000, 3, 21_000, 60_000, 0, 50_000, 61_000, 1, 90_000, 20_000, 2)
+# With their headers in one message, then in messages of their own; more than is posted ahead of them, as much, less.
+_ROWS = (500, 0, 3, 700, 1, 6000, 4000, 20_000, 19_000, 3, 21_000, 60_000, 0, 50_000, 61_000, 1, 90_000, 20_000, 2)
 
 
 def _packet(direction: int, minibatch: int) -> Packet:

@@ -8,7 +8,8 @@ goes from one stage of a rank to another of the same stays in memory, on a shelf
              (kept until the peer has them)              the header's, and as much of the payload's as others needed
 
 Sizes change from minibatch to minibatch, and nobody knows the next. So both sides keep the same book of those that
-were (`Sizes`); what a payload has beyond the receive that waits for it goes in a third message when its header is read.
+were (`Sizes`), and by it a payload that is not large comes in one message with its header. What a payload has beyond
+the receive that waits for it goes in a message of its own when its header is read.
 
 Where the two ranks share memory, the header is the only message: it says where the payload is (`shared_memory`), and
 goes through a pipe (`pipes`), which keeps what nobody has asked for yet.
@@ -32,11 +33,22 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .failures import DeadlinePassed, PacketMismatch, PeerLost, translated
-from .packet import HEADER_INTEGERS, Packet, arrives_at, decode, encode, payload_bytes, place_of, set_place
+from .packet import (
+    HEADER_BYTES,
+    HEADER_INTEGERS,
+    Packet,
+    arrives_at,
+    decode,
+    encode,
+    payload_bytes,
+    place_of,
+    set_place,
+)
 from .shared_memory import Lending, SharedMemory
 
-_CPU, _NOTHING = torch.device("cpu"), torch.empty(0, dtype=torch.uint8)
+_NOTHING = torch.empty(0, dtype=torch.uint8)
 _DIRECTIONS = ("forward", "backward")
+_JOINED_BYTES = 2**20
 _LOOK_AGAIN = 0.0002  # seconds, for what a peer says in shared memory: only evaluation ever waits for it
 DEPTH = 3  # packets whose receives are posted, or that a wire has brought and the worker has not taken (back-pressure)
 
@@ -149,12 +161,17 @@ class Inbox:
 
     def _post(self, peer: int) -> None:
         """Post the receives of a packet's header and of what is known of its payload."""
-        header, header_work = self._post_header(peer)
-        payload, payload_work = _NOTHING, None
-        if ahead := self._sizes[peer].ahead():
-            payload = self._buffer(ahead)
-            payload_work = self._post_receive(payload, peer, self._tags[1])
-        self._posted.append(_Posted(header, header_work, payload, payload_work))
+        ahead = self._sizes[peer].ahead()
+        if _is_joined(ahead):
+            message = self._buffer(HEADER_BYTES + ahead)
+            header, payload = message[:HEADER_BYTES].view(torch.int64), message[HEADER_BYTES:]
+            works = [self._post_receive(message, peer, self._tags[0])]
+        else:
+            header, work = self._post_header(peer)
+            payload, works = self._buffer(ahead), [work]
+            if ahead:
+                works.append(self._post_receive(payload, peer, self._tags[1]))
+        self._posted.append(_Posted(header, payload, works))
 
     def _receive(self, peer: int, deadline: float, message: str) -> tuple[Tensor, Tensor]:
         """Return the next packet's header and payload."""
@@ -164,9 +181,8 @@ class Inbox:
             place = place_of(header)
             return header, memory.receive(peer, *place, payload_bytes(header)) if place else _NOTHING
         posted = self._posted.popleft()
-        if posted.payload_work is not None:  # sent behind the header: one wait for both
-            wait_for(posted.payload_work, deadline, message, peer=peer)
-        wait_for(posted.header_work, deadline, message, peer=peer)
+        for work in reversed(posted.works):  # sent one behind the other: the first wait is for all
+            wait_for(work, deadline, message, peer=peer)
         size, ahead, payload = payload_bytes(posted.header), len(posted.payload), posted.payload
         self._sizes[peer].learn(size)
         if size > ahead:
@@ -195,12 +211,11 @@ class Inbox:
 
 @dataclass(frozen=True, eq=False)
 class _Posted:
-    """The receives of one packet: of its header and, where `payload` is not empty, of its payload's first bytes."""
+    """The receives of one packet: of its header and of its payload's first bytes, in one message or two."""
 
     header: Tensor
-    header_work: Any
     payload: Tensor
-    payload_work: Any
+    works: Sequence[Any]
 
 
 class WireInbox(Inbox):
@@ -300,20 +315,18 @@ class Outbox:
             self._memory.pipes.put(peer, tag, header, deadline=deadline, message=message)
             self._under_way.append(_Sent(peer, action, shared=lending))
             return
-        header, payload = encode(packet, device=wire.device if wire else _CPU)
-        ahead = 0
-        if wire is None:
-            sizes = self._sizes[peer, packet.direction, cut]
-            ahead = sizes.ahead()
-            sizes.learn(len(payload))
-        header_tag, ahead_tag, rest_tag = _tags(packet.direction, cut)
+        if wire:
+            header, payload = encode(packet, device=wire.device)
+            messages, carriers = (header, None, payload if len(payload) else None), (group, group, wire.group)
+        else:
+            messages = divided(packet, self._sizes[peer, packet.direction, cut])
+            carriers = (group, group, group)
         with translated(f"sending for {action}", peer=peer):
-            works = [(dist.isend(header, peer, group=group, tag=header_tag), header)]
-            if ahead:
-                works.append((dist.isend(payload[:ahead], peer, group=group, tag=ahead_tag), payload))
-            if len(payload) > ahead:
-                carrier = wire.group if wire else group
-                works.append((dist.isend(payload[ahead:], peer, group=carrier, tag=rest_tag), payload))
+            works = [
+                (dist.isend(message, peer, group=carrier, tag=tag), message)
+                for message, carrier, tag in zip(messages, carriers, _tags(packet.direction, cut), strict=True)
+                if message is not None
+            ]
         self._under_way.append(_Sent(peer, action, works))
 
     def finish(self, *, timeout: float) -> None:
@@ -346,9 +359,45 @@ class _Sent:
     shared: Lending | None = None
 
 
+def divided(packet: Packet, sizes: Sizes) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return a packet's messages, one for each tag. One that is empty is sent where a receive is posted for it."""
+    ahead = sizes.ahead()
+    if _is_joined(ahead):
+        message = _joined(packet)
+        header, payload, posted = message[: HEADER_BYTES + ahead], message[HEADER_BYTES:], None
+    else:
+        header, payload = encode(packet)
+        posted = payload[:ahead] if ahead else None
+    sizes.learn(len(payload))
+    return header, posted, payload[ahead:] if len(payload) > ahead else None
+
+
+def _is_joined(ahead: int) -> bool:
+    """Whether a payload of which so much is posted ahead comes in one message with its header.
+
+    A large one is sent from where it is: to copy it behind its header takes longer than a message does.
+    """
+    return 0 < ahead <= _JOINED_BYTES
+
+
+def _joined(packet: Packet) -> Tensor:
+    """Return a packet's header and, where it is not inside it, its payload: uint8, one behind the other."""
+    whole = torch.empty(HEADER_BYTES, dtype=torch.uint8)
+
+    def behind(size: int) -> Tensor:
+        nonlocal whole
+        pinned = any(slot.rows.is_cuda for slot in packet.slots)
+        whole = torch.empty(HEADER_BYTES + size, dtype=torch.uint8, pin_memory=pinned)
+        return whole[HEADER_BYTES:]
+
+    header, _ = encode(packet, memory=behind)
+    whole[:HEADER_BYTES] = header.view(torch.uint8)
+    return whole
+
+
 def _lent(packet: Packet, lending: Lending) -> Tensor:
     """Write a packet's payload where the peer can read it; return the header, which says where."""
-    header, _ = encode(packet, memory=lending)
+    header, _ = encode(packet, memory=lending, packed=False)  # nothing is sent: to pack saves nothing
     if lending.place:
         set_place(header, *lending.place)
     return header

@@ -22,6 +22,7 @@ from ..engines.base import CoordinateSet
 from .failures import PacketMismatch
 
 HEADER_INTEGERS = 512  # as sent: facts, then room for a small payload
+HEADER_BYTES = 8 * HEADER_INTEGERS
 _FACTS = 256
 _PLACE = slice(_FACTS, _FACTS + 2)  # of a payload in shared memory: the sender's file descriptor and its capacity
 _MAGIC = 0x5350_4B54
@@ -88,18 +89,17 @@ Memory = Callable[[int], Tensor]  # bytes → uint8 of so many
 
 
 def encode(
-    packet: Packet, *, device: torch.device | str = "cpu", memory: Memory | None = None
+    packet: Packet, *, device: torch.device | str = "cpu", memory: Memory | None = None, packed: bool = True
 ) -> tuple[Tensor, Tensor]:
     """Return header and payload (on `device`), which is empty where it went into the header.
 
-    The payload is written to what `memory` gives for it, where the receiver reads it. Without, one contiguous tensor is
-    sent from its own memory.
+    The payload is written to what `memory` gives for it. Without, one contiguous tensor is sent from its own memory.
     """
     facts = [_MAGIC, int(packet.arrives * 1e9), packet.direction, packet.minibatch, packet.boundary, packet.voxels]
     facts += [len(packet.coordinate_sets), len(packet.slots)]
     sections: list[Tensor] = []
     for stride, coordinates in packet.coordinate_sets:
-        keys, layout = _pack(coordinates, stride) if memory is None else _as_they_are(coordinates)
+        keys, layout = _pack(coordinates, stride) if packed else _as_they_are(coordinates)
         sections.append(keys)
         facts += [len(stride), *stride, len(coordinates), *layout]
     for slot in packet.slots:
@@ -111,12 +111,12 @@ def encode(
         facts += [rows.dim(), *rows.shape, len(slot.shape), *slot.shape]
         sections += slot.sections
     size = aligned_bytes(sections)
-    inside = size <= 8 * (HEADER_INTEGERS - _FACTS)
+    inside = size <= HEADER_BYTES - 8 * _FACTS
     payload = _join(sections, size, torch.device(device), None if inside else memory)
     facts.append(0 if inside else len(payload))
     if len(facts) >= _FACTS:
         raise ValueError(f"a boundary of {len(packet.slots)} tensors needs {len(facts)} numbers, {_FACTS - 1} fit")
-    whole = bytearray(8 * HEADER_INTEGERS)
+    whole = bytearray(HEADER_BYTES)
     struct.pack_into(f"={1 + len(facts)}q", whole, 0, len(facts), *facts)
     header = torch.frombuffer(whole, dtype=torch.int64)
     if not inside:

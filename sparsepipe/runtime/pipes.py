@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from .failures import DeadlinePassed, lost
-from .packet import HEADER_INTEGERS
+from .packet import HEADER_BYTES
 
 _TAG_BYTES = 8
-_FRAME_BYTES = _TAG_BYTES + 8 * HEADER_INTEGERS
+_FRAME_BYTES = _TAG_BYTES + HEADER_BYTES
 _PIPE_BYTES = 2**18  # some forty headers: more than a schedule has under way
 _READ_BYTES = 16 * _FRAME_BYTES
 _CLOSED = "its end of a pipe is closed"
