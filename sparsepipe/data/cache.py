@@ -1,7 +1,6 @@
 """Prepared samples on disk: arrays under the hash of all that decides them, so that an entry is right or absent."""
 
 import hashlib
-import io
 import json
 import os
 import time
@@ -12,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+from safetensors import numpy as safetensors
 
 from ..files import write_atomic
 from .sources import user_cache
@@ -23,7 +23,7 @@ _IN_USE_SECONDS = 24 * 3600.0  # to remove what an epoch is still to read would 
 
 
 class SampleCache:
-    """A folder of NumPy archives that several processes may fill at once; it may be removed at any time.
+    """A folder of safetensors files that several processes may fill at once; it may be removed at any time.
 
     Entries appear whole or not at all. A damaged one counts as absent and is written anew. With a limit (bytes) the
     entries not used for longest make room, but none that was used within a day. Where nothing more can be kept, that
@@ -47,16 +47,13 @@ class SampleCache:
             return None
         with suppress(OSError):  # another's, or removed meanwhile
             os.utime(path)
-        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
+        return safetensors.load(content)
 
     def save(self, key: str, arrays: Mapping[str, np.ndarray]) -> None:
         """Keep arrays under `key`."""
         if not self._writable:
             return
-        buffer = io.BytesIO()
-        np.savez(buffer, allow_pickle=False, **arrays)
-        entry = _sealed(buffer.getvalue())
+        entry = _sealed(safetensors.save({name: np.ascontiguousarray(array) for name, array in arrays.items()}))
         try:
             if self._has_room(len(entry)):
                 write_atomic(self._path(key), entry, synced=False)  # one that lost its power counts as damaged
@@ -99,7 +96,7 @@ class SampleCache:
         )
 
     def _path(self, key: str) -> Path:
-        return self.folder / key[:2] / f"{key}.npz"
+        return self.folder / key[:2] / f"{key}.safetensors"
 
 
 def cache_key(paths: Sequence[Path], facts: Mapping) -> str:
@@ -123,12 +120,12 @@ def open_cache(given: Path | str | None) -> SampleCache | None:
 
 
 def _sealed(content: bytes) -> bytes:
-    """Return an entry: an archive, then its SHA-256, as an archive's own checksums leave its directory out."""
+    """Return an entry: what is kept, then its SHA-256, as the format has no checksum."""
     return content + hashlib.sha256(content).digest()
 
 
 def _unsealed(entry: bytes) -> bytes | None:
-    """Return the archive in an entry, None where a byte of it differs from what was saved."""
+    """Return what an entry keeps, None where a byte of it differs from what was saved."""
     content = entry[: -hashlib.sha256().digest_size]
     return content if _sealed(content) == entry else None
 

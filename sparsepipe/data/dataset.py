@@ -1,8 +1,10 @@
 """A split of a data set as voxels: read, sampled and voxelized when first asked for, then kept."""
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -199,10 +201,11 @@ class VoxelDataset:
         key = self._key(file)
         arrays = None if key is None else self._cache.load(key)
         if arrays is not None and "points" in arrays:
-            names = tuple(arrays["names"].tolist())
-            return Cloud(arrays["points"], arrays.get("attributes"), names, arrays.get("labels"))
+            names = json.loads(arrays["names"].tobytes())
+            return Cloud(arrays["points"], arrays.get("attributes"), tuple(names), arrays.get("labels"))
         cloud = self._drawn(file, None if num_points is None else _RESERVOIR * num_points)
-        arrays = {"points": cloud.points, "names": np.array(cloud.names, dtype=np.str_)}
+        names = np.frombuffer(json.dumps(cloud.names).encode(), dtype=np.uint8)
+        arrays = {"points": cloud.points, "names": names}
         for name, array in (("attributes", cloud.attributes), ("labels", cloud.labels)):
             if array is not None:
                 arrays[name] = array
@@ -244,12 +247,22 @@ class VoxelDataset:
         """Return a sample's key in the cache, None without one."""
         if self._cache is None:
             return None
-        augmented = self.recipe.augmentation is not None
-        facts = {
-            "what": "reservoir" if augmented else "voxels",
+        facts = self._shared_facts | {
             "name": file.name,  # decides the points drawn
             "files": [path.name for path in (file.path, *file.companions)],  # S3DIS: names tell the points' classes
             "entry": file.entry,
+        }
+        try:
+            return cache_key((file.path, *file.companions), facts)
+        except OSError as error:
+            raise InputError(f"{file.path}: cannot be read ({error.strerror}); check the data set's files") from None
+
+    @cached_property
+    def _shared_facts(self) -> dict:
+        """What decides every sample of this split, beside its file."""
+        augmented = self.recipe.augmentation is not None
+        return {
+            "what": "reservoir" if augmented else "voxels",
             "layout": self.folder.layout,
             "metric": self.folder.metric,
             "parts": len(self.folder.parts),  # labels beyond them are refused
@@ -257,10 +270,6 @@ class VoxelDataset:
             "recipe": None if augmented else self.recipe.facts(),
             "draw": [self.recipe.num_points, self.recipe.seed],
         }
-        try:
-            return cache_key((file.path, *file.companions), facts)
-        except OSError as error:
-            raise InputError(f"{file.path}: cannot be read ({error.strerror}); check the data set's files") from None
 
     def _cached_sample(self, key: str | None, file: SampleFile) -> Sample | None:
         arrays = None if key is None else self._cache.load(key)
