@@ -117,6 +117,18 @@ def test_blocks_have_few_sizes(count: int, numbers: int, threads: int) -> None:
     assert len(gathered) == count + max(0, size - rows) and float(gathered.sum()) == count
 
 
+@pytest.mark.parametrize(
+    ("vendor", "family", "expected"),
+    [("AuthenticAMD", 26, True), ("AuthenticAMD", 25, False), ("GenuineIntel", 26, False), ("GenuineIntel", 6, False)],
+)
+def test_which_processors_have_vector_units_that_mkl_leaves_alone(vendor, family, expected) -> None:
+    processor = (
+        f"processor\t: 0\nvendor_id\t: {vendor}\ncpu family\t: {family}\nflags\t\t: fpu avx512f\npower management:\n\n"
+    )
+    assert onednn.has_whole_avx512(2 * processor) == expected
+    assert not onednn.has_whole_avx512("processor\t: 0\nBogoMIPS\t: 50.00\nCPU implementer\t: 0x41\n")
+
+
 def test_half_precision_and_small_offsets_stay_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onednn, "is_faster", lambda: True)
     kernel_map = _map([1000] * 3, 1000, 1000, identity=False, seed=0)
