@@ -238,6 +238,17 @@ def test_where_samples_are_kept(shapes: Path, tmp_path: Path, monkeypatch: pytes
     assert len(_entries(tmp_path)) == 3
 
 
+def test_a_user_without_a_home_has_no_cache(shapes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    plain = _load(shapes, "off").batch([0])
+    for variable in ("SPARSEPIPE_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(Path, "home", home)
+    assert _same(_load(shapes, None).batch([0]), plain)
+
+
 def test_entries_not_used_for_longest_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = {"rows": np.zeros(1000)}  # 8 KB and the archive's own
     for key in ("a1", "b2", "c3", "d4"):

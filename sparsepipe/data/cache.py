@@ -111,12 +111,16 @@ def cache_key(paths: Sequence[Path], facts: Mapping) -> str:
 def open_cache(given: Path | str | None) -> SampleCache | None:
     """Return the cache in the folder given, else in the one SPARSEPIPE_CACHE names, else in the user's own.
 
-    None where SPARSEPIPE_CACHE says `off` (and where that is given).
+    None where `off` is given or said there, and for a user without a home, as in some containers.
     """
     named = str(given or os.environ.get("SPARSEPIPE_CACHE") or "")
     if named == NO_CACHE:
         return None
-    return SampleCache(named) if named else SampleCache(user_cache() / "samples", limit=_LIMIT_BYTES)
+    if named:
+        return SampleCache(named)
+    with suppress(RuntimeError):
+        return SampleCache(user_cache() / "samples", limit=_LIMIT_BYTES)
+    return None
 
 
 def _sealed(content: bytes) -> bytes:
