@@ -134,7 +134,7 @@ def _unsealed(entry: bytes) -> bytes | None:
     return content if _sealed(content) == entry else None
 
 
-@lru_cache(maxsize=64)  # one file may hold thousands of samples, asked for in a row or mixed with a few others
+@lru_cache(maxsize=4096)  # one file may hold thousands of samples, asked for in any order beside those of others
 def _content_digest(path: Path, num_bytes: int, modified: int) -> bytes:
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").digest()
