@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from threadpoolctl import threadpool_limits
 
-from . import data
+from . import data, processor
 from .company import company, leave_with_who_asked, say_at_work
 from .data.batch import PointBatch
 from .data.order import Minibatches
@@ -212,12 +212,7 @@ def device_name(device: torch.device) -> str:
     """Return the product name of a GPU, or of this machine's processor."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:  # not Linux
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    return processor.name() or platform.machine()
 
 
 def _samples(

@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from . import picture
+from . import picture, processor
 from .errors import InputError
 from .files import read_json, read_rows, write_json
 from .plan import Plan
@@ -47,7 +47,7 @@ class Origin:
             for name in ("sparsepipe", "torch", "numpy", "plotly", "MinkowskiEngine")
             if (module := sys.modules.get(name)) is not None and hasattr(module, "__version__")
         }
-        machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {_processor()}"
+        machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {processor.name()}"
         created = datetime.now(UTC).isoformat(timespec="seconds")
         return cls(_command(), _commit(), versions, machine, created, facts)
 
@@ -149,12 +149,3 @@ def _commit() -> str | None:
         return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-def _processor() -> str:
-    """The processor's name; empty where the system does not tell."""
-    info = Path("/proc/cpuinfo")
-    if not info.exists():
-        return platform.processor()
-    names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
-    return names[0] if names else platform.processor()

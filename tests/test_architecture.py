@@ -7,7 +7,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "sparsepipe"
 LEVELS = [  # lowest first; a module may import its own level's files only inside its own folder, and anything lower
-    {"errors", "picture", "thread_pools", "children"},
+    {"errors", "picture", "thread_pools", "children", "processor"},
     {"files", "checks", "timed_order", "company"},
     {"graph", "cluster", "trace", "graph_text"},
     {"plan_diff"},

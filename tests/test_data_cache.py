@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors import numpy as safetensors
 
 from sparsepipe import data, files
@@ -172,6 +173,20 @@ def test_an_entry_with_any_byte_changed_counts_as_absent(tmp_path: Path) -> None
     for place in (*range(300), *range(len(whole) - 500, len(whole))):
         entry.write_bytes(whole[:place] + bytes([whole[place] ^ random.integers(1, 256)]) + whole[place + 1 :])
         assert cache.load("abcd") is None, place
+
+
+def test_pickled_objects_are_never_loaded(tmp_path: Path) -> None:
+    cache = SampleCache(tmp_path)
+    path = tmp_path / "ab" / "abcd.safetensors"
+    path.parent.mkdir()
+    np.savez(path.with_suffix(".npz"), coordinates=np.array([{"a": 1}], dtype=object))
+    path.with_suffix(".npz").rename(path)
+    assert cache.load("abcd") is None
+    path.write_bytes(_sealed(path.read_bytes()))
+    with pytest.raises(SafetensorError, match="Error while deserializing"):
+        cache.load("abcd")
+    with pytest.raises(SafetensorError, match='Unknown dtype "object"'):
+        cache.save("abcd", {"coordinates": np.array([{"a": 1}], dtype=object)})
 
 
 @pytest.mark.parametrize("stage", ["fdopen", "mkstemp"])

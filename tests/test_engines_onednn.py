@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparsepipe import processor
 from sparsepipe.engines.native import onednn
 from sparsepipe.engines.native.convolution import convolve
 from sparsepipe.engines.native.kernel_map import KernelMap
@@ -122,11 +123,11 @@ def test_blocks_have_few_sizes(count: int, numbers: int, threads: int) -> None:
     [("AuthenticAMD", 26, True), ("AuthenticAMD", 25, False), ("GenuineIntel", 26, False), ("GenuineIntel", 6, False)],
 )
 def test_which_processors_have_vector_units_that_mkl_leaves_alone(vendor, family, expected) -> None:
-    processor = (
+    cpuinfo = (
         f"processor\t: 0\nvendor_id\t: {vendor}\ncpu family\t: {family}\nflags\t\t: fpu avx512f\npower management:\n\n"
     )
-    assert onednn.has_whole_avx512(2 * processor) == expected
-    assert not onednn.has_whole_avx512("processor\t: 0\nBogoMIPS\t: 50.00\nCPU implementer\t: 0x41\n")
+    assert onednn.has_whole_avx512(processor.parsed(2 * cpuinfo)) == expected
+    assert not onednn.has_whole_avx512(processor.parsed("processor\t: 0\nBogoMIPS\t: 50.00\nCPU implementer\t: 0x41\n"))
 
 
 def test_half_precision_and_small_offsets_stay_away(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,14 +7,14 @@ every minibatch. So the rows of a kernel offset are multiplied in blocks of thre
 zeros or left to torch.mm.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
-from pathlib import Path
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from ... import processor
 from .kernel_map import KernelMap
 
 # For each thread, all of them: threads that wait for each other, too, want work.
@@ -33,23 +33,17 @@ def is_faster() -> bool:
     Decided by what the processor is, not by a measurement: two processes of a machine must round alike.
     """
     has_onednn = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    if torch.backends.cpu.get_cpu_capability() != "AVX512" or not has_onednn:
-        return False
-    try:
-        return has_whole_avx512(Path("/proc/cpuinfo").read_text())
-    except OSError:  # not Linux
-        return False
+    uses_avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
+    return has_onednn and uses_avx512 and has_whole_avx512(processor.facts())
 
 
-def has_whole_avx512(cpuinfo: str) -> bool:
-    """Say whether Linux describes processors of AMD's whose vector units are 512 bits wide: Zen 5, or later.
+def has_whole_avx512(facts: Mapping[str, str]) -> bool:
+    """Say whether a processor's facts are those of one of AMD's whose vector units are 512 bits wide: Zen 5, or later.
 
     Those of Zen 4 take AVX-512 in two halves: products are as fast by either library there, and a training step of
     MinkVGG16 or MinkUNet34C in oneDNN's blocks takes 5 to 10 % longer. On Intel's MKL uses AVX-512 itself.
     """
-    facts = [line.split(":") for line in cpuinfo.splitlines() if ":" in line]
-    said = {key.strip(): value.strip() for key, value, *_ in facts}
-    return said.get("vendor_id") == "AuthenticAMD" and int(said.get("cpu family", 0)) >= _ZEN_5
+    return facts.get("vendor_id") == "AuthenticAMD" and int(facts.get("cpu family", 0)) >= _ZEN_5
 
 
 def suits(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> bool:

@@ -1,0 +1,28 @@
+"""What Linux says of this machine's processors; elsewhere nothing."""
+
+import platform
+from functools import lru_cache
+from pathlib import Path
+
+
+@lru_cache(maxsize=1)
+def facts() -> dict[str, str]:
+    """Return what `/proc/cpuinfo` says of the first processor, by its keys; empty where there is none."""
+    try:
+        return parsed(Path("/proc/cpuinfo").read_text())
+    except OSError:  # not Linux
+        return {}
+
+
+def parsed(cpuinfo: str) -> dict[str, str]:
+    """Return the first value of each key in the text of `/proc/cpuinfo`."""
+    found: dict[str, str] = {}
+    for line in cpuinfo.splitlines():
+        key, _, value = line.partition(":")
+        found.setdefault(key.strip(), value.strip())
+    return found
+
+
+def name() -> str:
+    """The processor's name; empty where the system does not tell."""
+    return facts().get("model name") or platform.processor()
