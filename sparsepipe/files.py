@@ -1,5 +1,6 @@
 """Files that are whole or absent: every write goes through a temporary file and rename, after fsync."""
 
+import hashlib
 import json
 import os
 import tempfile
@@ -79,6 +80,12 @@ def read_rows(path: Path | str) -> list[dict]:
             except ValueError as error:
                 raise InputError(f"{path}:{place}: not a row of JSON ({error}); take the line out") from None
     return rows
+
+
+def sha256(path: Path | str) -> str:
+    """Return the SHA-256 of a file, in hexadecimal digits."""
+    with Path(path).open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def cut_torn_row(path: Path | str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from safetensors import numpy as safetensors
 
-from ..files import write_atomic
+from ..files import sha256, write_atomic
 from .sources import user_cache
 
 NO_CACHE = "off"
@@ -104,7 +104,7 @@ def cache_key(paths: Sequence[Path], facts: Mapping) -> str:
     digest = hashlib.sha256(json.dumps({"code": _code_digest(), **facts}, sort_keys=True).encode())
     for path in paths:
         status = path.stat()
-        digest.update(_content_digest(path, status.st_size, status.st_mtime_ns))
+        digest.update(_content_digest(path, status.st_size, status.st_mtime_ns).encode())
     return digest.hexdigest()
 
 
@@ -135,9 +135,8 @@ def _unsealed(entry: bytes) -> bytes | None:
 
 
 @lru_cache(maxsize=4096)  # one file may hold thousands of samples, asked for in any order beside those of others
-def _content_digest(path: Path, num_bytes: int, modified: int) -> bytes:
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").digest()
+def _content_digest(path: Path, num_bytes: int, modified: int) -> str:
+    return sha256(path)
 
 
 @lru_cache(maxsize=1)

@@ -1,6 +1,5 @@
 """One file from its URL: picked up where an earlier try ended, verified by size and SHA-256, whole or absent."""
 
-import hashlib
 import http.client
 import os
 import time
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from ..files import sha256
 from .manifests import RemoteFile
 
 Progress = Callable[[str, int, int | None], None]  # (file name, bytes so far, bytes in all or None)
@@ -32,7 +32,7 @@ def download(file: RemoteFile, folder: Path, progress: Progress | None = None) -
     path = folder / file.path
     part = path.with_name(f"{path.name}.part")
     if path.is_file():
-        if _sha256(path) == file.sha256:
+        if sha256(path) == file.sha256:
             return path
         path.unlink()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -105,7 +105,7 @@ def _verified(file: RemoteFile, part: Path, *, resumed: bool) -> bool:
     Raises InputError, with both sides' numbers, where it was fetched in one go.
     """
     size = _size(part)
-    found = _sha256(part) if size == file.num_bytes or file.num_bytes is None else None
+    found = sha256(part) if size == file.num_bytes or file.num_bytes is None else None
     if found == file.sha256:
         return True
     part.unlink(missing_ok=True)
@@ -119,8 +119,3 @@ def _verified(file: RemoteFile, part: Path, *, resumed: bool) -> bool:
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()

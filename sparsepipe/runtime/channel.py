@@ -48,7 +48,7 @@ from .shared_memory import Lending, SharedMemory
 
 _NOTHING = torch.empty(0, dtype=torch.uint8)
 _DIRECTIONS = ("forward", "backward")
-_JOINED_BYTES = 2**20
+_JOINED_BYTES = 2**21
 _LOOK_AGAIN = 0.0002  # seconds, for what a peer says in shared memory: only evaluation ever waits for it
 DEPTH = 3  # packets whose receives are posted, or that a wire has brought and the worker has not taken (back-pressure)
 

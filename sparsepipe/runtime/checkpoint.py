@@ -7,7 +7,6 @@ Written by torch.distributed.checkpoint in its safetensors storage: tensors alon
 load the folder. The folder gets its name when it is whole; a kill before leaves a hidden one nobody reads.
 """
 
-import hashlib
 import os
 import shutil
 import warnings
@@ -21,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..errors import InputError
-from ..files import read_json, write_json
+from ..files import read_json, sha256, write_json
 
 FORMAT = "sparsepipe-checkpoint-1"
 _ASIDE = "-aside"  # ends the name of a checkpoint on its way out
@@ -98,7 +97,7 @@ class Checkpoint:
             raise InputError(
                 f"{path}: this shard of the checkpoint is missing; put it back, or remove {self.folder.name}"
             )
-        if path.stat().st_size != facts["bytes"] or _digest(path) != facts["sha256"]:
+        if path.stat().st_size != facts["bytes"] or sha256(path) != facts["sha256"]:
             raise InputError(f"{path}: not the shard that was written (SHA-256 differs); remove {self.folder.name}")
 
 
@@ -153,7 +152,7 @@ def write_shard(run_dir: Path, minibatches: int, name: str, tensors: Mapping[str
         (written,) = path.with_suffix("").glob("*.safetensors")
         written.replace(path)
         shutil.rmtree(path.with_suffix(""))
-        files[path.name] = {"bytes": path.stat().st_size, "sha256": _digest(path)}
+        files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
     write_json(path.with_suffix(".json"), files)
 
 
@@ -195,11 +194,6 @@ def without_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tens
 
 def _layer(key: str) -> str:
     return key.split(":", 1)[1].split(".", 1)[0]
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def _sync_folder(path: Path) -> None:
