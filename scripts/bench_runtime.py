@@ -59,13 +59,14 @@ from sparsepipe.planners.by_hand import by_hand  # noqa: E402
 from sparsepipe.profile import CostSample, LayerCost, Profile  # noqa: E402
 from sparsepipe.profiler import profile  # noqa: E402
 from sparsepipe.runtime import RunConfig  # noqa: E402
-from sparsepipe.runtime.channel import DEPTH, Inbox, Outbox, Sizes, divided  # noqa: E402
+from sparsepipe.runtime.channel import Inbox, Outbox, tag_of  # noqa: E402
 from sparsepipe.runtime.compression import Compressor  # noqa: E402
 from sparsepipe.runtime.metrics import pace_of  # noqa: E402
 from sparsepipe.runtime.packet import BACKWARD, FORWARD, Packet, Slot, encode  # noqa: E402
 from sparsepipe.runtime.replay import ReplayWorkload  # noqa: E402
 from sparsepipe.runtime.run import run  # noqa: E402
 from sparsepipe.runtime.shared_memory import SharedMemory, meet  # noqa: E402
+from sparsepipe.runtime.sockets import DEPTH, Sockets, connect  # noqa: E402
 from sparsepipe.runtime.workload import Workload  # noqa: E402
 from sparsepipe.runtime.zeros import values_at  # noqa: E402
 
@@ -374,23 +375,25 @@ def role_channel(case: Case, folder: Path, seconds: float) -> dict[str, Any]:
     """Send the same bytes as bare messages and as packets, in turn: what else goes on meets all alike.
 
     Bare: all receives posted before the first message comes, which takes the memory of all; or as many as an inbox has.
-    Packets: through shared memory, as between the processes of a host, or through gloo's sockets, as between hosts.
+    Packets: through shared memory, as between the processes of a host, or through sockets, as between hosts.
     """
     rank, store = _join(folder)
     shared = meet(store, rank, range(2))
     if shared is None:
         raise SystemExit("the two processes cannot share memory: is this Linux?")
+    way = [(1 - rank, tag_of(FORWARD, 0))]
+    sockets = connect(store, rank, *((way, []) if rank == 0 else ([], way)), timeout=60)
     keep_freed_memory()  # as every worker does
     found = {}
     for megabytes in (1, 4, 16):
         rows = torch.randn(megabytes * 2**18 // 64, 64)
-        count = max(32, 256 // megabytes)  # the first few come before their size is known
+        count = max(32, 256 // megabytes)
         times: dict[str, list[float]] = {"gloo": [], "gloo_in_turn": [], "packets": [], "packets_by_sockets": []}
         for _ in range(9):
             times["gloo"].append(_bare(rows, count, rank, at_once=count))
             times["gloo_in_turn"].append(_bare(rows, count, rank, at_once=DEPTH))
-            times["packets"].append(_packets(rows, count, rank, shared))
-            times["packets_by_sockets"].append(_packets(rows, count, rank, None))
+            times["packets"].append(_packets(rows, count, rank, memory=shared))
+            times["packets_by_sockets"].append(_packets(rows, count, rank, sockets=sockets))
         rates = {how: count * rows.nbytes / statistics.median(taken) / 1e9 for how, taken in times.items()}
         ratios = {
             f"{packets}/{bare}": rates[packets] / rates[bare]
@@ -416,16 +419,16 @@ def _bare(rows: Tensor, count: int, rank: int, *, at_once: int) -> float:
     return time.perf_counter() - start
 
 
-def _packets(rows: Tensor, count: int, rank: int, memory: SharedMemory | None) -> float:
+def _packets(rows: Tensor, count: int, rank: int, **carrier: SharedMemory | Sockets) -> float:
     dist.barrier()
     start = time.perf_counter()
     if rank == 0:
-        outbox = Outbox(limit=8, memory=memory)
+        outbox = Outbox(limit=8, **carrier)
         for m in range(count):
             outbox.send(Packet(FORWARD, m, 0, (Slot(rows),)), 1, timeout=60, action="0F0")
         outbox.finish(timeout=60)
     else:
-        inbox = Inbox([(0, m) for m in range(count)], direction=FORWARD, boundary=0, memory=memory)
+        inbox = Inbox([(0, m) for m in range(count)], direction=FORWARD, boundary=0, **carrier)
         for m in range(count):
             inbox.take(m, timeout=60, action="1F0")
     dist.barrier()
@@ -443,7 +446,7 @@ class Crossing:
 
 
 def six_messages(name: str, folder: Path) -> list[dict[str, Any]]:
-    """Bytes and messages of one minibatch at each pool of a sparse network and at the ReLU before: packets and theirs.
+    """Bytes of one minibatch at each pool of a sparse network and at the ReLU before: packets and theirs.
 
     SparsePipe sends coordinates (int32), features and tensor stride, and before each of them its shape (int64). Of its
     backward it is assumed that only the gradient and its shape travel.
@@ -486,18 +489,11 @@ def _beside_six_messages(cut: str, crossings: Sequence[Crossing]) -> dict[str, A
         entry[f"{key}_both_ways"] = (ours + ours_backward) / (theirs + theirs_backward)
         if how is None:
             entry["bytes"] = ours / len(small)
-            entry["messages"] = _messages([small[k % len(small)] for k in range(100)])
     return entry
 
 
 def _num_bytes(packets: Sequence[Packet]) -> int:
     return sum(part.nbytes for packet in packets for part in encode(packet))
-
-
-def _messages(packets: Sequence[Packet]) -> float:
-    """Messages a packet, of so many sent through sockets one after the other."""
-    book = Sizes()
-    return statistics.mean(sum(message is not None for message in divided(packet, book)) for packet in packets)
 
 
 ROLES = {
@@ -732,7 +728,7 @@ def _table(document: dict[str, Any]) -> str:
             for how, packets in (("shared memory", "packets"), ("sockets", "packets_by_sockets"))
         ]
         lines += [
-            f"cut after {cut['cut']}: {cut['bytes']:.0f} bytes in {cut['messages']:.2f} messages (1 in shared memory), "
+            f"cut after {cut['cut']}: {cut['bytes']:.0f} bytes in one message, "
             f"{cut['of_six_messages']:.2f} of SparsePipe's; as bfloat16 {cut['of_six_messages_bfloat16']:.2f}, "
             f"int8 {cut['of_six_messages_int8']:.2f}, {_exact(cut, 'zeros')}, {_exact(cut, 'lossless')}"
             for cut in document["channel"]["minkvgg16bn"]

@@ -1,15 +1,20 @@
 """Packets in their order: what comes in place of the one expected stops a rank, and nobody sends without end."""
 
+import json
 import os
+import socket
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from sparsepipe.runtime.channel import DEPTH, Inbox, Outbox, Shelf, Sizes, divided
-from sparsepipe.runtime.failures import DeadlinePassed, PacketMismatch
-from sparsepipe.runtime.packet import BACKWARD, FORWARD, Packet, Slot
+from sparsepipe.runtime.channel import Inbox, Outbox, Shelf, tag_of
+from sparsepipe.runtime.failures import DeadlinePassed, PacketMismatch, PeerLost
+from sparsepipe.runtime.packet import BACKWARD, FORWARD, Packet, Slot, encode
 from sparsepipe.runtime.pipes import Pipes, make_pipe
 from sparsepipe.runtime.shared_memory import SharedMemory
+from sparsepipe.runtime.sockets import DEPTH, Sockets, connect
 
 
 def _packet(minibatch: int, *, rows: int = 4, direction: int = FORWARD) -> Packet:
@@ -59,13 +64,104 @@ def test_a_rank_that_has_too_many_packets_under_way_waits_for_the_oldest() -> No
     theirs.close()
 
 
-@pytest.mark.parametrize(("rows", "messages"), [(4, 1), (1000, 1), (20_000, 1), (50_000, 2)])
-def test_packets_of_a_like_size_are_one_message_each_through_sockets_and_large_ones_two(rows, messages) -> None:
-    """Those at first, of which nothing is posted ahead, are a header and the rest, unless they fit into the header."""
-    sizes, largest = Sizes(), _packet(0, rows=rows * 6 // 5)
-    first = [divided(largest, sizes) for _ in range(DEPTH)]
-    assert [sum(part is not None for part in parts) for parts in first] == DEPTH * [1 + (rows > 50)]
-    for m in range(9):
-        parts = [part for part in divided(_packet(m, rows=rows), sizes) if part is not None]
-        assert len(parts) == messages
-        assert sum(part.nbytes for part in parts) >= rows * 32
+TAG = tag_of(FORWARD, 1)
+
+
+def _joined_by_sockets() -> tuple[Sockets, socket.socket]:
+    """Rank 1's end of a connection, and rank 0's bare one."""
+    theirs, own = socket.socketpair()
+    return Sockets({}, {(0, TAG): theirs}), own
+
+
+def _framed(packet: Packet) -> bytes:
+    header, payload = encode(packet)
+    return payload.nbytes.to_bytes(8, "little") + header.numpy().tobytes() + payload.numpy().tobytes()
+
+
+def test_a_socket_brings_a_few_packets_ahead_and_then_no_more() -> None:
+    """What comes byte by byte is put together; who sends without end is stopped, and goes on when packets are taken."""
+    sockets, peer = _joined_by_sockets()
+    frame = _framed(_packet(0, rows=100))
+    for byte in frame:
+        peer.sendall(bytes([byte]))
+    inbox = Inbox([(0, m) for m in range(200)], direction=FORWARD, boundary=7, cut=1, sockets=sockets)
+    assert torch.equal(inbox.take(0, timeout=5, action="1F0").slots[0].rows, torch.ones(100, 8))
+    peer.settimeout(0.2)
+    sent = 1
+    with pytest.raises(TimeoutError):
+        while True:  # what the system itself holds is not much
+            left = _framed(_packet(sent, rows=20_000))
+            sent += 1
+            while left:
+                left = left[peer.send(left) :]
+    assert DEPTH < sent < 190
+    for m in range(1, sent - 1):
+        assert inbox.take(m, timeout=5, action=f"1F{m}").minibatch == m
+    peer.sendall(left)
+    assert inbox.take(sent - 1, timeout=5, action="1F").slots[0].rows.shape == (20_000, 8)
+    peer.close()
+    sockets.close()
+
+
+def test_the_end_of_a_connection_comes_behind_what_it_brought_and_is_that_of_its_peer() -> None:
+    sockets, peer = _joined_by_sockets()
+    whole = _framed(_packet(0, rows=1000))
+    peer.sendall(whole + whole[:-1])
+    peer.close()
+    inbox = Inbox([(0, 0), (0, 1)], direction=FORWARD, boundary=7, cut=1, sockets=sockets)
+    assert inbox.take(0, timeout=5, action="1F0").minibatch == 0
+    for _ in range(2):
+        lost = r"lost rank 0: its end of a connection is closed \(1F1\)"
+        with pytest.raises(PeerLost, match=lost):
+            inbox.take(1, timeout=5, action="1F1")
+    sockets.close()
+
+
+def test_who_does_not_read_or_is_gone_is_named_by_who_sends() -> None:
+    theirs, own = socket.socketpair()
+    sockets = Sockets({(1, TAG): own}, {})
+    outbox = Outbox(limit=4, sockets=sockets)
+    with pytest.raises(DeadlinePassed, match=r"0F\d waited 0.2 s for rank 1 to take its packet"):
+        for m in range(9):
+            outbox.send(_packet(m, rows=100_000), 1, timeout=0.2, action=f"0F{m}", cut=1)
+    theirs.close()
+    with pytest.raises(PeerLost, match=r"lost rank 1: .*\(0F\d\)"):
+        outbox.finish(timeout=5)
+    sockets.close()
+
+
+def test_a_stranger_who_knows_no_secret_is_taken_for_no_rank(monkeypatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    store, found = dist.HashStore(), {}
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(connect, store, 1, [], [(0, TAG)], timeout=30)
+        host, port, _ = json.loads(store.get("socket/1"))
+        assert host == "127.0.0.1"
+        for said in (b"", b"hello", bytes(32)):
+            with socket.create_connection((host, port)) as stranger:
+                stranger.sendall(said)
+        found[0] = connect(store, 0, [(1, TAG)], [], timeout=30)
+        found[1] = waiting.result()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((host, port))
+    outbox = Outbox(sockets=found[0])
+    outbox.send(_packet(5, rows=70), 1, timeout=5, action="0F5", cut=1)
+    inbox = Inbox([(0, 5)], direction=FORWARD, boundary=7, cut=1, sockets=found[1])
+    assert inbox.take(5, timeout=5, action="1F5").slots[0].rows.shape == (70, 8)
+    outbox.finish(timeout=5)
+    for sockets in found.values():
+        sockets.close()
+
+
+def test_a_rank_that_connects_to_nobody_is_named(monkeypatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    store = dist.HashStore()
+    with pytest.raises(DeadlinePassed, match=r"rank 0 waited 0.1 s for rank 3 to connect"):
+        connect(store, 0, [], [(3, TAG)], timeout=0.1)
+    with pytest.raises(DeadlinePassed, match=r"rank 0 waited 0.1 s to connect to rank 3"):
+        connect(store, 0, [(3, TAG)], [], timeout=0.1)
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    store.set("socket/3", json.dumps(["127.0.0.1", port, "00"]))
+    with pytest.raises(PeerLost, match=r"lost rank 3: .*refused"):
+        connect(store, 0, [(3, TAG)], [], timeout=5)

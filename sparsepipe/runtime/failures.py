@@ -32,7 +32,9 @@ class DeadlinePassed(RuntimeError):
 
 @contextmanager
 def translated(message: str, *, peer: int, deadline: float = math.inf) -> Iterator[None]:
-    """Say in the runtime's words what torch says, in plain RuntimeErrors, of a connection to `peer` (-1: to several).
+    """Say in the runtime's words what torch, in plain RuntimeErrors, or the system says of a connection to `peer`.
+
+    -1: to several.
 
     Raises DeadlinePassed (`message`) once `deadline` (time.monotonic) has passed, else PeerLost.
     """
@@ -40,7 +42,7 @@ def translated(message: str, *, peer: int, deadline: float = math.inf) -> Iterat
         yield
     except (DeadlinePassed, PeerLost, PacketMismatch):
         raise
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         if time.monotonic() >= deadline - 0.01:
             raise DeadlinePassed(message, peer=peer) from error
         raise lost(peer, _first_line(error), message) from error

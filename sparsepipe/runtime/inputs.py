@@ -27,13 +27,11 @@ def inbox(worker: "Worker", post: Post, minibatches: Sequence[tuple[int, int]], 
         "direction": direction,
         "boundary": post.runner.id_before if forward else post.runner.id_after,
         "cut": cut,
-        "group": worker.process.ways[direction],
+        "memory": worker.process.shared_memory,
+        "sockets": worker.process.sockets,
     }
     wire = worker.process.wires.get((direction, cut))
-    if wire is not None:
-        return WireInbox(wire, expected, **options)
-    pinned = worker.process.device.type == "cuda"
-    return Inbox(expected, pinned=pinned, memory=worker.process.shared_memory, **options)
+    return WireInbox(wire, expected, **options) if wire else Inbox(expected, **options)
 
 
 class Inputs:

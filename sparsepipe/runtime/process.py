@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -17,10 +17,11 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from ..errors import InputError
 from ..plan import Plan
-from .channel import Wire, wait_for
+from .channel import Wire, tag_of, wait_for
 from .failures import DeadlinePassed, translated
 from .packet import BACKWARD, FORWARD
 from .shared_memory import SharedMemory, meet
+from .sockets import Sockets, Way, connect
 from .whereabouts import Whereabouts
 
 _NEVER = timedelta(days=7)  # receives are posted long before they are due; deadlines are kept where somebody waits
@@ -39,9 +40,9 @@ class Process:
     statistics_group: "Replicas | None" = None  # the same ranks, for what they exchange within a forward or backward
     whereabouts: Whereabouts | None = None
     groups: Mapping[int, tuple[Any, "Replicas | None"]] = field(default_factory=dict)  # stage → the two above
-    ways: tuple[Any, Any] = (None, None)  # of packets, by direction (None: that of all ranks)
     wires: Mapping[tuple[int, int], Wire] = field(default_factory=dict)  # (direction, cut) → what carries payloads
     shared_memory: SharedMemory | None = None  # with other ranks of this host
+    sockets: Sockets | None = None  # to and from the others
 
     def at(self, stage: int) -> "Process":
         """This process at `stage`."""
@@ -157,10 +158,14 @@ def joined(
         message = f"rank {rank} waited {timeout:g} s for the other ranks to connect"
         with translated(message, peer=-1, deadline=time.monotonic() + timeout):
             process = _connected(process, plan, store, carrier=backend(device), synchronise=synchronise)
+        outgoing, incoming = _ways(plan, rank, shared_memory.peers if shared_memory else ())
+        sockets = connect(store, rank, outgoing, incoming, timeout=timeout, pinned=where.type == "cuda")
+        process = replace(process, sockets=sockets)
         whereabouts.tell("starting")
         yield process
     except DeadlinePassed as error:
         raise _blamed(error, whereabouts) from error
+    sockets.close()
     if shared_memory:
         shared_memory.close()
     # Not after an error: it would wait for receives that are still posted, which may never end.
@@ -186,15 +191,27 @@ def _connected(process: Process, plan: Plan, store: dist.Store, *, carrier: str,
                 mates[k] = groups[0]
                 if synchronise:
                     within[k] = groups[1]
-    # On a connection of their own, gradients do not queue behind features; nor do two threads for one lock.
-    ways = (None, dist.new_group(backend="gloo", timeout=limit))
     wires = _wires(plan, process.device, limit) if over_nccl else {}
     # All are here, and deadlines are kept where somebody waits: but for NCCL's, which are begun where they are due.
-    for group in (*ways, *(() if over_nccl else (*mates.values(), *within.values()))):
+    for group in (None, *(() if over_nccl else (*mates.values(), *within.values()))):
         _set_pg_timeout(_NEVER, group)
     told = {k: Replicas(group, process, on_device=over_nccl) for k, group in within.items()}
     both = {k: (group, told.get(k)) for k, group in mates.items()}
-    return replace(process, groups=both, ways=ways, wires=wires)
+    return replace(process, groups=both, wires=wires)
+
+
+def _ways(plan: Plan, rank: int, sharing: Collection[int]) -> tuple[set[Way], set[Way]]:
+    """Return the ways that packets go by socket out of and into a rank that shares memory with these others."""
+    outgoing, incoming = set(), set()
+    for cut, (before, after) in enumerate(pairwise(plan.stages), start=1):
+        if before.ranks == after.ranks:
+            continue  # each replica works on its own packets
+        for own, other, out in ((before, after, FORWARD), (after, before, BACKWARD)):
+            if rank in own.ranks:
+                peers = set(other.ranks) - {rank, *sharing}
+                outgoing |= {(peer, tag_of(out, cut)) for peer in peers}
+                incoming |= {(peer, tag_of(1 - out, cut)) for peer in peers}
+    return outgoing, incoming
 
 
 def backend(device: str) -> str:

@@ -67,7 +67,7 @@ class Worker:
         self.snapshots = Snapshots(run_dir, timeout=config.timeout_seconds)
         # Enough that ranks which send to each other never wait for each other to take: only evaluation is slowed.
         most = len(own) * (sum(in_flight(plan, k, self.rank) for k in own) + 2)
-        self.outbox = Outbox(limit=most, memory=process.shared_memory)
+        self.outbox = Outbox(limit=most, memory=process.shared_memory, sockets=process.sockets)
         self.shelves: defaultdict[tuple[int, int], Shelf] = defaultdict(lambda: Shelf(self.rank))  # (direction, cut)
         self.averaged: list[tuple[Post, list[Tensor]]] = []  # of this rank's stages, until all can step
         self.last_rank = plan.stages[-1].ranks[0]  # tells the run's metrics
@@ -212,8 +212,7 @@ class Worker:
         self.sent_bytes += packet.num_bytes
         start = self.recorder.now()
         timeout, wire = self.config.timeout_seconds, self.process.wires.get((packet.direction, cut))
-        group = self.process.ways[packet.direction]
-        self.outbox.send(packet, peer, timeout=timeout, action=str(action), cut=cut, group=group, wire=wire)
+        self.outbox.send(packet, peer, timeout=timeout, action=str(action), cut=cut, wire=wire)
         self.recorder.span("send", str(action), start, self.recorder.now(), minibatch=packet.minibatch, peer=peer)
 
     def _check_finite(self, epoch: int, done: int) -> None:
