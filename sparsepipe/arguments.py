@@ -10,7 +10,7 @@ from .plan import WEIGHT_POLICIES
 # As the library has them; it would bring torch, which planning does without. Tests hold them together.
 OPTIMIZERS = ("sgd", "adam", "adamw", "lamb")
 PRECISIONS = ("float32", "bfloat16", "float16")
-COMPRESSIONS = ("zeros", "lossless", "bfloat16", "float16", "int8")
+COMPRESSIONS = ("none", "zeros", "lossless", "bfloat16", "float16", "int8")
 BALANCES = ("voxels", "classes")
 LEARNING_RATE_SCHEDULES = ("constant", "step", "exponential", "polynomial", "cosine")
 TASKS = ("classification", "segmentation")
@@ -117,7 +117,9 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--precision", choices=PRECISIONS)
     one.add_argument("--loss-scale", type=_positive, metavar="S", help="of float16: the first (default: 65536)")
     one.add_argument(
-        "--compression", choices=COMPRESSIONS, help="of what crosses boundaries; zeros and lossless (slow links): exact"
+        "--compression",
+        choices=COMPRESSIONS,
+        help="of what crosses boundaries; zeros, lossless: exact (default: lossless where a socket does not keep up)",
     )
     one.add_argument(
         "--no-shared-memory",

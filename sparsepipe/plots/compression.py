@@ -9,7 +9,7 @@ from ..record import RunRecord
 from .table import noted, told_by, trained_on
 from .theme import GREY, INK, RUN_COLORS, finished
 
-NOTHING = "none"
+DEFAULT = "default"  # none, but lossless where a socket does not keep up
 
 
 def compression_table(*records: RunRecord) -> pd.DataFrame:
@@ -27,7 +27,7 @@ def compression_table(*records: RunRecord) -> pd.DataFrame:
         minibatches = epochs[-1]["minibatches"] / len(epochs)
         rows.append(
             {
-                "compression": record.config["compression"] or NOTHING,
+                "compression": record.config["compression"] or DEFAULT,
                 "run": record.name,
                 "seed": record.config["seed"],
                 "validation_accuracy": epochs[-1]["validation"]["accuracy"],

@@ -25,10 +25,10 @@ def compressed(runs: Path, config: RunConfig, seeds: Sequence[int]) -> list[RunR
 
     Finished runs under the same configuration are taken.
     """
-    asked = [(how, seed) for seed in seeds for how in (None, *LOSSY)] + [(how, seeds[0]) for how in EXACT]
+    asked = [(how, seed) for seed in seeds for how in ("none", *LOSSY)] + [(how, seeds[0]) for how in EXACT]
     return [_trained(runs, replace(config, compression=how, seed=seed)) for how, seed in asked]
 
 
 def _trained(runs: Path, config: RunConfig) -> RunRecord:
-    name = f"{config.model}-halves-{config.compression or 'uncompressed'}-seed{config.seed}"
+    name = f"{config.model}-halves-{config.compression}-seed{config.seed}"
     return train(runs, {name: (halves(config.model), config)})[name]

@@ -16,8 +16,8 @@ _REPEATS = 9
 def loopback_link() -> Link:
     """Measure TCP over loopback once a process: latency from small messages, bandwidth from 4 MiB ones.
 
-    It is an upper bound for gloo, which uses the same sockets. Between processes that share memory the latency holds
-    for a packet's header, and the bandwidth is a lower bound for its payload.
+    It is an upper bound for packets, and gloo's messages, that go through such sockets. Between processes that share
+    memory the latency holds for a packet's header, and the bandwidth is a lower bound for its payload.
     """
     with socket.create_server(("127.0.0.1", 0)) as server:
         echo = threading.Thread(target=_answer, args=(server,), daemon=True)

@@ -4,8 +4,12 @@ bfloat16, float16   half precision
 int8                8-bit integers scaled by channel
 zeros               without the values that are zero: nothing is lost
 lossless            likewise, and with the exponents of the others coded
+
+To make a tensor smaller without loss, and large again, takes longer than that saves on a link of some Gbit/s, and is
+of no use over any link that keeps up with the stages: so by default it is done when packets before still wait to leave.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -19,6 +23,8 @@ _HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _FLOAT16_MOST = 65504.0
 _INT8_MOST = 127
 
+Behind = Callable[[], bool]  # whether what was sent before still waits
+
 
 class Compressor:
     """Makes the tensors of one boundary and direction smaller, and remembers what was lost.
@@ -28,27 +34,29 @@ class Compressor:
     One serves one drained stretch: what is left over at its end is not in a checkpoint, and no other stretch's.
     """
 
-    def __init__(self, how: str | None) -> None:
-        self._how = how
+    def __init__(self, how: str | None, *, behind: Behind | None = None) -> None:
+        """`how`: "none", one of the above, or None: without loss, when the way that packets go is `behind`."""
+        self._how, self._behind = how, behind
         self._lost: dict[int, Tensor] = {}  # place of the tensor in the packet -> [C]
 
     def shrink(self, slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
-        if self._how is None:
+        how = self._how or ("lossless" if self._behind and self._behind() else "none")
+        if how == "none":
             return slots
-        return tuple(self._shrunk(place, slot) for place, slot in enumerate(slots))
+        return tuple(self._shrunk(how, place, slot) for place, slot in enumerate(slots))
 
-    def _shrunk(self, place: int, slot: Slot) -> Slot:
+    def _shrunk(self, how: str, place: int, slot: Slot) -> Slot:
         rows = slot.rows.detach()
         if rows.dtype != torch.float32 or rows.numel() == 0:
             return slot
-        if self._how == "zeros":
+        if how == "zeros":
             return without_zeros(slot)
-        if self._how == "lossless":
+        if how == "lossless":
             return with_coded_exponents(without_zeros(slot))
-        if self._how in _HALVES:
-            if self._how == "float16":
+        if how in _HALVES:
+            if how == "float16":
                 rows = rows.clamp(-_FLOAT16_MOST, _FLOAT16_MOST)
-            return replace(slot, rows=rows.to(_HALVES[self._how]), restore=True)
+            return replace(slot, rows=rows.to(_HALVES[how]), restore=True)
         lost = self._lost.get(place)
         if lost is not None and lost.shape[0] == rows.shape[1]:
             rows = rows + _of_channels(lost, rows)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 from ..errors import InputError
 from ..plan import Plan
 from .channel import Wire, tag_of, wait_for
+from .compression import Behind
 from .failures import DeadlinePassed, translated
 from .packet import BACKWARD, FORWARD
 from .shared_memory import SharedMemory, meet
@@ -48,6 +50,12 @@ class Process:
         """This process at `stage`."""
         group, within = self.groups.get(stage, (None, None))
         return replace(self, stage=stage, stage_group=group, statistics_group=within)
+
+    def behind(self, direction: int, cut: int) -> Behind | None:
+        """Return what tells whether packets sent before still wait for a socket; None where those of GPUs go."""
+        if self.sockets is None or self.device.type != "cpu":
+            return None
+        return partial(self.sockets.behind, tag_of(direction, cut))
 
     def sum(self, values: Tensor, *, what: str) -> Tensor:
         """Return the sum of `values` over all ranks. Every rank must come here within the deadline."""

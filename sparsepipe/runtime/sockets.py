@@ -69,12 +69,18 @@ class _Outgoing:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._todo: queue.SimpleQueue[Sending | None] = queue.SimpleQueue()
+        self._sent = self._ended = 0  # one thread counts each
         threading.Thread(target=self._write, name="sockets out", daemon=True).start()
 
     def send(self, header: Tensor, payload: Tensor) -> Sending:
         sending = Sending(header, payload)
+        self._sent += 1
         self._todo.put(sending)
         return sending
+
+    @property
+    def waiting(self) -> bool:
+        return self._ended < self._sent
 
     def close(self) -> None:
         self._todo.put(None)
@@ -84,6 +90,7 @@ class _Outgoing:
         while (sending := self._todo.get()) is not None:
             if error is None:
                 error = self._written(sending)
+            self._ended += 1
             sending.ended(error)
             del sending  # nor its memory, while the next is waited for
         self._connection.close()
@@ -161,6 +168,10 @@ class Sockets:
             connection.settimeout(None)
         self._outgoing = {way: _Outgoing(connection) for way, connection in outgoing.items()}
         self._incoming = {way: _Incoming(connection, pinned=pinned) for way, connection in incoming.items()}
+
+    def behind(self, tag: int) -> bool:
+        """Whether what was sent before with this tag, to any peer, still waits for the system to have it all."""
+        return any(own == tag and connection.waiting for (_, own), connection in self._outgoing.items())
 
     def send(self, peer: int, tag: int, header: Tensor, payload: Tensor) -> Sending:
         """Start sending an int64 [512] and a uint8 [n] on the CPU. Nobody may write to them until that has ended."""

@@ -14,6 +14,7 @@ from ..errors import InputError
 from ..models import Network, network
 from ..plan import Plan
 from .config import RunConfig
+from .packet import BACKWARD, FORWARD
 from .process import Process
 from .stage import StageRunner
 
@@ -44,7 +45,8 @@ class Workload:
     def runner(self, plan: Plan, process: Process) -> StageRunner:
         """Return what runs this rank's layers, warmed up: its kernels are chosen before the ranks first meet."""
         options = {"config": self.config, "device": process.device, "per_voxel": self.per_voxel}
-        runner = StageRunner(self.network, self.engine, plan, process.stage, **options)
+        behind = process.behind(FORWARD, process.stage + 1), process.behind(BACKWARD, process.stage)
+        runner = StageRunner(self.network, self.engine, plan, process.stage, behind=behind, **options)
         first = partial(self.training.batch, self.order(0)[0])
         self.engine.warm_up(runner.module, first, process.device, half=runner.half)
         return runner
