@@ -157,7 +157,8 @@ def disturbed(plan: Plan, config: RunConfig, folder: Path, kind: str, delay: flo
             os.kill(pid, signal.SIGKILL)
     kernel.wait(timeout=300)
     deadline = time.monotonic() + 10
-    while (left := processes(folder)) and time.monotonic() < deadline:
+    # A process that is ending has no name any more, and for a moment still its sockets.
+    while ((left := processes(folder)) or listening(sockets)) and time.monotonic() < deadline:
         time.sleep(0.05)
     faults = [f"left behind: {left}"] if left else []
     faults += [f"still listening: {sorted(found)}"] if (found := listening(sockets)) else []
