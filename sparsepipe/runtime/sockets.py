@@ -17,6 +17,7 @@ import queue
 import secrets
 import socket
 import struct
+import termios
 import threading
 import time
 from collections.abc import Collection, Mapping
@@ -36,6 +37,8 @@ _READ_BYTES = 2**16  # as much as a core's own cache holds between the kernel's 
 _SECRET_BYTES = 16
 _HELLO = struct.Struct(f"={_SECRET_BYTES}sqq")  # secret, rank, tag
 _HELLO_SECONDS = 10.0  # for a stranger that connects and says nothing
+_INT = struct.Struct("=i")
+_UNDER_WAY_BYTES = 2**17  # that are acknowledged a little later, over any link
 _INTERFACE_ADDRESS = 0x8915  # Linux's SIOCGIFADDR
 
 Way = tuple[int, int]  # (peer, tag): what one connection carries
@@ -80,7 +83,11 @@ class _Outgoing:
 
     @property
     def waiting(self) -> bool:
-        return self._ended < self._sent
+        """Whether some of what was sent has not reached the peer's system: the own one may hold whole packets."""
+        if self._ended < self._sent:
+            return True
+        (left,) = _INT.unpack(fcntl.ioctl(self._connection, termios.TIOCOUTQ, bytes(_INT.size)))
+        return bool(left > _UNDER_WAY_BYTES)
 
     def close(self) -> None:
         self._todo.put(None)
@@ -170,7 +177,7 @@ class Sockets:
         self._incoming = {way: _Incoming(connection, pinned=pinned) for way, connection in incoming.items()}
 
     def behind(self, tag: int) -> bool:
-        """Whether what was sent before with this tag, to any peer, still waits for the system to have it all."""
+        """Whether what was sent before with this tag, to any peer, has not all arrived."""
         return any(own == tag and connection.waiting for (_, own), connection in self._outgoing.items())
 
     def send(self, peer: int, tag: int, header: Tensor, payload: Tensor) -> Sending:
