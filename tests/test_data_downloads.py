@@ -306,3 +306,32 @@ def test_the_lock_of_a_folder_that_was_removed_meanwhile_is_not_taken_for_one(tm
     thread.join()
     assert order == ["first", "second"]
     assert not work.exists()
+
+
+def test_a_folder_that_comes_and_goes_meanwhile_is_waited_for(tmp_path: Path) -> None:
+    """As where others fetch the same: each removes the folder when it is done."""
+    work = tmp_path / ".Toys.partial"
+    failures: list[BaseException] = []
+
+    def hold_again_and_again() -> None:
+        try:
+            for _ in range(300):
+                with downloads._alone(work):
+                    pass
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=hold_again_and_again) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert not work.exists()
+
+
+def test_a_file_where_its_folder_would_be_is_one_line(tmp_path: Path, server: ThreadingHTTPServer) -> None:
+    (tmp_path / ".Toys.partial").write_text("")
+    manifests = _manifest(tmp_path / "m", server, {"toys.zip": _archive()})
+    with pytest.raises(InputError, match=r"toys: cannot be stored in .* \(Not a directory\); free some space or name"):
+        data.fetch("toys", tmp_path, manifests=manifests)

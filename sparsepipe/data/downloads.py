@@ -6,7 +6,7 @@ import shutil
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
 from ..errors import InputError
@@ -67,7 +67,9 @@ def _is_there(target: Path) -> bool:
 def _alone(work: Path) -> Iterator[Path]:
     """Hold the folder for this process alone. It is removed afterwards, unless it keeps bytes for a later try."""
     while True:
-        work.mkdir(parents=True, exist_ok=True)
+        work.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):  # not exist_ok: it fails where another process removes the folder meanwhile
+            work.mkdir()
         try:
             handle = (work / _LOCK).open("w")
         except FileNotFoundError:  # another process removed the folder just now
