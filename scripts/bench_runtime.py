@@ -20,8 +20,8 @@ which costs less time and more epochs:
 Numbers are samples a second: medians, and ratios with their spread (quartiles over the repeats), each of two neighbours
 in time. `load` is the machine's (one minute, before each repeat): 0 at first, on two idle cores. `held` is the most
 that each stage held, between its actions and inside backwards, by the plan's figure; `peak` the most that its process
-had, what its allocator keeps of freed memory included. `--workload runtime` is the channel against bare gloo, bytes and
-messages against the six-message protocol, and the runtime's own time a minibatch and stage. All of it takes an hour.
+had, what its allocator keeps of freed memory included. `--workload runtime` is the channel against bare gloo, its bytes
+beside those of the six-message protocol, and the runtime's own time a minibatch and stage. All of it takes an hour.
 """
 
 import argparse

@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,36 @@ def shared_reference() -> Path:
     return _folder("SPARSEPIPE_REFERENCE", data.resolve().parent / "reference", "published reference results")
 
 
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A JupyterLab server."""
+    from scripts.lab_driver import Lab
+
+    server = Lab(tmp_path_factory.mktemp("lab"))
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """A real browser."""
+    from scripts import lab_driver
+
+    with lab_driver.chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def page(chromium: Any, lab: Any) -> Iterator[Any]:
+    """A page of the browser. Kernels that a test started end with it, that of explorer.ipynb left out."""
+    from scripts.lab_driver import open_page
+
+    page = open_page(chromium)
+    yield page
+    page.context.close()
+    lab.end_kernels(but="explorer.ipynb")
+
+
 def _lack(marker: str) -> str | None:
     """Return what this machine lacks for tests with the marker, None where nothing."""
     if marker == "browser":
@@ -117,7 +148,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 # Files whose tests share something that is slow to make: all of a file's go to one worker of pytest-xdist, and these
 # files come first. (Its own groups, `--dist loadgroup`, do nothing under pytest 9.2: xdist 3.8 renames tests in vain.)
-_TOGETHER = {"test_runtime_laws.py", "test_runtime_resume.py", "test_widgets_browser.py"}
+_TOGETHER = {"test_notebooks_run.py", "test_runtime_laws.py", "test_runtime_resume.py", "test_widgets_browser.py"}
 
 
 @pytest.hookimpl(optionalhook=True)

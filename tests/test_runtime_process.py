@@ -77,7 +77,7 @@ def _two_ranks(folder: Path, how: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["gone", "silent", "silent as it starts"])
 def test_a_rank_that_is_gone_or_silent_is_named_whatever_it_is_waited_for(tmp_path, how) -> None:
-    """Gloo throws plain RuntimeErrors, when a receive is posted too: they were taken for errors of this rank's own."""
+    """Gloo throws plain RuntimeErrors, which are not this rank's own."""
     _two_ranks(tmp_path, how)
 
 

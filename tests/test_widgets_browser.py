@@ -3,35 +3,12 @@
 import json
 import subprocess
 
-import nbformat
 import pytest
-from test_notebooks import PATHS, name_of, small
 
 from scripts import lab_driver
-from scripts.lab_driver import READY, RUN, Lab, open_page, run_notebook
+from scripts.lab_driver import READY, RUN, open_page, run_notebook
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(240)]
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory):
-    server = Lab(tmp_path_factory.mktemp("lab"))
-    yield server
-    server.close()
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    with lab_driver.chromium() as browser:
-        yield browser
-
-
-@pytest.fixture
-def page(chromium, lab):
-    page = open_page(chromium)
-    yield page
-    page.context.close()
-    lab.end_kernels(but="explorer.ipynb")
 
 
 PROFILE = """
@@ -302,26 +279,6 @@ for k in range(3):
         RunRecord.create(f"kept/run-{k}", Plan((Stage(("a",), (0,)),)), {"model": "net"}, Origin(created=str(k)))
 RunsTable("kept").widget
 """
-
-
-LIVE = {"04_partition": 3, "05_launch": 4}  # how many widgets and live figures each shows at least
-
-
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize("path", PATHS, ids=name_of)
-def test_a_notebook_opens_and_runs(page, lab, path):
-    """With few samples, each by itself; what one has measured or trained is there for the next."""
-    notebook = nbformat.read(path, as_version=4)
-    cell = next(cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", []))
-    told = small(path) | {"root": str(lab.notebooks / "root")}
-    cell.source += "".join(f"\n{key} = {value!r}" for key, value in told.items() if f"\n{key} = " in cell.source)
-    nbformat.write(notebook, lab.notebooks / path.name)
-    run_notebook(page, lab, path.name, seconds=300)
-    assert not lab_driver.errors(page)
-    lab_driver.show_all(page)
-    pictures = "document.querySelectorAll('.widget-vbox, .sp-view, .js-plotly-plot').length"
-    page.wait_for_function(f"least => {pictures} >= least", arg=LIVE.get(path.stem, 1))
-    assert not page.problems
 
 
 def test_a_run_is_deleted_after_a_question(page, lab):

@@ -12,7 +12,6 @@ import plotly.graph_objects as go
 
 from .. import data
 from ..cluster import Cluster
-from ..data.shapes import make_shapes
 from ..errors import InputError
 from ..plots import export, live
 from ..profile import Profile
@@ -57,6 +56,8 @@ class Workplace:
         place = place.resolve()
         source = data
         if not source:
+            from ..data.shapes import make_shapes  # here: it brings trimesh, which other data need not wait for
+
             num_test = max(1, shapes_per_class // 3)
             folder = place / "work" / "data" / f"shapes-{shapes_per_class}-{num_test}-seed{seed}"
             source = str(make_shapes(folder, num_train=shapes_per_class, num_test=num_test, seed=seed))

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .failures import DeadlinePassed, PacketMismatch, PeerLost, translated
+from .failures import DeadlinePassed, PacketMismatch, PeerLost, seconds_left, translated
 from .packet import Packet, arrives_at, decode, encode, payload_bytes, place_of, set_place
 from .shared_memory import Lending, SharedMemory
 from .sockets import DEPTH, Sockets
@@ -133,7 +133,7 @@ class WireInbox(Inbox):
 
     def _receive(self, peer: int, deadline: float, message: str) -> tuple[Tensor, Tensor]:
         try:
-            found = self._arrived.get(timeout=max(deadline - time.monotonic(), 0.001))
+            found = self._arrived.get(timeout=seconds_left(deadline))
         except queue.Empty:
             raise DeadlinePassed(message, peer=peer) from None
         if isinstance(found, BaseException):
@@ -251,4 +251,4 @@ def _lent(packet: Packet, lending: Lending) -> Tensor:
 def wait_for(work: Any, deadline: float, message: str, *, peer: int) -> None:
     """Wait for one communication until `deadline` (time.monotonic). Raises DeadlinePassed (`message`) or PeerLost."""
     with translated(message, peer=peer, deadline=deadline):
-        work.wait(timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
+        work.wait(timedelta(seconds=seconds_left(deadline)))

@@ -2,6 +2,7 @@
 
 import json
 import math
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -28,6 +29,11 @@ class DeadlinePassed(RuntimeError):
     def __init__(self, message: str, *, peer: int | None) -> None:
         super().__init__(message)
         self.peer = peer
+
+
+def seconds_left(deadline: float) -> float:
+    """Return the seconds until `deadline` (time.monotonic) as any wait takes them: a moment at least."""
+    return min(max(deadline - time.monotonic(), 0.001), threading.TIMEOUT_MAX)
 
 
 @contextmanager

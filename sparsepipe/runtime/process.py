@@ -20,7 +20,7 @@ from ..errors import InputError
 from ..plan import Plan
 from .channel import Wire, tag_of, wait_for
 from .compression import Behind
-from .failures import DeadlinePassed, translated
+from .failures import DeadlinePassed, seconds_left, translated
 from .packet import BACKWARD, FORWARD
 from .shared_memory import SharedMemory, meet
 from .sockets import Sockets, Way, connect
@@ -266,9 +266,8 @@ def _meet(store: dist.Store, rank: int, world_size: int, timeout: float) -> None
     timeout = max(timeout, _TO_START)
     deadline = time.monotonic() + timeout
     for peer in range(world_size):
-        left = max(deadline - time.monotonic(), 0.01)
         try:
-            store.wait([f"ready/{peer}"], timedelta(seconds=left))
+            store.wait([f"ready/{peer}"], timedelta(seconds=seconds_left(deadline)))
         except RuntimeError:
             message = f"rank {rank} waited {timeout:g} s for rank {peer} to start"
             raise DeadlinePassed(message, peer=peer) from None

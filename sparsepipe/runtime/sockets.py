@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .failures import DeadlinePassed, lost, translated
+from .failures import DeadlinePassed, lost, seconds_left, translated
 from .packet import HEADER_BYTES
 
 DEPTH = 3  # packets of a connection that have come and the worker has not taken
@@ -126,9 +126,8 @@ class _Incoming:
         threading.Thread(target=self._read, name="sockets in", daemon=True).start()
 
     def take(self, peer: int, *, deadline: float, message: str) -> tuple[Tensor, Tensor]:
-        left = min(max(deadline - time.monotonic(), 0.001), threading.TIMEOUT_MAX)
         try:
-            found = self._arrived.get(timeout=left)
+            found = self._arrived.get(timeout=seconds_left(deadline))
         except queue.Empty:
             raise DeadlinePassed(message, peer=peer) from None
         if isinstance(found, Exception):
@@ -218,7 +217,7 @@ def connect(
             peer = min(missing)[0]
             message = f"rank {rank} waited {timeout:g} s for rank {peer} to connect"
             with translated(message, peer=peer, deadline=deadline):
-                server.settimeout(max(deadline - time.monotonic(), 0.001))
+                server.settimeout(seconds_left(deadline))
                 connection, _ = server.accept()
             way = _greeted(connection, secret)
             if way in missing:
@@ -232,9 +231,9 @@ def connect(
 def _connected(store: dist.Store, rank: int, peer: int, tag: int, *, deadline: float, timeout: float) -> socket.socket:
     message = f"rank {rank} waited {timeout:g} s to connect to rank {peer}"
     with translated(message, peer=peer, deadline=deadline):
-        store.wait([f"socket/{peer}"], timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
+        store.wait([f"socket/{peer}"], timedelta(seconds=seconds_left(deadline)))
         host, port, secret = json.loads(store.get(f"socket/{peer}"))
-        connection = socket.create_connection((host, port), timeout=max(deadline - time.monotonic(), 0.001))
+        connection = socket.create_connection((host, port), timeout=seconds_left(deadline))
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.sendall(_HELLO.pack(bytes.fromhex(secret), rank, tag))
     return connection

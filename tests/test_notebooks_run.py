@@ -1,0 +1,73 @@
+"""Notebooks run with few samples: from nothing by papermill, then in JupyterLab on what that measured and trained."""
+
+import nbformat
+import pytest
+from test_notebooks import DIGITS, PATHS, SMALL, name_of, small
+
+from scripts import lab_driver
+from scripts.lab_driver import run_notebook
+from sparsepipe.reproduce import reproduce
+from sparsepipe.reproduce.driver import _exported
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def run_from_nothing(parameters, root):
+    """Reproduce the notebooks that take these parameters; returns where they left what they made."""
+    paths = [path for path in PATHS if small(path) is parameters]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BROWSER_PATH", str(root / "none"))  # pictures have their own test; tables come all the same
+        written = reproduce([name_of(path) for path in paths], out=root / "figures", parameters=parameters)
+    tables = {path.stem for path in written if path.suffix == ".csv"}
+    assert tables == {name for path in paths for name in _exported(path)}
+    return root
+
+
+@pytest.fixture(scope="module")
+def of_shapes(tmp_path_factory):
+    return run_from_nothing(SMALL, tmp_path_factory.mktemp("shapes"))
+
+
+@pytest.fixture(scope="module")
+def of_digits(tmp_path_factory):
+    return run_from_nothing(DIGITS, tmp_path_factory.mktemp("digits"))
+
+
+def runs(root):
+    return {path.name for path in (root / "runs").iterdir()} - {"notebooks"}
+
+
+def test_the_walk_and_the_figure_of_shapes_run_from_nothing(of_shapes):
+    strategies = ("one-process", "data-parallel", "pipeline", "native")
+    assert {f"minkvgg11bn-narrow-{name}-001" for name in strategies} <= runs(of_shapes)
+    assert "minkunet14a-segmentation-narrow-parts-001" in runs(of_shapes)
+
+
+def test_the_figures_of_digits_run_from_nothing(of_digits):
+    assert len(runs(of_digits)) > 1
+
+
+def test_executed_copies_are_small(of_shapes, of_digits):
+    copies = [path for root in (of_shapes, of_digits) for path in (root / "runs" / "notebooks").rglob("*.ipynb")]
+    assert len(copies) == len(PATHS)
+    assert not any(path.stat().st_size > 3e6 for path in copies)
+
+
+LIVE = {"04_partition": 3, "05_launch": 4}  # how many widgets and live figures each shows at least
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("path", PATHS, ids=name_of)
+def test_a_notebook_opens_and_runs(page, lab, of_shapes, of_digits, path):
+    """In JupyterLab, without the parameters of a batch: widgets and live figures are drawn, nothing fails."""
+    notebook = nbformat.read(path, as_version=4)
+    cell = next(cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", []))
+    told = small(path) | {"root": str(of_digits if small(path) is DIGITS else of_shapes)}
+    cell.source += "".join(f"\n{key} = {value!r}" for key, value in told.items() if f"\n{key} = " in cell.source)
+    nbformat.write(notebook, lab.notebooks / path.name)
+    run_notebook(page, lab, path.name, seconds=300)
+    assert not lab_driver.errors(page)
+    lab_driver.show_all(page)
+    pictures = "document.querySelectorAll('.widget-vbox, .sp-view, .js-plotly-plot').length"
+    page.wait_for_function(f"least => {pictures} >= least", arg=LIVE.get(path.stem, 1))
+    assert not page.problems
