@@ -61,14 +61,21 @@ def continuous(count: int, paces: Sequence[float], lap: int) -> Ordered:
     return replace(found, parts={k: [part for part in own if part[2] < count] for k, own in found.parts.items()})
 
 
+_STEADY = (8, 24)  # times as many minibatches as there are stages
+
+
 @lru_cache(maxsize=64)  # asked for again wherever a plan is judged once more
 def steady_period(paces: tuple[float, ...], lap: int) -> float:
-    """Return the seconds per minibatch of `continuous` once the pipeline is full."""
-    depth = len(paces)
-    ends = continuous(10 * depth, paces, lap).ends
-    first, last = (ends["B", depth - 1, k * depth] for k in (6, 10))
+    """Return the seconds per minibatch of `continuous` once the pipeline is full.
+
+    Where two ranks have nearly as much to do, the order comes to its cycle late, in a step that may cost a minibatch's
+    time: the mean is over many.
+    """
+    depth, (first, last) = len(paces), _STEADY
+    ends = continuous(last * depth, paces, lap).ends
+    seconds = ends["B", depth - 1, last * depth] - ends["B", depth - 1, first * depth]
     busiest = max(sum(paces[k::lap]) for k in range(lap))  # a window of whole minibatches may miss part of a cycle
-    return max((last - first) / (4 * depth) / sum(_PARTS.values()), busiest)
+    return max(seconds / ((last - first) * depth) / sum(_PARTS.values()), busiest)
 
 
 class _Position:

@@ -5,7 +5,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sparsepipe import (
@@ -124,6 +124,7 @@ seconds_of_layers = st.lists(st.floats(0.5, 4.0), min_size=6, max_size=9)
 
 
 @given(seconds_of_layers, st.integers(1, 3), st.sampled_from([2, 3]))
+@example([1.0, 1.0, 1.125, 1.5, 1.125, 1.0, 1.84375, 2.8125, 2.5], 3, 2)  # two ranks with nearly as much to do
 @settings(max_examples=30)
 def test_interleaved_stages_without_flushes_keep_the_busiest_device_busy(layers, devices, laps):
     """The device that has most to do never waits, whatever the stages take; the simulator does what is estimated."""
