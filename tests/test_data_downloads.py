@@ -7,7 +7,8 @@ import os
 import re
 import threading
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -266,21 +267,15 @@ def test_what_a_folder_of_the_environment_holds_is_not_fetched(
         data.fetch("toys", tmp_path / "e", manifests=manifests)
 
 
+def _four_at_once(function: Callable[[], object]) -> list[object]:
+    """Call a function in four threads; return what each returned. Raises what any of them raised."""
+    with ThreadPoolExecutor(4) as pool:
+        return [call.result() for call in [pool.submit(function) for _ in range(4)]]
+
+
 def test_two_at_once_fetch_once(tmp_path: Path, server: ThreadingHTTPServer) -> None:
     manifests = _manifest(tmp_path / "m", server, {"toys.zip": _archive()})
-    results: list[object] = []
-
-    def one() -> None:
-        try:
-            results.append(data.fetch("toys", tmp_path / "d", manifests=manifests))
-        except BaseException as error:
-            results.append(error)
-
-    threads = [threading.Thread(target=one) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    results = _four_at_once(lambda: data.fetch("toys", tmp_path / "d", manifests=manifests))
     assert results == [tmp_path / "d" / "Toys"] * 4
     assert len(server.asked) == 1
     assert [path.name for path in (tmp_path / "d").iterdir()] == ["Toys"]
@@ -311,22 +306,15 @@ def test_the_lock_of_a_folder_that_was_removed_meanwhile_is_not_taken_for_one(tm
 def test_a_folder_that_comes_and_goes_meanwhile_is_waited_for(tmp_path: Path) -> None:
     """As where others fetch the same: each removes the folder when it is done."""
     work = tmp_path / ".Toys.partial"
-    failures: list[BaseException] = []
 
-    def hold_again_and_again() -> None:
-        try:
-            for _ in range(300):
-                with downloads._alone(work):
-                    pass
-        except BaseException as error:
-            failures.append(error)
+    def hold_again_and_again() -> int:
+        held = 0
+        for _ in range(300):
+            with downloads._alone(work):
+                held += 1
+        return held
 
-    threads = [threading.Thread(target=hold_again_and_again) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    assert _four_at_once(hold_again_and_again) == [300] * 4
     assert not work.exists()
 
 

@@ -57,9 +57,10 @@ LIVE = {"04_partition": 3, "05_launch": 4}  # how many widgets and live figures 
 
 
 @pytest.mark.browser
+@pytest.mark.timeout(400, func_only=True)  # whoever comes first has the results made, in the time of the tests above
 @pytest.mark.parametrize("path", PATHS, ids=name_of)
 def test_a_notebook_opens_and_runs(page, lab, of_shapes, of_digits, path):
-    """In JupyterLab, without the parameters of a batch: widgets and live figures are drawn, nothing fails."""
+    """In JupyterLab widgets and live figures are drawn, and nothing fails."""
     notebook = nbformat.read(path, as_version=4)
     cell = next(cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", []))
     told = small(path) | {"root": str(of_digits if small(path) is DIGITS else of_shapes)}
