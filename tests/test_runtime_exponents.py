@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import example, given
@@ -17,7 +18,7 @@ from sparsepipe.runtime.failures import PacketMismatch
 from sparsepipe.runtime.packet import BACKWARD, FORWARD, Packet, Slot, decode, encode
 from sparsepipe.runtime.stage import Flight, Output, StageRunner
 from sparsepipe.runtime.weights import Version
-from sparsepipe.runtime.zeros import num_present, without_zeros
+from sparsepipe.runtime.zeros import num_present, packed, unpacked, without_zeros
 
 CPU = torch.device("cpu")
 
@@ -28,6 +29,14 @@ def _bits(rows: torch.Tensor) -> torch.Tensor:
 
 def _normal(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 1001])
+def test_bits_are_packed_on_any_device_as_numpy_packs_them(length: int) -> None:
+    flags = _normal(length) > 0
+    bits = np.packbits(flags.numpy(), bitorder="little")
+    assert np.array_equal(packed(flags).numpy(), bits)
+    assert torch.equal(unpacked(torch.from_numpy(bits), length), flags)
 
 
 def _arrived(packet: Packet) -> Packet:

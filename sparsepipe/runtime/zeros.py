@@ -41,10 +41,9 @@ def without_zeros(slot: Slot) -> Slot:
     The slot as it is where that is smaller. Not zero is what has any bit set: -0.0 and NaN are kept as they are.
     """
     rows = slot.rows.detach().contiguous()
-    bits = rows.view(-1).view(torch.int32)
-    if rows.itemsize * int(bits.count_nonzero()) + bits_length(rows.numel()) >= rows.nbytes:
+    is_present = _not_zero(rows.view(-1).view(torch.int32))
+    if rows.itemsize * _count(is_present) + bits_length(rows.numel()) >= rows.nbytes:
         return slot
-    is_present = bits != 0
     values = rows.view(-1).index_select(0, _places(is_present))
     return replace(slot, rows=values, present=_pack(is_present), shape=tuple(rows.shape))
 
@@ -58,7 +57,7 @@ def with_zeros(values: Tensor, present: Tensor, shape: Sequence[int]) -> Tensor:
     places = _places(_unpack(present, rows.numel()))
     if values.shape != places.shape:
         raise PacketMismatch(f"values {list(values.shape)} arrived for {len(places)} elements that are not zero")
-    rows.view(-1).index_copy_(0, places, values)
+    rows.view(-1).scatter_(0, places, values)
     return rows
 
 
@@ -68,22 +67,44 @@ def values_at(present: Tensor, rows: Tensor) -> Tensor:
 
 
 def num_present(present: Tensor) -> int:
-    return int(_unpack(present, 8 * len(present)).count_nonzero())
+    return _count(_unpack(present, 8 * len(present)))
 
 
-def _pack(flags: Tensor) -> Tensor:
-    """Return bool [n] as uint8 [n / 8, rounded up], 8 to a byte, the first in its lowest bit."""
-    whole = functional.pad(flags.view(torch.uint8), (0, -len(flags) % 8)).view(torch.int64)
-    return ((whole * _PACKING) >> 56).to(torch.uint8)
+# On the CPU by NumPy, which is two to ten times as fast at these as torch.
 
 
-def _unpack(present: Tensor, length: int) -> Tensor:
-    """Return the bool [length] that was packed."""
-    return _UNPACKED.to(present.device).index_select(0, present.int()).view(torch.bool)[:length]
+def _not_zero(bits: Tensor) -> Tensor:
+    return bits != 0 if bits.is_cuda else torch.from_numpy(bits.numpy() != 0)
+
+
+def _count(flags: Tensor) -> int:
+    """Return how many of bool [n] are true."""
+    return int(flags.count_nonzero() if flags.is_cuda else np.count_nonzero(flags.numpy()))
 
 
 def _places(flags: Tensor) -> Tensor:
     """Return where bool [n] is true: int64."""
-    if flags.is_cuda:
-        return flags.nonzero()[:, 0]
-    return torch.from_numpy(np.flatnonzero(flags.numpy()))  # ten times as fast as torch's
+    return flags.nonzero()[:, 0] if flags.is_cuda else torch.from_numpy(np.flatnonzero(flags.numpy()))
+
+
+def _pack(flags: Tensor) -> Tensor:
+    """Return bool [n] as uint8 [n / 8, rounded up], 8 to a byte, the first in its lowest bit."""
+    return packed(flags) if flags.is_cuda else torch.from_numpy(np.packbits(flags.numpy(), bitorder="little"))
+
+
+def _unpack(present: Tensor, length: int) -> Tensor:
+    """Return the bool [length] that was packed."""
+    if present.is_cuda:
+        return unpacked(present, length)
+    return torch.from_numpy(np.unpackbits(present.numpy(), count=length, bitorder="little").view(bool))
+
+
+def packed(flags: Tensor) -> Tensor:
+    """What np.packbits does, on any device: the lowest bit first."""
+    whole = functional.pad(flags.view(torch.uint8), (0, -len(flags) % 8)).view(torch.int64)
+    return ((whole * _PACKING) >> 56).to(torch.uint8)
+
+
+def unpacked(present: Tensor, length: int) -> Tensor:
+    """What np.unpackbits does, on any device: bool [length]."""
+    return _UNPACKED.to(present.device).index_select(0, present.int()).view(torch.bool)[:length]
