@@ -119,7 +119,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument(
         "--compression",
         choices=COMPRESSIONS,
-        help="of what crosses boundaries; zeros, lossless: exact (default: lossless where a socket does not keep up)",
+        help="of what crosses boundaries; zeros, lossless: exact (default: lossless through sockets)",
     )
     one.add_argument(
         "--no-shared-memory",

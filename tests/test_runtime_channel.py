@@ -4,14 +4,12 @@ import json
 import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from sparsepipe.runtime.channel import Inbox, Outbox, Shelf, tag_of
-from sparsepipe.runtime.compression import Compressor, restored
 from sparsepipe.runtime.failures import DeadlinePassed, PacketMismatch, PeerLost
 from sparsepipe.runtime.packet import BACKWARD, FORWARD, Packet, Slot, encode
 from sparsepipe.runtime.pipes import Pipes, make_pipe
@@ -130,35 +128,6 @@ def test_who_does_not_read_or_is_gone_is_named_by_who_sends() -> None:
     with pytest.raises(PeerLost, match=r"lost rank 1: .*\(0F\d\)"):
         outbox.finish(timeout=5)
     sockets.close()
-
-
-def test_what_goes_to_a_socket_that_is_behind_is_made_smaller_without_loss_and_no_more_once_it_keeps_up() -> None:
-    theirs, own = socket.socketpair()
-    ends = Sockets({(1, TAG): own}, {}), Sockets({}, {(0, TAG): theirs})
-    outbox, compressor = Outbox(limit=99, sockets=ends[0]), Compressor(None, behind=partial(ends[0].behind, TAG))
-    inbox = Inbox([(0, m) for m in range(41)], direction=FORWARD, boundary=7, cut=1, sockets=ends[1])
-    rows = torch.randn(20_000, 8, generator=torch.Generator().manual_seed(0))
-    small = []
-    for m in range(40):
-        slots = compressor.shrink((Slot(rows),))
-        small.append(slots[0].upper is not None)
-        outbox.send(Packet(FORWARD, m, 7, slots), 1, timeout=5, action=f"0F{m}", cut=1)
-    assert not small[0] and small[-1]
-    for m in range(40):
-        (slot,) = inbox.take(m, timeout=5, action=f"1F{m}").slots
-        assert (slot.upper is not None) == small[m]
-        assert torch.equal(restored(slot), rows)
-    outbox.finish(timeout=5)
-    assert compressor.shrink((Slot(rows),))[0].rows is rows
-    for sockets in ends:
-        sockets.close()
-
-
-@pytest.mark.parametrize(("how", "is_small"), [(None, False), ("none", False), ("lossless", True)])
-def test_nothing_is_made_smaller_where_nothing_waits_unless_asked(how: str | None, is_small: bool) -> None:
-    rows = torch.randn(200, 8, generator=torch.Generator().manual_seed(0))
-    for behind in (None, lambda: how == "none"):
-        assert (Compressor(how, behind=behind).shrink((Slot(rows),))[0].upper is not None) == is_small
 
 
 def test_a_stranger_who_knows_no_secret_is_taken_for_no_rank(monkeypatch) -> None:

@@ -52,10 +52,10 @@ def test_too_large_for_half_precision_is_cut_off_not_infinite() -> None:
 
 def test_nothing_is_done_unasked() -> None:
     slots = (Slot(torch.randn(3, 2)),)
-    assert Compressor(None).shrink(slots) is slots
+    assert Compressor("none").shrink(slots) is slots
 
 
 def test_a_quarter_of_the_bytes() -> None:
     rows = torch.randn(1000, 64)
-    sizes = [len(encode(Packet(FORWARD, 0, 0, Compressor(how).shrink((Slot(rows),))))[1]) for how in (None, "int8")]
+    sizes = [len(encode(Packet(FORWARD, 0, 0, Compressor(how).shrink((Slot(rows),))))[1]) for how in ("none", "int8")]
     assert sizes[1] < 0.26 * sizes[0]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from runtime_jobs import NORMED, PLAIN, Job, plan_of, run_jobs, same_training, settings, shapes
 
 from sparsepipe.engines import engine
+from sparsepipe.files import read_rows
 from sparsepipe.models import network
 from sparsepipe.runtime.compression import Compressor, restored
 from sparsepipe.runtime.exponents import with_coded_exponents, with_plain_exponents
@@ -202,6 +203,13 @@ def laws(tmp_path_factory, clouds):
         for name, (model, options) in LAWS.items()
         for compression in (None, "lossless")
     ]
+    plan = plan_of(NORMED, [[0], [1], [2]], cuts=(3, 4))
+    sockets = settings(clouds, model=NORMED, shared_memory=False, **FULL)
+    jobs += [
+        Job("sockets", plan, sockets),
+        Job("sockets-plain", plan, replace(sockets, compression="none")),
+        Job("memory", plan, replace(sockets, shared_memory=True)),
+    ]
     return run_jobs(tmp_path_factory.mktemp("runs"), jobs)
 
 
@@ -210,6 +218,16 @@ def laws(tmp_path_factory, clouds):
 def test_training_with_coded_exponents_changes_no_bit(name: str, laws) -> None:
     plain, small = (laws[f"{name} {how}".replace(" ", "-")] for how in (None, "lossless"))
     same_training(small, plain)
+
+
+@pytest.mark.slow
+def test_what_goes_through_sockets_is_coded_unless_told_otherwise_and_nothing_in_shared_memory(laws) -> None:
+    sent = {}
+    for name in ("sockets", "sockets-plain", "memory"):
+        same_training(laws[name], laws["memory"])
+        rows = read_rows(laws[name].folder / "metrics.jsonl")
+        sent[name] = sum(row["sent_bytes"] for row in rows if row["event"] == "epoch")
+    assert sent["sockets"] < 0.75 * sent["sockets-plain"] and sent["sockets-plain"] == sent["memory"]
 
 
 @pytest.mark.gpu

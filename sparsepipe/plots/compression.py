@@ -9,7 +9,7 @@ from ..record import RunRecord
 from .table import noted, told_by, trained_on
 from .theme import GREY, INK, RUN_COLORS, finished
 
-DEFAULT = "default"  # none, but lossless where a socket does not keep up
+DEFAULT = "default"  # none, or lossless through sockets
 
 
 def compression_table(*records: RunRecord) -> pd.DataFrame:

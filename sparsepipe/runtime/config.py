@@ -43,7 +43,7 @@ class RunConfig:
     clip_norm: float | None = None  # of all gradients together; for schedules that flush
     precision: str = "float32"  # or bfloat16, float16 (loss scaled): autocast, weights stay float32
     loss_scale: float = 2.0**16  # of float16: the first; halved when gradients overflow, doubled after 2000 good steps
-    compression: str | None = None  # of what crosses boundaries; None: lossless where a socket does not keep up
+    compression: str | None = None  # of what crosses boundaries; None: lossless from a CPU through a socket
     shared_memory: bool = True  # payloads between processes of one host; False: through sockets, as between hosts
     seed: int = 0
     device: str = "cpu"

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 from ..errors import InputError
 from ..plan import Plan
 from .channel import Wire, tag_of, wait_for
-from .compression import Behind
 from .failures import DeadlinePassed, seconds_left, translated
 from .packet import BACKWARD, FORWARD
 from .shared_memory import SharedMemory, meet
@@ -51,11 +49,10 @@ class Process:
         group, within = self.groups.get(stage, (None, None))
         return replace(self, stage=stage, stage_group=group, statistics_group=within)
 
-    def behind(self, direction: int, cut: int) -> Behind | None:
-        """Return what tells whether packets sent before still wait for a socket; None where those of GPUs go."""
-        if self.sockets is None or self.device.type != "cpu":
-            return None
-        return partial(self.sockets.behind, tag_of(direction, cut))
+    def compression(self, direction: int, cut: int) -> str:
+        """Return how packets are made smaller where nothing is asked for: see `runtime.compression`."""
+        through_socket = self.sockets is not None and self.sockets.carries(tag_of(direction, cut))
+        return "lossless" if through_socket and self.device.type == "cpu" else "none"
 
     def sum(self, values: Tensor, *, what: str) -> Tensor:
         """Return the sum of `values` over all ranks. Every rank must come here within the deadline."""

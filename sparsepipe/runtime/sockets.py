@@ -17,7 +17,6 @@ import queue
 import secrets
 import socket
 import struct
-import termios
 import threading
 import time
 from collections.abc import Collection, Mapping
@@ -37,8 +36,6 @@ _READ_BYTES = 2**16  # as much as a core's own cache holds between the kernel's 
 _SECRET_BYTES = 16
 _HELLO = struct.Struct(f"={_SECRET_BYTES}sqq")  # secret, rank, tag
 _HELLO_SECONDS = 10.0  # for a stranger that connects and says nothing
-_INT = struct.Struct("=i")
-_UNDER_WAY_BYTES = 2**17  # that are acknowledged a little later, over any link
 _INTERFACE_ADDRESS = 0x8915  # Linux's SIOCGIFADDR
 
 Way = tuple[int, int]  # (peer, tag): what one connection carries
@@ -72,22 +69,12 @@ class _Outgoing:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._todo: queue.SimpleQueue[Sending | None] = queue.SimpleQueue()
-        self._sent = self._ended = 0  # one thread counts each
         threading.Thread(target=self._write, name="sockets out", daemon=True).start()
 
     def send(self, header: Tensor, payload: Tensor) -> Sending:
         sending = Sending(header, payload)
-        self._sent += 1
         self._todo.put(sending)
         return sending
-
-    @property
-    def waiting(self) -> bool:
-        """Whether some of what was sent has not reached the peer's system: the own one may hold whole packets."""
-        if self._ended < self._sent:
-            return True
-        (left,) = _INT.unpack(fcntl.ioctl(self._connection, termios.TIOCOUTQ, bytes(_INT.size)))
-        return bool(left > _UNDER_WAY_BYTES)
 
     def close(self) -> None:
         self._todo.put(None)
@@ -97,7 +84,6 @@ class _Outgoing:
         while (sending := self._todo.get()) is not None:
             if error is None:
                 error = self._written(sending)
-            self._ended += 1
             sending.ended(error)
             del sending  # nor its memory, while the next is waited for
         self._connection.close()
@@ -175,9 +161,9 @@ class Sockets:
         self._outgoing = {way: _Outgoing(connection) for way, connection in outgoing.items()}
         self._incoming = {way: _Incoming(connection, pinned=pinned) for way, connection in incoming.items()}
 
-    def behind(self, tag: int) -> bool:
-        """Whether what was sent before with this tag, to any peer, has not all arrived."""
-        return any(own == tag and connection.waiting for (_, own), connection in self._outgoing.items())
+    def carries(self, tag: int) -> bool:
+        """Whether packets with this tag leave here, to any peer."""
+        return any(own == tag for _, own in self._outgoing)
 
     def send(self, peer: int, tag: int, header: Tensor, payload: Tensor) -> Sending:
         """Start sending an int64 [512] and a uint8 [n] on the CPU. Nobody may write to them until that has ended."""

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from ..engines import Engine, Feature, Parts, Subnetwork
 from ..models import INPUT, Network
 from ..plan import Plan
-from .compression import Behind, Compressor, restored
+from .compression import Compressor, restored
 from .config import RunConfig
 from .failures import PacketMismatch
 from .objective import Outcome, judge
@@ -92,14 +92,14 @@ class StageRunner:
         config: RunConfig,
         device: torch.device,
         per_voxel: bool = False,
-        behind: tuple[Behind | None, Behind | None] = (None, None),
+        compression: tuple[str, str] = ("none", "none"),
     ) -> None:
-        """`behind`: by direction, what tells whether earlier packets still wait to leave; None: they do not wait."""
+        """`compression`: of what leaves forwards and backwards, unless the configuration says how."""
         own = plan.stages[stage]
         self.module = Subnetwork(network, engine, own.layers, seed=config.seed).to(device)
         self._per_voxel, self._num_classes = per_voxel, network.num_classes
         self.half = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(config.precision)
-        self._compression, self._behind = config.compression, behind
+        self._compression = (config.compression or compression[0], config.compression or compression[1])
         self.engine, self.device, self.recompute = engine, device, own.recompute
         self.splits = plan.schedule == "zero-bubble"
         self.is_first, self.is_last = stage == 0, stage == len(plan.stages) - 1
@@ -112,7 +112,7 @@ class StageRunner:
     def begin(self, *, training: bool) -> None:
         """Begin a drained stretch: an epoch, what a run that resumes has left of one, or a validation."""
         self.module.train(training)
-        self._forwards, self._backwards = (Compressor(self._compression, behind=way) for way in self._behind)
+        self._forwards, self._backwards = map(Compressor, self._compression)
 
     def forward(self, arrived: Packet | Any, version: Version, minibatch: int) -> tuple[Flight, dict[str, Any]]:
         """Run the stage on what arrived (a PointBatch in the first stage, a packet in others)."""

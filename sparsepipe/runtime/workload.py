@@ -45,8 +45,9 @@ class Workload:
     def runner(self, plan: Plan, process: Process) -> StageRunner:
         """Return what runs this rank's layers, warmed up: its kernels are chosen before the ranks first meet."""
         options = {"config": self.config, "device": process.device, "per_voxel": self.per_voxel}
-        behind = process.behind(FORWARD, process.stage + 1), process.behind(BACKWARD, process.stage)
-        runner = StageRunner(self.network, self.engine, plan, process.stage, behind=behind, **options)
+        ways = (FORWARD, process.stage + 1), (BACKWARD, process.stage)
+        compression = tuple(process.compression(*way) for way in ways)
+        runner = StageRunner(self.network, self.engine, plan, process.stage, compression=compression, **options)
         first = partial(self.training.batch, self.order(0)[0])
         self.engine.warm_up(runner.module, first, process.device, half=runner.half)
         return runner
