@@ -99,7 +99,7 @@ class StageRunner:
         self.module = Subnetwork(network, engine, own.layers, seed=config.seed).to(device)
         self._per_voxel, self._num_classes = per_voxel, network.num_classes
         self.half = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(config.precision)
-        self._compression = (config.compression or compression[0], config.compression or compression[1])
+        self._compression = tuple(config.compression or default for default in compression)
         self.engine, self.device, self.recompute = engine, device, own.recompute
         self.splits = plan.schedule == "zero-bubble"
         self.is_first, self.is_last = stage == 0, stage == len(plan.stages) - 1
