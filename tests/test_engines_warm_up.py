@@ -44,6 +44,7 @@ config = RunConfig.from_json(given["config"])
 engine = Recording()
 run(folder, Plan.from_json(given["plan"]), config, workload=replace(Workload.open(config), engine=engine))
 (folder / f"calls{os.environ['RANK']}.json").write_text(json.dumps(engine.calls))
+os._exit(0)  # as a rank's own process ends: torch cannot always take a process group down with the interpreter
 """
 
 
