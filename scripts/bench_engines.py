@@ -15,7 +15,8 @@ For each number of threads and each case, in a process of its own whose thread p
                    `products` are torch.mm's; where oneDNN's are faster (sparsepipe/engines/native/onednn.py), they
                    compete too
     memory         the most resident memory a training step takes over that of the process before the network was made,
-                   each engine in a process of its own
+                   each engine in a process of its own: five of each, or as many as `--rounds` says if that is fewer,
+                   for what MinkowskiEngine's threads ask the heap for, and when, differs by some percent
 
 Competitors take turns, round by round. Numbers are medians with quartiles; a ratio is the median of the rounds' own
 ratios, so that what else the machine does meets both sides; with one thread, processor time leaves most of it out.
@@ -61,6 +62,7 @@ TARGETS = {
     "memory_native_over_minkowski": 1.0,
 }
 PARTS = ("steps", "convolutions", "memory")
+_MEMORY_ROUNDS = 5
 _CLASSES = {"modelnet": 10, "modelnet-dense": 10, "kitti": 20}
 _BATCH_SIZE, _VOXEL_SIZE, _SWEEP_VOXEL_SIZE = 8, 0.02, 0.1
 
@@ -484,18 +486,19 @@ def run_child(options: argparse.Namespace, threads: int, part: str, case: Case, 
 
 
 def measure_memory(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure each engine's peak in a process of its own, with as many threads as the first asked for."""
+    """Measure each engine's peak, in turns, in processes of their own with as many threads as the first asked for."""
     found: dict[str, Any] = {}
     for case in _cases(options):
-        own: dict[str, Any] = {}
-        for name in (*options.engines, "native-bf16"):
-            there = case.clouds != "kitti" or real(_REAL_SWEEP) is not None
-            own[name] = (
-                run_child(options, options.threads[0], "memory", case, "--engine", name)["bytes"] if there else None
-            )
-        if own.get("native") and own.get("minkowski"):
-            own["native_over_minkowski"] = own["native"] / own["minkowski"]
-        found[case.name] = own
+        if case.clouds == "kitti" and real(_REAL_SWEEP) is None:
+            continue
+        print(f"bench_engines: memory: {case.name}", file=sys.stderr)
+        peaks: dict[str, list[float]] = {name: [] for name in (*options.engines, "native-bf16")}
+        for _ in range(min(_MEMORY_ROUNDS, options.rounds)):
+            for name, own in peaks.items():
+                own.append(run_child(options, options.threads[0], "memory", case, "--engine", name)["bytes"])
+        found[case.name] = {"bytes": {name: spread(own) for name, own in peaks.items()}}
+        if "minkowski" in peaks:
+            found[case.name]["native_over_minkowski"] = ratio(peaks["native"], peaks["minkowski"])
     return found
 
 
@@ -525,7 +528,7 @@ def main() -> None:
         "rounds": options.rounds,
         "targets": TARGETS,
         "threads": {},
-        "memory_bytes": {},
+        "memory": {},
     }
     with tempfile.TemporaryDirectory() as scratch:
         options.scratch = scratch
@@ -538,7 +541,7 @@ def main() -> None:
                         part[key] |= found
                     _write(document, options.json)  # what is there, should the rest be cut off
         if "memory" in options.parts:
-            document["memory_bytes"] = measure_memory(options)
+            document["memory"] = measure_memory(options)
     document["load_average_after"] = os.getloadavg()
     _write(document, options.json)
     report(document)
@@ -590,9 +593,10 @@ def report(document: Mapping[str, Any]) -> None:
             if "sum_over_products_onednn" in found:
                 print(f"    {cell(found['sum_over_products_onednn'])} x oneDNN's products")
     print("\npeak memory, MiB")
-    for name, own in document["memory_bytes"].items():
-        cells = (f"{key} {value / 2**20 if value and value > 100 else value or 0:.2f}" for key, value in own.items())
-        print(f"  {name}: {', '.join(cells)}")
+    for name, own in document["memory"].items():
+        peaks = (f"{engine_name} {value['median'] / 2**20:.0f}" for engine_name, value in own["bytes"].items())
+        over = f", native_over_minkowski {cell(own['native_over_minkowski'])}" if "native_over_minkowski" in own else ""
+        print(f"  {name}: {', '.join(peaks)}{over}")
 
 
 if __name__ == "__main__":

@@ -31,6 +31,6 @@ def test_benchmark_on_synthetic_shapes(tmp_path):
     convolutions = part["convolutions"][NAME]["each"]
     assert len(convolutions) == 9  # distinct shapes of MinkVGG16's thirteen
     assert all(value["convolution_over_products"]["median"] > 0 for value in convolutions.values())
-    assert found["memory_bytes"][NAME]["native"] > 2**20
+    assert found["memory"][NAME]["bytes"]["native"]["median"] > 2**20
     assert found["device"]
     assert len(found["load_average_before"]) == 3
