@@ -485,20 +485,21 @@ def run_child(options: argparse.Namespace, threads: int, part: str, case: Case, 
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def measure_memory(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure each engine's peak, in turns, in processes of their own with as many threads as the first asked for."""
-    found: dict[str, Any] = {}
-    for case in _cases(options):
-        if case.clouds == "kitti" and real(_REAL_SWEEP) is None:
-            continue
-        print(f"bench_engines: memory: {case.name}", file=sys.stderr)
-        peaks: dict[str, list[float]] = {name: [] for name in (*options.engines, "native-bf16")}
-        for _ in range(min(_MEMORY_ROUNDS, options.rounds)):
-            for name, own in peaks.items():
-                own.append(run_child(options, options.threads[0], "memory", case, "--engine", name)["bytes"])
-        found[case.name] = {"bytes": {name: spread(own) for name, own in peaks.items()}}
-        if "minkowski" in peaks:
-            found[case.name]["native_over_minkowski"] = ratio(peaks["native"], peaks["minkowski"])
+def measure_memory(options: argparse.Namespace, case: Case) -> dict[str, Any]:
+    """Measure each engine's peak, in turns, in processes of their own with as many threads as the first asked for.
+
+    Nothing is found where the clouds are not there, as the first process says.
+    """
+    peaks: dict[str, list[float]] = {name: [] for name in (*options.engines, "native-bf16")}
+    for _ in range(min(_MEMORY_ROUNDS, options.rounds)):
+        for name, own in peaks.items():
+            measured = run_child(options, options.threads[0], "memory", case, "--engine", name)
+            if "bytes" not in measured:
+                return {}
+            own.append(measured["bytes"])
+    found: dict[str, Any] = {"bytes": {name: spread(own) for name, own in peaks.items()}}
+    if "minkowski" in peaks:
+        found["native_over_minkowski"] = ratio(peaks["native"], peaks["minkowski"])
     return found
 
 
@@ -541,7 +542,11 @@ def main() -> None:
                         part[key] |= found
                     _write(document, options.json)  # what is there, should the rest be cut off
         if "memory" in options.parts:
-            document["memory"] = measure_memory(options)
+            for case in _cases(options):
+                print(f"bench_engines: memory: {case.name}", file=sys.stderr)
+                if found := measure_memory(options, case):
+                    document["memory"][case.name] = found
+                _write(document, options.json)
     document["load_average_after"] = os.getloadavg()
     _write(document, options.json)
     report(document)
