@@ -12,8 +12,7 @@ For each number of threads and each case, in a process of its own whose thread p
     convolutions   forward and backward of each convolution of the first case against its matrix products alone, on rows
                    already gathered and never added up; and against these and the rows' own moves: each gathered and
                    added up once by torch, which is what products on gathered rows cannot do without
-                   `products` are torch.mm's; where oneDNN's are faster (sparsepipe/engines/native/onednn.py), they
-                   compete too
+                   `products` are torch.mm's; oneDNN's, which are faster on some processors, are there to compare
     memory         the most resident memory a training step takes over that of the process before the network was made,
                    each engine in a process of its own: five of each, or as many as `--rounds` says if that is fewer,
                    for what MinkowskiEngine's threads ask the heap for, and when, differs by some percent
@@ -49,7 +48,6 @@ from sparsepipe import data  # noqa: E402
 from sparsepipe.data import PointBatch  # noqa: E402
 from sparsepipe.data.formats.scan import KITTI, read_scan  # noqa: E402
 from sparsepipe.engines import Engine, Subnetwork, engine  # noqa: E402
-from sparsepipe.engines.native import onednn  # noqa: E402
 from sparsepipe.errors import InputError  # noqa: E402
 from sparsepipe.models import INPUT, network  # noqa: E402
 from sparsepipe.profiler import device_name  # noqa: E402
@@ -64,6 +62,7 @@ TARGETS = {
 PARTS = ("steps", "convolutions", "memory")
 _MEMORY_ROUNDS = 5
 _CLASSES = {"modelnet": 10, "modelnet-dense": 10, "kitti": 20}
+_HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 _BATCH_SIZE, _VOXEL_SIZE, _SWEEP_VOXEL_SIZE = 8, 0.02, 0.1
 
 
@@ -232,7 +231,7 @@ def time_steps(
     functions["native-warm-maps"] = lambda: trainers["native"].step(batch, used)
     distinct = convolutions(case, batch, engines["native"])
     functions["products"] = lambda: products(distinct, bare_products)
-    if onednn.is_faster():
+    if _HAS_ONEDNN:
         functions["products-onednn"] = lambda: products(distinct, onednn_products)
     found = turns(rounds, functions)
     seconds = {name: {key: [row[key] for row in rows] for key in rows[0]} for name, rows in found.items()}
@@ -329,17 +328,22 @@ def bare_products(kernel_map: Any, kernel: Tensor, *, wants_features: bool) -> C
     return multiply
 
 
+def multiply_onednn(rows: Tensor, matrix: Tensor) -> Tensor:
+    """[P, A] times [A, B]; either may be a transpose."""
+    return torch.ops.mkldnn._linear_pointwise(rows, matrix.t(), None, "none", [], "")
+
+
 def onednn_products(kernel_map: Any, kernel: Tensor, *, wants_features: bool) -> Callable[[], None]:
     """Return the same products by oneDNN."""
     products = gathered(kernel_map, kernel)
 
     def multiply() -> None:
         for x, _, matrix in products:
-            onednn.multiply(x, matrix)
+            multiply_onednn(x, matrix)
         for x, y, matrix in products:
-            onednn.multiply(x.t(), y)
+            multiply_onednn(x.t(), y)
             if wants_features:
-                onednn.multiply(y, matrix.t())
+                multiply_onednn(y, matrix.t())
 
     return multiply
 
@@ -380,7 +384,7 @@ def time_convolutions(case: Case, batch: PointBatch, chosen: Engine, rounds: int
             convolve(x, k, m).backward(g)
 
         functions = {"convolution": convolution, "products": multiply, "moves": move}
-        if onednn.is_faster():
+        if _HAS_ONEDNN:
             functions["products-onednn"] = onednn_products(kernel_map, kernel.detach(), wants_features=wants_features)
         times = turns(rounds, {key: lambda f=function: _seconds(f) for key, function in functions.items()})
         for key, values in times.items():

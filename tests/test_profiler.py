@@ -9,6 +9,7 @@ from engine_clouds import close, random_batch, real_batch
 from sparsepipe import profiler
 from sparsepipe.data import collate
 from sparsepipe.engines import Subnetwork, engine, sweep
+from sparsepipe.engines.native import direct, machine_code
 from sparsepipe.engines.native.coordinates import CoordinateManager, pack
 from sparsepipe.errors import InputError
 from sparsepipe.models import INPUT, Network, Row, network
@@ -58,8 +59,11 @@ def test_sizes_have_closed_forms(chosen):
         else:
             count = cost["conv2_1"].kernel_map_pairs
             maps = cost["conv2_1"].saved_bytes - cost["pool1"].output_bytes
-            listed = 16 * (count - len(coarse))  # and, as this map is small, all pairs once more with their order
-            assert maps == listed + 20 * count + 4 * (len(coarse) + 1) + 4 * 27
+            listed = 16 * (count - len(coarse)) + 16 * count  # and all pairs once more, those with themselves too
+            if machine_code.lanes():  # where the pairs of each tile of output rows start
+                assert maps == listed + 8 * 27 * (-(-len(coarse) // direct._tile_rows(len(coarse), 1)) + 1)
+            else:  # as this map is small, their order and where each output row's start
+                assert maps == listed + 4 * count + 4 * (len(coarse) + 1) + 4 * 27
         assert all(sample.forward > 0 for sample in cost.values())
         assert all(sample.backward > 0 for sample in cost.values())
 

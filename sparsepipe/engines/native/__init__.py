@@ -1,4 +1,4 @@
-"""The native engine: sparse layers in torch alone, on CPU and CUDA; MinkowskiEngine's semantics and state_dicts."""
+"""The native engine: sparse layers without a compiler, on CPU and CUDA; MinkowskiEngine's semantics and state_dicts."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,6 +12,7 @@ from ...models.rows import Row
 from ..base import CoordinateSet, Feature, Parts
 from ..fit import checked
 from ..subnetwork import Subnetwork
+from . import machine_code
 from .coordinates import CoordinateManager, pack
 from .layers import AnyTensor, build
 from .rehearsal import rehearse
@@ -80,6 +81,8 @@ class NativeEngine:
     def warm_up(
         self, subnetwork: Subnetwork, batch: Callable[[], PointBatch], device: Any, *, half: torch.dtype | None = None
     ) -> int:
+        if torch.device(device).type == "cpu":
+            machine_code.lanes()  # compiled once for a machine, which takes seconds
         if fused_kernels(torch.empty(0, device=device)) is None:
             return 0
         return rehearse(subnetwork, self.tensor(batch(), device), half)

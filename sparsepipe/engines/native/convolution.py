@@ -1,13 +1,14 @@
 """Sparse convolution over a kernel map: gather rows, multiply each offset's by its matrix, add up the output rows' own.
 
-The matrix products are the bulk of the time; the rest is the traffic around them, and it differs by size:
+How that is done differs by what is convolved, and where:
 
+    direct   in single precision on the CPU, rows of whole vectors: machine code that moves no row to multiply it, where
+             llvmlite is there to make it. See direct.py.
+    fused    on CUDA, where Triton is there and it was found to be faster for such a problem: see fused.py, tuning.py.
+    scaled   one input channel, as in most first layers: each output row adds up scaled rows of the kernel itself.
     whole    where all pairs fit the cache: one gathering, the products, then every output row adds up its own in one
              pass. Nothing is written twice.
     chunks   large maps, a few offsets at a time: see chunks.py.
-    offsets  one offset at a time, with matrix products that are faster than torch.mm's on some processors: onednn.py.
-    scaled   one input channel, as in most first layers: each output row adds up scaled rows of the kernel itself.
-    fused    on CUDA, where Triton is there and it was found to be faster for such a problem: see fused.py, tuning.py.
 
 Nothing of the size of the pairs is kept for the backward pass. Half precision is multiplied as it is and summed in
 single; a chunk's sum is rounded before it is added to the others'.
@@ -21,7 +22,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from . import onednn
+from . import direct
 from .chunks import backward_chunks, forward_chunks
 from .kernel_map import KernelMap
 from .pairs import Pairs
@@ -64,6 +65,8 @@ def _wanted(ctx: Any, place: int) -> bool:
 def _forward(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:
     if kernel.shape[1] == 1:
         return _forward_scaled(features, kernel, kernel_map)
+    if direct.suits(features, kernel):
+        return direct.convolve(features, kernel, kernel_map)
     gather = partial(_forward_gathered, features, kernel, kernel_map)
     fused = fused_kernels(features)
     if fused is None:
@@ -76,8 +79,6 @@ def _forward(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:
 
 
 def _forward_gathered(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:
-    if onednn.suits(features, kernel, kernel_map):
-        return onednn.forward_offsets(features, kernel, kernel_map)
     if not _fits(kernel, kernel_map):
         return forward_chunks(features, kernel, kernel_map)
     pairs = kernel_map.pairs
@@ -87,9 +88,12 @@ def _forward_gathered(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -
 def _backward(
     features: Tensor, transposed: Tensor, grad_output: Tensor, kernel_map: KernelMap, wants_features: bool
 ) -> tuple[Tensor | None, Tensor]:
-    """Return the gradients of the features, unless nobody wants them, and of the kernel, from one gathering of rows."""
+    """Return the gradients of the features, unless nobody wants them, and of the kernel."""
     if features.shape[1] == 1 and not wants_features:
         return None, _grad_kernel_scaled(features, grad_output, kernel_map)
+    if direct.suits(grad_output, transposed):
+        grad_features = direct.convolve(grad_output, transposed, kernel_map.transposed) if wants_features else None
+        return grad_features, direct.kernel_gradient(features, grad_output, kernel_map)
     gather = partial(_backward_gathered, features, transposed, grad_output, kernel_map, wants_features)
     fused = fused_kernels(features)
     if fused is None:
@@ -113,8 +117,7 @@ def _kind(operation: str, kernel: Tensor) -> str:
 def _backward_gathered(
     features: Tensor, transposed: Tensor, grad_output: Tensor, kernel_map: KernelMap, wants_features: bool
 ) -> tuple[Tensor | None, Tensor]:
-    if onednn.suits(features, transposed, kernel_map):
-        return onednn.backward_offsets(features, transposed, grad_output, kernel_map, wants_features)
+    """Return both gradients from one gathering of rows."""
     if not _fits(transposed, kernel_map):
         return backward_chunks(features, transposed, grad_output, kernel_map, wants_features)
     pairs = kernel_map.transposed.pairs  # from output to input rows

@@ -121,6 +121,26 @@ class KernelMap:
         return Bags(self.pairs.out_rows.int(), functional.pad(self.pairs.ends, (1, 0)))
 
     @_built_once
+    def starts(self) -> Tensor:
+        """int64 [K + 1]: where each kernel offset's `pairs` start, and where they end."""
+        return torch.tensor([0, *itertools.accumulate(self.pairs.counts)], device=self.in_rows.device)
+
+    @_built_once
+    def _tiles(self) -> dict[int, Tensor]:
+        return {}
+
+    def tiles(self, num_rows: int) -> Tensor:
+        """int64 [K, T + 1]: where each offset's `pairs` of each `num_rows` output rows start, and where they end."""
+        if num_rows not in self._tiles:
+            pairs, device = self.pairs, self.in_rows.device
+            firsts = torch.arange(len(pairs.counts), device=device) * self.num_out
+            edges = torch.arange(0, self.num_out + num_rows, num_rows, device=device).clamp_(max=self.num_out)
+            counts = torch.tensor(pairs.counts, device=device)
+            places = firsts.repeat_interleave(counts) + pairs.out_rows  # grow, as rows do within an offset
+            self._tiles[num_rows] = torch.searchsorted(places, firsts.unsqueeze(1) + edges)
+        return self._tiles[num_rows]
+
+    @_built_once
     def neighbours(self) -> Tensor:
         """int32 [K, N_out]: the input row of each output row under each kernel offset, -1 where there is none."""
         pairs = self.pairs

@@ -1,0 +1,113 @@
+"""Convolution on the CPU without gathered rows or products in memory: the calls of direct_code.py's machine code.
+
+Tiles of output rows are as large as leaves every thread several tasks: the larger, the more pairs share what is packed
+of a matrix.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from . import machine_code
+from .kernel_map import KernelMap
+
+# The arguments of the code, int64 each: addresses of float32 or int64 numbers, sizes and strides in numbers.
+CONVOLVE = (
+    *("counter", "operation", "num_tasks"),
+    *("features", "kernel", "output", "in_rows", "out_rows"),
+    "starts",  # [K, num_tiles + 1]: where each tile's pairs start
+    *("num_offsets", "num_inputs", "num_outputs", "offset_stride", "row_stride"),
+    "transposed",  # 0, 1: whether rows of a matrix in memory are columns of the one to multiply by
+    *("num_rows", "tile_rows", "num_tiles"),
+    "inputs_at_a_time",
+)
+GRADIENT = (
+    *("counter", "operation", "num_tasks"),
+    *("features", "gradients", "output", "in_rows", "out_rows"),
+    "starts",  # [K + 1]: where each offset's pairs start
+    *("num_inputs", "num_outputs"),
+    *("block_inputs", "num_blocks"),  # inputs of a task, tasks of an offset for each block of columns
+)
+MOST_INPUTS = 128  # of a task at a time: with a block of columns they fill the first-level cache
+
+_TASKS = 4  # for each thread, at least, where there is enough to do: one that was kept from its work holds up less
+_LEAST_TILE_ROWS, _MOST_TILE_ROWS = 64, 1024
+
+
+def columns_at_a_time(lanes: int) -> int:
+    """Return how many columns of a row a task takes: four vectors where there are 32 registers, else two."""
+    return 64 if lanes == 16 else 16
+
+
+def suits(features: Tensor, kernel: Tensor) -> bool:
+    """Say whether to convolve here: in single precision on a CPU, rows of whole vectors."""
+    if features.dtype != torch.float32 or features.device.type != "cpu":
+        return False
+    lanes = machine_code.lanes()
+    return lanes > 0 and kernel.shape[1] % lanes == 0 and kernel.shape[2] % lanes == 0
+
+
+def convolve(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:
+    """Convolve features [N_in, A] with a kernel [K, A, B], or one whose matrices are transposes; return [N_out, B]."""
+    transposed = kernel.stride(1) == 1
+    if not transposed and kernel.stride(2) != 1:
+        kernel = kernel.contiguous()
+    features, (num_offsets, num_inputs, num_outputs) = features.contiguous(), kernel.shape
+    output = features.new_empty(kernel_map.num_out, num_outputs)
+    blocks = _num_parts(num_outputs, columns_at_a_time(machine_code.lanes()))
+    tile_rows = _tile_rows(len(output), blocks)
+    pairs, starts = kernel_map.pairs, kernel_map.tiles(tile_rows)
+    num_tiles = starts.shape[1] - 1
+    machine_code.run(
+        (
+            *(0, 0, num_tiles * blocks),
+            *_addresses(features, kernel, output, pairs.in_rows, pairs.out_rows, starts),
+            *(num_offsets, num_inputs, num_outputs, kernel.stride(0), kernel.stride(2 if transposed else 1)),
+            *(int(transposed), len(output), tile_rows, num_tiles, _part(num_inputs, MOST_INPUTS)),
+        )
+    )
+    return output
+
+
+def kernel_gradient(features: Tensor, grad_output: Tensor, kernel_map: KernelMap) -> Tensor:
+    """Return a kernel's gradient [K, A, B] by features [N_in, A] and the output's gradient [N_out, B]."""
+    features, grad_output, pairs = features.contiguous(), grad_output.contiguous(), kernel_map.pairs
+    num_offsets, num_inputs, num_outputs = len(pairs.counts), features.shape[1], grad_output.shape[1]
+    found = features.new_empty(num_offsets, num_inputs, num_outputs)
+    lanes = machine_code.lanes()
+    blocks = num_offsets * _num_parts(num_outputs, columns_at_a_time(lanes))
+    most = MOST_INPUTS
+    while most > lanes and blocks * _num_parts(num_inputs, most) < _TASKS * torch.get_num_threads():
+        most //= 2
+    num_blocks = _num_parts(num_inputs, most)
+    machine_code.run(
+        (
+            *(0, 1, blocks * num_blocks),
+            *_addresses(features, grad_output, found, pairs.in_rows, pairs.out_rows, kernel_map.starts),
+            *(num_inputs, num_outputs, _part(num_inputs, most), num_blocks),
+        )
+    )
+    return found
+
+
+def _addresses(*tensors: Tensor) -> Sequence[int]:
+    return [tensor.data_ptr() for tensor in tensors]
+
+
+def _num_parts(count: int, most: int) -> int:
+    return -(-count // most)
+
+
+def _part(count: int, most: int) -> int:
+    """Return how large the parts of `count` are: at most `most`, whole vectors, all but the last alike."""
+    lanes = machine_code.lanes()
+    return lanes * _num_parts(count, lanes * _num_parts(count, most))
+
+
+def _tile_rows(num_rows: int, blocks: int) -> int:
+    """Return a power of two, so that layers of like widths share their tiles."""
+    rows = _MOST_TILE_ROWS
+    while rows > _LEAST_TILE_ROWS and _num_parts(num_rows, rows) * blocks < _TASKS * torch.get_num_threads():
+        rows //= 2
+    return rows

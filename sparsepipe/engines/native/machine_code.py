@@ -1,0 +1,145 @@
+"""The code of direct_code.py: compiled once for a machine's processor, kept on disk, run by torch's own threads."""
+
+import ctypes
+import functools
+import hashlib
+import mmap
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import threadpoolctl
+import torch
+
+from ... import processor
+from ...children import python_path
+from ...data.sources import user_cache
+from ...files import write_atomic
+
+_LANES = {"AVX512": 16, "AVX2": 8}  # float32 numbers of a vector, by what torch says the processor can do
+_SECONDS = 120.0  # for compiling, which takes one or two
+_DIGEST_BYTES = hashlib.sha256().digest_size
+_READ_AND_EXECUTE = 1 | 4  # of mprotect
+
+
+@dataclass(frozen=True)
+class Code:
+    """Code in memory, which is there as long as this."""
+
+    address: int
+    memory: mmap.mmap
+
+
+@functools.cache
+def lanes() -> int:
+    """Return how many numbers a vector has here; 0 where there is no code for this machine.
+
+    Decided by what the machine is and has installed, not by a measurement: all its processes must round alike.
+    """
+    found = _LANES.get(torch.backends.cpu.get_cpu_capability(), 0)
+    if not found:
+        _say("no code of its own for processors without AVX2")
+    return found if found and _team() is not None and _code(found) is not None else 0
+
+
+def run(arguments: Sequence[int]) -> None:
+    """Have all of torch's threads run the code. The first argument, 0, counts the tasks that were taken."""
+    team, code = _team(), _code(lanes())
+    assert team is not None and code is not None
+    team(code.address, (ctypes.c_int64 * len(arguments))(*arguments), torch.get_num_threads(), 0)
+
+
+@functools.cache
+def _team() -> Callable[..., None] | None:
+    """Return what has a function run by OpenMP's threads, those that torch itself uses; None where they are unknown."""
+    found = [row["filepath"] for row in threadpoolctl.threadpool_info() if row["user_api"] == "openmp"]
+    of_torch = [path for path in found if Path(path).is_relative_to(Path(torch.__file__).parent)] or found
+    parallel = getattr(ctypes.CDLL(of_torch[0]), "GOMP_parallel", None) if len(of_torch) == 1 else None
+    if parallel is None:
+        _say("torch's threads are not those of one OpenMP library")
+        return None
+    parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    parallel.restype = None
+    return parallel
+
+
+@functools.cache
+def _code(lanes: int) -> Code | None:
+    """Return the code for vectors of so many numbers, ready to run; None where it cannot be had."""
+    try:
+        path = _path(lanes)
+        return _placed((_kept(path) if path else None) or _compiled(lanes, path))
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        _say(str(error))
+        return None
+
+
+def _say(why: str) -> None:
+    print(f"engine native: {why}: torch gathers rows and multiplies them, which takes longer", file=sys.stderr)
+
+
+def _path(lanes: int) -> Path | None:
+    """Return where the code is kept: under the hash of all that decides it. None for a user without a home.
+
+    Raises RuntimeError without llvmlite, which makes it.
+    """
+    try:
+        version = metadata.version("llvmlite")
+    except metadata.PackageNotFoundError:
+        raise RuntimeError("llvmlite is not installed") from None
+    facts = (processor.facts().get(key, "") for key in ("vendor_id", "cpu family", "model", "flags"))
+    digest = hashlib.sha256("\n".join((version, str(lanes), *facts)).encode())
+    for name in ("assembler.py", "direct.py", "direct_code.py"):
+        digest.update(Path(__file__).with_name(name).read_bytes())
+    with suppress(RuntimeError):
+        return user_cache() / "kernels" / f"direct-{digest.hexdigest()[:32]}.code"
+    return None
+
+
+def _kept(path: Path) -> bytes | None:
+    """Return the code that a file holds, None where there is none or it is damaged."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    digest, code = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+    return code if hashlib.sha256(code).digest() == digest else None
+
+
+def _compiled(lanes: int, path: Path | None) -> bytes:
+    """Compile the code in a process of its own, which takes LLVM's memory with it; keep it in a file, where one can be.
+
+    Raises RuntimeError with the last line of what went wrong.
+    """
+    command = [sys.executable, "-m", "sparsepipe.engines.native.direct_code", str(lanes)]
+    environment = os.environ | {"PYTHONPATH": python_path()}
+    done = subprocess.run(command, check=False, capture_output=True, timeout=_SECONDS, env=environment)
+    if done.returncode:
+        told = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
+        raise RuntimeError(f"its own code could not be compiled ({told[-1]})")
+    if path:
+        try:
+            write_atomic(path, hashlib.sha256(done.stdout).digest() + done.stdout)
+        except OSError as error:
+            why = error.strerror or error
+            warnings.warn(f"{path}: cannot be written ({why}); code is compiled again next time", stacklevel=2)
+    return done.stdout
+
+
+def _placed(code: bytes) -> Code:
+    """Copy code into memory that can be run and no longer written."""
+    memory = mmap.mmap(-1, len(code))
+    memory.write(code)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    if libc.mprotect(address, len(code), _READ_AND_EXECUTE):
+        number = ctypes.get_errno()
+        raise OSError(number, f"memory may not be made executable: {os.strerror(number)}")
+    return Code(address, memory)
