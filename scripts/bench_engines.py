@@ -230,9 +230,7 @@ def time_steps(
     functions |= {name: peer.step for name, peer in peers.items()}
     functions["native-warm-maps"] = lambda: trainers["native"].step(batch, used)
     distinct = convolutions(case, batch, engines["native"])
-    functions["products"] = lambda: products(distinct, bare_products)
-    if _HAS_ONEDNN:
-        functions["products-onednn"] = lambda: products(distinct, onednn_products)
+    functions["products"] = lambda: products(distinct)
     found = turns(rounds, functions)
     seconds = {name: {key: [row[key] for row in rows] for key in rows[0]} for name, rows in found.items()}
     native, warm = seconds["native"]["step"], seconds["native-warm-maps"]["step"]
@@ -249,8 +247,6 @@ def time_steps(
     }
     bare = seconds["products"]["step"]
     result["native_step_over_products"] = ratio(native, bare)
-    if "products-onednn" in seconds:
-        result["native_step_over_products_onednn"] = ratio(native, seconds["products-onednn"]["step"])
     for name in [name for name in seconds if name.startswith("minkowski")]:
         result[f"{name}_step_over_products"] = ratio(seconds[name]["step"], bare)
         for key in ("step", "step_with_sgd", "step_processor"):
@@ -293,11 +289,11 @@ def convolutions(case: Case, batch: PointBatch, chosen: Engine) -> list[Distinct
     return list(found.values())
 
 
-def products(found: Sequence[Distinct], make: Callable[..., Callable[[], None]]) -> dict[str, float]:
-    """Return the seconds of the matrix products, made by `make`, of all these convolutions, those alike timed once."""
+def products(found: Sequence[Distinct]) -> dict[str, float]:
+    """Return the seconds of the matrix products of all these convolutions, those alike timed once."""
     seconds = 0.0
     for own in found:
-        multiply = make(own.kernel_map, own.kernel, wants_features=own.wants_features)
+        multiply = bare_products(own.kernel_map, own.kernel, wants_features=own.wants_features)
         multiply()  # brings the pages in
         seconds += own.count * _seconds(multiply)
     return {"step": seconds}

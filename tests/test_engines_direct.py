@@ -153,10 +153,20 @@ def test_a_convolution_takes_it_and_gives_what_torch_gives(monkeypatch: pytest.M
 def test_what_else_there_is_stays_away(lanes: int) -> None:
     kernel = torch.empty(3, 2 * lanes, lanes)
     assert direct.suits(torch.empty(9, 2 * lanes), kernel)
-    for dtype in (torch.bfloat16, torch.float16, torch.float64):
-        assert not direct.suits(torch.empty(9, 2 * lanes, dtype=dtype), kernel)
+    assert not direct.suits(torch.empty(9, 2 * lanes, dtype=torch.float64), kernel)
     assert not direct.suits(torch.empty(9, lanes - 1), torch.empty(3, lanes - 1, lanes))
     assert not direct.suits(torch.empty(9, lanes), torch.empty(3, lanes, 20))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_summed_in_single_and_rounded_once(dtype: torch.dtype) -> None:
+    kernel_map = _map([90, 333, 0, 200], 400, 410)
+    problem = [tensor.to(dtype) for tensor in _problem(kernel_map, (80, 48))]
+    assert direct.suits(problem[0], problem[1])
+    wide = _all(kernel_map, *(tensor.float() for tensor in problem))
+    output, grad_features, grad_kernel = _all(kernel_map, *problem)
+    assert torch.equal(output, wide[0].to(dtype)) and torch.equal(grad_features, wide[1].to(dtype))
+    assert torch.equal(grad_kernel, wide[2])
 
 
 GUARDED = """

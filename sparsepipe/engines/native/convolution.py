@@ -2,16 +2,16 @@
 
 How that is done differs by what is convolved, and where:
 
-    direct   in single precision on the CPU, rows of whole vectors: machine code that moves no row to multiply it, where
-             llvmlite is there to make it. See direct.py.
+    direct   on the CPU, rows of whole vectors, in single precision or half: machine code that moves no row to multiply
+             it, where llvmlite is there to make it. See direct.py.
     fused    on CUDA, where Triton is there and it was found to be faster for such a problem: see fused.py, tuning.py.
     scaled   one input channel, as in most first layers: each output row adds up scaled rows of the kernel itself.
     whole    where all pairs fit the cache: one gathering, the products, then every output row adds up its own in one
              pass. Nothing is written twice.
     chunks   large maps, a few offsets at a time: see chunks.py.
 
-Nothing of the size of the pairs is kept for the backward pass. Half precision is multiplied as it is and summed in
-single; a chunk's sum is rounded before it is added to the others'.
+Nothing of the size of the pairs is kept for the backward pass. Half precision is summed in single; in chunks, whose
+products are rounded, a chunk's sum is rounded before it is added to the others'.
 """
 
 from functools import partial

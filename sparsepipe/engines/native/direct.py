@@ -1,5 +1,7 @@
 """Convolution on the CPU without gathered rows or products in memory: the calls of direct_code.py's machine code.
 
+Half precision is widened to single, multiplied and summed there: so the result is rounded once. (Products in bfloat16
+proper are oneDNN's, which makes code for each number of rows, and a kernel map has other numbers in every minibatch.)
 Tiles of output rows are as large as leaves every thread several tasks: the larger, the more pairs share what is packed
 of a matrix.
 """
@@ -31,6 +33,7 @@ GRADIENT = (
 )
 MOST_INPUTS = 128  # of a task at a time: with a block of columns they fill the first-level cache
 
+_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 _TASKS = 4  # for each thread, at least, where there is enough to do: one that was kept from its work holds up less
 _LEAST_TILE_ROWS, _MOST_TILE_ROWS = 64, 1024
 
@@ -41,8 +44,8 @@ def columns_at_a_time(lanes: int) -> int:
 
 
 def suits(features: Tensor, kernel: Tensor) -> bool:
-    """Say whether to convolve here: in single precision on a CPU, rows of whole vectors."""
-    if features.dtype != torch.float32 or features.device.type != "cpu":
+    """Say whether to convolve here: in single or half precision on a CPU, rows of whole vectors."""
+    if features.dtype not in _TYPES or features.device.type != "cpu":
         return False
     lanes = machine_code.lanes()
     return lanes > 0 and kernel.shape[1] % lanes == 0 and kernel.shape[2] % lanes == 0
@@ -50,10 +53,11 @@ def suits(features: Tensor, kernel: Tensor) -> bool:
 
 def convolve(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:
     """Convolve features [N_in, A] with a kernel [K, A, B], or one whose matrices are transposes; return [N_out, B]."""
+    dtype, features, kernel = features.dtype, features.float().contiguous(), kernel.float()
     transposed = kernel.stride(1) == 1
     if not transposed and kernel.stride(2) != 1:
         kernel = kernel.contiguous()
-    features, (num_offsets, num_inputs, num_outputs) = features.contiguous(), kernel.shape
+    num_offsets, num_inputs, num_outputs = kernel.shape
     output = features.new_empty(kernel_map.num_out, num_outputs)
     blocks = _num_parts(num_outputs, columns_at_a_time(machine_code.lanes()))
     tile_rows = _tile_rows(len(output), blocks)
@@ -67,12 +71,12 @@ def convolve(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:
             *(int(transposed), len(output), tile_rows, num_tiles, _part(num_inputs, MOST_INPUTS)),
         )
     )
-    return output
+    return output.to(dtype)
 
 
 def kernel_gradient(features: Tensor, grad_output: Tensor, kernel_map: KernelMap) -> Tensor:
-    """Return a kernel's gradient [K, A, B] by features [N_in, A] and the output's gradient [N_out, B]."""
-    features, grad_output, pairs = features.contiguous(), grad_output.contiguous(), kernel_map.pairs
+    """Return a kernel's gradient, float32 [K, A, B], by features [N_in, A] and the output's gradient [N_out, B]."""
+    features, grad_output, pairs = features.float().contiguous(), grad_output.float().contiguous(), kernel_map.pairs
     num_offsets, num_inputs, num_outputs = len(pairs.counts), features.shape[1], grad_output.shape[1]
     found = features.new_empty(num_offsets, num_inputs, num_outputs)
     lanes = machine_code.lanes()
