@@ -11,11 +11,12 @@ from functools import partial
 from llvmlite import binding as llvm
 from llvmlite import ir
 
-NUMBER, FLOAT = ir.IntType(64), ir.FloatType()
+BIT, NUMBER, FLOAT = ir.IntType(1), ir.IntType(64), ir.FloatType()
 NUMBERS, FLOATS = NUMBER.as_pointer(), FLOAT.as_pointer()
 Value = ir.Value
 Values = Sequence[ir.Value]
 
+_HINT = ir.IntType(32)
 _FLAGS = '"no-jump-tables"="true" "no-builtins" "prefer-vector-width"="512"'  # no tables, no calls: code alone
 
 
@@ -27,6 +28,8 @@ class Assembler:
         self._module = ir.Module("code")
         vector = ir.VectorType(FLOAT, lanes)
         self.multiply_add = ir.Function(self._module, ir.FunctionType(vector, [vector] * 3), f"llvm.fma.v{lanes}f32")
+        hints = ir.FunctionType(ir.VoidType(), [FLOATS, *[_HINT] * 3])
+        self.prefetch = ir.Function(self._module, hints, "llvm.prefetch.p0")
 
     def function(self, name: str, arguments: Sequence[ir.Type], *, entry: bool = False) -> tuple["Builder", Values]:
         """Begin a function that returns nothing; return what builds it, and its arguments."""
@@ -34,7 +37,7 @@ class Assembler:
         function.linkage = "external" if entry else "internal"
         for attribute in ("noinline", "nounwind"):
             function.attributes.add(attribute)
-        return Builder(function, self.lanes), function.args
+        return Builder(function, self), function.args
 
     def code(self, *, processor: str = "", features: str = "") -> bytes:
         """Compile for a processor, LLVM's name of it and its features; this one if none is named.
@@ -74,10 +77,11 @@ def constant(value: int) -> Value:
 class Builder(ir.IRBuilder):
     """LLVM's instructions, and loops and vectors made of them."""
 
-    def __init__(self, function: ir.Function, lanes: int) -> None:
+    def __init__(self, function: ir.Function, assembler: Assembler) -> None:
         super().__init__(function.append_basic_block("begin"))
-        self.lanes, self.vector = lanes, ir.VectorType(FLOAT, lanes)
-        self.zeros = ir.Constant(self.vector, [0.0] * lanes)
+        self._assembler, self.lanes = assembler, assembler.lanes
+        self.vector = ir.VectorType(FLOAT, self.lanes)
+        self.zeros = ir.Constant(self.vector, [0.0] * self.lanes)
 
     @contextmanager
     def loop(self, start: Value, stop: Value, step: int | Value = 1) -> Iterator[Value]:
@@ -88,7 +92,7 @@ class Builder(ir.IRBuilder):
         self.position_at_end(head)
         number = self.phi(NUMBER)
         number.add_incoming(start, before)
-        self.cbranch(self.icmp_signed("<", number, stop), body, after)
+        self.cbranch(self.is_below(number, stop), body, after)
         self.position_at_end(body)
         yield number
         number.add_incoming(self.add(number, constant(step) if isinstance(step, int) else step), self.block)
@@ -110,7 +114,7 @@ class Builder(ir.IRBuilder):
             if first is not None:
                 phi.add_incoming(first, before)
             phi.add_incoming(then, self.block)
-        self.cbranch(self.icmp_signed("<", following, stop), block, after)
+        self.cbranch(self.is_below(following, stop), block, after)
         self.position_at_end(after)
         return new
 
@@ -132,8 +136,11 @@ class Builder(ir.IRBuilder):
             base = self.gep(base, [constant(place) if isinstance(place, int) else place])
         return base
 
+    def is_below(self, one: Value, other: Value) -> Value:
+        return self.icmp_signed("<", one, other)
+
     def least(self, one: Value, other: Value) -> Value:
-        return self.select(self.icmp_signed("<", one, other), one, other)
+        return self.select(self.is_below(one, other), one, other)
 
     def read(self, base: Value, vector: int = 0) -> Value:
         """Load the vector that stands `vector` vectors on; no address has to be aligned."""
@@ -150,6 +157,14 @@ class Builder(ir.IRBuilder):
         undefined = ir.Constant(self.vector, ir.Undefined)
         one = self.insert_element(undefined, self.load(address), ir.Constant(ir.IntType(32), 0))
         return self.shuffle(one, undefined, [0] * self.lanes)
+
+    def fetch(self, address: Value) -> None:
+        """Ask for the cache line at an address to be brought to the second-level cache; no address is wrong."""
+        self.call(self._assembler.prefetch, [address, *(ir.Constant(_HINT, hint) for hint in (0, 2, 1))])
+
+    def multiply_add(self, one: Value, other: Value, total: Value) -> Value:
+        """Add a product to a total, rounded once."""
+        return self.call(self._assembler.multiply_add, [one, other, total])
 
     def shuffle(self, one: Value, other: Value, places: Sequence[int]) -> Value:
         return self.shuffle_vector(one, other, ir.Constant(ir.VectorType(ir.IntType(32), len(places)), list(places)))

@@ -10,7 +10,8 @@ depend on how the work was divided: the same bits come out whatever the number o
     convolve   A task is a tile of output rows and a block of columns. Offset by offset, some of the matrix's rows at a
                time, it packs the block's columns into scratch memory that the first-level cache holds. Then the tile's
                pairs, a few at a time, take their output rows into registers, add inputs times scratch, and put them
-               back. The features' gradient is the same with a matrix that is transposed as it is packed.
+               back; meanwhile what is to be packed next comes nearer. The features' gradient is the same with a matrix
+               that is transposed as it is packed.
     gradient   A task is an offset, a block of its matrix's rows and one of columns, to which it adds, a few rows in
                registers at a time, the outer products of some of the offset's pairs.
 
@@ -23,11 +24,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
 
-from .assembler import FLOATS, NUMBER, NUMBERS, Assembler, Builder, Value, Values, constant
+from .assembler import BIT, FLOATS, NUMBER, NUMBERS, Assembler, Builder, Value, Values, constant
 from .direct import CONVOLVE, GRADIENT, MOST_INPUTS, columns_at_a_time
 
 _ADDRESSES = dict.fromkeys(("in_rows", "out_rows", "starts"), NUMBERS)
 _ADDRESSES |= dict.fromkeys(("features", "kernel", "gradients", "output"), FLOATS)
+_LINE = 16  # numbers of a cache line
 _PAIRS = 96  # whose rows the first- and second-level caches hold
 _MOST_ROWS = 8  # in registers at a time: each has an address in a register, too
 
@@ -64,7 +66,7 @@ class Direct(Assembler):
         b.branch(following)
         b.position_at_end(following)
         task = b.atomic_rmw("add", arguments, constant(1), "monotonic")  # the first argument counts
-        b.cbranch(b.icmp_signed("<", task, num_tasks), some, done)
+        b.cbranch(b.is_below(task, num_tasks), some, done)
         b.position_at_end(done)
         b.ret_void()
         b.position_at_end(some)
@@ -81,27 +83,34 @@ class Direct(Assembler):
         with b.loop(first, b.least(b.add(first, given.tile_rows), given.num_rows)) as row:
             for j in range(width):
                 b.write(b.zeros, b.at(output, b.mul(row, given.num_outputs)), j)
+        transposed = b.trunc(given.transposed, BIT)
+        input_step, column_step = (
+            b.select(transposed, *steps) for steps in ((constant(1), given.row_stride), (given.row_stride, constant(1)))
+        )
         with b.loop(constant(0), given.num_offsets) as offset:
             pairs = b.at(given.starts, b.mul(offset, b.add(given.num_tiles, constant(1))), tile)
             first, last = b.load(pairs), b.load(b.at(pairs, 1))
-            matrix = b.at(given.kernel, b.mul(offset, given.offset_stride))
-            stop = b.select(b.icmp_signed("<", first, last), given.num_inputs, constant(0))
+            columns = b.at(given.kernel, b.mul(offset, given.offset_stride), b.mul(column, column_step))
+            stop = b.select(b.is_below(first, last), given.num_inputs, constant(0))
             with b.loop(constant(0), stop, given.inputs_at_a_time) as start:
                 count = b.least(given.inputs_at_a_time, b.sub(given.num_inputs, start))
-                rows = b.at(matrix, b.mul(start, given.row_stride), column)
-                columns = b.at(matrix, b.mul(column, given.row_stride), start)
-                packs = partial(_pack, b, scratch, rows), partial(_pack_transposed, b, scratch, columns)
-                b.choose(
-                    given.transposed, {k: partial(pack, width, count, given.row_stride) for k, pack in enumerate(packs)}
-                )
+                packed = scratch, b.at(columns, b.mul(start, input_step)), width, count, given.row_stride
+                b.choose(given.transposed, {0: partial(_pack, b, *packed), 1: partial(_pack_transposed, b, *packed)})
+                following = b.add(start, count)
+                next_inputs = b.at(columns, b.mul(following, input_step))
+                ahead = b.select(b.is_below(following, stop), next_inputs, b.at(columns, given.offset_stride))
                 features = b.at(given.features, start)
 
-                def some(pair: Value, number: int, features: Value = features, count: Value = count) -> None:
+                def some(
+                    pair: Value, number: int, features: Value = features, count: Value = count, ahead: Value = ahead
+                ) -> None:
                     in_rows, out_rows = b.at(given.in_rows, pair), b.at(given.out_rows, pair)  # no row is there twice
                     inputs = [b.row(features, b.at(in_rows, i), given.num_inputs) for i in range(number)]
                     outputs = [b.row(output, b.at(out_rows, i), given.num_outputs) for i in range(number)]
+                    before = b.mul(b.sdiv(b.sub(pair, first), constant(self.rows[width])), count)
 
                     def multiply(place: Value, sums: Values) -> Values:
+                        _fetch(b, ahead, b.add(before, place), given)
                         panel = b.at(scratch, b.mul(place, constant(width * self.lanes)))
                         return self._outer_product(b, sums, [b.at(row, place) for row in inputs], panel, width)
 
@@ -145,8 +154,18 @@ class Direct(Assembler):
         for i, address in enumerate(numbers):
             number = b.everywhere(address)
             for j, vector in enumerate(read):
-                found.append(b.call(self.multiply_add, [number, vector, sums[i * width + j]]))
+                found.append(b.multiply_add(number, vector, sums[i * width + j]))
         return found
+
+
+def _fetch(b: Builder, ahead: Value, line: Value, given: SimpleNamespace) -> None:
+    """Have a line of the panel to be packed next brought near, one at each step: deep layers' matrices are in no cache.
+
+    It stands in 128 rows of 64 columns, or, of a transposed matrix, in 64 rows of 128.
+    """
+    lines = b.add(given.transposed, constant(2))  # of a row: 4 or 8, as a power of two
+    row, own = b.ashr(line, lines), b.and_(line, b.sub(b.shl(constant(1), lines), constant(1)))
+    b.fetch(b.at(ahead, b.mul(row, given.row_stride), b.mul(own, constant(_LINE))))
 
 
 def _pack(b: Builder, scratch: Value, matrix: Value, width: int, count: Value, stride: Value) -> None:
