@@ -97,12 +97,27 @@ def _check(kernel_map: KernelMap, channels: tuple[int, int]) -> None:
         ([300, 517, 0, 700, 129], 701, (48, 64)),
         ([1, 2, 0, 1400, 900], 1500, (16, 80)),  # more than a tile, pairs and rows left over
         ([40, 10, 0], 50, (272, 320)),  # more inputs than are packed at a time
+        ([200, 300], 310, (24, 40)),  # whole vectors of the shorter kind alone
     ],
 )
 def test_offsets_add_up(lanes: int, counts: list[int], num_rows: int, channels, identity: bool) -> None:
     if identity:
         counts = [count if k != len(counts) // 2 else 0 for k, count in enumerate(counts)]
     _check(_map(counts, num_rows, num_rows if identity else num_rows + 9, identity=identity), channels)
+
+
+@pytest.mark.parametrize("num_inputs", [1, 3, 20, 130])
+def test_inputs_that_fill_no_vectors_add_up(lanes: int, num_inputs: int) -> None:
+    """As those of a network: their own gradient is another's matter."""
+    kernel_map = _map([150, 0, 99, 260], 300, 290)
+    features, kernel, gradient = _problem(kernel_map, (num_inputs, 48))
+    assert direct.suits(features, kernel) and not direct.suits(gradient, kernel.transpose(1, 2))
+    exact = kernel.double().requires_grad_()
+    output = _expected(features.double(), exact, kernel_map)
+    output.backward(gradient.double())
+    torch.testing.assert_close(direct.convolve(features, kernel, kernel_map).double(), output.detach(), **CLOSE)
+    found = direct.kernel_gradient(features, gradient, kernel_map)
+    torch.testing.assert_close(found.double(), exact.grad, **CLOSE)
 
 
 @settings(max_examples=60)
@@ -112,8 +127,7 @@ def test_offsets_add_up(lanes: int, counts: list[int], num_rows: int, channels, 
     seed=st.integers(0, 99),
 )
 def test_any_counts_and_widths_add_up(counts: list[int], widths: tuple[int, int], seed: int) -> None:
-    lanes = machine_code.lanes()
-    _check(_map(counts, 150, 170, seed=seed), (lanes * widths[0], lanes * widths[1]))
+    _check(_map(counts, 150, 170, seed=seed), (8 * widths[0], 8 * widths[1]))
 
 
 def test_bits_do_not_depend_on_threads_tiles_or_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,8 +167,9 @@ def test_a_convolution_takes_it_and_gives_what_torch_gives(monkeypatch: pytest.M
 def test_what_else_there_is_stays_away(lanes: int) -> None:
     kernel = torch.empty(3, 2 * lanes, lanes)
     assert direct.suits(torch.empty(9, 2 * lanes), kernel)
+    assert direct.suits(torch.empty(9, 8), torch.empty(3, 8, 24))
     assert not direct.suits(torch.empty(9, 2 * lanes, dtype=torch.float64), kernel)
-    assert not direct.suits(torch.empty(9, lanes - 1), torch.empty(3, lanes - 1, lanes))
+    assert not direct.suits(torch.empty(9, lanes), torch.empty(3, lanes - 1, lanes).transpose(1, 2))
     assert not direct.suits(torch.empty(9, lanes), torch.empty(3, lanes, 20))
 
 

@@ -10,7 +10,7 @@ from engine_clouds import close, leaf, random_batch
 from hypothesis import given, settings
 
 from sparsepipe.engines import CoordinateSet, Feature, Parts, engine
-from sparsepipe.engines.native import convolution, coordinates, kernel_map
+from sparsepipe.engines.native import convolution, coordinates, direct, kernel_map
 from sparsepipe.engines.native.convolution import convolve
 from sparsepipe.engines.native.coordinates import CoordinateManager, pack, unpack
 from sparsepipe.engines.native.kernel_map import kernel_offsets
@@ -217,13 +217,16 @@ def test_voxels_whose_coarser_voxel_is_not_there_are_left_out():
 @pytest.mark.parametrize("channels", [(1, 8), (8, 8), (3, 5), (8, 16)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_all_ways_to_convolve_agree(channels, dtype, monkeypatch):
-    """Whole maps and chunks, one input channel and more, with torch's grouped products and without."""
+    """Whole maps and chunks, one input channel and more, torch's grouped products or not; code of its own or none."""
     batch = random_batch(channels=channels[0], reach=4)
     args = {"in_channels": channels[0], "out_channels": channels[1], "kernel_size": 3}
     layer = NATIVE.layer(Row("c", "convolution", (INPUT,), args)).to(dtype)
     torch.nn.init.normal_(layer.kernel, generator=torch.Generator().manual_seed(0))
     results = []
-    for whole, wants_features in ((True, True), (False, True), (True, False), (True, True)):
+    ways = (True, True, False), (False, True, False), (True, False, False), (True, True, False), (True, True, True)
+    suits = direct.suits
+    for whole, wants_features, own in ways:
+        monkeypatch.setattr(direct, "suits", suits if own else lambda *_: False)
         monkeypatch.setattr(convolution, "_CACHE_BYTES", 2**23 if whole else 0)
         x, features = leaf(NATIVE, batch, dtype=dtype)
         features.requires_grad_(wants_features)

@@ -6,7 +6,7 @@ import torch.nn.functional as functional
 from engine_clouds import leaf, random_batch
 
 from sparsepipe.engines import Subnetwork, engine
-from sparsepipe.engines.native import convolution
+from sparsepipe.engines.native import convolution, direct
 from sparsepipe.models import INPUT, Row, network
 
 NATIVE = engine("native")
@@ -15,15 +15,16 @@ HALF = torch.bfloat16
 
 
 @pytest.mark.parametrize(("size", "channels"), [(3, (8, 16)), (3, (3, 5)), (2, (8, 8)), (3, (1, 8)), (1, (8, 8))])
-@pytest.mark.parametrize("whole", [True, False])
-def test_convolution_stays_within_its_error_bound(size, channels, whole, monkeypatch):
+@pytest.mark.parametrize("way", ["direct", "whole", "chunks"])
+def test_convolution_stays_within_its_error_bound(size, channels, way, monkeypatch):
     """|half - single| <= 4 roundings, and a little of second order, of the sum of |x| |w|.
 
     One rounding each of the features, the kernel, every product's row and the output; all sums are in single precision,
-    which adds 2^-24 a term. Both ways to multiply, whole and in chunks, hold it.
+    which adds 2^-24 a term. Every way to multiply holds it.
     """
-    if not whole:
-        monkeypatch.setattr(convolution, "_CACHE_BYTES", 0)
+    if way != "direct":
+        monkeypatch.setattr(direct, "suits", lambda *_: False)
+    monkeypatch.setattr(convolution, "_CACHE_BYTES", 0 if way == "chunks" else 2**23)
     batch = random_batch(channels=channels[0], reach=4)
     row = Row(
         "c", "convolution", (INPUT,), {"in_channels": channels[0], "out_channels": channels[1], "kernel_size": size}

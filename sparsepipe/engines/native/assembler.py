@@ -21,23 +21,28 @@ _FLAGS = '"no-jump-tables"="true" "no-builtins" "prefer-vector-width"="512"'  # 
 
 
 class Assembler:
-    """A module of functions on vectors of `lanes` float32 numbers; the first one made is where its code begins."""
+    """A module of functions; the first one made is where its code begins."""
 
-    def __init__(self, lanes: int) -> None:
-        self.lanes = lanes
+    def __init__(self) -> None:
         self._module = ir.Module("code")
-        vector = ir.VectorType(FLOAT, lanes)
-        self.multiply_add = ir.Function(self._module, ir.FunctionType(vector, [vector] * 3), f"llvm.fma.v{lanes}f32")
-        hints = ir.FunctionType(ir.VoidType(), [FLOATS, *[_HINT] * 3])
-        self.prefetch = ir.Function(self._module, hints, "llvm.prefetch.p0")
 
-    def function(self, name: str, arguments: Sequence[ir.Type], *, entry: bool = False) -> tuple["Builder", Values]:
-        """Begin a function that returns nothing; return what builds it, and its arguments."""
+    def intrinsic(self, name: str, returned: ir.Type, arguments: Sequence[ir.Type]) -> Value:
+        """Return an operation that LLVM knows by name."""
+        known = self._module.globals.get(name)
+        return known or ir.Function(self._module, ir.FunctionType(returned, arguments), name)
+
+    def function(
+        self, name: str, arguments: Sequence[ir.Type], *, lanes: int = 1, entry: bool = False
+    ) -> tuple["Builder", Values]:
+        """Begin a function that returns nothing, on vectors of `lanes` float32 numbers.
+
+        Returns what builds it, and its arguments.
+        """
         function = ir.Function(self._module, ir.FunctionType(ir.VoidType(), arguments), name)
         function.linkage = "external" if entry else "internal"
         for attribute in ("noinline", "nounwind"):
             function.attributes.add(attribute)
-        return Builder(function, self), function.args
+        return Builder(function, self, lanes), function.args
 
     def code(self, *, processor: str = "", features: str = "") -> bytes:
         """Compile for a processor, LLVM's name of it and its features; this one if none is named.
@@ -77,9 +82,9 @@ def constant(value: int) -> Value:
 class Builder(ir.IRBuilder):
     """LLVM's instructions, and loops and vectors made of them."""
 
-    def __init__(self, function: ir.Function, assembler: Assembler) -> None:
+    def __init__(self, function: ir.Function, assembler: Assembler, lanes: int) -> None:
         super().__init__(function.append_basic_block("begin"))
-        self._assembler, self.lanes = assembler, assembler.lanes
+        self._assembler, self.lanes = assembler, lanes
         self.vector = ir.VectorType(FLOAT, self.lanes)
         self.zeros = ir.Constant(self.vector, [0.0] * self.lanes)
 
@@ -160,11 +165,13 @@ class Builder(ir.IRBuilder):
 
     def fetch(self, address: Value) -> None:
         """Ask for the cache line at an address to be brought to the second-level cache; no address is wrong."""
-        self.call(self._assembler.prefetch, [address, *(ir.Constant(_HINT, hint) for hint in (0, 2, 1))])
+        prefetch = self._assembler.intrinsic("llvm.prefetch.p0", ir.VoidType(), [FLOATS, *[_HINT] * 3])
+        self.call(prefetch, [address, *(ir.Constant(_HINT, hint) for hint in (0, 2, 1))])
 
     def multiply_add(self, one: Value, other: Value, total: Value) -> Value:
         """Add a product to a total, rounded once."""
-        return self.call(self._assembler.multiply_add, [one, other, total])
+        name = f"llvm.fma.v{self.lanes}f32"
+        return self.call(self._assembler.intrinsic(name, self.vector, [self.vector] * 3), [one, other, total])
 
     def shuffle(self, one: Value, other: Value, places: Sequence[int]) -> Value:
         return self.shuffle_vector(one, other, ir.Constant(ir.VectorType(ir.IntType(32), len(places)), list(places)))

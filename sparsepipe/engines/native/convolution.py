@@ -1,9 +1,9 @@
 """Sparse convolution over a kernel map: gather rows, multiply each offset's by its matrix, add up the output rows' own.
 
-How that is done differs by what is convolved, and where:
+How that is done differs by what is convolved, and where; the first of these that can be:
 
-    direct   on the CPU, rows of whole vectors, in single precision or half: machine code that moves no row to multiply
-             it, where llvmlite is there to make it. See direct.py.
+    direct   on the CPU, output rows of whole vectors, in single precision or half: machine code that moves no row to
+             multiply it, where llvmlite is there to make it. See direct.py.
     fused    on CUDA, where Triton is there and it was found to be faster for such a problem: see fused.py, tuning.py.
     scaled   one input channel, as in most first layers: each output row adds up scaled rows of the kernel itself.
     whole    where all pairs fit the cache: one gathering, the products, then every output row adds up its own in one
@@ -14,6 +14,7 @@ Nothing of the size of the pairs is kept for the backward pass. Half precision i
 products are rounded, a chunk's sum is rounded before it is added to the others'.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -46,12 +47,18 @@ class _Convolution(torch.autograd.Function):
         features, kernel = ctx.saved_tensors
         wants_features, wants_kernel = (_wanted(ctx, place) for place in (0, 1))
         grad_output = grad_output.contiguous()
-        with torch.autocast(features.device.type, enabled=False):
+        with _without_autocast(features.device.type):
             transposed = kernel.to(features.dtype).transpose(1, 2)
             if not wants_kernel:
                 return _forward(grad_output, transposed, ctx.kernel_map.transposed), None, None
             grad_features, grad_kernel = _backward(features, transposed, grad_output, ctx.kernel_map, wants_features)
         return grad_features, grad_kernel.to(kernel.dtype), None
+
+
+def _without_autocast(device_type: str) -> AbstractContextManager:
+    """Switch autocast off where it is on: to switch it off takes as long as a small layer's products."""
+    enabled = torch.is_autocast_enabled(device_type)
+    return torch.autocast(device_type, enabled=False) if enabled else nullcontext()
 
 
 def _wanted(ctx: Any, place: int) -> bool:
@@ -63,10 +70,10 @@ def _wanted(ctx: Any, place: int) -> bool:
 
 
 def _forward(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:
-    if kernel.shape[1] == 1:
-        return _forward_scaled(features, kernel, kernel_map)
     if direct.suits(features, kernel):
         return direct.convolve(features, kernel, kernel_map)
+    if kernel.shape[1] == 1:
+        return _forward_scaled(features, kernel, kernel_map)
     gather = partial(_forward_gathered, features, kernel, kernel_map)
     fused = fused_kernels(features)
     if fused is None:
@@ -89,11 +96,11 @@ def _backward(
     features: Tensor, transposed: Tensor, grad_output: Tensor, kernel_map: KernelMap, wants_features: bool
 ) -> tuple[Tensor | None, Tensor]:
     """Return the gradients of the features, unless nobody wants them, and of the kernel."""
-    if features.shape[1] == 1 and not wants_features:
-        return None, _grad_kernel_scaled(features, grad_output, kernel_map)
-    if direct.suits(grad_output, transposed):
+    if direct.suits(features, transposed.mT) and (not wants_features or direct.suits(grad_output, transposed)):
         grad_features = direct.convolve(grad_output, transposed, kernel_map.transposed) if wants_features else None
         return grad_features, direct.kernel_gradient(features, grad_output, kernel_map)
+    if features.shape[1] == 1 and not wants_features:
+        return None, _grad_kernel_scaled(features, grad_output, kernel_map)
     gather = partial(_backward_gathered, features, transposed, grad_output, kernel_map, wants_features)
     fused = fused_kernels(features)
     if fused is None:
@@ -183,5 +190,5 @@ def convolve(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:
     device_type = features.device.type
     if torch.is_autocast_enabled(device_type) and features.dtype != torch.float64:
         features = features.to(torch.get_autocast_dtype(device_type))
-    with torch.autocast(device_type, enabled=False):
+    with _without_autocast(device_type):
         return _Convolution.apply(features, kernel, kernel_map)

@@ -35,7 +35,17 @@ MOST_INPUTS = 128  # of a task at a time: with a block of columns they fill the 
 
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 _TASKS = 4  # for each thread, at least, where there is enough to do: one that was kept from its work holds up less
+_LEAST_PART = 16  # inputs
 _LEAST_TILE_ROWS, _MOST_TILE_ROWS = 64, 1024
+
+
+LANES = (16, 8)  # of vectors of float32 numbers: AVX-512 has the first, AVX2 the others
+_OPERATIONS = ("convolve", "gradient")
+
+
+def operation(lanes: int, name: str) -> int:
+    """Return the number of an operation on vectors of so many lanes."""
+    return len(_OPERATIONS) * LANES.index(lanes) + _OPERATIONS.index(name)
 
 
 def columns_at_a_time(lanes: int) -> int:
@@ -44,28 +54,31 @@ def columns_at_a_time(lanes: int) -> int:
 
 
 def suits(features: Tensor, kernel: Tensor) -> bool:
-    """Say whether to convolve here: in single or half precision on a CPU, rows of whole vectors."""
+    """Say whether to convolve here: in single or half precision on a CPU, output rows of whole vectors.
+
+    Those of matrices to transpose, too.
+    """
     if features.dtype not in _TYPES or features.device.type != "cpu":
         return False
-    lanes = machine_code.lanes()
-    return lanes > 0 and kernel.shape[1] % lanes == 0 and kernel.shape[2] % lanes == 0
+    return _lanes(*kernel.shape[1 if _is_transposed(kernel) else 2 :]) > 0
 
 
 def convolve(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:
     """Convolve features [N_in, A] with a kernel [K, A, B], or one whose matrices are transposes; return [N_out, B]."""
     dtype, features, kernel = features.dtype, features.float().contiguous(), kernel.float()
-    transposed = kernel.stride(1) == 1
+    transposed = _is_transposed(kernel)
     if not transposed and kernel.stride(2) != 1:
         kernel = kernel.contiguous()
     num_offsets, num_inputs, num_outputs = kernel.shape
+    lanes = _lanes(num_outputs, *([num_inputs] if transposed else []))
     output = features.new_empty(kernel_map.num_out, num_outputs)
-    blocks = _num_parts(num_outputs, columns_at_a_time(machine_code.lanes()))
+    blocks = _num_parts(num_outputs, columns_at_a_time(lanes))
     tile_rows = _tile_rows(len(output), blocks)
     pairs, starts = kernel_map.pairs, kernel_map.tiles(tile_rows)
     num_tiles = starts.shape[1] - 1
     machine_code.run(
         (
-            *(0, 0, num_tiles * blocks),
+            *(0, operation(lanes, "convolve"), num_tiles * blocks),
             *_addresses(features, kernel, output, pairs.in_rows, pairs.out_rows, starts),
             *(num_offsets, num_inputs, num_outputs, kernel.stride(0), kernel.stride(2 if transposed else 1)),
             *(int(transposed), len(output), tile_rows, num_tiles, _part(num_inputs, MOST_INPUTS)),
@@ -79,20 +92,29 @@ def kernel_gradient(features: Tensor, grad_output: Tensor, kernel_map: KernelMap
     features, grad_output, pairs = features.float().contiguous(), grad_output.float().contiguous(), kernel_map.pairs
     num_offsets, num_inputs, num_outputs = len(pairs.counts), features.shape[1], grad_output.shape[1]
     found = features.new_empty(num_offsets, num_inputs, num_outputs)
-    lanes = machine_code.lanes()
+    lanes = _lanes(num_outputs)
     blocks = num_offsets * _num_parts(num_outputs, columns_at_a_time(lanes))
     most = MOST_INPUTS
-    while most > lanes and blocks * _num_parts(num_inputs, most) < _TASKS * torch.get_num_threads():
+    while most > _LEAST_PART and blocks * _num_parts(num_inputs, most) < _TASKS * torch.get_num_threads():
         most //= 2
-    num_blocks = _num_parts(num_inputs, most)
     machine_code.run(
         (
-            *(0, 1, blocks * num_blocks),
+            *(0, operation(lanes, "gradient"), blocks * _num_parts(num_inputs, most)),
             *_addresses(features, grad_output, found, pairs.in_rows, pairs.out_rows, kernel_map.starts),
-            *(num_inputs, num_outputs, _part(num_inputs, most), num_blocks),
+            *(num_inputs, num_outputs, _part(num_inputs, most), _num_parts(num_inputs, most)),
         )
     )
     return found
+
+
+def _is_transposed(kernel: Tensor) -> bool:
+    return kernel.stride(1) == 1 and kernel.stride(2) != 1
+
+
+def _lanes(*widths: int) -> int:
+    """Return the most lanes that vectors may have for rows of these widths to be whole ones; 0 where there are none."""
+    most = machine_code.lanes()
+    return next((lanes for lanes in LANES if lanes <= most and not any(width % lanes for width in widths)), 0)
 
 
 def _addresses(*tensors: Tensor) -> Sequence[int]:
@@ -104,9 +126,8 @@ def _num_parts(count: int, most: int) -> int:
 
 
 def _part(count: int, most: int) -> int:
-    """Return how large the parts of `count` are: at most `most`, whole vectors, all but the last alike."""
-    lanes = machine_code.lanes()
-    return lanes * _num_parts(count, lanes * _num_parts(count, most))
+    """Return how large the parts of `count` are: at most `most`, all but the last alike, multiples of `_LEAST_PART`."""
+    return _LEAST_PART * _num_parts(count, _LEAST_PART * _num_parts(count, most))
 
 
 def _tile_rows(num_rows: int, blocks: int) -> int:

@@ -1,7 +1,8 @@
 """Machine code that convolves: rows are read where they lie, multiplied in registers, added up where they go.
 
 `python -m sparsepipe.engines.native.direct_code LANES` writes the code for this machine's processor, vectors of LANES
-float32 numbers, to standard output; machine_code.py keeps and calls it. Nothing of LLVM stays in processes that train.
+float32 numbers or half of them, to standard output; machine_code.py keeps and calls it. Nothing of LLVM stays in
+processes that train.
 
 The code is one function, which all threads of a team call with the same int64 arguments (direct.py names them). They
 take tasks from a counter. No two tasks write to the same place, and what a sum adds up, and in which order, does not
@@ -25,7 +26,7 @@ from functools import partial
 from types import SimpleNamespace
 
 from .assembler import BIT, FLOATS, NUMBER, NUMBERS, Assembler, Builder, Value, Values, constant
-from .direct import CONVOLVE, GRADIENT, MOST_INPUTS, columns_at_a_time
+from .direct import CONVOLVE, GRADIENT, LANES, MOST_INPUTS, columns_at_a_time, operation
 
 _ADDRESSES = dict.fromkeys(("in_rows", "out_rows", "starts"), NUMBERS)
 _ADDRESSES |= dict.fromkeys(("features", "kernel", "gradients", "output"), FLOATS)
@@ -35,24 +36,25 @@ _MOST_ROWS = 8  # in registers at a time: each has an address in a register, too
 
 
 class Direct(Assembler):
-    """The code, for vectors of some number of lanes."""
+    """The code for a processor whose vectors have some number of lanes: for these, and for half of them."""
 
     def __init__(self, lanes: int) -> None:
-        super().__init__(lanes)
-        registers = 32 if lanes == 16 else 16
-        self.widths = range(1, columns_at_a_time(lanes) // lanes + 1)  # of a block, in vectors
-        self.rows = {width: min(_MOST_ROWS, (registers - width - 2) // width) for width in self.widths}
+        super().__init__()
         b, (arguments,) = self.function("entry", [NUMBERS], entry=True)
-        workers = self._worker("convolve", CONVOLVE, self._convolve), self._worker("gradient", GRADIENT, self._gradient)
-        operation = b.load(b.at(arguments, CONVOLVE.index("operation")))
-        b.choose(operation, {number: partial(b.call, worker, [arguments]) for number, worker in enumerate(workers)})
+        workers = {}
+        for own in (own for own in LANES if own <= lanes):
+            workers[operation(own, "convolve")] = self._worker(CONVOLVE, _convolve, own)
+            workers[operation(own, "gradient")] = self._worker(GRADIENT, _gradient, own)
+        chosen = b.load(b.at(arguments, CONVOLVE.index("operation")))
+        b.choose(chosen, {number: partial(b.call, worker, [arguments]) for number, worker in workers.items()})
         b.ret_void()
 
-    def _worker(self, name: str, names: Sequence[str], work: Callable[..., None]) -> Value:
+    def _worker(self, names: Sequence[str], work: Callable[..., None], lanes: int) -> Value:
         """Make a function that takes tasks until there are none, each a row of blocks and a block of columns."""
-        by_width = {}
-        for width in self.widths:
-            b, (arguments, row, column) = self.function(f"{name}_{width}", [NUMBERS, NUMBER, NUMBER])
+        name, by_width = f"{work.__name__}_{lanes}", {}
+        for width in range(1, columns_at_a_time(lanes) // lanes + 1):
+            kinds = [NUMBERS, NUMBER, NUMBER]
+            b, (arguments, row, column) = self.function(f"{name}_{width}", kinds, lanes=lanes)
             values = {key: b.load(b.at(arguments, place)) for place, key in enumerate(names)}
             values |= {key: b.inttoptr(values[key], kind) for key, kind in _ADDRESSES.items() if key in values}
             work(b, width, SimpleNamespace(**values), row, column)
@@ -60,7 +62,7 @@ class Direct(Assembler):
             by_width[width] = b.function
         b, (arguments,) = self.function(name, [NUMBERS])
         num_tasks, num_columns = (b.load(b.at(arguments, names.index(key))) for key in ("num_tasks", "num_outputs"))
-        block = constant(self.lanes * len(self.widths))
+        block = constant(columns_at_a_time(lanes))
         num_blocks = b.sdiv(b.add(num_columns, b.sub(block, constant(1))), block)
         following, some, done = (b.append_basic_block(key) for key in ("next", "task", "done"))
         b.branch(following)
@@ -71,91 +73,100 @@ class Direct(Assembler):
         b.ret_void()
         b.position_at_end(some)
         row, column = b.sdiv(task, num_blocks), b.mul(b.srem(task, num_blocks), block)
-        width = b.sdiv(b.least(block, b.sub(num_columns, column)), constant(self.lanes))
+        width = b.sdiv(b.least(block, b.sub(num_columns, column)), constant(lanes))
         b.choose(width, {k: partial(b.call, function, [arguments, row, column]) for k, function in by_width.items()})
         b.branch(following)
         return b.function
 
-    def _convolve(self, b: Builder, width: int, given: SimpleNamespace, tile: Value, column: Value) -> None:
-        scratch = b.scratch(MOST_INPUTS * width * self.lanes)
-        output = b.at(given.output, column)
-        first = b.mul(tile, given.tile_rows)
-        with b.loop(first, b.least(b.add(first, given.tile_rows), given.num_rows)) as row:
-            for j in range(width):
-                b.write(b.zeros, b.at(output, b.mul(row, given.num_outputs)), j)
-        transposed = b.trunc(given.transposed, BIT)
-        input_step, column_step = (
-            b.select(transposed, *steps) for steps in ((constant(1), given.row_stride), (given.row_stride, constant(1)))
-        )
-        with b.loop(constant(0), given.num_offsets) as offset:
-            pairs = b.at(given.starts, b.mul(offset, b.add(given.num_tiles, constant(1))), tile)
-            first, last = b.load(pairs), b.load(b.at(pairs, 1))
-            columns = b.at(given.kernel, b.mul(offset, given.offset_stride), b.mul(column, column_step))
-            stop = b.select(b.is_below(first, last), given.num_inputs, constant(0))
-            with b.loop(constant(0), stop, given.inputs_at_a_time) as start:
-                count = b.least(given.inputs_at_a_time, b.sub(given.num_inputs, start))
-                packed = scratch, b.at(columns, b.mul(start, input_step)), width, count, given.row_stride
-                b.choose(given.transposed, {0: partial(_pack, b, *packed), 1: partial(_pack_transposed, b, *packed)})
-                following = b.add(start, count)
-                next_inputs = b.at(columns, b.mul(following, input_step))
-                ahead = b.select(b.is_below(following, stop), next_inputs, b.at(columns, given.offset_stride))
-                features = b.at(given.features, start)
 
-                def some(
-                    pair: Value, number: int, features: Value = features, count: Value = count, ahead: Value = ahead
-                ) -> None:
-                    in_rows, out_rows = b.at(given.in_rows, pair), b.at(given.out_rows, pair)  # no row is there twice
-                    inputs = [b.row(features, b.at(in_rows, i), given.num_inputs) for i in range(number)]
-                    outputs = [b.row(output, b.at(out_rows, i), given.num_outputs) for i in range(number)]
-                    before = b.mul(b.sdiv(b.sub(pair, first), constant(self.rows[width])), count)
+def _rows(lanes: int, width: int) -> int:
+    """Return how many rows of `width` vectors stay in registers, beside the vectors that are added to them."""
+    registers = 32 if lanes == 16 else 16
+    return min(_MOST_ROWS, (registers - width - 2) // width)
 
-                    def multiply(place: Value, sums: Values) -> Values:
-                        _fetch(b, ahead, b.add(before, place), given)
-                        panel = b.at(scratch, b.mul(place, constant(width * self.lanes)))
-                        return self._outer_product(b, sums, [b.at(row, place) for row in inputs], panel, width)
 
-                    b.sum_in_registers(outputs, width, count, multiply)
-
-                b.some_at_a_time(first, last, self.rows[width], some)
-
-    def _gradient(self, b: Builder, width: int, given: SimpleNamespace, row: Value, column: Value) -> None:
-        inputs, gradients = b.scratch(_PAIRS, FLOATS), b.scratch(_PAIRS, FLOATS)  # where the rows of pairs stand
-        offset = b.sdiv(row, given.num_blocks)
-        start = b.mul(b.srem(row, given.num_blocks), given.block_inputs)
-        count = b.least(given.block_inputs, b.sub(given.num_inputs, start))
-        matrix = b.at(given.output, b.mul(offset, b.mul(given.num_inputs, given.num_outputs)))
-        matrix = b.at(matrix, b.mul(start, given.num_outputs), column)
-        with b.loop(constant(0), count) as place:
-            for j in range(width):
-                b.write(b.zeros, b.at(matrix, b.mul(place, given.num_outputs)), j)
-        pairs = b.at(given.starts, offset)
+def _convolve(b: Builder, width: int, given: SimpleNamespace, tile: Value, column: Value) -> None:
+    scratch = b.scratch(MOST_INPUTS * width * b.lanes)
+    output = b.at(given.output, column)
+    first = b.mul(tile, given.tile_rows)
+    with b.loop(first, b.least(b.add(first, given.tile_rows), given.num_rows)) as row:
+        for j in range(width):
+            b.write(b.zeros, b.at(output, b.mul(row, given.num_outputs)), j)
+    transposed = b.trunc(given.transposed, BIT)
+    input_step, column_step = (
+        b.select(transposed, *steps) for steps in ((constant(1), given.row_stride), (given.row_stride, constant(1)))
+    )
+    with b.loop(constant(0), given.num_offsets) as offset:
+        pairs = b.at(given.starts, b.mul(offset, b.add(given.num_tiles, constant(1))), tile)
         first, last = b.load(pairs), b.load(b.at(pairs, 1))
-        with b.loop(first, last, _PAIRS) as pair:
-            number = b.least(constant(_PAIRS), b.sub(last, pair))
-            with b.loop(constant(0), number) as place:
-                in_row = b.at(b.row(given.features, b.at(given.in_rows, pair, place), given.num_inputs), start)
-                out_row = b.at(b.row(given.gradients, b.at(given.out_rows, pair, place), given.num_outputs), column)
-                b.store(in_row, b.at(inputs, place))
-                b.store(out_row, b.at(gradients, place))
+        columns = b.at(given.kernel, b.mul(offset, given.offset_stride), b.mul(column, column_step))
+        stop = b.select(b.is_below(first, last), given.num_inputs, constant(0))
+        with b.loop(constant(0), stop, given.inputs_at_a_time) as start:
+            count = b.least(given.inputs_at_a_time, b.sub(given.num_inputs, start))
+            packed = scratch, b.at(columns, b.mul(start, input_step)), width, count, given.row_stride
+            b.choose(given.transposed, {0: partial(_pack, b, *packed), 1: partial(_pack_transposed, b, *packed)})
+            following = b.add(start, count)
+            next_inputs = b.at(columns, b.mul(following, input_step))
+            ahead = b.select(b.is_below(following, stop), next_inputs, b.at(columns, given.offset_stride))
+            features = b.at(given.features, start)
 
-            def some(place: Value, rows: int, number: Value = number) -> None:
-                def multiply(pair: Value, sums: Values) -> Values:
-                    in_row, out_row = b.at(b.load(b.at(inputs, pair)), place), b.load(b.at(gradients, pair))
-                    return self._outer_product(b, sums, [b.at(in_row, i) for i in range(rows)], out_row, width)
+            def some(
+                pair: Value, number: int, features: Value = features, count: Value = count, ahead: Value = ahead
+            ) -> None:
+                in_rows, out_rows = b.at(given.in_rows, pair), b.at(given.out_rows, pair)  # no row is there twice
+                inputs = [b.row(features, b.at(in_rows, i), given.num_inputs) for i in range(number)]
+                outputs = [b.row(output, b.at(out_rows, i), given.num_outputs) for i in range(number)]
+                before = b.mul(b.sdiv(b.sub(pair, first), constant(_rows(b.lanes, width))), count)
 
-                sums = [b.at(matrix, b.mul(b.add(place, constant(i)), given.num_outputs)) for i in range(rows)]
-                b.sum_in_registers(sums, width, number, multiply)
+                def multiply(place: Value, sums: Values) -> Values:
+                    _fetch(b, ahead, b.add(before, place), given)
+                    panel = b.at(scratch, b.mul(place, constant(width * b.lanes)))
+                    return _outer_product(b, sums, [b.at(row, place) for row in inputs], panel, width)
 
-            b.some_at_a_time(constant(0), count, self.rows[width], some)
+                b.sum_in_registers(outputs, width, count, multiply)
 
-    def _outer_product(self, b: Builder, sums: Values, numbers: Values, vectors: Value, width: int) -> Values:
-        """Add to the sums, row by row, the number at each address times all of `width` vectors at another."""
-        found, read = [], [b.read(vectors, j) for j in range(width)]
-        for i, address in enumerate(numbers):
-            number = b.everywhere(address)
-            for j, vector in enumerate(read):
-                found.append(b.multiply_add(number, vector, sums[i * width + j]))
-        return found
+            b.some_at_a_time(first, last, _rows(b.lanes, width), some)
+
+
+def _gradient(b: Builder, width: int, given: SimpleNamespace, row: Value, column: Value) -> None:
+    inputs, gradients = b.scratch(_PAIRS, FLOATS), b.scratch(_PAIRS, FLOATS)  # where the rows of pairs stand
+    offset = b.sdiv(row, given.num_blocks)
+    start = b.mul(b.srem(row, given.num_blocks), given.block_inputs)
+    count = b.least(given.block_inputs, b.sub(given.num_inputs, start))
+    matrix = b.at(given.output, b.mul(offset, b.mul(given.num_inputs, given.num_outputs)))
+    matrix = b.at(matrix, b.mul(start, given.num_outputs), column)
+    with b.loop(constant(0), count) as place:
+        for j in range(width):
+            b.write(b.zeros, b.at(matrix, b.mul(place, given.num_outputs)), j)
+    pairs = b.at(given.starts, offset)
+    first, last = b.load(pairs), b.load(b.at(pairs, 1))
+    with b.loop(first, last, _PAIRS) as pair:
+        number = b.least(constant(_PAIRS), b.sub(last, pair))
+        with b.loop(constant(0), number) as place:
+            in_row = b.at(b.row(given.features, b.at(given.in_rows, pair, place), given.num_inputs), start)
+            out_row = b.at(b.row(given.gradients, b.at(given.out_rows, pair, place), given.num_outputs), column)
+            b.store(in_row, b.at(inputs, place))
+            b.store(out_row, b.at(gradients, place))
+
+        def some(place: Value, rows: int, number: Value = number) -> None:
+            def multiply(pair: Value, sums: Values) -> Values:
+                in_row, out_row = b.at(b.load(b.at(inputs, pair)), place), b.load(b.at(gradients, pair))
+                return _outer_product(b, sums, [b.at(in_row, i) for i in range(rows)], out_row, width)
+
+            sums = [b.at(matrix, b.mul(b.add(place, constant(i)), given.num_outputs)) for i in range(rows)]
+            b.sum_in_registers(sums, width, number, multiply)
+
+        b.some_at_a_time(constant(0), count, _rows(b.lanes, width), some)
+
+
+def _outer_product(b: Builder, sums: Values, numbers: Values, vectors: Value, width: int) -> Values:
+    """Add to the sums, row by row, the number at each address times all of `width` vectors at another."""
+    found, read = [], [b.read(vectors, j) for j in range(width)]
+    for i, address in enumerate(numbers):
+        number = b.everywhere(address)
+        for j, vector in enumerate(read):
+            found.append(b.multiply_add(number, vector, sums[i * width + j]))
+    return found
 
 
 def _fetch(b: Builder, ahead: Value, line: Value, given: SimpleNamespace) -> None:
