@@ -1,6 +1,7 @@
 """What Linux says of this machine's processors; elsewhere nothing."""
 
 import platform
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
@@ -25,4 +26,15 @@ def parsed(cpuinfo: str) -> dict[str, str]:
 
 def name() -> str:
     """The processor's name; empty where the system does not tell."""
-    return facts().get("model name") or platform.processor()
+    return named(facts()) or platform.processor()
+
+
+def named(told: Mapping[str, str]) -> str:
+    """Return the name in a processor's facts, with family and model where it is that of a whole line of them.
+
+    Virtual machines say "AMD EPYC" of generations of which one is twice as fast as another.
+    """
+    found = told.get("model name", "")
+    if not found or any(letter.isdigit() for letter in found) or "cpu family" not in told:
+        return found
+    return f"{found} (family {told['cpu family']}, model {told.get('model', '?')})"
