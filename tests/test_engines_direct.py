@@ -30,11 +30,11 @@ def lanes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
 @pytest.fixture
 def no_code(monkeypatch: pytest.MonkeyPatch):
     """A process that has no code yet; what it gets is forgotten afterwards."""
-    for function in (machine_code._code, machine_code.lanes):
+    for function in (machine_code._code, machine_code._team, machine_code.lanes):
         function.cache_clear()
     yield
     monkeypatch.undo()
-    for function in (machine_code._code, machine_code.lanes):
+    for function in (machine_code._code, machine_code._team, machine_code.lanes):
         function.cache_clear()
 
 
@@ -276,6 +276,7 @@ def _no_package(name: str) -> str:
         (metadata, "version", _no_package, "llvmlite is not installed"),
         (sys, "executable", "false", r"its own code could not be compiled \(exit code 1\)"),
         (sys, "executable", "/nowhere/python", "No such file"),
+        (machine_code.threadpoolctl, "threadpool_info", list, "torch's threads are not those of one OpenMP library"),
         (torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT", "no code of its own for processors without AVX2"),
     ],
 )

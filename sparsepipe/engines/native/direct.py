@@ -31,16 +31,14 @@ GRADIENT = (
     *("num_inputs", "num_outputs"),
     *("block_inputs", "num_blocks"),  # inputs of a task, tasks of an offset for each block of columns
 )
+LANES = (16, 8)  # of vectors of float32 numbers: AVX-512 has the first, AVX2 the others
 MOST_INPUTS = 128  # of a task at a time: with a block of columns they fill the first-level cache
 
+_OPERATIONS = ("convolve", "gradient")
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 _TASKS = 4  # for each thread, at least, where there is enough to do: one that was kept from its work holds up less
 _LEAST_PART = 16  # inputs
 _LEAST_TILE_ROWS, _MOST_TILE_ROWS = 64, 1024
-
-
-LANES = (16, 8)  # of vectors of float32 numbers: AVX-512 has the first, AVX2 the others
-_OPERATIONS = ("convolve", "gradient")
 
 
 def operation(lanes: int, name: str) -> int:
@@ -56,7 +54,7 @@ def columns_at_a_time(lanes: int) -> int:
 def suits(features: Tensor, kernel: Tensor) -> bool:
     """Say whether to convolve here: in single or half precision on a CPU, output rows of whole vectors.
 
-    Those of matrices to transpose, too.
+    Where matrices are transposes, input rows too.
     """
     if features.dtype not in _TYPES or features.device.type != "cpu":
         return False

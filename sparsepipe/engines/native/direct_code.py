@@ -86,6 +86,7 @@ def _rows(lanes: int, width: int) -> int:
 
 
 def _convolve(b: Builder, width: int, given: SimpleNamespace, tile: Value, column: Value) -> None:
+    """Make a tile's output rows, `width` vectors of each from a column on."""
     scratch = b.scratch(MOST_INPUTS * width * b.lanes)
     output = b.at(given.output, column)
     first = b.mul(tile, given.tile_rows)
@@ -129,6 +130,7 @@ def _convolve(b: Builder, width: int, given: SimpleNamespace, tile: Value, colum
 
 
 def _gradient(b: Builder, width: int, given: SimpleNamespace, row: Value, column: Value) -> None:
+    """Make a block of an offset's gradient, `width` vectors of each row; `row` counts offsets and blocks of rows."""
     inputs, gradients = b.scratch(_PAIRS, FLOATS), b.scratch(_PAIRS, FLOATS)  # where the rows of pairs stand
     offset = b.sdiv(row, given.num_blocks)
     start = b.mul(b.srem(row, given.num_blocks), given.block_inputs)
