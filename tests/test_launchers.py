@@ -403,6 +403,7 @@ def test_nobody_is_left_when_a_jupyter_kernel_is_killed(tmp_path, clouds) -> Non
 def test_nobody_is_left_when_a_terminal_is_closed(tmp_path, clouds) -> None:
     child, terminal = pty.fork()
     if child == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests that nohup started ignore it
         os.environ["PYTHONPATH"] = f"{REPOSITORY}{os.pathsep}{REPOSITORY / 'tests'}"
         os.execv(sys.executable, [sys.executable, "-c", PARENT, str(clouds), str(tmp_path / "run")])
     assert os.read(terminal, 100).strip() == b"running"
