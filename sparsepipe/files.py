@@ -88,6 +88,17 @@ def sha256(path: Path | str) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
+def sealed(content: bytes) -> bytes:
+    """Return content with its SHA-256 behind it, for formats without a checksum."""
+    return content + hashlib.sha256(content).digest()
+
+
+def unsealed(entry: bytes) -> bytes | None:
+    """Return what was sealed, None where a byte of it differs."""
+    content = entry[: -hashlib.sha256().digest_size]
+    return content if sealed(content) == entry else None
+
+
 def cut_torn_row(path: Path | str) -> None:
     """Take from JSON lines what `read_rows` leaves out, so that a row written behind it is one of its own.
 

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors import numpy as safetensors
 
 from sparsepipe import data, files
-from sparsepipe.data.cache import SampleCache, _sealed, cache_key
+from sparsepipe.data.cache import SampleCache, cache_key
 from sparsepipe.data.dataset import VoxelDataset
 from sparsepipe.errors import InputError
 
@@ -157,7 +157,7 @@ def test_a_damaged_entry_counts_as_absent_and_is_mended(shapes: Path, tmp_path: 
         b"flipped": whole[:300] + bytes([whole[300] ^ 255]) + whole[301:],
     }.get(damage, damage)
     if damage == b"other":
-        broken = _sealed(safetensors.save({"something": np.arange(3)}))
+        broken = files.sealed(safetensors.save({"something": np.arange(3)}))
     entry.write_bytes(broken)
     assert _same(_load(shapes, tmp_path).batch([0]), plain)
     assert entry.read_bytes() == whole
@@ -182,7 +182,7 @@ def test_pickled_objects_are_never_loaded(tmp_path: Path) -> None:
     np.savez(path.with_suffix(".npz"), coordinates=np.array([{"a": 1}], dtype=object))
     path.with_suffix(".npz").rename(path)
     assert cache.load("abcd") is None
-    path.write_bytes(_sealed(path.read_bytes()))
+    path.write_bytes(files.sealed(path.read_bytes()))
     with pytest.raises(SafetensorError, match="Error while deserializing"):
         cache.load("abcd")
     with pytest.raises(SafetensorError, match='Unknown dtype "object"'):

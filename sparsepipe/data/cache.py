@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from safetensors import numpy as safetensors
 
-from ..files import sha256, write_atomic
+from ..files import sealed, sha256, unsealed, write_atomic
 from .sources import user_cache
 
 NO_CACHE = "off"
@@ -40,7 +40,7 @@ class SampleCache:
         """Return the arrays kept under `key`, None where there are none."""
         path = self._path(key)
         try:
-            content = _unsealed(path.read_bytes())
+            content = unsealed(path.read_bytes())
         except OSError:
             return None
         if content is None:
@@ -53,7 +53,7 @@ class SampleCache:
         """Keep arrays under `key`."""
         if not self._writable:
             return
-        entry = _sealed(safetensors.save({name: np.ascontiguousarray(array) for name, array in arrays.items()}))
+        entry = sealed(safetensors.save({name: np.ascontiguousarray(array) for name, array in arrays.items()}))
         try:
             if self._has_room(len(entry)):
                 write_atomic(self._path(key), entry, synced=False)  # one that lost its power counts as damaged
@@ -121,17 +121,6 @@ def open_cache(given: Path | str | None) -> SampleCache | None:
     with suppress(RuntimeError):
         return SampleCache(user_cache() / "samples", limit=_LIMIT_BYTES)
     return None
-
-
-def _sealed(content: bytes) -> bytes:
-    """Return an entry: what is kept, then its SHA-256, as the format has no checksum."""
-    return content + hashlib.sha256(content).digest()
-
-
-def _unsealed(entry: bytes) -> bytes | None:
-    """Return what an entry keeps, None where a byte of it differs from what was saved."""
-    content = entry[: -hashlib.sha256().digest_size]
-    return content if _sealed(content) == entry else None
 
 
 @lru_cache(maxsize=4096)  # one file may hold thousands of samples, asked for in any order beside those of others

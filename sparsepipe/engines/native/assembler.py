@@ -44,8 +44,8 @@ class Assembler:
             function.attributes.add(attribute)
         return Builder(function, self, lanes), function.args
 
-    def code(self, *, processor: str = "", features: str = "") -> bytes:
-        """Compile for a processor, LLVM's name of it and its features; this one if none is named.
+    def code(self, *, processor: str = "") -> bytes:
+        """Compile for a processor, by LLVM's name of it; this one if none is named.
 
         Raises RuntimeError where the result is not code alone: what refers to something outside cannot be copied.
         """
@@ -53,7 +53,7 @@ class Assembler:
         llvm.initialize_native_asmprinter()
         machine = llvm.Target.from_default_triple().create_target_machine(
             cpu=processor or llvm.get_host_cpu_name(),
-            features=features if processor else llvm.get_host_cpu_features().flatten(),
+            features="" if processor else llvm.get_host_cpu_features().flatten(),
             opt=3,
             reloc="pic",
             codemodel="small",

@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
-import torch.nn.functional as functional
 from torch import Tensor
 
 from .pairs import Bags, Pairs, bags
@@ -118,7 +117,7 @@ class KernelMap:
     @_built_once
     def outputs_of_offsets(self) -> Bags:
         """The output rows of each kernel offset's pairs."""
-        return Bags(self.pairs.out_rows.int(), functional.pad(self.pairs.ends, (1, 0)))
+        return Bags(self.pairs.out_rows.int(), self.starts.int())
 
     @_built_once
     def starts(self) -> Tensor:
@@ -132,21 +131,22 @@ class KernelMap:
     def tiles(self, num_rows: int) -> Tensor:
         """int64 [K, T + 1]: where each offset's `pairs` of each `num_rows` output rows start, and where they end."""
         if num_rows not in self._tiles:
-            pairs, device = self.pairs, self.in_rows.device
-            firsts = torch.arange(len(pairs.counts), device=device) * self.num_out
-            edges = torch.arange(0, self.num_out + num_rows, num_rows, device=device).clamp_(max=self.num_out)
-            counts = torch.tensor(pairs.counts, device=device)
-            places = firsts.repeat_interleave(counts) + pairs.out_rows  # grow, as rows do within an offset
+            firsts, places = self._places()
+            edges = torch.arange(0, self.num_out + num_rows, num_rows, device=places.device).clamp_(max=self.num_out)
             self._tiles[num_rows] = torch.searchsorted(places, firsts.unsqueeze(1) + edges)
         return self._tiles[num_rows]
+
+    def _places(self) -> tuple[Tensor, Tensor]:
+        """Where in a table [K, N_out] each offset's row starts and each pair stands: both grow, as rows do."""
+        counts = torch.tensor(self.pairs.counts, device=self.in_rows.device)
+        firsts = torch.arange(len(counts), device=counts.device) * self.num_out
+        return firsts, firsts.repeat_interleave(counts) + self.pairs.out_rows
 
     @_built_once
     def neighbours(self) -> Tensor:
         """int32 [K, N_out]: the input row of each output row under each kernel offset, -1 where there is none."""
-        pairs = self.pairs
-        rows = torch.arange(0, len(pairs.counts) * self.num_out, max(self.num_out, 1), device=self.in_rows.device)
-        places = rows.repeat_interleave(torch.tensor(pairs.counts, device=rows.device)) + pairs.out_rows
-        table = torch.full((len(pairs.counts) * self.num_out,), -1, dtype=torch.int32, device=rows.device)
+        pairs, (_, places) = self.pairs, self._places()
+        table = torch.full((len(pairs.counts) * self.num_out,), -1, dtype=torch.int32, device=places.device)
         return table.scatter_(0, places, pairs.in_rows.int()).view(len(pairs.counts), self.num_out)
 
     @_built_once

@@ -20,11 +20,10 @@ import torch
 from ... import processor
 from ...children import python_path
 from ...data.sources import user_cache
-from ...files import write_atomic
+from ...files import sealed, unsealed, write_atomic
 
 _LANES = {"AVX512": 16, "AVX2": 8}  # float32 numbers of a vector, by what torch says the processor can do
 _SECONDS = 120.0  # for compiling, which takes one or two
-_DIGEST_BYTES = hashlib.sha256().digest_size
 _READ_AND_EXECUTE = 1 | 4  # of mprotect
 
 
@@ -105,11 +104,9 @@ def _path(lanes: int) -> Path | None:
 def _kept(path: Path) -> bytes | None:
     """Return the code that a file holds, None where there is none or it is damaged."""
     try:
-        content = path.read_bytes()
+        return unsealed(path.read_bytes())
     except OSError:
         return None
-    digest, code = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
-    return code if hashlib.sha256(code).digest() == digest else None
 
 
 def _compiled(lanes: int, path: Path | None) -> bytes:
@@ -125,7 +122,7 @@ def _compiled(lanes: int, path: Path | None) -> bytes:
         raise RuntimeError(f"its own code could not be compiled ({told[-1]})")
     if path:
         try:
-            write_atomic(path, hashlib.sha256(done.stdout).digest() + done.stdout)
+            write_atomic(path, sealed(done.stdout))
         except OSError as error:
             why = error.strerror or error
             warnings.warn(f"{path}: cannot be written ({why}); code is compiled again next time", stacklevel=2)
