@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import metadata
 
 import pytest
@@ -25,6 +26,14 @@ def lanes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
         pytest.skip("no AVX-512 here")
     monkeypatch.setattr(machine_code, "lanes", lambda: request.param)
     return request.param
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _new_memory_is_nan():
+    """So that what nobody wrote shows."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture
@@ -118,6 +127,24 @@ def test_inputs_that_fill_no_vectors_add_up(lanes: int, num_inputs: int) -> None
     torch.testing.assert_close(direct.convolve(features, kernel, kernel_map).double(), output.detach(), **CLOSE)
     found = direct.kernel_gradient(features, gradient, kernel_map)
     torch.testing.assert_close(found.double(), exact.grad, **CLOSE)
+
+
+@pytest.mark.parametrize("channels", [(16, 32), (272, 320), (24, 40)])
+def test_output_rows_with_one_pair_each(lanes: int, channels: tuple[int, int]) -> None:
+    """Such as a transposed convolution's: there is nothing to add to."""
+    counts = [500, 0, 3, 797]
+    kernel_map = _map(counts, 800, 1300)
+    order = torch.randperm(1300, generator=torch.Generator().manual_seed(2))
+    kernel_map = replace(kernel_map, out_rows=torch.cat([own.sort().values for own in order.split(counts)]))
+    assert kernel_map.pairs_outputs_once and not kernel_map.transposed.pairs_outputs_once
+    _check(kernel_map, channels)
+
+
+def test_as_many_pairs_as_output_rows_are_not_one_each(lanes: int) -> None:
+    rows = torch.cat([torch.arange(40), torch.arange(39, 89)])  # 39 twice, 89 not at all
+    kernel_map = KernelMap(rows, rows, (40, 50), 90, 90)
+    assert not kernel_map.pairs_outputs_once
+    _check(kernel_map, (16, 32))
 
 
 @settings(max_examples=60)

@@ -180,9 +180,11 @@ class Builder(ir.IRBuilder):
         """The address of a table's row whose number stands at an address."""
         return self.at(table, self.mul(self.load(index), stride))
 
-    def sum_in_registers(self, rows: Values, width: int, stop: Value, add: Callable[[Value, Values], Values]) -> None:
-        """Add to rows of `width` vectors, at these addresses, what `add(number, sums)` adds for those below `stop`."""
-        sums = self.carried(stop, [self.read(row, j) for row in rows for j in range(width)], add)
+    def sum_in_registers(
+        self, starts: Values, rows: Values, width: int, stop: Value, add: Callable[[Value, Values], Values]
+    ) -> None:
+        """Put in rows of `width` vectors what stands at `starts` and what `add(number, sums)` adds, up to `stop`."""
+        sums = self.carried(stop, [self.read(start, j) for start in starts for j in range(width)], add)
         for i, row in enumerate(rows):
             for j in range(width):
                 self.write(sums[i * width + j], row, j)

@@ -22,7 +22,7 @@ CONVOLVE = (
     *("num_offsets", "num_inputs", "num_outputs", "offset_stride", "row_stride"),
     "transposed",  # 0, 1: whether rows of a matrix in memory are columns of the one to multiply by
     *("num_rows", "tile_rows", "num_tiles"),
-    "inputs_at_a_time",
+    *("inputs_at_a_time", "once"),  # once, 0, 1: whether every output row has exactly one pair
 )
 GRADIENT = (
     *("counter", "operation", "num_tasks"),
@@ -80,6 +80,7 @@ def convolve(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:
             *_addresses(features, kernel, output, pairs.in_rows, pairs.out_rows, starts),
             *(num_offsets, num_inputs, num_outputs, kernel.stride(0), kernel.stride(2 if transposed else 1)),
             *(int(transposed), len(output), tile_rows, num_tiles, _part(num_inputs, MOST_INPUTS)),
+            int(kernel_map.pairs_outputs_once),
         )
     )
     return output.to(dtype)

@@ -87,12 +87,14 @@ def _rows(lanes: int, width: int) -> int:
 
 def _convolve(b: Builder, width: int, given: SimpleNamespace, tile: Value, column: Value) -> None:
     """Make a tile's output rows, `width` vectors of each from a column on."""
-    scratch = b.scratch(MOST_INPUTS * width * b.lanes)
+    scratch, zeros = b.scratch(MOST_INPUTS * width * b.lanes), b.scratch(width * b.lanes)
+    _clear(b, zeros, width, constant(1), constant(0))
     output = b.at(given.output, column)
-    first = b.mul(tile, given.tile_rows)
-    with b.loop(first, b.least(b.add(first, given.tile_rows), given.num_rows)) as row:
-        for j in range(width):
-            b.write(b.zeros, b.at(output, b.mul(row, given.num_outputs)), j)
+    start_row = b.mul(tile, given.tile_rows)
+    num_rows = b.least(given.tile_rows, b.sub(given.num_rows, start_row))
+    once = b.trunc(given.once, BIT)
+    rows_to_clear = b.select(once, constant(0), num_rows)
+    _clear(b, b.at(output, b.mul(start_row, given.num_outputs)), width, rows_to_clear, given.num_outputs)
     transposed = b.trunc(given.transposed, BIT)
     input_step, column_step = (
         b.select(transposed, *steps) for steps in ((constant(1), given.row_stride), (given.row_stride, constant(1)))
@@ -110,10 +112,9 @@ def _convolve(b: Builder, width: int, given: SimpleNamespace, tile: Value, colum
             next_inputs = b.at(columns, b.mul(following, input_step))
             ahead = b.select(b.is_below(following, stop), next_inputs, b.at(columns, given.offset_stride))
             features = b.at(given.features, start)
+            anew = b.and_(once, b.icmp_signed("==", start, constant(0)))
 
-            def some(
-                pair: Value, number: int, features: Value = features, count: Value = count, ahead: Value = ahead
-            ) -> None:
+            def some(pair: Value, number: int, features=features, count=count, ahead=ahead, anew=anew) -> None:
                 in_rows, out_rows = b.at(given.in_rows, pair), b.at(given.out_rows, pair)  # no row is there twice
                 inputs = [b.row(features, b.at(in_rows, i), given.num_inputs) for i in range(number)]
                 outputs = [b.row(output, b.at(out_rows, i), given.num_outputs) for i in range(number)]
@@ -124,7 +125,8 @@ def _convolve(b: Builder, width: int, given: SimpleNamespace, tile: Value, colum
                     panel = b.at(scratch, b.mul(place, constant(width * b.lanes)))
                     return _outer_product(b, sums, [b.at(row, place) for row in inputs], panel, width)
 
-                b.sum_in_registers(outputs, width, count, multiply)
+                starts = [b.select(anew, zeros, row) for row in outputs]
+                b.sum_in_registers(starts, outputs, width, count, multiply)
 
             b.some_at_a_time(first, last, _rows(b.lanes, width), some)
 
@@ -132,16 +134,16 @@ def _convolve(b: Builder, width: int, given: SimpleNamespace, tile: Value, colum
 def _gradient(b: Builder, width: int, given: SimpleNamespace, row: Value, column: Value) -> None:
     """Make a block of an offset's gradient, `width` vectors of each row; `row` counts offsets and blocks of rows."""
     inputs, gradients = b.scratch(_PAIRS, FLOATS), b.scratch(_PAIRS, FLOATS)  # where the rows of pairs stand
+    zeros = b.scratch(width * b.lanes)
+    _clear(b, zeros, width, constant(1), constant(0))
     offset = b.sdiv(row, given.num_blocks)
     start = b.mul(b.srem(row, given.num_blocks), given.block_inputs)
     count = b.least(given.block_inputs, b.sub(given.num_inputs, start))
     matrix = b.at(given.output, b.mul(offset, b.mul(given.num_inputs, given.num_outputs)))
     matrix = b.at(matrix, b.mul(start, given.num_outputs), column)
-    with b.loop(constant(0), count) as place:
-        for j in range(width):
-            b.write(b.zeros, b.at(matrix, b.mul(place, given.num_outputs)), j)
     pairs = b.at(given.starts, offset)
     first, last = b.load(pairs), b.load(b.at(pairs, 1))
+    _clear(b, matrix, width, b.select(b.is_below(first, last), constant(0), count), given.num_outputs)
     with b.loop(first, last, _PAIRS) as pair:
         number = b.least(constant(_PAIRS), b.sub(last, pair))
         with b.loop(constant(0), number) as place:
@@ -150,15 +152,25 @@ def _gradient(b: Builder, width: int, given: SimpleNamespace, row: Value, column
             b.store(in_row, b.at(inputs, place))
             b.store(out_row, b.at(gradients, place))
 
-        def some(place: Value, rows: int, number: Value = number) -> None:
+        anew = b.icmp_signed("==", pair, first)
+
+        def some(place: Value, rows: int, number=number, anew=anew) -> None:
             def multiply(pair: Value, sums: Values) -> Values:
                 in_row, out_row = b.at(b.load(b.at(inputs, pair)), place), b.load(b.at(gradients, pair))
                 return _outer_product(b, sums, [b.at(in_row, i) for i in range(rows)], out_row, width)
 
             sums = [b.at(matrix, b.mul(b.add(place, constant(i)), given.num_outputs)) for i in range(rows)]
-            b.sum_in_registers(sums, width, number, multiply)
+            starts = [b.select(anew, zeros, row) for row in sums]
+            b.sum_in_registers(starts, sums, width, number, multiply)
 
         b.some_at_a_time(constant(0), count, _rows(b.lanes, width), some)
+
+
+def _clear(b: Builder, rows: Value, width: int, count: Value, stride: Value) -> None:
+    """Put zeros where rows of `width` vectors stand."""
+    with b.loop(constant(0), count) as row:
+        for j in range(width):
+            b.write(b.zeros, b.at(rows, b.mul(row, stride)), j)
 
 
 def _outer_product(b: Builder, sums: Values, numbers: Values, vectors: Value, width: int) -> Values:

@@ -155,6 +155,13 @@ class KernelMap:
         return bool((self.inputs.starts.diff() > 0).all())
 
     @_built_once
+    def pairs_outputs_once(self) -> bool:
+        """Say whether every output row has exactly one pair, as those of a kernel no larger than its stride have."""
+        if self.num_pairs != self.num_out:
+            return False
+        return not self.num_out or bool(self.pairs.out_rows.bincount(minlength=self.num_out).amin() > 0)
+
+    @_built_once
     def offsets_with_pairs(self) -> tuple[Offset, ...]:
         rows = zip(self.in_rows.split(self.counts), self.out_rows.split(self.counts), strict=True)
         return tuple(Offset(k, *own) for k, own in enumerate(rows) if self.counts[k])
