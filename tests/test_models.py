@@ -110,7 +110,7 @@ def test_bad_rows(rows, message):
 
 
 def test_bad_names():
-    with pytest.raises(InputError, match="unknown model 'vgg', expected one of minkvgg11, "):
+    with pytest.raises(InputError, match="unknown model 'vgg', is it .*vgg11.* lists all"):
         network("vgg", num_classes=10)
     with pytest.raises(InputError, match="0 classes"):
         network("minkvgg11", num_classes=0)

@@ -1,6 +1,7 @@
 """Networks by name. Each family is one file holding a table of rows; `network` builds a member of one."""
 
 from collections.abc import Callable
+from difflib import get_close_matches
 from functools import partial
 
 from ..errors import InputError
@@ -51,9 +52,10 @@ NETWORKS: dict[str, Callable[..., Network]] = {
 
 
 def network(name: str, *, num_classes: int, in_channels: int = 1) -> Network:
-    """Build a network by name, for example "minkvgg16bn". Raises InputError naming every known name."""
+    """Build a network by name, for example "minkvgg16bn". Raises InputError naming what is like it."""
     if name not in NETWORKS:
-        raise InputError(f"unknown model {name!r}, expected one of {', '.join(NETWORKS)}")
+        alike = get_close_matches(name, NETWORKS, n=6, cutoff=0)
+        raise InputError(f"unknown model {name!r}, is it {', '.join(alike)}? sparsepipe.models.NETWORKS lists all")
     if num_classes < 1 or in_channels < 1:
         raise InputError(f"model {name}: {num_classes} classes and {in_channels} input channels, expected at least 1")
     return NETWORKS[name](name=name, num_classes=num_classes, in_channels=in_channels)
