@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -26,6 +27,12 @@ from .thread_pools import waiting
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb. Returns 0, 1 for a run that failed, 2 for bad input, 130 when interrupted."""
     options = parser().parse_args(arguments)
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: progress_line(f"warning: {message}")  # in one line, without code
+        return _run_verb(options)
+
+
+def _run_verb(options: argparse.Namespace) -> int:
     try:
         answer = VERBS[options.verb](options)
         print(json.dumps(answer.document, indent=2) if options.json else answer.text)
@@ -158,13 +165,13 @@ def plan(options: argparse.Namespace) -> Answer:
         return Answer(plans[0].to_json(), str(plans[0]))
     judged = comparable(plans, found, cluster)
     told = [f"{plan.planner} expects {_own_period(plan)} by its own cost model" for plan in plans]
-    warnings = [f"warning: {plan.planner}: {text}" for plan in plans for text in plan.warnings]
+    told += [f"warning: {plan.planner}: {text}" for plan in plans for text in plan.warnings]
     document = {
         "plans": [plan.to_json() for plan in judged],
         "own_period_seconds": [plan.estimate.period_seconds if plan.estimate else None for plan in plans],
         "differences": [judged[0].diff(other).to_json() for other in judged[1:]],
     }
-    text = "\n".join([side_by_side(judged), "", *told, *warnings])
+    text = "\n".join([side_by_side(judged), "", *told])
     return Answer(document, text)
 
 

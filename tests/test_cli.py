@@ -56,6 +56,17 @@ def test_profile_writes_what_plan_reads(tmp_path, capsys):
     assert (code, said) == (2, "sparsepipe: no data: give --data\n")
 
 
+@pytest.mark.filterwarnings("default")
+def test_a_cache_that_cannot_be_written_is_told_in_one_line(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SPARSEPIPE_CACHE", str(tmp_path / "file"))
+    words = "profile --model minkvgg11bn-narrow --data digits --voxel-size 0.1 --batch-size 2 --num-points 128"
+    words += f" --engine native --repeats 1 --out {tmp_path / 'profile.json'}"
+    code, _, said = run(*words.split(), "--json", capsys=capsys)
+    told = [line for line in said.splitlines() if "cache" in line]
+    assert code == 0 and len(told) == 1 and told[0].startswith(f"warning: {tmp_path / 'file'}: samples cannot"), said
+
+
 def test_profile_writes_a_graph_txt_that_plan_reads(tmp_path, capsys):
     words = "profile --model minkvgg11bn-narrow --data digits --voxel-size 0.1 --batch-size 2 --num-points 128"
     out = tmp_path / "graph.txt"
