@@ -10,9 +10,9 @@ depend on how the work was divided: the same bits come out whatever the number o
 
     convolve   A task is a tile of output rows and a block of columns. Offset by offset, some of the matrix's rows at a
                time, it packs the block's columns into scratch memory that the first-level cache holds. Then the tile's
-               pairs, a few at a time, take their output rows into registers, add inputs times scratch, and put them
-               back; meanwhile what is to be packed next comes nearer. The features' gradient is the same with a matrix
-               that is transposed as it is packed.
+               pairs, a few at a time, take their output rows into registers (zeros, where a row has no other pair), add
+               inputs times scratch, and put them back; meanwhile what is to be packed next comes nearer. The features'
+               gradient is the same with a matrix that is transposed as it is packed.
     gradient   A task is an offset, a block of its matrix's rows and one of columns, to which it adds, a few rows in
                registers at a time, the outer products of some of the offset's pairs.
 
