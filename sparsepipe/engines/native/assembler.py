@@ -181,9 +181,20 @@ class Builder(ir.IRBuilder):
         return self.at(table, self.mul(self.load(index), stride))
 
     def sum_in_registers(
-        self, starts: Values, rows: Values, width: int, stop: Value, add: Callable[[Value, Values], Values]
+        self,
+        rows: Values,
+        width: int,
+        stop: Value,
+        add: Callable[[Value, Values], Values],
+        *,
+        anew: Value,
+        zeros: Value,
     ) -> None:
-        """Put in rows of `width` vectors what stands at `starts` and what `add(number, sums)` adds, up to `stop`."""
+        """Add to rows of `width` vectors, at these addresses, what `add(number, sums)` adds for those below `stop`.
+
+        Where `anew` says so, to the row of `zeros` instead: what stands in the rows is not read.
+        """
+        starts = [self.select(anew, zeros, row) for row in rows]
         sums = self.carried(stop, [self.read(start, j) for start in starts for j in range(width)], add)
         for i, row in enumerate(rows):
             for j in range(width):
@@ -202,6 +213,13 @@ class Builder(ir.IRBuilder):
         room = self.alloca(ir.ArrayType(kind, count))
         room.align = 64
         return self.bitcast(room, kind.as_pointer())
+
+    def row_of_zeros(self, width: int) -> Value:
+        """A row of `width` vectors on the thread's own stack, all zeros."""
+        row = self.scratch(width * self.lanes)
+        for j in range(width):
+            self.write(self.zeros, row, j)
+        return row
 
     def transposed(self, rows: Values) -> Values:
         """Transpose as many vectors as a vector has numbers.

@@ -58,17 +58,16 @@ def suits(features: Tensor, kernel: Tensor) -> bool:
     """
     if features.dtype not in _TYPES or features.device.type != "cpu":
         return False
-    return _lanes(*kernel.shape[1 if _is_transposed(kernel) else 2 :]) > 0
+    return _lanes_for(kernel) > 0
 
 
 def convolve(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:
     """Convolve features [N_in, A] with a kernel [K, A, B], or one whose matrices are transposes; return [N_out, B]."""
     dtype, features, kernel = features.dtype, features.float().contiguous(), kernel.float()
-    transposed = _is_transposed(kernel)
+    transposed, lanes = _is_transposed(kernel), _lanes_for(kernel)
     if not transposed and kernel.stride(2) != 1:
         kernel = kernel.contiguous()
     num_offsets, num_inputs, num_outputs = kernel.shape
-    lanes = _lanes(num_outputs, *([num_inputs] if transposed else []))
     output = features.new_empty(kernel_map.num_out, num_outputs)
     blocks = _num_parts(num_outputs, columns_at_a_time(lanes))
     tile_rows = _tile_rows(len(output), blocks)
@@ -96,11 +95,12 @@ def kernel_gradient(features: Tensor, grad_output: Tensor, kernel_map: KernelMap
     most = MOST_INPUTS
     while most > _LEAST_PART and blocks * _num_parts(num_inputs, most) < _TASKS * torch.get_num_threads():
         most //= 2
+    num_blocks = _num_parts(num_inputs, most)
     machine_code.run(
         (
-            *(0, operation(lanes, "gradient"), blocks * _num_parts(num_inputs, most)),
+            *(0, operation(lanes, "gradient"), blocks * num_blocks),
             *_addresses(features, grad_output, found, pairs.in_rows, pairs.out_rows, kernel_map.starts),
-            *(num_inputs, num_outputs, _part(num_inputs, most), _num_parts(num_inputs, most)),
+            *(num_inputs, num_outputs, _part(num_inputs, most), num_blocks),
         )
     )
     return found
@@ -108,6 +108,11 @@ def kernel_gradient(features: Tensor, grad_output: Tensor, kernel_map: KernelMap
 
 def _is_transposed(kernel: Tensor) -> bool:
     return kernel.stride(1) == 1 and kernel.stride(2) != 1
+
+
+def _lanes_for(kernel: Tensor) -> int:
+    """Return the lanes for products by a kernel: of matrices that are transposes, input rows are whole vectors too."""
+    return _lanes(*kernel.shape[1 if _is_transposed(kernel) else 2 :])
 
 
 def _lanes(*widths: int) -> int:

@@ -41,10 +41,13 @@ class Direct(Assembler):
     def __init__(self, lanes: int) -> None:
         super().__init__()
         b, (arguments,) = self.function("entry", [NUMBERS], entry=True)
-        workers = {}
-        for own in (own for own in LANES if own <= lanes):
-            workers[operation(own, "convolve")] = self._worker(CONVOLVE, _convolve, own)
-            workers[operation(own, "gradient")] = self._worker(GRADIENT, _gradient, own)
+        kinds = ("convolve", CONVOLVE, _convolve), ("gradient", GRADIENT, _gradient)
+        workers = {
+            operation(own, name): self._worker(names, work, own)
+            for own in LANES
+            if own <= lanes
+            for name, names, work in kinds
+        }
         chosen = b.load(b.at(arguments, CONVOLVE.index("operation")))
         b.choose(chosen, {number: partial(b.call, worker, [arguments]) for number, worker in workers.items()})
         b.ret_void()
@@ -87,8 +90,7 @@ def _rows(lanes: int, width: int) -> int:
 
 def _convolve(b: Builder, width: int, given: SimpleNamespace, tile: Value, column: Value) -> None:
     """Make a tile's output rows, `width` vectors of each from a column on."""
-    scratch, zeros = b.scratch(MOST_INPUTS * width * b.lanes), b.scratch(width * b.lanes)
-    _clear(b, zeros, width, constant(1), constant(0))
+    scratch, zeros = b.scratch(MOST_INPUTS * width * b.lanes), b.row_of_zeros(width)
     output = b.at(given.output, column)
     start_row = b.mul(tile, given.tile_rows)
     num_rows = b.least(given.tile_rows, b.sub(given.num_rows, start_row))
@@ -125,8 +127,7 @@ def _convolve(b: Builder, width: int, given: SimpleNamespace, tile: Value, colum
                     panel = b.at(scratch, b.mul(place, constant(width * b.lanes)))
                     return _outer_product(b, sums, [b.at(row, place) for row in inputs], panel, width)
 
-                starts = [b.select(anew, zeros, row) for row in outputs]
-                b.sum_in_registers(starts, outputs, width, count, multiply)
+                b.sum_in_registers(outputs, width, count, multiply, anew=anew, zeros=zeros)
 
             b.some_at_a_time(first, last, _rows(b.lanes, width), some)
 
@@ -134,8 +135,7 @@ def _convolve(b: Builder, width: int, given: SimpleNamespace, tile: Value, colum
 def _gradient(b: Builder, width: int, given: SimpleNamespace, row: Value, column: Value) -> None:
     """Make a block of an offset's gradient, `width` vectors of each row; `row` counts offsets and blocks of rows."""
     inputs, gradients = b.scratch(_PAIRS, FLOATS), b.scratch(_PAIRS, FLOATS)  # where the rows of pairs stand
-    zeros = b.scratch(width * b.lanes)
-    _clear(b, zeros, width, constant(1), constant(0))
+    zeros = b.row_of_zeros(width)
     offset = b.sdiv(row, given.num_blocks)
     start = b.mul(b.srem(row, given.num_blocks), given.block_inputs)
     count = b.least(given.block_inputs, b.sub(given.num_inputs, start))
@@ -160,8 +160,7 @@ def _gradient(b: Builder, width: int, given: SimpleNamespace, row: Value, column
                 return _outer_product(b, sums, [b.at(in_row, i) for i in range(rows)], out_row, width)
 
             sums = [b.at(matrix, b.mul(b.add(place, constant(i)), given.num_outputs)) for i in range(rows)]
-            starts = [b.select(anew, zeros, row) for row in sums]
-            b.sum_in_registers(starts, sums, width, number, multiply)
+            b.sum_in_registers(sums, width, number, multiply, anew=anew, zeros=zeros)
 
         b.some_at_a_time(constant(0), count, _rows(b.lanes, width), some)
 
