@@ -141,7 +141,7 @@ def profile(options: argparse.Namespace) -> Answer:
         document,
         f"{options.out}: {len(found.graph.layers)} layers on {name}, forward {forward * 1e3:.1f} ms, "
         f"backward {backward * 1e3:.1f} ms at {found.voxels():.0f} voxels, update {update * 1e3:.1f} ms; "
-        f"the layers' sum is {found.origin['layers_over_whole']:.2f} x an uncut step",
+        f"the layers' sum is {found.origin['layers_over_whole']:.2f} x a whole step",
     )
 
 

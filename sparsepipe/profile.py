@@ -15,7 +15,7 @@ from .graph import Layer, LayerGraph
 from .graph_text import GraphText, GraphTextNode
 
 FORMAT = "sparsepipe-profile-1"
-AGREEMENT = 0.1  # share of an uncut step by which the sum over measured layers may differ from it
+AGREEMENT = 0.1  # share of a whole step by which the sum over measured layers may differ from it
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class Profile:
             ratio = part.get("layers_over_whole", 1)
             if abs(ratio - 1) > AGREEMENT:
                 told.append(
-                    f"profile of {', '.join(part['device_types'])}: the layers' sum is {ratio:.3f} x an uncut step, "
+                    f"profile of {', '.join(part['device_types'])}: the layers' sum is {ratio:.3f} x a whole step, "
                     f"expected {1 - AGREEMENT:.2f} to {1 + AGREEMENT:.2f}; profile again with nothing else at work, or "
                     "with more repeats"
                 )

@@ -20,8 +20,9 @@ from .data.batch import PointBatch
 from .data.order import Minibatches
 from .engines import Engine, Subnetwork
 from .engines import engine as engine_by_name
+from .engines.kept import kept_bytes
 from .engines.native.coordinates import CoordinateManager, pack
-from .engines.sweep import Sweep, seconds_of, sweep, update_step, whole_step
+from .engines.sweep import Sweep, moment, seconds_between, sweep, update_step, whole_step
 from .errors import InputError
 from .models import INPUT, Network, network
 from .models.rows import each_axis
@@ -29,6 +30,8 @@ from .profile import CostSample, LayerCost, Profile
 from .thread_pools import WAITING
 
 Progress = Callable[[str], None]
+_LEAST_REPEATS, _MOST_REPEATS = 5, 30  # passes over a minibatch where nobody says how many...
+_ENOUGH_SECONDS = 0.5  # ...and what they may take together beyond the least: short ones vary more
 _MAP_REPEATS = 3  # of each layer that makes a kernel map, once the map is there
 _CANDIDATE_MINIBATCHES = 6  # at most so many minibatches' samples are looked at to choose what to measure on
 
@@ -43,7 +46,7 @@ def profile_model(
     engine: str = "auto",
     device: str = "cpu",
     device_type: str | None = None,
-    repeats: int = 5,
+    repeats: int | None = None,
     threads: int = 1,
     seed: int = 0,
     beside: int = 0,
@@ -140,7 +143,7 @@ def profile(
     device: str | torch.device = "cpu",
     device_type: str | None = None,
     warmup: int = 2,
-    repeats: int = 5,
+    repeats: int | None = None,
     seed: int = 0,
     voxel_counts: Sequence[float] = (),
     origin: Mapping[str, Any] | None = None,
@@ -148,8 +151,10 @@ def profile(
 ) -> Profile:
     """Measure each layer's forward and backward on `batches` of different voxel counts; median, interquartile range.
 
-    The first minibatch is warmed up `warmup` times, each further one once. `origin` of the profile says how the sum
-    over layers compares with uncut steps on the middle minibatch, each of which an update by SGD with momentum follows.
+    The first minibatch is warmed up `warmup` times, each further one once. Where `repeats` is not given, each is passed
+    over 5 times, and as many times more as half a second allows, up to 30. `origin` of the profile says how the sum
+    over layers compares with whole steps, without a clock in them, on the middle minibatch. An update by SGD with
+    momentum follows each pass and step.
     `voxel_counts` defaults to those of `batches`.
     Raises InputError without batches, without repeats, for two batches of the same voxel count, or without the device.
     """
@@ -157,26 +162,31 @@ def profile(
     counts = [batch.num_voxels for batch in batches]
     if not counts or len(set(counts)) < len(counts):
         raise InputError(f"minibatches of {counts} voxels to profile on: expected one or more, all different")
-    if repeats < 1 or warmup < 0:
+    least, most = (_LEAST_REPEATS, _MOST_REPEATS) if repeats is None else (repeats, repeats)
+    if least < 1 or warmup < 0:
         raise InputError(f"{repeats} repeats after {warmup} warm-up passes: expected at least 1 and 0")
     say = progress or (lambda line: None)
     device = _usable(device)
     subnetwork = Subnetwork(network, engine, seed=seed).to(device)
     samples: list[dict[str, CostSample]] = []
     optimizer = _optimizer(subnetwork)
-    inputs, updates, ratio = [], [], 0.0
+    inputs, updates, taken, ratio = [], [], [], 0.0
     for position, batch in enumerate(batches):
         for _ in range(warmup if position == 0 else min(warmup, 1)):
             sweep(subnetwork, batch, device=device)
         say(f"profile {network.name} on {engine.name}: {batch.num_voxels} voxels, {position + 1} of {len(batches)}")
         passes, wholes = [], []
-        for _ in range(repeats):  # in turns, so that what else the machine does meets both
+        while len(passes) < least or (len(passes) < most and sum(one.seconds for one in passes) < _ENOUGH_SECONDS):
+            # In turns, so that what else the machine does meets both, and each after an update, as in training: what it
+            # wrote takes the place of much that a small network would find in the caches.
             passes.append(sweep(subnetwork, batch, device=device))
+            if not updates:
+                optimizer.step()  # makes what momentum is kept in
+            updates.append(update_step(optimizer, device=device))
             if position == len(batches) // 2:
                 wholes.append(whole_step(subnetwork, batch, device=device))
-                if not updates:
-                    optimizer.step()  # makes what momentum is kept in
                 updates.append(update_step(optimizer, device=device))
+        taken.append(len(passes))
         inputs += [one.input_seconds for one in passes]
         samples.append(_samples(subnetwork, batch, passes, device))
         if wholes:
@@ -193,8 +203,8 @@ def profile(
         "torch": str(torch.__version__),
         "batch_size": len(batches[len(batches) // 2]),
         "measured_voxels": counts,
-        "repeats": repeats,
-        "layers_over_whole": ratio,  # sum of the layers' seconds over the seconds of an uncut step
+        "repeats": taken,  # of each of them
+        "layers_over_whole": ratio,  # sum of the layers' seconds over those of a whole step
         "input_seconds": statistics.median(inputs),
     }
     num_bytes = sum(parameter.nbytes for parameter in subnetwork.parameters())
@@ -219,12 +229,12 @@ def _samples(
     subnetwork: Subnetwork, batch: PointBatch, passes: Sequence[Sweep], device: torch.device
 ) -> dict[str, CostSample]:
     """Turn the passes over one minibatch into one cost sample a layer."""
-    counted = sweep(subnetwork, batch, device=device, count_saved=True)
-    parts = subnetwork.engine.split(counted.tensors)
+    kept, tensors = kept_bytes(subnetwork, batch, device=device)
+    parts = subnetwork.engine.split(tensors)
     maps = _kernel_maps(subnetwork, parts)
     known = {parts.features[INPUT].coordinate_set}
     forwards = {row.id: statistics.median(one.forward[row.id] for one in passes) for row in subnetwork.table}
-    map_seconds = _kernel_map_seconds(subnetwork, counted.tensors, maps, forwards, device)
+    map_seconds = _kernel_map_seconds(subnetwork, tensors, maps, forwards, device)
     found = {}
     for row in subnetwork.table:
         rows, coordinate_set = parts.features[row.id]
@@ -240,7 +250,7 @@ def _samples(
             statistics.median(backward),
             rows.numel() * rows.element_size(),
             coordinate_bytes,
-            counted.saved_bytes[row.id],
+            kept[row.id],
             _interquartile(forward),
             _interquartile(backward),
             maps[row.id].pairs if row.id in maps else 0,
@@ -291,7 +301,7 @@ def _kernel_map_seconds(
 ) -> dict[str, float]:
     """Return what each layer's kernel map cost: by how much its first user's forward is shorter once it is there.
 
-    `tensors` are those of a sweep: their coordinate manager has all maps. `forwards` are the seconds without.
+    `tensors` are those of a pass: their coordinate manager has all maps. `forwards` are the seconds without.
     """
     cost: dict[_KernelMap, float] = {}
     for row in subnetwork.table:
@@ -300,9 +310,9 @@ def _kernel_map_seconds(
             continue
         again = []
         for _ in range(_MAP_REPEATS if max(own.kernel_size) > 1 or own.source != own.target else 0):
-            start = seconds_of(device)
+            start = moment(device)
             subnetwork.run_layer(row, tensors, minibatch=0)
-            again.append(seconds_of(device) - start)
+            again.append(seconds_between(start, moment(device)))
         cost[own] = max(0.0, forwards[row.id] - statistics.median(again)) if again else 0.0  # a row alone needs no map
     return {id: cost[own] for id, own in maps.items()}
 

@@ -78,7 +78,7 @@ def test_a_measured_profile_says_where_its_layers_do_not_add_up_to_a_step():
     assert measured("a", 1.099).warnings == measured("a", 0.901).warnings == profile("slow").warnings == ()
     (text,) = (measured("a", 1.104) | measured("b", 0.87)).warnings[:1]
     assert text.startswith(
-        "profile of a: the layers' sum is 1.104 x an uncut step, expected 0.90 to 1.10; profile again"
+        "profile of a: the layers' sum is 1.104 x a whole step, expected 0.90 to 1.10; profile again"
     )
     assert measured("b", 0.87).warnings[0].startswith("profile of b: the layers' sum is 0.870 x")
 

@@ -1,6 +1,7 @@
-"""The profiler: sizes have closed forms, a sweep computes the gradients of an uncut step, times are medians."""
+"""The profiler: sizes have closed forms, a sweep computes a step's gradients, every second is its layer's."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from sparsepipe.profile import Profile
 
 NET = network("minkvgg11bn-narrow", num_classes=5)
 CPU = torch.device("cpu")
+WAYS = ("forward", "backward")
 
 
 def batches(*points):
@@ -68,8 +70,7 @@ def test_sizes_have_closed_forms(chosen):
         assert all(sample.backward > 0 for sample in cost.values())
 
 
-def test_a_sweep_computes_the_gradients_of_an_uncut_step(chosen):
-
+def test_a_sweep_computes_the_gradients_of_a_whole_step(chosen):
     for net in (NET, network("minkunet14a-narrow", num_classes=5)):  # the second has tensors with two consumers
         batch = batches(150)[0]
         module = Subnetwork(net, chosen, seed=2)
@@ -140,48 +141,126 @@ def test_every_layer_with_a_kernel_map_counts_its_pairs(chosen):
     assert cost["global_pool"].kernel_map_pairs == cost["fc"].kernel_map_pairs == 0
 
 
-def test_times_are_medians_of_the_repeats(monkeypatch):
-    """A clock that only work moves: a forward takes as many seconds as its layer's place, a backward 5, a step 7."""
-    now, log = [0.0], []
+class Later(torch.autograd.Function):
+    """Passes rows on, and their gradient after so many seconds of a clock that nothing else moves."""
+
+    @staticmethod
+    def forward(ctx, rows, now, seconds):
+        ctx.now, ctx.seconds = now, seconds
+        return rows.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.now[0] += ctx.seconds
+        return gradient, None, None
+
+
+@pytest.fixture
+def told_clock(monkeypatch):
+    """A clock that only work moves: a forward takes 1 second more for each layer, its backward twice as long.
+
+    To begin a backward takes 5 seconds, an update 7.
+    """
+    now = [0.0]
 
     class Told(Subnetwork):
         def run_layer(self, row, tensors, *, minibatch):
-            now[0] += 1 + self.table.index(row) + (100 if len(log) == 1 else 0)  # one repeat out of three is disturbed
-            return super().run_layer(row, tensors, minibatch=minibatch)
+            seconds = 1 + self.table.index(row)
+            now[0] += seconds
+            output = super().run_layer(row, tensors, minibatch=minibatch)
+            return self.engine.replace(output, Later.apply(self.engine.features(output), now, 2 * seconds))
 
-    backward = torch.autograd.backward
+    backward, step = torch.autograd.backward, torch.optim.SGD.step
 
     def told_backward(*args):
         now[0] += 5
         backward(*args)
 
-    step = torch.optim.SGD.step
-
     def told_step(optimizer):
         now[0] += 7
         step(optimizer)
 
-    def counted(*args, **kwargs):
-        found = sweep.sweep(*args, **kwargs)
-        log.append(found)
-        return found
-
-    monkeypatch.setattr(sweep, "seconds_of", lambda device: now[0])
+    monkeypatch.setattr(sweep, "moment", lambda device: now[0])
     monkeypatch.setattr(profiler, "Subnetwork", Told)
-    monkeypatch.setattr(profiler, "sweep", counted)
     monkeypatch.setattr(torch.autograd, "backward", told_backward)
     monkeypatch.setattr(torch.optim.SGD, "step", told_step)
-    one = profiler.profile(NET, batches(60), engine("native"), warmup=0, repeats=3)
+    return now
+
+
+@pytest.mark.parametrize("name", ["minkvgg11bn-narrow", "minkresnet14-narrow", "minkunet14a-narrow"])
+def test_every_second_is_of_the_layer_that_took_it(name, chosen, told_clock):
+    """With shortcuts and skips too, whose tensors have several consumers: all of a step's seconds, each once."""
+    net = network(name, num_classes=5)
+    one = profiler.profile(net, batches(60), chosen, warmup=0, repeats=1)
     for position, cost in enumerate(one.costs["cpu"]):
         assert cost.samples[0].forward == 1 + position
-        assert cost.samples[0].forward_spread == 50
-        assert cost.samples[0].backward == 5
-        assert cost.samples[0].backward_spread == 0
+        begun = 5 if position == len(net.rows) - 1 else 0
+        assert cost.samples[0].backward == 2 * (1 + position) + begun
+    assert one.origin["layers_over_whole"] == 1
     assert one.update_rates == {"cpu": 7 / sum(layer.parameter_bytes for layer in one.graph.layers)}
-    layers = len(NET.rows)
-    assert one.origin["layers_over_whole"] == pytest.approx(
-        (layers * (layers + 1) / 2 + 5 * layers) / (layers * (layers + 1) / 2 + 5)
+
+
+def test_layers_without_a_backward_and_those_that_pass_their_input_on(chosen, told_clock, monkeypatch):
+    """A pool of the input needs no gradient, an output that nobody reads gets none; a dropout of 0 is its input."""
+    rows = (
+        Row("pool", "max_pool", (INPUT,), {"kernel_size": 2, "stride": 2}),
+        Row("conv", "convolution", ("pool",), {"in_channels": 1, "out_channels": 2, "kernel_size": 3}),
+        Row("unread", "convolution", ("pool",), {"in_channels": 1, "out_channels": 2, "kernel_size": 3}),
+        Row("dropout", "dropout", ("conv",), {"probability": 0.0}),
+        Row("global_pool", "global_max_pool", ("dropout",)),
+        Row("fc", "linear", ("global_pool",), {"in_channels": 2, "out_channels": 2}),
     )
+
+    class Told(profiler.Subnetwork):
+        def run_layer(self, row, tensors, *, minibatch):
+            if row.id in ("pool", "dropout"):
+                return Subnetwork.run_layer(self, row, tensors, minibatch=minibatch)
+            return super().run_layer(row, tensors, minibatch=minibatch)
+
+    found = sweep.sweep(Told(Network("odd", rows, 1, 2), chosen), batches(60)[0], device=CPU)
+    assert found.forward == {"pool": 0, "conv": 2, "unread": 3, "dropout": 0, "global_pool": 5, "fc": 6}
+    assert found.backward == {"pool": 0, "conv": 4, "unread": 0, "dropout": 0, "global_pool": 10, "fc": 12 + 5}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["minkvgg11bn-narrow", "minkunet14a-narrow"])
+def test_on_a_gpu_every_layer_takes_time(name):
+    """Its own stream tells the time there."""
+    found = profiler.profile(network(name, num_classes=5), batches(200), engine("native"), device="cuda")
+    (costs,) = found.costs.values()
+    assert all(cost.samples[0].forward > 0 and cost.samples[0].backward > 0 for cost in costs)
+    assert found.origin["layers_over_whole"] > 0 and all(rate > 0 for rate in found.update_rates.values())
+
+
+def test_times_are_medians_of_the_repeats(told_clock, monkeypatch):
+    passes = []
+
+    def counted(*args, **kwargs):
+        found = sweep.sweep(*args, **kwargs)
+        if len(passes) == 1:  # one repeat out of three is disturbed
+            found = replace(found, **{way: {k: v + 100 for k, v in getattr(found, way).items()} for way in WAYS})
+        passes.append(found)
+        return found
+
+    monkeypatch.setattr(profiler, "sweep", counted)
+    one = profiler.profile(NET, batches(60), engine("native"), warmup=0, repeats=3)
+    assert one.origin["repeats"] == [len(passes)] == [3]
+    for position, cost in enumerate(one.costs["cpu"][:-1]):
+        assert (cost.samples[0].forward, cost.samples[0].forward_spread) == (1 + position, 50)
+        assert (cost.samples[0].backward, cost.samples[0].backward_spread) == (2 * (1 + position), 50)
+
+
+@pytest.mark.parametrize(("seconds", "passes"), [(1e-3, 30), (0.04, 13), (0.1, 5), (3, 5)])
+def test_short_steps_are_repeated_more_often(seconds, passes, monkeypatch):
+    """Unless the caller says how often: what else the machine does moves steps of milliseconds more than long ones."""
+
+    def timed(*args, **kwargs):
+        found = sweep.sweep(*args, **kwargs)
+        share = seconds / 2 / len(NET.rows)
+        return replace(found, **{way: dict.fromkeys(getattr(found, way), share) for way in WAYS})
+
+    monkeypatch.setattr(profiler, "sweep", timed)
+    assert profiler.profile(NET, batches(60), engine("native"), warmup=0).origin["repeats"] == [passes]
 
 
 def test_profile_of_a_model_on_real_clouds(shared_data, tmp_path):

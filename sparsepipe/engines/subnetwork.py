@@ -1,6 +1,6 @@
 """The layers of one pipeline stage as a module: takes the tensors alive before it, gives the tensors alive after it."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from torch import nn
@@ -61,6 +61,14 @@ class Subnetwork(nn.Module):
         after its last use here.
         """
         tensors = dict(alive)
+        for _ in self.layer_by_layer(tensors, minibatch=minibatch, keep=keep):
+            pass
+        return tensors if keep is None else {name: tensor for name, tensor in tensors.items() if name in keep}
+
+    def layer_by_layer(
+        self, tensors: dict[str, Any], *, minibatch: int, keep: Collection[str] | None = None
+    ) -> Iterator[Row]:
+        """Do what forward does, in `tensors` itself, and yield each layer once its output is there."""
         last_use = {name: position for position, row in enumerate(self.table) for name in (row.id, *row.inputs)}
         for position, row in enumerate(self.table):
             tensors[row.id] = self.run_layer(row, tensors, minibatch=minibatch)
@@ -68,7 +76,7 @@ class Subnetwork(nn.Module):
                 for name in {row.id, *row.inputs}:
                     if last_use[name] == position and name not in keep:
                         del tensors[name]
-        return tensors if keep is None else {name: tensor for name, tensor in tensors.items() if name in keep}
+            yield row
 
     def run_layer(self, row: Row, tensors: Mapping[str, Any], *, minibatch: int) -> Any:
         """Run one layer on its inputs among `tensors`. Raises InputError where one of them is not there."""

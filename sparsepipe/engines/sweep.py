@@ -1,144 +1,118 @@
-"""Train one minibatch layer by layer, each layer cut off from the others, and time every forward and backward."""
+"""Train on one minibatch as a training step does, with a clock at every layer's forward and backward, or without."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from ..data.batch import PointBatch
-from ..models.rows import INPUT, Row
-from .allocator import allocated_bytes
+from ..models.rows import INPUT
 from .subnetwork import Subnetwork
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """What one pass over a network took."""
+    """What one forward and backward pass over a network took, by layer."""
 
     forward: Mapping[str, float]  # seconds, by layer id
     backward: Mapping[str, float]
-    saved_bytes: Mapping[str, int]  # kept by autograd for the backward; empty unless asked for
     input_seconds: float  # putting the minibatch on the device as a sparse tensor
-    tensors: Mapping[str, Any]  # every layer's output, and the input under "input"; the input alone unless asked for
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.forward.values()) + sum(self.backward.values())
 
 
-def seconds_of(device: torch.device) -> float:
-    """Read the clock once the device has done all that it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
+Moment = float | torch.cuda.Event
 
 
-def sweep(subnetwork: Subnetwork, batch: PointBatch, *, device: torch.device, count_saved: bool = False) -> Sweep:
-    """Run a whole network forward, then backward in reverse, as a training step does, with a cut at every layer.
+def moment(device: torch.device) -> Moment:
+    """Mark where a device is in its work: on CPUs the clock; on CUDA an event in its stream, which nothing waits for.
 
-    Every layer's output is detached and becomes the leaf that its consumers read, so its gradient is what they sum
-    into it; the last output gets a random one. A sweep starts from a fresh coordinate manager: the first layer to need
-    coordinates or a kernel map pays for making them, as it does in training. With `count_saved` every tensor that
-    is kept for the backward is counted once, for the first layer that keeps it, weights left out, and so are the kernel
-    maps that a layer makes; times mean little then.
+    Waiting for the device at every layer would take from a step what launches and kernels gain side by side.
+    """
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def seconds_between(start: Moment, end: Moment) -> float:
+    """Return the seconds from one moment of a device to a later one, once it has come to that."""
+    if isinstance(start, float) or isinstance(end, float):
+        return end - start
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3
+
+
+def sweep(subnetwork: Subnetwork, batch: PointBatch, *, device: torch.device) -> Sweep:
+    """Run a whole network forward and backward, as a training step does, and read the clock at every layer.
+
+    The pass is one call of autograd, as in training: each layer called by itself would pay for a call of its own, some
+    25 us. A layer's backward lasts from where the gradient of its output is complete to where that of the next one is,
+    which is the layer before it in the table: autograd takes, of the operations whose gradients are there, the one that
+    ran last. A layer that no gradient reaches has none. A sweep starts from a fresh coordinate manager: the first layer
+    to need coordinates or a kernel map pays for making them.
     """
     engine = subnetwork.engine
     subnetwork.zero_grad(set_to_none=True)
-    start = seconds_of(device)
-    tensors: dict[str, Any] = {INPUT: engine.tensor(batch, device)}
-    input_seconds = seconds_of(device) - start
-    outputs: dict[str, Tensor] = {}
-    forward, backward, saved = {}, {}, {}
-    kept = _Kept(subnetwork, tensors[INPUT], device) if count_saved else None
-    for row in subnetwork.table:
-        with kept.watching() if kept else nullcontext():
-            start = seconds_of(device)
-            output = subnetwork.run_layer(row, tensors, minibatch=0)
-            forward[row.id] = seconds_of(device) - start
-        if kept:
-            saved[row.id] = kept.by_layer(row, [tensors[name] for name in row.inputs], output)
-        outputs[row.id] = engine.features(output)
-        tensors[row.id] = engine.replace(output, outputs[row.id].detach().requires_grad_())
+    before = moment(device)
+    tensors = {INPUT: engine.tensor(batch, device)}
+    put = moment(device)
+    forward: dict[str, tuple[Moment, Moment]] = {}
+    reached: list[tuple[str, Moment]] = []
+
+    def watch(id: str) -> None:
+        rows = engine.features(tensors[id])
+        if rows.requires_grad:
+            rows.register_hook(lambda gradient: reached.append((id, moment(device))))
+
     last = subnetwork.table[-1].id
-    gradients = {last: _last_gradient(outputs[last])}
-    for row in reversed(subnetwork.table):
-        output = outputs.pop(row.id)
-        # What an uncut step has let go of by now is let go of here too: its memory, still in the caches, is used again.
-        leaf = engine.features(tensors[row.id] if count_saved else tensors.pop(row.id))
-        gradient, leaf.grad = gradients.pop(row.id, leaf.grad), None
-        del leaf
-        start = seconds_of(device)
-        if output.requires_grad and gradient is not None:
-            torch.autograd.backward(output, gradient)
-        backward[row.id] = seconds_of(device) - start
-    return Sweep(forward, backward, saved, input_seconds, tensors)
+    start = moment(device)
+    for row in subnetwork.layer_by_layer(tensors, minibatch=0, keep=(last,)):
+        forward[row.id] = start, moment(device)
+        if row.id in tensors:  # else nobody reads it
+            watch(row.id)
+        start = moment(device)
+    begin, end = _backward(engine.features(tensors[last]), device)
+    # A layer that gives out its very input shares its gradient too, which then reaches the two in the layers' order.
+    ids = {id for id, _ in reached}
+    order = [row.id for row in reversed(subnetwork.table) if row.id in ids]
+    moments = [begin, *(at for _, at in reached[1:]), end]
+    backward = dict.fromkeys(subnetwork.layer_ids, 0.0)
+    backward.update((id, seconds_between(*both)) for id, both in zip(order, pairwise(moments), strict=True))
+    return Sweep({id: seconds_between(*both) for id, both in forward.items()}, backward, seconds_between(before, put))
 
 
 def whole_step(subnetwork: Subnetwork, batch: PointBatch, *, device: torch.device) -> float:
-    """Return the seconds of one uncut forward and backward pass, from the sparse input to the weights' gradients."""
+    """Return the seconds of one forward and backward pass, from the sparse input to the weights' gradients."""
     engine = subnetwork.engine
     subnetwork.zero_grad(set_to_none=True)
     last = subnetwork.table[-1].id
     tensor = engine.tensor(batch, device)
-    start = seconds_of(device)
+    start = moment(device)
     rows = engine.features(subnetwork({INPUT: tensor}, minibatch=0, keep=(last,))[last])
-    torch.autograd.backward(rows, _last_gradient(rows))
-    return seconds_of(device) - start
+    forward = start, moment(device)
+    backward = _backward(rows, device)
+    return seconds_between(*forward) + seconds_between(*backward)
 
 
 def update_step(optimizer: torch.optim.Optimizer, *, device: torch.device) -> float:
     """Return the seconds of one step of the optimizer by the gradients that the weights have."""
-    start = seconds_of(device)
+    start = moment(device)
     optimizer.step()
-    return seconds_of(device) - start
+    return seconds_between(start, moment(device))
 
 
-def _last_gradient(rows: Tensor) -> Tensor:
-    """Draw what a loss would send back, about 1 / rows in size: the same for every pass over a minibatch."""
+def _backward(rows: Tensor, device: torch.device) -> tuple[Moment, Moment]:
+    """Send back what a loss would, about 1 / rows in size, the same in every pass; return when it began and ended."""
     generator = torch.Generator(rows.device).manual_seed(0)
-    return torch.empty_like(rows).normal_(0, 1 / max(len(rows), 1), generator=generator)
-
-
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
-
-
-class _Kept:
-    """Counts what layers, run one after the other, keep for their backward: each tensor for the first that keeps it."""
-
-    def __init__(self, subnetwork: Subnetwork, input: Any, device: torch.device) -> None:
-        self._engine, self._allocated = subnetwork.engine, allocated_bytes(device)
-        self._counted = {_storage(tensor) for tensor in subnetwork.state_dict().values()}
-        self._there = {*self._counted, _storage(self._engine.features(input))}  # before the layer ran
-        self._map_bytes = self._num_bytes = self._new_bytes = self._before = 0
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """While a layer runs forward."""
-        self._num_bytes, self._new_bytes, self._before = 0, 0, self._allocated()
-        with torch.autograd.graph.saved_tensors_hooks(self._count, lambda tensor: tensor):
-            yield
-
-    def by_layer(self, row: Row, inputs: Sequence[Any], output: Any) -> int:
-        """Return the bytes that the layer keeps which just ran."""
-        grown = self._allocated() - self._before
-        self._meet(self._engine.features(output))
-        made = max(0, self._engine.map_bytes(output) - self._map_bytes)
-        self._map_bytes += made
-        if self._engine.keeps_unseen(row):
-            made += max(0, grown - self._new_bytes)  # beyond the tensors that are known of
-            for tensor in inputs:
-                self._count(self._engine.features(tensor))
-        return self._num_bytes + made
-
-    def _count(self, tensor: Tensor) -> Tensor:
-        self._meet(tensor)
-        if _storage(tensor) not in self._counted:
-            self._counted.add(_storage(tensor))
-            self._num_bytes += tensor.untyped_storage().nbytes()
-        return tensor
-
-    def _meet(self, tensor: Tensor) -> None:
-        if _storage(tensor) not in self._there:
-            self._there.add(_storage(tensor))
-            self._new_bytes += tensor.untyped_storage().nbytes()
+    gradient = torch.empty_like(rows).normal_(0, 1 / max(len(rows), 1), generator=generator)
+    begin = moment(device)
+    if rows.requires_grad:
+        torch.autograd.backward(rows, gradient)
+    return begin, moment(device)
