@@ -66,7 +66,7 @@ def measure(model: str, data: Path, *, repeats: int) -> Profile:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=MODELS, metavar="NAME")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--out", type=Path, default=REPOSITORY / "data_manifests" / "profiles")
     options = parser.parse_args()
     data = make_shapes(REPOSITORY / "work" / "data" / "shapes-8-2-seed0", num_train=8, num_test=2, seed=0)
