@@ -45,7 +45,11 @@ def parser() -> argparse.ArgumentParser:
     one = _verb(verbs, "profile", "measure every layer of a model")
     _model_options(one)
     one.add_argument("--device-type", default=None, metavar="NAME", help="name of the device type measured")
-    one.add_argument("--repeats", type=_count, help="timed passes (default: 5, of short steps up to 30)")
+    one.add_argument(
+        "--repeats",
+        type=_count,
+        help="timed passes (default: 5; up to 30 of short steps, or until the layers add up to a step)",
+    )
     one.add_argument(
         "--beside", type=_count, metavar="N", help="with N processes at the same work, as other workers will be"
     )

@@ -26,12 +26,12 @@ from .engines.sweep import Sweep, moment, seconds_between, sweep, update_step, w
 from .errors import InputError
 from .models import INPUT, Network, network
 from .models.rows import each_axis
-from .profile import CostSample, LayerCost, Profile
+from .profile import AGREEMENT, CostSample, LayerCost, Profile
 from .thread_pools import WAITING
 
 Progress = Callable[[str], None]
-_LEAST_REPEATS, _MOST_REPEATS = 5, 30  # passes over a minibatch where nobody says how many...
-_ENOUGH_SECONDS = 0.5  # ...and what they may take together beyond the least: short ones vary more
+_LEAST_REPEATS, _MOST_REPEATS = 5, 30  # passes over a minibatch where nobody says how many
+_ENOUGH_SECONDS = 0.5  # what they take together at least, if that is not more than the most of them
 _MAP_REPEATS = 3  # of each layer that makes a kernel map, once the map is there
 _CANDIDATE_MINIBATCHES = 6  # at most so many minibatches' samples are looked at to choose what to measure on
 
@@ -152,9 +152,9 @@ def profile(
     """Measure each layer's forward and backward on `batches` of different voxel counts; median, interquartile range.
 
     The first minibatch is warmed up `warmup` times, each further one once. Where `repeats` is not given, each is passed
-    over 5 times, and as many times more as half a second allows, up to 30. `origin` of the profile says how the sum
-    over layers compares with whole steps, without a clock in them, on the middle minibatch. An update by SGD with
-    momentum follows each pass and step.
+    over at least 5 times, and up to 30 times until half a second has gone into it and, on the middle minibatch, the sum
+    over layers agrees with whole steps, without a clock in them. `origin` of the profile says how they compare. An
+    update by SGD with momentum follows each pass and step.
     `voxel_counts` defaults to those of `batches`.
     Raises InputError without batches, without repeats, for two batches of the same voxel count, or without the device.
     """
@@ -176,7 +176,7 @@ def profile(
             sweep(subnetwork, batch, device=device)
         say(f"profile {network.name} on {engine.name}: {batch.num_voxels} voxels, {position + 1} of {len(batches)}")
         passes, wholes = [], []
-        while len(passes) < least or (len(passes) < most and sum(one.seconds for one in passes) < _ENOUGH_SECONDS):
+        while len(passes) < least or (len(passes) < most and not _enough(passes, wholes)):
             # In turns, so that what else the machine does meets both, and each after an update, as in training: what it
             # wrote takes the place of much that a small network would find in the caches.
             passes.append(sweep(subnetwork, batch, device=device))
@@ -190,7 +190,7 @@ def profile(
         inputs += [one.input_seconds for one in passes]
         samples.append(_samples(subnetwork, batch, passes, device))
         if wholes:
-            ratio = sum(cost.forward + cost.backward for cost in samples[-1].values()) / statistics.median(wholes)
+            ratio = _layers_over_whole(passes, wholes)
     costs = tuple(LayerCost(tuple(found[row.id] for found in samples)) for row in network.rows)
     name = device_type or ("cpu" if device.type == "cpu" else torch.cuda.get_device_name(device).replace(" ", "-"))
     facts = {
@@ -213,6 +213,22 @@ def profile(
     return Profile(network.graph(), {name: costs}, typical, {**facts, **(origin or {})}, rates)
 
 
+def _enough(passes: Sequence[Sweep], wholes: Sequence[float]) -> bool:
+    """Say whether short steps were repeated, and whether the layers agree with whole steps: a disturbance passes."""
+    repeated = sum(one.seconds for one in passes) >= _ENOUGH_SECONDS
+    return repeated and (not wholes or abs(_layers_over_whole(passes, wholes) - 1) <= AGREEMENT)
+
+
+def _layers_over_whole(passes: Sequence[Sweep], wholes: Sequence[float]) -> float:
+    """Return the sum of the layers' median seconds over the median of whole steps."""
+    ways = _medians([one.forward for one in passes]), _medians([one.backward for one in passes])
+    return sum(sum(way.values()) for way in ways) / statistics.median(wholes)
+
+
+def _medians(seconds: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {id: statistics.median(one[id] for one in seconds) for id in seconds[0]}
+
+
 def _optimizer(subnetwork: Subnetwork) -> torch.optim.Optimizer:
     """SGD with momentum that leaves the weights as they are."""
     return torch.optim.SGD(subnetwork.parameters(), lr=0.0, momentum=0.9, fused=True)
@@ -233,7 +249,7 @@ def _samples(
     parts = subnetwork.engine.split(tensors)
     maps = _kernel_maps(subnetwork, parts)
     known = {parts.features[INPUT].coordinate_set}
-    forwards = {row.id: statistics.median(one.forward[row.id] for one in passes) for row in subnetwork.table}
+    forwards, backwards = _medians([one.forward for one in passes]), _medians([one.backward for one in passes])
     map_seconds = _kernel_map_seconds(subnetwork, tensors, maps, forwards, device)
     found = {}
     for row in subnetwork.table:
@@ -247,7 +263,7 @@ def _samples(
         found[row.id] = CostSample(
             batch.num_voxels,
             forwards[row.id],
-            statistics.median(backward),
+            backwards[row.id],
             rows.numel() * rows.element_size(),
             coordinate_bytes,
             kept[row.id],

@@ -250,17 +250,32 @@ def test_times_are_medians_of_the_repeats(told_clock, monkeypatch):
         assert (cost.samples[0].backward, cost.samples[0].backward_spread) == (2 * (1 + position), 50)
 
 
-@pytest.mark.parametrize(("seconds", "passes"), [(1e-3, 30), (0.04, 13), (0.1, 5), (3, 5)])
-def test_short_steps_are_repeated_more_often(seconds, passes, monkeypatch):
-    """Unless the caller says how often: what else the machine does moves steps of milliseconds more than long ones."""
+@pytest.mark.parametrize(
+    ("slow", "seconds", "passes"),
+    [
+        (0, 1e-3, 30),  # what else the machine does moves steps of milliseconds more than long ones
+        (0, 0.04, 13),
+        (0, 0.1, 5),
+        (0, 3, 5),
+        (5, 3, 11),  # as many that are not, and one more for the median
+        (99, 3, 30),
+    ],
+)
+def test_repeated_until_short_steps_are_known_and_disturbances_over(slow, seconds, passes, monkeypatch):
+    """Unless the caller says how often: `slow` of the passes take twice as long as the step that is not watched."""
+    taken = []
 
     def timed(*args, **kwargs):
         found = sweep.sweep(*args, **kwargs)
-        share = seconds / 2 / len(NET.rows)
+        share = seconds / 2 / len(NET.rows) * (2 if len(taken) < slow else 1)
+        taken.append(found)
         return replace(found, **{way: dict.fromkeys(getattr(found, way), share) for way in WAYS})
 
     monkeypatch.setattr(profiler, "sweep", timed)
-    assert profiler.profile(NET, batches(60), engine("native"), warmup=0).origin["repeats"] == [passes]
+    monkeypatch.setattr(profiler, "whole_step", lambda *args, **kwargs: seconds)
+    one = profiler.profile(NET, batches(60), engine("native"), warmup=0)
+    assert one.origin["repeats"] == [len(taken)] == [passes]
+    assert one.origin["layers_over_whole"] == pytest.approx(2 if slow == 99 else 1)
 
 
 def test_profile_of_a_model_on_real_clouds(shared_data, tmp_path):
