@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
-from math import ceil
+from math import ceil, lcm
 from typing import NamedTuple
 
 from . import interleaved
@@ -365,12 +365,16 @@ def _counts(plan: Plan, stage: int, rank: int) -> list[tuple[int, int]]:
 
 
 def _until_steady(plan: Plan) -> int:
-    """Enough minibatches to see the most that is held: several rounds beyond the deepest warm-up, or all of a step."""
+    """Enough minibatches to see the most that is held: several rounds beyond the deepest warm-up, or all of a step.
+
+    Steps that are not whole rounds of a stage's replicas begin at each of their turns in time: all of these are seen.
+    """
     if plan.weights == "flush":
-        return plan.num_microbatches * max(stage.round for stage in plan.stages)
-    length = max(round_length(plan, s) for s in range(len(plan.stages)))
+        return lcm(plan.num_microbatches, *(stage.round for stage in plan.stages))
+    lengths = [round_length(plan, s) for s in range(len(plan.stages))]
+    turns = [lcm(length, stage.round) - length for length, stage in zip(lengths, plan.stages, strict=True)]
     depth = max(warmup(plan, s, other) for s, own in enumerate(plan.stages) for other in own.ranks)
-    return length * plan.laps * (depth + 3) + sum(len(s.ranks) for s in plan.stages)
+    return max(lengths) * plan.laps * (depth + 3) + max(turns) + sum(len(s.ranks) for s in plan.stages)
 
 
 def _actions_of(plan: Plan, rank: int, num_minibatches: int) -> tuple[Action, ...]:

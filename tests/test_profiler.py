@@ -200,7 +200,7 @@ def test_every_second_is_of_the_layer_that_took_it(name, chosen, told_clock):
     assert one.update_rates == {"cpu": 7 / sum(layer.parameter_bytes for layer in one.graph.layers)}
 
 
-def test_layers_without_a_backward_and_those_that_pass_their_input_on(chosen, told_clock, monkeypatch):
+def test_layers_without_a_backward_and_those_that_pass_their_input_on(chosen, told_clock):
     """A pool of the input needs no gradient, an output that nobody reads gets none; a dropout of 0 is its input."""
     rows = (
         Row("pool", "max_pool", (INPUT,), {"kernel_size": 2, "stride": 2}),

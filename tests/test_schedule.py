@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sparsepipe import Action, InputError, Op, Plan, Stage, actions, inputs
@@ -331,6 +331,8 @@ def test_every_minibatch_once_forward_then_backward_then_update(plan, num_miniba
 
 
 @given(plans, st.integers(1, 20))
+@example(pipeline((2, 2, 3), 1, schedule="2bw", num_microbatches=1), 8)  # updates that are no whole rounds of replicas
+@example(pipeline((2, 1), (2, 1), (1, 2, 1), schedule="zero-bubble", num_microbatches=5), 60)  # nor are the steps
 def test_no_more_in_flight_than_said(plan, num_minibatches):
     for s, stage in enumerate(plan.stages):
         for rank in stage.ranks:
