@@ -84,7 +84,7 @@ class Workplace:
         name = "synthetic shapes" if dataset.synthetic else dataset.folder.name
         return f"{name} · {text}" if text else name
 
-    def measure(self, model: str, *, repeats: int = 3, beside: int = 0) -> Profile:
+    def measure(self, model: str, *, repeats: int | None = None, beside: int = 0) -> Profile:
         """Profile `model` on this machine now, and keep it for the notebooks that follow.
 
         `beside`: with so many further processes at the same work.
