@@ -221,12 +221,16 @@ def _enough(passes: Sequence[Sweep], wholes: Sequence[float]) -> bool:
 
 def _layers_over_whole(passes: Sequence[Sweep], wholes: Sequence[float]) -> float:
     """Return the sum of the layers' median seconds over the median of whole steps."""
-    ways = _medians([one.forward for one in passes]), _medians([one.backward for one in passes])
-    return sum(sum(way.values()) for way in ways) / statistics.median(wholes)
+    return _median(passes).seconds / statistics.median(wholes)
 
 
-def _medians(seconds: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return {id: statistics.median(one[id] for one in seconds) for id in seconds[0]}
+def _median(passes: Sequence[Sweep]) -> Sweep:
+    """Return the median of every time."""
+    forward, backward = (
+        {id: statistics.median(one[id] for one in way) for id in way[0]}
+        for way in ([one.forward for one in passes], [one.backward for one in passes])
+    )
+    return Sweep(forward, backward, statistics.median(one.input_seconds for one in passes))
 
 
 def _optimizer(subnetwork: Subnetwork) -> torch.optim.Optimizer:
@@ -249,8 +253,8 @@ def _samples(
     parts = subnetwork.engine.split(tensors)
     maps = _kernel_maps(subnetwork, parts)
     known = {parts.features[INPUT].coordinate_set}
-    forwards, backwards = _medians([one.forward for one in passes]), _medians([one.backward for one in passes])
-    map_seconds = _kernel_map_seconds(subnetwork, tensors, maps, forwards, device)
+    median = _median(passes)
+    map_seconds = _kernel_map_seconds(subnetwork, tensors, maps, median.forward, device)
     found = {}
     for row in subnetwork.table:
         rows, coordinate_set = parts.features[row.id]
@@ -262,8 +266,8 @@ def _samples(
         forward, backward = ([getattr(one, way)[row.id] for one in passes] for way in ("forward", "backward"))
         found[row.id] = CostSample(
             batch.num_voxels,
-            forwards[row.id],
-            backwards[row.id],
+            median.forward[row.id],
+            median.backward[row.id],
             rows.numel() * rows.element_size(),
             coordinate_bytes,
             kept[row.id],

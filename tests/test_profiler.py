@@ -245,9 +245,10 @@ def test_times_are_medians_of_the_repeats(told_clock, monkeypatch):
     monkeypatch.setattr(profiler, "sweep", counted)
     one = profiler.profile(NET, batches(60), engine("native"), warmup=0, repeats=3)
     assert one.origin["repeats"] == [len(passes)] == [3]
-    for position, cost in enumerate(one.costs["cpu"][:-1]):
+    for position, cost in enumerate(one.costs["cpu"]):
+        begun = 5 if position == len(NET.rows) - 1 else 0
         assert (cost.samples[0].forward, cost.samples[0].forward_spread) == (1 + position, 50)
-        assert (cost.samples[0].backward, cost.samples[0].backward_spread) == (2 * (1 + position), 50)
+        assert (cost.samples[0].backward, cost.samples[0].backward_spread) == (2 * (1 + position) + begun, 50)
 
 
 @pytest.mark.parametrize(
