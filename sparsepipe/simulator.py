@@ -20,7 +20,7 @@ from .costs import LayerTable, averaging_time, ports
 from .errors import InputError
 from .plan import Plan
 from .profile import Profile
-from .schedule import Op, actions, num_versions, weights_share
+from .schedule import Op, actions, num_rounds, num_versions, round_minibatches, weights_share
 from .trace import Span, Trace
 
 FORWARD, BACKWARD, WEIGHTS, UPDATE = range(4)  # operations as numbers: they index what is kept for each
@@ -81,6 +81,11 @@ class _Simulation:
             todo = [(CODES[op], s, m) for s, op, m in own if op is not Op.UPDATE or s not in idle]
             self.ranks[rank] = _Rank(rank, seconds[rank], todo)
         self.replicas = [[self.ranks[s.replica(m)] for m in range(len(voxels))] for s in plan.stages]
+        # An update's span names the last minibatch of its round, as a run's does: rounds of stages differ in length.
+        self.last_of_round = [
+            [round_minibatches(plan, s, k, len(voxels))[-1] for k in range(num_rounds(plan, s, len(voxels)))]
+            for s in range(len(plan.stages))
+        ]
         unknown: list[float | None] = [None] * len(voxels)
         there: list[float | None] = [0.0] * len(voxels)  # what needs no transfer
         self.arrivals = (
@@ -140,14 +145,15 @@ class _Simulation:
         if len(waiting) < len(self.plan.stages[stage].ranks):
             return
         begin = max(other.free for other in waiting if other.free is not None)
+        minibatch = self.last_of_round[stage][index]
         averaged = begin + self.averaging[stage]
         for other in self.waiting.pop((stage, index)):
             other.free, name = None, f"{stage}U{index}"
             if averaged > begin:
-                self.rows.append((other.rank, name, begin, averaged, "average", stage, index, -1))
+                self.rows.append((other.rank, name, begin, averaged, "average", stage, minibatch, -1))
             end = averaged + self.updates[stage, other.rank]
             if end > averaged:
-                self.rows.append((other.rank, name, averaged, end, "update", stage, index, -1))
+                self.rows.append((other.rank, name, averaged, end, "update", stage, minibatch, -1))
             self.order += 1
             heapq.heappush(self.running, (end, self.order, other))
 

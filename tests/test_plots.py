@@ -244,6 +244,14 @@ def test_timeline_of_some_minibatches_shows_the_time_they_take():
         plots.timeline(again, minibatches=(7, 9))
 
 
+def test_an_update_does_not_widen_the_window_of_a_timeline():
+    """Two replicas average in rounds of two: the round that ends with minibatch 1 is averaged long after its work."""
+    whole = trace("measured")
+    round_ends = [Span(0, "0U0", 5.0, 5.5, kind, 0, 1) for kind in ("average", "update")]
+    table = plots.timeline_table(replace(whole, spans=(*whole.spans, *round_ends)), minibatches=(0, 2))
+    assert table.end_seconds.max() == pytest.approx(0.2)
+
+
 def test_throughput_shows_measured_beside_predicted(records):
     table = plots.throughput_table(*records)
     assert table.strategy.tolist() == ["one process", "pipeline × 2 (1f1b)"]

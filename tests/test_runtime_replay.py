@@ -67,6 +67,13 @@ def test_a_replay_takes_as_long_as_predicted(tmp_path) -> None:
     assert {span.name for span in measured.spans if span.kind == "forward"} == {
         span.name for span in trace.spans if span.kind == "forward"
     }
+    # One numbering: a picture of both lays minibatch over minibatch, and averaging belongs to a round's last one.
+    assert numbered(measured) == numbered(trace)
+    assert {minibatch for *_, minibatch in numbered(trace)} == {2, 5, 8, 11}
+
+
+def numbered(trace):
+    return {(s.rank, s.stage, s.name, s.minibatch) for s in trace.spans if s.kind == "average"}
 
 
 @pytest.mark.slow

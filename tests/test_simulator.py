@@ -378,9 +378,11 @@ def test_obeys_the_action_lists_and_their_inputs(run):
         for action in todo:
             if action.op is not Op.UPDATE:
                 assert all(spans[source].end <= spans[action].start for source in inputs(action, plan, count))
-    averages = {(s.stage, s.minibatch, s.start, s.end) for s in trace.spans if s.kind == "average"}
-    for stage, index, start, _ in averages:
-        assert all(spans[source].end <= start for source in inputs(Action(stage, Op.UPDATE, index), plan, count))
+    for span in trace.spans:
+        if span.kind == "average":
+            sources = inputs(Action.parse(span.name), plan, count)
+            assert all(spans[source].end <= span.start for source in sources)
+            assert span.minibatch == max(source.minibatch for source in sources), "numbered as a run numbers it"
 
 
 @settings(max_examples=40)

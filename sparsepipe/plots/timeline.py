@@ -6,12 +6,14 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from ..errors import InputError
-from ..trace import WORK, Span, Trace
+from ..trace import Span, Trace
 from .theme import HATCHES, INK, SMALL, finished, hatch, stage_color
 
 _DRAWN = ("forward", "backward", "weights", "update", "average", "send", "wait", "load", "evaluate", "checkpoint")
 _WORDED = 0.018  # share of the width below which a bar cannot hold its minibatch's number
 _THIN = ("wait",)
+# What belongs to one minibatch: an update belongs to its whole round, and would stretch a window to that round's end.
+_OF_A_MINIBATCH = ("forward", "backward", "weights")
 
 
 def timeline_table(
@@ -19,7 +21,7 @@ def timeline_table(
 ) -> pd.DataFrame:
     """One row for each span, cut to the time that is drawn, in seconds since its beginning.
 
-    `minibatches` keeps the time of all work on first ≤ minibatch < last, to look at the steady state:
+    `minibatches` keeps the time of all forwards and backwards of first ≤ minibatch < last, to look at the steady state:
     what other minibatches do meanwhile is there too. Raises InputError where nothing is left.
     """
     rows = []
@@ -97,9 +99,12 @@ def timeline(
 
 
 def _window(trace: Trace, minibatches: tuple[int, int] | None) -> tuple[list[Span], float, float]:
-    """What happens between the first and the last work on the minibatches (all without), and when these two are."""
+    """What happens between the first forward and the last backward of the minibatches (all without), and when.
+
+    Updates and averaging do not widen the window: they belong to a round of minibatches, not to one.
+    """
     low, high = minibatches or (float("-inf"), float("inf"))
-    work = [span for span in trace.spans if span.kind in WORK and low <= span.minibatch < high]
+    work = [span for span in trace.spans if span.kind in _OF_A_MINIBATCH and low <= span.minibatch < high]
     if not work:
         return [], 0.0, 0.0
     begin, end = min(span.start for span in work), max(span.end for span in work)
