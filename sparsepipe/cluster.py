@@ -9,6 +9,7 @@ from typing import Any
 
 from . import picture
 from .checks import MOST, MOST_DEVICES, integer, shown
+from .digests import digest
 from .errors import InputError
 from .files import read_text
 
@@ -87,6 +88,11 @@ class Cluster:
     def devices(self) -> tuple[Device, ...]:
         pairs = [(node, kind) for node in self.nodes for kind in node.device_types]
         return tuple(Device(rank, node, kind) for rank, (node, kind) in enumerate(pairs))
+
+    @cached_property
+    def digest(self) -> str:
+        """Names the cluster: its devices, where they sit, and every link between them."""
+        return digest(self)
 
     @property
     def device_types(self) -> tuple[DeviceType, ...]:

@@ -4,11 +4,13 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from . import picture
 from .checks import number, text, texts
+from .digests import digest
 from .errors import InputError
 from .files import read_json, write_json
 from .graph import Layer, LayerGraph
@@ -124,6 +126,11 @@ class Profile:
         if unknown and any(layer.parameter_bytes for layer in self.graph.layers):
             told.append(f"profile of {', '.join(unknown)}: no optimizer steps in it, none are counted; profile again")
         return tuple(told)
+
+    @cached_property
+    def digest(self) -> str:
+        """Names the profile: its graph, its costs, its minibatches and where it was measured."""
+        return digest(self.to_json())
 
     def voxels(self, quantile: float | None = None) -> float:
         """Mean voxel count of a minibatch, or its `quantile` in [0, 1] (linear between counts)."""

@@ -1,6 +1,7 @@
 """One run on disk: the plan it followed, what it measured, and where it came from.
 
 runs/<name>/plan.json config.json origin.json   what was asked, by which code, on which data
+            beside.json                         runs that shared the machine with it, where there were any
             status.json                         how it stands: running, finished, failed (and why)
             metrics.jsonl                       rows of the run, in the order in which they were told
             trace-rank0.jsonl …                 spans, a file for each rank; `RunRecord.trace` puts them together
@@ -13,17 +14,19 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from . import picture, processor
+from .checks import texts
 from .errors import InputError
 from .files import read_json, read_rows, write_json
 from .plan import Plan
 from .trace import Source, Trace
 
+_LONGEST = 1e9  # seconds of a run, 31 years: more would be no date
 NOTEBOOK = "SPARSEPIPE_NOTEBOOK"  # names, for provenance, the notebook that a kernel runs
 
 
@@ -37,9 +40,13 @@ class Origin:
     machine: str = ""
     created: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)  # seed, data checksum, engine, …
+    campaign: str | None = None  # names the runs that were made to be compared, see campaigns.py
+    provenance: Mapping[str, Any] | None = None  # what the run rests on: a Provenance, as JSON
 
     @classmethod
-    def here(cls, **facts: Any) -> "Origin":
+    def here(
+        cls, *, campaign: str | None = None, provenance: Mapping[str, Any] | None = None, **facts: Any
+    ) -> "Origin":
         """Describe this process: command, commit, versions, machine, and `facts`."""
         versions = {"python": platform.python_version()}
         versions |= {
@@ -49,7 +56,7 @@ class Origin:
         }
         machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {processor.name()}"
         created = datetime.now(UTC).isoformat(timespec="seconds")
-        return cls(_command(), _commit(), versions, machine, created, facts)
+        return cls(_command(), _commit(), versions, machine, created, facts, campaign, provenance)
 
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "command": list(self.command), "facts": dict(self.facts)}
@@ -100,6 +107,39 @@ class RunRecord:
     @cached_property
     def origin(self) -> dict[str, Any]:
         return read_json(self.folder / "origin.json")
+
+    @property
+    def campaign(self) -> str | None:
+        """Names the runs that this one was made to be compared with; None for a run on its own."""
+        found = self.origin.get("campaign")
+        return found if isinstance(found, str) else None
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """Names of the runs in the same folder that were at work while this one was."""
+        path = self.folder / "beside.json"
+        return texts(read_json(path), f"{path}: runs") if path.exists() else ()
+
+    def note_beside(self, *names: str) -> None:
+        """Add to the names of the runs that were at work while this one was."""
+        write_json(self.folder / "beside.json", sorted({*self.beside, *names}))
+
+    @property
+    def ran(self) -> tuple[datetime, datetime] | None:
+        """When it was launched and when its last row of metrics came; None where its origin does not say."""
+        try:
+            began = datetime.fromisoformat(self.origin["created"])
+        except (KeyError, TypeError, ValueError):
+            return None
+        began = began if began.tzinfo else began.replace(tzinfo=UTC)
+        seconds = [row["seconds"] for row in self.metrics() if isinstance(row.get("seconds"), int | float)]
+        return began, began + timedelta(seconds=min(max(seconds, default=0.0), _LONGEST))
+
+    @property
+    def other_load(self) -> Any:
+        """What else was at work on the machine while it ran, as its summary says; None where nobody watched."""
+        summaries = self.metrics("summary")
+        return summaries[-1].get("load") if summaries else None
 
     @property
     def status(self) -> dict[str, Any]:

@@ -8,14 +8,15 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent / "sparsepipe"
 LEVELS = [  # lowest first; a module may import its own level's files only inside its own folder, and anything lower
     {"errors", "picture", "thread_pools", "children", "processor"},
-    {"files", "checks", "timed_order", "company"},
+    {"files", "checks", "timed_order", "company", "digests"},
     {"graph", "cluster", "trace", "graph_text"},
     {"plan_diff"},
     {"profile", "plan", "zero_bubble", "interleaved"},
     {"teams"},
     {"plan_table"},
     {"schedule", "record", "formats", "server_file"},
-    {"costs"},
+    {"costs", "campaigns"},
+    {"provenance"},
     {"data", "models"},
     {"simulator"},
     {"forecast"},
@@ -33,7 +34,7 @@ LEVELS = [  # lowest first; a module may import its own level's files only insid
 ]
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
 VIEWS = {"plots"}  # draws values: sees levels 0-1 and their costs alone, is seen by widgets and the entry points
-VALUES = set().union(*LEVELS[:9])
+VALUES = set().union(*LEVELS[:10])
 INSIDE_A_LEVEL = {("graph_text", "graph")}
 HEAVY = {"torch", "MinkowskiEngine", "plotly", "ray", "pandas", "ipywidgets", "papermill"}
 TORCH_FREE = {*VALUES, "planners", "simulator", "forecast", "plots", "widgets"}

@@ -1,0 +1,40 @@
+"""Short names for values: the same value has the same name, however it was read; another value has another."""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any
+
+_DIGITS = 12  # hexadecimal ones: two of a million values share a name with a chance of 1 in 500
+
+
+def digest(value: Any) -> str:
+    """The first digits of the SHA-256 of the value's canonical JSON: keys sorted, 1.0 as 1, infinity as a word."""
+    text = json.dumps(canonical(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:_DIGITS]
+
+
+def canonical(value: Any) -> Any:
+    """The value as JSON can hold it. What `to_json` or a dataclass's fields give stands for an object."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return str(value)
+        return int(value) if value.is_integer() else value
+    if hasattr(value, "item"):  # a number of numpy's
+        return canonical(value.item())
+    if isinstance(value, Mapping):
+        return {str(key): canonical(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [canonical(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted(canonical(item) for item in value)
+    if isinstance(value, Path):
+        return str(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return canonical(asdict(value))
+    raise TypeError(f"a {type(value).__name__} has no canonical JSON")
