@@ -95,7 +95,9 @@ def first_call() -> float:
         "from scripts.bench_planner import chain, devices, partition\n"
         "partition(chain(200, 'abcd'), devices('abcd', 16)); print(time.perf_counter() - start)"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(REPOSITORY)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, str(REPOSITORY)], capture_output=True, text=True, check=True
+    )
     return float(done.stdout)
 
 

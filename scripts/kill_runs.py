@@ -148,7 +148,7 @@ def disturbed(plan: Plan, config: RunConfig, folder: Path, kind: str, delay: flo
     """Run once with a kill; return whether there was anything to kill, and what was found wrong."""
     request = {"plan": plan.to_json(), "config": config.to_json(), "folder": str(folder)}
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    kernel = subprocess.Popen([sys.executable, "-c", KERNEL, json.dumps(request)], env=environment)
+    kernel = subprocess.Popen([sys.executable, "-P", "-c", KERNEL, json.dumps(request)], env=environment)
     time.sleep(delay)
     sockets = sockets_of(processes(folder))
     pid = victim_of(kind, kernel, folder)

@@ -72,7 +72,11 @@ class Lab:
         options += [f"--ServerApp.root_dir={self.notebooks}", "--LabApp.expose_app_in_browser=True", "--allow-root"]
         with (folder / "lab.log").open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "jupyterlab", "--no-browser", *options, "--LabApp.extension_manager=readonly"],
+                [
+                    *(sys.executable, "-P", "-m", "jupyterlab", "--no-browser"),
+                    *options,
+                    "--LabApp.extension_manager=readonly",
+                ],
                 env=environment,
                 stdout=log,
                 stderr=log,

@@ -14,6 +14,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
 from sparsepipe import Profile  # noqa: E402
+from sparsepipe.children import python_command, python_environment  # noqa: E402
 from sparsepipe.data.shapes import make_shapes  # noqa: E402
 from sparsepipe.engines import engine  # noqa: E402
 from sparsepipe.errors import InputError  # noqa: E402
@@ -49,12 +50,12 @@ def measure(model: str, data: Path, *, repeats: int) -> Profile:
         for device, threads, kind in devices():
             with tempfile.TemporaryDirectory() as scratch:
                 out = Path(scratch) / "profile.json"
-                command = [sys.executable, "-m", "sparsepipe", "profile", "--model", model, "--data", str(data)]
+                command = python_command("sparsepipe", "profile", "--model", model, "--data", str(data))
                 command += ["--voxel-size", str(VOXEL_SIZE), "--batch-size", str(BATCH_SIZE)]
                 command += ["--num-points", str(NUM_POINTS), "--engine", name, "--device", device]
                 command += ["--threads", str(threads), "--device-type", f"{name}-{kind}"]
                 command += ["--repeats", str(repeats), "--out", str(out)]
-                subprocess.run(command, check=True, cwd=REPOSITORY, stdout=sys.stderr)
+                subprocess.run(command, check=True, cwd=REPOSITORY, env=python_environment(), stdout=sys.stderr)
                 one = Profile.load(out)
             ratio = one.origin["layers_over_whole"]
             print(f"{model} {name} {kind}: the layers take {ratio:.3f} × the whole step")

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from .children import python_path
+from .children import python_command, python_environment
 from .errors import InputError
 
 _AT_WORK = "at work"
@@ -26,15 +26,14 @@ def company(count: int, module: str, settings: Mapping[str, Any]) -> Iterator[No
     The block starts once all are at work. They end with it, and with this process, however that ends.
     Raises InputError for one that ends before, with what it said.
     """
-    environment = {**os.environ, "PYTHONPATH": python_path()}
-    command = [sys.executable, "-m", module, json.dumps(settings)]
+    command = python_command(module, json.dumps(settings))
     others: list[subprocess.Popen[str]] = []
     try:
         for _ in range(count):
             # In a session of its own, where an interrupt of this process does not reach it.
             other = subprocess.Popen(
                 command,
-                env=environment,
+                env=python_environment(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,

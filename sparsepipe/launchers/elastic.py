@@ -22,6 +22,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
+from ..children import python_command
 from ..errors import InputError
 from ..plan import Plan
 from ..record import RunRecord
@@ -101,11 +102,12 @@ def main() -> int:
     clear(record.folder, 0)
     store = _store(arguments.port)
     options = ["--run-dir", str(record.folder), *(["--resume"] if arguments.resume else [])]
+    interpreter, *words = python_command("sparsepipe.runtime", *options)
     spec = WorkerSpec(
         role="worker",
         local_world_size=len(record.plan.ranks),
-        entrypoint=sys.executable,
-        args=("-m", "sparsepipe.runtime", *options),
+        entrypoint=interpreter,
+        args=tuple(words),
         rdzv_handler=_Alone(record.name, arguments.port or 0),
         max_restarts=record.config["max_restarts"],
         monitor_interval=0.1,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..children import python_path
+from ..children import python_command, python_environment
 from ..cluster import Cluster
 from ..errors import InputError, RunFailed
 from ..plan import Plan
@@ -138,7 +138,7 @@ def launch_local(
     record, lock = prepare(plan, config, run_dir=run_dir, resume=resume, profile=profile, cluster=cluster)
     options = ["--run-dir", str(record.folder), *(["--resume"] if resume else [])]
     options += ["--port", str(port)] if port is not None else []
-    command = [sys.executable, "-m", "sparsepipe.launchers.elastic", *options]
+    command = python_command("sparsepipe.launchers.elastic", *options)
     tail = Tail(record.folder / "metrics.jsonl")
     if resume:
         tail.skip()  # rows of before were told before
@@ -174,14 +174,12 @@ def attach(run_dir: Path | str) -> LocalJob:
 
 def _environment(config: RunConfig, world_size: int) -> dict[str, str]:
     threads = config.threads or max(1, len(os.sched_getaffinity(0)) // world_size)
-    return {
-        **os.environ,
-        "PYTHONPATH": python_path(),
-        "GLOO_SOCKET_IFNAME": _loopback(),
-        "NCCL_SOCKET_IFNAME": _loopback(),
-        "OMP_NUM_THREADS": str(threads),
+    return python_environment(
+        GLOO_SOCKET_IFNAME=_loopback(),
+        NCCL_SOCKET_IFNAME=_loopback(),
+        OMP_NUM_THREADS=str(threads),
         **(waiting(config.engine, threads) if config.device == "cpu" else {}),
-    }
+    )
 
 
 def _loopback() -> str:

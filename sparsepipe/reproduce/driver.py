@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..children import python_path
+from ..children import python_command, python_environment
 from ..errors import InputError, RunFailed
 from ..files import read_json, write_json
 from ..record import NOTEBOOK
@@ -172,14 +172,14 @@ class _Job:
 
     def _execute(self, name: str, request: dict[str, Any], log: Path) -> dict[str, Any]:
         """Run `reproduce.execute` on the request. Its stdin is its lifeline: closed, it interrupts papermill."""
-        told = {"PYTHONPATH": python_path(), "JUPYTER_PREFER_ENV_PATH": "1", NOTEBOOK: name}
+        told = {"JUPYTER_PREFER_ENV_PATH": "1", NOTEBOOK: name}
         with log.open("wb") as errors:
             process = subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-m", "sparsepipe.reproduce.execute"],
+                python_command("sparsepipe.reproduce.execute", options=("-W", "ignore")),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env=os.environ | told,
+                env=python_environment(**told),
                 start_new_session=True,  # Ctrl-C reaches this process alone, which then ends that one in order
             )
         self.processes.append(process)

@@ -18,7 +18,7 @@ import threadpoolctl
 import torch
 
 from ... import processor
-from ...children import python_path
+from ...children import python_command, python_environment
 from ...data.sources import user_cache
 from ...files import sealed, unsealed, write_atomic
 
@@ -114,9 +114,8 @@ def _compiled(lanes: int, path: Path | None) -> bytes:
 
     Raises RuntimeError with the last line of what went wrong.
     """
-    command = [sys.executable, "-m", "sparsepipe.engines.native.direct_code", str(lanes)]
-    environment = os.environ | {"PYTHONPATH": python_path()}
-    done = subprocess.run(command, check=False, capture_output=True, timeout=_SECONDS, env=environment)
+    command = python_command("sparsepipe.engines.native.direct_code", str(lanes))
+    done = subprocess.run(command, check=False, capture_output=True, timeout=_SECONDS, env=python_environment())
     if done.returncode:
         told = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
         raise RuntimeError(f"its own code could not be compiled ({told[-1]})")
