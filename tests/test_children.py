@@ -60,7 +60,7 @@ def test_a_child_finds_this_package_and_nothing_where_it_stands(tmp_path, monkey
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_run_from_a_folder_with_hostile_modules_runs_none_of_them(tmp_path) -> None:
-    """A `queue.py` in a folder of somebody's data was executed by the launcher, the workers and the profiler's others."""
+    """A `queue.py` in a folder of data was executed by the launcher, the workers and what profiles run beside."""
     folder, data = _hostile(tmp_path / "hostile"), shapes(tmp_path)
     plan = plan_of(PLAIN, [[0], [1]], schedule="1f1b").save(tmp_path / "plan.json")
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "XDG_CACHE_HOME": str(tmp_path / "cache")}
