@@ -125,6 +125,7 @@ class VoxelDataset:
             "classes": list(self.classes),
             "synthetic": self.synthetic,
             **self.recipe.facts(),
+            **self._declared,
             **self._digest,
         }
 
@@ -169,6 +170,8 @@ class VoxelDataset:
     def _drawn(self, file: SampleFile, num_points: int | None) -> Cloud:
         """Read a file and draw points of it by the seed and its name."""
         content = self.folder.read(file)
+        if isinstance(content, Cloud):
+            content = self.recipe.measured(content, file.path, self.folder.reading)
         try:
             return sample_points(content, num_points, seed=derived_seed(self.recipe.seed, file.name))
         except InputError as error:
@@ -232,7 +235,7 @@ class VoxelDataset:
         if cloud.labels.max() >= len(self.classes):
             raise InputError(
                 f"{file.path}: label {cloud.labels.max()} is out of range for {len(self.classes)} classes; "
-                "correct the labels or the list of parts"
+                f'correct the labels or the list of parts, or declare "ignore": [{cloud.labels.max()}] in dataset.json'
             )
         return cloud.labels
 
@@ -269,7 +272,14 @@ class VoxelDataset:
             "task": self.task,
             "recipe": None if augmented else self.recipe.facts(),
             "draw": [self.recipe.num_points, self.recipe.seed],
+            **self._declared,
+            "asked": list(self.recipe.features) if augmented else None,  # decides which points count as measured
         }
+
+    @property
+    def _declared(self) -> dict:
+        facts = self.folder.reading.facts()
+        return {"reading": facts} if facts else {}
 
     def _cached_sample(self, key: str | None, file: SampleFile) -> Sample | None:
         arrays = None if key is None else self._cache.load(key)

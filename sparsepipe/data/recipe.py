@@ -3,13 +3,14 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 
 from ..errors import InputError
 from .augmentation import Augmentation
-from .formats import Cloud
-from .formats.base import COLOUR, INTENSITY, NORMAL
+from .formats import Cloud, Reading
+from .formats.base import COLOUR, INTENSITY, NORMAL, check_measured
 from .voxels import mean_in_voxels
 
 OCCUPANCY = "occupancy"
@@ -55,6 +56,22 @@ class Recipe:
     def facts(self) -> dict:
         """Return the settings, ready for JSON."""
         return asdict(self) | {"features": list(self.features)}
+
+    def measured(self, cloud: Cloud, path: Path, reading: Reading) -> Cloud:
+        """Return the points of which all these features were measured.
+
+        Raises InputError that names the file where some lack one and it is not declared that they are left out.
+        """
+        wanted = [column for name in self.features for column in FEATURES[name]]
+        places = _places(cloud.names, wanted)
+        if not wanted or places is None or cloud.attributes is None:
+            return cloud
+        rows = cloud.attributes[:, places]
+        measured = np.isfinite(rows).all(axis=1)
+        if measured.all():
+            return cloud
+        check_measured(path, rows, measured, reading, what=f"{', '.join(wanted)} of point")
+        return cloud.take(measured)
 
     def voxel_features(self, cloud: Cloud, index: np.ndarray, num_voxels: int) -> np.ndarray:
         """Return each voxel's features, float32 [V, C]. Raises InputError where the cloud lacks one of them."""

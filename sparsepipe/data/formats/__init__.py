@@ -9,6 +9,7 @@ from .npz import read_npz
 from .off import read_off
 from .pcd import read_pcd
 from .ply import read_ply
+from .reading import AS_THEY_ARE, Reading
 from .scan import read_scan
 from .text import read_text_cloud
 
@@ -24,13 +25,16 @@ READERS: dict[str, Reader] = {
 }
 
 
-def read(path: Path | str) -> Mesh | Cloud:
-    """Read one file by its suffix. Raises InputError that names the file for anything wrong in it."""
+def read(path: Path | str, reading: Reading = AS_THEY_ARE) -> Mesh | Cloud:
+    """Read one file by its suffix, with what its folder declares of it.
+
+    Raises InputError that names the file for anything wrong in it.
+    """
     path = Path(path)
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise InputError(f"{path}: unknown format {path.suffix or '(no suffix)'}, expected one of {', '.join(READERS)}")
-    return reader(path)
+    return reader(path, reading)
 
 
-__all__ = ["READERS", "Cloud", "Mesh", "Reader", "read"]
+__all__ = ["READERS", "Cloud", "Mesh", "Reader", "Reading", "read"]

@@ -10,13 +10,14 @@ import numpy as np
 
 from ...errors import InputError
 from .base import LABEL, NORMAL, POSITION, Cloud, cloud_of, one_line, read_bytes, whole_labels
+from .reading import AS_THEY_ARE, Reading
 
 _WHAT = "an HDF5 file of point clouds"
 _MAGIC = b"\x89HDF\r\n\x1a\n"
 _MAX_KEPT_BYTES = 32 * 2**20  # of a file's arrays
 
 
-def read_hdf5(path: Path, *, entry: int | None = None) -> Cloud:
+def read_hdf5(path: Path, reading: Reading = AS_THEY_ARE, *, entry: int | None = None) -> Cloud:
     """Read cloud `entry` of a file: `data`, and `normal` [S, P, 3] and `pid` [S, P] (labels) where they are there.
 
     Raises InputError that names the file where it is damaged, its arrays do not match, or no entry was given for a file
@@ -34,7 +35,7 @@ def read_hdf5(path: Path, *, entry: int | None = None) -> Cloud:
             columns |= dict(zip(NORMAL, arrays["normal"][chosen].T, strict=True))
         if "pid" in arrays:
             columns[LABEL] = arrays["pid"][chosen]
-    return cloud_of(path, columns)
+    return cloud_of(path, columns.items(), reading)
 
 
 def hdf5_labels(path: Path) -> np.ndarray:

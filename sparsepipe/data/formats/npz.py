@@ -8,6 +8,7 @@ import numpy as np
 
 from ...errors import InputError
 from .base import COLOUR, INTENSITY, LABEL, NORMAL, POSITION, Cloud, cloud_of, one_line, read_bytes
+from .reading import AS_THEY_ARE, Reading
 
 _WHAT = "a NumPy archive"
 _POINTS = ("points", "xyz", "pos", "position", "positions", "coordinates", "coords")
@@ -19,7 +20,7 @@ _FURTHER = {  # array: its columns
 }
 
 
-def read_npz(path: Path) -> Cloud:
+def read_npz(path: Path, reading: Reading = AS_THEY_ARE) -> Cloud:
     """Read `points` [P, 3] and, where there, `normals`, `colours`, `intensity` and `labels`, each with P rows.
 
     Other spellings in use (`xyz`, `pos`, `rgb`, ...) are known; further arrays are left alone. Raises InputError that
@@ -42,7 +43,7 @@ def read_npz(path: Path) -> Cloud:
     for name, array in arrays.items():
         wanted = _FURTHER[name]
         columns |= dict(zip(wanted, _columns(path, name, array, len(wanted), len(points)), strict=True))
-    return cloud_of(path, columns)
+    return cloud_of(path, columns.items(), reading)
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> np.ndarray:

@@ -8,6 +8,7 @@ import numpy as np
 
 from ...errors import InputError
 from .base import Mesh, check_finite, one_line, read_bytes, whole_number
+from .reading import AS_THEY_ARE, Reading
 
 # "OFF", "COFF" (colours), "NOFF" (normals), "STOFF" (texture) or combinations; some ModelNet files glue the counts on:
 # "OFF490 518 0".
@@ -15,7 +16,7 @@ _KEYWORD = re.compile(r"^(?:ST)?C?N?OFF(?=[\s\d]|$)", re.IGNORECASE)
 _WHAT = "an OFF mesh"
 
 
-def read_off(path: Path) -> Mesh:
+def read_off(path: Path, reading: Reading = AS_THEY_ARE) -> Mesh:
     """Read an OFF mesh; polygons become triangles, colours and normals are dropped.
 
     Mends: counts glued to the keyword, no edge count, CRLF, comments, blank lines, a byte-order mark, lower case.

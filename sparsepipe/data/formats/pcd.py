@@ -8,6 +8,7 @@ import numpy as np
 
 from ...errors import InputError
 from .base import Cloud, cloud_of, read_bytes, whole_number
+from .reading import AS_THEY_ARE, Reading
 
 _WHAT = "a PCD point cloud"
 _ENCODINGS = ("ascii", "binary", "binary_compressed")
@@ -16,7 +17,7 @@ _DROPPED = ("rgb", "rgba", "_")
 _KEYS = ("VERSION", "FIELDS", "SIZE", "TYPE", "COUNT", "WIDTH", "HEIGHT", "VIEWPOINT", "POINTS", "DATA")
 
 
-def read_pcd(path: Path) -> Cloud:
+def read_pcd(path: Path, reading: Reading = AS_THEY_ARE) -> Cloud:
     """Read a PCD v0.7 file: x, y, z and every further number of its points by name, normals and labels among them.
 
     Colours packed into one number, fields of several numbers and padding are dropped.
@@ -42,7 +43,7 @@ def read_pcd(path: Path) -> Cloud:
     found = len(columns["x"])
     if found != num_points:
         raise InputError(f"{path}: truncated: {found} points, expected {num_points}; fetch the file again")
-    return cloud_of(path, columns)
+    return cloud_of(path, columns.items(), reading)
 
 
 def _split_header(path: Path, data: bytes) -> tuple[dict[str, list[str]], bytes]:

@@ -7,12 +7,13 @@ import numpy as np
 
 from ...errors import InputError
 from .base import POSITION, Cloud, Mesh, check_finite, cloud_of, one_line, read_bytes, whole_number
+from .reading import AS_THEY_ARE, Reading
 
 _WHAT = "a PLY file"
 _ENCODINGS = ("ascii", "binary_little_endian", "binary_big_endian")
 
 
-def read_ply(path: Path) -> Mesh | Cloud:
+def read_ply(path: Path, reading: Reading = AS_THEY_ARE) -> Mesh | Cloud:
     """Read a PLY file: a mesh where it has faces, else a cloud with every further number of its vertices by name.
 
     Polygons become triangles. Raises InputError that names the file where it is truncated, longer than its header
@@ -41,7 +42,7 @@ def read_ply(path: Path) -> Mesh | Cloud:
             f"{path}: not {_WHAT} of {counts} ({one_line(error)}), as its header says; fetch the file again"
         ) from None
     if not elements.get("face"):
-        return cloud_of(path, columns)
+        return cloud_of(path, columns.items(), reading)
     check_finite(path, vertices, what="vertex")
     outside = faces[(faces < 0) | (faces >= len(vertices))]
     if len(outside):

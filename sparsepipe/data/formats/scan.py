@@ -7,13 +7,14 @@ import numpy as np
 
 from ...errors import InputError
 from .base import COLOUR, INTENSITY, POSITION, Cloud, cloud_of, read_bytes
+from .reading import AS_THEY_ARE, Reading
 
 KITTI = (*POSITION, INTENSITY)
 SCANNET = (*POSITION, *COLOUR)
 _WHAT = "a scan of float32 rows"
 
 
-def read_scan(path: Path, *, columns: Sequence[str] | None = None) -> Cloud:
+def read_scan(path: Path, reading: Reading = AS_THEY_ARE, *, columns: Sequence[str] | None = None) -> Cloud:
     """Read little-endian float32 rows of the given columns; without any, as KITTI or ScanNet, whichever fits.
 
     Such a file says nothing of itself. It is KITTI's where rows of four end in an intensity from 0 to 1, ScanNet's
@@ -21,6 +22,7 @@ def read_scan(path: Path, *, columns: Sequence[str] | None = None) -> Cloud:
     number of rows, or where neither fits.
     """
     data = read_bytes(path, what=_WHAT)
+    columns = columns or reading.columns
     if columns is None:
         columns = _guessed_columns(path, data)
     row_bytes = 4 * len(columns)
@@ -29,7 +31,7 @@ def read_scan(path: Path, *, columns: Sequence[str] | None = None) -> Cloud:
             f"{path}: {len(data)} bytes, expected a multiple of {row_bytes}: rows of {' '.join(columns)} as float32; "
             "it may be truncated, fetch it again"
         )
-    return cloud_of(path, dict(zip(columns, _rows(data, len(columns)).T, strict=True)))
+    return cloud_of(path, zip(columns, _rows(data, len(columns)).T, strict=True), reading)
 
 
 def _rows(data: bytes, width: int) -> np.ndarray:

@@ -9,13 +9,14 @@ import numpy as np
 
 from ...errors import InputError
 from .base import COLOUR, INTENSITY, LABEL, NORMAL, POSITION, Cloud, check_finite, cloud_of, read_bytes, whole_number
+from .reading import AS_THEY_ARE, Reading
 
 _WHAT = "a point cloud as text"
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _COMMENT = re.compile(r"\s*(?:#|//)")
 
 
-def read_text_cloud(path: Path, *, columns: Sequence[str] | None = None) -> Cloud:
+def read_text_cloud(path: Path, reading: Reading = AS_THEY_ARE, *, columns: Sequence[str] | None = None) -> Cloud:
     """Read rows of numbers between blanks, commas or semicolons; lines that start with # or // are comments.
 
     The columns are those given, else those a first line names, else, by their number: 3 x y z; 4 with intensity; 6 with
@@ -24,6 +25,7 @@ def read_text_cloud(path: Path, *, columns: Sequence[str] | None = None) -> Clou
     or where there are more or fewer rows than that first line says.
     """
     lines = _lines(path)
+    columns = columns or reading.columns
     named = columns
     words = lines[0][1].split()
     if all(map(_NAME.fullmatch, words)) and {"x", "y", "z"} <= set(map(str.lower, words)):
@@ -37,7 +39,7 @@ def read_text_cloud(path: Path, *, columns: Sequence[str] | None = None) -> Clou
             )
     rows = _numbers(path, lines, width=len(named) if named else None)
     named = named or _guessed_columns(path, rows)
-    return cloud_of(path, dict(zip(named, rows.T, strict=True)))
+    return cloud_of(path, zip(named, rows.T, strict=True), reading)
 
 
 def _lines(path: Path) -> list[tuple[int, str]]:

@@ -2,13 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from ...errors import InputError
-from ..formats import READERS, Cloud, Mesh
+from ..formats import READERS, Cloud, Mesh, Reading
 
 SPLITS = ("train", "validation", "test")
-MARKER = "dataset.json"  # optional, at the top: {"name": …, "synthetic": true, "parts": […], "metric": true, …}
+# Optional, at the top: {"name": …, "synthetic": true, "parts": […], "metric": true, …}, and what Reading takes from it.
+MARKER = "dataset.json"
 CLASSIFICATION = "classification"  # one label a sample
 SEGMENTATION = "segmentation"  # one label a point, hence a voxel
 
@@ -35,7 +37,8 @@ class DataFolder:
     """A data set's samples in a stable order; `marker` holds what its own dataset.json says.
 
     `classes` are those of whole samples, `parts` those of points; either may be empty. `metric` clouds are scans in
-    metres, which keep their place and size; others fill the unit cube. `read` gives one sample's content.
+    metres, which keep their place and size; others fill the unit cube. `reader` gives one sample's content.
+    Raises InputError where dataset.json declares columns, labels or unmeasured points wrongly.
     """
 
     name: str
@@ -44,10 +47,22 @@ class DataFolder:
     files: tuple[SampleFile, ...]
     marker: dict
     layout: str
-    read: Callable[[SampleFile], Mesh | Cloud]
+    reader: Callable[[SampleFile, Reading], Mesh | Cloud]
     parts: tuple[str, ...] = ()
     metric: bool = False
     default_task: str = CLASSIFICATION
+
+    def __post_init__(self) -> None:
+        _ = self.reading  # what dataset.json says wrongly is refused now
+
+    @cached_property
+    def reading(self) -> Reading:
+        """What dataset.json declares of the files."""
+        return Reading.declared(self.marker, self.path / MARKER)
+
+    def read(self, file: SampleFile) -> Mesh | Cloud:
+        """Return one sample's content. Raises InputError that names the file where it cannot be read."""
+        return self.reader(file, self.reading)
 
     @property
     def synthetic(self) -> bool:

@@ -1,13 +1,12 @@
 """ModelNet's layout, CLASS/{train,test}/FILE, in any format; NAME.seg beside it holds each face's or point's part."""
 
 import io
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from ...errors import InputError
-from ..formats import READERS, Cloud, Mesh, read
+from ..formats import READERS, Cloud, Mesh, Reading, read
 from ..formats.base import one_line, read_bytes, whole_labels
 from .base import MARKER, SPLITS, DataFolder, SampleFile, folders, formats, sample_of
 
@@ -71,20 +70,18 @@ def _parts(root: Path, marker: dict) -> tuple[str, ...]:
     return tuple(parts)
 
 
-def _read(file: SampleFile) -> Mesh | Cloud:
-    content = read(file.path)
+def _read(file: SampleFile, reading: Reading) -> Mesh | Cloud:
+    content = read(file.path, reading)
     if not file.companions:
         return content
-    labels = _segments(file.companions[0])
-    rows, what = (content.faces, "faces") if isinstance(content, Mesh) else (content.points, "points")
-    if len(labels) != len(rows):
-        raise InputError(
-            f"{file.companions[0]}: {len(labels)} labels, expected {len(rows)}: one for each of its {what}"
-        )
-    return replace(content, labels=labels)
+    labels = _segments(file.companions[0], reading)
+    try:
+        return content.with_labels(labels)
+    except InputError as error:
+        raise InputError(f"{file.companions[0]}: {error}") from None
 
 
-def _segments(path: Path) -> np.ndarray:
+def _segments(path: Path, reading: Reading) -> np.ndarray:
     data = read_bytes(path, what="a list of labels")
     try:
         labels = np.loadtxt(io.StringIO(data.decode("utf-8", errors="replace")), ndmin=1)
@@ -92,4 +89,4 @@ def _segments(path: Path) -> np.ndarray:
         raise InputError(f"{path}: not one whole number a line ({one_line(error)}); repair or remove it") from None
     if labels.ndim != 1:
         raise InputError(f"{path}: {labels.shape[1]} numbers a line, expected one; repair or remove it")
-    return whole_labels(path, labels)
+    return whole_labels(path, labels, reading)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ...errors import InputError
-from ..formats import Cloud
+from ..formats import Cloud, Reading
 from ..formats.hdf5 import hdf5_labels, read_hdf5
 from .base import DataFolder, SampleFile, listed_lines
 
@@ -51,5 +51,5 @@ def _split_files(root: Path, word: str) -> list[Path]:
     return paths
 
 
-def _read(file: SampleFile) -> Cloud:
-    return read_hdf5(file.path, entry=file.entry)
+def _read(file: SampleFile, reading: Reading) -> Cloud:
+    return read_hdf5(file.path, reading, entry=file.entry)

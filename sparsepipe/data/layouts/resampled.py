@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from ...errors import InputError
-from ..formats import Cloud
+from ..formats import Cloud, Reading
 from ..formats.base import NORMAL, POSITION
 from ..formats.text import read_text_cloud
 from .base import DataFolder, SampleFile, listed_lines, sample_of
@@ -34,5 +34,5 @@ def opened(root: Path, marker: dict) -> DataFolder:
     return DataFolder(marker.get("name", root.name), root, classes, tuple(files), marker, "resampled text", _read)
 
 
-def _read(file: SampleFile) -> Cloud:
-    return read_text_cloud(file.path, columns=(*POSITION, *NORMAL))
+def _read(file: SampleFile, reading: Reading) -> Cloud:
+    return read_text_cloud(file.path, reading, columns=(*POSITION, *NORMAL))

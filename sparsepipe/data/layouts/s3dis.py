@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import InputError
-from ..formats import Cloud
+from ..formats import Cloud, Reading
 from ..formats.base import COLOUR, POSITION
 from ..formats.text import read_text_cloud
 from .base import SEGMENTATION, DataFolder, SampleFile, folders, sample_of
@@ -69,14 +69,16 @@ def _area(folder: Path) -> int:
     return int(match[1]) if match else 0
 
 
-def _read(file: SampleFile) -> Cloud:
+def _read(file: SampleFile, reading: Reading) -> Cloud:
     """Join a room's objects; what is of no class, such as the few stairs, is clutter."""
-    clouds = [read_text_cloud(path, columns=(*POSITION, *COLOUR)) for path in (file.path, *file.companions)]
+    clouds = [read_text_cloud(path, reading, columns=(*POSITION, *COLOUR)) for path in (file.path, *file.companions)]
     names = [re.sub(r"_\d+$", "", path.stem) for path in (file.path, *file.companions)]
     labels = [CLASSES.index(name) if name in CLASSES else CLASSES.index("clutter") for name in names]
+    measured = [np.ones(len(cloud), bool) if cloud.measured is None else cloud.measured for cloud in clouds]
     return Cloud(
         np.concatenate([cloud.points for cloud in clouds]),
         np.concatenate([cloud.attributes for cloud in clouds]),
         COLOUR,
         np.repeat(np.array(labels, dtype=np.int64), [len(cloud) for cloud in clouds]),
+        np.concatenate(measured) if any(cloud.num_unmeasured for cloud in clouds) else None,
     )

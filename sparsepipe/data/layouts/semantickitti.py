@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import InputError
-from ..formats import Cloud
+from ..formats import Cloud, Reading
 from ..formats.base import read_bytes
 from ..formats.scan import KITTI, read_scan
 from ..labels import IGNORED
@@ -84,13 +84,12 @@ def opened(root: Path, marker: dict) -> DataFolder:
     )
 
 
-def _read(file: SampleFile) -> Cloud:
-    cloud = read_scan(file.path, columns=KITTI)
+def _read(file: SampleFile, reading: Reading) -> Cloud:
+    cloud = read_scan(file.path, reading, columns=KITTI)
+    num_rows = len(cloud) + cloud.num_unmeasured
     if not file.companions:  # the test's labels are not published
-        labels = np.full(len(cloud), IGNORED, dtype=np.int64)
-    else:
-        labels = _labels(file.companions[0], len(cloud))
-    return Cloud(cloud.points, cloud.attributes, cloud.names, labels)
+        return cloud.with_labels(np.full(num_rows, IGNORED, dtype=np.int64))
+    return cloud.with_labels(_labels(file.companions[0], num_rows))
 
 
 def _labels(path: Path, num_points: int) -> np.ndarray:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from ...errors import InputError
 from ...files import read_json
-from ..formats import Cloud
+from ..formats import Cloud, Reading
 from ..formats.base import LABEL, NORMAL, POSITION
 from ..formats.text import read_text_cloud
 from .base import SEGMENTATION, DataFolder, SampleFile, listed_lines, sample_of
@@ -81,5 +81,5 @@ def _categories(path: Path) -> dict[str, str]:
     return {synset: name for name, synset in sorted(pairs)}
 
 
-def _read(file: SampleFile) -> Cloud:
-    return read_text_cloud(file.path, columns=(*POSITION, *NORMAL, LABEL))
+def _read(file: SampleFile, reading: Reading) -> Cloud:
+    return read_text_cloud(file.path, reading, columns=(*POSITION, *NORMAL, LABEL))

@@ -1,0 +1,98 @@
+"""What dataset.json says of a folder's files where they leave it open: columns, labels and points of nothing."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import InputError
+
+REFUSE, DROP = "refuse", "drop"  # what becomes of points that were not measured
+LEFT_OUT = "_"  # as a column's name: not read
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How to read files that leave something open.
+
+    `columns` names the columns of files that have no names of their own: text, bare binary scans, unnamed arrays.
+    `renamed` holds pairs (name in the file, name to take it for), for files that do have names; `_` leaves one out.
+    `ignore` holds the labels that mean "not labelled"; they become IGNORED. `unmeasured` says what becomes of points
+    whose coordinates, or features that are asked for, are NaN or infinite: `refuse` the file, or `drop` these points.
+    `colour_max` is the number that stands for full brightness, such as 1, 255 or 65535; None tells it by the numbers.
+    """
+
+    columns: tuple[str, ...] | None = None
+    renamed: tuple[tuple[str, str], ...] = ()
+    ignore: tuple[int, ...] = ()
+    unmeasured: str = REFUSE
+    colour_max: float | None = None
+
+    @classmethod
+    def declared(cls, marker: Mapping[str, Any], path: Path) -> "Reading":
+        """Take `columns`, `ignore`, `unmeasured` and `colour_max` from the dataset.json at `path`.
+
+        Raises InputError that names the file and the entry where one is of another kind.
+        """
+        columns, renamed = _columns(marker.get("columns"), path)
+        unmeasured = marker.get("unmeasured", REFUSE)
+        if unmeasured not in (REFUSE, DROP):
+            raise _refused(path, "unmeasured", unmeasured, f'"{REFUSE}" or "{DROP}"')
+        colour_max = marker.get("colour_max")
+        if colour_max is not None and not (_is_number(colour_max) and colour_max > 0):
+            raise _refused(path, "colour_max", colour_max, "a number above 0, such as 1, 255 or 65535")
+        return cls(columns, renamed, _ignored(marker.get("ignore", []), path), unmeasured, colour_max)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what is declared, ready for JSON; nothing where nothing is."""
+        facts = {
+            "columns": dict(self.renamed) or (None if self.columns is None else list(self.columns)),
+            "ignore": list(self.ignore) or None,
+            "unmeasured": None if self.unmeasured == REFUSE else self.unmeasured,
+            "colour_max": self.colour_max,
+        }
+        return {name: value for name, value in facts.items() if value is not None}
+
+
+AS_THEY_ARE = Reading()
+
+
+def _columns(given: Any, path: Path) -> tuple[tuple[str, ...] | None, tuple[tuple[str, str], ...]]:
+    """Return the columns of files without names, and the pairs that rename those of files with names."""
+    wanted = 'a list of names such as ["x", "y", "z", "intensity", "_"], or {"name in the file": "label"}'
+    if given is None:
+        return None, ()
+    if isinstance(given, dict):
+        if not all(isinstance(name, str) and name for name in given.values()):
+            raise _refused(path, "columns", given, wanted)
+        return None, tuple(given.items())
+    if not isinstance(given, list) or not all(isinstance(name, str) and name for name in given):
+        raise _refused(path, "columns", given, wanted)
+    lower = [name.lower() for name in given if name != LEFT_OUT]
+    missing = [axis for axis in "xyz" if axis not in lower]
+    twice = sorted({name for name in lower if lower.count(name) > 1})
+    if missing or twice:
+        fault = f"no {', '.join(missing)} in it" if missing else f"{', '.join(twice)} twice in it"
+        raise _refused(path, "columns", given, f"each name once, x, y and z among them ({fault}); '_' leaves one out")
+    return tuple(given), ()
+
+
+def _ignored(given: Any, path: Path) -> tuple[int, ...]:
+    values = given if isinstance(given, list) else [given]
+    if not all(_is_number(value) and float(value).is_integer() and abs(value) < 2**53 for value in values):
+        raise _refused(path, "ignore", given, "a list of the labels that mean 'not labelled', such as [-1, 255]")
+    return tuple(sorted({int(value) for value in values}))
+
+
+def _is_number(value: Any) -> bool:
+    return (
+        isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**1023 and math.isfinite(value)
+    )
+
+
+def _refused(path: Path, name: str, given: Any, expected: str) -> InputError:
+    shown = json.dumps(given)
+    shown = shown if len(shown) <= 80 else f"{shown[:80]}…"
+    return InputError(f"{path}: '{name}' is {shown}, expected {expected}; correct or remove it")

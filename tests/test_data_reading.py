@@ -1,0 +1,195 @@
+"""What dataset.json declares of files: columns, labels that mean none, points not measured, the range of colours."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sparsepipe.data import IGNORED, load, open_folder
+from sparsepipe.data.formats import Reading, read
+from sparsepipe.errors import InputError
+
+POINTS = np.random.default_rng(0).uniform(-5, 5, size=(600, 3)).astype("<f4")
+
+
+def _folder(root: Path, content: str | bytes, name: str, **marker: object) -> Path:
+    for split in ("train", "test"):
+        path = root / "scene" / split / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    (root / "dataset.json").write_text(json.dumps(marker))
+    return root
+
+
+def _content(root: Path):
+    folder = open_folder(root)
+    return folder.read(folder.files[0])
+
+
+def _load(root: Path, **options):
+    return load(root, split="train", voxel_size=0.5, num_points=None, cache="off", **options)
+
+
+NUSCENES = np.column_stack([POINTS, np.linspace(0, 255, 600), np.arange(600) % 32]).astype("<f4")
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "names"),
+    [
+        (NUSCENES, ["x", "y", "z", "intensity", "ring"], ("intensity", "ring")),  # five columns, as nuScenes has them
+        (NUSCENES, ["x", "y", "z", "i", "_"], ("intensity",)),
+        (NUSCENES[:, :4], ["x", "y", "z", "intensity"], ("intensity",)),  # to 255
+        (POINTS, ["x", "y", "z"], ()),
+        (np.column_stack([POINTS, POINTS]), ["x", "y", "z", "nx", "ny", "nz"], ("nx", "ny", "nz")),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["bin", "txt"])
+def test_columns_are_declared_for_text_and_binary_scans_alike(
+    tmp_path: Path, rows: np.ndarray, columns: list, names: tuple, suffix: str
+) -> None:
+    """nuScenes' scans were refused as neither KITTI's nor ScanNet's, and a data folder could not say what they are."""
+    rows = np.ascontiguousarray(rows, dtype="<f4")
+    text = "\n".join(" ".join(map(repr, row)) for row in rows.tolist())
+    content = _folder(tmp_path, rows.tobytes() if suffix == "bin" else text, f"a.{suffix}", columns=columns)
+    cloud = _content(content)
+    np.testing.assert_array_equal(cloud.points, rows[:, :3])
+    assert cloud.names == names
+    if names:
+        np.testing.assert_array_equal(cloud.attributes, rows[:, 3 : 3 + len(names)])
+
+
+LABELS = np.where(np.arange(600) % 7 == 0, -1, np.arange(600) % 2)
+
+
+@pytest.mark.parametrize("none", [-1, -100, 255])
+@pytest.mark.parametrize("name", ["a.txt", "a.ply", "a.pcd", "a.npz", "a.seg"])
+def test_labels_declared_as_none_are_ignored_and_counted(tmp_path: Path, name: str, none: int) -> None:
+    """Points not labelled are -1, -100 or 255 in public data sets; each was refused, our own IGNORED among them."""
+    labels = np.where(LABELS < 0, none, LABELS)
+    root = _folder(tmp_path, _labelled(tmp_path, name, labels), name.replace(".seg", ".xyz"), parts=["low", "high"])
+    if name == "a.seg":
+        for path in root.glob("scene/*/a.xyz"):
+            path.with_suffix(".seg").write_text("\n".join(map(str, labels)))
+    with pytest.raises(InputError, match=r'"ignore": \[') as caught:
+        _load(root, task="segmentation").sample(0)
+    assert "\n" not in str(caught.value)
+    (root / "dataset.json").write_text(json.dumps({"parts": ["low", "high"], "metric": True, "ignore": [none]}))
+    assert _content(root).labels.tolist() == np.where(LABELS < 0, IGNORED, LABELS).tolist()
+    assert _content(root).num_unlabelled == (LABELS < 0).sum()
+    found = _load(root, task="segmentation").sample(0).label
+    assert set(found.tolist()) <= {0, 1, IGNORED}
+
+
+def _labelled(folder: Path, name: str, labels: np.ndarray) -> bytes:
+    rows = [f"{' '.join(map(repr, point))} {label}" for point, label in zip(POINTS.tolist(), labels, strict=True)]
+    if name == "a.npz":
+        np.savez(folder / "made.npz", points=POINTS, labels=labels)
+        return (folder / "made.npz").read_bytes()
+    head = {
+        "a.txt": "x y z label\n",
+        "a.seg": "x y z _\n",
+        "a.ply": "ply\nformat ascii 1.0\nelement vertex 600\n"
+        + "".join(f"property float {axis}\n" for axis in "xyz")
+        + "property int label\nend_header\n",
+        "a.pcd": "FIELDS x y z label\nSIZE 4 4 4 4\nTYPE F F F I\nPOINTS 600\nDATA ascii\n",
+    }[name]
+    return (head + "\n".join(rows)).encode()
+
+
+def _holes() -> np.ndarray:
+    return np.where(np.arange(600)[:, None] % 5 == 0, np.nan, POINTS).astype("<f4")
+
+
+def test_points_not_measured_are_left_out_and_counted_where_declared(tmp_path: Path) -> None:
+    """Depth cameras write NaN where nothing was measured; such files could only be refused."""
+    rows = "\n".join(" ".join(map(str, row)) for row in _holes().tolist())
+    text = f"FIELDS x y z\nSIZE 4 4 4\nTYPE F F F\nWIDTH 30\nHEIGHT 20\nPOINTS 600\nDATA ascii\n{rows}\n"
+    root = _folder(tmp_path, text, "a.pcd")
+    with pytest.raises(InputError, match='"unmeasured": "drop" in dataset.json'):
+        _content(root)
+    _folder(tmp_path, text, "a.pcd", unmeasured="drop", parts=["low", "high"], metric=True)
+    cloud = _content(root)
+    np.testing.assert_allclose(cloud.points, POINTS[np.arange(600) % 5 != 0], rtol=1e-6)
+    assert (len(cloud), cloud.num_unmeasured) == (480, 120)
+    for path in root.glob("scene/*/a.pcd"):  # labels beside it are of all its rows
+        path.with_suffix(".seg").write_text("\n".join(str(row % 2) for row in range(600)))
+    assert _content(root).labels.tolist() == [row % 2 for row in range(600) if row % 5]
+
+
+def test_a_feature_not_measured_matters_to_those_who_ask_for_it(tmp_path: Path) -> None:
+    """NaN in a normal or a curvature refused points that are sound."""
+    rows = np.column_stack([POINTS, np.tile([0, 0, 1], (600, 1)), np.full(600, np.nan)])
+    rows[::4, 3:6] = np.nan
+    text = "x y z nx ny nz curvature\n" + "\n".join(" ".join(map(str, row)) for row in rows.tolist())
+    root = _folder(tmp_path, text, "a.txt", metric=True)
+    assert len(_content(root)) == 600
+    assert np.isfinite(_load(root).sample(0).features.numpy()).all()
+    with pytest.raises(InputError, match=r"a\.txt: nx, ny, nz of point 0 is \[nan, nan, nan\] \(150 of 600"):
+        _load(root, features=("normals",)).sample(0)
+    _folder(tmp_path, text, "a.txt", metric=True, unmeasured="drop")
+    features = _load(root, features=("normals",)).sample(0).features.numpy()
+    np.testing.assert_allclose(features, np.tile([0, 0, 1], (len(features), 1)))
+    assert len(features) < len(_load(root).sample(0))
+
+
+def test_what_is_declared_decides_the_cache_and_is_in_the_origin(tmp_path: Path) -> None:
+    text = "x y z label\n" + "\n".join(
+        f"{' '.join(map(repr, point))} {label % 2}" for label, point in enumerate(POINTS.tolist())
+    )
+    found = []
+    for ignore in ([], [0], [1]):
+        root = _folder(tmp_path / "data", text, "a.txt", parts=["a", "b"], metric=True, ignore=ignore)
+        data = load(root, split="train", voxel_size=0.5, task="segmentation", cache=tmp_path / "cache")
+        found.append(set(data.sample(0).label.tolist()))
+        assert data.origin.get("reading") == ({"ignore": ignore} if ignore else None)
+    assert found == [{0, 1}, {1, IGNORED}, {0, IGNORED}]
+
+
+@pytest.mark.parametrize(
+    ("marker", "message"),
+    [
+        ({"columns": "x y z"}, "'columns' is \"x y z\", expected a list of names"),
+        ({"columns": ["x", "y"]}, "no z in it"),
+        ({"columns": ["x", "y", "z", "x"]}, "x twice in it"),
+        ({"columns": ["x", "y", "z", 3]}, "expected a list of names"),
+        ({"columns": {"a": 3}}, "expected a list of names"),
+        ({"ignore": ["none"]}, "'ignore' is [\"none\"], expected a list of the labels"),
+        ({"ignore": [0.5]}, "expected a list of the labels"),
+        ({"ignore": [True]}, "expected a list of the labels"),
+        ({"ignore": 10**400}, "expected a list of the labels"),
+        ({"unmeasured": "zero"}, '\'unmeasured\' is "zero", expected "refuse" or "drop"'),
+        ({"unmeasured": []}, 'expected "refuse" or "drop"'),
+        ({"colour_max": 0}, "'colour_max' is 0, expected a number above 0"),
+    ],
+)
+def test_a_wrong_declaration_is_refused_when_the_folder_is_opened(tmp_path: Path, marker: dict, message: str) -> None:
+    root = _folder(tmp_path, "0 0 0\n1 1 1\n", "a.xyz", **marker)
+    with pytest.raises(InputError) as caught:
+        open_folder(root)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith(f"{root / 'dataset.json'}: ")
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < len(str(root)) + 300
+
+
+def test_two_columns_of_one_meaning_are_refused_unless_they_are_the_same(tmp_path: Path) -> None:
+    """Paris-Lille-3D has a `label` (of the object) and a `class`; the later one was taken without a word."""
+    path = tmp_path / "a.txt"
+    path.write_text("x y z label class\n0 0 0 7 1\n1 1 1 8 1\n")
+    with pytest.raises(InputError, match="columns 'label' and 'class' both mean 'label' and differ"):
+        read(path)
+    assert read(path, Reading(renamed=(("label", "_"),))).labels.tolist() == [1, 1]
+    path.write_text("X Y Z x\n0 0 0 0\n1 1 1 1\n")  # twice, but the same
+    assert read(path).points.tolist() == [[0, 0, 0], [1, 1, 1]]
+    path.write_text("x y z intensity reflectance\n0 0 0 7 1\n1 1 1 8 1\n")  # not the same: each keeps its own name
+    assert read(path).names == ("intensity", "reflectance")
+
+
+def test_colours_come_as_0_to_255_whatever_their_range(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("x y z red green blue\n0 0 0 0 0.5 1\n1 1 1 1 1 0\n")
+    np.testing.assert_allclose(read(path).attributes, [[0, 127.5, 255], [255, 255, 0]])
+    path.write_text("x y z red green blue\n0 0 0 0 0 1\n1 1 1 1 1 0\n")  # whole: as they are, unless declared
+    assert read(path).attributes.max() == 1
+    assert read(path, Reading(colour_max=1)).attributes.max() == 255
