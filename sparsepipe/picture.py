@@ -5,8 +5,12 @@ from html import escape
 from typing import Any
 
 # Okabe and Ito's colours, told apart with any common colour blindness ("Color Universal Design", 2008), without the
-# black, which text has, and the yellow, which white paper swallows.
-STAGE_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C8C8C")
+# black, which text has, and the yellow, which white paper swallows; then, for the eighth stage and later ones, Tol's
+# "muted" colours ("Colour schemes", 2021), so that no two of fourteen stages look alike.
+STAGE_COLORS = (
+    *("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C8C8C"),
+    *("#332288", "#DDCC77", "#882255", "#44AA99", "#AA4499", "#117733", "#999933"),
+)
 _GREY = "#8C8C8C"
 _WIDTH, _LANE = 460, 16  # pixels
 _SHADES = {"forward": 0.5, "backward": 1.0, "weights": 0.75, "update": 0.75, "average": 0.75}
@@ -172,10 +176,15 @@ def _swatch(k: int, name: str = "") -> str:
     return f"<span style='color:{_color(k)}'>■</span> {escape(name) if name else k}"
 
 
-def _counted(names: Iterable[str]) -> str:
+def counted(names: Iterable[str]) -> str:
+    """Devices by type, as people write them: "2 × RTX + tv"; a type's name may begin with a digit."""
     found = list(names)
     each = ((name, found.count(name)) for name in dict.fromkeys(found))
-    return escape(" + ".join(name if count == 1 else f"{count} {name}" for name, count in each))
+    return " + ".join(name if count == 1 else f"{count} × {name}" for name, count in each)
+
+
+def _counted(names: Iterable[str]) -> str:
+    return escape(counted(names))
 
 
 def _link(link: Any) -> str:

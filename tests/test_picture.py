@@ -62,7 +62,7 @@ def test_a_cluster_shows_nodes_and_links():
     cluster = Cluster((Node("a", kinds[0], Link(1e10)), Node("b", kinds[1], Link())), Link(1e9, 5e-5))
     text = cluster._repr_html_()
     assert titles(text) == ["a", "fast on a", "fast on a", "b", "slow on b"]
-    assert "2 fast" in text and "1 GB/s, 50 µs" in text and "8 GB" in text and "no limit" in text and "free" in text
+    assert "2 × fast" in text and "1 GB/s, 50 µs" in text and "8 GB" in text and "no limit" in text and "free" in text
 
 
 def test_a_trace_shows_its_ranks():

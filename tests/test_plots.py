@@ -199,8 +199,18 @@ def test_stages_show_their_table_and_each_plans_period():
     shows(figure, table.memory_bytes / 1e6)
     shows(figure, table.period_seconds * 1e3)
     shows(figure, table.transfer_seconds[table.transfer_seconds > 0] * 1e3)
+    assert not [t for t in figure.data if t.name == "averaging over replicas"], "none of these averages"
     with pytest.raises(InputError, match="carries no estimate"):
         plots.stages(replace(plans[0], estimate=None))
+
+
+def test_stages_stack_averaging_on_the_computation_before_it():
+    """Data parallel's bar stopped at 204 ms below a period of 224: its averaging was a mark at 20."""
+    whole = plan((6,), "data-parallel")
+    expected = StageEstimate(0.204, 1e6, 0.0, 0.02)
+    figure = plots.stages(replace(whole, estimate=Estimate(0.224, (expected,), single_device_seconds=0.4)))
+    bars = [t for t in figure.data if t.type == "bar" and t.yaxis == "y"]
+    assert figure.layout.barmode == "stack" and sum(float(t.y[0]) for t in bars) == pytest.approx(224)
 
 
 def test_compare_shows_how_many_layers_each_stage_has():
@@ -210,6 +220,7 @@ def test_compare_shows_how_many_layers_each_stage_has():
     figure = plots.compare(*plans)
     assert [t.x[0] for t in figure.data] == [2, 4, 3, 3]
     assert [t.base[0] for t in figure.data] == [0, 2, 0, 3]
+    assert figure.layout.xaxis.title.text and {"predicted" in a.text for a in figure.layout.annotations} == {True}
     other = Plan((Stage(("else",), (0,)),), planner="other")
     with pytest.raises(InputError, match="other layers"):
         plots.compare(plans[0], other)
@@ -393,6 +404,32 @@ def test_stage_colours_are_told_apart_by_colour_blind_eyes():
         seen = np.clip(np.where(colors <= 0.04045, colors / 12.92, ((colors + 0.055) / 1.055) ** 2.4) @ view.T, 0, 1)
         for a, b in zip(seen, seen[1:], strict=False):
             assert np.linalg.norm(a - b) > 0.15, name
+    apart = [np.linalg.norm(a - b) for k, a in enumerate(colors) for b in colors[:k]]
+    assert len(colors) == 14 and min(apart) > 0.15, "no two of fourteen stages look alike, with all cones at least"
+
+
+def test_parts_of_the_time_have_no_stages_colour():
+    from sparsepipe.plots.anatomy import _COLORS
+
+    assert not {*_COLORS.values()} & {theme.stage_color(k, kind) for k in range(14) for kind in ("forward", "backward")}
+    assert len({theme.stage_color(0, kind) for kind in ("forward", "backward", "weights", "update", "average")}) == 5
+
+
+@pytest.mark.parametrize("stage", range(14))
+def test_text_on_a_stages_colour_can_be_read(stage):
+    """White on orange was 2 : 1; WCAG 2.1 asks for 4.5 of small text, and 3 of graphics."""
+    for kind in ("forward", "backward", "update"):
+        color = theme.stage_color(stage, kind)
+        light, dark = sorted(
+            (_luminance(color), _luminance(theme.INK if theme.ink_on(color) == theme.INK else "#FFFFFF"))
+        )
+        assert (dark + 0.05) / (light + 0.05) >= 4
+
+
+def _luminance(color):
+    parts = np.array([int(color[k : k + 2], 16) / 255 for k in (1, 3, 5)])
+    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+    return float(linear @ [0.2126, 0.7152, 0.0722])
 
 
 def test_names_tell_strategies_and_repeats_apart():

@@ -1,5 +1,7 @@
 """Figures of strategies side by side: what they tell of points and traces, by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from sparsepipe import CostSample, InputError, Layer, LayerCost, LayerGraph, Profile, Span, Trace, plots
@@ -22,6 +24,16 @@ def test_mixes_tell_the_gap_to_the_bound():
     assert table.gap.tolist()[:6] == pytest.approx([1 - 100 * (k + 1) / 800 for k in range(6)])
     figure = plots.mixes(POINTS)
     assert len(figure.layout.shapes) == 2 and "88%" in texts(figure) and "25%" in texts(figure)
+    assert "bound" in figure.layout.title.text and "optimum" not in figure.layout.title.text
+    bars, gaps = [t for t in figure.data if t.type == "bar"], figure.data[-1]
+    assert set(gaps.x) == {x for bar in bars for x in bar.x} and all(800 < y < 820 for y in gaps.y), (
+        "above the bound, none crosses"
+    )
+
+
+def test_mixes_say_where_a_strategy_has_no_plan():
+    figure = plots.mixes([point for point in POINTS if (point.strategy, point.cluster) != ("PipeDream", "4 a")])
+    assert [note.text for note in figure.layout.annotations] == ["PipeDream: no plan"]
 
 
 def test_scaling_draws_a_line_a_strategy_marks_replays_and_bars_for_what_was_measured():
@@ -29,7 +41,7 @@ def test_scaling_draws_a_line_a_strategy_marks_replays_and_bars_for_what_was_mea
     replay = Point("optimal", "", 4, 590.0, "replayed", run="replay-1")
     figure = plots.scaling([*POINTS[:6], replay], here)
     names = [trace.name for trace in figure.data]
-    assert names[:6] == list(STRATEGIES) and "replayed by real processes" in names
+    assert names[:6] == list(STRATEGIES) and "optimal, replayed by real processes" in names
     bars = [trace for trace in figure.data if trace.type == "bar"]
     assert [bar.y[0] for bar in bars] == [50.0, 40.0]
     assert [bar.marker.pattern.shape for bar in bars] == ["-", ""], "simulated is hatched, measured solid"
@@ -42,6 +54,10 @@ def test_traffic_stacks_what_is_sent():
     assert figure.layout.barmode == "stack"
     assert list(figure.data[0].y) == [0, 1, 2, 3, 4, 5] and list(figure.data[1].y) == [2] * 6
     assert "6 GB" in texts(figure)
+    less = [replace(point, memory_bytes=point.memory_bytes / 100) for point in POINTS[:6]]
+    figure = plots.traffic(less)
+    assert "60 MB" in texts(figure) and max(figure.data[-1].y) == 60, "labels and axis in one unit"
+    assert "(MB)" in figure.layout.yaxis2.title.text and "(MB)" in figure.layout.yaxis.title.text
 
 
 def test_no_points_are_refused():

@@ -38,7 +38,7 @@ def test_published_profiles_are_used_where_they_are(shared_reference, monkeypatc
     monkeypatch.setenv("SPARSEPIPE_REFERENCE", str(shared_reference))
     found = machines(Workplace(tmp_path, tmp_path, "none", 0.1, 32), "minkvgg11bn-narrow")
     assert found.profile.device_types == ("RTX", "TITAN V", "TITAN Xp") and found.batch_size == 64
-    assert len(found.mixes["2 TITAN V + 2 TITAN Xp"].devices) == 4
+    assert len(found.mixes["2 × TITAN V + 2 × TITAN Xp"].devices) == 4
     assert "published profiles" in capsys.readouterr().out
 
 
@@ -47,8 +47,8 @@ def test_without_published_profiles_this_machine_is_taken_and_said_aloud(monkeyp
     monkeypatch.setenv("SPARSEPIPE_DATA", str(tmp_path / "nothing"))
     place = Workplace.open(tmp_path, data="digits", voxel_size=0.2, batch_size=4, engine="native", num_points=64)
     found = machines(place, "minkvgg11bn-narrow")
-    assert found.profile.device_types == ("full speed", "3/4 speed", "1/2 speed")
-    fast, slow = (sum(found.profile.time(range(5), kind)) for kind in ("full speed", "1/2 speed"))
+    assert found.profile.device_types == ("full speed", "¾ speed", "½ speed")
+    fast, slow = (sum(found.profile.time(range(5), kind)) for kind in ("full speed", "½ speed"))
     assert slow == pytest.approx(2 * fast)
-    assert found.profile.update_rates["1/2 speed"] == 2 * found.profile.update_rates["full speed"] > 0
+    assert found.profile.update_rates["½ speed"] == 2 * found.profile.update_rates["full speed"] > 0
     assert "assumed" in capsys.readouterr().out and "assumed" in found.said

@@ -14,14 +14,15 @@ import plotly.graph_objects as go
 
 from ..errors import InputError
 from ..trace import WORK, Trace
-from .theme import GREY, LIGHT_GREY, SMALL, finished, hatch
+from .theme import GREY, LIGHT_GREY, SMALL, finished, hatch, ink_on
 
 PARTS = ("work", "imbalance", "dependency", "communication", "other")
+# Parts of the time are no stages: Tol's "light" colours ("Colour schemes", 2021), of which no stage has one.
 _COLORS = {
-    "work": "#0072B2",
-    "imbalance": "#D55E00",
-    "dependency": "#E69F00",
-    "communication": "#009E73",
+    "work": "#5E6E7E",
+    "imbalance": "#EE8866",
+    "dependency": "#EEDD88",
+    "communication": "#44BB99",
     "other": LIGHT_GREY,
 }
 _SENDING = ("send", "average")
@@ -72,7 +73,7 @@ def anatomy(traces: Mapping[str, Trace], *, note: str = "") -> go.Figure:
             textposition="inside",
             insidetextanchor="middle",
             textangle=0,
-            textfont={"size": SMALL, "color": "white" if part in ("work", "imbalance", "communication") else "#222222"},
+            textfont={"size": SMALL, "color": ink_on(_COLORS[part])},
             hovertemplate=f"%{{y}}<br>{part}: %{{x:.1f}} %<extra></extra>",
         )
         figure.add_trace(bar)

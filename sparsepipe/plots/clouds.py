@@ -85,8 +85,9 @@ def clouds(
         figure.update_xaxes(range=[middle_x - span * 0.55, middle_x + span * 0.55], **hidden, row=row, col=col)
         figure.update_yaxes(range=[middle_y - span * 0.55, middle_y + span * 0.55], **hidden, row=row, col=col)
     figure.update_annotations(font_size=SMALL)
-    figure.update_layout(margin={"l": 14, "r": 14, "t": 84 if note else 64, "b": 14})
-    return finished(figure, title, note=note, width=40 + columns * _PANEL, height=90 + rows * (_PANEL + 24))
+    figure.update_layout(margin={"l": 14, "r": 14, "t": 84, "b": 14})
+    explained = " · ".join(part for part in (note, "nearer to the eye is lighter") if part)
+    return finished(figure, title, note=explained, width=40 + columns * _PANEL, height=90 + rows * (_PANEL + 24))
 
 
 def voxel_counts_table(counts: Mapping[str, np.ndarray]) -> pd.DataFrame:

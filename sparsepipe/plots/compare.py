@@ -4,9 +4,10 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from ..errors import InputError
+from ..picture import counted
 from ..plan import Plan
 from .table import milliseconds, plan_names
-from .theme import BESIDE_TITLE, INK, SMALL, finished, stage_color
+from .theme import INK, SMALL, finished, ink_on, stage_color
 
 
 def compare_table(*plans: Plan) -> pd.DataFrame:
@@ -34,9 +35,7 @@ def compare(*plans: Plan, note: str = "") -> go.Figure:
         start = 0
         for k, stage in enumerate(plan.stages):
             kinds = stage.device_types or tuple(f"rank {rank}" for rank in stage.ranks)
-            devices = " + ".join(
-                f"{kinds.count(kind)} {kind}" if kinds.count(kind) > 1 else kind for kind in dict.fromkeys(kinds)
-            )
+            devices = counted(kinds)
             bar = go.Bar(
                 x=[len(stage.layers)],
                 base=[start],
@@ -50,14 +49,14 @@ def compare(*plans: Plan, note: str = "") -> go.Figure:
                 textposition="inside",
                 insidetextanchor="middle",
                 textangle=0,
-                textfont={"size": SMALL, "color": "white"},
+                textfont={"size": SMALL, "color": ink_on(stage_color(k))},
                 hovertemplate=f"stage {k}: {stage.layers[0]} … {stage.layers[-1]}<br>{devices}<extra>{name}</extra>",
             )
             figure.add_trace(bar)
             shown.add(k)
             start += len(stage.layers)
         if plan.estimate:
-            text = milliseconds(plan.estimate.period_seconds)
+            text = f"{milliseconds(plan.estimate.period_seconds)}<br>predicted"
             figure.add_annotation(
                 x=1.01,
                 xref="paper",
@@ -73,13 +72,18 @@ def compare(*plans: Plan, note: str = "") -> go.Figure:
     figure.update_xaxes(
         tickvals=[k + 0.5 for k in ticks],
         ticktext=[layers[k] for k in ticks],
+        title_text="layers, in the order of the network",
         tickangle=-90,
         tickfont_size=SMALL - 2,
         showgrid=False,
     )
     figure.update_yaxes(categoryorder="array", categoryarray=names[::-1], ticks="", showgrid=False)
-    legend = {**BESIDE_TITLE, "traceorder": "normal"}
-    figure.update_layout(barmode="overlay", bargap=0.35, legend=legend, margin={"r": 80})
+    below = {"orientation": "h", "x": 0, "y": 0.01, "yref": "container", "yanchor": "bottom", "traceorder": "normal"}
+    figure.update_layout(barmode="overlay", bargap=0.35, legend=below, margin={"r": 90, "b": 140})
     return finished(
-        figure, "Which layers each plan puts where", note=note, width=900, height=190 + 46 * max(2, len(plans))
+        figure,
+        "Which layers each plan puts where, and its predicted period",
+        note=note,
+        width=900,
+        height=260 + 46 * max(2, len(plans)),
     )

@@ -9,6 +9,7 @@ from ..record import RunRecord
 from .table import noted, told_by, trained_on
 from .theme import GREY, INK, RUN_COLORS, finished
 
+_SPREAD = 0.5  # of the distance between two ways to compress is taken by the seeds of one
 DEFAULT = "default"  # none, or lossless through sockets
 
 
@@ -57,21 +58,24 @@ def compression(*records: RunRecord, note: str = "") -> go.Figure:
     found = table.groupby("compression", sort=False).validation_accuracy.agg(["mean", "count"])
     means = found["mean"][found["count"] == found["count"].max()] * 100  # of other seeds' it would be another thing
     mean = go.Scatter(
-        x=means.index,
+        x=[list(found.index).index(way) for way in means.index],
         y=means,
         mode="markers",
         name="mean",
         marker={"symbol": "line-ew", "size": 26, "line": {"width": 2, "color": INK}},
-        hovertemplate="%{x}: %{y:.1f} % on average<extra></extra>",
+        customdata=means.index,
+        hovertemplate="%{customdata}: %{y:.1f} % on average<extra></extra>",
     )
+    ways, width = list(found.index), _SPREAD / max(table.seed.nunique(), 1)
     seeds = [
-        go.Scatter(
-            x=own.compression,
+        go.Scatter(  # side by side: seeds that reached the same would hide each other
+            x=[ways.index(way) + (k - (table.seed.nunique() - 1) / 2) * width for way in own.compression],
             y=own.validation_accuracy * 100,
             mode="markers",
             name=f"seed {seed}",
             marker={"color": RUN_COLORS[k % len(RUN_COLORS)], "size": 8},
-            hovertemplate="%{x}, %{fullData.name}: %{y:.1f} %<extra></extra>",
+            customdata=own.compression,
+            hovertemplate="%{customdata}, %{fullData.name}: %{y:.1f} %<extra></extra>",
         )
         for k, (seed, own) in enumerate(table.groupby("seed", sort=False))
     ]
@@ -80,6 +84,7 @@ def compression(*records: RunRecord, note: str = "") -> go.Figure:
     figure.update_yaxes(title_text="sent (kB a minibatch)", rangemode="tozero", row=1, col=1)
     figure.update_yaxes(title_text="validation accuracy (%)", row=1, col=2)
     figure.update_xaxes(ticks="", showgrid=False, tickangle=-30)
+    figure.update_xaxes(tickvals=list(range(len(ways))), ticktext=ways, row=1, col=2)
     figure.update_layout(legend={"orientation": "h", "x": 1, "xanchor": "right", "y": -0.26, "yanchor": "top"})
     text = noted(note, told_by(records)) if note else trained_on(records)
     return finished(figure, "What compression of boundaries saves and costs", note=text, height=420)

@@ -87,5 +87,6 @@ def layer_costs(profile: Profile, *, voxels: float | None = None, note: str = ""
     figure.update_xaxes(ticks="", row=1, col=1)
     text = noted(note, profile.origin)
     count = f"{table.voxels.iloc[0]:,.0f} active voxels a minibatch" if table.voxels.iloc[0] else ""
-    second = " · ".join(part for part in (text, count) if part)
+    spread = "thin lines: interquartile range over passes" if table.backward_spread_seconds.any() else ""
+    second = " · ".join(part for part in (text, count, spread) if part)
     return finished(figure, "Cost of each layer", note=second, width=900, height=260 + 150 * (len(kinds) + 1))

@@ -6,9 +6,10 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from .points import Point, looks, points_table
-from .theme import INK, SMALL, finished, hatch
+from .theme import DARK_GREY, INK, SMALL, finished, hatch
 
-_LABEL = 0.06  # height of a bar's label, as a share of the highest bound
+_ABOVE = 0.008  # of the axis is free between the bound and the labels above it
+_GROUP = 0.86  # of the distance between two clusters is taken by the bars of one
 
 
 def mixes_table(points: Sequence[Point]) -> pd.DataFrame:
@@ -19,44 +20,76 @@ def mixes_table(points: Sequence[Point]) -> pd.DataFrame:
 
 
 def mixes(points: Sequence[Point], *, note: str = "") -> go.Figure:
-    """Draw a group of bars for each cluster, with its bound, and each bar's gap to it in per cent."""
+    """Draw a group of bars for each cluster, with its bound, and above it each bar's gap to it in per cent.
+
+    The bound is proven, the optimum is not known: what is missing to the bound may not be there to be had.
+    """
     table = mixes_table(points)
-    most = table.bound_samples_per_second.max()
+    clusters, strategies = (list(dict.fromkeys(table[column])) for column in ("cluster", "strategy"))
+    step = _GROUP / len(strategies)
+    table["place"] = [
+        clusters.index(row.cluster) + (strategies.index(row.strategy) - (len(strategies) - 1) / 2) * step
+        for row in table.itertuples()
+    ]
+    most = max(table.bound_samples_per_second.max(), table.samples_per_second.max())
     figure = go.Figure()
     for name, part in table.groupby("strategy", sort=False):
         bar = go.Bar(
-            x=[name.replace(" + ", " +<br>") for name in part.cluster],
+            x=part.place,
             y=part.samples_per_second,
+            width=0.92 * step,
             name=name,
             marker={"color": looks(name)["color"], "pattern": hatch("simulated")},
-            text=[f"{row.gap:.0%}{_lifted(row.gap * row.bound_samples_per_second, most)}" for row in part.itertuples()],
-            textposition="outside",
-            textfont_size=SMALL - 2,
-            textangle=0,
-            constraintext="none",
-            cliponaxis=False,
             customdata=part.cluster,
             hovertemplate=f"{name}<br>%{{customdata}}: %{{y:.0f}} samples/s<extra></extra>",
         )
         figure.add_trace(bar)
     bounds = table.drop_duplicates("cluster")
+    line = {"color": INK, "width": 1.5, "dash": "dot"}
     for k, bound in enumerate(bounds.bound_samples_per_second):
-        line = {"color": INK, "width": 1.5, "dash": "dot"}
         figure.add_shape(type="line", x0=k - 0.46, x1=k + 0.46, y0=bound, y1=bound, line=line)
-    figure.add_trace(
-        go.Scatter(x=[None], y=[None], mode="lines", name="no plan is faster; above bars: what is missing", line=line)
+    key = "proven bound: no plan is faster; above it, each bar's gap to it"
+    figure.add_trace(go.Scatter(x=[None], y=[None], mode="lines", name=key, line=line))
+    # In one row above the bound, where neither the line nor a bar crosses them.
+    gaps = go.Scatter(
+        x=table.place,
+        y=table[["samples_per_second", "bound_samples_per_second"]].max(axis=1) + _ABOVE * most,
+        mode="text",
+        text=[f"{gap:.0%}" for gap in table.gap],
+        textposition="top center",
+        textfont_size=SMALL - 2,
+        cliponaxis=False,
+        showlegend=False,
+        hoverinfo="skip",
     )
+    figure.add_trace(gaps)
+    drawn = set(zip(table.cluster, table.strategy, strict=True))
+    for c, cluster in enumerate(clusters):
+        for s, name in enumerate(strategies):
+            if (cluster, name) not in drawn:
+                figure.add_annotation(
+                    x=c + (s - (len(strategies) - 1) / 2) * step,
+                    y=0,
+                    yanchor="bottom",
+                    text=f"{name}: no plan",
+                    textangle=-90,
+                    showarrow=False,
+                    font={"size": SMALL - 1, "color": DARK_GREY},
+                )
     figure.update_layout(
-        barmode="group",
-        bargroupgap=0.06,
+        barmode="overlay",
         legend={"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top"},
         margin={"b": 140},
     )
-    figure.update_yaxes(title_text="samples / s", range=[0, most * 1.12])
-    figure.update_xaxes(ticks="", showgrid=False, tickangle=0)
-    return finished(figure, "Unlike devices: throughput and gap to the optimum", note=note, width=900, height=500)
-
-
-def _lifted(missing: float, most: float) -> str:
-    """An empty line below a label that the bound's line would cross."""
-    return "<br> " if 0.004 < missing / most < _LABEL else ""
+    figure.update_yaxes(title_text="samples / s, simulated", range=[0, most * 1.12])
+    labels = [name.replace(" + ", " +<br>") for name in clusters]
+    figure.update_xaxes(
+        tickvals=list(range(len(clusters))),
+        ticktext=labels,
+        range=[-0.5, len(clusters) - 0.5],
+        ticks="",
+        showgrid=False,
+        tickangle=0,
+    )
+    title = "Unlike devices: simulated throughput, and its gap to a proven bound"
+    return finished(figure, title, note=note, width=900, height=500)

@@ -19,10 +19,18 @@ def scaling_table(points: Sequence[Point], here: Sequence[Point] = ()) -> pd.Dat
 
 
 def scaling(points: Sequence[Point], here: Sequence[Point] = (), *, note: str = "") -> go.Figure:
-    """Draw `points` as lines over devices, replayed ones as open marks, and `here`, bars predicted and measured."""
+    """Draw `points` as lines over devices, replayed ones as open marks in their strategy's colour, and `here`, bars
+    predicted and measured.
+    """
     table = scaling_table(points, here)
     lines = table[table.panel == "devices"]
-    figure = make_subplots(rows=1, cols=2 if here else 1, column_widths=[0.66, 0.34] if here else None)
+    titles = ["simulated (lines) and replayed (circles)", "this machine: predicted (hatched), measured (solid)"]
+    figure = make_subplots(
+        rows=1,
+        cols=2 if here else 1,
+        column_widths=[0.6, 0.4] if here else None,
+        subplot_titles=titles[: 2 if here else 1],
+    )
     for name, part in lines[lines.source == "simulated"].groupby("strategy", sort=False):
         own = looks(name)
         line = go.Scatter(
@@ -36,16 +44,14 @@ def scaling(points: Sequence[Point], here: Sequence[Point] = (), *, note: str = 
             hovertemplate=f"{name}, %{{x}} devices: %{{y:.0f}} samples/s<extra>simulated</extra>",
         )
         figure.add_trace(line, row=1, col=1)
-    replayed = lines[lines.source == "replayed"]
-    if len(replayed):
+    for name, replayed in lines[lines.source == "replayed"].groupby("strategy", sort=False):
         marks = go.Scatter(
             x=replayed.devices,
             y=replayed.samples_per_second,
             mode="markers",
-            name="replayed by real processes",
-            marker={"symbol": "circle-open", "size": 14, "color": INK, "line": {"width": 2}},
-            customdata=replayed.strategy,
-            hovertemplate="%{customdata}, %{x} devices: %{y:.0f} samples/s<extra>replayed</extra>",
+            name=f"{name}, replayed by real processes",
+            marker={"symbol": "circle-open", "size": 14, "color": looks(name)["color"], "line": {"width": 2}},
+            hovertemplate=f"{name}, %{{x}} devices: %{{y:.0f}} samples/s<extra>replayed</extra>",
         )
         figure.add_trace(marks, row=1, col=1)
     bound = lines.dropna(subset="bound_samples_per_second").drop_duplicates("devices")
@@ -54,7 +60,7 @@ def scaling(points: Sequence[Point], here: Sequence[Point] = (), *, note: str = 
             x=bound.devices,
             y=bound.bound_samples_per_second,
             mode="lines",
-            name="no plan is faster",
+            name="proven bound: no plan is faster",
             line={"color": INK, "width": 1, "dash": "dot"},
             hoverinfo="skip",
         )
@@ -79,10 +85,8 @@ def scaling(points: Sequence[Point], here: Sequence[Point] = (), *, note: str = 
     figure.update_xaxes(title_text="devices", tickvals=ticks, range=[min(ticks) - 0.4, max(ticks) + 0.4], row=1, col=1)
     figure.update_yaxes(title_text="samples / s", rangemode="tozero")
     if here:
-        figure.update_xaxes(
-            title_text="here: predicted (hatched), measured", ticks="", tickfont_size=SMALL, row=1, col=2
-        )
-        figure.update_yaxes(title_text="", row=1, col=2)
+        figure.update_xaxes(title_text="strategy", ticks="", tickfont_size=SMALL, row=1, col=2)
+    figure.update_annotations(font_size=SMALL)
     legend = {"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top"}
-    figure.update_layout(barmode="group", legend=legend, margin={"b": 130})
+    figure.update_layout(barmode="group", legend=legend, margin={"b": 130, "t": 84})
     return finished(figure, "Throughput against the number of devices", note=note, width=900, height=480)

@@ -9,7 +9,7 @@ from plotly.subplots import make_subplots
 from ..errors import InputError
 from ..plan import Plan
 from .table import milliseconds, plan_names
-from .theme import INK, SMALL, finished, hatch, stage_color
+from .theme import GREY, INK, LIGHT_GREY, SMALL, finished, hatch, stage_color
 
 
 def stages_table(*plans: Plan) -> pd.DataFrame:
@@ -60,18 +60,29 @@ def stages(*plans: Plan, note: str = "") -> go.Figure:
                 f"<br>{what} %{{y:.3f}} {'ms' if row == 1 else 'MB'}<extra></extra>",
             )
             figure.add_trace(bar, row=row, col=1)
-    for column, symbol in (("transfer", "diamond"), ("averaging", "x")):
-        busy = table[table[f"{column}_seconds"] > 0]
-        if len(busy):
-            marks = go.Scatter(
-                x=busy.place,
-                y=busy[f"{column}_seconds"] * 1e3,
-                mode="markers",
-                name=column,
-                marker={"symbol": symbol, "size": 8, "color": INK, "line": {"width": 1, "color": "white"}},
-                hovertemplate=f"{column} %{{y:.3f}} ms<extra></extra>",
-            )
-            figure.add_trace(marks, row=1, col=1)
+    averaging = table[table.averaging_seconds > 0]
+    if len(averaging):  # a stage averages after it has computed: its bar is as high as the time it takes
+        bar = go.Bar(
+            x=averaging.place,
+            y=averaging.averaging_seconds * 1e3,
+            width=0.8,
+            name="averaging over replicas",
+            marker={"color": LIGHT_GREY, "line": {"color": GREY, "width": 1}, "pattern": hatch("simulated")},
+            hovertemplate="averaging %{y:.3f} ms<extra></extra>",
+        )
+        figure.add_trace(bar, row=1, col=1)
+    sending = table[table.transfer_seconds > 0]
+    if len(sending):  # beside the computation, not after it
+        marks = go.Scatter(
+            x=sending.place,
+            y=sending.transfer_seconds * 1e3,
+            mode="markers",
+            name="transfer, beside it",
+            marker={"symbol": "diamond", "size": 8, "color": INK, "line": {"width": 1, "color": "white"}},
+            cliponaxis=False,
+            hovertemplate="transfer %{y:.3f} ms<extra></extra>",
+        )
+        figure.add_trace(marks, row=1, col=1)
     periods = table.groupby("plan", sort=False).agg(
         low=("place", "min"), high=("place", "max"), period=("period_seconds", "first")
     )
@@ -108,10 +119,10 @@ def stages(*plans: Plan, note: str = "") -> go.Figure:
         "ticks": "",
     }
     figure.update_xaxes(**ticks, showgrid=False, range=[-0.9, table.place.max() + 0.9])
-    top = max(
-        table.period_seconds.max(), table[["compute_seconds", "transfer_seconds", "averaging_seconds"]].max().max()
-    )
-    figure.update_yaxes(title_text="ms a minibatch", range=[0, top * 1.15e3], row=1, col=1)
+    busy = table.compute_seconds + table.averaging_seconds
+    top = max(table.period_seconds.max(), busy.max(), table.transfer_seconds.max())
+    figure.update_layout(barmode="stack")
+    figure.update_yaxes(title_text="ms per minibatch", range=[0, top * 1.15e3], row=1, col=1)
     figure.update_yaxes(title_text="memory (MB)", rangemode="tozero", row=2, col=1)
     return finished(
         figure,

@@ -96,9 +96,16 @@ def stage_of_layers(graph: LayerGraph, plan: Plan | None) -> list[int | None]:
     return [place.get(layer.id) for layer in graph.layers]
 
 
-def scaled_bytes(value: float) -> str:
-    """Bytes for people: "3.2 MB"."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value:.0f} B"
+_BYTE_UNITS = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}
+
+
+def byte_unit(most: float) -> tuple[str, float]:
+    """The unit for an axis that ends at `most` bytes, and its size in bytes."""
+    return next(((unit, size) for unit, size in _BYTE_UNITS.items() if most >= size), ("B", 1.0))
+
+
+def scaled_bytes(value: float, unit: str | None = None) -> str:
+    """Bytes for people, "3.2 MB": in `unit` where an axis has one, else in the unit that suits the value."""
+    unit = unit or byte_unit(value)[0]
+    number = value / _BYTE_UNITS[unit]
+    return f"{number:.0f} {unit}" if number >= 100 or unit == "B" else f"{number:.3g} {unit}"

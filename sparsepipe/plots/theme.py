@@ -20,7 +20,7 @@ WIDTH, HEIGHT = 760, 400  # pixels: a text column's width at a readable size
 MODEBAR = {"showSendToCloud": False, "displaylogo": False}  # no button that uploads the data to a service
 
 # How a stage's colour tells the kinds of work apart: mixed with white (above 0) or black (below 0).
-_SHADES = {"forward": 0.45, "backward": 0.0, "weights": 0.2, "update": -0.35, "average": -0.35}
+_SHADES = {"forward": 0.45, "backward": 0.0, "weights": 0.2, "update": -0.35, "average": -0.6}
 
 TEMPLATE = go.layout.Template(
     layout={
@@ -58,6 +58,20 @@ def stage_color(stage: int, kind: str = "backward") -> str:
     if kind not in _SHADES:
         return {"wait": LIGHT_GREY, "load": DARK_GREY}.get(kind, GREY)
     return mixed(STAGE_COLORS[stage % len(STAGE_COLORS)], _SHADES[kind])
+
+
+def ink_on(color: str) -> str:
+    """The text colour, dark or white, that stands out more from `color` (WCAG 2.1, contrast ratio)."""
+    background = _luminance(color)
+    dark = (background + 0.05) / (_luminance(INK) + 0.05)
+    return INK if dark >= 1.05 / (background + 0.05) else "white"
+
+
+def _luminance(color: str) -> float:
+    """The relative luminance of "#rrggbb", from 0 (black) to 1 (white)."""
+    parts = (int(color[k : k + 2], 16) / 255 for k in (1, 3, 5))
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 def mixed(color: str, share: float) -> str:

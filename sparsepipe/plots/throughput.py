@@ -50,7 +50,7 @@ def throughput(*records: RunRecord, note: str = "") -> go.Figure:
     for k, row in enumerate(table.to_dict("records")):
         for column, source, label in shown:
             bar = go.Bar(
-                x=[row["strategy"]],
+                x=[row["strategy"].replace(" (", "<br>(").replace(", ", ",<br>")],
                 y=[row[column]],
                 offsetgroup=label,
                 showlegend=False,
@@ -70,6 +70,6 @@ def throughput(*records: RunRecord, note: str = "") -> go.Figure:
         legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom"},
     )
     figure.update_yaxes(title_text="samples / s", rangemode="tozero")
-    figure.update_xaxes(ticks="", showgrid=False)
+    figure.update_xaxes(ticks="", showgrid=False, tickangle=0)
     text = noted(note, told_by(records)) if note else trained_on(records)
     return finished(figure, "Training throughput by strategy", note=text)

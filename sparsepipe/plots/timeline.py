@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 
 from ..errors import InputError
 from ..trace import Span, Trace
-from .theme import HATCHES, INK, SMALL, finished, hatch, stage_color
+from .theme import HATCHES, SMALL, finished, hatch, ink_on, stage_color
 
 _DRAWN = ("forward", "backward", "weights", "update", "average", "send", "wait", "load", "evaluate", "checkpoint")
 _WORDED = 0.018  # share of the width below which a bar cannot hold its minibatch's number
@@ -54,7 +54,10 @@ def timeline(
     """Draw who works when. A stage keeps its colour: light forward, full backward, dark update; waits are pale grey."""
     table = timeline_table(*traces, minibatches=minibatches, names=names)
     table["row"] = [f"rank {rank} · {trace}" for trace, rank in zip(table.trace, table["rank"], strict=True)]
-    order = [f"rank {rank} · {name}" for rank in sorted(table["rank"].unique()) for name in table.trace.unique()]
+    pairs = [(rank, name) for rank in sorted(table["rank"].unique()) for name in table.trace.unique()]
+    if table.source.nunique() == 1:  # different plans: one below the other, each as a whole
+        pairs.sort(key=lambda pair: list(table.trace.unique()).index(pair[1]))
+    order = [f"rank {rank} · {name}" for rank, name in pairs]
     order = [row for row in order if (table.row == row).any()]
     scale, unit = _unit(table.end_seconds.max())
     figure, shown = go.Figure(), set()
@@ -83,14 +86,15 @@ def timeline(
             textposition="inside",
             insidetextanchor="middle",
             textangle=0,
-            textfont={"size": SMALL - 1, "color": INK if kind == "forward" else "white"},
+            textfont={"size": SMALL - 1, "color": ink_on(stage_color(stage, kind))},
             customdata=part[["name", "kind", "trace"]],
             hovertemplate=f"%{{customdata[0]}} %{{customdata[1]}}<br>at %{{base:.3f}} {unit}, takes %{{x:.3f}} {unit}"
             "<extra>%{customdata[2]}</extra>",
         )
         shown.add(label)
         figure.add_trace(bar)
-    figure.update_layout(barmode="overlay", bargap=0.1, legend={"traceorder": "normal"})
+    smallest = {"minsize": SMALL - 3, "mode": "hide"}  # a number that fits only if it is smaller is left out
+    figure.update_layout(barmode="overlay", bargap=0.1, legend={"traceorder": "normal"}, uniformtext=smallest)
     figure.update_yaxes(categoryorder="array", categoryarray=order[::-1], showgrid=False, ticks="")
     figure.update_xaxes(title_text=f"time ({unit})", rangemode="tozero")
     sources = list(dict.fromkeys(trace.source for trace in traces))

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from .points import Point, looks, points_table
-from .table import scaled_bytes
+from .table import byte_unit, scaled_bytes
 from .theme import GREY, LIGHT_GREY, finished, hatch
 
 
@@ -22,33 +22,35 @@ def traffic(points: Sequence[Point], *, note: str = "") -> go.Figure:
     """Draw bytes sent (activations below, gradients above) and memory, a bar for each strategy."""
     table = traffic_table(points)
     figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.12)
+    sent_unit, sent_size = byte_unit((table.activation_bytes + table.gradient_bytes).max())
+    kept_unit, kept_size = byte_unit(table.memory_bytes.max())
     for column, label, color in (
         ("activation_bytes", "activations and their gradients", GREY),
         ("gradient_bytes", "weights' gradients", LIGHT_GREY),
     ):
         bar = go.Bar(
             x=table.strategy,
-            y=table[column] / 1e6,
+            y=table[column] / sent_size,
             name=label,
             marker={"color": color, "pattern": hatch("simulated"), "line": {"color": GREY, "width": 1}},
-            hovertemplate=f"%{{x}}<br>{label}: %{{y:.1f}} MB<extra></extra>",
+            hovertemplate=f"%{{x}}<br>{label}: %{{y:.3g}} {sent_unit}<extra></extra>",
         )
         figure.add_trace(bar, row=1, col=1)
     memory = go.Bar(
         x=table.strategy,
-        y=table.memory_bytes / 1e9,
+        y=table.memory_bytes / kept_size,
         marker={"color": [looks(name)["color"] for name in table.strategy], "pattern": hatch("simulated")},
-        text=[scaled_bytes(value) for value in table.memory_bytes],
+        text=[scaled_bytes(value, kept_unit) for value in table.memory_bytes],
         textposition="outside",
         cliponaxis=False,
         showlegend=False,
         hovertemplate="%{x}: %{text}<extra></extra>",
     )
     figure.add_trace(memory, row=1, col=2)
-    figure.update_yaxes(title_text="sent (MB a minibatch)", rangemode="tozero", row=1, col=1)
-    figure.update_yaxes(title_text="memory of the fullest worker (GB)", rangemode="tozero", row=1, col=2)
+    figure.update_yaxes(title_text=f"sent per minibatch ({sent_unit})", rangemode="tozero", row=1, col=1)
+    figure.update_yaxes(title_text=f"memory, fullest worker ({kept_unit})", rangemode="tozero", row=1, col=2)
     figure.update_xaxes(ticks="", showgrid=False, tickangle=-30)
     legend = {"orientation": "h", "x": 0, "y": -0.34, "yanchor": "top", "traceorder": "normal"}
     alike = {"minsize": 6, "mode": "show"}  # one size for all labels: each would shrink to its own bar's width
     figure.update_layout(barmode="stack", legend=legend, margin={"b": 130}, uniformtext=alike)
-    return finished(figure, "Bytes sent and memory kept, by strategy", note=note, width=900, height=450)
+    return finished(figure, "Bytes sent and memory kept by strategy, as predicted", note=note, width=900, height=450)

@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..cluster import Cluster, DeviceType, Link, Node
+from ..picture import counted
 from ..profile import LayerCost, Profile
 from .workplace import Workplace
 
 PUBLISHED = {"RTX": "RTX", "TITAN V": "tv", "TITAN Xp": "txp"}  # device type → its published profile of MinkVGG
 BATCH_SIZE = 64  # of the published profiles
 INSIDE, BETWEEN = Link(12e9, 1e-5), Link(1.25e9, 5e-5)  # nominal: PCI Express 3.0 × 16; 10 Gbit/s Ethernet
-SLOWER = {"full speed": 1.0, "3/4 speed": 0.75, "1/2 speed": 0.5}  # assumed copies, where nothing published is there
+SLOWER = {"full speed": 1.0, "¾ speed": 0.75, "½ speed": 0.5}  # assumed copies, where nothing published is there
 _MIXES = ((1, 1, 1), (0, 2, 2), (4, 2, 1), (2, 2, 2))  # counts of the three types; the first three are SparsePipe's
 
 
@@ -82,4 +83,4 @@ def _published_folder() -> Path | None:
 
 
 def _label(types: Sequence[str], counts: Sequence[int]) -> str:
-    return " + ".join(f"{n} {name}" for name, n in zip(types, counts, strict=True) if n)
+    return counted(name for name, n in zip(types, counts, strict=True) for _ in range(n))

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..cluster import Cluster
+from ..picture import counted
 from ..plan import Plan
 from ..planners import Problem, estimate
 from ..planners.estimate import port_seconds
@@ -105,11 +106,9 @@ def bottleneck(plan: Plan, problem: Problem) -> tuple[str, int, float]:
 
 
 def devices(plan: Plan, k: int) -> str:
-    """The devices of a stage: "2 RTX + tv"."""
+    """The devices of a stage: "2 × RTX + tv"."""
     stage = plan.stages[k]
-    kinds = stage.device_types or tuple(f"rank {rank}" for rank in stage.ranks)
-    counted = ((kind, kinds.count(kind)) for kind in dict.fromkeys(kinds))
-    return " + ".join(kind if count == 1 else f"{count} {kind}" for kind, count in counted)
+    return counted(stage.device_types or tuple(f"rank {rank}" for rank in stage.ranks))
 
 
 def stages(plan: Plan, problem: Problem) -> list[dict[str, Any]]:
