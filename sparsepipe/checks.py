@@ -1,8 +1,10 @@
 """Numbers, names and lists as files give them: of the right kind and size, or refused in one line."""
 
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from .errors import InputError
+from .errors import DamagedRecord, InputError
 
 MOST = 1e30  # seconds, bytes or voxels: sums and products of such numbers are still finite
 MOST_DEVICES = 65_536  # a larger count is a slip of the hand, and would fill the memory
@@ -43,3 +45,90 @@ def shown(value: Any, most: int = 60) -> str:
     except ValueError:  # Python refuses to write a whole number of thousands of digits
         return "a number of thousands of digits"
     return written if len(written) <= most else f"{written[:most]}…"
+
+
+Check = Callable[[Any, str], Any]  # (value, what it is called) → the value; raises InputError that names it
+
+
+class Fields(dict[str, Any]):
+    """A JSON object out of a file, whose fields are of the right types. One that is missing is told where it is used.
+
+    So files written before a field was invented, or by hand, are read for what they have.
+    """
+
+    __slots__ = ("what",)
+
+    def __init__(self, values: Mapping[str, Any], what: str) -> None:
+        super().__init__(values)
+        self.what = what
+
+    def __missing__(self, key: str) -> Any:
+        raise DamagedRecord(f"{self.what}: has no {key!r}; it is damaged, or of another version")
+
+
+def fields(known: Mapping[str, Check], *, others: Check | None = None) -> Check:
+    """A check of JSON objects: those fields that are `known` and there by their own checks, the rest by `others`."""
+
+    def check(value: Any, what: str) -> Fields:
+        if not isinstance(value, dict):
+            raise InputError(f"{what} = {shown(value)}: expected an object")
+        checked = dict(value)
+        for key, item in value.items():
+            if one := known.get(key, others):
+                checked[key] = one(item, f"{what}: {shown_key(key)}")
+        return Fields(checked, what)
+
+    return check
+
+
+def each(check: Check) -> Check:
+    """A check of lists whose items all pass `check`."""
+
+    def checked(value: Any, what: str) -> list[Any]:
+        if not isinstance(value, list):
+            raise InputError(f"{what} = {shown(value)}: expected a list")
+        return [check(item, f"{what}[{place}]") for place, item in enumerate(value)]
+
+    return checked
+
+
+def maybe(check: Check) -> Check:
+    """A check that lets null pass."""
+    return lambda value, what: None if value is None else check(value, what)
+
+
+def one_of(*names: str) -> Check:
+    """A check of strings that must be one of `names`."""
+
+    def checked(value: Any, what: str) -> str:
+        if not isinstance(value, str) or value not in names:
+            raise InputError(f"{what} = {shown(value)}: expected one of {', '.join(names)}")
+        return value
+
+    return checked
+
+
+def real(value: Any, what: str) -> float:
+    """Return `value` if it is a finite number, of either sign. Raises InputError that names `what`."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and -MOST <= value <= MOST:
+        return value
+    raise InputError(f"{what} = {shown(value)}: expected a finite number")
+
+
+def measured(value: Any, what: str) -> float:
+    """Return `value` if it is a number, NaN and infinity included: a loss may be. Raises InputError that names `what`."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return value
+    return real(value, what)
+
+
+def flag(value: Any, what: str) -> bool:
+    """Return `value` if it is true or false. Raises InputError that names `what`."""
+    if not isinstance(value, bool):
+        raise InputError(f"{what} = {shown(value)}: expected true or false")
+    return value
+
+
+def shown_key(key: str) -> str:
+    """Write a field's name so that a message stays one line."""
+    return key if key.isidentifier() and len(key) <= 40 else shown(key, 40)

@@ -3,7 +3,9 @@
 import hashlib
 import json
 import os
+import stat
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +45,13 @@ def write_json(path: Path | str, value: Any) -> Path:
 
 
 def read_text(path: Path | str, *, what: str = "file") -> str:
-    """Read a text file a user named. Raises InputError in one line where that cannot be done."""
+    """Read a text file a user named, without the mark that some editors put before it (U+FEFF).
+
+    Raises InputError in one line where that cannot be done.
+    """
     path = Path(path)
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise InputError(f"{path}: no such {what}; check the path") from None
     except IsADirectoryError:
@@ -70,16 +75,57 @@ def read_json(path: Path | str, *, what: str = "JSON file") -> Any:
         raise InputError(f"{path}: not JSON ({error}), expected a {what}") from None
 
 
-def read_rows(path: Path | str) -> list[dict]:
-    """Read JSON lines. A last line cut short by a kill is left out; raises InputError for another that is not whole."""
-    rows = []
-    for place, line in enumerate(Path(path).read_text(encoding="utf-8").split("\n")[:-1], start=1):
-        if line.strip():
-            try:
-                rows.append(json.loads(line))
-            except ValueError as error:
-                raise InputError(f"{path}:{place}: not a row of JSON ({error}); take the line out") from None
-    return rows
+def read_rows(path: Path | str, *, wanted: Callable[[bytes], bool] | None = None) -> list[dict[str, Any]]:
+    """Read JSON lines, those that are `wanted` where that is given; see `read_numbered_rows`."""
+    return [row for _, row in read_numbered_rows(path, wanted=wanted)]
+
+
+def read_numbered_rows(
+    path: Path | str, *, wanted: Callable[[bytes], bool] | None = None
+) -> list[tuple[int, dict[str, Any]]]:
+    """Read JSON lines as (number of the line, row). A last line cut short by a kill is left out.
+
+    `wanted` sees each line before it is parsed: what is not asked for costs neither time nor memory.
+    Raises InputError, naming file and line, where the file cannot be read or a line is no JSON object.
+    """
+    path = Path(path)
+    lines: list[tuple[int, bytes]] = []
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
+            raise InputError(f"{path}: not a file, expected rows of JSON; move it away")
+        with path.open("rb") as handle:
+            for number, line in enumerate(handle, start=1):
+                if line.endswith(b"\n") and not line.isspace() and (wanted is None or wanted(line)):
+                    lines.append((number, line))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    rows = _all_at_once([line.strip() for _, line in lines])
+    if rows is None:  # one of them is damaged
+        rows = [_row(path, number, line) for number, line in lines]
+    return [(number, row) for (number, _), row in zip(lines, rows, strict=True)]
+
+
+def _all_at_once(lines: list[bytes]) -> list[dict[str, Any]] | None:
+    """Parse rows in half the time that one by one takes; None where one of them is no JSON object."""
+    if not all(line.startswith(b"{") and line.endswith(b"}") for line in lines):
+        return None
+    try:
+        rows = json.loads(b"[" + b",".join(lines) + b"]")
+    except (ValueError, RecursionError):
+        return None
+    return rows if len(rows) == len(lines) and all(type(row) is dict for row in rows) else None
+
+
+def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+    except RecursionError:
+        raise InputError(f"{path}:{number}: nested too deeply for a row of JSON; take the line out") from None
+    except ValueError as error:
+        raise InputError(f"{path}:{number}: not a row of JSON ({error}); take the line out") from None
+    if not isinstance(row, dict):
+        raise InputError(f"{path}:{number}: not a row of JSON (expected an object); take the line out")
+    return row
 
 
 def sha256(path: Path | str) -> str:

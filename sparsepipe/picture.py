@@ -1,8 +1,13 @@
-"""What notebooks show of a value: a small HTML table with a drawing in SVG. Nothing is imported for it."""
+"""What notebooks show of a value: a small HTML table with a drawing in SVG.
 
+Cells, titles and labels are text that is escaped where it is put in, or `Html` that was made here.
+"""
+
+import math
 from collections.abc import Iterable, Sequence
-from html import escape
 from typing import Any
+
+from .display.markup import Html, joined
 
 # Okabe and Ito's colours, told apart with any common colour blindness ("Color Universal Design", 2008), without the
 # black, which text has, and the yellow, which white paper swallows; then, for the eighth stage and later ones, Tol's
@@ -17,13 +22,13 @@ _SHADES = {"forward": 0.5, "backward": 1.0, "weights": 0.75, "update": 0.75, "av
 _MOST_SPANS, _MOST_ROWS = 600, 12
 
 
-def plan(value: Any) -> str:
+def plan(value: Any) -> Html:
     """Stages as rows, and the layers as a strip in the stages' colours."""
     rows = []
     for k, stage in enumerate(value.stages):
         kinds = stage.device_types or tuple(f"rank {rank}" for rank in stage.ranks)
         span = f"{stage.layers[0]} … {stage.layers[-1]} ({len(stage.layers)})" if stage.layers else ""
-        row = [_swatch(k), escape(span), _counted(kinds)]
+        row = [_swatch(k), span, counted(kinds)]
         if value.estimate:
             expected = value.estimate.stages[k]
             seconds = expected.compute_seconds + expected.averaging_seconds
@@ -38,7 +43,7 @@ def plan(value: Any) -> str:
     return _page(value.summary(), _svg(cells, _LANE, "layers by stage"), _table(head, rows), _notes(value.warnings))
 
 
-def profile(value: Any) -> str:
+def profile(value: Any) -> Html:
     """Layers as bars, as high as their time on each device type; totals as rows."""
     layers, voxels = range(len(value.graph.layers)), value.voxels()
     rows, drawn, height = [], [], 44
@@ -48,20 +53,20 @@ def profile(value: Any) -> str:
     for place, (kind, found) in enumerate(seconds.items()):
         dearest = max(layers, key=found.__getitem__)
         forward, backward = value.time(layers, kind)
-        rows.append([escape(kind), _seconds(forward), _seconds(backward), escape(value.graph.layers[dearest].id)])
+        rows.append([kind, _seconds(forward), _seconds(backward), value.graph.layers[dearest].id])
         for k in layers:
             high = found[k] / top * (height - 4)
             y = place * height + height - high
             title = f"{value.graph.layers[k].id} on {kind}: {_seconds(found[k])}"
             drawn.append(_rect(k * width, y, max(width - 0.6, 0.4), high, _color(place), title=title))
     counted = f", {voxels:,.0f} voxels a minibatch" if voxels else ""
-    told = f"profile of {len(layers)} layers on {_counted(value.device_types)}{counted}"
+    told = f"profile of {len(layers)} layers on {counted(value.device_types)}{counted}"
     picture = _svg(drawn, height * len(seconds), "time of each layer")
     table = _table(["device type", "forward", "backward", "dearest layer"], rows)
     return _page(told, picture, table, _notes(value.warnings))
 
 
-def cluster(value: Any) -> str:
+def cluster(value: Any) -> Html:
     """Nodes as boxes with their devices; links as rows."""
     rows, drawn, left = [], [], 0.0
     kinds = [kind.name for kind in value.device_types]
@@ -73,7 +78,7 @@ def cluster(value: Any) -> str:
             x = left + 3 + k * size
             drawn.append(_rect(x, 4, size - 3, 18, _color(kinds.index(kind.name)), title=f"{kind.name} on {node.name}"))
         left += width + size / 2
-        rows.append([escape(node.name), _counted(k.name for k in node.device_types), _link(node.link)])
+        rows.append([node.name, counted(k.name for k in node.device_types), _link(node.link)])
     if len(value.nodes) > 1:
         rows.append(["between nodes", "", _link(value.network)])
     limits = [[_swatch(k, kind.name), "", _limit(kind.memory_bytes)] for k, kind in enumerate(value.device_types)]
@@ -81,7 +86,7 @@ def cluster(value: Any) -> str:
     return _page(f"{len(value.devices)} devices on {len(value.nodes)} nodes", _svg(drawn, 26, "nodes"), table)
 
 
-def trace(value: Any) -> str:
+def trace(value: Any) -> Html:
     """Each rank as a lane; work, waiting and sending as shares."""
     ranks, length = value.ranks, value.makespan
     if not length:
@@ -108,7 +113,7 @@ def trace(value: Any) -> str:
     return _page(told, picture, _table(["rank", "work", "send", "wait"], rows))
 
 
-def record(value: Any) -> str:
+def record(value: Any) -> Html:
     """How a run stands: its state, its epochs, its plan. What cannot be read is said."""
     try:
         status, epochs, steps = value.status, value.metrics("epoch"), value.metrics("step")
@@ -119,61 +124,67 @@ def record(value: Any) -> str:
         rows = [["minibatches", f"{len(steps)}"], ["epochs", f"{len(epochs)}"]]
         rows += [["samples/s", f"{summary[-1]['samples_per_second']:,.1f}"]] if summary else []
         rows += [["validation accuracy", f"{accuracies[-1]:.1%}"]] if accuracies and accuracies[-1] is not None else []
-        rows += [["plan", escape(value.plan.summary())], ["folder", escape(str(value.folder))]]
+        rows += [["plan", value.plan.summary()], ["folder", str(value.folder)]]
         losses = [row["loss"] for row in steps if row.get("loss") is not None]
         return _page(told, _curve(losses, "loss by minibatch"), _table(["", ""], rows))
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         return _page(f"run {value.name} cannot be read: {error}")
 
 
-def _page(told: str, *parts: str) -> str:
-    return f"<div style='font-size:13px'><div><b>{escape(told)}</b></div>{''.join(parts)}</div>"
+def _page(told: str, *parts: Html) -> Html:
+    return Html("<div style='font-size:13px'><div><b>{}</b></div>{}</div>").format(told, joined(parts))
 
 
-def _notes(texts: Iterable[str]) -> str:
-    return "".join(f"<div>{escape(text)}</div>" for text in texts)
+def _notes(texts: Iterable[str]) -> Html:
+    return joined(Html("<div>{}</div>").format(text) for text in texts)
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Cells are HTML already."""
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Html:
     rows = list(rows)
     more = len(rows) - _MOST_ROWS
-    cells = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows[:_MOST_ROWS])
-    rest = f"<tr><td>… {more} more</td></tr>" if more > 0 else ""
-    top = f"<tr>{''.join(f'<th>{escape(name)}</th>' for name in head)}</tr>" if any(head) else ""
-    return f"<table>{top}{cells}{rest}</table>"
+    cells = [_row("td", row) for row in rows[:_MOST_ROWS]]
+    rest = [_row("td", [f"… {more} more"])] if more > 0 else []
+    top = [_row("th", head)] if any(head) else []
+    return Html("<table>{}</table>").format(joined([*top, *cells, *rest]))
 
 
-def _svg(inside: Iterable[str], height: float, label: str) -> str:
-    box = f"width='{_WIDTH}' height='{height:g}' viewBox='0 0 {_WIDTH} {height:g}'"
-    return f"<svg xmlns='http://www.w3.org/2000/svg' {box} role='img' aria-label='{label}'>{''.join(inside)}</svg>"
+def _row(tag: str, cells: Iterable[str]) -> Html:
+    return Html("<tr>{}</tr>").format(joined(Html("<{0}>{1}</{0}>").format(tag, cell) for cell in cells))
+
+
+def _svg(inside: Iterable[Html], height: float, label: str) -> Html:
+    return Html(
+        "<svg xmlns='http://www.w3.org/2000/svg' width='{width}' height='{height:g}' "
+        "viewBox='0 0 {width} {height:g}' role='img' aria-label='{label}'>{inside}</svg>"
+    ).format(width=_WIDTH, height=height, label=label, inside=joined(inside))
 
 
 def _rect(
     x: float, y: float, width: float, height: float, color: str, *, title: str, stroke: str = "none", opacity: float = 1
-) -> str:
-    looks = f"fill='{color}' stroke='{stroke}'" + (f" opacity='{opacity:g}'" if opacity != 1 else "")
+) -> Html:
     place = f"x='{x:.1f}' y='{y:.1f}' width='{max(width, 0.3):.1f}' height='{max(height, 0.3):.1f}'"
-    return f"<rect {place} {looks}><title>{escape(title)}</title></rect>"
+    looks = f"fill='{color}' stroke='{stroke}'" + (f" opacity='{opacity:g}'" if opacity != 1 else "")
+    return Html("<rect {} {}><title>{}</title></rect>").format(Html(place), Html(looks), title)
 
 
-def _curve(values: Sequence[float], label: str) -> str:
+def _curve(values: Sequence[float], label: str) -> Html:
+    values = [value for value in values if math.isfinite(value)]
     if len(values) < 2:
-        return ""
+        return Html("")
     few = values[:: max(1, len(values) // _WIDTH)]
     low, high = min(few), max(few)
     scale = 40 / (high - low) if high > low else 0.0
     points = " ".join(f"{k / (len(few) - 1) * _WIDTH:.1f},{44 - (v - low) * scale:.1f}" for k, v in enumerate(few))
-    line = f"<polyline points='{points}' fill='none' stroke='{_color(0)}'><title>{label}</title></polyline>"
-    return _svg([line], 48, label)
+    line = Html("<polyline points='{}' fill='none' stroke='{}'><title>{}</title></polyline>")
+    return _svg([line.format(points, _color(0), label)], 48, label)
 
 
 def _color(k: int) -> str:
     return STAGE_COLORS[k % len(STAGE_COLORS)]
 
 
-def _swatch(k: int, name: str = "") -> str:
-    return f"<span style='color:{_color(k)}'>■</span> {escape(name) if name else k}"
+def _swatch(k: int, name: str = "") -> Html:
+    return Html("<span style='color:{}'>■</span> {}").format(_color(k), name or k)
 
 
 def counted(names: Iterable[str]) -> str:
@@ -181,10 +192,6 @@ def counted(names: Iterable[str]) -> str:
     found = list(names)
     each = ((name, found.count(name)) for name in dict.fromkeys(found))
     return " + ".join(name if count == 1 else f"{count} × {name}" for name, count in each)
-
-
-def _counted(names: Iterable[str]) -> str:
-    return escape(counted(names))
 
 
 def _link(link: Any) -> str:

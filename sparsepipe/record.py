@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from . import picture, processor
-from .checks import texts
-from .errors import InputError
-from .files import read_json, read_rows, write_json
+from .errors import DamagedRecord, InputError
+from .files import write_json
 from .plan import Plan
+from .record_files import CONFIG, ORIGIN, STATUS, read_beside, read_fields, read_metrics
 from .trace import Source, Trace
+from .trace_file import read_spans
 
 _LONGEST = 1e9  # seconds of a run, 31 years: more would be no date
 NOTEBOOK = "SPARSEPIPE_NOTEBOOK"  # names, for provenance, the notebook that a kernel runs
@@ -64,7 +65,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run folder, read when asked."""
+    """A run folder, read when asked. What cannot be read of it raises DamagedRecord: one line that names the file."""
 
     folder: Path
 
@@ -98,15 +99,18 @@ class RunRecord:
 
     @cached_property
     def plan(self) -> Plan:
-        return Plan.load(self.folder / "plan.json")
+        try:
+            return Plan.load(self.folder / "plan.json")
+        except InputError as error:
+            raise DamagedRecord(str(error)) from None
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        return read_json(self.folder / "config.json")
+        return read_fields(self.folder / "config.json", CONFIG, what="run's settings")
 
     @cached_property
     def origin(self) -> dict[str, Any]:
-        return read_json(self.folder / "origin.json")
+        return read_fields(self.folder / "origin.json", ORIGIN, what="run's origin")
 
     @property
     def campaign(self) -> str | None:
@@ -118,7 +122,7 @@ class RunRecord:
     def beside(self) -> tuple[str, ...]:
         """Names of the runs in the same folder that were at work while this one was."""
         path = self.folder / "beside.json"
-        return texts(read_json(path), f"{path}: runs") if path.exists() else ()
+        return read_beside(path) if path.exists() else ()
 
     def note_beside(self, *names: str) -> None:
         """Add to the names of the runs that were at work while this one was."""
@@ -145,27 +149,31 @@ class RunRecord:
     def status(self) -> dict[str, Any]:
         """`{"state": "running" | "finished" | "failed" | "cancelled", …}`; "started" before a worker speaks."""
         path = self.folder / "status.json"
-        return read_json(path) if path.exists() else {"state": "started"}
+        return read_fields(path, STATUS, what="run's status") if path.exists() else {"state": "started"}
 
     def write_status(self, state: str, **facts: Any) -> None:
         write_json(self.folder / "status.json", {"state": state, **facts})
 
     def metrics(self, event: str | None = None) -> list[dict[str, Any]]:
-        """Rows of metrics.jsonl, those of one `event` ("step", "epoch", "validation", …) when named."""
+        """Rows of metrics.jsonl, those of one `event` ("step", "epoch", "validation", …) when named.
+
+        Raises DamagedRecord that names file and row where one of them is damaged.
+        """
         path = self.folder / "metrics.jsonl"
-        rows = read_rows(path) if path.exists() else []
-        return [row for row in rows if event is None or row.get("event") == event]
+        return [*read_metrics(path, event)] if path.exists() else []
 
     def _repr_html_(self) -> str:
         return picture.record(self)
 
     def trace(self) -> Trace:
-        """The measured trace, or that of a replay, all ranks on one clock, in time order."""
-        paths = sorted(self.folder.glob("trace-rank*.jsonl"))
-        rows = [row for path in paths for row in read_rows(path)]
+        """The measured trace, or that of a replay, all ranks on one clock, in time order.
+
+        Raises DamagedRecord that names file and row where one of them is damaged.
+        """
         config = self.config if (self.folder / "config.json").exists() else {}  # spans may be there before it
         source: Source = "replayed" if config.get("engine") == "replay" else "measured"
-        return Trace.from_rows(sorted(rows, key=lambda row: (row["start"], row["rank"])), source)
+        spans = [span for path in sorted(self.folder.glob("trace-rank*.jsonl")) for span in read_spans(path)]
+        return Trace(tuple(sorted(spans, key=lambda span: (span.start, span.rank))), source)
 
 
 def _command() -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from . import picture
+from .checks import MOST, shown, shown_key
 from .errors import InputError
 
 Source = Literal["simulated", "replayed", "measured"]
@@ -87,7 +88,8 @@ class Trace:
 
     @classmethod
     def from_rows(cls, rows: Iterable[dict[str, Any]], source: Source) -> "Trace":
-        return cls(tuple(Span(**row) for row in rows), source)
+        """Read what `to_rows` wrote. Raises InputError for a row that is not a span's."""
+        return cls(tuple(map(span_of, rows)), source)
 
     def to_chrome(self) -> dict[str, Any]:
         """Chrome/Perfetto trace events: one thread per rank, microseconds."""
@@ -115,17 +117,68 @@ class Trace:
         """Read what `to_chrome` wrote. Raises InputError where an event lacks a field."""
         try:
             spans = tuple(
-                Span(
-                    event["tid"],
-                    event["name"],
-                    event["ts"] / 1e6,
-                    (event["ts"] + event["dur"]) / 1e6,
-                    event["cat"],
-                    **event["args"],
+                span_of(
+                    {
+                        "rank": event["tid"],
+                        "name": event["name"],
+                        "start": event["ts"] / 1e6,
+                        "end": (event["ts"] + event["dur"]) / 1e6,
+                        "kind": event["cat"],
+                        **event["args"],
+                    }
                 )
                 for event in document["traceEvents"]
                 if event["ph"] == "X"
             )
-            return cls(spans, document["otherData"]["source"])
-        except (KeyError, TypeError) as error:
+            source = document["otherData"]["source"]
+            if source not in _SOURCES:
+                raise InputError(f"source {shown(source)} of a trace: expected one of {', '.join(_SOURCES)}")
+            return cls(spans, source)
+        except (KeyError, TypeError, AttributeError) as error:
             raise InputError(f"not a trace this project wrote: {error!r}; expected Chrome trace events") from None
+
+
+_SOURCES = ("simulated", "replayed", "measured")
+_MOST_ID = 2**53  # ranks, stages and minibatches: what a page's numbers can tell apart
+
+
+def span_of(row: dict[str, Any]) -> Span:
+    """Return the span of a row of a file. Raises InputError where a field is missing, unknown or of a wrong type."""
+    try:
+        span = Span(**row)
+    except TypeError:
+        if unknown := [key for key in row if key not in Span._fields]:
+            raise InputError(f"{shown_key(unknown[0])}: no field of a span, expected {', '.join(Span._fields)}") from None
+        missing = next(key for key in Span._fields if key not in row)
+        raise InputError(f"a span without {missing!r}, expected rank, name, start and end") from None
+    if not (
+        type(span.rank) is int
+        and type(span.stage) is int
+        and type(span.minibatch) is int
+        and type(span.peer) is int
+        and type(span.name) is str
+        and type(span.start) in (int, float)
+        and type(span.end) in (int, float)
+        and 0 <= span.rank <= _MOST_ID
+        and 0 <= span.stage <= _MOST_ID
+        and -1 <= span.minibatch <= _MOST_ID
+        and -1 <= span.peer <= _MOST_ID
+        and -MOST <= span.start <= span.end <= MOST
+        and type(span.kind) is str
+        and span.kind in KINDS
+    ):
+        raise InputError(_wrong(span))
+    return span
+
+
+def _wrong(span: Span) -> str:
+    """What is wrong with the fields of a span that was refused, the first of them."""
+    for name in ("rank", "stage", "minibatch", "peer"):
+        value, least = getattr(span, name), -1 if name in ("minibatch", "peer") else 0
+        if type(value) is not int or not least <= value <= _MOST_ID:
+            return f"{name} = {shown(value)}: expected a whole number, at least {least}"
+    if type(span.name) is not str:
+        return f"name = {shown(span.name)}: expected a string"
+    if type(span.kind) is not str or span.kind not in KINDS:
+        return f"kind {shown(span.kind)}: expected one of {', '.join(KINDS)}"
+    return f"start = {shown(span.start)}, end = {shown(span.end)}: expected finite seconds, the end not before the start"

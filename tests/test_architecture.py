@@ -7,10 +7,11 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "sparsepipe"
 LEVELS = [  # lowest first; a module may import its own level's files only inside its own folder, and anything lower
+    {"display"},
     {"errors", "picture", "thread_pools", "children", "processor"},
     {"files", "checks", "timed_order", "company", "digests"},
-    {"graph", "cluster", "trace", "graph_text"},
-    {"plan_diff"},
+    {"graph", "cluster", "trace", "graph_text", "record_files"},
+    {"plan_diff", "trace_file"},
     {"profile", "plan", "zero_bubble", "interleaved"},
     {"teams"},
     {"plan_table"},

@@ -1,12 +1,16 @@
 """What figures share before they draw: strategies by name, what crosses a boundary, where numbers come from."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from ..costs import LayerTable
+from ..errors import DamagedRecord
 from ..graph import LayerGraph
 from ..plan import Plan
 from ..record import RunRecord
+
+Found = TypeVar("Found")
 
 
 def strategy(plan: Plan) -> str:
@@ -54,12 +58,42 @@ def record_names(records: Sequence[RunRecord]) -> list[str]:
     )
 
 
+def of_readable(records: Sequence[RunRecord], read: Callable[[RunRecord], Found]) -> list[tuple[int, Found]]:
+    """Return (place, what `read` finds) of each run that can be read: a damaged one costs itself alone.
+
+    Those left out are warned of, one line each. Raises DamagedRecord where none can be read.
+    """
+    found, damaged = [], []
+    for place, record in enumerate(records):
+        try:
+            found.append((place, read(record)))
+        except DamagedRecord as error:
+            damaged.append(error)
+    if damaged and not found:
+        raise damaged[0]
+    for error in damaged:
+        warnings.warn(f"left out: {error}", stacklevel=2)
+    return found
+
+
+def without_damaged(note: str, shown: int, records: Sequence[RunRecord]) -> str:
+    """Say in a figure's note how many of its runs it leaves out."""
+    left_out = len(records) - shown
+    told = f"{left_out} damaged run{'s' if left_out > 1 else ''} left out" if left_out else ""
+    return " · ".join(filter(None, [note, told]))
+
+
 def is_synthetic(origin: Any) -> bool:
     """Say whether an origin, at any depth, says that its data were generated."""
-    if isinstance(origin, Mapping):
-        return origin.get("synthetic") is True or any(map(is_synthetic, origin.values()))
-    if isinstance(origin, Sequence) and not isinstance(origin, str | bytes):
-        return any(map(is_synthetic, origin))
+    waiting = [origin]
+    while waiting:  # no recursion: a file may nest as deep as JSON is read
+        part = waiting.pop()
+        if isinstance(part, Mapping):
+            if part.get("synthetic") is True:
+                return True
+            waiting += part.values()
+        elif isinstance(part, Sequence) and not isinstance(part, str | bytes):
+            waiting += part
     return False
 
 

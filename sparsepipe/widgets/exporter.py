@@ -9,6 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from ..plots import COLUMN_WIDTHS, export
+from .html_view import HtmlView
 from .messages import Messages
 
 Figures = Mapping[str, tuple[go.Figure, pd.DataFrame]]
@@ -32,7 +33,7 @@ class Exporter:
             description="export", icon="download", tooltip=f"PDF, SVG, PNG, CSV and provenance in {folder}"
         )
         self.width = ipywidgets.Dropdown(options=_WIDTHS, tooltip="how wide the PDF is", layout={"width": "190px"})
-        self.told = ipywidgets.HTML()
+        self.told = HtmlView()
         self.button.on_click(messages.shown(lambda _: self.export()))
         chosen = ipywidgets.HBox([self.button, self.width], layout={"flex_flow": "row wrap"})
         self.widget = ipywidgets.VBox([chosen, self.told])
@@ -42,10 +43,9 @@ class Exporter:
         self.button.disabled, self.told.value = True, "drawing…"
         written: list[Path] = []
         try:
+            origin = self.origin()  # once: of what is drawn now, whatever is chosen meanwhile
             for name, (figure, table) in self.make().items():
-                written += export(
-                    figure, self.folder / name, table=table, origin=self.origin(), inches=self.width.value
-                )
+                written += export(figure, self.folder / name, table=table, origin=origin, inches=self.width.value)
         finally:
             self.button.disabled = False
             names = dict.fromkeys(path.stem for path in written)

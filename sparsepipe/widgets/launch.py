@@ -1,6 +1,5 @@
 """The launch board: a button for each plan, what its job does while it runs, planned against measured at its end."""
 
-import html
 import threading
 import time
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ import ipywidgets
 
 from .. import plots
 from ..cluster import Cluster
+from ..display.markup import Html
 from ..errors import InputError, RunFailed
 from ..launchers import Job, attach, launch
 from ..launchers.folders import folders, new_folder
@@ -21,6 +21,7 @@ from ..record import RunRecord
 from ..runtime.config import RunConfig
 from ..simulator import simulate
 from .answering import answering
+from .html_view import HtmlView
 from .live import doings, doings_table, learned, log_of, phase
 from .messages import Messages
 from .plot_view import PlotView
@@ -141,8 +142,8 @@ class _Line:
         self.stop = ipywidgets.Button(description="cancel", layout=narrow, disabled=True, icon="stop")
         wide, names = ipywidgets.Layout(width="170px"), {"description_width": "44px"}
         self.progress = ipywidgets.IntProgress(max=1, layout=wide, style=names)
-        self.state = ipywidgets.HTML("not launched")
-        label = ipywidgets.HTML(f"<b>{html.escape(name)}</b>", layout=ipywidgets.Layout(min_width="110px"))
+        self.state = HtmlView("not launched")
+        label = HtmlView(Html("<b>{}</b>").format(name), layout=ipywidgets.Layout(min_width="110px"))
         self.start.on_click(board.messages.shown(self._start))
         self.stop.on_click(board.messages.shown(lambda _: board.cancel(name)))
         row = ipywidgets.Layout(flex_flow="row wrap", align_items="center")
@@ -167,7 +168,7 @@ class _Line:
         self.progress.max, self.progress.value = max(total, done, 1), done
         self.progress.description = f"{done / total:.0%}" if total else ""
         if job.running:
-            self.state.value = html.escape("; ".join(filter(None, [told, learned(rows)])))
+            self.state.value = "; ".join(filter(None, [told, learned(rows)]))
             return
         self.start.disabled, self.stop.disabled = False, True
         self.progress.bar_style = {"finished": "success", "failed": "danger"}.get(job.record.status["state"], "warning")
@@ -183,7 +184,7 @@ class _Details:
             description="job", layout={"width": "260px"}, style={"description_width": "40px"}
         )
         self.rank = ipywidgets.Dropdown(description="log of rank", layout={"width": "180px"})
-        self.ranks, self.log = ipywidgets.HTML(), ipywidgets.HTML()
+        self.ranks, self.log = HtmlView(), HtmlView()
         self.timeline, self.anatomy = PlotView(), PlotView()
         self.end = ipywidgets.VBox([self.timeline, self.anatomy], layout={"display": "none"})
         self._compared: Path | None = None
@@ -234,7 +235,7 @@ def _ended(job: Job) -> str:
     try:
         summary = job.wait(timeout=1)
     except (InputError, RunFailed) as error:
-        return f"<span style='color:#D55E00'>{html.escape(str(error))}</span>"
+        return Html("<span style='color:#D55E00'>{}</span>").format(error)
     accuracy = (summary.get("validation") or {}).get("accuracy")
     told = f", validation accuracy {accuracy:.1%}" if accuracy is not None else ""
     return f"finished: {summary['samples_per_second']:.0f} samples/s{told}"

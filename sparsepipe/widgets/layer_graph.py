@@ -1,15 +1,16 @@
 """The layer-graph explorer: the whole network to zoom into, a click for a layer's numbers on every device type."""
 
-import html
 from typing import Any
 
 import ipywidgets
 
 from .. import plots
+from ..display.markup import Html, joined
 from ..plan import Plan
 from ..plots.table import scaled_bytes
 from ..profile import Profile
 from .answering import answering
+from .html_view import HtmlView
 from .messages import Messages
 from .plot_view import PlotView
 
@@ -25,7 +26,7 @@ class LayerGraphExplorer:
             plan.check(profile.graph)
         self.profile, self.plan = profile, plan
         self.messages = Messages()
-        self.details = ipywidgets.HTML("<i>Click a layer for its numbers; drag to move, scroll to zoom.</i>")
+        self.details = HtmlView(Html("<i>Click a layer for its numbers; drag to move, scroll to zoom.</i>"))
         self.view = PlotView(scroll_zoom=True)
         self.device_type = ipywidgets.Dropdown(options=list(profile.device_types), description="device type")
         self.device_type.observe(self.messages.shown(lambda _: self._draw(note)), names="value")
@@ -45,7 +46,7 @@ class LayerGraphExplorer:
             self.show(point["data"])
 
 
-def layer_details(profile: Profile, layer: int) -> str:
+def layer_details(profile: Profile, layer: int) -> Html:
     """All that a profile knows of one layer as HTML: a row for each device type and voxel count it was measured at."""
     found, graph = profile.graph.layers[layer], profile.graph
     inputs = ", ".join(graph.layers[i].id for i in graph.inputs[layer]) or "the input"
@@ -76,11 +77,7 @@ def layer_details(profile: Profile, layer: int) -> str:
                     f"{s.kernel_map_pairs:,.0f}",
                 )
             )
-    table = "".join(
-        f"<tr>{''.join(f'<td style=padding-right:14px>{html.escape(c)}</td>' for c in row)}</tr>"
-        for row in (head, *rows)
-    )
+    cell, line = Html("<td style='padding-right:14px'>{}</td>"), Html("<tr>{}</tr>")
+    table = joined(line.format(joined(map(cell.format, row))) for row in (head, *rows))
     text = f"from {inputs}, to {consumers}; parameters {scaled_bytes(found.parameter_bytes)}"
-    return (
-        f"<b>{html.escape(found.id)}</b> {html.escape(found.description)}<br>{html.escape(text)}<table>{table}</table>"
-    )
+    return Html("<b>{}</b> {}<br>{}<table>{}</table>").format(found.id, found.description, text, table)

@@ -1,12 +1,12 @@
 """What a job does right now, read from its record: phase and time left, what each rank is busy with, its log."""
 
-import html
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..display.markup import Html, joined
 from ..plan import Plan
 from ..plots.theme import DARK_GREY, LIGHT_GREY, stage_color
 from ..trace import WORK
@@ -15,6 +15,17 @@ Row = Mapping[str, Any]
 WINDOW = 5.0  # seconds that count as now
 _TAIL = 65536  # bytes read from the end of a file that grows
 _LOG_LINES = 40
+_PART = Html(
+    "<span title='{} {:.0%}' style='display:inline-block;height:12px;width:{:.0f}px;background:{}'></span>"
+)
+_RANK = Html(
+    "<tr><td style='padding-right:10px'>rank {}, stage {}</td><td style='width:210px;white-space:nowrap'>{}</td>"
+    "<td style='padding-right:10px'>{}</td><td>{}</td></tr>"
+)
+_RANKS = Html(
+    "<div style='opacity:.75'>the last {:.0f} seconds</div>"
+    "<table style='font-size:13px;line-height:1.6'>{}</table>"
+)
 
 
 @dataclass(frozen=True)
@@ -60,7 +71,7 @@ def doings(folder: Path, *, window: float = WINDOW) -> list[Doing]:
     return found
 
 
-def doings_table(found: Iterable[Doing]) -> str:
+def doings_table(found: Iterable[Doing]) -> Html:
     """A bar for each rank, and who waits for whom, as HTML."""
     rows = []
     for one in found:
@@ -71,22 +82,13 @@ def doings_table(found: Iterable[Doing]) -> str:
             (one.validating, stage_color(one.stage, "forward"), "validating"),
             (one.waiting, LIGHT_GREY, "waiting"),
         )
-        bar = "".join(
-            f"<span title='{name} {share:.0%}' "
-            f"style='display:inline-block;height:12px;width:{min(share, 1) * 200:.0f}px;background:{color}'></span>"
-            for share, color, name in parts
-        )
+        bar = joined(_PART.format(name, share, min(share, 1) * 200, color) for share, color, name in parts)
         waits = sorted(one.waits_for.items(), key=lambda item: -item[1])
         told = ", ".join(f"{share:.0%} for {_peer(peer)}" for peer, share in waits if share >= 0.01)
         also = f", {one.validating:.0%} validating" if one.validating >= 0.01 else ""
-        rows.append(
-            f"<tr><td style='padding-right:10px'>rank {one.rank}, stage {one.stage}</td>"
-            f"<td style='width:210px;white-space:nowrap'>{bar}</td>"
-            f"<td style='padding-right:10px'>{one.work:.0%} at work{also}</td>"
-            f"<td>{'waits ' + told if told else ''}</td></tr>"
-        )
-    head = f"<div style='opacity:.75'>the last {WINDOW:.0f} seconds</div>"
-    return f"{head}<table style='font-size:13px;line-height:1.6'>{''.join(rows)}</table>" if rows else ""
+        waiting = f"waits {told}" if told else ""
+        rows.append(_RANK.format(one.rank, one.stage, bar, f"{one.work:.0%} at work{also}", waiting))
+    return _RANKS.format(WINDOW, joined(rows)) if rows else Html("")
 
 
 def phase(rows: Sequence[Row], plan: Plan, *, running: bool) -> tuple[str, int, int]:
@@ -138,16 +140,17 @@ def learned(rows: Sequence[Row]) -> str:
     return ", ".join(told)
 
 
-def log_of(folder: Path, rank: int) -> str:
+def log_of(folder: Path, rank: int) -> Html:
     """The end of a rank's log as HTML; a sentence where there is none yet."""
     path = folder / "logs" / f"rank{rank}.log"
     if not path.exists():
-        return f"<i>rank {rank} has written no log yet</i>"
+        return Html("<i>rank {} has written no log yet</i>").format(rank)
     lines = _tail(path).decode(errors="replace").splitlines()[-_LOG_LINES:]
     if not any(lines):
-        return f"<i>rank {rank} has nothing to report: warnings and errors of its process would stand here</i>"
-    text = html.escape("\n".join(lines))
-    return f"<pre style='max-height:220px;overflow:auto;font-size:12px;margin:2px 0'>{text}</pre>"
+        told = "<i>rank {} has nothing to report: warnings and errors of its process would stand here</i>"
+        return Html(told).format(rank)
+    looks = "max-height:220px;overflow:auto;font-size:12px;margin:2px 0"
+    return Html("<pre style='{}'>{}</pre>").format(looks, "\n".join(lines))
 
 
 def _peer(rank: int) -> str:

@@ -1,22 +1,21 @@
 """Where a widget says what went wrong: exceptions in callbacks would be seen by nobody."""
 
 import functools
-import html
 import traceback
 from collections.abc import Callable
 from typing import Any
 
-import ipywidgets
-
+from ..display.markup import Html
 from ..errors import InputError, RunFailed
+from .html_view import HtmlView
 
 
-class Messages(ipywidgets.HTML):
+class Messages(HtmlView):
     """One line in red for what a user can mend; the whole traceback for what they cannot. Empty while all is well."""
 
     def say(self, text: str) -> None:
         """Show a sentence that is no error."""
-        self.value = f"<div style='padding:4px 0'>{html.escape(text)}</div>"
+        self.value = Html("<div style='padding:4px 0'>{}</div>").format(text)
 
     def shown(self, act: Callable[..., Any]) -> Callable[..., None]:
         """Wrap a callback: what it raises is shown here, and a success clears what was shown."""
@@ -37,4 +36,4 @@ class Messages(ipywidgets.HTML):
     def fail(self, text: str) -> None:
         """Show an error until the next success."""
         style = "white-space:pre-wrap;margin:4px 0;padding:6px 8px;border-left:4px solid #D55E00;font-size:12px"
-        self.value = f"<pre style='{style}'>{html.escape(text)}</pre>"
+        self.value = Html("<pre style='{}'>{}</pre>").format(style, text)

@@ -9,6 +9,7 @@ import ipywidgets
 
 from .. import plots
 from ..cluster import Cluster, DeviceType, Link, Node
+from ..display.markup import Html
 from ..errors import InputError
 from ..plan import WEIGHT_POLICIES, Plan
 from ..planners import PLANNERS, Problem, bound_of, partition
@@ -22,6 +23,7 @@ from .as_code import as_code
 from .blocked import blocked
 from .controls import choices, dropdown, log_slider, slider, toggle
 from .exporter import Exporter
+from .html_view import HtmlView
 from .messages import Messages
 from .partition_view import PartitionView, graph_text
 from .scale import Scale
@@ -125,7 +127,7 @@ class PartitionExplorer:
         found = self._controls()
         split = found.index(self.memory) + 1
         end = found.index(self.planner)
-        heads = [ipywidgets.HTML(f"<b>{text}</b>") for text in ("Devices and links", "Workload", "Plan")]
+        heads = [HtmlView(Html("<b>{}</b>").format(text)) for text in ("Devices and links", "Workload", "Plan")]
         toggles = ipywidgets.HBox([self.pin_cuts, self.pin_devices])
         chosen = [*found[end:-2], self.stages_per_device.note, toggles]
         column = [heads[0], *found[:split], heads[1], *found[split:end], heads[2], *chosen]

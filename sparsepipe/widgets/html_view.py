@@ -1,0 +1,16 @@
+"""HTML on screen whose text cannot act: what is no `Html` is escaped, whoever sets it."""
+
+from typing import Any
+
+import ipywidgets
+import traitlets
+
+from ..display.markup import Html
+
+
+class HtmlView(ipywidgets.HTML):
+    """Shows markup as such and any other string as the text that it is. The package's only use of ipywidgets.HTML."""
+
+    @traitlets.validate("value")
+    def _as_markup(self, proposal: dict[str, Any]) -> Html:
+        return Html.escape(proposal["value"])
