@@ -4,6 +4,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from .display.markup import one_line
+
 
 class Answer(NamedTuple):
     document: Any  # what --json prints
@@ -12,17 +14,18 @@ class Answer(NamedTuple):
 
 def progress_line(line: str) -> None:
     """Tell people something meanwhile: never where the answer goes."""
-    print(line, file=sys.stderr, flush=True)
+    print(one_line(line), file=sys.stderr, flush=True)
 
 
 def cell(value: Any) -> str:
-    """A value as a table shows it."""
+    """A value as a table shows it, in one line."""
     if value is None:
         return "–"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else one_line(value)
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows in columns, the first of them their names."""
+    """Rows in columns, the first of them their names. A cell is one line, whatever names are in it."""
+    rows = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(len(row[c]) for row in rows) for c in range(len(rows[0]))]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)

@@ -116,7 +116,7 @@ def real(value: Any, what: str) -> float:
 
 
 def measured(value: Any, what: str) -> float:
-    """Return `value` if it is a number, NaN and infinity included: a loss may be. Raises InputError that names `what`."""
+    """Return `value` if it is a number, NaN and infinity included: a loss may be. Raises InputError for others."""
     if isinstance(value, float) and not math.isfinite(value):
         return value
     return real(value, what)

@@ -16,6 +16,7 @@ from . import run_verbs
 from .answers import Answer, progress_line, table
 from .arguments import parser
 from .cluster import Cluster, DeviceType, Link, Node
+from .display.markup import one_line, visible
 from .errors import InputError, RunFailed
 from .files import write_json
 from .formats import export_plan, load_plan
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run_verb(options: argparse.Namespace) -> int:
     try:
         answer = VERBS[options.verb](options)
-        print(json.dumps(answer.document, indent=2) if options.json else answer.text)
+        print(json.dumps(answer.document, indent=2) if options.json else visible(answer.text))
         sys.stdout.flush()
     except (InputError, RunFailed) as error:
         print(f"sparsepipe: {error}", file=sys.stderr)
@@ -48,7 +49,7 @@ def _run_verb(options: argparse.Namespace) -> int:
     except OSError as error:  # a path that cannot be written: a folder that is a file, no permission, a full disk
         if error.filename is None:
             raise
-        print(f"sparsepipe: {error.filename}: {error.strerror}; choose another path", file=sys.stderr)
+        print(f"sparsepipe: {one_line(error.filename)}: {error.strerror}; choose another path", file=sys.stderr)
         return 2
     return 0
 

@@ -1,6 +1,5 @@
 """What goes wrong through no fault of the code: one line that says what was given, what was expected, what to do."""
 
-
 from .display.markup import one_line
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from . import picture
 from .checks import MOST_DEVICES, integer, number, text, texts
 from .cluster import Cluster
+from .display.markup import one_line
 from .errors import InputError
 from .files import read_json, write_json
 from .graph import LayerGraph
@@ -333,9 +334,10 @@ class Plan:
                 row += [f"{t * 1e3:.2f} ms" for t in (e.compute_seconds, e.transfer_seconds, e.averaging_seconds)]
                 row.append(f"{e.memory_bytes / 1e6:.1f} MB")
             rows.append((*row, *[""] * (7 - len(row))))
+        rows = [tuple(map(one_line, row)) for row in rows]
         widths = [max(len(row[c]) for row in rows) for c in range(7)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        return "\n".join([self.summary(), *lines, *(f"warning: {text}" for text in self.warnings)])
+        return "\n".join([self.summary(), *lines, *(f"warning: {one_line(text)}" for text in self.warnings)])
 
     def summary(self) -> str:
         """Planner, schedule, period and gap in one line."""
@@ -343,6 +345,7 @@ class Plan:
             _counted(len(items), word) for items, word in ((self.stages, "stage"), (self.ranks, "device"))
         )
         text = f"{self.planner}: {stages} on {devices}, {self.schedule} ({self.weights})"
+        text = one_line(text)
         if self.estimate:
             text += f", {self.estimate.period_seconds * 1e3:.2f} ms a minibatch"
             if self.estimate.gap is not None:

@@ -13,6 +13,7 @@ from .errors import DamagedRecord, InputError
 from .files import read_json, read_numbered_rows
 
 STATES = ("started", "running", "finished", "failed", "cancelled")
+_DEEPEST = 40  # objects and lists within each other: far more than we write, far less than Python's own limit
 _MOST_ID = 2**31 - 1  # of processes
 
 STATUS = fields(
@@ -46,11 +47,12 @@ ORIGIN = fields(
         "machine": text,
         "created": text,
         "facts": fields({}),
+        "campaign": maybe(text),
     }
 )
 CLOCK = fields({"started": real})
 
-_SCORES = fields({"samples": number}, others=measured)  # loss, accuracy and the like
+_SCORES = fields({"samples": number}, others=maybe(measured))  # loss, accuracy and the like
 _STAGE = fields({"stage": integer, "ranks": each(integer)}, others=maybe(real))
 _COMMON: Mapping[str, Check] = {
     "seconds": real,
@@ -92,6 +94,8 @@ def read_fields(path: Path, check: Check, *, what: str) -> Fields:
         document = read_json(path, what=what)
         if not isinstance(document, dict):
             raise InputError(f"{path}: expected a {what}, found something that is no JSON object")
+        if _depth(document) > _DEEPEST:
+            raise InputError(f"{path}: nested too deeply for a {what}")
         return check(document, str(path))
     except InputError as error:
         raise DamagedRecord(str(error)) from None
@@ -122,3 +126,16 @@ def _others_left_out(event: str) -> Callable[[bytes], bool]:
     """What passes rows of an event, and all whose event cannot be told by their first letters."""
     start, own = b'{"event": "', f'{{"event": "{event}"'.encode()
     return lambda line: line.startswith(own) or not line.startswith(start)
+
+
+def _depth(document: Any) -> int:
+    """How many objects and lists stand within each other, at the deepest place."""
+    depth, level = 0, [document]
+    while level:
+        level = [
+            item
+            for part in level
+            for item in (part.values() if isinstance(part, dict) else part if isinstance(part, list) else ())
+        ]
+        depth += 1
+    return depth

@@ -2,14 +2,15 @@
 
 import argparse
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from .answers import Answer, cell, progress_line, table
 from .cluster import Cluster
-from .errors import InputError
+from .display.markup import one_line
+from .errors import DamagedRecord, InputError
 from .files import write_json
 from .forecast import forecast
 from .formats import load_plan
@@ -66,7 +67,7 @@ def replay(plan: Plan, profile: Profile, cluster: Cluster, options: argparse.Nam
     pace, expected = summary["samples_per_second"], told.minibatches_per_second
     document = {**summary, "minibatches_per_second": pace, "simulated_minibatches_per_second": expected}
     text = (
-        f"{summary['run_dir']}: {summary['minibatches']} minibatches replayed at {pace:.2f} a second, "
+        f"{one_line(summary['run_dir'])}: {summary['minibatches']} minibatches replayed at {pace:.2f} a second, "
         f"{expected:.2f} simulated"
     )
     return Answer(document, text)
@@ -74,9 +75,8 @@ def replay(plan: Plan, profile: Profile, cluster: Cluster, options: argparse.Nam
 
 def runs_list(options: argparse.Namespace) -> Answer:
     folders = sorted(path.parent for path in Path(options.folder).glob("*/plan.json"))
-    rows = [_run_row(RunRecord.load(folder)) for folder in folders]
     columns = ("run", "state", "model", "schedule", "stages", "samples_per_second", "accuracy")
-    return Answer(rows, table([columns, *([cell(row[c]) for c in columns] for row in rows)]))
+    return _side_by_side([_row_or_damage(RunRecord(folder)) for folder in folders], columns)
 
 
 def runs_show(options: argparse.Namespace) -> Answer:
@@ -93,9 +93,11 @@ def runs_show(options: argparse.Namespace) -> Answer:
 
 
 def runs_compare(options: argparse.Namespace) -> Answer:
-    rows = [_run_row(_record(run)) for run in options.runs]
-    columns = tuple(rows[0])
-    return Answer(rows, table([columns, *([cell(row[c]) for c in columns] for row in rows)]))
+    rows = [_row_or_damage(_record(run)) for run in options.runs]
+    if damaged := [row["damage"] for row in rows if "damage" in row]:
+        if len(damaged) == len(rows):
+            raise InputError(damaged[0])
+    return _side_by_side(rows, tuple(_NO_ROW))
 
 
 def runs_attach(options: argparse.Namespace) -> Answer:
@@ -119,7 +121,7 @@ def runs_cancel(options: argparse.Namespace) -> Answer:
     job = attach(record.folder)
     job.cancel()
     state = _state(job.record)
-    return Answer({"run": record.name, "state": state}, f"{record.folder}: {state}")
+    return Answer({"run": record.name, "state": state}, f"{one_line(record.folder)}: {state}")
 
 
 def runs_export(options: argparse.Namespace) -> Answer:
@@ -129,7 +131,7 @@ def runs_export(options: argparse.Namespace) -> Answer:
         raise InputError(f"{record.folder}: has no trace yet")
     path = write_json(options.chrome, trace.to_chrome())
     facts = {"file": str(path), "spans": len(trace.spans), "ranks": list(trace.ranks)}
-    return Answer(facts, f"{path}: {len(trace.spans)} spans; open it at ui.perfetto.dev or chrome://tracing")
+    return Answer(facts, f"{one_line(path)}: {len(trace.spans)} spans; open it at ui.perfetto.dev or chrome://tracing")
 
 
 # --- what they share ----------------------------------------------------------------------------------------------
@@ -180,6 +182,24 @@ def _state(record: RunRecord) -> str:
     return "killed" if state == "running" and not _alive(record) else state
 
 
+_NO_ROW = dict.fromkeys(("run", "state", "model", "engine", "schedule", "stages", "samples_per_second", "accuracy"))
+
+
+def _side_by_side(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Answer:
+    """Rows of runs as a table; what is wrong with damaged ones in a line each below it."""
+    text = table([columns, *([cell(row[c]) for c in columns] for row in rows)])
+    damaged = [f"{one_line(row['run'])} cannot be read: {row['damage']}" for row in rows if "damage" in row]
+    return Answer(rows, "\n".join([text, *damaged]))
+
+
+def _row_or_damage(record: RunRecord) -> dict[str, Any]:
+    """A run's row; of a damaged one its name, the state "damaged", and what is wrong."""
+    try:
+        return _run_row(record)
+    except DamagedRecord as error:
+        return {**_NO_ROW, "run": record.name, "state": "damaged", "damage": str(error)}
+
+
 def _run_row(record: RunRecord) -> dict[str, Any]:
     summary = (record.metrics("summary") or [{}])[-1]
     return {
@@ -198,7 +218,7 @@ def _summary_text(summary: dict[str, Any]) -> str:
     validation = summary.get("validation") or {}
     accuracy = f", validation accuracy {validation['accuracy']:.1%}" if "accuracy" in validation else ""
     return (
-        f"{summary['run_dir']}: {summary['minibatches']} minibatches at "
+        f"{one_line(summary['run_dir'])}: {summary['minibatches']} minibatches at "
         f"{summary['samples_per_second']:.1f} samples/s{accuracy}"
     )
 

@@ -148,7 +148,9 @@ def span_of(row: dict[str, Any]) -> Span:
         span = Span(**row)
     except TypeError:
         if unknown := [key for key in row if key not in Span._fields]:
-            raise InputError(f"{shown_key(unknown[0])}: no field of a span, expected {', '.join(Span._fields)}") from None
+            raise InputError(
+                f"{shown_key(unknown[0])}: no field of a span, expected {', '.join(Span._fields)}"
+            ) from None
         missing = next(key for key in Span._fields if key not in row)
         raise InputError(f"a span without {missing!r}, expected rank, name, start and end") from None
     if not (
@@ -181,4 +183,6 @@ def _wrong(span: Span) -> str:
         return f"name = {shown(span.name)}: expected a string"
     if type(span.kind) is not str or span.kind not in KINDS:
         return f"kind {shown(span.kind)}: expected one of {', '.join(KINDS)}"
-    return f"start = {shown(span.start)}, end = {shown(span.end)}: expected finite seconds, the end not before the start"
+    return (
+        f"start = {shown(span.start)}, end = {shown(span.end)}: expected finite seconds, the end not before the start"
+    )

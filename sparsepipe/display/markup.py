@@ -26,7 +26,9 @@ def visible(text: Any, *, kept: str = "\n\t") -> str:
     text = str(text)
     if text.isascii() and text.isprintable():
         return text
-    return "".join(character if character in kept or not _acts(character) else _escaped(character) for character in text)
+    return "".join(
+        character if character in kept or not _acts(character) else _escaped(character) for character in text
+    )
 
 
 def one_line(text: Any) -> str:

@@ -1,6 +1,7 @@
 """What each strategy learns: accuracy by epoch and by time, side by side."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -8,7 +9,7 @@ from plotly.subplots import make_subplots
 
 from ..errors import InputError
 from ..record import RunRecord
-from .table import noted, record_names, told_by, trained_on
+from .table import noted, of_readable, readable, record_names, told_by, trained_on
 from .theme import INK, RUN_COLORS, RUN_DASHES, RUN_MARKERS, SMALL, finished
 
 _MOST_MARKERS = 30  # of a line: more would hide it
@@ -17,30 +18,38 @@ _MOST_MARKERS = 30  # of a line: more would hide it
 def accuracy_table(*records: RunRecord, names: Sequence[str] | None = None) -> pd.DataFrame:
     """One row for each epoch of each run: accuracies, losses, seconds since the run began.
 
-    Runs are told apart by strategy, or by `names`. Raises InputError for a run without a finished epoch.
+    Runs are told apart by strategy, or by `names`; a damaged one is left out, with a warning.
+    Raises InputError for a run without a finished epoch.
     """
+    found = of_readable(records, _rows)
+    kept = [records[place] for place, _ in found]
+    called = [names[place] for place, _ in found] if names else record_names(kept)
+    return pd.DataFrame(
+        [{"strategy": name, **row} for name, (_, rows) in zip(called, found, strict=True) for row in rows]
+    )
+
+
+def _rows(record: RunRecord) -> list[dict[str, Any]]:
+    epochs = record.metrics("epoch")
+    if not epochs:
+        raise InputError(
+            f"{record.folder}: has no finished epoch ({record.status['state']}); train it longer, or leave it out"
+        )
     rows = []
-    for name, record in zip(names or record_names(records), records, strict=True):
-        epochs = record.metrics("epoch")
-        if not epochs:
-            raise InputError(
-                f"{record.folder}: has no finished epoch ({record.status['state']}); train it longer, or leave it out"
-            )
-        for row in epochs:
-            validation = row.get("validation") or {}
-            rows.append(
-                {
-                    "strategy": name,
-                    "run": record.name,
-                    "epoch": row["epoch"] + 1,  # epochs that are done
-                    "seconds": row["seconds"],
-                    "train_accuracy": row["train"].get("accuracy"),
-                    "validation_accuracy": validation.get("accuracy"),
-                    "train_loss": row["train"].get("loss"),
-                    "validation_loss": validation.get("loss"),
-                }
-            )
-    return pd.DataFrame(rows)
+    for row in epochs:
+        validation = row.get("validation") or {}
+        rows.append(
+            {
+                "run": record.name,
+                "epoch": row["epoch"] + 1,  # epochs that are done
+                "seconds": row["seconds"],
+                "train_accuracy": row["train"].get("accuracy"),
+                "validation_accuracy": validation.get("accuracy"),
+                "train_loss": row["train"].get("loss"),
+                "validation_loss": validation.get("loss"),
+            }
+        )
+    return rows
 
 
 def accuracy(
@@ -50,7 +59,11 @@ def accuracy(
 
     `level`: what it is held against, a name and an accuracy, as a line across.
     """
-    table = accuracy_table(*records, names=names)
+    if names and len(names) != len(records):
+        raise InputError(f"{len(names)} names for {len(records)} runs: expected one for each")
+    called = dict(zip(map(id, records), names, strict=True)) if names else {}
+    records, left_out = readable(records, _rows)
+    table = accuracy_table(*records, names=[called[id(record)] for record in records] if names else None)
     column, what = (
         ("validation_accuracy", "validation")
         if table.validation_accuracy.notna().any()
@@ -93,4 +106,6 @@ def accuracy(
     figure.update_xaxes(title_text="time since launch (s)", rangemode="tozero", row=1, col=2)
     figure.update_layout(legend={"orientation": "h", "x": 0, "y": -0.22, "yanchor": "top"}, margin={"b": 100})
     text = noted(note, told_by(records)) if note else trained_on(records)
-    return finished(figure, "Accuracy by epoch and by time", note=text, height=420)
+    return finished(
+        figure, "Accuracy by epoch and by time", note=" · ".join(filter(None, [text, left_out])), height=420
+    )

@@ -1,12 +1,14 @@
 """What compressing boundaries saves and costs: bytes a minibatch, and the accuracy of each seed."""
 
+from typing import Any
+
 import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from ..errors import InputError
 from ..record import RunRecord
-from .table import noted, told_by, trained_on
+from .table import noted, of_readable, readable, told_by, trained_on
 from .theme import GREY, INK, RUN_COLORS, finished
 
 _SPREAD = 0.5  # of the distance between two ways to compress is taken by the seeds of one
@@ -16,27 +18,24 @@ DEFAULT = "default"  # none, or lossless through sockets
 def compression_table(*records: RunRecord) -> pd.DataFrame:
     """One row for each run: how it compressed, its seed, what its last epoch reached, bytes sent for a minibatch.
 
-    Raises InputError for a run without a validated epoch.
+    A damaged run is left out, with a warning. Raises InputError for a run without a validated epoch.
     """
-    rows = []
-    for record in records:
-        epochs = record.metrics("epoch")
-        if not epochs or not epochs[-1]["validation"]:
-            raise InputError(
-                f"{record.folder}: has no epoch that was validated ({record.status['state']}); leave it out"
-            )
-        minibatches = epochs[-1]["minibatches"] / len(epochs)
-        rows.append(
-            {
-                "compression": record.config["compression"] or DEFAULT,
-                "run": record.name,
-                "seed": record.config["seed"],
-                "validation_accuracy": epochs[-1]["validation"]["accuracy"],
-                "train_loss": epochs[-1]["train"]["loss"],
-                "sent_bytes": epochs[-1]["sent_bytes"] / minibatches,
-            }
-        )
-    return pd.DataFrame(rows)
+    return pd.DataFrame([row for _, row in of_readable(records, _row)])
+
+
+def _row(record: RunRecord) -> dict[str, Any]:
+    epochs = record.metrics("epoch")
+    if not epochs or not epochs[-1]["validation"]:
+        raise InputError(f"{record.folder}: has no epoch that was validated ({record.status['state']}); leave it out")
+    minibatches = max(epochs[-1]["minibatches"], 1) / len(epochs)
+    return {
+        "compression": record.config["compression"] or DEFAULT,
+        "run": record.name,
+        "seed": record.config["seed"],
+        "validation_accuracy": epochs[-1]["validation"]["accuracy"],
+        "train_loss": epochs[-1]["train"]["loss"],
+        "sent_bytes": epochs[-1]["sent_bytes"] / minibatches,
+    }
 
 
 def compression(*records: RunRecord, note: str = "") -> go.Figure:
@@ -44,6 +43,7 @@ def compression(*records: RunRecord, note: str = "") -> go.Figure:
 
     A way with fewer seeds than others has none: its mean would be of other seeds.
     """
+    records, left_out = readable(records, _row)
     table = compression_table(*records)
     figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.12)
     sent = table.groupby("compression", sort=False).sent_bytes.mean() / 1e3
@@ -87,4 +87,9 @@ def compression(*records: RunRecord, note: str = "") -> go.Figure:
     figure.update_xaxes(tickvals=list(range(len(ways))), ticktext=ways, row=1, col=2)
     figure.update_layout(legend={"orientation": "h", "x": 1, "xanchor": "right", "y": -0.26, "yanchor": "top"})
     text = noted(note, told_by(records)) if note else trained_on(records)
-    return finished(figure, "What compression of boundaries saves and costs", note=text, height=420)
+    return finished(
+        figure,
+        "What compression of boundaries saves and costs",
+        note=" · ".join(filter(None, [text, left_out])),
+        height=420,
+    )

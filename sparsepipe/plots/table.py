@@ -76,11 +76,15 @@ def of_readable(records: Sequence[RunRecord], read: Callable[[RunRecord], Found]
     return found
 
 
-def without_damaged(note: str, shown: int, records: Sequence[RunRecord]) -> str:
-    """Say in a figure's note how many of its runs it leaves out."""
-    left_out = len(records) - shown
+def readable(records: Sequence[RunRecord], read: Callable[[RunRecord], Any]) -> tuple[list[RunRecord], str]:
+    """Return the runs of which `read` and their origin can be read, and what a figure's note says of the others.
+
+    They are warned of. Raises DamagedRecord where none can be read.
+    """
+    found = of_readable(records, lambda record: (read(record), trained_on([record]), told_by([record])))
+    left_out = len(records) - len(found)
     told = f"{left_out} damaged run{'s' if left_out > 1 else ''} left out" if left_out else ""
-    return " · ".join(filter(None, [note, told]))
+    return [records[place] for place, _ in found], told
 
 
 def is_synthetic(origin: Any) -> bool:

@@ -1,45 +1,50 @@
 """How fast each strategy trains: samples a second, predicted (hatched) beside measured (solid)."""
 
+from typing import Any
+
 import pandas as pd
 import plotly.graph_objects as go
 
 from ..errors import InputError
 from ..record import RunRecord
-from .table import noted, record_names, told_by, trained_on
+from .table import noted, of_readable, readable, record_names, told_by, trained_on
 from .theme import GREY, RUN_COLORS, finished, hatch
 
 
 def throughput_table(*records: RunRecord) -> pd.DataFrame:
     """One row for each run: measured steady-state samples/s, and what its plan predicts (one minibatch a period).
 
-    Raises InputError for a run without a summary: one that did not finish.
+    A damaged run is left out, with a warning. Raises InputError for a run without a summary: one that did not finish.
     """
-    rows = []
-    for name, record in zip(record_names(records), records, strict=True):
-        summaries = record.metrics("summary")
-        if not summaries:
-            raise InputError(
-                f"{record.folder}: has no summary ({record.status['state']}); finish it with --resume, or leave it out"
-            )
-        estimate, batch_size = record.plan.estimate, record.config["batch_size"]
-        rows.append(
-            {
-                "strategy": name,
-                "run": record.name,
-                "processes": len(record.plan.ranks),
-                "samples_per_second": summaries[-1]["samples_per_second"],
-                "predicted_samples_per_second": batch_size / estimate.period_seconds if estimate else None,
-                "batch_size": batch_size,
-                "model": record.config["model"],
-            }
-        )
-    table = pd.DataFrame(rows)
+    found = of_readable(records, _row)
+    names = record_names([records[place] for place, _ in found])
+    table = pd.DataFrame([{"strategy": name, **row} for name, (_, row) in zip(names, found, strict=True)])
     table["speedup_over_first"] = table.samples_per_second / table.samples_per_second.iloc[0]
     return table
 
 
+def _row(record: RunRecord) -> dict[str, Any]:
+    summaries = record.metrics("summary")
+    if not summaries:
+        raise InputError(
+            f"{record.folder}: has no summary ({record.status['state']}); finish it with --resume, or leave it out"
+        )
+    estimate, batch_size = record.plan.estimate, record.config["batch_size"]
+    return {
+        "run": record.name,
+        "processes": len(record.plan.ranks),
+        "samples_per_second": summaries[-1]["samples_per_second"],
+        "predicted_samples_per_second": batch_size / estimate.period_seconds
+        if estimate and estimate.period_seconds
+        else None,
+        "batch_size": batch_size,
+        "model": record.config["model"],
+    }
+
+
 def throughput(*records: RunRecord, note: str = "") -> go.Figure:
     """Draw samples/s of each run beside what its plan predicts."""
+    records, left_out = readable(records, _row)
     table = throughput_table(*records)
     figure = go.Figure()
     sources = (
@@ -72,4 +77,4 @@ def throughput(*records: RunRecord, note: str = "") -> go.Figure:
     figure.update_yaxes(title_text="samples / s", rangemode="tozero")
     figure.update_xaxes(ticks="", showgrid=False, tickangle=0)
     text = noted(note, told_by(records)) if note else trained_on(records)
-    return finished(figure, "Training throughput by strategy", note=text)
+    return finished(figure, "Training throughput by strategy", note=" · ".join(filter(None, [text, left_out])))

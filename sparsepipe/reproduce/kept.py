@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from ..errors import InputError
 from ..launchers import Job, launch
 from ..launchers.folders import folders, new_folder
 from ..plan import Plan
@@ -11,11 +12,17 @@ from ..runtime.config import RunConfig
 
 
 def newest(runs: Path, name: str, config: RunConfig) -> RunRecord | None:
-    """The newest finished run called `name` that trained under `config`; None where there is none."""
+    """The newest finished run called `name` that trained under `config`; None where there is none.
+
+    A damaged one is passed over, which is said.
+    """
     for folder in folders(runs, name):
-        record = RunRecord.load(folder)
-        if record.status["state"] == "finished" and RunConfig.from_json(record.config) == config:
-            return record
+        try:
+            record = RunRecord.load(folder)
+            if record.status["state"] == "finished" and RunConfig.from_json(record.config) == config:
+                return record
+        except InputError as error:
+            print(f"passed over: {error}", flush=True)
     return None
 
 

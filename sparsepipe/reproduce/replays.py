@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from ..cluster import Cluster
+from ..errors import DamagedRecord
 from ..launchers import launch
 from ..plan import Plan
 from ..profile import Profile
@@ -11,11 +12,20 @@ from ..runtime.config import RunConfig
 from .workplace import digest
 
 
+def _finished(folder: Path) -> bool:
+    """Whether a replay stands there that can be read; a damaged one is passed over, which is said."""
+    try:
+        return (folder / "status.json").exists() and RunRecord(folder).status["state"] == "finished"
+    except DamagedRecord as error:
+        print(f"passed over: {error}", flush=True)
+        return False
+
+
 def replay(runs: Path, plan: Plan, profile: Profile, cluster: Cluster, minibatches: int) -> RunRecord:
     """Sleep through `plan` in a folder of `runs` that the plan, the costs and the cluster name."""
     facts = [plan.to_json() | {"plan_seconds": None}, profile.to_json(), cluster.to_toml(), minibatches]
     folder = runs / f"replay-{plan.planner}-{len(plan.ranks)}-{digest(facts)}"
-    if (folder / "status.json").exists() and RunRecord(folder).status["state"] == "finished":
+    if _finished(folder):
         print(f"replay of {plan.planner} on {len(plan.ranks)} devices: from runs/{folder.name}")
         return RunRecord.load(folder)
     number = 0

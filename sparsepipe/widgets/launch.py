@@ -11,7 +11,7 @@ import ipywidgets
 from .. import plots
 from ..cluster import Cluster
 from ..display.markup import Html
-from ..errors import InputError, RunFailed
+from ..errors import DamagedRecord, InputError, RunFailed
 from ..launchers import Job, attach, launch
 from ..launchers.folders import folders, new_folder
 from ..plan import Plan
@@ -82,7 +82,7 @@ class LaunchBoard:
         with self._lock:
             for name in self.plans:
                 for folder in folders(self.runs, self._called(name))[:1]:
-                    if name in self.jobs or RunRecord(folder).status["state"] not in ("started", "running"):
+                    if name in self.jobs or not _may_run(folder):
                         continue
                     job = attach(folder)
                     if job.running:
@@ -229,6 +229,14 @@ class _Details:
         window = (first, min(first + 7, len(voxels)))
         self.timeline.show(plots.timeline(*traces.values(), minibatches=window, note=note))
         self.anatomy.show(plots.anatomy(traces, note=note))
+
+
+def _may_run(folder: Path) -> bool:
+    """Whether a run's record says that it goes on; a damaged one says nothing."""
+    try:
+        return RunRecord(folder).status["state"] in ("started", "running")
+    except DamagedRecord:
+        return False
 
 
 def _ended(job: Job) -> str:

@@ -15,16 +15,13 @@ Row = Mapping[str, Any]
 WINDOW = 5.0  # seconds that count as now
 _TAIL = 65536  # bytes read from the end of a file that grows
 _LOG_LINES = 40
-_PART = Html(
-    "<span title='{} {:.0%}' style='display:inline-block;height:12px;width:{:.0f}px;background:{}'></span>"
-)
+_PART = Html("<span title='{} {:.0%}' style='display:inline-block;height:12px;width:{:.0f}px;background:{}'></span>")
 _RANK = Html(
     "<tr><td style='padding-right:10px'>rank {}, stage {}</td><td style='width:210px;white-space:nowrap'>{}</td>"
     "<td style='padding-right:10px'>{}</td><td>{}</td></tr>"
 )
 _RANKS = Html(
-    "<div style='opacity:.75'>the last {:.0f} seconds</div>"
-    "<table style='font-size:13px;line-height:1.6'>{}</table>"
+    "<div style='opacity:.75'>the last {:.0f} seconds</div><table style='font-size:13px;line-height:1.6'>{}</table>"
 )
 
 

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import ipywidgets
 import pandas as pd
 
 from .. import plots
-from ..display.markup import Html, joined, one_line
+from ..display.markup import Html, joined
 from ..errors import InputError
 from ..launchers.handle import hold, is_held
 from ..plots.table import strategy
@@ -61,9 +62,11 @@ class RunsTable:
         self.exporter = Exporter(self.messages, Path(figures), self._figures, origin=lambda: self.chosen)
         shown = self.messages.shown
         self.filter.observe(shown(lambda _: self.update()), names="value")
-        self.marks.observe(lambda _: self._hide(), names="value")  # a question is about what is marked, or about nothing
+        self.marks.observe(
+            lambda _: self._hide(), names="value"
+        )  # a question is about what is marked, or about nothing
         self.again.on_click(shown(lambda _: self.update()))
-        self.compare.on_click(shown(lambda _: self._compare()))
+        self.compare.on_click(lambda _: self._guarded(self._compare))
         self.trace.on_click(lambda _: self._guarded(self.open_trace))
         self.delete.on_click(shown(lambda _: self._ask()))
         self.sure.on_click(lambda _: self._guarded(self._delete))
@@ -118,9 +121,15 @@ class RunsTable:
 
     def _compare(self) -> None:
         records = self.chosen
+        note = ", ".join(record.name for record in records)
+        with warnings.catch_warnings(record=True) as caught:  # of damaged runs, which the figures leave out
+            warnings.simplefilter("always")
+            figures = plots.throughput(*records, note=note), plots.accuracy(*records, note=note)
         self.views.layout.display = ""
-        self.throughput.show(plots.throughput(*records, note=", ".join(record.name for record in records)))
-        self.accuracy.show(plots.accuracy(*records, note=", ".join(record.name for record in records)))
+        self.throughput.show(figures[0])
+        self.accuracy.show(figures[1])
+        if told := dict.fromkeys(str(warning.message) for warning in caught):
+            self.messages.fail("\n".join(told))
 
     def _figures(self) -> dict[str, tuple[Any, Any]]:
         records = self.chosen
@@ -145,7 +154,7 @@ class RunsTable:
         self._hide()
         if not names:
             raise InputError("nothing was asked about: mark runs and press delete")
-        folders = [self.folder / name for name in names if (self.folder / name).exists()]
+        folders = [folder for name in names if (folder := self.folder / name).exists() or folder.is_symlink()]
         locks = []
         try:  # held until they are gone, so that nobody resumes one of them while it goes
             locks = [hold(folder) for folder in folders if not folder.is_symlink()]
@@ -166,6 +175,7 @@ class RunsTable:
         told: list[str] = []
 
         def run() -> None:
+            self.messages.value = ""
             act()
             told.append(self.messages.value)
 
