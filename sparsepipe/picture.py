@@ -59,8 +59,8 @@ def profile(value: Any) -> Html:
             y = place * height + height - high
             title = f"{value.graph.layers[k].id} on {kind}: {_seconds(found[k])}"
             drawn.append(_rect(k * width, y, max(width - 0.6, 0.4), high, _color(place), title=title))
-    counted = f", {voxels:,.0f} voxels a minibatch" if voxels else ""
-    told = f"profile of {len(layers)} layers on {counted(value.device_types)}{counted}"
+    voxels_told = f", {voxels:,.0f} voxels a minibatch" if voxels else ""
+    told = f"profile of {len(layers)} layers on {counted(value.device_types)}{voxels_told}"
     picture = _svg(drawn, height * len(seconds), "time of each layer")
     table = _table(["device type", "forward", "backward", "dearest layer"], rows)
     return _page(told, picture, table, _notes(value.warnings))
