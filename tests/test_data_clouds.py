@@ -110,7 +110,7 @@ def test_a_ply_with_quads_and_triangles_becomes_triangles(tmp_path: Path) -> Non
     assert mesh.faces.shape == (3, 3)
     assert area == pytest.approx(1.5)
     path = _write(tmp_path / "n.ply", f"{head}0 0 0\n1 0 0\n1 1 0\n0 1 0\n2 0 0\n4 0 1 2 3\n3 1 9 2\n")
-    _refused(path, "a face names vertex 9, expected 0 to 4")
+    _refused(path, "a face names vertex 9, outside the range 0 to 4")
 
 
 ASCII = HEADER.format(encoding="ascii").encode()
@@ -128,14 +128,14 @@ BINARY = HEADER.format(encoding="binary_little_endian").encode()
         (ASCII.replace(b"vertex 3", b"vertex 0"), "no vertex in its header"),
         (ASCII + _ascii_rows().partition(b"\n")[2], "truncated: 2 rows, expected 3 vertex"),
         (ASCII + _ascii_rows() * 2, "longer than its header says: 6 rows, expected 3 vertex"),
-        (ASCII + _ascii_rows().replace(b"0.5", b"half"), "not a PLY file of 3 vertex"),
+        (ASCII + _ascii_rows().replace(b"0.5", b"half"), ":15: 'half -1.25 3.0"),
         (ASCII + _ascii_rows().replace(b"0.5", b"nan"), "point 0 is [nan"),
         (
             ASCII.replace(b"float x", b"float u") + _ascii_rows(),
             "vertices of u y z nx ny nz red green blue label, expected x, y and z",
         ),
-        (BINARY + _rows("<")[:-1], "not a PLY file of 3 vertex (PLY is unexpected length!), as its header says"),
-        (BINARY + _rows("<") + b"\0" * 31, "not a PLY file of 3 vertex"),
+        (BINARY + _rows("<")[:-1], "truncated: 92 bytes after the header, expected more for 3 vertex"),
+        (BINARY + _rows("<") + b"\0" * 31, "longer than its header says: 31 bytes are left after 3 vertex"),
     ],
 )
 def test_a_broken_ply_is_refused_in_one_line_that_names_it(tmp_path: Path, content: bytes, message: str) -> None:

@@ -17,7 +17,7 @@ COLOUR = ("red", "green", "blue")  # 0 to 255
 INTENSITY = "intensity"
 LABEL = "label"  # the column of the points' own classes
 _MAX_DIGITS = 18  # of a count: what int64 holds; Python itself refuses words of thousands
-_SAME = {  # what other writers call these columns
+SAME = {  # what other writers call these columns
     **dict(zip(("normal_x", "normal_y", "normal_z"), NORMAL, strict=True)),
     **dict(zip(("r", "g", "b"), COLOUR, strict=True)),
     **dict(zip(("diffuse_red", "diffuse_green", "diffuse_blue"), COLOUR, strict=True)),
@@ -164,7 +164,7 @@ def _named(path: Path, columns: Iterable[tuple[str, np.ndarray]], reading: Readi
     for name, word, column in given:
         if name == LEFT_OUT:
             continue
-        meaning = _SAME.get(name, name)
+        meaning = SAME.get(name, name)
         if meaning in own and meaning != LABEL:
             meaning = name  # a column of that very name is there: this one is something else
         if meaning in named and not np.array_equal(named[meaning], column, equal_nan=column.dtype.kind == "f"):

@@ -1,13 +1,13 @@
-"""OFF meshes: trimesh reads them; their quirks are mended, and their counts checked, before it sees them."""
+"""OFF meshes as text, with the quirks that files in use have."""
 
-import io
 import re
 from pathlib import Path
 
 import numpy as np
 
 from ...errors import InputError
-from .base import Mesh, check_finite, one_line, read_bytes, whole_number
+from .base import Mesh, read_bytes, whole_number
+from .polygons import mesh_of
 from .reading import AS_THEY_ARE, Reading
 
 # "OFF", "COFF" (colours), "NOFF" (normals), "STOFF" (texture) or combinations; some ModelNet files glue the counts on:
@@ -22,8 +22,6 @@ def read_off(path: Path, reading: Reading = AS_THEY_ARE) -> Mesh:
     Mends: counts glued to the keyword, no edge count, CRLF, comments, blank lines, a byte-order mark, lower case.
     Raises InputError that names file and line for everything else.
     """
-    import trimesh  # here: a listing of data sets need not wait for it
-
     lines = _content_lines(path)
     number, first = lines[0]
     match = _KEYWORD.match(first)
@@ -39,19 +37,9 @@ def read_off(path: Path, reading: Reading = AS_THEY_ARE) -> Mesh:
             f"{path}: {state}: {len(rows)} rows, expected {num_vertices} vertices + {num_faces} faces; "
             "fetch the file again"
         )
-    vertices, faces = rows[:num_vertices], _faces(path, rows[num_vertices:])
-    for number, row in vertices:
-        if len(row.split()) < 3:
-            raise InputError(f"{path}:{number}: vertex {row[:40]!r}, expected 3 numbers; repair or remove the file")
-    text = "\n".join(["OFF", f"{num_vertices} {len(faces)} 0", *(row for _, row in vertices), *faces, ""])
-    try:
-        # process=False: vertices stay as they are, none merged
-        mesh = trimesh.load_mesh(io.StringIO(text), file_type="off", process=False)
-        vertices, faces = np.asarray(mesh.vertices, dtype=np.float64), np.asarray(mesh.faces, dtype=np.int64)
-    except (ValueError, IndexError, OverflowError) as error:
-        raise InputError(f"{path}: not {_WHAT} ({one_line(error)}); repair or remove the file") from None
-    check_finite(path, vertices, what="vertex")
-    return Mesh(vertices, faces)
+    vertices = _vertices(path, rows[:num_vertices])
+    corners, counts = _faces(path, rows[num_vertices:])
+    return mesh_of(path, vertices, corners, counts, reading=reading)
 
 
 def _content_lines(path: Path) -> list[tuple[int, str]]:
@@ -88,16 +76,36 @@ def _counts(path: Path, rows: list[tuple[int, str]]) -> tuple[int, int]:
     return num_vertices, num_faces
 
 
-def _faces(path: Path, rows: list[tuple[int, str]]) -> list[str]:
-    """Check each face row against its own count. Faces of one or two corners have no surface and are left out."""
-    faces = []
+def _vertices(path: Path, rows: list[tuple[int, str]]) -> np.ndarray:
+    """Return the first three numbers of each row [V, 3]; normals, colours and texture coordinates follow them."""
+    words = [row.split()[:3] for _, row in rows]
+    for (number, row), found in zip(rows, words, strict=True):
+        if len(found) < 3:
+            raise InputError(f"{path}:{number}: vertex {row[:40]!r}, expected 3 numbers; repair or remove the file")
+    return np.array(_floats(path, rows, words), dtype=np.float64).reshape(-1, 3)
+
+
+def _faces(path: Path, rows: list[tuple[int, str]]) -> tuple[np.ndarray, np.ndarray]:
+    """Return all faces' corners one after the other, and how many each has; colours follow them in a row."""
+    words, counts = [], []
     for number, row in rows:
-        words = row.split()
-        corners = whole_number(words[0])
-        if corners is None or len(words) <= corners:
+        found = row.split()
+        corners = whole_number(found[0])
+        if corners is None or len(found) <= corners:
             raise InputError(f"{path}:{number}: face {row[:40]!r}, expected a count and as many vertex indices")
-        if corners >= 3:
-            faces.append(row)
-    if not faces:
-        raise InputError(f"{path}: no face has three corners, expected a surface to sample; remove the file")
-    return faces
+        words.append(found[1 : corners + 1])
+        counts.append(corners)
+    return np.array(_floats(path, rows, words), dtype=np.float64), np.array(counts, dtype=np.int64)
+
+
+def _floats(path: Path, rows: list[tuple[int, str]], words: list[list[str]]) -> list[float]:
+    try:
+        return [float(word) for found in words for word in found]
+    except ValueError:
+        pass
+    for (number, row), found in zip(rows, words, strict=True):
+        try:
+            [float(word) for word in found]
+        except ValueError:
+            raise InputError(f"{path}:{number}: not {_WHAT}: {row[:40]!r} holds a word that is no number") from None
+    raise AssertionError("a word is no number in no row")

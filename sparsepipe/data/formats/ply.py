@@ -1,78 +1,138 @@
-"""PLY meshes and point clouds, ascii or binary: trimesh reads them once the rows agree with the header."""
+"""PLY meshes and point clouds, ascii or binary: elements, properties and lists in any order, by their names."""
 
-import io
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from ...errors import InputError
-from .base import POSITION, Cloud, Mesh, check_finite, cloud_of, one_line, read_bytes, whole_number
+from .base import LABEL, POSITION, SAME, Cloud, Mesh, cloud_of, read_bytes, whole_number
+from .ply_rows import Element, Property, Ragged, read_ascii, read_binary
+from .polygons import mesh_of, triangle_strips
 from .reading import AS_THEY_ARE, Reading
 
 _WHAT = "a PLY file"
-_ENCODINGS = ("ascii", "binary_little_endian", "binary_big_endian")
+_ORDERS = {"ascii": "", "binary_little_endian": "<", "binary_big_endian": ">"}
+_TYPES = {
+    **{"char": "i1", "uchar": "u1", "short": "i2", "ushort": "u2", "int": "i4", "uint": "u4"},
+    **{"float": "f4", "double": "f8", "int8": "i1", "uint8": "u1", "int16": "i2", "uint16": "u2"},
+    **{"int32": "i4", "uint32": "u4", "int64": "i8", "uint64": "u8", "float32": "f4", "float64": "f8"},
+}
+_CORNERS = ("vertex_indices", "vertex_index")  # the lists that make a face
+_STRIPS = "tristrips"
 
 
 def read_ply(path: Path, reading: Reading = AS_THEY_ARE) -> Mesh | Cloud:
-    """Read a PLY file: a mesh where it has faces, else a cloud with every further number of its vertices by name.
+    """Read a PLY file: a mesh where it has faces or strips of triangles, else a cloud of its vertices.
 
-    Polygons become triangles. Raises InputError that names the file where it is truncated, longer than its header
-    says, malformed, empty or not finite.
+    A mesh's polygons become triangles of the same area, and take over the face's label where it has one. A cloud keeps
+    every further number of its vertices by name; lists among them are left out, as other elements are.
+    Raises InputError that names the file where it is truncated, longer than its header says, malformed or empty.
     """
-    from trimesh.exchange.ply import load_ply  # here: a listing of data sets need not wait for it
-
     data = read_bytes(path, what=_WHAT)
-    elements, body, encoding = _check_header(path, data)
-    if encoding == "ascii":
-        found, expected = sum(1 for line in body.splitlines() if line.strip()), sum(elements.values())
-        if found != expected:
-            state = "truncated" if found < expected else "longer than its header says"
-            counts = " + ".join(f"{count} {name}" for name, count in elements.items())
-            raise InputError(f"{path}: {state}: {found} rows, expected {counts}; fetch the file again")
-    try:
-        read = load_ply(io.BytesIO(data), skip_materials=True)
-        raw = read["metadata"]["_ply_raw"]["vertex"]
-        columns = {name: np.asarray(raw["data"][name]).reshape(-1) for name in raw["properties"]}
-        if elements.get("face"):
-            vertices, faces = np.asarray(read["vertices"], np.float64), np.asarray(read["faces"], np.int64)
-            vertices, faces = vertices.reshape(-1, 3), faces.reshape(-1, 3)
-    except Exception as error:  # trimesh and numpy raise many kinds; the file is at fault in each
-        counts = " + ".join(f"{count} {name}" for name, count in elements.items())
-        raise InputError(
-            f"{path}: not {_WHAT} of {counts} ({one_line(error)}), as its header says; fetch the file again"
-        ) from None
-    if not elements.get("face"):
-        return cloud_of(path, columns.items(), reading)
-    check_finite(path, vertices, what="vertex")
-    outside = faces[(faces < 0) | (faces >= len(vertices))]
-    if len(outside):
-        raise InputError(
-            f"{path}: a face names vertex {outside[0]}, expected 0 to {len(vertices) - 1}; repair or remove the file"
-        )
-    return Mesh(vertices, faces)
+    header = _header(path, data)
+    if header.encoding == "ascii":
+        rows = read_ascii(path, data[header.num_bytes :], header.elements, first_line=header.num_lines + 1)
+    else:
+        rows = read_binary(path, data, header.elements, start=header.num_bytes, order=_ORDERS[header.encoding])
+    columns = [(name, column) for name, column in rows["vertex"].items() if not isinstance(column, Ragged)]
+    if not any(element.count and element.name in ("face", _STRIPS) for element in header.elements):
+        return cloud_of(path, columns, reading)
+    return _mesh(path, dict(columns), rows.get("face", {}), rows.get(_STRIPS, {}), reading)
 
 
-def _check_header(path: Path, data: bytes) -> tuple[dict[str, int], bytes, str]:
-    """Return how many rows each element has, the bytes after the header, and the encoding."""
-    head, marker, body = data.partition(b"end_header")
-    lines = [line.split() for line in head.decode("latin-1").splitlines()]
-    if not lines or lines[0] != ["ply"] or not marker:
+def _mesh(path: Path, vertices: dict, faces: dict, strips: dict, reading: Reading) -> Mesh:
+    lower = {name.lower(): column for name, column in vertices.items()}
+    points = np.stack([lower[axis] for axis in POSITION], axis=1).astype(np.float64)
+    found = [lists for lists in (_corners(path, faces), _corners(path, strips)) if lists is not None]
+    if len(found) == 2 or not faces:
+        found[-1] = Ragged(*triangle_strips(found[-1].values, found[-1].counts))
+    labels = [np.asarray(column) for name, column in faces.items() if SAME.get(name.lower(), name.lower()) == LABEL]
+    return mesh_of(
+        path,
+        points,
+        np.concatenate([lists.values for lists in found]),
+        np.concatenate([lists.counts for lists in found]),
+        reading=reading,
+        labels=labels[0] if labels and len(found) == 1 else None,
+    )
+
+
+def _corners(path: Path, columns: dict) -> Ragged | None:
+    """Return the lists of vertex numbers among an element's columns; None where the file has no such element."""
+    if not columns:
+        return None
+    for name in _CORNERS:
+        if isinstance(columns.get(name), Ragged):
+            return columns[name]
+    raise InputError(
+        f"{path}: faces of {' '.join(columns)}, expected a list vertex_indices or vertex_index; repair the file"
+    )
+
+
+@dataclass(frozen=True)
+class _Header:
+    encoding: str
+    elements: tuple[Element, ...]
+    num_bytes: int
+    num_lines: int
+
+
+def _header(path: Path, data: bytes) -> _Header:
+    """Read the header line by line: a comment may hold any words, the one that ends it among them."""
+    if not data.startswith(b"ply") or data[3:].lstrip(b" \t")[:1] not in (b"\r", b"\n"):
         raise InputError(f"{path}: does not start with a header from 'ply' to 'end_header', expected {_WHAT}")
-    encoding = next((words[1] for words in lines if words[:1] == ["format"] and len(words) > 1), None)
-    if encoding not in _ENCODINGS:
-        raise InputError(f"{path}: format {encoding}, expected one of {', '.join(_ENCODINGS)}")
-    elements: dict[str, int] = {}
-    properties = []  # of the vertices
-    for number, words in enumerate(lines, start=1):
-        if words[:1] == ["element"]:
+    rest = data[3:].lstrip(b" \t")
+    end = b"\r" if rest[:1] == b"\r" and rest[:2] != b"\r\n" else b"\n"
+    encoding, number, start = None, 0, 0
+    tables: list[tuple[str, int, list[Property]]] = []
+    while start < len(data):
+        stop = data.find(end, start)
+        stop = len(data) if stop < 0 else stop
+        words = data[start:stop].decode("latin-1").split()
+        number, start = number + 1, stop + 1
+        if words == ["end_header"]:
+            elements = tuple(Element(name, count, tuple(properties)) for name, count, properties in tables)
+            return _checked(path, _Header(str(encoding), elements, start, number))
+        if words[:1] == ["format"] and len(words) > 1:
+            encoding = words[1]
+        elif words[:1] == ["element"]:
             count = whole_number(words[2]) if len(words) == 3 else None
             if count is None:
                 raise InputError(f"{path}:{number}: {' '.join(words)[:40]!r}, expected 'element NAME COUNT'")
-            elements[words[1]] = count
-        if words[:1] == ["property"] and list(elements) == ["vertex"]:
-            properties.append(words[-1])
-    if not elements.get("vertex"):
+            tables.append((words[1], count, []))
+        elif words[:1] == ["property"]:
+            found = _property(words)
+            if found is None or not tables:
+                raise InputError(
+                    f"{path}:{number}: {' '.join(words)[:60]!r}, expected 'property TYPE NAME' or 'property list "
+                    f"COUNT-TYPE TYPE NAME' below an element, of {', '.join(_TYPES)}"
+                )
+            tables[-1][2].append(found)
+    raise InputError(f"{path}: does not start with a header from 'ply' to 'end_header', expected {_WHAT}")
+
+
+def _property(words: list[str]) -> Property | None:
+    types = [_TYPES.get(word) for word in words[1:-1]]
+    if len(words) == 3 and types[0]:
+        return Property(words[2], types[0])
+    if len(words) == 5 and words[1] == "list" and types[2] and types[1] and types[1][0] != "f":
+        return Property(words[4], types[2], types[1])
+    return None
+
+
+def _checked(path: Path, header: _Header) -> _Header:
+    if header.encoding not in _ORDERS:
+        raise InputError(f"{path}: format {header.encoding[:40]}, expected one of {', '.join(_ORDERS)}")
+    for names in ([e.name for e in header.elements], *([p.name for p in e.properties] for e in header.elements)):
+        name, times = Counter(names).most_common(1)[0] if names else ("", 0)
+        if times > 1:
+            raise InputError(f"{path}: {name[:40]!r} is named twice in its header, expected each name once; repair it")
+    vertex = next((element for element in header.elements if element.name == "vertex"), None)
+    if vertex is None or not vertex.count:
         raise InputError(f"{path}: no vertex in its header, expected at least one; remove the file")
-    if not set(POSITION) <= set(properties):
-        raise InputError(f"{path}: vertices of {' '.join(properties) or 'nothing'}, expected x, y and z among them")
-    return elements, body.partition(b"\n")[2], encoding
+    names = [p.name for p in vertex.properties if p.count_type is None]
+    if not set(POSITION) <= {name.lower() for name in names}:
+        raise InputError(f"{path}: vertices of {' '.join(names)[:80] or 'nothing'}, expected x, y and z among them")
+    return header
