@@ -1,20 +1,52 @@
 """What a verb of the command line answers: one document for programs, and the same as text for people."""
 
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .display.markup import one_line
 
+_EVERY_TERMINAL = 0.1  # seconds between two lines of progress
+_EVERY_LOG = 5.0
+
 
 class Answer(NamedTuple):
     document: Any  # what --json prints
     text: str  # what people read
+    fault: str = ""  # what was found to be wrong: a line on stderr, and exit code 2
 
 
 def progress_line(line: str) -> None:
     """Tell people something meanwhile: never where the answer goes."""
     print(one_line(line), file=sys.stderr, flush=True)
+
+
+class Progress:
+    """Tell people how far something is: on a terminal in one line that changes, else in a line every few seconds."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._told = time.monotonic()
+        self._width = 0
+
+    def tell(self, line: str) -> None:
+        """Show how far it is, unless that was just told."""
+        now = time.monotonic()
+        if now - self._told < (_EVERY_TERMINAL if self._terminal else _EVERY_LOG):
+            return
+        self._told = now
+        if self._terminal:
+            print(f"\r{line.ljust(self._width)}", end="", file=sys.stderr, flush=True)
+            self._width = len(line)
+        else:
+            progress_line(line)
+
+    def end(self) -> None:
+        """Take the line away, so that what comes next stands alone."""
+        if self._width:
+            print(f"\r{' ' * self._width}\r", end="", file=sys.stderr, flush=True)
+            self._width = 0
 
 
 def cell(value: Any) -> str:

@@ -27,7 +27,7 @@ def parser() -> argparse.ArgumentParser:
     top = _Parser(prog="sparsepipe", description="Plan, simulate and run pipeline-parallel training.")
     top.add_argument("--version", action="version", version=f"sparsepipe {__version__}")
     verbs = top.add_subparsers(required=True, metavar="VERB", parser_class=_Parser)
-    data = verbs.add_parser("data", help="list, fetch, make and inspect data sets")
+    data = verbs.add_parser("data", help="list, fetch, make, inspect and check data sets")
     data_verbs = data.add_subparsers(required=True, metavar="VERB", parser_class=_Parser)
     _verb(data_verbs, "data list", "data sets with a manifest")
     one = _verb(data_verbs, "data fetch", "download a data set, verified by SHA-256")
@@ -41,6 +41,15 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--seed", type=int, default=0)
     one = _verb(data_verbs, "data info", "what a folder holds: classes, splits, counts, formats")
     one.add_argument("path", metavar="PATH", help="folder in ModelNet layout, or a manifest's name")
+
+    one = _verb(data_verbs, "data check", "read every file of a data set once and list what would stop a run")
+    one.add_argument("path", metavar="PATH", help="folder of a data set, or a manifest's name")
+    one.add_argument(
+        "--voxel-size", type=_positive, default=0.05, metavar="S", help="edge of the voxels counted (default: 0.05)"
+    )
+    one.add_argument("--num-points", type=_count, metavar="N", help="points sampled from each mesh (default: 1024)")
+    one.add_argument("--task", choices=TASKS, help="what would be learned (default: all that can be)")
+    one.add_argument("--features", type=_names, metavar="F,…", help="of each voxel, as in `run` (default: occupancy)")
 
     one = _verb(verbs, "profile", "measure every layer of a model")
     _model_options(one)

@@ -13,7 +13,7 @@ from dataclasses import fields
 from typing import Any
 
 from . import run_verbs
-from .answers import Answer, progress_line, table
+from .answers import Answer, Progress, progress_line, table
 from .arguments import parser
 from .cluster import Cluster, DeviceType, Link, Node
 from .display.markup import one_line, visible
@@ -38,6 +38,9 @@ def _run_verb(options: argparse.Namespace) -> int:
         answer = VERBS[options.verb](options)
         print(json.dumps(answer.document, indent=2) if options.json else visible(answer.text))
         sys.stdout.flush()
+        if answer.fault:
+            print(f"sparsepipe: {one_line(answer.fault)}", file=sys.stderr)
+            return 2
     except (InputError, RunFailed) as error:
         print(f"sparsepipe: {error}", file=sys.stderr)
         return 1 if isinstance(error, RunFailed) else 2
@@ -99,7 +102,35 @@ def data_info(options: argparse.Namespace) -> Answer:
     found = info(find(options.path))
     lines = [f"{found['name']}{' (synthetic)' if found['synthetic'] else ''}: {found['samples']} samples"]
     lines += [f"{key}: {', '.join(f'{k} {n}' for k, n in found[key].items())}" for key in ("splits", "formats")]
-    return Answer(found, "\n".join([*lines, f"classes: {', '.join(found['classes'])}"]))
+    lines += [f"classes: {', '.join(found['classes'])}"]
+    lines += [f"missing: no sample of class {one['class']} in split {one['split']}" for one in found["missing"]]
+    return Answer(found, "\n".join([*lines, *_left_out(found["left_out"])]))
+
+
+def data_check(options: argparse.Namespace) -> Answer:
+    from .data import check, find
+
+    progress = Progress()
+    settings = {"task": options.task, "features": options.features, "num_points": options.num_points}
+    given = {name: value for name, value in settings.items() if value is not None}
+    try:
+        report = check(find(options.path), voxel_size=options.voxel_size, progress=progress.tell, **given)
+    finally:
+        progress.end()
+    count = len(report.faults)
+    fault = f"{options.path}: {count} {'faults' if count > 1 else 'fault'} would stop a run" if count else ""
+    document = report.to_json()
+    return Answer(document, "\n".join([str(report), *_left_out(document["left_out"])]), fault)
+
+
+def _many(files: int) -> str:
+    return f" ({files} files)" if files > 1 else ""
+
+
+def _left_out(entries: Sequence[Mapping[str, Any]], most: int = 30) -> list[str]:
+    """A line for each thing that a data set's folder holds beside its samples."""
+    lines = [one_line(f"left out: {one['path']}{_many(one['files'])}: {one['why']}") for one in entries[:most]]
+    return [*lines, *([f"left out: {len(entries) - most} more, see --json"] if len(entries) > most else [])]
 
 
 # --- profile, plan, simulate --------------------------------------------------------------------------------------
@@ -313,6 +344,7 @@ VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {
     "data fetch": data_fetch,
     "data make": data_make,
     "data info": data_info,
+    "data check": data_check,
     "profile": profile,
     "plan": plan,
     "simulate": simulate,

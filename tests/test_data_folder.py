@@ -75,12 +75,12 @@ def test_the_marker_names_the_data_set_and_says_synthetic(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("names", "empty", "message"),
     [
-        (("chair/train/c.off",), ("sofa/train",), r"sofa: no \.off, .* or \.bin file in train/"),
-        (("chair/train/c.off",), ("sofa",), r"sofa: no \.off, .* or \.bin file"),
-        (("chair/c.off", "sofa/d.off"), (), r"chair: no \.off, .* or \.bin file in train/"),
-        (("chair/train/c.stl",), (), r"chair: no \.off, .* or \.bin file"),
+        (("chair/c.off", "sofa/d.off"), (), r"no class folder, expected CLASS/.* chair/ is no class: it holds c\.off;"),
+        (("chair/train/c.stl",), (), r"no class folder, .* with \.off, .* what is there: chair/train/c\.stl is of no"),
         (("chair/train/c.off", "chair/train/c.pcd"), (), r"the same sample is there as c\.pcd; keep one format"),
-        ((), (), "no class folder"),
+        (("train/c.off", "test/d.off"), (), r"no class folder.*: test/ is no class: it holds d\.off; train/ is no"),
+        ((), ("sofa",), "no class folder, .*: sofa/ is no class: it is empty"),
+        ((), (), "no class folder, .*: it is empty"),
     ],
 )
 def test_other_layouts_are_refused(tmp_path: Path, names: tuple, empty: tuple, message: str) -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .digits import make_digits
     from .downloads import fetch
     from .folder import DataFolder, info, open_folder
+    from .inspection import Report, check
     from .labels import IGNORED
     from .manifests import Manifest, list_datasets
     from .order import class_balanced_minibatches, minibatches, voxel_balanced_minibatches
@@ -27,6 +28,7 @@ _HOMES = {  # a file of this folder: what it gives
     "digits": ("make_digits",),
     "downloads": ("fetch",),
     "folder": ("DataFolder", "info", "open_folder"),
+    "inspection": ("Report", "check"),
     "labels": ("IGNORED",),
     "manifests": ("Manifest", "list_datasets"),
     "order": ("class_balanced_minibatches", "minibatches", "voxel_balanced_minibatches"),
@@ -43,8 +45,10 @@ __all__ = [
     "DataFolder",
     "Manifest",
     "PointBatch",
+    "Report",
     "Sample",
     "VoxelDataset",
+    "check",
     "class_balanced_minibatches",
     "collate",
     "fetch",

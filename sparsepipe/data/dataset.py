@@ -15,7 +15,7 @@ from .augmentation import Augmentation, named_augmentation
 from .batch import PointBatch, Sample, collate
 from .cache import cache_key, open_cache
 from .folder import open_folder
-from .formats import Cloud
+from .formats import Cloud, Mesh
 from .layouts import CLASSIFICATION, SEGMENTATION, DataFolder, SampleFile
 from .recipe import OCCUPANCY, Recipe
 from .sampling import derived_seed, sample_points
@@ -64,7 +64,9 @@ class VoxelDataset:
         recipe: Recipe,
         task: str | None = None,
         cache: Path | str | None = None,
+        files: Sequence[SampleFile] | None = None,
     ) -> None:
+        """Take all samples of the split, or these `files` of it, though a class may have none among them."""
         self.folder = folder
         self.split = split
         self.recipe = recipe
@@ -80,7 +82,7 @@ class VoxelDataset:
                 f"{folder.path}: its clouds keep their metres, but the augmentation asked brings them into "
                 "the unit cube; use another, such as scans"
             )
-        self.files = folder.split(split)
+        self.files = folder.split(split) if files is None else tuple(files)
         self._cache = open_cache(cache)
         self._kept: dict[int, Sample | Cloud] = {}  # samples, or with augmentation what they are drawn from
         self._kept_bytes = 0
@@ -131,7 +133,8 @@ class VoxelDataset:
 
     def points(self, index: int) -> np.ndarray:
         """Return one sample's points before augmentation and voxelization: float64 [P, 3]. Not kept."""
-        return self._placed(self._drawn(self.files[index], self.recipe.num_points), self.files[index]).points
+        file = self.files[index]
+        return self._placed(self._drawn(file, self.folder.read(file), self.recipe.num_points), file).points
 
     def sample(self, index: int, *, epoch: int = 0) -> Sample:
         """Return one voxelized sample. Raises InputError that names the file where it cannot be read.
@@ -146,10 +149,20 @@ class VoxelDataset:
             key = self._key(file)
             sample = self._cached_sample(key, file)
             if sample is None:
-                sample = self._voxelized(self._placed(self._drawn(file, self.recipe.num_points), file), file)
+                sample = self.made(file, self.folder.read(file))
                 self._save(key, _arrays_of(sample))
             self._keep(index, sample, sum(tensor.nbytes for tensor in (sample.coordinates, sample.features)))
         return sample
+
+    def made(self, file: SampleFile, content: Mesh | Cloud) -> Sample:
+        """Voxelize what was read of a file, without augmentation. Raises InputError that names the file."""
+        return self._voxelized(self._placed(self._drawn(file, content, self.recipe.num_points), file), file)
+
+    def examined(self, file: SampleFile, content: Mesh | Cloud) -> Sample:
+        """Look at all points that were read of a file, then voxelize it. Raises InputError that names the file."""
+        if self.task == SEGMENTATION:
+            self._point_labels(content, file)
+        return self.made(file, content)
 
     def batch(self, indices: Sequence[int], *, epoch: int = 0) -> PointBatch:
         """Return the chosen samples of an epoch side by side, in the order given."""
@@ -167,9 +180,8 @@ class VoxelDataset:
 
     # --- one sample, step by step -------------------------------------------------------------------------------
 
-    def _drawn(self, file: SampleFile, num_points: int | None) -> Cloud:
-        """Read a file and draw points of it by the seed and its name."""
-        content = self.folder.read(file)
+    def _drawn(self, file: SampleFile, content: Mesh | Cloud, num_points: int | None) -> Cloud:
+        """Draw points of what a file holds, by the seed and its name."""
         if isinstance(content, Cloud):
             content = self.recipe.measured(content, file.path, self.folder.reading)
         try:
@@ -206,7 +218,7 @@ class VoxelDataset:
         if arrays is not None and "points" in arrays:
             names = json.loads(arrays["names"].tobytes())
             return Cloud(arrays["points"], arrays.get("attributes"), tuple(names), arrays.get("labels"))
-        cloud = self._drawn(file, None if num_points is None else _RESERVOIR * num_points)
+        cloud = self._drawn(file, self.folder.read(file), None if num_points is None else _RESERVOIR * num_points)
         names = np.frombuffer(json.dumps(cloud.names).encode(), dtype=np.uint8)
         arrays = {"points": cloud.points, "names": names}
         for name, array in (("attributes", cloud.attributes), ("labels", cloud.labels)):
@@ -227,7 +239,7 @@ class VoxelDataset:
         assert label is not None
         return Sample(torch.from_numpy(coordinates), torch.from_numpy(features), label)
 
-    def _point_labels(self, cloud: Cloud, file: SampleFile) -> np.ndarray:
+    def _point_labels(self, cloud: Mesh | Cloud, file: SampleFile) -> np.ndarray:
         if cloud.labels is None:
             raise InputError(
                 f"{file.path}: its points have no labels, expected one each for segmentation; choose a task"

@@ -2,36 +2,65 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 from ..errors import InputError
-from ..files import read_json
-from .layouts import FALLBACK, LAYOUTS, MARKER, SPLITS, DataFolder, SampleFile, folders
+from .layouts import FALLBACK, LAYOUTS, SPLITS, DataFolder, LeftOut, SampleFile, folders, read_marker
+
+_DEPTH = 3  # folders around a data set, as archives have
+_MOST_FOLDERS = 200  # looked into beside each other, to find it
 
 
 def open_folder(path: Path | str) -> DataFolder:
     """List a data set in any layout of `layouts`, or one folder around it, as archives have.
 
-    Without a sign of another it is taken for ModelNet's: CLASS/{train,test}/FILE. Raises InputError where it is none,
-    a class has no files, or a sample is there in two formats.
+    Raises InputError where there is none or several, and for the first of what is wrong with its files.
     """
+    folder = list_folder(path)
+    if folder.faults:
+        more = len(folder.faults) - 1
+        rest = f" ({more} more like this: `sparsepipe data check` lists all)" if more else ""
+        raise InputError(f"{folder.faults[0]}{rest}")
+    return folder
+
+
+def list_folder(path: Path | str) -> DataFolder:
+    """List a data set with its `faults`, what is wrong with its files. Raises InputError where no sample is found."""
     given = Path(path)
     if not given.is_dir():
         state = "is a file" if given.exists() else "no such folder"
         raise InputError(f"{given}: {state}, expected a folder CLASS/{{train,test}}/FILE; check the path")
-    root = given.resolve()
+    top = root = given.resolve()
+    beside: list[LeftOut] = []
     while True:
-        for layout in LAYOUTS:
-            if layout.found(root):
-                return layout.opened(root, _marker(root))
-        inner = _inner(root)
-        if inner is None:
-            return FALLBACK.opened(root, _marker(root))
-        root = inner
+        layout = _layout(root)
+        inside = folders(root) if layout is None else []
+        inner = [folder for folder in inside if _holds_data(folder, _DEPTH)]
+        if layout is not None or not inner:
+            opened: DataFolder = (layout or FALLBACK).opened(root, read_marker(root))
+            return replace(
+                opened,
+                left_out=(*beside, *opened.left_out),
+                faults=(*opened.faults, *_in_two_splits(opened)),
+            )
+        if len(inner) > 1:
+            names = ", ".join(folder.name for folder in inner[:8]) + (", …" if len(inner) > 8 else "")
+            raise InputError(f"{root}: holds {len(inner)} data sets, {names}; give the path of one of them")
+        beside += [
+            LeftOut(f"{folder.relative_to(top).as_posix()}/", f"beside the data set {inner[0].name}")
+            for folder in inside
+            if folder != inner[0]
+        ]
+        root = inner[0]
 
 
 def info(path: Path | str) -> dict:
-    """Say what a folder holds, ready for JSON: name, layout, tasks, classes, samples by split and class, formats."""
+    """Say what a folder holds, ready for JSON: name, layout, tasks, classes, samples by split and class, formats.
+
+    "left_out" lists what is there and is no sample, with the reason.
+    """
     folder = open_folder(path)
     by_class = {
         name: {
@@ -53,7 +82,16 @@ def info(path: Path | str) -> dict:
         "samples_by_class": by_class,
         "formats": dict(_counted(folder, lambda file: file.path.suffix.lower().removeprefix("."))),
         "bytes": sum(sizes.values()),
+        "left_out": [{"path": entry.path, "files": entry.files, "why": entry.why} for entry in folder.left_out],
+        "missing": missing_classes(folder),
     }
+
+
+def missing_classes(folder: DataFolder) -> list[dict[str, str]]:
+    """Name each class that has no sample in a split: class folders are refused there."""
+    if folder.layout != "classes":
+        return []
+    return [{"class": name, "split": split} for split in folder.splits for name in folder.classes_without(split)]
 
 
 def _counted(folder: DataFolder, key: Callable[[SampleFile], str]) -> list[tuple[str, int]]:
@@ -61,20 +99,34 @@ def _counted(folder: DataFolder, key: Callable[[SampleFile], str]) -> list[tuple
     return sorted(counts.items(), key=lambda item: (SPLITS.index(item[0]) if item[0] in SPLITS else 0, item[0]))
 
 
-def _inner(path: Path) -> Path | None:
-    """Return the only folder inside one, where that is not itself a class: archives unpack so."""
-    inside = folders(path)
-    if len(inside) != 1 or any((inside[0] / split).is_dir() for split in SPLITS):
-        return None
-    holds = folders(inside[0]) or any(layout.found(inside[0]) for layout in LAYOUTS)
-    return inside[0] if holds else None
+def _layout(root: Path) -> ModuleType | None:
+    return next((layout for layout in LAYOUTS if layout.found(root)), None)
 
 
-def _marker(root: Path) -> dict:
-    path = root / MARKER
-    if not path.is_file():
-        return {}
-    marker = read_json(path, what="data set's description")
-    if not isinstance(marker, dict) or not isinstance(marker.get("name", ""), str):
-        raise InputError(f"{path}: expected an object with 'name' as text; correct or remove it")
-    return marker
+def _holds_data(folder: Path, depth: int) -> bool:
+    """Say whether a folder is a data set, or holds one not too far down."""
+    if _layout(folder) is not None:
+        return True
+    return depth > 1 and any(_holds_data(inside, depth - 1) for inside in folders(folder)[:_MOST_FOLDERS])
+
+
+def _in_two_splits(folder: DataFolder) -> list[str]:
+    """Say which files are samples of two splits, by two names, by links or by two lists, or twice of one list."""
+    first: dict[tuple[int, int], SampleFile] = {}
+    faults: dict[tuple[Path, Path], str] = {}
+    seen: dict[Path, tuple[int, int]] = {}
+    for file in folder.files:
+        if file.path not in seen:
+            facts = file.path.stat()
+            seen[file.path] = facts.st_dev, facts.st_ino
+        other = first.setdefault(seen[file.path], file)
+        if other is file:
+            continue
+        if other.split != file.split:
+            faults[other.path, file.path] = (
+                f"{file.path}: in split {file.split}, but the same file as {other.path} in split {other.split}; "
+                "expected each sample in one split, take it from one"
+            )
+        elif file.entry is None and other.path == file.path:
+            faults[other.path, file.path] = f"{file.path}: listed twice in split {file.split}; take it out once"
+    return list(faults.values())

@@ -21,6 +21,7 @@ READERS: dict[str, Reader] = {
     ".xyz": read_text_cloud,
     ".npz": read_npz,
     ".h5": read_hdf5,
+    ".hdf5": read_hdf5,
     ".bin": read_scan,
 }
 

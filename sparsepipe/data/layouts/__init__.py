@@ -6,10 +6,12 @@
 from types import ModuleType
 
 from . import classes, hdf5, resampled, s3dis, semantickitti, shapenetpart
-from .base import CLASSIFICATION, MARKER, SEGMENTATION, SPLITS, DataFolder, SampleFile, folders
+from .base import CLASSIFICATION, MARKER, SEGMENTATION, DataFolder, LeftOut, SampleFile, read_marker
+from .litter import folders, is_litter
+from .splits import SPLITS
 
-LAYOUTS: tuple[ModuleType, ...] = (resampled, hdf5, shapenetpart, s3dis, semantickitti)  # known by their own files
-FALLBACK = classes
+LAYOUTS: tuple[ModuleType, ...] = (resampled, hdf5, shapenetpart, s3dis, semantickitti, classes)  # in this order
+FALLBACK = classes  # says what is there where no layout is
 
 __all__ = [
     "CLASSIFICATION",
@@ -19,6 +21,9 @@ __all__ = [
     "SEGMENTATION",
     "SPLITS",
     "DataFolder",
+    "LeftOut",
     "SampleFile",
     "folders",
+    "is_litter",
+    "read_marker",
 ]

@@ -1,15 +1,17 @@
 """What a data set's folder holds, whatever its layout: samples by split, their classes, and how to read one."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from ...errors import InputError
+from ...files import read_json, read_text
 from ..formats import READERS, Cloud, Mesh, Reading
+from .splits import SPLITS
 
-SPLITS = ("train", "validation", "test")
-# Optional, at the top: {"name": …, "synthetic": true, "parts": […], "metric": true, …}, and what Reading takes from it.
+# Optional, at the top: {"name": …, "synthetic": true, "parts": […], "metric": true, "files": {…}}, and Reading's keys.
 MARKER = "dataset.json"
 CLASSIFICATION = "classification"  # one label a sample
 SEGMENTATION = "segmentation"  # one label a point, hence a voxel
@@ -33,6 +35,15 @@ class SampleFile:
 
 
 @dataclass(frozen=True)
+class LeftOut:
+    """Files or folders inside a data set that are no sample of it: `path` inside it, how many, and why."""
+
+    path: str
+    why: str
+    files: int = 1
+
+
+@dataclass(frozen=True)
 class DataFolder:
     """A data set's samples in a stable order; `marker` holds what its own dataset.json says.
 
@@ -51,6 +62,8 @@ class DataFolder:
     parts: tuple[str, ...] = ()
     metric: bool = False
     default_task: str = CLASSIFICATION
+    left_out: tuple[LeftOut, ...] = ()
+    faults: tuple[str, ...] = ()  # what keeps it from being used, one line each; `open_folder` raises the first
 
     def __post_init__(self) -> None:
         _ = self.reading  # what dataset.json says wrongly is refused now
@@ -83,20 +96,65 @@ class DataFolder:
 
     def split(self, name: str) -> tuple[SampleFile, ...]:
         """Return the samples of one split. Raises InputError where there is none, or a class is missing in it."""
-        files = tuple(file for file in self.files if file.split == name)
+        files = self.of_split(name)
         if not files:
-            raise InputError(f"{self.path}: no split {name!r}, expected one of {', '.join(self.splits)}")
-        empty = sorted(set(range(len(self.classes))) - {file.label for file in files})
-        if empty and self.layout == "classes":
-            folder = self.path / self.classes[empty[0]] / name
+            there = f"; left out: {self._left_out_folders()}" if self.left_out else ""
+            raise InputError(f"{self.path}: no split {name!r}, expected one of {', '.join(self.splits)}{there}")
+        if self.layout == "classes" and (empty := self.classes_without(name)):
+            first = self.files[0]
+            of_class = first.label is not None and first.name.startswith(f"{self.classes[first.label]}/")
+            folder = self.path / (f"{empty[0]}/{name}" if of_class else f"{name}/{empty[0]}")
             raise InputError(f"{folder}: no {formats()} file, expected at least one; add files or remove the class")
         return files
 
+    def of_split(self, name: str) -> tuple[SampleFile, ...]:
+        """Return the samples of one split, none where there is no such split."""
+        return tuple(file for file in self.files if file.split == name)
 
-def folders(path: Path) -> list[Path]:
-    """List the folders inside one, by name, without what archives and readers leave there."""
-    ignored = ("__MACOSX", "__pycache__")
-    return sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith(".") and p.name not in ignored)
+    def classes_without(self, split: str) -> list[str]:
+        """Name the classes that have no sample in a split."""
+        there = {file.label for file in self.files if file.split == split}
+        return [name for label, name in enumerate(self.classes) if label not in there]
+
+    def _left_out_folders(self) -> str:
+        first = ", ".join(entry.path for entry in self.left_out[:3])
+        return f"{first}, …" if len(self.left_out) > 3 else first
+
+
+@dataclass
+class Listing:
+    """What a layout gathers while it lists a folder: samples, what it leaves out, and what is wrong with the folder."""
+
+    root: Path
+    files: list[SampleFile] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+    def leave(self, path: Path, why: str, *, files: int = 1) -> None:
+        """Note what is no part of the data set."""
+        folder = "/" if path.is_dir() else ""
+        self.left_out.append(LeftOut(f"{path.relative_to(self.root).as_posix()}{folder}", why, files))
+
+    def leave_files(self, paths: Iterable[Path], why: str) -> None:
+        """Note files that are not read, those of a folder and a suffix in one entry; broken links are told apart."""
+        alike: defaultdict[tuple[Path, str, str], list[Path]] = defaultdict(list)
+        for path in paths:
+            reason = why if path.exists() else "a link to nothing"
+            alike[path.parent, path.suffix, reason].append(path)
+        for (folder, suffix, reason), group in alike.items():
+            many = len(group) > 1
+            self.leave(folder / f"*{suffix}" if many else group[0], reason, files=len(group))
+
+    def attempt(self, make: Callable[[], SampleFile]) -> None:
+        """Add the sample that `make` describes, or what is wrong with it."""
+        try:
+            self.files.append(make())
+        except InputError as error:
+            self.faults.append(str(error))
+
+    def empty(self, message: str) -> InputError:
+        """Return what to raise where there is no sample: what is wrong with those found, else `message`."""
+        return InputError(self.faults[0] if self.faults else message)
 
 
 def formats() -> str:
@@ -104,10 +162,19 @@ def formats() -> str:
     return ", ".join(list(READERS)[:-1]) + f" or {list(READERS)[-1]}"
 
 
+def read_marker(root: Path) -> dict:
+    """Return what a data set says of itself. Raises InputError for a dataset.json that is no object, or odd in it."""
+    path = root / MARKER
+    if not path.is_file():
+        return {}
+    marker = read_json(path, what="data set's description")
+    if not isinstance(marker, dict) or not isinstance(marker.get("name", ""), str):
+        raise InputError(f"{path}: expected an object with 'name' as text; correct or remove it")
+    return marker
+
+
 def listed_lines(path: Path) -> list[str]:
     """Return the lines of a small list, such as class names. Raises InputError where it is missing or empty."""
-    from ...files import read_text
-
     lines = [line.strip() for line in read_text(path, what="list").splitlines() if line.strip()]
     if not lines:
         raise InputError(f"{path}: empty, expected one name a line; fetch the data set again")

@@ -1,4 +1,7 @@
-"""ModelNet's layout, CLASS/{train,test}/FILE, in any format; NAME.seg beside it holds each face's or point's part."""
+"""Class folders, CLASS/SPLIT/FILE as ModelNet has them or SPLIT/CLASS/FILE as ImageNet's, in any format.
+
+NAME.seg beside a sample holds each face's or point's part.
+"""
 
 import io
 from pathlib import Path
@@ -8,59 +11,157 @@ import numpy as np
 from ...errors import InputError
 from ..formats import READERS, Cloud, Mesh, Reading, read
 from ..formats.base import one_line, read_bytes, whole_labels
-from .base import MARKER, SPLITS, DataFolder, SampleFile, folders, formats, sample_of
+from .base import MARKER, DataFolder, Listing, SampleFile, formats, sample_of
+from .litter import entries, folders
+from .splits import SPLITS, WORDS, split_of
 
 SEGMENTS = ".seg"  # one whole number a line, as the Princeton segmentation benchmark writes them
+_Table = dict[str, dict[str, Path]]  # class → split → the folder of its samples
 
 
 def found(root: Path) -> bool:
-    """Say whether a folder is of this layout: what no other layout claims is held to it."""
-    return True
+    """Say whether a folder is of this layout: samples lie in CLASS/SPLIT or SPLIT/CLASS."""
+    return _classes_first(root) or _splits_first(root)
 
 
 def opened(root: Path, marker: dict) -> DataFolder:
-    """List the samples. Raises InputError where a class has none, or a sample is there in two formats."""
-    classes = tuple(folder.name for folder in folders(root))
-    files: list[SampleFile] = []
-    for label, name in enumerate(classes):
-        samples = _class_files(root, name, label)
-        if not samples:
-            splits = ", ".join(f"{split}/" for split in SPLITS)
-            raise InputError(f"{root / name}: no {formats()} file in {splits}; add files or remove the class folder")
-        files += samples
-    if not files:
-        raise InputError(f"{root}: no class folder, expected CLASS/{{train,test}}/FILE; check the path")
+    """List the samples. A folder without any is no class: it is left out.
+
+    Raises InputError where none has any, or where samples lie in both orders.
+    """
+    listing = Listing(root)
+    classes: list[str] = []
+    for name, places in sorted(_table(listing).items()):
+        label, before = len(classes), len(listing.files)
+        for split in SPLITS:
+            if split in places:
+                _list_samples(listing, places[split], label=label, split=split)
+        if len(listing.files) > before:
+            classes.append(name)
+        else:
+            for place in places.values():
+                listing.leave(place, "a class's folder without a sample")
+    listing.leave_files((path for path in entries(root) if not path.is_dir() and path.name != MARKER), "not read")
+    if not listing.files:
+        raise listing.empty(_nothing(root, listing))
     metric = marker.get("metric", False)
     if not isinstance(metric, bool):
         raise InputError(f"{root / MARKER}: 'metric' is {metric!r}, expected true or false; correct or remove it")
     return DataFolder(
         marker.get("name", root.name),
         root,
-        classes,
-        tuple(files),
+        tuple(classes),
+        tuple(listing.files),
         marker,
         "classes",
         _read,
         parts=_parts(root, marker),
         metric=metric,
+        left_out=tuple(listing.left_out),
+        faults=tuple(listing.faults),
     )
 
 
-def _class_files(root: Path, name: str, label: int) -> list[SampleFile]:
-    files = []
-    for split in SPLITS:
-        folder = root / name / split
-        stems: dict[str, Path] = {}
-        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-            if path.name.startswith(".") or path.suffix.lower() not in READERS or not path.is_file():
+# --- which folders are classes ---------------------------------------------------------------------------------------
+
+
+def _classes_first(root: Path) -> bool:
+    """Say whether samples lie in CLASS/SPLIT; a class may itself be called after a split where another is not."""
+    inside = folders(root)
+    if any(_holds_split(folder) for folder in inside if not split_of(folder.name)):
+        return True
+    return any(_holds_split(folder) for folder in inside if split_of(folder.name)) and not _splits_first(root)
+
+
+def _splits_first(root: Path) -> bool:
+    """Say whether samples lie in SPLIT/CLASS."""
+    return any(
+        _holds_samples(inside)
+        for folder in folders(root)
+        if split_of(folder.name)
+        for inside in folders(folder)
+        if not split_of(inside.name)
+    )
+
+
+def _holds_split(folder: Path) -> bool:
+    """Say whether samples lie in FOLDER/SPLIT itself, and not one folder further down."""
+    return any(
+        _holds_samples(inside) and not any(map(_holds_samples, folders(inside)))
+        for inside in folders(folder)
+        if split_of(inside.name)
+    )
+
+
+def _holds_samples(folder: Path) -> bool:
+    return any(path.suffix.lower() in READERS and path.is_file() for path in entries(folder))
+
+
+def _table(listing: Listing) -> _Table:
+    """Return the folders of samples by class and split, and note those that are none of them."""
+    root = listing.root
+    splits_first = _splits_first(root)
+    if splits_first and _classes_first(root):
+        raise InputError(
+            f"{root}: samples lie in CLASS/SPLIT and in SPLIT/CLASS folders, expected one order; move those of one"
+        )
+    table: _Table = {}
+    for outer in folders(root):
+        if splits_first and not split_of(outer.name):
+            listing.leave(outer, f"no split's folder: {_what(outer)}")
+            continue
+        loose = [path for path in entries(outer) if not path.is_dir()]
+        inside = folders(outer)
+        if not splits_first and not any(split_of(folder.name) for folder in inside):
+            listing.leave(outer, f"no class: {_what(outer)}")
+            continue
+        listing.leave_files(loose, "in no folder of a class" if splits_first else "in no split's folder")
+        for inner in inside:
+            name, word = (inner.name, outer.name) if splits_first else (outer.name, inner.name)
+            split = split_of(word)
+            if split is None:
+                listing.leave(inner, f"no split's folder, which are {', '.join(WORDS)}")
                 continue
-            twin = stems.setdefault(path.stem, path)
-            if twin != path:
-                raise InputError(f"{twin}: the same sample is there as {path.name}; keep one format")
+            twin = table.setdefault(name, {}).setdefault(split, inner)
+            if twin != inner:
+                listing.faults.append(f"{twin}: the same split is there as {inner}; keep one, or join them")
+    return table
+
+
+def _what(folder: Path) -> str:
+    """Say in a few words what a folder holds that is left out."""
+    inside = entries(folder)
+    if not inside:
+        return "it is empty"
+    names = [f"{path.name}/" if path.is_dir() else path.name for path in inside[:3]]
+    return f"it holds {', '.join(names)}{', …' if len(inside) > 3 else ''}"
+
+
+def _nothing(root: Path, listing: Listing) -> str:
+    there = "; ".join(f"{entry.path} is {entry.why}" for entry in listing.left_out[:3]) or "it is empty"
+    return (
+        f"{root}: no class folder, expected CLASS/{{train,test}}/FILE or {{train,test}}/CLASS/FILE with {formats()} "
+        f"files; what is there: {there}"
+    )
+
+
+def _list_samples(listing: Listing, folder: Path, *, label: int, split: str) -> None:
+    stems: dict[str, Path] = {}
+    others: list[Path] = []
+    used: set[Path] = set()
+    for path in entries(folder):
+        if path.is_dir():
+            listing.leave(path, "a folder among samples")
+        elif path.suffix.lower() not in READERS or not path.is_file():
+            others.append(path)
+        elif (twin := stems.setdefault(path.stem, path)) != path:
+            listing.faults.append(f"{twin}: the same sample is there as {path.name}; keep one format")
+        else:
             segments = path.with_suffix(SEGMENTS)
             companions = (segments,) if segments.is_file() else ()
-            files.append(sample_of(path, root, label=label, split=split, companions=companions))
-    return files
+            used.update(companions)
+            listing.files.append(sample_of(path, listing.root, label=label, split=split, companions=companions))
+    listing.leave_files((path for path in others if path not in used), "of no format that is read")
 
 
 def _parts(root: Path, marker: dict) -> tuple[str, ...]:

@@ -1,54 +1,179 @@
-"""A few HDF5 files of many clouds each, as modelnet40_ply_hdf5_2048: *train*.h5, *test*.h5, shape_names.txt."""
+"""A few HDF5 files of many clouds each, as modelnet40_ply_hdf5_2048: train and test by name, shape_names.txt.
 
+Which files are a split's is said by dataset.json ("files": {"train": ["a.h5"], …}), else by train_files.txt and its
+like, else by whole words of their names; then several are one split where one number counts them through.
+"""
+
+import json
 from pathlib import Path
 
+from ...checks import shown
 from ...errors import InputError
 from ..formats import Cloud, Reading
 from ..formats.hdf5 import hdf5_labels, read_hdf5
-from .base import DataFolder, SampleFile, listed_lines
+from .base import MARKER, DataFolder, Listing, SampleFile, listed_lines, read_marker
+from .litter import entries, folders
+from .splits import SPLITS, WORDS, are_parts, split_of, splits_named
 
-_SPLITS = {"train": "train", "val": "validation", "test": "test"}  # in file names: here
+SUFFIXES = (".h5", ".hdf5")
 _NAMES = "shape_names.txt"
+_FILES = "files"  # the key of dataset.json
+_MOST_NAMED = 6  # files in a message
 
 
 def found(root: Path) -> bool:
     """Say whether a folder is of this layout."""
-    return any(root.glob("*.h5"))
+    files = _files(root)
+    if not files:
+        return False
+    return not folders(root) or any(splits_named(path.stem) for path in files) or _FILES in read_marker(root)
 
 
 def opened(root: Path, marker: dict) -> DataFolder:
-    """List the samples. Raises InputError where a list names a file that is not there, or a label has no class."""
-    files: list[SampleFile] = []
-    for word, split in _SPLITS.items():
-        for path in _split_files(root, word):
-            labels = hdf5_labels(path)
-            num_bytes = path.stat().st_size
-            files += [
-                SampleFile(path, f"{path.name}/{entry}", int(label), split, num_bytes, entry)
+    """List the samples.
+
+    Raises InputError where several files of a split are no parts of one, a list names a file that is not there, a file
+    is in two lists, or a label has no class.
+    """
+    listing = Listing(root)
+    splits = _chosen(root, marker) if _FILES in marker else _found_splits(listing)
+    used = [path for paths in splits.values() for path in paths]
+    for split in SPLITS:
+        for path in dict.fromkeys(splits.get(split, ())):
+            if splits[split].count(path) > 1:
+                listing.faults.append(f"{path}: listed twice in split {split}; take it out once")
+            if splits[split].count(path) > 1:
+                listing.faults.append(f"{path}: listed twice in split {split}; take it out once")
+            try:
+                labels, num_bytes = hdf5_labels(path), path.stat().st_size
+            except InputError as error:
+                listing.faults.append(str(error))
+                continue
+            listing.files += [
+                SampleFile(path, f"{path.relative_to(root).as_posix()}/{entry}", int(label), split, num_bytes, entry)
                 for entry, label in enumerate(labels)
             ]
-    if not files:
-        raise InputError(f"{root}: no file *train*.h5 or *test*.h5, expected at least one; check the path")
-    largest = max(files, key=lambda file: file.label)
-    names = root / _NAMES
+    _note_left_out(listing, set(used))
+    if not listing.files:
+        names = ", ".join(path.name for path in _files(root)[:_MOST_NAMED])
+        raise listing.empty(
+            f"{root}: no file *train*.h5 or *test*.h5 among {names}, expected at least one; rename them, or say in "
+            f"{MARKER} which are which: {_example(root)}"
+        )
+    return DataFolder(
+        marker.get("name", root.name),
+        root,
+        _classes(listing),
+        tuple(listing.files),
+        marker,
+        "hdf5",
+        _read,
+        left_out=tuple(listing.left_out),
+        faults=tuple(listing.faults),
+    )
+
+
+def _files(root: Path) -> list[Path]:
+    return [path for path in entries(root) if path.suffix.lower() in SUFFIXES and path.is_file()]
+
+
+def _classes(listing: Listing) -> tuple[str, ...]:
+    names = listing.root / _NAMES
+    largest = max(listing.files, key=lambda file: file.label or 0)
+    assert largest.label is not None
     classes = tuple(listed_lines(names) if names.is_file() else map(str, range(largest.label + 1)))
     if largest.label >= len(classes):
-        raise InputError(
+        listing.faults.append(
             f"{largest.path}: label {largest.label}, expected below {len(classes)}, as many as {_NAMES} names"
         )
-    return DataFolder(marker.get("name", root.name), root, classes, tuple(files), marker, "hdf5", _read)
+    return classes
 
 
-def _split_files(root: Path, word: str) -> list[Path]:
-    """Return a split's files: those that its list names, which are paths of their authors' machines, else by name."""
-    listed = root / f"{word}_files.txt"
-    if not listed.is_file():
-        return sorted(root.glob(f"*{word}*.h5"))
-    paths = [root / Path(line).name for line in listed_lines(listed)]
-    for path in paths:
-        if not path.is_file():
-            raise InputError(f"{path}: listed in {listed.name} but not there; fetch the data set again")
-    return paths
+# --- which files are a split's ---------------------------------------------------------------------------------------
+
+
+def _found_splits(listing: Listing) -> dict[str, list[Path]]:
+    """Return each split's files: those that its list names, which are paths of their authors' machines, else by name.
+
+    What is named after no split, or after two, is left out.
+    """
+    root = listing.root
+    lists = {path: split for path in entries(root) if (split := _split_of_list(path))}
+    splits: dict[str, list[Path]] = {}
+    for path, split in lists.items():
+        if split in splits:
+            raise InputError(f"{path}: a second list of split {split}; keep one")
+        splits[split] = _listed(listing, path)
+    by_name: dict[str, list[Path]] = {}
+    for path in _files(root):
+        named = splits_named(path.stem)
+        if len(named) == 1 and named[0] not in splits:
+            by_name.setdefault(named[0], []).append(path)
+    for split, paths in by_name.items():
+        if not are_parts([path.stem for path in paths]):
+            names = ", ".join(path.name for path in paths[:_MOST_NAMED]) + (", …" if len(paths) > _MOST_NAMED else "")
+            raise InputError(
+                f"{root}: {names} are all named after split {split}, but are no parts of one, numbered through from 0 "
+                f"or 1; say which is meant in {root / MARKER}, as in {_example(root)}, or in {split}_files.txt"
+            )
+    return splits | by_name
+
+
+def _split_of_list(path: Path) -> str | None:
+    word, underscore, rest = path.name.rpartition("_")
+    return split_of(word) if underscore and rest.lower() == "files.txt" and path.is_file() else None
+
+
+def _listed(listing: Listing, path: Path) -> list[Path]:
+    paths = [listing.root / Path(line).name for line in listed_lines(path)]
+    for one in paths:
+        if not one.is_file():
+            listing.faults.append(f"{one}: listed in {path.name} but not there; fetch the data set again")
+    return [one for one in paths if one.is_file()]
+
+
+def _chosen(root: Path, marker: dict) -> dict[str, list[Path]]:
+    """Return the files that dataset.json names. Raises InputError for one that is not there."""
+    where, given = root / MARKER, marker[_FILES]
+    if not isinstance(given, dict) or not given:
+        raise InputError(f"{where}: 'files' is no object of splits, expected as in {_example(root)}")
+    splits: dict[str, list[Path]] = {}
+    for word, names in given.items():
+        split = split_of(word)
+        if split is None or split in splits:
+            raise InputError(f"{where}: 'files' has {shown(word)}, expected each split once, of {', '.join(WORDS)}")
+        if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+            raise InputError(f"{where}: 'files' of {word} is no list of names, expected as in {_example(root)}")
+        splits[split] = [_inside(root, name) for name in names]
+    return splits
+
+
+def _inside(root: Path, name: str) -> Path:
+    relative = Path(name)
+    if "\0" in name or relative.is_absolute() or ".." in relative.parts or not (root / relative).is_file():
+        raise InputError(f"{root / MARKER}: 'files' names {name[:80]!r}, expected a file inside {root}; correct it")
+    return root / relative
+
+
+def _example(root: Path) -> str:
+    names = [path.name for path in _files(root)][:1] or ["train.h5"]
+    return json.dumps({_FILES: {"train": names}})
+
+
+def _note_left_out(listing: Listing, used: set[Path]) -> None:
+    """Note the files and folders beside those that are read."""
+    known = {_NAMES, MARKER}
+    others = [path for path in entries(listing.root) if path not in used]
+    for path in others:
+        if path.suffix.lower() in SUFFIXES and path.is_file():
+            named = splits_named(path.stem)
+            why = f"named after {' and '.join(named)}" if len(named) > 1 else "named after no split"
+            listing.leave(path, "in no list" if len(named) == 1 else why)
+        elif path.is_dir():
+            listing.leave(path, "a folder beside HDF5 files; give its own path if it is a data set")
+    files = [path for path in others if not path.is_dir() and path.name not in known and not _split_of_list(path)]
+    listing.leave_files((path for path in files if path.suffix.lower() not in SUFFIXES), "not read")
+    listing.leave_files((path for path in files if path.suffix.lower() in SUFFIXES and not path.is_file()), "not read")
 
 
 def _read(file: SampleFile, reading: Reading) -> Cloud:

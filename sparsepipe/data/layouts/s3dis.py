@@ -1,6 +1,8 @@
 """S3DIS: Area_N/ROOM/Annotations/CLASS_K.txt, x y z red green blue; a room is a sample, Area 5 the test."""
 
 import re
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,8 @@ from ...errors import InputError
 from ..formats import Cloud, Reading
 from ..formats.base import COLOUR, POSITION
 from ..formats.text import read_text_cloud
-from .base import SEGMENTATION, DataFolder, SampleFile, folders, sample_of
+from .base import MARKER, SEGMENTATION, DataFolder, Listing, SampleFile, sample_of
+from .litter import entries, folders
 
 CLASSES = (
     "ceiling",
@@ -32,35 +35,49 @@ _TEST_AREA = 5  # as its papers report: the one area of another building
 
 def found(root: Path) -> bool:
     """Say whether a folder is of this layout."""
-    return any(_area(folder) and any(folder.glob(f"*/{_ANNOTATIONS}")) for folder in folders(root))
+    return any((room / _ANNOTATIONS).is_dir() for area in folders(root) if _area(area) for room in folders(area))
 
 
 def opened(root: Path, marker: dict) -> DataFolder:
     """List the rooms. Raises InputError for a room without objects."""
-    files: list[SampleFile] = []
+    listing = Listing(root)
     for area in folders(root):
         if not _area(area):
+            listing.leave(area, "no Area_N")
             continue
-        split = "test" if _area(area) == _TEST_AREA else "train"
         for room in folders(area):
-            objects = tuple(sorted((room / _ANNOTATIONS).glob("*.txt")))
-            if not objects:
-                raise InputError(f"{room / _ANNOTATIONS}: no CLASS_K.txt, expected a room's objects; fetch it again")
-            sample = sample_of(objects[0], root, label=None, split=split, companions=objects[1:])
-            name = room.relative_to(root).as_posix()
-            files.append(SampleFile(objects[0], name, None, split, sample.num_bytes, companions=objects[1:]))
+            if (room / _ANNOTATIONS).is_dir():
+                listing.attempt(partial(_room, listing, room, area))
+            else:
+                listing.leave(room, f"no room: without {_ANNOTATIONS}/")
+    listing.leave_files((path for path in entries(root) if not path.is_dir() and path.name != MARKER), "not read")
+    if not listing.files:
+        raise listing.empty(f"{root}: no room, expected Area_N/ROOM/{_ANNOTATIONS}/CLASS_K.txt; check the path")
     return DataFolder(
         marker.get("name", root.name),
         root,
         (),
-        tuple(files),
+        tuple(listing.files),
         marker,
         "s3dis",
         _read,
         parts=CLASSES,
         metric=True,
         default_task=SEGMENTATION,
+        left_out=tuple(listing.left_out),
+        faults=tuple(listing.faults),
     )
+
+
+def _room(listing: Listing, room: Path, area: Path) -> SampleFile:
+    inside = entries(room / _ANNOTATIONS)
+    objects = tuple(path for path in inside if path.suffix.lower() == ".txt" and path.is_file())
+    listing.leave_files((path for path in inside if path not in objects), "no CLASS_K.txt")
+    if not objects:
+        raise InputError(f"{room / _ANNOTATIONS}: no CLASS_K.txt, expected a room's objects; fetch it again")
+    split = "test" if _area(area) == _TEST_AREA else "train"
+    sample = sample_of(objects[0], listing.root, label=None, split=split, companions=objects[1:])
+    return replace(sample, name=room.relative_to(listing.root).as_posix())
 
 
 def _area(folder: Path) -> int:

@@ -9,7 +9,8 @@ from ..formats import Cloud, Reading
 from ..formats.base import read_bytes
 from ..formats.scan import KITTI, read_scan
 from ..labels import IGNORED
-from .base import SEGMENTATION, DataFolder, SampleFile, folders, sample_of
+from .base import MARKER, SEGMENTATION, DataFolder, Listing, SampleFile, sample_of
+from .litter import entries, folders
 
 _RAW = {  # class: the raw labels that count as it, what moves with what is at rest (Behley et al., ICCV 2019)
     "car": (10, 252),
@@ -35,6 +36,7 @@ _RAW = {  # class: the raw labels that count as it, what moves with what is at r
 _UNUSED = (0, 1, 52, 99)  # unlabelled, outlier, other structure, other object
 CLASSES = tuple(_RAW)
 _UNKNOWN = -1
+_MAX_DIGITS = 9  # of a sequence's number
 
 
 def _table() -> np.ndarray:
@@ -56,32 +58,54 @@ def found(root: Path) -> bool:
 
 def opened(root: Path, marker: dict) -> DataFolder:
     """List the scans. Raises InputError where a scan of the training or validation split has no labels."""
-    files: list[SampleFile] = []
+    listing = Listing(root)
     for sequence in folders(root / "sequences"):
-        if not sequence.name.isdecimal() or not (sequence / "velodyne").is_dir():
+        if not _number(sequence) or not (sequence / "velodyne").is_dir():
+            listing.leave(sequence, "no sequence: not a number with velodyne/ in it")
             continue
-        number = int(sequence.name)
-        split = "validation" if number == 8 else "train" if number <= 10 else "test"
-        for path in sorted((sequence / "velodyne").glob("*.bin")):
-            labels = sequence / "labels" / f"{path.stem}.label"
-            if not labels.is_file() and split != "test":
-                raise InputError(f"{labels}: not there, expected the labels of {path.name}; fetch the labels too")
-            companions = (labels,) if labels.is_file() else ()
-            files.append(sample_of(path, root, label=None, split=split, companions=companions))
-    if not files:
-        raise InputError(f"{root / 'sequences'}: no NN/velodyne/*.bin, expected scans; check the path")
+        _list_scans(listing, sequence)
+    listing.leave_files((path for path in entries(root) if path.name not in ("sequences", MARKER)), "not read")
+    if not listing.files:
+        raise listing.empty(f"{root / 'sequences'}: no NN/velodyne/*.bin, expected scans; check the path")
     return DataFolder(
         marker.get("name", "semantickitti" if root.name == "dataset" else root.name),
         root,
         (),
-        tuple(files),
+        tuple(listing.files),
         marker,
         "semantickitti",
         _read,
         parts=CLASSES,
         metric=True,
         default_task=SEGMENTATION,
+        left_out=tuple(listing.left_out),
+        faults=tuple(listing.faults),
     )
+
+
+def _number(sequence: Path) -> bool:
+    return sequence.name.isdecimal() and len(sequence.name) <= _MAX_DIGITS
+
+
+def _list_scans(listing: Listing, sequence: Path) -> None:
+    number = int(sequence.name)
+    split = "validation" if number == 8 else "train" if number <= 10 else "test"
+    folder = sequence / "labels"
+    labels = {path.stem: path for path in entries(folder) if path.suffix == ".label"} if folder.is_dir() else {}
+    others: list[Path] = []
+    for path in entries(sequence / "velodyne"):
+        if path.suffix.lower() != ".bin" or not path.is_file():
+            others.append(path)
+            continue
+        own = labels.pop(path.stem, None)
+        if (own is None or not own.is_file()) and split != "test":
+            missing = folder / f"{path.stem}.label"
+            listing.faults.append(f"{missing}: not there, expected the labels of {path.name}; fetch the labels too")
+            continue
+        companions = (own,) if own is not None else ()
+        listing.files.append(sample_of(path, listing.root, label=None, split=split, companions=companions))
+    listing.leave_files(others, "no scan")
+    listing.leave_files(labels.values(), "labels of no scan")
 
 
 def _read(file: SampleFile, reading: Reading) -> Cloud:

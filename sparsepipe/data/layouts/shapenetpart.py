@@ -1,13 +1,16 @@
 """ShapeNetPart with normals: SYNSET/NAME.txt, x y z nx ny nz part; 16 categories, 50 parts numbered through."""
 
+from functools import partial
 from pathlib import Path
 
+from ...checks import shown
 from ...errors import InputError
 from ...files import read_json
 from ..formats import Cloud, Reading
 from ..formats.base import LABEL, NORMAL, POSITION
 from ..formats.text import read_text_cloud
-from .base import SEGMENTATION, DataFolder, SampleFile, listed_lines, sample_of
+from .base import MARKER, SEGMENTATION, DataFolder, Listing, SampleFile, listed_lines, sample_of
+from .litter import entries, folders
 
 _NAMES = "synsetoffset2category.txt"
 _LISTS = "train_test_split"
@@ -42,23 +45,27 @@ def opened(root: Path, marker: dict) -> DataFolder:
     """List the samples. Raises InputError where a list is malformed or names a file that is not there."""
     categories = _categories(root / _NAMES)
     classes = tuple(categories.values())
-    files: list[SampleFile] = []
-    for word, split in _SPLITS.items():
-        path = root / _LISTS / f"shuffled_{word}_file_list.json"
+    listing = Listing(root)
+    lists = {root / _LISTS / f"shuffled_{word}_file_list.json": split for word, split in _SPLITS.items()}
+    for path, split in lists.items():
         if not path.is_file():
             continue
-        entries = read_json(path, what="list of samples")
-        if not isinstance(entries, list):
+        named = read_json(path, what="list of samples")
+        if not isinstance(named, list):
             raise InputError(f"{path}: expected a list of 'shape_data/SYNSET/NAME'; fetch the data set again")
-        for entry in entries:
+        for entry in named:
             words = entry.split("/") if isinstance(entry, str) else []
-            if len(words) < 2 or words[-2] not in categories or words[-1] in ("", ".", ".."):
-                raise InputError(f"{path}: {entry!r}, expected 'shape_data/SYNSET/NAME' with a synset of {_NAMES}")
-            label = classes.index(categories[words[-2]])
-            files.append(sample_of(root / words[-2] / f"{words[-1]}.txt", root, label=label, split=split))
-    if not files:
-        raise InputError(f"{root / _LISTS}: no shuffled_train_file_list.json, expected lists of the splits")
-    files.sort(key=lambda file: (file.label, file.name))
+            if len(words) < 2 or words[-2] not in categories or words[-1] in ("", ".", "..") or "\0" in words[-1]:
+                listing.faults.append(
+                    f"{path}: {shown(entry)}, expected 'shape_data/SYNSET/NAME' with a synset of {_NAMES}"
+                )
+                continue
+            label, file = classes.index(categories[words[-2]]), root / words[-2] / f"{words[-1]}.txt"
+            listing.attempt(partial(sample_of, file, root, label=label, split=split))
+    if not listing.files:
+        raise listing.empty(f"{root / _LISTS}: no shuffled_train_file_list.json, expected lists of the splits")
+    files = sorted(listing.files, key=lambda file: (file.label, file.name))
+    _note_left_out(listing, {*lists, *(file.path for file in files)}, categories)
     return DataFolder(
         marker.get("name", root.name),
         root,
@@ -69,7 +76,20 @@ def opened(root: Path, marker: dict) -> DataFolder:
         _read,
         parts=PARTS,
         default_task=SEGMENTATION,
+        left_out=tuple(listing.left_out),
+        faults=tuple(listing.faults),
     )
+
+
+def _note_left_out(listing: Listing, used: set[Path], categories: dict[str, str]) -> None:
+    """Note the samples that no list names, and what else lies beside them."""
+    for folder in folders(listing.root):
+        if folder.name in categories or folder.name == _LISTS:
+            listing.leave_files((path for path in entries(folder) if path not in used), "in no list")
+        else:
+            listing.leave(folder, f"no synset of {_NAMES}")
+    loose = [path for path in entries(listing.root) if not path.is_dir() and path.name not in (_NAMES, MARKER)]
+    listing.leave_files(loose, "not read")
 
 
 def _categories(path: Path) -> dict[str, str]:

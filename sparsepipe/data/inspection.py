@@ -1,0 +1,223 @@
+"""A data set read once from end to end: what it holds by split, what would stop a run, what is there twice."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..display.markup import one_line
+from ..errors import InputError
+from .dataset import VoxelDataset
+from .folder import list_folder, missing_classes
+from .formats import Cloud, Mesh
+from .layouts import DataFolder, LeftOut, SampleFile
+from .recipe import OCCUPANCY, Recipe
+
+_MOST_PAIRS = 20  # of samples that are there twice, in the text
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What would stop a run: the file (or folder), what is the matter, and what to do where that is known."""
+
+    file: str
+    problem: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return "; ".join(part for part in (f"{self.file}: {self.problem}", self.remedy) if part)
+
+
+@dataclass(frozen=True)
+class SplitCounts:
+    """What the files of one split hold. `points` are of clouds, `faces` of meshes, `voxels` of the samples made.
+
+    `unlabelled` and `unmeasured` count the points (or faces) that dataset.json or the layout declare to be so.
+    """
+
+    samples: int = 0
+    faulty: int = 0
+    points: int = 0
+    faces: int = 0
+    voxels: int = 0
+    unlabelled: int = 0
+    unmeasured: int = 0
+
+
+@dataclass(frozen=True)
+class Twins:
+    """Two samples with the same content, by name, and their splits."""
+
+    first: str
+    second: str
+    splits: tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `check` found. Nothing would stop a run where `faults` is empty."""
+
+    name: str
+    path: str
+    layout: str
+    tasks: tuple[str, ...]
+    voxel_size: float
+    splits: dict[str, SplitCounts]
+    faults: tuple[Fault, ...]
+    across_splits: tuple[Twins, ...] = ()
+    within_split: tuple[Twins, ...] = ()
+    left_out: tuple[LeftOut, ...] = field(default=())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a JSON document; a sample that is there twice in one split is counted alone."""
+        document = asdict(self)
+        document["within_split"] = len(self.within_split)
+        return {"ok": not self.faults, **document}
+
+    def __str__(self) -> str:
+        lines = [f"{self.name}: {sum(counts.samples for counts in self.splits.values())} samples, {self.layout}"]
+        lines += [f"{split}: {_counts_text(counts, self.voxel_size)}" for split, counts in self.splits.items()]
+        if "test" not in self.splits and "validation" in self.splits:
+            lines.append("note: no split test, so a run needs --validation-split validation")
+        elif "test" not in self.splits:
+            lines.append("note: no split test, so a run needs --no-validation")
+        for twins in self.across_splits[:_MOST_PAIRS]:
+            lines.append(f"warning: {twins.second} holds the same as {twins.first}: one sample in two splits")
+        if len(self.across_splits) > _MOST_PAIRS:
+            lines.append(f"warning: {len(self.across_splits) - _MOST_PAIRS} more samples in two splits, see --json")
+        if self.within_split:
+            first = self.within_split[0]
+            lines.append(
+                f"note: {len(self.within_split)} samples are there twice in their split, as {first.first} and "
+                f"{first.second}"
+            )
+        lines += [str(fault) for fault in self.faults] or ["nothing would stop a run"]
+        return "\n".join(map(one_line, lines))
+
+
+def check(
+    path: Path | str,
+    *,
+    voxel_size: float = 0.05,
+    num_points: int | None = 1024,
+    task: str | None = None,
+    features: Sequence[str] = (OCCUPANCY,),
+    progress: Callable[[str], None] | None = None,
+) -> Report:
+    """Read every file of a data set once, make the sample that a run would, and report; nothing is kept on disk.
+
+    Without a `task` the samples are made for all that the data set allows. One is in memory at a time. `progress` is
+    told how far it is, in words. Raises InputError for a bad setting, and where the folder is no data set; what is
+    wrong with files is in the report, each fault of them.
+    """
+    recipe = Recipe(voxel_size, num_points, 0, tuple(features))
+    folder = list_folder(path)
+    faults = [_fault(text) for text in folder.faults]
+    faults += [
+        Fault(str(folder.path), f"no sample of class {one['class']} in split {one['split']}", "add some or remove it")
+        for one in missing_classes(folder)
+    ]
+    if "train" not in folder.splits:
+        faults.append(
+            Fault(str(folder.path), f"no split train, only {', '.join(folder.splits)}", "add training samples")
+        )
+    tasks = (task,) if task else folder.tasks
+    reader = _Reader(folder, recipe, tasks, progress or (lambda line: None))
+    splits = {split: reader.read_split(split) for split in folder.splits}
+    return Report(
+        name=folder.name,
+        path=str(path),
+        layout=folder.layout,
+        tasks=tasks,
+        voxel_size=voxel_size,
+        splits=splits,
+        faults=(*faults, *reader.faults),
+        across_splits=tuple(twins for twins in reader.twins if twins.splits[0] != twins.splits[1]),
+        within_split=tuple(twins for twins in reader.twins if twins.splits[0] == twins.splits[1]),
+        left_out=folder.left_out,
+    )
+
+
+class _Reader:
+    """Reads the files of a data set one after the other and gathers what is wrong and what is there twice."""
+
+    def __init__(self, folder: DataFolder, recipe: Recipe, tasks: Sequence[str], tell: Callable[[str], None]) -> None:
+        self.folder, self.recipe, self.tasks, self.tell = folder, recipe, tasks, tell
+        self.faults: list[Fault] = []
+        self.twins: list[Twins] = []
+        self._first: dict[bytes, SampleFile] = {}  # by what a sample holds
+        self._done = 0
+
+    def read_split(self, split: str) -> SplitCounts:
+        """Read the samples of one split."""
+        files = self.folder.of_split(split)
+        datasets = [
+            VoxelDataset(self.folder, split, recipe=self.recipe, task=task, cache="off", files=files)
+            for task in self.tasks
+        ]
+        counts: Counter[str] = Counter(samples=len(files))
+        for file in files:
+            try:
+                content = self.folder.read(file)
+                self._compare(file, content)
+                counts.update(_measured(content))
+                samples = [dataset.examined(file, content) for dataset in datasets]
+                counts["voxels"] += len(samples[0])
+            except InputError as error:
+                counts["faulty"] += 1
+                self.faults.append(_fault(str(error), file))
+            self._done += 1
+            self.tell(f"{self._done} of {len(self.folder.files)} samples read, {len(self.faults)} faults")
+        return SplitCounts(**counts)
+
+    def _compare(self, file: SampleFile, content: Mesh | Cloud) -> None:
+        first = self._first.setdefault(_digest(content), file)
+        if first is not file:
+            self.twins.append(Twins(first.name, file.name, (first.split, file.split)))
+
+
+def _measured(content: Mesh | Cloud) -> dict[str, int]:
+    size = {"faces": len(content.faces)} if isinstance(content, Mesh) else {"points": len(content)}
+    return size | {"unlabelled": content.num_unlabelled, "unmeasured": content.num_unmeasured}
+
+
+def _digest(content: Mesh | Cloud) -> bytes:
+    """Hash what was measured: the same in another file, format or list has the same hash."""
+    digest = hashlib.blake2b(digest_size=16)
+    for array in _arrays(content):
+        digest.update(str(array.shape).encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.digest()
+
+
+def _arrays(content: Mesh | Cloud) -> Iterator[np.ndarray]:
+    if isinstance(content, Mesh):
+        yield content.vertices
+        yield content.faces
+        return
+    yield content.points
+    if content.attributes is not None:
+        yield content.attributes
+
+
+def _fault(text: str, file: SampleFile | None = None) -> Fault:
+    """Divide a message (place: what is the matter; what to do) into its parts."""
+    place, colon, rest = text.partition(": ")
+    if file is not None and not text.startswith(str(file.path.parent)):
+        place, colon, rest = str(file.path), ": ", text
+    problem, _, remedy = rest.rpartition("; ") if "; " in rest else (rest, "", "")
+    return Fault(place, problem, remedy) if colon else Fault("", text)
+
+
+def _counts_text(counts: SplitCounts, voxel_size: float) -> str:
+    parts = [f"{counts.samples} samples"]
+    parts += [f"{count} {what}" for what, count in (("points", counts.points), ("faces", counts.faces)) if count]
+    parts.append(f"{counts.voxels} voxels of {voxel_size:g}")
+    parts += [f"{counts.unlabelled} points of no class"] if counts.unlabelled else []
+    parts += [f"{counts.unmeasured} not measured and left out"] if counts.unmeasured else []
+    parts += [f"{counts.faulty} that cannot be used"] if counts.faulty else []
+    return ", ".join(parts)

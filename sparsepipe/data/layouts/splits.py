@@ -1,0 +1,65 @@
+"""Which split a folder or a file is of, told by whole words of its name; and which files are parts of one split."""
+
+import re
+from collections.abc import Sequence
+
+SPLITS = ("train", "validation", "test")
+_WORDS = {
+    "train": "train",
+    "training": "train",
+    "val": "validation",
+    "valid": "validation",
+    "validation": "validation",
+    "test": "test",
+    "testing": "test",
+}
+WORDS = tuple(_WORDS)  # that name a split, in any case
+_VERSION = ("v", "ver", "version")  # a number behind one of them tells variants apart, not parts
+
+
+def split_of(word: str) -> str | None:
+    """Return the split that a word names, in any case; None where it names none."""
+    return _WORDS.get(word.lower())
+
+
+def words_of(stem: str) -> list[str]:
+    """Divide a file's name into words and numbers, lower case: `ply_data_train0`, `PlyDataTrain0` → … train, 0."""
+    found = re.findall(r"\d+|[^\W\d_]+", stem)
+    divided = (re.split(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", word) for word in found)
+    return [part.lower() for parts in divided for part in parts]
+
+
+def splits_named(stem: str) -> list[str]:
+    """Return the splits that whole words of a file's name say: `retrain` and `constraint` say none."""
+    return sorted({split for word in words_of(stem) if (split := split_of(word))}, key=SPLITS.index)
+
+
+def are_parts(stems: Sequence[str]) -> bool:
+    """Say whether files of one split are parts of one set: alike but for one number that counts from 0 or 1.
+
+    train0, train1 and train-00000-of-00002, train-00001-of-00002 are; train_v1, train_v2 and train_1024, train_2048
+    are alternatives; train0, train2 lack one.
+    """
+    names = [words_of(stem) for stem in stems]
+    if len(names) > 1:
+        if len({len(name) for name in names}) > 1:
+            return False
+        differing = [place for place, words in enumerate(zip(*names, strict=True)) if len(set(words)) > 1]
+        if len(differing) != 1:
+            return False
+        place = differing[0]
+        words = [name[place] for name in names]
+        if not all(word.isdecimal() for word in words) or (place and names[0][place - 1] in _VERSION):
+            return False
+        numbers = sorted(map(int, words))
+        if numbers != list(range(numbers[0], numbers[0] + len(numbers))) or numbers[0] > 1:
+            return False
+    return all(_number_said(name) in (None, len(names)) for name in names)
+
+
+def _number_said(words: list[str]) -> int | None:
+    """Return how many parts a name says there are (`00000-of-00005`), None where it says nothing."""
+    for before, word, after in zip(words, words[1:], words[2:], strict=False):
+        if word == "of" and before.isdecimal() and after.isdecimal() and len(after) < 9:
+            return int(after)
+    return None
