@@ -20,10 +20,11 @@ _AT_WORK = "at work"
 
 
 @contextmanager
-def company(count: int, module: str, settings: Mapping[str, Any]) -> Iterator[None]:
+def company(count: int, module: str, settings: Mapping[str, Any]) -> Iterator[tuple[int, ...]]:
     """Have `count` processes run `python -m module` with `settings` (as JSON) while the block runs.
 
-    The block starts once all are at work. They end with it, and with this process, however that ends.
+    The block gets their process ids and starts once all are at work. They end with it, and with this process, however
+    that ends.
     Raises InputError for one that ends before, with what it said.
     """
     command = python_command(module, json.dumps(settings))
@@ -44,7 +45,7 @@ def company(count: int, module: str, settings: Mapping[str, Any]) -> Iterator[No
             assert other.stdout is not None
             if (said := other.stdout.readline().strip()) != _AT_WORK:
                 raise InputError(f"a process beside the one that is measured ended: {said or 'it said nothing'}")
-        yield
+        yield tuple(other.pid for other in others)
     finally:
         for other in others:
             other.kill()

@@ -15,6 +15,7 @@ from .errors import InputError
 from .files import read_json, write_json
 from .graph import Layer, LayerGraph
 from .graph_text import GraphText, GraphTextNode
+from .host.background_load import BackgroundLoad
 
 FORMAT = "sparsepipe-profile-1"
 AGREEMENT = 0.1  # share of a whole step by which the sum over measured layers may differ from it
@@ -122,6 +123,7 @@ class Profile:
                     f"expected {1 - AGREEMENT:.2f} to {1 + AGREEMENT:.2f}; profile again with nothing else at work, or "
                     "with more repeats"
                 )
+            told += _told_of_load(part)
             unknown += [kind for kind in part["device_types"] if kind not in self.update_rates]
         if unknown and any(layer.parameter_bytes for layer in self.graph.layers):
             told.append(f"profile of {', '.join(unknown)}: no optimizer steps in it, none are counted; profile again")
@@ -282,6 +284,18 @@ class Profile:
         order = self.origin.get("order", list(nodes))
         edges = tuple((self.graph.layers[i].id, self.graph.layers[j].id) for i, j in self.graph.edges)
         return GraphText(tuple(nodes[id] for id in order), edges)
+
+
+def _told_of_load(part: Mapping[str, Any]) -> list[str]:
+    """Say what the machine did beside the measurement; of profiles made before anybody looked, nothing."""
+    crowd = number(part.get("threads_per_processor", 0), "threads_per_processor")
+    load = BackgroundLoad.from_json(part.get("background_load", {}))
+    whose, told = f"profile of {', '.join(part['device_types'])}", []
+    if doubts := load.doubts(crowded=crowd > 1):
+        told.append(f"{whose}: while it was measured {' and '.join(doubts)}; profile again with nothing else at work")
+    if crowd > 1:
+        told.append(f"{whose}: its own processes had {crowd:.3g} threads for each processor; use fewer, or --threads 1")
+    return told
 
 
 def _is_graph_text(path: Path | str) -> bool:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,16 +23,17 @@ from .engines import Engine, Subnetwork
 from .engines import engine as engine_by_name
 from .engines.kept import kept_bytes
 from .engines.native.coordinates import CoordinateManager, pack
-from .engines.sweep import Sweep, moment, seconds_between, sweep, update_step, whole_step
+from .engines.repeats import Repeater, Repeats
+from .engines.sweep import moment, seconds_between, sweep, update_step, whole_step
 from .errors import InputError
+from .host.background_load import BackgroundLoad, num_processors, watched
 from .models import INPUT, Network, network
 from .models.rows import each_axis
-from .profile import AGREEMENT, CostSample, LayerCost, Profile
+from .profile import CostSample, LayerCost, Profile
 from .thread_pools import WAITING
 
 Progress = Callable[[str], None]
 _LEAST_REPEATS, _MOST_REPEATS = 5, 30  # passes over a minibatch where nobody says how many
-_ENOUGH_SECONDS = 0.5  # what they take together at least, if that is not more than the most of them
 _MAP_REPEATS = 3  # of each layer that makes a kernel map, once the map is there
 _CANDIDATE_MINIBATCHES = 6  # at most so many minibatches' samples are looked at to choose what to measure on
 
@@ -72,7 +74,7 @@ def profile_model(
     origin = {"data": dataset.origin, "reading_seconds": reading, "seed": seed, "beside": beside}
     counts = [batch.num_voxels for batch in typical if len(batch) == len(typical[0])]
     likewise = {"model": model, "source": str(source), **sizes, "engine": engine, "device": device, "threads": threads}
-    with company(beside, __name__, likewise), _limited_to(threads):
+    with company(beside, __name__, likewise) as others, _limited_to(threads):
         return profile(
             net,
             batches,
@@ -84,6 +86,7 @@ def profile_model(
             voxel_counts=counts,
             origin=origin,
             progress=progress,
+            others=others,
         )
 
 
@@ -148,6 +151,7 @@ def profile(
     voxel_counts: Sequence[float] = (),
     origin: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
+    others: Sequence[int] = (),
 ) -> Profile:
     """Measure each layer's forward and backward on `batches` of different voxel counts; median, interquartile range.
 
@@ -155,7 +159,9 @@ def profile(
     over at least 5 times, and up to 30 times until half a second has gone into it and, on the middle minibatch, the sum
     over layers agrees with whole steps, without a clock in them. `origin` of the profile says how they compare. An
     update by SGD with momentum follows each pass and step.
-    `voxel_counts` defaults to those of `batches`.
+    Passes whose threads waited for a processor are taken again, for a while; `origin` says what other load there was.
+    `others`: processes (their ids) that are at work on our behalf meanwhile. `voxel_counts` defaults to those of
+    `batches`.
     Raises InputError without batches, without repeats, for two batches of the same voxel count, or without the device.
     """
     batches = sorted(batches, key=lambda batch: batch.num_voxels)
@@ -168,31 +174,21 @@ def profile(
     say = progress or (lambda line: None)
     device = _usable(device)
     subnetwork = Subnetwork(network, engine, seed=seed).to(device)
+    threads = torch.get_num_threads() * (1 + len(others))
+    repeater = Repeater(subnetwork, _optimizer(subnetwork), device, least, most, crowded=threads > num_processors())
     samples: list[dict[str, CostSample]] = []
-    optimizer = _optimizer(subnetwork)
-    inputs, updates, taken, ratio = [], [], [], 0.0
-    for position, batch in enumerate(batches):
-        for _ in range(warmup if position == 0 else min(warmup, 1)):
-            sweep(subnetwork, batch, device=device)
-        say(f"profile {network.name} on {engine.name}: {batch.num_voxels} voxels, {position + 1} of {len(batches)}")
-        passes, wholes = [], []
-        while len(passes) < least or (len(passes) < most and not _enough(passes, wholes)):
-            # In turns, so that what else the machine does meets both, and each after an update, as in training: what it
-            # wrote takes the place of much that a small network would find in the caches.
-            passes.append(sweep(subnetwork, batch, device=device))
-            if not updates:
-                optimizer.step()  # makes what momentum is kept in
-            updates.append(update_step(optimizer, device=device))
-            if position == len(batches) // 2:
-                wholes.append(whole_step(subnetwork, batch, device=device))
-                updates.append(update_step(optimizer, device=device))
-        taken.append(len(passes))
-        inputs += [one.input_seconds for one in passes]
-        samples.append(_samples(subnetwork, batch, passes, device))
-        if wholes:
-            ratio = _layers_over_whole(passes, wholes)
+    taken: list[Repeats] = []
+    middle = len(batches) // 2
+    with watched(others) as watch:
+        for position, batch in enumerate(batches):
+            for _ in range(warmup if position == 0 else min(warmup, 1)):
+                sweep(subnetwork, batch, device=device)
+            say(f"profile {network.name} on {engine.name}: {batch.num_voxels} voxels, {position + 1} of {len(batches)}")
+            taken.append(repeater.repeat(batch, whole=position == middle))
+            samples.append(_samples(subnetwork, batch, taken[-1], device))
     costs = tuple(LayerCost(tuple(found[row.id] for found in samples)) for row in network.rows)
     name = device_type or ("cpu" if device.type == "cpu" else torch.cuda.get_device_name(device).replace(" ", "-"))
+    rounds = [one for repeats in taken for one in repeats.rounds]
     facts = {
         "source": "measured",
         "model": network.name,
@@ -201,36 +197,26 @@ def profile(
         "threads": torch.get_num_threads(),
         **({"environment": {WAITING: os.environ[WAITING]}} if WAITING in os.environ else {}),
         "torch": str(torch.__version__),
-        "batch_size": len(batches[len(batches) // 2]),
+        "batch_size": len(batches[middle]),
         "measured_voxels": counts,
-        "repeats": taken,  # of each of them
-        "layers_over_whole": ratio,  # sum of the layers' seconds over those of a whole step
-        "input_seconds": statistics.median(inputs),
+        "repeats": [len(repeats.rounds) for repeats in taken],  # of each of them
+        "repeated_again": [repeats.num_again for repeats in taken],  # as threads waited for a processor
+        "layers_over_whole": taken[middle].layers_over_whole,  # sum of the layers' seconds over those of a whole step
+        "input_seconds": statistics.median(one.layers.input_seconds for one in rounds),
+        "background_load": _load(watch.load, taken).to_json(),
+        "threads_per_processor": threads / num_processors(),
     }
     num_bytes = sum(parameter.nbytes for parameter in subnetwork.parameters())
+    updates = [seconds for one in rounds for seconds in one.updates]
     rates = {name: statistics.median(updates) / num_bytes} if num_bytes else {}
     typical = tuple(voxel_counts or counts)
     return Profile(network.graph(), {name: costs}, typical, {**facts, **(origin or {})}, rates)
 
 
-def _enough(passes: Sequence[Sweep], wholes: Sequence[float]) -> bool:
-    """Say whether short steps were repeated, and whether the layers agree with whole steps: a disturbance passes."""
-    repeated = sum(one.seconds for one in passes) >= _ENOUGH_SECONDS
-    return repeated and (not wholes or abs(_layers_over_whole(passes, wholes) - 1) <= AGREEMENT)
-
-
-def _layers_over_whole(passes: Sequence[Sweep], wholes: Sequence[float]) -> float:
-    """Return the sum of the layers' median seconds over the median of whole steps."""
-    return _median(passes).seconds / statistics.median(wholes)
-
-
-def _median(passes: Sequence[Sweep]) -> Sweep:
-    """Return the median of every time."""
-    forward, backward = (
-        {id: statistics.median(one[id] for one in way) for id in way[0]}
-        for way in ([one.forward for one in passes], [one.backward for one in passes])
-    )
-    return Sweep(forward, backward, statistics.median(one.input_seconds for one in passes))
+def _load(whole: BackgroundLoad, taken: Sequence[Repeats]) -> BackgroundLoad:
+    """Return the load of all the time that measuring took, with the waits of those passes alone that count."""
+    waits = [one.waited_share for repeats in taken for one in repeats.rounds if one.waited_share is not None]
+    return replace(whole, run_queue_wait_share=statistics.fmean(waits) if waits else None)
 
 
 def _optimizer(subnetwork: Subnetwork) -> torch.optim.Optimizer:
@@ -246,14 +232,14 @@ def device_name(device: torch.device) -> str:
 
 
 def _samples(
-    subnetwork: Subnetwork, batch: PointBatch, passes: Sequence[Sweep], device: torch.device
+    subnetwork: Subnetwork, batch: PointBatch, repeats: Repeats, device: torch.device
 ) -> dict[str, CostSample]:
     """Turn the passes over one minibatch into one cost sample a layer."""
     kept, tensors = kept_bytes(subnetwork, batch, device=device)
     parts = subnetwork.engine.split(tensors)
     maps = _kernel_maps(subnetwork, parts)
     known = {parts.features[INPUT].coordinate_set}
-    median = _median(passes)
+    median = repeats.median
     map_seconds = _kernel_map_seconds(subnetwork, tensors, maps, median.forward, device)
     found = {}
     for row in subnetwork.table:
@@ -263,7 +249,9 @@ def _samples(
             coordinates = parts.coordinate_sets[coordinate_set].coordinates
             coordinate_bytes = coordinates.numel() * coordinates.element_size()
         known.add(coordinate_set)
-        forward, backward = ([getattr(one, way)[row.id] for one in passes] for way in ("forward", "backward"))
+        forward, backward = (
+            [getattr(one.layers, way)[row.id] for one in repeats.rounds] for way in ("forward", "backward")
+        )
         found[row.id] = CostSample(
             batch.num_voxels,
             median.forward[row.id],

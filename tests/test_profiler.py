@@ -9,7 +9,7 @@ from engine_clouds import close, random_batch, real_batch
 
 from sparsepipe import profiler
 from sparsepipe.data import collate
-from sparsepipe.engines import Subnetwork, engine, sweep
+from sparsepipe.engines import Subnetwork, engine, repeats, sweep
 from sparsepipe.engines.native import direct, machine_code
 from sparsepipe.engines.native.coordinates import CoordinateManager, pack
 from sparsepipe.errors import InputError
@@ -19,6 +19,12 @@ from sparsepipe.profile import Profile
 NET = network("minkvgg11bn-narrow", num_classes=5)
 CPU = torch.device("cpu")
 WAYS = ("forward", "backward")
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch):
+    """What else the machine does while the tests run is none of theirs."""
+    monkeypatch.setattr(repeats, "waited_share", lambda before, after: 0.0)
 
 
 def batches(*points):
@@ -63,7 +69,8 @@ def test_sizes_have_closed_forms(chosen):
             maps = cost["conv2_1"].saved_bytes - cost["pool1"].output_bytes
             listed = 16 * (count - len(coarse)) + 16 * count  # and all pairs once more, those with themselves too
             if machine_code.lanes():  # where the pairs of each tile of output rows start
-                assert maps == listed + 8 * 27 * (-(-len(coarse) // direct._tile_rows(len(coarse), 1)) + 1)
+                blocks = -(-32 // direct.columns_at_a_time(machine_code.lanes()))  # its 32 output channels
+                assert maps == listed + 8 * 27 * (-(-len(coarse) // direct._tile_rows(len(coarse), blocks)) + 1)
             else:  # as this map is small, their order and where each output row's start
                 assert maps == listed + 4 * count + 4 * (len(coarse) + 1) + 4 * 27
         assert all(sample.forward > 0 for sample in cost.values())
@@ -242,7 +249,7 @@ def test_times_are_medians_of_the_repeats(told_clock, monkeypatch):
         passes.append(found)
         return found
 
-    monkeypatch.setattr(profiler, "sweep", counted)
+    monkeypatch.setattr(repeats, "sweep", counted)
     one = profiler.profile(NET, batches(60), engine("native"), warmup=0, repeats=3)
     assert one.origin["repeats"] == [len(passes)] == [3]
     for position, cost in enumerate(one.costs["cpu"]):
@@ -272,11 +279,46 @@ def test_repeated_until_short_steps_are_known_and_disturbances_over(slow, second
         taken.append(found)
         return replace(found, **{way: dict.fromkeys(getattr(found, way), share) for way in WAYS})
 
-    monkeypatch.setattr(profiler, "sweep", timed)
-    monkeypatch.setattr(profiler, "whole_step", lambda *args, **kwargs: seconds)
+    monkeypatch.setattr(repeats, "sweep", timed)
+    monkeypatch.setattr(repeats, "whole_step", lambda *args, **kwargs: seconds)
     one = profiler.profile(NET, batches(60), engine("native"), warmup=0)
     assert one.origin["repeats"] == [len(taken)] == [passes]
     assert one.origin["layers_over_whole"] == pytest.approx(2 if slow == 99 else 1)
+
+
+@pytest.mark.parametrize(
+    ("busy", "given", "kept", "again"),
+    [
+        (2, 3, 3, 2),
+        (99, 3, 3, 3),  # as often as passes count, then the machine is taken as it is
+        (99, None, 30, 30),  # steps of milliseconds: as many as are taken at most
+        (0, 3, 3, 0),
+    ],
+)
+def test_passes_under_other_load_are_taken_again(busy, given, kept, again, monkeypatch):
+    """Profiles of a busy machine said nothing of it: each layer was as slow as what else was at work made it."""
+    taken = []
+
+    def timed(*args, **kwargs):
+        found = sweep.sweep(*args, **kwargs)
+        taken.append(1e-3 if len(taken) >= busy else 1e-2)
+        return replace(found, **{way: dict.fromkeys(getattr(found, way), taken[-1] / 100) for way in WAYS})
+
+    monkeypatch.setattr(repeats, "sweep", timed)
+    monkeypatch.setattr(repeats, "waited_share", lambda before, after: 0.3 if taken[-1] == 1e-2 else 0.04)
+    one = profiler.profile(NET, batches(60), engine("native"), warmup=0, repeats=given)
+    assert (one.origin["repeats"], one.origin["repeated_again"]) == ([kept], [again])
+    assert one.costs["cpu"][0].samples[0].forward == (1e-4 if busy == 99 else 1e-5)
+    assert one.origin["background_load"]["run_queue_wait_share"] == pytest.approx(0.3 if busy == 99 else 0.04)
+    told = "while it was measured its threads waited for a processor 30% of the time"
+    assert any(told in text for text in one.warnings) == (busy == 99)
+
+
+def test_where_nobody_tells_of_other_load_passes_count_as_they_are(monkeypatch):
+    monkeypatch.setattr(repeats, "waited_share", lambda before, after: None)
+    one = profiler.profile(NET, batches(60), engine("native"), warmup=0, repeats=2)
+    assert (one.origin["repeats"], one.origin["repeated_again"]) == ([2], [0])
+    assert one.origin["background_load"]["run_queue_wait_share"] is None
 
 
 def test_profile_of_a_model_on_real_clouds(shared_data, tmp_path):

@@ -1,0 +1,212 @@
+"""Other load on this machine while something is measured, as Linux tells it; elsewhere every share is unknown.
+
+A time measured on a busy machine is longer than the same work takes on an idle one. Four things say so: how long our
+own threads waited in the run queue, how much of the processors other processes used, how much of them the hypervisor
+gave to other machines, and how long the control group was held back by its quota.
+"""
+
+import os
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+# From which share on a measurement is doubtful.
+RUN_QUEUE_WAIT = 0.05  # times are longer by as much, half of what a profile's layers may differ from whole steps
+STEAL = 0.05  # likewise
+OTHER_CPU = 0.10  # below it stay a desktop and daemons; above it, others share caches, memory and arithmetic units
+THROTTLED = 0.01  # a quota that holds back at all does so for milliseconds at a time
+LEAST_SECONDS = 0.5  # processors' seconds are counted in hundredths: shares of less are too coarse to tell
+
+_PROC = Path("/proc")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class BackgroundLoad:
+    """Shares of time from 0 to 1; None where the system does not tell, or the time was too short to."""
+
+    run_queue_wait_share: float | None = None  # of the time in which our threads could work: without a processor
+    other_cpu_share: float | None = None  # of the processors that we may use: used by processes not ours
+    steal_share: float | None = None  # of the same: given to other virtual machines
+    throttled_share: float | None = None  # of the same: kept from us by the control group's quota
+
+    def to_json(self) -> dict[str, float | None]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> "BackgroundLoad":
+        """Read what `to_json` gives; what is no number is unknown, and so is a name that is not there."""
+        found = {item.name: document.get(item.name) for item in fields(cls)}
+        return cls(**{name: float(share) for name, share in found.items() if isinstance(share, int | float)})
+
+    def doubts(self, *, crowded: bool = False) -> tuple[str, ...]:
+        """Say what makes a time that was measured under this load doubtful, a clause each; nothing where it is quiet.
+
+        `crowded`: our own threads are more than the processors. They wait for each other then, which is no other load.
+        """
+        waited = None if crowded else self.run_queue_wait_share
+        told = (
+            ("its threads waited for a processor {:.0%} of the time", waited, RUN_QUEUE_WAIT),
+            ("other processes used {:.0%} of the processors", self.other_cpu_share, OTHER_CPU),
+            ("the hypervisor gave {:.0%} of the processors to other machines", self.steal_share, STEAL),
+            ("the control group's quota held back {:.0%} of the processors", self.throttled_share, THROTTLED),
+        )
+        return tuple(
+            text.format(share)
+            for text, share, most in told
+            if share is not None and share > most
+        )
+
+
+def worst(loads: Iterable[BackgroundLoad]) -> BackgroundLoad:
+    """Return the largest of each share; unknown is what none of `loads` knows."""
+    loads = list(loads)
+    known = {f.name: [s for load in loads if (s := getattr(load, f.name)) is not None] for f in fields(BackgroundLoad)}
+    return BackgroundLoad(**{name: max(shares) for name, shares in known.items() if shares})
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What the system has counted up to a moment, in seconds; None or nothing where it does not tell."""
+
+    at: float
+    own: float  # that this process was on processors
+    threads: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # thread → (ran, waited in the run queue)
+    busy: float | None = None  # of the processors that this process may use, together
+    stolen: float | None = None
+    throttled: float | None = None
+
+    @classmethod
+    def now(cls) -> "Usage":
+        busy, stolen = _processors()
+        return cls(time.monotonic(), time.process_time(), _threads(), busy, stolen, _throttled())
+
+
+def load_between(start: Usage, end: Usage, *, ours: float | None = None) -> BackgroundLoad:
+    """Return the load from one moment to another.
+
+    `ours`: the seconds that our processes were on processors meanwhile; this one's own where it is not given.
+    """
+    wall = end.at - start.at
+    processors = num_processors() * wall
+    if wall < LEAST_SECONDS:
+        return BackgroundLoad(waited_share(start.threads, end.threads))
+    ours = end.own - start.own if ours is None else ours
+    busy, stolen, throttled = (
+        None if a is None or b is None else max(0.0, b - a)
+        for a, b in ((start.busy, end.busy), (start.stolen, end.stolen), (start.throttled, end.throttled))
+    )
+    return BackgroundLoad(
+        waited_share(start.threads, end.threads),
+        None if busy is None else min(1.0, max(0.0, busy - ours) / processors),
+        None if stolen is None else min(1.0, stolen / processors),
+        None if throttled is None else min(1.0, throttled / processors),
+    )
+
+
+@dataclass
+class Watch:
+    """The load of a block of code, known once it has ended."""
+
+    load: BackgroundLoad = BackgroundLoad()
+
+
+@contextmanager
+def watched(others: Collection[int] = ()) -> Iterator[Watch]:
+    """Watch the load while the block runs. `others`: processes (their ids) that are ours, too."""
+    watch = Watch()
+    before, start = {pid: cpu_seconds(pid) for pid in others}, Usage.now()
+    try:
+        yield watch
+    finally:
+        end = Usage.now()
+        ours = end.own - start.own + sum(cpu_seconds(pid) - before[pid] for pid in others)
+        watch.load = load_between(start, end, ours=ours)
+
+
+def num_processors() -> int:
+    """Return how many processors this process may use."""
+    return len(_affinity()) or os.cpu_count() or 1
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the seconds that a process was on processors, all its threads together; 0 for one that is not there."""
+    try:
+        told = (_PROC / str(pid) / "stat").read_text()
+        user, system = told.rpartition(")")[2].split()[11:13]  # a name in brackets comes before, with any characters
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError):
+        return 0.0
+
+
+def thread_times() -> Mapping[str, tuple[float, float]]:
+    """Return the seconds that each thread of this process ran, and waited for a processor; empty if nobody tells."""
+    return _threads()
+
+
+def waited_share(start: Mapping[str, tuple[float, float]], end: Mapping[str, tuple[float, float]]) -> float | None:
+    """Return the share of the time in which our threads could work that they waited for a processor.
+
+    Threads that began in between count from then on, those that ended do not.
+    """
+    if not end:
+        return None
+    ran, waited = (sum(times[k] - start.get(id, (0.0, 0.0))[k] for id, times in end.items()) for k in (0, 1))
+    return waited / (ran + waited) if ran + waited > 0 else 0.0
+
+
+def _threads() -> dict[str, tuple[float, float]]:
+    found = {}
+    with suppress(OSError):
+        for folder in (_PROC / "self" / "task").iterdir():
+            with suppress(OSError, ValueError):  # a thread that has just ended
+                ran, waited, _ = (folder / "schedstat").read_text().split()
+                found[folder.name] = int(ran) / 1e9, int(waited) / 1e9
+    return found
+
+
+def _affinity() -> frozenset[int]:
+    return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
+
+
+def _processors() -> tuple[float | None, float | None]:
+    """Seconds that the processors which this process may use were busy, and that the hypervisor gave away."""
+    ticks, mine = os.sysconf("SC_CLK_TCK"), {f"cpu{k}" for k in _affinity()}
+    busy = stolen = 0
+    try:
+        for line in (_PROC / "stat").read_text().splitlines():
+            name, *counts = line.split()
+            if name in mine:
+                user, nice, system, _, _, irq, softirq, steal = map(int, counts[:8])
+                busy += user + nice + system + irq + softirq
+                stolen += steal
+    except (OSError, ValueError):
+        return None, None
+    return (busy / ticks, stolen / ticks) if mine else (None, None)
+
+
+def _throttled() -> float | None:
+    """Seconds of processors that this process's control group was held back by its quota."""
+    with suppress(OSError, ValueError):
+        for line in (_PROC / "self" / "cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and "cpu" not in controllers.split(","):
+                continue
+            top = _CGROUP / "cpu" if controllers else _CGROUP
+            for folder in (top / path.lstrip("/"), top):  # in a container its own group is the top of what it sees
+                if (seconds := _throttled_in(folder / "cpu.stat")) is not None:
+                    return seconds
+    return None
+
+
+def _throttled_in(path: Path) -> float | None:
+    try:
+        told = dict(line.split(maxsplit=1) for line in path.read_text().splitlines())
+        if "throttled_usec" in told:
+            return int(told["throttled_usec"]) / 1e6
+        return int(told["throttled_time"]) / 1e9 if "throttled_time" in told else None
+    except (OSError, ValueError):
+        return None
