@@ -181,7 +181,7 @@ def plan(options: argparse.Namespace) -> Answer:
     from .plan_table import side_by_side
     from .planners import comparable, partition
 
-    found, cluster = _profile_and_cluster(options)
+    found, cluster = _profile_and_cluster(options, warn=options.json)  # else the first plan's own text does
     settings = {
         "schedule": options.schedule,
         "num_microbatches": options.num_microbatches,
@@ -197,7 +197,7 @@ def plan(options: argparse.Namespace) -> Answer:
         return Answer(plans[0].to_json(), str(plans[0]))
     judged = comparable(plans, found, cluster)
     told = [f"{plan.planner} expects {_own_period(plan)} by its own cost model" for plan in plans]
-    told += [f"warning: {plan.planner}: {text}" for plan in plans for text in plan.warnings]
+    told += [f"warning: {plan.planner}: {text}" for plan in plans[1:] for text in _beyond(plan, found)]
     document = {
         "plans": [plan.to_json() for plan in judged],
         "own_period_seconds": [plan.estimate.period_seconds if plan.estimate else None for plan in plans],
@@ -240,6 +240,8 @@ def simulate(options: argparse.Namespace) -> Answer:
 
     found, cluster = _profile_and_cluster(options)
     chosen = load_plan(options.plan, found.graph).check(found.graph, cluster)
+    for text in _beyond(chosen, found):
+        progress_line(f"warning: plan: {text}")
     counts = found.voxel_counts or (found.voxels(),)
     told = forecast(chosen, found, cluster, [counts[m % len(counts)] for m in range(options.minibatches)])
     if options.trace:
@@ -247,6 +249,7 @@ def simulate(options: argparse.Namespace) -> Answer:
     makespan = told.trace.makespan
     busy = {str(rank): told.trace.busy(rank) / makespan if makespan else 0.0 for rank in told.trace.ranks}
     document = {"minibatches": options.minibatches, **told.to_json(), "busy_fraction": busy}
+    document["warnings"] = [*found.warnings, *_beyond(chosen, found)]
     causes = ", ".join(f"{cause} {share:.1%}" for cause, share in document["bubble"].items())
     text = (
         f"{options.minibatches} minibatches in {makespan:.3f} s simulated, "
@@ -255,8 +258,11 @@ def simulate(options: argparse.Namespace) -> Answer:
     return Answer(document, text)
 
 
-def _profile_and_cluster(options: argparse.Namespace) -> tuple[Profile, Cluster]:
-    """Join the profiles given and build the cluster given; --server-file brings both. Warns of what a profile lacks."""
+def _profile_and_cluster(options: argparse.Namespace, *, warn: bool = True) -> tuple[Profile, Cluster]:
+    """Join the profiles given and build the cluster given; --server-file brings both.
+
+    `warn`: say at once what makes a profile worth less.
+    """
     if options.server_file:
         from .server_file import ServerFile
 
@@ -275,12 +281,18 @@ def _profile_and_cluster(options: argparse.Namespace) -> tuple[Profile, Cluster]
         except InputError as error:
             raise InputError(f"{path or text}: {error}") from None
     assert joined is not None
-    _warn_of(joined)
+    if warn:
+        _warn_of(joined)
     if options.cluster:
         return joined, Cluster.load(options.cluster)
     if not options.devices:
         raise InputError("no devices: give --cluster FILE, --server-file FILE or --devices N")
     return joined, _like_devices(joined, options.devices, options.bandwidth, options.memory)
+
+
+def _beyond(plan: Plan, found: Profile) -> list[str]:
+    """A plan's warnings but those that the profile has already said."""
+    return [text for text in plan.warnings if text not in found.warnings]
 
 
 def _warn_of(found: Profile) -> None:

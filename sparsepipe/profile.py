@@ -288,14 +288,11 @@ class Profile:
 
 def _told_of_load(part: Mapping[str, Any]) -> list[str]:
     """Say what the machine did beside the measurement; of profiles made before anybody looked, nothing."""
-    crowd = number(part.get("threads_per_processor", 0), "threads_per_processor")
-    load = BackgroundLoad.from_json(part.get("background_load", {}))
-    whose, told = f"profile of {', '.join(part['device_types'])}", []
-    if doubts := load.doubts(crowded=crowd > 1):
-        told.append(f"{whose}: while it was measured {' and '.join(doubts)}; profile again with nothing else at work")
-    if crowd > 1:
-        told.append(f"{whose}: its own processes had {crowd:.3g} threads for each processor; use fewer, or --threads 1")
-    return told
+    doubts = BackgroundLoad.from_json(part.get("background_load")).doubts()
+    if not doubts:
+        return []
+    whose = f"profile of {', '.join(part['device_types'])}"
+    return [f"{whose}: while it was measured {' and '.join(doubts)}; profile again with nothing else at work"]
 
 
 def _is_graph_text(path: Path | str) -> bool:

@@ -26,7 +26,7 @@ from .engines.native.coordinates import CoordinateManager, pack
 from .engines.repeats import Repeater, Repeats
 from .engines.sweep import moment, seconds_between, sweep, update_step, whole_step
 from .errors import InputError
-from .host.background_load import BackgroundLoad, num_processors, watched
+from .host.background_load import num_processors, watched
 from .models import INPUT, Network, network
 from .models.rows import each_axis
 from .profile import CostSample, LayerCost, Profile
@@ -174,8 +174,8 @@ def profile(
     say = progress or (lambda line: None)
     device = _usable(device)
     subnetwork = Subnetwork(network, engine, seed=seed).to(device)
-    threads = torch.get_num_threads() * (1 + len(others))
-    repeater = Repeater(subnetwork, _optimizer(subnetwork), device, least, most, crowded=threads > num_processors())
+    crowd = torch.get_num_threads() * (1 + len(others)) / num_processors()
+    repeater = Repeater(subnetwork, _optimizer(subnetwork), device, least, most, crowded=crowd > 1)
     samples: list[dict[str, CostSample]] = []
     taken: list[Repeats] = []
     middle = len(batches) // 2
@@ -203,8 +203,7 @@ def profile(
         "repeated_again": [repeats.num_again for repeats in taken],  # as threads waited for a processor
         "layers_over_whole": taken[middle].layers_over_whole,  # sum of the layers' seconds over those of a whole step
         "input_seconds": statistics.median(one.layers.input_seconds for one in rounds),
-        "background_load": _load(watch.load, taken).to_json(),
-        "threads_per_processor": threads / num_processors(),
+        "background_load": replace(watch.load, **_waits(taken), threads_per_processor=crowd).to_json(),
     }
     num_bytes = sum(parameter.nbytes for parameter in subnetwork.parameters())
     updates = [seconds for one in rounds for seconds in one.updates]
@@ -213,10 +212,10 @@ def profile(
     return Profile(network.graph(), {name: costs}, typical, {**facts, **(origin or {})}, rates)
 
 
-def _load(whole: BackgroundLoad, taken: Sequence[Repeats]) -> BackgroundLoad:
-    """Return the load of all the time that measuring took, with the waits of those passes alone that count."""
+def _waits(taken: Sequence[Repeats]) -> dict[str, float | None]:
+    """Return the share of waiting in those passes alone that count."""
     waits = [one.waited_share for repeats in taken for one in repeats.rounds if one.waited_share is not None]
-    return replace(whole, run_queue_wait_share=statistics.fmean(waits) if waits else None)
+    return {"run_queue_wait_share": statistics.fmean(waits) if waits else None}
 
 
 def _optimizer(subnetwork: Subnetwork) -> torch.optim.Optimizer:

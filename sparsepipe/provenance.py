@@ -15,7 +15,7 @@ from .digests import canonical, digest
 from .errors import InputError
 from .plan import Plan
 from .profile import Profile
-from .record import RunRecord
+from .record import RunRecord, load_warnings
 
 FORMAT = "sparsepipe-provenance-1"
 _MOST_DOUBTS = 2  # told in a subtitle; the others are counted
@@ -60,11 +60,12 @@ class Provenance:
     ) -> "Provenance":
         """Describe values. `profile` and `cluster` may be several; `settings` is a mapping or a dataclass.
 
-        Warnings of the profiles, the plans and the load (its "warning") come along; `warnings` adds others that make
+        Warnings of the profiles, the plans, the runs and the load (its "warning") come along; `warnings` adds others that make
         the numbers doubtful. Where no `campaign` is named, it is the one that all runs have in common.
         """
         profiles, runs, plans = _several(profile), list(runs), list(plans)
         doubtful = [text for one in profiles for text in one.warnings]
+        doubtful += [f"{run.name}: {text}" for run in runs for text in load_warnings(run.background_load)]
         doubtful += [*_warnings_of_load(load), *warnings, *differences(runs)]
         campaigns = {run.campaign for run in runs}
         return cls(

@@ -22,6 +22,7 @@ from typing import Any
 from . import picture, processor
 from .errors import DamagedRecord, InputError
 from .files import write_json
+from .host.background_load import BackgroundLoad
 from .plan import Plan
 from .record_files import CONFIG, ORIGIN, STATUS, read_beside, read_fields, read_metrics
 from .trace import Source, Trace
@@ -162,6 +163,16 @@ class RunRecord:
         path = self.folder / "metrics.jsonl"
         return [*read_metrics(path, event)] if path.exists() else []
 
+    @property
+    def background_load(self) -> BackgroundLoad:
+        """What else the hosts did while it ran, at worst; unknown before it ended, and of runs made before that."""
+        return BackgroundLoad.from_json(self.other_load)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What makes the run's speed worth less than it could be, a sentence each: its plan's warnings, other load."""
+        return (*self.plan.warnings, *load_warnings(self.background_load))
+
     def _repr_html_(self) -> str:
         return picture.record(self)
 
@@ -174,6 +185,12 @@ class RunRecord:
         source: Source = "replayed" if config.get("engine") == "replay" else "measured"
         spans = [span for path in sorted(self.folder.glob("trace-rank*.jsonl")) for span in read_spans(path)]
         return Trace(tuple(sorted(spans, key=lambda span: (span.start, span.rank))), source)
+
+
+def load_warnings(load: BackgroundLoad) -> tuple[str, ...]:
+    """Say what makes a run's speed doubtful; nothing of a quiet one."""
+    doubts = load.doubts()
+    return (f"while it ran {' and '.join(doubts)}; its speed is that of such a machine",) if doubts else ()
 
 
 def _command() -> tuple[str, ...]:

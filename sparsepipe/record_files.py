@@ -68,6 +68,7 @@ _COMMON: Mapping[str, Check] = {
     "train": _SCORES,
     "validation": maybe(_SCORES),
     "stages": each(_STAGE),
+    "load": maybe(fields({}, others=maybe(real))),
 }
 # In a step's row "samples" and the like are of one minibatch; a summary counts its epochs.
 METRICS = fields(

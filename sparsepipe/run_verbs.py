@@ -14,9 +14,10 @@ from .errors import DamagedRecord, InputError
 from .files import write_json
 from .forecast import forecast
 from .formats import load_plan
+from .host.background_load import BackgroundLoad
 from .plan import Plan
 from .profile import Profile
-from .record import RunRecord
+from .record import RunRecord, load_warnings
 
 _RUNS = Path("runs")  # where runs are looked for by name
 
@@ -38,6 +39,8 @@ def run(options: argparse.Namespace) -> Answer:
     config = RunConfig.from_json({**settings, **{name: value for name, value in given.items() if value is not None}})
     # The layers do not depend on the number of classes.
     chosen = load_plan(options.plan, network(config.model, num_classes=2).graph()) if options.plan else record.plan
+    for text in chosen.warnings:
+        progress_line(f"warning: plan: {text}")
     where = {"port": options.port, "detach": options.detach or None}
     where = {key: value for key, value in where.items() if value is not None}
     job = launch(chosen, config, run_dir=folder, launcher=options.launcher, resume=options.resume is not None, **where)
@@ -158,11 +161,14 @@ def _followed(job: Any, *, cancel: bool = True) -> Answer:
 
 def _waited(job: Any, *, cancel: bool = True) -> dict[str, Any]:
     try:
-        return job.wait(on_row=_progress_row)
+        summary: dict[str, Any] = job.wait(on_row=_progress_row)
     except KeyboardInterrupt:
         if cancel:
             job.cancel()
         raise
+    for text in load_warnings(BackgroundLoad.from_json(summary.get("load"))):
+        progress_line(f"warning: {text}")
+    return summary
 
 
 def _left_alone(folder: Path) -> Answer:

@@ -104,17 +104,19 @@ def test_doubts_name_each_cause_and_its_share():
         "the hypervisor gave 6% of the processors to other machines",
         "the control group's quota held back 50% of the processors",
     )
-    assert load.doubts(crowded=True) == load.doubts()[1:]  # they may have waited for each other
+    crowd = "its own processes had 1.5 threads for each processor"  # they may have waited for each other
+    assert BackgroundLoad(0.2, 0.4, 0.06, 0.5, 1.5).doubts() == (*load.doubts()[1:], crowd)
+    assert BackgroundLoad(0.2, threads_per_processor=1.5).doubts() == (crowd,)
+    assert BackgroundLoad(0.02, threads_per_processor=1.0).doubts() == ()
     assert BackgroundLoad(0.04, 0.09, 0.04, 0.0).doubts() == BackgroundLoad().doubts() == ()
-    assert BackgroundLoad(0.2, 0.2).doubts(crowded=True) == ("other processes used 20% of the processors",)
 
 
 def test_the_worst_of_several():
     loads = [BackgroundLoad(0.2, None, 0.0), BackgroundLoad(0.1, 0.3)]
-    assert worst(loads) == BackgroundLoad(0.2, 0.3, 0.0, None)
+    assert worst(loads) == BackgroundLoad(0.2, 0.3, 0.0)
     assert worst([]) == BackgroundLoad()
 
 
-@pytest.mark.parametrize("document", [{}, {"steal_share": "much"}, {"other_cpu_share": None, "more": 1}])
+@pytest.mark.parametrize("document", [{}, None, [0.5], {"steal_share": "much"}, {"other_cpu_share": None, "more": 1}])
 def test_documents_without_numbers_are_unknown(document):
     assert BackgroundLoad.from_json(document) == BackgroundLoad()

@@ -101,6 +101,28 @@ def test_what_makes_a_profile_worth_less_is_said_beside_the_answer(tmp_path, pro
     assert run("plan", "--profile", profile, "--devices", 2, capsys=capsys)[2] == ""
 
 
+@pytest.mark.parametrize("planner", ["optimal", "pipedream", "sparsepipe", "data-parallel", "model-parallel"])
+def test_a_doubtful_profile_is_told_once_by_all_that_rests_on_it(planner, tmp_path, profile, capsys):
+    """ "layers' sum is 0.506 x a whole step" was said when it was profiled, and by no plan or simulation made of it."""
+    rates = {"cpu": 1e-12}
+    origin = {"source": "measured", "layers_over_whole": 0.506, "background_load": {"other_cpu_share": 0.4}}
+    measured = replace(Profile.load(profile), origin=origin, update_rates=rates)
+    path, kept = measured.save(tmp_path / "measured.json"), tmp_path / "plan.json"
+    machines, (sums, load) = ("--profile", path, "--devices", 2), measured.warnings
+    assert "0.506 x a whole step" in sums and "other processes used 40% of the processors" in load
+    code, out, said = run("plan", *machines, "--planner", planner, "--out", kept, capsys=capsys)
+    assert code == 0 and (said, out.count(sums), out.count(load)) == ("", 1, 1)
+    assert json.loads(kept.read_text())["warnings"][-2:] == [sums, load]
+    code, out, said = run("simulate", kept, *machines, "--json", capsys=capsys)
+    assert code == 0 and json.loads(out)["warnings"][:2] == [sums, load] and said.count(sums) == 1
+    code, out, said = run("simulate", kept, "--profile", profile, "--devices", 2, "--json", capsys=capsys)
+    assert code == 0 and f"warning: plan: {sums}" in said.splitlines()  # another profile, and still that plan
+    assert {sums, load} <= set(json.loads(out)["warnings"])
+    words = ("plan", *machines, "--planner", planner, "--planner", "optimal")
+    code, out, said = run(*words, capsys=capsys)
+    assert code == 0 and (out + said).count(sums) == 1
+
+
 def test_several_planners_side_by_side(profile, capsys):
     planners = ("--planner", "optimal", "--planner", "data-parallel")
     code, out, _ = run("plan", "--profile", profile, "--devices", 2, *planners, "--json", capsys=capsys)

@@ -14,6 +14,7 @@ import pytest
 from sparsepipe import CostSample, Layer, LayerCost, LayerGraph, Plan, Profile, RunRecord, Stage
 from sparsepipe.data import make_shapes
 from sparsepipe.data.families import FAMILIES
+from sparsepipe.host.background_load import BackgroundLoad
 from sparsepipe.models import network
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -53,6 +54,11 @@ def test_a_run_tells_what_it_reached_and_resumes(plan, shapes, tmp_path):
     assert 0 <= summary["validation"]["accuracy"] <= 1
     assert len(summary["stages"]) == 2
     assert all(0 <= stage["busy_fraction"] <= 1 for stage in summary["stages"])
+    assert summary["load"].keys() == BackgroundLoad().to_json().keys()
+    assert summary["load"]["threads_per_processor"] == 2 / len(os.sched_getaffinity(0))
+    assert [row["load"].keys() for row in RunRecord.load(tmp_path / "run").metrics("epoch")] == [
+        summary["load"].keys()
+    ] * 2
     code, out, _ = finish(
         [sys.executable, "-m", "sparsepipe", *f"run --resume {tmp_path}/run --epochs 3 --json".split()]
     )

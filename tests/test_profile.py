@@ -92,6 +92,25 @@ def test_a_measured_profile_says_where_it_knows_no_optimizer():
     assert old[0].warnings[0] in old[0]._repr_html_()
 
 
+def test_a_measured_profile_says_what_else_the_machine_did_meanwhile(tmp_path):
+    """That of a busy machine promised 3,359 samples/s where 864 came, and nothing beside it told of the machine."""
+
+    def under(name: str, **load: float) -> Profile:
+        one = measured(name, 1.0)
+        return replace(one, origin={**one.origin, "background_load": load})
+
+    quiet, busy = under("a", run_queue_wait_share=0.02), under("b", run_queue_wait_share=0.3, other_cpu_share=0.5)
+    told = (
+        "profile of b: while it was measured its threads waited for a processor 30% of the time and other processes "
+        "used 50% of the processors; profile again with nothing else at work"
+    )
+    assert quiet.warnings == () and (quiet | busy).warnings == (told,)
+    assert Profile.load(busy.save(tmp_path / "p.json")).warnings == (told,)
+    for spoilt in ([], "much", {"steal_share": "much"}):  # as any other part of an origin that is none
+        one = replace(quiet, origin={**quiet.origin, "background_load": spoilt})
+        assert Profile.load(one.save(tmp_path / "p.json")).warnings == ()
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -1,7 +1,10 @@
+from dataclasses import replace
+
 import pytest
 
 from sparsepipe import InputError, Plan, RunRecord, Span, Stage
 from sparsepipe.files import write_rows
+from sparsepipe.host.background_load import BackgroundLoad
 from sparsepipe.record import NOTEBOOK, Origin
 
 PLAN = Plan((Stage(("a", "b"), (0, 1)), Stage(("c",), (2,))))
@@ -24,6 +27,19 @@ def test_a_record_survives_the_disk(tmp_path):
     assert record.status == {"state": "started"}
     record.write_status("failed", error="why")
     assert record.status == {"state": "failed", "error": "why"}
+
+
+def test_a_run_under_other_load_says_so(tmp_path):
+    """Runs that shared the machine with another job stood beside others in one chart, and nothing told them apart."""
+    record = RunRecord.create(tmp_path / "run", replace(PLAN, warnings=("careful",)), {}, Origin())
+    assert record.background_load == BackgroundLoad() and record.warnings == ("careful",)
+    rows = [{"event": "summary"}, {"event": "summary", "load": {"other_cpu_share": 0.34, "steal_share": None}}]
+    write_rows(tmp_path / "run/metrics.jsonl", rows[:1])  # of a version that did not look
+    assert record.background_load == BackgroundLoad()
+    write_rows(tmp_path / "run/metrics.jsonl", rows)
+    assert record.background_load == BackgroundLoad(other_cpu_share=0.34)
+    told = "while it ran other processes used 34% of the processors; its speed is that of such a machine"
+    assert record.warnings == ("careful", told)
 
 
 def test_a_row_cut_short_by_a_kill_is_left_out(tmp_path):

@@ -26,39 +26,45 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class BackgroundLoad:
-    """Shares of time from 0 to 1; None where the system does not tell, or the time was too short to."""
+    """Shares of time, from 0 to 1; None where the system does not tell, or the time was too short to."""
 
     run_queue_wait_share: float | None = None  # of the time in which our threads could work: without a processor
     other_cpu_share: float | None = None  # of the processors that we may use: used by processes not ours
     steal_share: float | None = None  # of the same: given to other virtual machines
     throttled_share: float | None = None  # of the same: kept from us by the control group's quota
+    threads_per_processor: float | None = None  # our own that compute; above 1 they wait for each other
+
+    @property
+    def crowded(self) -> bool:
+        """Whether our own threads are more than the processors: they wait for each other then, no other load."""
+        return (self.threads_per_processor or 0) > 1
 
     def to_json(self) -> dict[str, float | None]:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> "BackgroundLoad":
-        """Read what `to_json` gives; what is no number is unknown, and so is a name that is not there."""
-        found = {item.name: document.get(item.name) for item in fields(cls)}
+    def from_json(cls, document: Any) -> "BackgroundLoad":
+        """Read what `to_json` gives; what is no number is unknown, and so is all of what is no object."""
+        told = document if isinstance(document, Mapping) else {}
+        found = {item.name: told.get(item.name) for item in fields(cls)}
         return cls(**{name: float(share) for name, share in found.items() if isinstance(share, int | float)})
 
-    def doubts(self, *, crowded: bool = False) -> tuple[str, ...]:
+    def doubts(self) -> tuple[str, ...]:
         """Say what makes a time that was measured under this load doubtful, a clause each; nothing where it is quiet.
 
-        `crowded`: our own threads are more than the processors. They wait for each other then, which is no other load.
+        That our own threads wait for each other, where they are more than the processors, is a clause of its own.
         """
-        waited = None if crowded else self.run_queue_wait_share
+        waited = None if self.crowded else self.run_queue_wait_share
         told = (
             ("its threads waited for a processor {:.0%} of the time", waited, RUN_QUEUE_WAIT),
             ("other processes used {:.0%} of the processors", self.other_cpu_share, OTHER_CPU),
             ("the hypervisor gave {:.0%} of the processors to other machines", self.steal_share, STEAL),
             ("the control group's quota held back {:.0%} of the processors", self.throttled_share, THROTTLED),
         )
-        return tuple(
-            text.format(share)
-            for text, share, most in told
-            if share is not None and share > most
-        )
+        found = [text.format(share) for text, share, most in told if share is not None and share > most]
+        if self.crowded:
+            found.append(f"its own processes had {self.threads_per_processor:.3g} threads for each processor")
+        return tuple(found)
 
 
 def worst(loads: Iterable[BackgroundLoad]) -> BackgroundLoad:

@@ -62,6 +62,10 @@ class Problem:
         return LayerTable.of(self.profile, counts, [kind.name for kind in self.cluster.device_types])
 
     @cached_property
+    def _of_profile(self) -> tuple[str, ...]:
+        return self.profile.warnings
+
+    @cached_property
     def layers(self) -> tuple[int, ...]:
         """The layers that stages hold: all but those that stand for loading the data."""
         inputs = self.graph.input_layers
@@ -94,13 +98,13 @@ class Problem:
         )
 
     def plan(self, stages: Iterable[Stage], planner: str, warnings: Iterable[str] = ()) -> Plan:
-        """A Plan under this problem's schedule, without an estimate."""
+        """A Plan under this problem's schedule, without an estimate, with what makes its profile doubtful."""
         return Plan(
             tuple(stages),
             self.schedule,
             num_microbatches=self.num_microbatches,
             planner=planner,
-            warnings=tuple(warnings),
+            warnings=(*warnings, *self._of_profile),
         )
 
 

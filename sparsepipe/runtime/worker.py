@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..files import read_rows
+from ..host.background_load import Usage
 from ..plan import Plan
 from ..schedule import Action, actions, check_runs, forward_actions, in_flight
 from ..trace import KINDS
@@ -23,6 +24,7 @@ from .config import RunConfig
 from .failures import LossNotFinite, PeerLost
 from .inputs import Inputs
 from .learning_rate import LearningRate
+from .load import shared_load, worst_load
 from .loss_scale import LossScale
 from .memory import PeakMemory
 from .objective import Tally
@@ -34,6 +36,8 @@ from .replay import ReplayWorkload
 from .segment import Segment
 from .snapshot import Snapshots
 from .workload import Workload
+
+_TOLD_OF_EPOCHS = ("train", "validation", "samples_per_second", "sent_bytes", "stages", "load")
 
 
 class Worker:
@@ -104,7 +108,7 @@ class Worker:
             row["validation"] = self._validate(epoch) if self.config.validate else None
             self.epochs.append(row)
             if self.rank == self.last_rank:
-                told = {key: row[key] for key in ("train", "validation", "samples_per_second", "sent_bytes", "stages")}
+                told = {key: row[key] for key in _TOLD_OF_EPOCHS}
                 self.recorder.metric("epoch", epoch=epoch, minibatches=done, **told)
             last = done >= self.workload.total_minibatches
             every = self.config.checkpoint_every
@@ -120,14 +124,16 @@ class Worker:
         segments = {k: Segment(self, post, epoch, first, count) for k, post in self.posts.items()}
         with self._meeting(epoch):
             self.process.barrier(f"start of epoch {epoch}")
-        started = self.recorder.now()
+        started, before = self.recorder.now(), Usage.now()
         for action in actions(self.plan, count)[self.rank]:
             self.recorder.stage = action.stage
             segments[action.stage].do(action)
             self.memory.look()
+        after = Usage.now()
         with self._meeting(epoch):
             self.outbox.finish(timeout=self.config.timeout_seconds)
-            return self._epoch_row(segments, started)
+            row = self._epoch_row(segments, started)
+            return row | {"load": shared_load(self.process, before, after)}
 
     @contextmanager
     def _meeting(self, epoch: int) -> Iterator[None]:
@@ -305,5 +311,6 @@ class Worker:
             samples_per_second=median(row["samples_per_second"] for row in steady),
             train=self.epochs[-1]["train"],
             validation=self.epochs[-1]["validation"] or {},
+            load=worst_load(steady),
             stages=metrics.with_memory(metrics.median_summaries([row["stages"] for row in steady]), self.plan),
         )
