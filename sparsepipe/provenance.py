@@ -60,8 +60,8 @@ class Provenance:
     ) -> "Provenance":
         """Describe values. `profile` and `cluster` may be several; `settings` is a mapping or a dataclass.
 
-        Warnings of the profiles, the plans, the runs and the load (its "warning") come along; `warnings` adds others that make
-        the numbers doubtful. Where no `campaign` is named, it is the one that all runs have in common.
+        Warnings of the profiles, the plans, the runs and the load (its "warning") come along; `warnings` adds others
+        that make the numbers doubtful. Where no `campaign` is named, it is the one that all runs have in common.
         """
         profiles, runs, plans = _several(profile), list(runs), list(plans)
         doubtful = [text for one in profiles for text in one.warnings]

@@ -105,6 +105,16 @@ def test_a_subtitle_tells_the_doubtful_part_in_a_line():
     assert in_few_words("The loop is long.") == "The loop is long"
 
 
+def test_a_run_under_other_load_makes_doubtful_what_shows_it(tmp_path):
+    """06_figures took runs that had shared the machine with another job, and no figure told."""
+    run = record(tmp_path, "r-001")
+    row = {"event": "summary", "seconds": 60.0, "load": {"other_cpu_share": 0.34, "steal_share": None}}
+    (run.folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    found = Provenance.of(runs=[run, record(tmp_path, "r-002")])
+    assert found.doubt == "doubtful: r-001: while it ran other processes used 34% of the processors"
+    assert found.runs[0]["load"]["other_cpu_share"] == 0.34
+
+
 def test_two_provenances_join():
     a, b = Provenance.of(profile(), CLUSTER), Provenance.of(profile(0.5), CLUSTER, campaign="x")
     joined = a | b
