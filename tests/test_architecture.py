@@ -10,7 +10,7 @@ LEVELS = [  # lowest first; a module may import its own level's files only insid
     {"display", "host"},
     {"errors", "picture", "thread_pools", "children", "processor"},
     {"files", "checks", "timed_order", "company", "digests"},
-    {"graph", "cluster", "trace", "graph_text", "record_files"},
+    {"graph", "cluster", "trace", "graph_text", "record_files", "quantities"},
     {"plan_diff", "trace_file"},
     {"profile", "plan", "zero_bubble", "interleaved"},
     {"teams"},

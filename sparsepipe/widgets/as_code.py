@@ -3,8 +3,10 @@
 from ..cluster import Cluster, Link, Node
 from ..plan import Plan, Stage
 
+_HERE = Node.__dataclass_fields__["address"].default
 
-def as_code(plan: Plan, cluster: Cluster, *, planner: str | None, factor: float | None, compression: float) -> str:
+
+def as_code(plan: Plan, cluster: Cluster, *, planner: str | None, factor: float, compression: float) -> str:
     """Python that makes `cluster` and `plan` from `profile`. `planner` None: the stages are written out.
 
     `factor`: how many times the profile's voxels; `compression`: of the features that cross boundaries.
@@ -14,11 +16,10 @@ def as_code(plan: Plan, cluster: Cluster, *, planner: str | None, factor: float 
     nodes = "".join(f"\n    {_node(node)}," for node in cluster.nodes)
     lines.append(f"cluster = Cluster(({nodes}\n), {_link(cluster.network)})")
     if planner:
-        if factor is not None:
+        if factor != 1:
             lines.insert(1, "from dataclasses import replace")
-            lines.append(
-                f"profile = replace(profile, voxel_counts=tuple(n * {factor!r} for n in profile.voxel_counts))"
-            )
+            lines.append("counts = profile.voxel_counts or (profile.voxels(),)")
+            lines.append(f"profile = replace(profile, voxel_counts=tuple(n * {factor!r} for n in counts))")
         if compression != 1:
             lines.insert(1, "from sparsepipe.widgets.what_if import compressed")
             lines.append(f"profile = compressed(profile, {compression!r})")
@@ -28,7 +29,7 @@ def as_code(plan: Plan, cluster: Cluster, *, planner: str | None, factor: float 
             f"num_microbatches={plan.num_microbatches}{several})"
         )
         if plan != plan.with_schedule(plan.schedule):  # another weight policy than the schedule's first
-            lines.insert(1, "from dataclasses import replace") if factor is None else None
+            lines.insert(1, "from dataclasses import replace") if factor == 1 else None
             lines.append(f"plan = replace(plan, weights={plan.weights!r})")
     else:
         stages = "".join(f"\n    {_stage(stage)}," for stage in plan.stages)
@@ -53,12 +54,13 @@ def _node(node: Node) -> str:
         else:
             runs.append((told, 1))
     devices = " + ".join(f"({told},) * {count}" for told, count in runs)
-    return f"Node({node.name!r}, {devices}, {_link(node.link)})"
+    address = "" if node.address == _HERE else f", {node.address!r}"
+    return f"Node({node.name!r}, {devices}, {_link(node.link)}{address})"
 
 
 def _link(link: Link) -> str:
-    return f"Link({_number(link.bandwidth)}, {link.latency!r})"
+    return f"Link({_number(link.bandwidth)}, {_number(link.latency)})"
 
 
 def _number(value: float) -> str:
-    return 'float("inf")' if value == float("inf") else repr(value)
+    return 'float("inf")' if value == float("inf") else repr(float(value))  # a NumPy number is written in its own way

@@ -1,26 +1,61 @@
 """Sliders and pickers of one width, their names beside them."""
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import ipywidgets
 
+from ..quantities import BANDWIDTH, SIZE, TIME
+from .readings import Plain, Whole
+from .stop_slider import StopSlider
+
 _WIDE = {"width": "330px"}
 _NAMES = {"description_width": "118px"}
+_INF = float("inf")
+# 24 preferred numbers a decade (IEC 60063): even steps, and no readout of them is rounded.
+_E24 = "1 1.1 1.2 1.3 1.5 1.6 1.8 2 2.2 2.4 2.7 3 3.3 3.6 3.9 4.3 4.7 5.1 5.6 6.2 6.8 7.5 8.2 9.1".split()
+_BANDWIDTHS = [*(float(f"{m}e{e}") for e in range(6, 12) for m in _E24), 1e12]
+_MEMORY = [float(f"{m}e{e}") for e in range(7, 12) for m in (1, 1.5, 2, 3, 4, 6, 8)]
+_LATENCIES = [0.0, *(float(f"{m}e{e}") for e in range(-7, -1) for m in (1, 2, 3, 5, 7))]
+
+Named = Mapping[Any, tuple[str, float]]
 
 
-def slider(name: str, value: int, *, low: int, high: int) -> ipywidgets.IntSlider:
-    return ipywidgets.IntSlider(value=value, min=low, max=high, description=name, layout=_WIDE, style=_NAMES)
+def count_slider(name: str, value: int, *, low: int, high: int, most: int, tip: str = "") -> StopSlider:
+    """Whole numbers from `low` to `high`; one up to `most` may be typed, and the slider then goes so far."""
+    return StopSlider(
+        name,
+        value,
+        Whole(name, low, most),
+        stops=range(low, high + 1),
+        up_to=lambda value: range(high + 1, value + 1),
+        tooltip=tip,
+    )
 
 
-def log_slider(name: str, value: float, tip: str) -> ipywidgets.FloatLogSlider:
-    start = min(max(value, 1e6), 1e12)
-    looks = {"layout": _WIDE, "style": _NAMES, "readout_format": ".2s", "tooltip": tip}
-    return ipywidgets.FloatLogSlider(value=start, base=10, min=6, max=12, step=0.05, description=name, **looks)
+def bandwidth_slider(name: str, given: Iterable[float], tip: str) -> StopSlider:
+    """Bytes per second, from the value given; None, "as given", where several are."""
+    return _link_slider(name, given, BANDWIDTH, _BANDWIDTHS, tip)
 
 
-def choices(name: str, options: Any, value: Any, tip: str) -> ipywidgets.SelectionSlider:
-    looks = {"layout": _WIDE, "style": _NAMES, "tooltip": tip}
-    return ipywidgets.SelectionSlider(options=options, value=value, description=name, **looks)
+def latency_slider(name: str, given: Iterable[float], tip: str) -> StopSlider:
+    """Seconds, from the value given; None, "as given", where several are."""
+    return _link_slider(name, given, TIME, _LATENCIES, tip)
+
+
+def memory_slider(tip: str) -> StopSlider:
+    """Bytes; 0 stands for the limits given."""
+    return StopSlider("memory", 0.0, SIZE, stops=_MEMORY, named={0.0: ("as given", _INF)}, tooltip=tip)
+
+
+def number_slider(name: str, value: float, options: Iterable[float], tip: str) -> StopSlider:
+    """Numbers without a unit; others than the options may be typed."""
+    return StopSlider(name, value, Plain(name), stops=options, tooltip=tip)
+
+
+def choice_slider(name: str, value: int, options: Iterable[int], *, most: int, tip: str) -> StopSlider:
+    """Whole numbers that are far apart; others up to `most` may be typed."""
+    return StopSlider(name, value, Whole(name, 1, most), stops=options, tooltip=tip)
 
 
 def dropdown(name: str, options: Any, tip: str) -> ipywidgets.Dropdown:
@@ -29,3 +64,11 @@ def dropdown(name: str, options: Any, tip: str) -> ipywidgets.Dropdown:
 
 def toggle(name: str, tip: str) -> ipywidgets.ToggleButton:
     return ipywidgets.ToggleButton(description=name, tooltip=tip, layout={"width": "160px"})
+
+
+def _link_slider(name: str, given: Iterable[float], reading: Any, stops: Iterable[float], tip: str) -> StopSlider:
+    values = sorted(set(given))
+    named: Named = {None: ("as given", values[-1])} if len(values) > 1 else {}
+    told = f"{tip}; given: {' to '.join(dict.fromkeys(map(reading.shown, (values[0], values[-1]))))}"
+    start = None if named else values[0]
+    return StopSlider(name, start, reading, stops={*stops, *values}, named=named, tooltip=told)

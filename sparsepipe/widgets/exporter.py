@@ -1,6 +1,7 @@
 """A button that writes the figures of what is on screen: PDF, SVG, PNG, their table and where they come from."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import ipywidgets
 import pandas as pd
 import plotly.graph_objects as go
 
+from ..errors import InputError
 from ..plots import COLUMN_WIDTHS, export
 from .html_view import HtmlView
 from .messages import Messages
@@ -19,35 +21,54 @@ _WIDTHS = {
 }
 
 
-class Exporter:
-    """Writes what `make` returns below `folder`; errors go to `messages`, paths beside the button.
+@dataclass(frozen=True)
+class Export:
+    """What there is to write, and where its numbers come from: both of one moment."""
 
-    `origin` says what the numbers come from.
-    """
+    figures: Figures
+    origin: Any
+
+
+class Exporter:
+    """Writes what `make` returns below `folder`; errors go to `messages`, paths beside the button."""
 
     def __init__(
-        self, messages: Messages, folder: Path, make: Callable[[], Figures], origin: Callable[[], Any] | None = None
+        self,
+        messages: Messages,
+        folder: Path,
+        make: Callable[[], Export],
+        *,
+        button: ipywidgets.Button | None = None,
     ) -> None:
-        self.folder, self.make, self.origin = folder, make, origin or dict
-        self.button = ipywidgets.Button(
-            description="export", icon="download", tooltip=f"PDF, SVG, PNG, CSV and provenance in {folder}"
-        )
+        self.folder, self.make, self.blocked = folder, make, ""
+        self.button = button or ipywidgets.Button()
+        self.button.description, self.button.icon = "export", "download"
         self.width = ipywidgets.Dropdown(options=_WIDTHS, tooltip="how wide the PDF is", layout={"width": "190px"})
         self.told = HtmlView()
         self.button.on_click(messages.shown(lambda _: self.export()))
         chosen = ipywidgets.HBox([self.button, self.width], layout={"flex_flow": "row wrap"})
         self.widget = ipywidgets.VBox([chosen, self.told])
+        self.block("")
+
+    def block(self, reason: str) -> None:
+        """Write nothing until this is called again without a reason."""
+        self.blocked = reason
+        self.button.disabled = bool(reason)
+        self.button.tooltip = reason or f"PDF, SVG, PNG, CSV and provenance in {self.folder}"
 
     def export(self) -> list[Path]:
         """Write every figure; returns the paths. Raises InputError where nothing can be written or drawn."""
+        if self.blocked:  # a click in a cell is not held up by a disabled button
+            raise InputError(f"nothing exported: {self.blocked}")
         self.button.disabled, self.told.value = True, "drawing…"
         written: list[Path] = []
         try:
-            origin = self.origin()  # once: of what is drawn now, whatever is chosen meanwhile
-            for name, (figure, table) in self.make().items():
-                written += export(figure, self.folder / name, table=table, origin=origin, inches=self.width.value)
+            made = self.make()
+            for name, (figure, table) in made.figures.items():
+                stem = self.folder / name
+                written += export(figure, stem, table=table, origin=made.origin, inches=self.width.value)
         finally:
-            self.button.disabled = False
+            self.button.disabled = bool(self.blocked)
             names = dict.fromkeys(path.stem for path in written)
             self.told.value = f"written to {self.folder}: {', '.join(names)}" if names else ""
         return written

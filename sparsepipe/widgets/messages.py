@@ -5,17 +5,27 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from ..display.markup import Html
+from ..display.markup import Html, joined
 from ..errors import InputError, RunFailed
 from .html_view import HtmlView
 
 
 class Messages(HtmlView):
-    """One line in red for what a user can mend; the whole traceback for what they cannot. Empty while all is well."""
+    """One line in red for what a user can mend; the whole traceback for what they cannot. Empty while all is well.
+
+    What is held stays, whatever succeeds or fails meanwhile.
+    """
+
+    held = ""
+
+    def hold(self, text: str) -> None:
+        """Show an error until this is called again, without a text when it is mended."""
+        self.held = text
+        self._show("")
 
     def say(self, text: str) -> None:
         """Show a sentence that is no error."""
-        self.value = Html("<div style='padding:4px 0'>{}</div>").format(text)
+        self._show(Html("<div style='padding:4px 0'>{}</div>").format(text))
 
     def shown(self, act: Callable[..., Any]) -> Callable[..., None]:
         """Wrap a callback: what it raises is shown here, and a success clears what was shown."""
@@ -29,11 +39,18 @@ class Messages(HtmlView):
             except Exception:
                 self.fail(traceback.format_exc())
             else:
-                self.value = ""
+                self._show("")
 
         return guarded
 
     def fail(self, text: str) -> None:
         """Show an error until the next success."""
-        style = "white-space:pre-wrap;margin:4px 0;padding:6px 8px;border-left:4px solid #D55E00;font-size:12px"
-        self.value = Html("<pre style='{}'>{}</pre>").format(style, text)
+        self._show(_error(text) if text != self.held else "")
+
+    def _show(self, latest: str) -> None:
+        self.value = joined([_error(self.held), latest]) if self.held else latest
+
+
+def _error(text: str) -> Html:
+    style = "white-space:pre-wrap;margin:4px 0;padding:6px 8px;border-left:4px solid #D55E00;font-size:12px"
+    return Html("<pre style='{}'>{}</pre>").format(style, text)

@@ -4,6 +4,7 @@
 const SVG = "http://www.w3.org/2000/svg";
 const HEAD = 150, TAIL = 190;        // pixels beside the stage bars: who runs it, its memory
 const ROW = 30, LANE = 20, STRIP = 84;
+const OLD = "the settings cannot be planned: mend what the message above the picture says";
 const THIN = new Set(["send"]);
 
 const STYLE = `
@@ -27,6 +28,9 @@ const STYLE = `
 .sp-cut.sp-bad{color:#D55E00}
 .sp-reason{min-height:1.5em;color:#D55E00}
 .sp-code{margin-top:12px}
+.sp-stale{display:none;margin:4px 0 8px;padding:6px 8px;border-left:4px solid #D55E00;font-weight:600}
+.sp-old .sp-stale{display:block}
+.sp-old>:not(.sp-stale):not(.sp-code){opacity:.38;filter:grayscale(1);pointer-events:none}
 .sp-change{margin:2px 0 2px 14px;padding:0;list-style:disc}
 `;
 
@@ -167,8 +171,9 @@ class Cuts {  // the handles: kept from scene to scene, so that a drag and the f
   constructor(box, reason, send) {
     this.box = box; this.reason = reason; this.send = send; this.handles = []; this.held = -1;
   }
-  update(scene, width) {
+  update(scene, width, old) {
     const { at, movable, blocked, reasons } = scene.cuts;
+    this.old = old;
     this.scene = scene; this.cell = width / scene.layers.length;
     this.blocked = blocked; this.reasons = reasons;
     const number = movable ? at.length : 0;
@@ -185,6 +190,9 @@ class Cuts {  // the handles: kept from scene to scene, so that a drag and the f
     handle.setAttribute("aria-valuemax", this.scene.layers.length - 1);
     handle.setAttribute("aria-valuetext", `after ${this.scene.layers[at - 1][0]}`);
     handle.at = at;
+    handle.setAttribute("aria-disabled", this.old);  // cuts of an old plan stay where they are
+    handle.tabIndex = this.old ? -1 : 0;
+    handle.title = this.old ? OLD : "";
   }
   why(k, at) {  // the reason why cut k cannot be there, or nothing
     const range = (this.blocked[k] || []).find(([low, high]) => low <= at && at <= high);
@@ -193,10 +201,10 @@ class Cuts {  // the handles: kept from scene to scene, so that a drag and the f
   make(k) {
     const handle = document.createElement("div");
     handle.className = "sp-cut";
-    handle.tabIndex = 0;
     handle.setAttribute("role", "slider");
     handle.setAttribute("aria-label", `cut between stage ${k} and stage ${k + 1}`);
     handle.addEventListener("pointerdown", (event) => {
+      if (this.old) return;
       handle.setPointerCapture(event.pointerId); handle.focus(); this.held = k; this.shadow(k); event.preventDefault();
     });
     handle.addEventListener("pointermove", (event) => {
@@ -227,7 +235,7 @@ class Cuts {  // the handles: kept from scene to scene, so that a drag and the f
   }
   to(k, at) {
     const handle = this.handles[k], reason = this.why(k, at);
-    if (handle.at === at) return;
+    if (handle.at === at || this.old) return;
     this.put(handle, k, at);
     handle.classList.toggle("sp-bad", Boolean(reason));
     this.reason.textContent = reason ? `not after ${this.scene.layers[at - 1][0]}: ${reason}` : "";
@@ -249,7 +257,7 @@ class Cuts {  // the handles: kept from scene to scene, so that a drag and the f
 }
 
 function render({ model, el }) {
-  el.innerHTML = `<style>${STYLE}</style><div class="sp-view" data-drawn="0"><div class="sp-tiles"></div><div class="sp-why"></div>
+  el.innerHTML = `<style>${STYLE}</style><div class="sp-view" data-drawn="0"><div class="sp-stale" role="status"></div><div class="sp-tiles"></div><div class="sp-why"></div>
     <div class="sp-part">Layers <i class="sp-hint"></i></div><div class="sp-strip"><div class="sp-cells"></div></div><div class="sp-reason" aria-live="polite"></div>
     <div class="sp-changes"></div>
     <div class="sp-part">Stages <i>time a minibatch: computing in the stage's colour, side by side where a device has several, averaging darker, transfers thin below</i></div><div class="sp-stages"></div>
@@ -265,7 +273,11 @@ function render({ model, el }) {
   let graph = {}, waiting = false, width = 0;
   const draw = () => {
     waiting = false;
-    const scene = JSON.parse(model.get("scene")), palette = model.get("palette");
+    const scene = JSON.parse(model.get("scene")), palette = model.get("palette"), old = Boolean(model.get("stale"));
+    root.classList.toggle("sp-old", old);
+    find("stale").textContent = model.get("stale");
+    find("copy").disabled = old;
+    find("copy").title = old ? OLD : "copy the cell that makes this plan";
     width = Math.floor(root.clientWidth);
     if (!scene.tiles || width < 50) return;
     find("tiles").innerHTML = tiles(scene);
@@ -277,32 +289,53 @@ function render({ model, el }) {
     find("lanes").innerHTML = lanes(scene, palette, width);
     find("graph-part").style.display = graph.positions ? "" : "none";
     find("graph").innerHTML = network(graph, scene, palette, width);
-    find("code").querySelector("pre").textContent = scene.code;
-    cuts.update(scene, width);
+    find("code").querySelector("pre").textContent = old ? `# ${OLD}` : scene.code;
+    cuts.update(scene, width, old);
     root.dataset.serial = scene.serial;
     root.dataset.drawn = String(Number(root.dataset.drawn) + 1);
   };
-  find("copy").addEventListener("click", async (event) => {
+  find("copy").addEventListener("click", (event) => {
     event.preventDefault();
-    const code = find("code").querySelector("pre");
     find("code").open = true;
-    try {
-      await navigator.clipboard.writeText(code.textContent);
-      find("copy").textContent = "copied";
-    } catch {  // no clipboard without https or localhost: mark it, so that Ctrl-C takes it
-      getSelection().selectAllChildren(code);
-      find("copy").textContent = "marked: press Ctrl-C";
+    model.send({ copy: true });  // the kernel answers with the code of what all controls say by now
+  });
+  const copied = async (content) => {
+    if (content.refused !== undefined) find("copy").textContent = "nothing to copy";
+    else if (content.code === undefined) return;
+    else {
+      const code = find("code").querySelector("pre");
+      code.textContent = content.code;
+      try {
+        await navigator.clipboard.writeText(content.code);
+        find("copy").textContent = "copied";
+      } catch {  // no clipboard without https or localhost: mark it, so that Ctrl-C takes it
+        getSelection().selectAllChildren(code);
+        find("copy").textContent = "marked: press Ctrl-C";
+      }
     }
     setTimeout(() => { find("copy").textContent = "copy"; }, 2000);
-  });
+  };
   const soon = () => { if (!waiting) { waiting = true; requestAnimationFrame(draw); } };
   const regraph = () => { graph = JSON.parse(model.get("graph")); soon(); };
   model.on("change:scene", soon);
+  model.on("change:stale", soon);
   model.on("change:graph", regraph);
+  model.on("msg:custom", copied);
   const observer = new ResizeObserver(() => { if (Math.floor(root.clientWidth) !== width) soon(); });
   observer.observe(root);
   regraph();
-  return () => { model.off("change:scene", soon); model.off("change:graph", regraph); observer.disconnect(); };
+  return () => {
+    for (const [name, act] of [["change:scene", soon], ["change:stale", soon], ["change:graph", regraph], ["msg:custom", copied]])
+      model.off(name, act);
+    observer.disconnect();
+  };
 }
 
-export default { render };
+function initialize({ model }) {  // once a page, however often it is shown there
+  model.on("msg:custom", (content) => {  // what the page held back was sent before: see PartitionView.settled
+    if (content.settled !== undefined) model.send({ settled: content.settled });
+  });
+  model.send({ open: true });
+}
+
+export default { initialize, render };

@@ -12,6 +12,7 @@ from typing import Any
 import anywidget
 import traitlets
 
+from ..errors import InputError
 from ..plots.layout import layout
 from ..profile import Profile
 from .scene import PALETTE
@@ -25,6 +26,14 @@ class PartitionView(anywidget.AnyWidget):
     graph = traitlets.Unicode("{}").tag(sync=True)  # JSON: where layers stand, which stays
     palette = traitlets.Dict(PALETTE).tag(sync=True)
     moved = traitlets.Dict({}).tag(sync=True)
+    stale = traitlets.Unicode("").tag(sync=True)  # what the picture is of, where it is not of what the controls say
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._open, self._number = False, 0  # whether a page shows it
+        self._waiting: dict[int, Callable[[], Any]] = {}
+        self._code: Callable[[], str] | None = None
+        self.on_msg(self._answer)
 
     def show(self, scene: Mapping[str, Any]) -> None:
         """Replace what is drawn."""
@@ -33,6 +42,38 @@ class PartitionView(anywidget.AnyWidget):
     def on_cut(self, act: Callable[[int, int], None]) -> None:
         """Call `act(cut, layers before it)` with each cut that is moved."""
         self.observe(lambda change: act(change["new"]["cut"], change["new"]["at"]), names="moved")
+
+    def on_copy(self, code: Callable[[], str]) -> None:
+        """Call `code` for the text that the copy button takes; the InputError that it raises is shown there."""
+        self._code = code
+
+    def settled(self, act: Callable[[], Any]) -> None:
+        """Call `act` once all that the page was about to send has come; at once where no page shows the view.
+
+        A page sends the last move of a slider when it hears that the kernel is done with the one before, and answers
+        what it is asked here only after that.
+        """
+        if not self._open:
+            act()
+            return
+        self._number += 1
+        self._waiting[self._number] = act
+        self.send({"settled": self._number})
+
+    def _answer(self, _: Any, content: Any, __: Any) -> None:
+        if not isinstance(content, dict):
+            return
+        self._open = self._open or "open" in content
+        if content.get("settled") in self._waiting:  # the first page to answer; others show the same
+            self._waiting.pop(content["settled"])()
+        if "copy" in content:
+            self.settled(self._send_code)
+
+    def _send_code(self) -> None:
+        try:
+            self.send({"code": self._code() if self._code else ""})
+        except InputError as error:
+            self.send({"refused": str(error)})
 
 
 def graph_text(profile: Profile) -> str:

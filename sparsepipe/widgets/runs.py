@@ -17,7 +17,7 @@ from ..plots.table import strategy
 from ..plots.trace_page import write_trace
 from ..record import RunRecord
 from .answering import answering
-from .exporter import Exporter
+from .exporter import Export, Exporter
 from .html_view import HtmlView
 from .messages import Messages
 from .plot_view import PlotView
@@ -59,7 +59,7 @@ class RunsTable:
         self._to_delete: tuple[str, ...] = ()  # what the question on screen is about
         self.throughput, self.accuracy = PlotView(), PlotView()
         self.views = ipywidgets.VBox([self.throughput, self.accuracy], layout={"display": "none"})
-        self.exporter = Exporter(self.messages, Path(figures), self._figures, origin=lambda: self.chosen)
+        self.exporter = Exporter(self.messages, Path(figures), self._figures)
         shown = self.messages.shown
         self.filter.observe(shown(lambda _: self.update()), names="value")
         self.marks.observe(
@@ -131,12 +131,13 @@ class RunsTable:
         if told := dict.fromkeys(str(warning.message) for warning in caught):
             self.messages.fail("\n".join(told))
 
-    def _figures(self) -> dict[str, tuple[Any, Any]]:
+    def _figures(self) -> Export:
         records = self.chosen
-        return {
+        figures = {
             "runs_throughput": (plots.throughput(*records), plots.throughput_table(*records)),
             "runs_accuracy": (plots.accuracy(*records), plots.accuracy_table(*records)),
         }
+        return Export(figures, records)
 
     def _ask(self) -> None:
         records = self.chosen

@@ -3,7 +3,7 @@
 from ..display.markup import Html
 from ..errors import InputError
 from ..planners import check_interleaves, planners_with
-from .controls import slider
+from .controls import count_slider
 from .html_view import HtmlView
 
 _MOST, _MOST_OF_ALL = 4, 16  # stages per device, stages of all devices: more are not found while a slider is dragged
@@ -13,8 +13,8 @@ class StagesPerDevice:
     """`slider` and `note` are what to display, `laps` is what to plan with: 1 while the slider is disabled."""
 
     def __init__(self, *, num_layers: int, num_devices: int) -> None:
-        high = min(_MOST, min(_MOST_OF_ALL, num_layers) // num_devices)
-        self.slider = slider("stages per device", 1, low=1, high=max(2, high))
+        high = max(2, min(_MOST, min(_MOST_OF_ALL, num_layers) // num_devices))
+        self.slider = count_slider("stages per device", 1, low=1, high=high, most=high)
         self.note = HtmlView(layout={"width": "330px"})
 
     @property

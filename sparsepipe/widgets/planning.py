@@ -1,0 +1,161 @@
+"""From the settings of the partition explorer to what it shows of them; what was planned once is remembered."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ..cluster import Cluster
+from ..errors import InputError
+from ..plan import Plan
+from ..planners import Problem, bound_of, partition
+from ..planners.by_hand import by_hand, with_cuts, with_groups
+from ..planners.teams import device_classes
+from ..profile import Profile
+from ..simulator import simulate
+from ..trace import Trace
+from .as_code import as_code
+from .placement import placed
+from .scale import Scale
+from .settings import Settings
+from .what_if import compressed, judged
+
+_KEPT = 64  # plans that are remembered: going back costs nothing
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A plan beside the settings that it was made for. `bound`: no plan has a smaller period, where that is known."""
+
+    settings: Settings
+    problem: Problem
+    plan: Plan
+    bound: float | None
+    trace: Trace
+    voxel_factor: float  # voxels of a minibatch over those profiled
+
+    @property
+    def cluster(self) -> Cluster:
+        return self.problem.cluster
+
+    @property
+    def ends(self) -> list[int]:
+        """Layers before each cut."""
+        sizes = [len(stage.layers) for stage in self.plan.stages]
+        return [sum(sizes[: k + 1]) for k in range(len(sizes) - 1)]
+
+    def told(self) -> str:
+        """The settings in one line."""
+        return self.settings.told(self.cluster)
+
+    def as_code(self) -> str:
+        """The cell that makes this plan again, given `profile`."""
+        by_planner = self.settings.cuts is None and self.settings.stage_devices is None
+        return as_code(
+            self.plan,
+            self.cluster,
+            planner=self.settings.planner if by_planner else None,
+            factor=self.voxel_factor,
+            compression=self.settings.compression,
+        )
+
+
+class Planning:
+    """Answers settings with a plan for `profile` on what they make of `cluster`."""
+
+    def __init__(self, profile: Profile, cluster: Cluster, scale: Scale | None, *, minibatches: int) -> None:
+        self.profile, self.cluster, self.scale, self.minibatches = profile, cluster, scale, minibatches
+        self._asked: tuple[tuple, Problem] | None = None
+        self._made: dict[tuple, Plan | str] = {}
+        self._compressed = {1.0: profile}
+
+    def answer(self, settings: Settings) -> Answer:
+        """Plan and simulate. Raises InputError for settings that cannot be planned."""
+        problem = self._problem(settings)
+        plan, bound = self._plan(problem, settings)
+        counts = problem.profile.voxel_counts or (problem.voxels,)
+        number = max(self.minibatches, 2 * plan.num_microbatches)
+        trace = simulate(plan, problem.profile, problem.cluster, [counts[k % len(counts)] for k in range(number)])
+        return Answer(settings, problem, plan, bound, trace, self._factor(settings))
+
+    def _factor(self, settings: Settings) -> float:
+        if self.scale is None or settings.batch_size is None or settings.voxel_size is None:
+            return 1.0
+        return self.scale.factor(settings.batch_size, settings.voxel_size)
+
+    def _profile(self, settings: Settings) -> Profile:
+        """The profile at the batch size, voxel size and compression chosen."""
+        ratio, factor = settings.compression, self._factor(settings)
+        if ratio not in self._compressed:
+            self._compressed[ratio] = compressed(self.profile, ratio)
+        profile = self._compressed[ratio]
+        if factor == 1:
+            return profile
+        counts = self.profile.voxel_counts or (self.profile.voxels(),)
+        return replace(profile, voxel_counts=tuple(count * factor for count in counts))
+
+    def _problem(self, settings: Settings) -> Problem:
+        """What is asked for; the same object while it is the same, as it holds the costs worked out."""
+        cluster = placed(self.cluster, settings)
+        sizes = (settings.batch_size, settings.voxel_size, settings.compression)
+        key = (cluster, settings.schedule, settings.num_microbatches, *sizes)
+        if self._asked is None or self._asked[0] != key:
+            self._asked = key, Problem(self._profile(settings), *key[:3])
+        return self._asked[1]
+
+    def _plan(self, problem: Problem, settings: Settings) -> tuple[Plan, float | None]:
+        """(the plan as the default cost model sees it, a lower bound of every plan's period where one is known)."""
+        laps = settings.stages_per_device
+        try:
+            best, refused = self._planned(problem, "optimal"), ""  # which also bounds others
+        except InputError as error:
+            best, refused = None, str(error)
+        plan = _by_hand(problem, settings)
+        if plan is None:
+            if best is None and laps == 1:
+                raise InputError(refused)
+            plan = self._planned(problem, settings.planner, **({"stages_per_device": laps} if laps > 1 else {}))
+        if plan.weights != settings.weights:
+            plan = replace(plan, weights=settings.weights).check(problem.graph, problem.cluster)
+        plan = judged(plan, problem)
+        bound = bound_of(plan, best.estimate.lower_bound_seconds) if best is not None and best.estimate else None
+        assert plan.estimate is not None
+        return replace(plan, estimate=replace(plan.estimate, lower_bound_seconds=bound)), bound
+
+    def _planned(self, problem: Problem, planner: str, **options: int) -> Plan:
+        """What a planner answers; remembered. Raises InputError where nothing fits."""
+        assert self._asked is not None
+        key = (*self._asked[0], planner, *options.items())
+        if key not in self._made:
+            if len(self._made) >= _KEPT:
+                self._made.pop(next(iter(self._made)))
+            try:
+                self._made[key] = _partition(problem, planner, options)
+            except InputError as error:
+                self._made[key] = str(error)
+        found = self._made[key]
+        if isinstance(found, str):
+            raise InputError(found)
+        return found
+
+
+def _by_hand(problem: Problem, settings: Settings) -> Plan | None:
+    """The plan around what is pinned; None where nothing is."""
+    cuts, devices = settings.cuts, settings.stage_devices
+    if devices is None:
+        return None if cuts is None else with_cuts(problem, cuts)
+    kinds = [one.type.name for one in device_classes(problem.cluster)]
+    groups = [tuple(dict(group).get(kind, 0) for kind in kinds) for group in devices]
+    lost = {name for group in devices for name, number in group if number and name not in kinds}
+    if lost:
+        raise InputError(f"stages use {min(lost)}, of which there is none: move its slider up, or unpin devices")
+    return with_groups(problem, groups) if cuts is None else by_hand(problem, cuts, groups)
+
+
+def _partition(problem: Problem, planner: str, options: Mapping[str, int]) -> Plan:
+    return partition(
+        problem.profile,
+        problem.cluster,
+        planner=planner,
+        schedule=problem.schedule,
+        num_microbatches=problem.num_microbatches,
+        **options,
+    )

@@ -1,0 +1,52 @@
+"""What a slider's values are, beside sizes, bandwidths and times: whole numbers and plain ones, read and written."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..checks import MOST, shown
+from ..errors import InputError
+
+
+class Reading(Protocol):
+    """Reads what is typed, writes what is shown. `read` raises InputError for what is no such value."""
+
+    def read(self, text: str) -> float: ...
+
+    def shown(self, value: float) -> str: ...
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Whole numbers from `least` to `most`."""
+
+    name: str
+    least: int
+    most: int
+
+    def read(self, text: str) -> int:
+        words = text.strip()
+        if not (words.isascii() and words.isdigit() and len(words) < 10 and self.least <= int(words) <= self.most):
+            raise InputError(f"{shown(text)}: expected a whole number of {self.name}, {self.least} to {self.most}")
+        return int(words)
+
+    def shown(self, value: float) -> str:
+        return f"{value:.0f}"
+
+
+@dataclass(frozen=True)
+class Plain:
+    """Numbers without a unit, more than 0."""
+
+    name: str
+
+    def read(self, text: str) -> float:
+        try:
+            value = float(text) if "_" not in text else float("nan")
+        except ValueError:
+            value = float("nan")
+        if not 1 / MOST <= value <= MOST:
+            raise InputError(f"{shown(text)}: expected a {self.name} of more than 0, without a unit")
+        return value
+
+    def shown(self, value: float) -> str:
+        return f"{value:.6g}"

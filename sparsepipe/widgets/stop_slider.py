@@ -1,0 +1,126 @@
+"""A slider over the values that it may have, each beside its name, with a readout to type others into.
+
+ipywidgets' sliders move a value to their grid when they are displayed, keep a typed one within their range without a
+word, and tell screen readers the place on the grid. Here the value is what was given, to the bit, until somebody moves
+the slider; a value that is typed is read with its unit and gets a place of its own, or is refused in one line.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import ipywidgets
+import traitlets
+
+from ..errors import InputError
+from .readings import Reading
+
+
+def _told(value: Any, slider: "StopSlider") -> str:
+    return slider.key(value)
+
+
+def _meant(key: Any, slider: "StopSlider") -> Any:
+    return slider.of_key(str(key))
+
+
+class StopSlider(anywidget.AnyWidget):
+    """`value` is one of the stops; a value that is not among them, typed or assigned, becomes one.
+
+    `named` are values with a name and no number, each beside the number that it is placed behind: {None: ("as given",
+    inf)}. `up_to` returns the stops that a new value brings with it. `refusal` says why what was typed last was not
+    taken; assigning what `reading` would not read raises InputError.
+    """
+
+    _esm = Path(__file__).with_name("stop_slider.js")
+    value = traitlets.Any().tag(sync=True, to_json=_told, from_json=_meant)
+    stops = traitlets.List().tag(sync=True)  # [key, text] in order
+    given = traitlets.Unicode("").tag(sync=True)  # the key of the value to mark
+    description = traitlets.Unicode("").tag(sync=True)
+    tooltip = traitlets.Unicode("").tag(sync=True)
+    disabled = traitlets.Bool(False).tag(sync=True)
+    refusal = traitlets.Unicode("").tag(sync=True)
+
+    def __init__(
+        self,
+        name: str,
+        value: Any,
+        reading: Reading,
+        *,
+        stops: Iterable[float],
+        named: Mapping[Any, tuple[str, float]] | None = None,
+        up_to: Callable[[Any], Iterable[float]] | None = None,
+        tooltip: str = "",
+    ) -> None:
+        self.reading, self.named, self._up_to = reading, dict(named or {}), up_to or (lambda value: [value])
+        self._values: dict[str, Any] = {self.key(each): each for each in [*stops, *self.named]}
+        super().__init__(
+            description=name, tooltip=tooltip, value=value, layout=ipywidgets.Layout(width="330px", min_height="28px")
+        )
+        self.given = self.key(value)
+        self.on_msg(self._asked)
+
+    def key(self, value: Any) -> str:
+        """The value as the page names it: no number is rounded on the way."""
+        return repr(value if value in self.named else float(value))
+
+    def of_key(self, key: str) -> Any:
+        """The value of that name; the present one where there is none such."""
+        return self._values.get(key, self.value)
+
+    @property
+    def text(self) -> str:
+        """The value as the readout shows it."""
+        return self._text(self.value)
+
+    @property
+    def max(self) -> float:
+        """The largest stop."""
+        return max(value for value in self._values.values() if value not in self.named)
+
+    def type(self, text: str) -> None:
+        """Take what was typed into the readout. Raises InputError, and keeps the value, for what cannot be read."""
+        words = " ".join(text.split())
+        if words == self.text:  # the readout rounds: what was not changed stays as it is
+            return
+        named = {label: value for key, value in self._values.items() if (label := self._text(value)) == words}
+        self.value = named[words] if words in named else self.reading.read(text)
+
+    @traitlets.validate("value")
+    def _stop(self, proposal: Any) -> Any:
+        """Refuse what the reading would refuse; make a stop of what is none yet."""
+        value = proposal["value"]
+        if value not in self.named:
+            if isinstance(value, bool) or not isinstance(value, Real):
+                raise InputError(f"{self.description}: {value!r} given, expected a number")
+            if self.key(value) not in self._values and value != float("inf"):
+                number = float(value)
+                value = self.reading.read(repr(int(number) if number.is_integer() else number))
+        if self.key(value) not in self._values or not self.stops:
+            more = [value] if value in self.named or value == float("inf") else self._up_to(value)
+            every = self._values | {self.key(each): each for each in more}
+            self._values = dict(sorted(every.items(), key=lambda pair: self._place(pair[1])))
+            self.stops = [[key, self._text(each)] for key, each in self._values.items()]
+        return self._values[self.key(value)]
+
+    @traitlets.observe("value")
+    def _taken(self, _: Any) -> None:
+        self.refusal = ""
+
+    def _place(self, value: Any) -> tuple[float, int]:
+        return (self.named[value][1], 1) if value in self.named else (value, 0)
+
+    def _text(self, value: Any) -> str:
+        return self.named[value][0] if value in self.named else self.reading.shown(value)
+
+    def _asked(self, _: Any, content: Any, __: Any) -> None:
+        if not isinstance(content, dict) or not isinstance(content.get("typed"), str):
+            return
+        try:
+            self.refusal = ""
+            self.type(content["typed"])
+        except InputError as error:
+            self.refusal = str(error)
+        self.send({"read": True})  # the readout shows the value again, whether it is another or not
