@@ -47,6 +47,7 @@ _MAX_DEVICES, _MOST_DEVICES = 8, 64  # where a slider ends, and what may be type
 _MOST_MICROBATCHES, _MOST_SAMPLES = 1024, 10**6
 _VOXEL_SIZES = (0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.15, 0.2)
 _COMPRESSIONS = {"none": 1.0, "2 × (bfloat16)": 2.0, "4 × (int8)": 4.0}
+_HANDOVER = 0.5  # seconds in which a thread that has changed a control comes to plan it
 _NO_PLAN = "the settings cannot be planned: mend what the message above the picture says"
 
 
@@ -80,7 +81,7 @@ class PartitionExplorer:
         self.ends: list[int] = []
         self._serial, self._quiet = 0, True
         self._asked: Settings | None = None  # what was planned last, or refused
-        self._lock = threading.RLock()  # the page's clicks come in one thread, cells run in another
+        self._lock = threading.Condition()  # the page's clicks come in one thread, cells run in another
         self.view = PartitionView()
         self.view.graph = graph_text(profile)
         self._make_controls(cluster)
@@ -216,6 +217,7 @@ class PartitionExplorer:
                 self._redraw()
             finally:
                 self._quiet = False
+                self._lock.notify_all()
 
     def _follow(self, change: Any) -> None:
         """Let the other controls offer what goes with what was changed."""
@@ -273,8 +275,8 @@ class PartitionExplorer:
     def current(self) -> Answer:
         """The plan for what the controls say now, beside its settings. Raises InputError while there is none."""
         with self._lock:
-            if self._asked != self.settings():  # a change whose own redraw still waits for this thread
-                self.update()
+            if not self._lock.wait_for(lambda: self._asked == self.settings(), timeout=_HANDOVER):
+                self._changed()
             if self.shown is None or self.refused:
                 raise InputError(_NO_PLAN)
             return self.shown

@@ -1,0 +1,213 @@
+"""Settings that cannot be planned leave nothing to act on: no figure, no code, no plan of the settings before."""
+
+import json
+import threading
+
+import pytest
+
+from sparsepipe import Cluster, CostSample, DeviceType, InputError, Layer, LayerCost, LayerGraph, Link, Node, Profile
+from sparsepipe.widgets import PartitionExplorer
+from sparsepipe.widgets import planning as planning_module
+
+
+def profile_of(num_layers=12):
+    layers = tuple(Layer(f"conv{k}", "", 1e6) for k in range(num_layers))
+    few = [CostSample(1000, 0.01 + 0.001 * k, 0.02, 1e6, 0, 1e6) for k in range(num_layers)]
+    costs = tuple(LayerCost((f, CostSample(2000, 2 * f.forward, 2 * f.backward, 2e6, 0, 2e6))) for f in few)
+    return Profile(LayerGraph.chain(layers), {"cpu": costs}, (1000.0,), {"batch_size": 16, "voxel_size": 0.04})
+
+
+@pytest.fixture
+def explorer(tmp_path, monkeypatch):
+    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))  # the table and the origin are written all the same
+    cluster = Cluster((Node("a", (DeviceType("cpu"),) * 4, Link(12e9)),), Link(12e9))
+    return PartitionExplorer(profile_of(), cluster, figures=tmp_path / "figures")
+
+
+def no_memory(explorer):
+    explorer.memory.value = 1.5e7
+
+
+def no_device(explorer):
+    explorer.counts["cpu"].value = 0
+
+
+def weights_that_do_not_interleave(explorer):
+    explorer.planner.value = "model-parallel"
+    explorer.stages_per_device.slider.value = 2
+    explorer.weights.value = "2bw"
+
+
+def planner_that_refuses(explorer):
+    explorer.memory.value = 1.5e7
+    explorer.planner.value = "data-parallel"
+    explorer.schedule.value = "gpipe"
+
+
+def cut_by_hand(explorer):
+    explorer.planner.value = "model-parallel"
+    explorer.pin_cuts.value = True
+    explorer.view.moved = {"cut": 0, "at": 0, "number": 1}
+
+
+def fewer_devices_than_stages(explorer):
+    explorer.planner.value = "model-parallel"
+    explorer.pin_cuts.value = True
+    explorer.counts["cpu"].value = 1
+
+
+def devices_taken_away(explorer):
+    explorer.planner.value = "model-parallel"
+    explorer.pin_devices.value = True
+    explorer.counts["cpu"].value = 2
+
+
+REFUSED = [
+    no_memory,
+    no_device,
+    weights_that_do_not_interleave,
+    planner_that_refuses,
+    cut_by_hand,
+    fewer_devices_than_stages,
+    devices_taken_away,
+]
+
+
+@pytest.mark.parametrize("refuse", REFUSED)
+def test_nothing_acts_on_the_plan_of_other_settings(explorer, refuse):
+    """Memory was set to 15 MB: a click on export wiped the message away and wrote figures of the plan before."""
+    first = explorer.plan
+    refuse(explorer)
+    said, picture = explorer.messages.value, explorer.view.scene
+    assert "#D55E00" in said and "Traceback" not in said
+    assert explorer.plan is None and explorer.shown.plan is not None
+    assert explorer.view.stale == f"last plan that fits: {explorer.shown.told()}"
+    for button in (explorer.exporter.button, explorer.pin):
+        assert button.disabled and "cannot be planned" in button.tooltip
+        button.click()  # a disabled button does not hold up a cell
+        assert explorer.messages.value.startswith(said), "the message stays"
+    with pytest.raises(InputError, match="cannot be planned"):
+        explorer.exporter.export()
+    with pytest.raises(InputError, match="cannot be planned"):
+        explorer.as_code()
+    assert not explorer.exporter.folder.exists() and explorer.pinned is None
+    explorer.unpin.click()  # succeeds, and says nothing of the settings
+    assert explorer.messages.value == said and explorer.view.stale
+    for pin in (explorer.pin_cuts, explorer.pin_devices):
+        assert pin.disabled != pin.value, "what is pinned can be let go, what is not has nothing to keep"
+    assert picture and first is not None
+
+
+@pytest.mark.parametrize("refuse", REFUSED)
+def test_all_is_well_again_once_a_plan_fits(explorer, refuse):
+    refuse(explorer)
+    explorer.pin_cuts.value = explorer.pin_devices.value = False
+    explorer.memory.value, explorer.counts["cpu"].value, explorer.weights.value = 0.0, 4, explorer.weights.options[0]
+    assert explorer.messages.value == explorer.view.stale == explorer.refused == ""
+    assert explorer.plan is explorer.shown.plan
+    assert not explorer.pin.disabled and not explorer.exporter.button.disabled
+    explorer.exporter.button.click()
+    assert (explorer.exporter.folder / "explorer_stages.csv").exists()
+
+
+def test_nothing_can_be_pinned_while_there_is_no_plan(explorer):
+    no_memory(explorer)
+    explorer.pin_cuts.value = True
+    assert not explorer.pin_cuts.value and explorer.plan is None and explorer.settings().cuts is None
+
+
+def test_settings_that_never_fitted_show_no_picture_and_leave_nothing(tmp_path):
+    cluster = Cluster.uniform(2, device_type="cpu", memory_bytes=1e6)
+    explorer = PartitionExplorer(profile_of(), cluster, figures=tmp_path)
+    assert explorer.plan is None and explorer.view.stale == "no plan fits yet" and explorer.view.scene == "{}"
+    explorer.exporter.button.click()
+    explorer.pin.click()
+    assert not list(tmp_path.iterdir()) and explorer.pinned is None and explorer.refused in explorer.messages.value
+    with pytest.raises(InputError, match="no plan could be made yet"):
+        _ = explorer.problem
+    explorer.memory.value = 1e11
+    assert explorer.plan is not None and explorer.messages.value == ""
+
+
+def test_a_fault_of_the_planner_leaves_nothing_to_export_either(explorer, monkeypatch):
+    monkeypatch.setattr(planning_module, "simulate", lambda *_: 1 / 0)
+    explorer.counts["cpu"].value = 3
+    assert "ZeroDivisionError" in explorer.messages.value and explorer.plan is None and explorer.view.stale
+    explorer.exporter.button.click()
+    assert not explorer.exporter.folder.exists()
+
+
+def test_a_failed_export_does_not_hide_that_settings_are_refused(explorer):
+    no_memory(explorer)
+    explorer.memory.value = 0.0
+    (explorer.exporter.folder.parent / "file").write_text("")
+    explorer.exporter.folder = explorer.exporter.folder.parent / "file"
+    explorer.exporter.button.click()
+    assert "cannot be written to" in explorer.messages.value and not explorer.exporter.button.disabled
+
+
+def test_a_click_waits_for_a_change_that_is_still_planned(explorer, monkeypatch):
+    """The page's clicks and a cell's assignments come in two threads: neither may act between value and plan."""
+    begun, go_on = threading.Event(), threading.Event()
+    own = planning_module.simulate
+
+    def slow(*arguments):
+        begun.set()
+        assert go_on.wait(20)
+        return own(*arguments)
+
+    monkeypatch.setattr(planning_module, "simulate", slow)
+    cell = threading.Thread(target=lambda: setattr(explorer.counts["cpu"], "value", 2))
+    cell.start()
+    assert begun.wait(20)
+    click = threading.Thread(target=explorer.pin.click)
+    click.start()
+    change = threading.Thread(target=lambda: setattr(explorer.schedule, "value", "gpipe"))
+    change.start()
+    assert explorer.pinned is None
+    go_on.set()
+    for thread in (cell, click, change):
+        thread.join(20)
+    assert len(explorer.pinned.ranks) <= 2, "the plan of the devices that the slider shows"
+    assert explorer.plan.schedule == "gpipe", "a change while another is planned is not lost"
+    assert explorer.shown.settings == explorer.settings()
+
+
+class Page:
+    """What a browser does: it answers what it is asked, after it has sent what it held back."""
+
+    def __init__(self, view, monkeypatch):
+        self.view, self.held, self.heard = view, [], []
+        monkeypatch.setattr(type(view), "send", lambda _, content: self.heard.append(content))
+        self.says({"open": True})
+
+    def says(self, content):
+        self.view._answer(self.view, content, [])
+
+    def catches_up(self):
+        for act in self.held:
+            act()
+        for content in [one for one in self.heard if "settled" in one]:
+            self.heard.remove(content)
+            self.says(content)
+
+
+def test_a_click_of_the_page_acts_on_what_its_sliders_show(explorer, monkeypatch):
+    """A page holds back the last move of a slider while the kernel plans an earlier one; a click overtakes it."""
+    page = Page(explorer.view, monkeypatch)
+    page.held.append(lambda: no_memory(explorer))
+    explorer.exporter.button._handle_button_msg(None, {"event": "click"}, [])
+    page.says({"copy": True})
+    assert not explorer.exporter.folder.exists(), "the page may still have something to send"
+    page.catches_up()
+    assert not explorer.exporter.folder.exists() and explorer.refused
+    assert [list(content) for content in page.heard] == [["refused"]]
+    explorer.memory.value = 0.0
+    page.held = [lambda: setattr(explorer.counts["cpu"], "value", 2)]
+    explorer.exporter.button._handle_button_msg(None, {"event": "click"}, [])
+    page.says({"copy": True})
+    page.catches_up()
+    kept = json.loads((explorer.exporter.folder / "explorer_stages.json").read_text())
+    assert '"cpu": 2' in json.dumps(kept) and page.heard[-1] == {"code": explorer.as_code()}
+    page.says({"settled": 99})
+    page.says("nonsense")
