@@ -119,7 +119,8 @@ class Provenance:
         )
 
     def with_warnings(self, *warnings: str) -> "Provenance":
-        """The same, doubtful for further reasons too."""
+        """The same, doubtful for further reasons too. One that is among the doubts, in whatever words, is known."""
+        warnings = tuple(text for text in warnings if in_few_words(text) not in self.doubts)
         return replace(
             self,
             warnings=_once([*self.warnings, *warnings]),

@@ -1,20 +1,26 @@
 """Exported figures: vectors with text in them, the table and the provenance beside, the same bytes every time."""
 
+import hashlib
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pandas as pd
 import plotly.graph_objects as go
+import plotly.io as pio
 import pytest
 
 from sparsepipe import InputError, plots
-from sparsepipe.plots.export import _server, fitted, normalised, provenance
-from sparsepipe.plots.theme import finished, hatch
+from sparsepipe.plots import chromium
+from sparsepipe.plots.export import fitted, normalised, provenance
+from sparsepipe.plots.theme import doubted, finished, hatch
+from sparsepipe.provenance import Provenance
 from sparsepipe.record import NOTEBOOK, Origin
 
 needs_chromium = pytest.mark.skipif(plots.browser() is None, reason="no Chromium to draw with")
@@ -133,8 +139,147 @@ def test_provenance_names_sources_and_the_notebook(monkeypatch):
 
 
 def test_closing_a_browser_that_never_started_is_fine(monkeypatch):
-    monkeypatch.setattr(_server, "process", None)
+    monkeypatch.setattr(chromium, "_state", chromium._State())
     plots.close_browser()
+
+
+def test_a_provenance_goes_whole_into_the_json_and_its_doubt_into_the_subtitle(tmp_path, monkeypatch):
+    """The doubt "layers' sum is 0.506 x a whole step" stood in an executed notebook, not on the figure it spoilt."""
+    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "nowhere"))
+    known = Provenance(settings={"schedule": "1f1b"}).with_warnings(
+        "the layers' sum is 0.506 x a whole step, expected 1"
+    )
+    with pytest.raises(plots.NoPicture):
+        plots.export(figure(), tmp_path / "bars", table=TABLE, origin=[known, {"a": 1}])
+    document = json.loads((tmp_path / "bars.json").read_text())
+    assert Provenance.from_json(document["provenance"]) == known
+    assert document["sources"] == [{"provenance": known.digest}, {"a": 1}]
+    assert document["table_sha256"] == hashlib.sha256((tmp_path / "bars.csv").read_bytes()).hexdigest()
+
+
+def test_doubts_have_lines_of_their_own_and_push_the_rest_down():
+    plain = figure()
+    once = doubted(plain, ["layers' sum is 0.51 × a whole step"])
+    text = once.layout.title.text
+    assert text.startswith(plain.layout.title.text) and "doubtful: layers' sum is 0.51 × a whole step" in text
+    taller = once.layout.height - plain.layout.height
+    assert taller > 0 and once.layout.margin.t - plain.layout.template.layout.margin.t == taller
+    assert doubted(once, ["layers' sum is 0.51 × a whole step"]) == once
+    twice = doubted(once, ["<b> & c " + "long " * 40])
+    assert "doubtful: layers' sum" in twice.layout.title.text and "&lt;b&gt; &amp; c" in twice.layout.title.text
+    assert twice.layout.title.text.count("doubtful") == 1 and twice.layout.height > once.layout.height
+    assert doubted(plain, []) is plain
+
+
+def test_a_picture_is_not_left_beside_a_table_of_other_numbers(tmp_path, monkeypatch):
+    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "nowhere"))
+    for table, stays in ((TABLE, True), (TABLE * 2, False)):
+        (tmp_path / "bars.csv").write_text(TABLE.to_csv(index=False))
+        (tmp_path / "bars.png").write_bytes(b"old")
+        with pytest.raises(plots.NoPicture):
+            plots.export(figure(), tmp_path / "bars", table=table, origin={})
+        assert (tmp_path / "bars.png").exists() == stays
+
+
+def script(path, text):
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def alive(marker):
+    """Processes whose command line or environment names `marker`."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            told = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+        except OSError:
+            continue
+        if str(marker).encode() in told and int(entry.name) != os.getpid():
+            found.append(entry.name)
+    return found
+
+
+BROKEN = {
+    "ends at once": "exit 1",
+    "cannot find its libraries": "echo 'error while loading shared libraries' >&2; exit 127",
+    "sleeps for ever": "sleep 1000",
+    "starts others and sleeps": "sleep 1000 & sleep 1000 & wait",
+    "dies after its start": "sleep 0.5; kill -9 $$",
+    "talks rubbish": "while :; do echo rubbish >&4; sleep 0.1; done",
+    "cannot be executed": None,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_chromium_that_cannot_draw_costs_a_line_and_a_bounded_time(tmp_path, monkeypatch, how):
+    """One that was there but hung held `plots.export`, and a batch of notebooks, for ever."""
+    browser = script(tmp_path / "browser", BROKEN[how] or "")
+    if BROKEN[how] is None:
+        browser.chmod(0o644)
+    monkeypatch.setenv("BROWSER_PATH", str(browser))
+    monkeypatch.setattr(chromium, "SECONDS_TO_START", 8.0)
+    monkeypatch.setattr(chromium, "_state", chromium._State())
+    monkeypatch.setenv("OF_TEST", str(tmp_path))
+    with pytest.raises(
+        plots.NoPicture, match=r"only the table and its origin were written: the Chromium .* cannot be"
+    ) as first:
+        plots.export(figure(), tmp_path / "out" / "bars", table=TABLE, origin={})
+    assert "\n" not in str(first.value) and "name another in BROWSER_PATH" in str(first.value)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["bars.csv", "bars.json"]
+    assert not alive(tmp_path)
+    monkeypatch.setattr(chromium._Drawer, "start", None)  # the next figure does not wait for it again
+    with pytest.raises(plots.NoPicture, match="cannot be used"):
+        plots.export(figure(), tmp_path / "out" / "others", table=TABLE, origin={})
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_a_browser_killed_between_two_figures_is_started_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(chromium, "_state", chromium._State())
+    monkeypatch.setenv("OF_TEST", str(tmp_path))
+    first = chromium.drawn(figure(), "png", 1)
+    os.killpg(chromium._state.drawer.process.pid, signal.SIGKILL)
+    assert chromium.drawn(figure(), "png", 1) == first
+    children = Path(f"/proc/{chromium._state.drawer.process.pid}/task/{chromium._state.drawer.process.pid}/children")
+    for child in children.read_text().split():  # the browser alone
+        os.kill(int(child), signal.SIGKILL)
+    assert chromium.drawn(figure(), "png", 1) == first
+    folder = chromium._state.drawer.folder
+    plots.close_browser()
+    assert not alive(tmp_path) and not folder.exists()
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_the_browser_ends_with_the_process_that_draws(tmp_path):
+    """However that one ends."""
+    code = (
+        "import os, sys; sys.path.insert(0, sys.argv[1]); from test_export import figure; "
+        "from sparsepipe.plots import chromium; chromium.drawn(figure(), 'png', 1); os.kill(os.getpid(), 9)"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent), "OF_TEST": str(tmp_path)}
+    command = [sys.executable, "-c", code, str(Path(__file__).parent)]
+    assert subprocess.run(command, env=environment, check=False, timeout=100).returncode == -signal.SIGKILL
+    for _ in range(100):
+        if not alive(tmp_path):
+            return
+        time.sleep(0.1)
+    raise AssertionError(alive(tmp_path))
+
+
+@pytest.mark.slow
+def test_a_notebook_that_keeps_pictures_goes_on_without_a_chromium_that_can(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("BROWSER_PATH", str(script(tmp_path / "browser", "exit 1")))
+    monkeypatch.setattr(chromium, "_state", chromium._State())
+    monkeypatch.setattr(pio.renderers, "default", pio.renderers.default)
+    plots.keep_pictures()
+    for _ in range(2):
+        bundle = figure()._repr_mimebundle_(include=None, exclude=None)
+        assert "application/vnd.plotly.v1+json" in bundle and "image/png" not in bundle
+    told = capsys.readouterr().out.splitlines()
+    assert len(told) == 1 and told[0].startswith("no pictures are kept: the Chromium")
 
 
 if __name__ == "__main__":  # test_the_same_figure_gives_the_same_bytes_in_two_processes

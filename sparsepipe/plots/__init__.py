@@ -2,11 +2,12 @@
 
 from .accuracy import accuracy, accuracy_table
 from .anatomy import anatomy, anatomy_table
+from .chromium import NoPicture, browser, close_browser
 from .clouds import clouds, clouds_table, voxel_counts, voxel_counts_table
 from .compare import compare, compare_table
 from .compression import compression, compression_table
 from .cuts import cut_bytes, cut_bytes_table
-from .export import COLUMN_WIDTHS, browser, close_browser, export, keep_pictures, live
+from .export import COLUMN_WIDTHS, export, keep_pictures, live
 from .layer_costs import layer_costs, layer_costs_table
 from .layer_graph import cuts_table, layer_graph, layer_graph_table
 from .mixes import mixes, mixes_table
@@ -25,6 +26,7 @@ __all__ = [
     "anatomy_table",
     "mixes",
     "mixes_table",
+    "NoPicture",
     "Point",
     "points_table",
     "scaling",

@@ -3,27 +3,30 @@
 The same figure gives the same bytes: dates and random ids of the browser that draws it are taken out.
 """
 
-import os
+import base64
+import hashlib
 import re
-import shutil
-import tempfile
-import threading
-import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pandas as pd
 import plotly.graph_objects as go
 import plotly.io as pio
+from plotly.io.base_renderers import MimetypeRenderer
 
+from ..checks import shown
 from ..errors import InputError
 from ..files import write_atomic, write_json
+from ..provenance import Provenance
 from ..record import Origin, RunRecord
+from .chromium import NoPicture, browser, drawn
+from .theme import doubted, doubts_of
 
 FORMATS = ("pdf", "svg", "png")
-_BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
+_KEPT = "sparsepipe_png"  # the renderer of `keep_pictures`
 _SCALE = 2  # pixels of the PNG for each of the figure's
 # Inches of a column and of the text of common venues: what a PDF's width is chosen from.
 COLUMN_WIDTHS = {"IEEE": (3.5, 7.16), "ACM": (3.33, 7.0), "ICML": (3.25, 6.75), "NeurIPS": (5.5,), "LNCS": (4.8,)}
@@ -31,18 +34,6 @@ INCHES = 7.0  # the text of a page with two columns, where nothing else is asked
 _CSS_INCH = 96  # pixels
 _SMALLEST = 0.7  # a figure is drawn no smaller: its 13 pixels are then 6.8 points
 _DATE = "D:20000101000000+00'00'"
-_lock = threading.Lock()
-
-
-@dataclass
-class _Server:
-    """One browser for all figures of this process; a forked child starts its own."""
-
-    process: int | None = None
-    drawn: dict[str, Any] = field(default_factory=dict)
-
-
-_server = _Server()
 
 
 def export(
@@ -50,25 +41,31 @@ def export(
 ) -> list[Path]:
     """Write `<stem>.csv`, `.json`, `.pdf`, `.svg` and `.png`, each whole or not at all; returns their paths.
 
-    `origin` says what the numbers came from: a mapping, an `Origin`, a run's record, or several of them. The PDF is
-    `inches` wide; where that would make its text too small to read, the figure is laid out anew (see `fitted`).
-    Raises InputError where the folder cannot be written to, and, after the table and the origin are written, where no
-    Chromium is found to draw with.
+    `origin` says what the numbers came from: a Provenance, a mapping, an `Origin`, a run's record, or several of them.
+    It goes whole into the JSON, and what is doubtful in it into the pictures' subtitle. The PDF is `inches` wide; where
+    that would make its text too small to read, the figure is laid out anew (see `fitted`).
+    Raises InputError where the folder cannot be written to, and, after the table and the origin are written, NoPicture
+    where no Chromium can draw: see `chromium.drawn` for how long that may take.
     """
     stem = Path(stem)
     paths = [stem.with_name(f"{stem.name}.{suffix}") for suffix in ("csv", "json", *FORMATS)]
+    rests_on = described(figure, origin)
+    printed, scale = fitted(figure, inches)
+    printed, figure = doubted(printed, rests_on.doubts), doubted(figure, rests_on.doubts)
+    rows = table.to_csv(index=False)
     try:
-        write_atomic(paths[0], table.to_csv(index=False))
-        write_json(paths[1], provenance(figure, stem.name, origin))
-        if browser() is None:
-            raise InputError(
-                f"{stem}: no Chromium to draw PDF, SVG and PNG with, only the table and its origin were written; "
-                "install it (Debian: apt install chromium) or name it in BROWSER_PATH"
-            )
-        printed, scale = fitted(figure, inches)
-        drawn = {"pdf": (printed, scale), "svg": (figure, 1), "png": (figure, _SCALE)}
+        stale = not paths[0].exists() or paths[0].read_text() != rows
+        write_atomic(paths[0], rows)
+        write_json(paths[1], provenance(figure, stem.name, origin, table=rows))
+        drawings = {"pdf": (printed, scale), "svg": (figure, 1), "png": (figure, _SCALE)}
+        try:
+            pictures = {suffix: normalised(drawn(one, suffix, by), suffix) for suffix, (one, by) in drawings.items()}
+        except NoPicture as error:
+            for path in paths[2:] if stale else ():
+                path.unlink(missing_ok=True)  # it would show numbers that are not those of the table beside it
+            raise NoPicture(f"{stem}: only the table and its origin were written: {error}") from None
         for path, suffix in zip(paths[2:], FORMATS, strict=True):
-            write_atomic(path, normalised(_drawn(drawn[suffix][0], suffix, drawn[suffix][1]), suffix))
+            write_atomic(path, pictures[suffix])
     except OSError as error:
         raise InputError(
             f"{stem.parent}: cannot be written to ({error.strerror or error}); choose another folder"
@@ -94,22 +91,30 @@ def fitted(figure: go.Figure, inches: float) -> tuple[go.Figure, float]:
     return narrow.update_layout(margin={"b": margin, "r": 24}, height=figure.layout.height + 18 * rows), _SMALLEST
 
 
-def browser() -> str | None:
-    """The Chromium that draws: BROWSER_PATH, else the first on PATH; None where there is none."""
-    named = os.environ.get("BROWSER_PATH")
-    if named:
-        return named if Path(named).is_file() else None
-    return next((path for name in _BROWSERS if (path := shutil.which(name))), None)
-
-
 def keep_pictures() -> None:
     """Let the notebook that calls this keep a PNG beside each live figure, so that it shows where no plotly runs.
 
-    Without a Chromium to draw it, notebooks keep the live figure alone.
+    Without a Chromium that can draw it, notebooks keep the live figure alone, and one line says so.
     """
     if browser() is not None:
-        warnings.filterwarnings("ignore", message="The kopts argument is ignored")  # said at every picture
-        pio.renderers.default = "plotly_mimetype+png"
+        pio.renderers[_KEPT] = _KeptPicture()
+        pio.renderers.default = f"plotly_mimetype+{_KEPT}"
+
+
+class _KeptPicture(MimetypeRenderer):
+    """plotly's own "png", with the bound on time that all pictures here have."""
+
+    said: ClassVar[set[str]] = set()  # plotly copies a renderer at every picture
+
+    def to_mimebundle(self, fig_dict: dict[str, Any]) -> dict[str, str]:
+        try:
+            figure = go.Figure(fig_dict, skip_invalid=True)
+            return {"image/png": base64.b64encode(drawn(figure, "png", 1)).decode()}
+        except NoPicture as error:
+            if str(error) not in self.said:
+                print(f"no pictures are kept: {error}", flush=True)
+            self.said.add(str(error))
+            return {}
 
 
 def live(figure: go.Figure) -> go.Figure:
@@ -119,18 +124,28 @@ def live(figure: go.Figure) -> go.Figure:
     return go.Figure(figure).update_layout(width=None, autosize=True)
 
 
-def provenance(figure: go.Figure, name: str, origin: Any) -> dict[str, Any]:
+def provenance(figure: go.Figure, name: str, origin: Any, *, table: str = "") -> dict[str, Any]:
     """What made a figure: sources, commit, command, versions. No date of today: the same inputs give the same text."""
     here = Origin.here().to_json()
     title = re.sub(r"<br>", " · ", figure.layout.title.text or "")
     return {
         "figure": name,
         "title": re.sub(r"<[^>]*>", "", title),
+        "table_sha256": hashlib.sha256(table.encode()).hexdigest(),
         "command": here["command"],
         "commit": here["commit"],
         "versions": here["versions"],
+        "provenance": described(figure, origin).to_json(),
         "sources": [_source(part) for part in _parts(origin)],
     }
+
+
+def described(figure: go.Figure, origin: Any) -> Provenance:
+    """All that a figure rests on as one value: what its origins say, and what the figure itself found doubtful."""
+    parts = _parts(origin)
+    runs = [part for part in parts if isinstance(part, RunRecord)]
+    known = [part for part in parts if isinstance(part, Provenance)]
+    return reduce(or_, known, Provenance.of(runs=runs)).with_warnings(*doubts_of(figure))
 
 
 def _parts(origin: Any) -> list[Any]:
@@ -142,11 +157,15 @@ def _source(origin: Any) -> Any:
         return {"run": origin.name, **origin.origin}
     if isinstance(origin, Origin):
         return origin.to_json()
+    if isinstance(origin, Provenance):
+        return {"provenance": origin.digest}
     if isinstance(origin, Mapping):
         return dict(origin)
     if isinstance(origin, str | Path):
         return {"file": str(origin)}
-    raise InputError(f"origin {origin!r} of a figure: expected a mapping, an Origin, a run's record or a file")
+    raise InputError(
+        f"origin {shown(origin)} of a figure: expected a Provenance, a mapping, an Origin, a run's record or a file"
+    )
 
 
 def normalised(data: bytes, suffix: str) -> bytes:
@@ -169,33 +188,3 @@ def normalised(data: bytes, suffix: str) -> bytes:
 def _same_length(whole: bytes, head: bytes) -> bytes:
     length = len(whole) - len(head) - 1
     return _DATE.encode()[:length].ljust(length, b"0")
-
-
-def _drawn(figure: go.Figure, suffix: str, scale: float) -> bytes:
-    """Draw with kaleido's server, started once: a browser takes seconds to start and a tenth of one to draw."""
-    import kaleido
-
-    with _lock:
-        if _server.process != os.getpid():
-            kaleido.start_sync_server(n=1, silence_warnings=True)
-            _server.process = os.getpid()
-        options = {
-            "format": suffix,
-            "width": figure.layout.width,
-            "height": figure.layout.height,
-            "scale": scale,
-        }
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / f"figure.{suffix}"
-            kaleido.write_fig_sync(figure, str(path), opts=options)
-            return path.read_bytes()
-
-
-def close_browser() -> None:
-    """End the browser, where this process started one. The next export starts another."""
-    import kaleido
-
-    with _lock:
-        if _server.process == os.getpid():
-            kaleido.stop_sync_server(silence_warnings=True)
-            _server.process = None

@@ -1,11 +1,15 @@
 """How every figure looks: one template, one colour for each stage, solid where measured, else hatched."""
 
+import html
+from collections.abc import Iterable
+from textwrap import wrap
 from typing import Any
 
 import plotly.graph_objects as go
 import plotly.io as pio
 
 from ..picture import STAGE_COLORS
+from ..provenance import Provenance
 
 # Strategies and runs are not stages: Tol's "high contrast" colours, each line with its own dash and marker as well.
 RUN_COLORS = ("#004488", "#BB5566", "#DDAA33", "#000000", "#66A182", "#8C6BB1")
@@ -105,3 +109,45 @@ def finished(figure: go.Figure, title: str, *, note: str = "", width: int = WIDT
     for k, trace in enumerate(figure.data):
         trace.uid = f"trace{k}"
     return figure
+
+
+_DOUBT = "#B03A2E"  # a red that is read on white by eyes that do not tell red from green
+_LINE = 16  # pixels from one line of a subtitle to the next
+_GLYPH = 6.4  # pixels of a character of such a line, on average
+
+
+def doubts_of(figure: go.Figure) -> tuple[str, ...]:
+    """What a figure's own function found doubtful, as it is told to `doubted`."""
+    meta = figure.layout.meta
+    return tuple(meta["doubts"]) if isinstance(meta, dict) and "doubts" in meta else ()
+
+
+def doubted(figure: go.Figure, doubts: Iterable[str]) -> go.Figure:
+    """The figure with a line below its title for what is doubtful, with what it said before; as it is where nothing is.
+
+    The figure becomes higher by what the lines take: nothing else moves.
+    """
+    told = tuple(dict.fromkeys([*doubts_of(figure), *doubts]))
+    line = Provenance(doubts=told).doubt
+    if line is None:
+        return figure
+    result = go.Figure(figure)
+    before = (result.layout.meta or {}).get("lines", ())
+    lines = wrap(line, max(20, int((result.layout.width or WIDTH) / _GLYPH) - 4))
+    text = result.layout.title.text or ""
+    for old in before:
+        text = text.replace(_as_doubt(old), "")
+    margin = result.layout.margin.t if result.layout.margin.t is not None else TEMPLATE.layout.margin.t
+    plain, extra = margin - _LINE * len(before), _LINE * (len(lines) - len(before))
+    height = (result.layout.height or HEIGHT) + extra
+    return result.update_layout(
+        # Where plotly puts a title: in the middle of the margin that it had without these lines.
+        title={"text": text + "".join(map(_as_doubt, lines)), "y": 1 - plain / 2 / height, "yanchor": "middle"},
+        margin={"t": margin + extra},
+        height=height,
+        meta={"doubts": list(told), "lines": lines},
+    )
+
+
+def _as_doubt(line: str) -> str:
+    return f"<br><span style='font-size:{SMALL}px;color:{_DOUBT}'>{html.escape(line, quote=False)}</span>"
