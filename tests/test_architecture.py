@@ -35,7 +35,7 @@ LEVELS = [  # lowest first; a module may import its own level's files only insid
 ]
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
 VIEWS = {"plots"}  # draws values: sees levels 0-1 and their costs alone, is seen by widgets and the entry points
-VALUES = set().union(*LEVELS[:10])
+VALUES = set().union(*LEVELS[:11])
 INSIDE_A_LEVEL = {("graph_text", "graph")}
 HEAVY = {"torch", "MinkowskiEngine", "plotly", "ray", "pandas", "ipywidgets", "papermill"}
 TORCH_FREE = {*VALUES, "planners", "simulator", "forecast", "plots", "widgets"}

@@ -21,6 +21,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from ..children import python_environment
 from ..errors import InputError
 
 SECONDS_TO_START, SECONDS_TO_DRAW = 90.0, 90.0  # the longest waits, for a machine with much else to do
@@ -54,7 +55,7 @@ class _Drawer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "TMPDIR": str(folder)},
+            env=python_environment(TMPDIR=str(folder)),
             start_new_session=True,  # a group of its own: it ends with the browser and all that the browser started
         )
         drawer = cls(process, folder)
