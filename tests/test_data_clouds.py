@@ -128,7 +128,7 @@ BINARY = HEADER.format(encoding="binary_little_endian").encode()
         (ASCII.replace(b"vertex 3", b"vertex 0"), "no vertex in its header"),
         (ASCII + _ascii_rows().partition(b"\n")[2], "truncated: 2 rows, expected 3 vertex"),
         (ASCII + _ascii_rows() * 2, "longer than its header says: 6 rows, expected 3 vertex"),
-        (ASCII + _ascii_rows().replace(b"0.5", b"half"), ":15: 'half -1.25 3.0"),
+        (ASCII + _ascii_rows().replace(b"0.5", b"half"), ":16: 'half -1.25 3.0"),
         (ASCII + _ascii_rows().replace(b"0.5", b"nan"), "point 0 is [nan"),
         (
             ASCII.replace(b"float x", b"float u") + _ascii_rows(),
