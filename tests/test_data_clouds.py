@@ -189,8 +189,8 @@ def test_given_columns_come_before_guessed_ones(tmp_path: Path) -> None:
         ("0 0 0\n1 1\n", ":2: '1 1', expected 3 numbers"),
         ("# first\n0 0 0\n\n1 one 1\n", ":4: '1 one 1', expected 3 numbers"),
         ("0 0 185\x1087\n1 1 1\n", ":1: '0 0 185\\x1087', expected 3 numbers"),  # as in S3DIS, Area 5, hallway 6
-        ("0 0 0\n1 nan 1\n", "row 1 is [1.0, nan, 1.0] (1 of 2 are NaN"),
-        ("0 0\n1 1\n", "rows of 2 numbers, expected 3, 4, 6 or 7"),
+        ("0 0 0\n1 nan 1\n", "point 1 is [1.0, nan, 1.0] (1 of 2 are NaN"),
+        ("0 0\n1 1\n", "rows of 2 numbers whose meaning cannot be told; name them in dataset.json"),
         ("0 0 0 -5 0 1\n", "neither normals nor colours"),
         ("0 0 0 0 0 1 0.5\n", "label 0 is 0.5, expected a whole number from 0"),
         ("0 0 0 0 0 1 -1\n", "label 0 is -1.0"),
@@ -507,7 +507,7 @@ def test_bare_rows_give_back_what_was_written(tmp_path: Path) -> None:
         (np.ones(7, dtype="<f4").tobytes(), "28 bytes fits neither of KITTI's rows"),
         (np.full(8, 300, dtype="<f4").tobytes(), "32 bytes fits neither"),
         (np.full(8, np.nan, dtype="<f4").tobytes(), "fits neither"),
-        (np.zeros(12, dtype="<f4").tobytes(), "fits both"),
+        (np.zeros(12, dtype="<f4").tobytes(), "fits neither"),
     ],
 )
 def test_a_scan_that_is_neither_is_refused(tmp_path: Path, content: bytes, message: str) -> None:

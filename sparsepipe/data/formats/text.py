@@ -1,4 +1,4 @@
-"""Point clouds as text, one point a row: ModelNet40's resampled clouds (.txt, commas), .xyz files, rooms of S3DIS."""
+"""Point clouds as text, one point a row: .txt, .xyz, .pts, rooms of S3DIS, ModelNet40's resampled clouds."""
 
 import io
 import re
@@ -8,52 +8,101 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import InputError
-from .base import COLOUR, INTENSITY, LABEL, NORMAL, POSITION, Cloud, check_finite, cloud_of, read_bytes, whole_number
+from .base import Cloud, cloud_of, read_bytes, whole_number
+from .columns import guessed_columns
 from .reading import AS_THEY_ARE, Reading
 
 _WHAT = "a point cloud as text"
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _COMMENT = re.compile(r"\s*(?:#|//)")
+_DECIMAL_COMMA = re.compile(r"[+-]?(?:\d+(?:,\d+)?|,\d+)(?:[eE][+-]?\d+)?")  # one number, whole or with a comma in it
+_THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:\.\d{3})+,\d+")
 
 
 def read_text_cloud(path: Path, reading: Reading = AS_THEY_ARE, *, columns: Sequence[str] | None = None) -> Cloud:
     """Read rows of numbers between blanks, commas or semicolons; lines that start with # or // are comments.
 
-    The columns are those given, else those a first line names, else, by their number: 3 x y z; 4 with intensity; 6 with
-    normals (all within -1 and 1) or colours (0 to 255); 7 with normals and a label. A first line of one whole number is
-    the number of points. Raises InputError that names file and line where a row differs from the others, is no number,
-    or where there are more or fewer rows than that first line says.
+    A comma is a decimal mark where numbers stand between blanks or semicolons and no number has a point. The columns
+    are those given, else those the folder declares, else those a first line or a comment before it names, else those
+    that `guessed_columns` tells by their numbers. A first line of one whole number is the number of points. Raises
+    InputError that names file and line where a row differs from the others, is no number, or where there are more or
+    fewer rows than that first line says, and InputError that asks for names where the columns cannot be told.
     """
-    lines = _lines(path)
-    columns = columns or reading.columns
-    named = columns
+    lines, comment = _lines(path)
+    given = columns or reading.columns
+    named, counted = given, False
     words = lines[0][1].split()
-    if all(map(_NAME.fullmatch, words)) and {"x", "y", "z"} <= set(map(str.lower, words)):
-        named, lines = columns or words, lines[1:]
+    if _are_names(words):
+        named, lines = given or words, lines[1:]
     elif len(words) == 1 and words[0].isdecimal() and len(lines) > 1:
-        expected, lines = whole_number(words[0]), lines[1:]
+        expected, lines, counted = whole_number(words[0]), lines[1:], True
         if expected != len(lines):
             state = "truncated" if expected is None or len(lines) < expected else "longer than its first line says"
             raise InputError(
                 f"{path}: {state}: {len(lines)} rows, expected {words[0][:40]} points; fetch the file again"
             )
     rows = _numbers(path, lines, width=len(named) if named else None)
-    named = named or _guessed_columns(path, rows)
+    if named is None and len(comment) == rows.shape[1]:
+        named = comment
+    named = named or guessed_columns(path, rows, counted=counted)
     return cloud_of(path, zip(named, rows.T, strict=True), reading)
 
 
-def _lines(path: Path) -> list[tuple[int, str]]:
-    """Return (line number, text) of every row, separators as blanks."""
+def _are_names(words: list[str]) -> bool:
+    return all(map(_NAME.fullmatch, words)) and {"x", "y", "z"} <= set(map(str.lower, words))
+
+
+def _lines(path: Path) -> tuple[list[tuple[int, str]], list[str]]:
+    """Return (line number, text) of every row, separators as blanks, and the columns named by a comment before them."""
     data = read_bytes(path, what=_WHAT)
     if b"\0" in data:
         raise InputError(f"{path}: holds binary data, expected {_WHAT}; fetch the file again")
-    text = data.decode("utf-8-sig", errors="replace").replace(",", " ").replace(";", " ")
+    text = data.decode("utf-8-sig", errors="replace")
+    end = "\n" if "\n" in text else "\r"  # old Macs
     # not splitlines(): it parts a line at the control characters that damaged files hold
-    lines = [(number, line.strip()) for number, line in enumerate(text.split("\n"), start=1)]
+    lines = [(number, line.strip()) for number, line in enumerate(text.split(end), start=1)]
     found = [(number, line) for number, line in lines if line and not _COMMENT.match(line)]
     if not found:
         raise InputError(f"{path}: only comments, expected {_WHAT}; fetch the file again or remove it")
-    return found
+    comments = (line.lstrip("#/ ") for number, line in lines if line and number < found[0][0])
+    names = next((words for words in (_separated(line).split() for line in comments) if _are_names(words)), [])
+    if _has_decimal_commas(path, found):
+        return [(number, line.replace(";", " ").replace(",", ".")) for number, line in found], names
+    return [(number, _separated(line)) for number, line in found], names
+
+
+def _separated(line: str) -> str:
+    return line.replace(",", " ").replace(";", " ")
+
+
+def _has_decimal_commas(path: Path, lines: list[tuple[int, str]]) -> bool:
+    """Whether commas are decimal marks, which is so where every row then holds three or more numbers, one with a comma.
+
+    Raises InputError that names a line in which they could be both marks and separators.
+    """
+    rows = [(number, line) for number, line in lines if any(mark.isdigit() for mark in line)]
+    if not any("," in line for _, line in rows):
+        return False
+    for number, line in rows:
+        words = line.replace(";", " ").split()
+        if any(map(_THOUSANDS.fullmatch, words)):
+            raise InputError(f"{path}:{number}: {line[:60]!r} has points and commas within a number; write 1234.5")
+    if any("." in line for _, line in rows):
+        return False
+    words = [line.replace(";", " ").split() for _, line in rows]
+    if all(len(row) == 1 for row in words[:1]) and len(words) > 1 and words[0][0].isdecimal():
+        rows, words = rows[1:], words[1:]  # the number of points
+    if all(len(row) >= 3 and all(map(_DECIMAL_COMMA.fullmatch, row)) for row in words):
+        return True
+    ends = [[word.removesuffix(",") for word in row] for row in words]
+    if all(len(row) >= 3 and all(map(_DECIMAL_COMMA.fullmatch, row)) for row in ends) and any(
+        "," in word for row in ends for word in row
+    ):
+        raise InputError(
+            f"{path}:{rows[0][0]}: {rows[0][1][:60]!r} has commas within numbers and between them; write decimal "
+            "points, or separate the numbers by semicolons"
+        )
+    return False
 
 
 def _numbers(path: Path, lines: list[tuple[int, str]], *, width: int | None) -> np.ndarray:
@@ -80,26 +129,3 @@ def _is_number(word: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _guessed_columns(path: Path, rows: np.ndarray) -> tuple[str, ...]:
-    check_finite(path, rows, what="row")
-    width = rows.shape[1]
-    if width == 3:
-        return POSITION
-    if width == 4:
-        return (*POSITION, INTENSITY)
-    if width in (6, 7):
-        further = rows[:, 3:6]
-        label = (LABEL,) if width == 7 else ()
-        if (np.abs(further) <= 1.001).all():
-            return (*POSITION, *NORMAL, *label)
-        if ((further >= 0) & (further <= 255)).all():
-            return (*POSITION, *COLOUR, *label)
-        raise InputError(
-            f"{path}: columns 4 to 6 are neither normals nor colours; name the columns in a first line such as "
-            "'x y z a b c'"
-        )
-    raise InputError(
-        f"{path}: rows of {width} numbers, expected 3, 4, 6 or 7; name them in a first line such as 'x y z'"
-    )
