@@ -46,8 +46,8 @@ def _guessed_columns(path: Path, data: bytes) -> tuple[str, ...]:
         state = "fits both" if fits else "fits neither"
         raise InputError(
             f"{path}: {len(data)} bytes {state} of KITTI's rows (x y z, intensity 0 to 1) and ScanNet's (x y z, "
-            'colours 0 to 255); it may be truncated, or name its columns in dataset.json, such as "columns": ["x", "y", '
-            '"z", "intensity", "ring"]'
+            'colours 0 to 255); it may be truncated, or name its columns in dataset.json, such as "columns": ["x", '
+            '"y", "z", "intensity", "ring"]'
         )
     return fits[0]
 
