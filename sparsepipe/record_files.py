@@ -12,6 +12,13 @@ from .checks import Check, Fields, each, fields, flag, integer, maybe, measured,
 from .errors import DamagedRecord, InputError
 from .files import read_json, read_numbered_rows
 
+_MOST = 10**15  # of minibatches, epochs, voxels: a setting may ask for so many
+
+
+def _count(value: Any, what: str) -> int:
+    return integer(value, what, most=_MOST)
+
+
 STATES = ("started", "running", "finished", "failed", "cancelled")
 _DEEPEST = 40  # objects and lists within each other: far more than we write, far less than Python's own limit
 _MOST_ID = 2**31 - 1  # of processes
@@ -33,9 +40,9 @@ CONFIG = fields(
     {
         **dict.fromkeys(("model", "data", "engine", "optimizer", "device", "precision"), text),
         **dict.fromkeys(("task", "compression", "balance", "augmentation"), maybe(text)),
-        "batch_size": lambda value, what: integer(value, what, least=1),
-        "epochs": lambda value, what: integer(value, what, least=1),
-        "minibatches": maybe(integer),
+        "batch_size": lambda value, what: integer(value, what, least=1, most=_MOST),
+        "epochs": lambda value, what: integer(value, what, least=1, most=_MOST),
+        "minibatches": maybe(_count),
         "seed": lambda value, what: integer(value, what, most=2**64),
     }
 )
@@ -52,14 +59,20 @@ ORIGIN = fields(
 )
 CLOCK = fields({"started": real})
 
+
+def _share_or_bytes(value: Any, what: str) -> Any:
+    """What a stage's summary says beside its ranks: numbers, where the name says so."""
+    return real(value, what) if what.endswith(("_fraction", "_bytes")) else value
+
+
 _SCORES = fields({"samples": number}, others=maybe(measured))  # loss, accuracy and the like
-_STAGE = fields({"stage": integer, "ranks": each(integer)}, others=maybe(real))
+_STAGE = fields({"stage": integer, "ranks": each(integer)}, others=_share_or_bytes)
 _COMMON: Mapping[str, Check] = {
     "seconds": real,
-    "epoch": integer,
-    "minibatch": integer,
-    "minibatches": integer,
-    "epoch_minibatches": lambda value, what: integer(value, what, least=1),
+    "epoch": _count,
+    "minibatch": _count,
+    "minibatches": _count,
+    "epoch_minibatches": lambda value, what: integer(value, what, least=1, most=_MOST),
     "loss": maybe(measured),
     "samples": number,
     "voxels": number,
@@ -75,7 +88,7 @@ METRICS = fields(
     {
         **_COMMON,
         "event": text,
-        "epochs": integer,
+        "epochs": _count,
         "engine": text,
         "model": text,
         "schedule": text,

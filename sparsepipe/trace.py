@@ -144,6 +144,8 @@ _MOST_ID = 2**53  # ranks, stages and minibatches: what a page's numbers can tel
 
 def span_of(row: dict[str, Any]) -> Span:
     """Return the span of a row of a file. Raises InputError where a field is missing, unknown or of a wrong type."""
+    if not isinstance(row, dict):
+        raise InputError(f"{shown(row)}: no span, expected an object with rank, name, start and end")
     try:
         span = Span(**row)
     except TypeError:

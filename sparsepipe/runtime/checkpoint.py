@@ -21,8 +21,8 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..files import read_json, sha256, write_json
+from .checkpoint_manifest import read_manifest, write_manifest
 
-FORMAT = "sparsepipe-checkpoint-1"
 _ASIDE = "-aside"  # ends the name of a checkpoint on its way out
 # Each stage writes a file of its own when it likes, no ranks meet for it; the library doubts that this is meant.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled", module="torch.distributed.checkpoint")
@@ -77,9 +77,11 @@ class Checkpoint:
 
     def read(self, layers: Sequence[str]) -> dict[str, Tensor]:
         """Return the tensors of `layers` by name. Raises InputError where a file is missing or not what was written."""
-        wanted = set(layers)
+        wanted, places = set(layers), self.manifest["layers"]
+        if missing := [layer for layer in layers if layer not in places]:
+            raise InputError(f"{self.folder}: holds no layer {missing[0]!r}; it is of another model")
         tensors: dict[str, Tensor] = {}
-        for name in sorted({self.manifest["layers"][layer] for layer in layers} & self.manifest["files"].keys()):
+        for name in sorted({places[layer] for layer in layers} & self.manifest["files"].keys()):
             path = self.folder / name
             self._verify(path)
             try:
@@ -97,7 +99,7 @@ class Checkpoint:
             raise InputError(
                 f"{path}: this shard of the checkpoint is missing; put it back, or remove {self.folder.name}"
             )
-        if path.stat().st_size != facts["bytes"] or sha256(path) != facts["sha256"]:
+        if not path.is_file() or path.stat().st_size != facts["bytes"] or sha256(path) != facts["sha256"]:
             raise InputError(f"{path}: not the shard that was written (SHA-256 differs); remove {self.folder.name}")
 
 
@@ -113,11 +115,8 @@ def latest(run_dir: Path) -> Checkpoint | None:
 
 
 def load(folder: Path) -> Checkpoint:
-    """Open a checkpoint. Raises InputError where the folder is none."""
-    manifest = read_json(folder / "manifest.json", what="checkpoint's manifest")
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise InputError(f"{folder}: not a checkpoint of this project")
-    return Checkpoint(folder, manifest)
+    """Open a checkpoint. Raises InputError where the folder is none, or its manifest is damaged."""
+    return Checkpoint(folder, read_manifest(folder))
 
 
 def folder_of(run_dir: Path, minibatches: int) -> Path:
@@ -166,8 +165,7 @@ def finish(run_dir: Path, minibatches: int, *, keep: int, layers: Mapping[str, s
     for path in sorted(partial.glob("*.json")):
         files |= read_json(path)
         path.unlink()
-    manifest = {"format": FORMAT, "minibatches": minibatches, **facts, "layers": dict(layers), "files": files}
-    write_json(partial / "manifest.json", manifest)
+    write_manifest(partial, {"minibatches": minibatches, **facts, "layers": dict(layers), "files": files})
     folder = folder_of(run_dir, minibatches)
     if folder.exists():  # a run that resumed comes by here a second time
         _set_aside(folder)

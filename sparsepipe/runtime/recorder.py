@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..files import cut_torn_row, read_rows, write_rows
+from ..files import cut_torn_row, write_rows
+from ..record_files import read_metrics
 from .whereabouts import Whereabouts
 
 _ROWS_AT_ONCE = 256
@@ -99,9 +100,9 @@ def forget_rows(run_dir: Path, minibatches: int) -> None:
     to the row "resume" is what they have seen before.
     """
     path = run_dir / "metrics.jsonl"
-    rows = read_rows(path) if path.exists() else []
+    rows = read_metrics(path) if path.exists() else []
     kept = [row for row in rows if row["event"] in _DONE_BY and _DONE_BY[row["event"]](row) <= minibatches]
-    last = max((row["seconds"] for row in rows), default=0.0)
+    last = max((row.get("seconds", 0.0) for row in rows), default=0.0)
     write_rows(path, [*kept, {"event": "resume", "seconds": last, "minibatches": minibatches}])
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import torch
 
-from ..files import read_json, write_json
+from ..files import write_json
 from ..plan import Plan
+from ..record_files import CLOCK, read_fields
 from . import checkpoint
 from .config import RunConfig
 from .process import Process, joined
@@ -85,7 +86,7 @@ def _origin(run_dir: Path, process: Process) -> float:
         path = run_dir / "logs" / "clock.json"
         if not path.exists():
             write_json(path, {"started": time.time()})
-        started[0] = read_json(path)["started"]
+        started[0] = read_fields(path, CLOCK, what="run's clock")["started"]
     process.sum(started, what="start")
     return float(started) - _ahead()
 

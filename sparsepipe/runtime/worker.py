@@ -13,9 +13,10 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from ..files import read_rows
+from ..errors import InputError
 from ..host.background_load import Usage
 from ..plan import Plan
+from ..record_files import read_metrics
 from ..schedule import Action, actions, check_runs, forward_actions, in_flight
 from ..trace import KINDS
 from . import checkpoint, metrics
@@ -296,7 +297,10 @@ class Worker:
         if self.rank != self.last_rank:
             return
         if not self.epochs:  # it was killed between its last checkpoint and its end
-            self.epochs = [row for row in read_rows(self.run_dir / "metrics.jsonl") if row["event"] == "epoch"]
+            told = read_metrics(self.run_dir / "metrics.jsonl", "epoch")
+            self.epochs = [row for row in told if len(row["stages"]) == len(self.plan.stages)]  # of this plan
+        if not self.epochs:
+            raise InputError(f"{self.run_dir / 'metrics.jsonl'}: has no epoch of this plan, so nothing to sum up")
         steady = self.epochs[1:] or self.epochs
         self.recorder.metric(
             "summary",

@@ -9,7 +9,7 @@ from typing import Any
 from ..display.markup import Html, joined
 from ..plan import Plan
 from ..plots.theme import DARK_GREY, LIGHT_GREY, stage_color
-from ..trace import WORK
+from ..trace import WORK, Span, span_of
 
 Row = Mapping[str, Any]
 WINDOW = 5.0  # seconds that count as now
@@ -44,26 +44,26 @@ class Doing:
 
 def doings(folder: Path, *, window: float = WINDOW) -> list[Doing]:
     """What each rank of a run did in its last `window` seconds; nothing before the first span is written."""
-    spans = [row for path in sorted(folder.glob("trace-rank*.jsonl")) for row in _last_rows(path)]
+    spans = [span for path in sorted(folder.glob("trace-rank*.jsonl")) for span in _last_spans(path)]
     if not spans:
         return []
-    now = max(row["end"] for row in spans)
-    begin = max(now - window, min(row["start"] for row in spans))
+    now = max(span.end for span in spans)
+    begin = max(now - window, min(span.start for span in spans))
     length = max(now - begin, 1e-9)
     found = []
-    for rank in sorted({row["rank"] for row in spans}):
+    for rank in sorted({span.rank for span in spans}):
         shares: dict[str, float] = {}
         waits: dict[int, float] = {}
-        own = [row for row in spans if row["rank"] == rank and row["end"] > begin]
-        for row in own:
-            share = (row["end"] - max(row["start"], begin)) / length
-            if row["kind"] == "wait":
-                waits[row["peer"]] = waits.get(row["peer"], 0.0) + share
+        own = [span for span in spans if span.rank == rank and span.end > begin]
+        for span in own:
+            share = (span.end - max(span.start, begin)) / length
+            if span.kind == "wait":
+                waits[span.peer] = waits.get(span.peer, 0.0) + share
             else:
-                shares[row["kind"]] = shares.get(row["kind"], 0.0) + share
+                shares[span.kind] = shares.get(span.kind, 0.0) + share
         work = sum(shares.get(kind, 0.0) for kind in WORK)
         sending = shares.get("send", 0.0) + shares.get("average", 0.0)
-        stage = own[-1]["stage"] if own else 0
+        stage = own[-1].stage if own else 0
         found.append(Doing(rank, stage, work, sending, shares.get("load", 0.0), shares.get("evaluate", 0.0), waits))
     return found
 
@@ -154,18 +154,20 @@ def _peer(rank: int) -> str:
     return f"rank {rank}" if rank >= 0 else "the others"
 
 
-def _last_rows(path: Path) -> list[dict[str, Any]]:
-    """The last whole rows of a file that another process writes; a torn line is left out."""
-    rows = []
+def _last_spans(path: Path) -> list[Span]:
+    """The last spans of a file that another process writes; a torn line, and any that is no span, is left out."""
+    spans = []
     for line in _tail(path).splitlines()[1:]:  # the first may be cut off
         try:
-            rows.append(json.loads(line))
-        except ValueError:
+            spans.append(span_of(json.loads(line)))
+        except (ValueError, RecursionError):
             continue
-    return rows
+    return spans
 
 
 def _tail(path: Path) -> bytes:
+    if not path.is_file():  # a pipe would be waited for
+        return b""
     with path.open("rb") as handle:
         handle.seek(0, 2)
         size = handle.tell()
