@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from . import __version__
-from .plan import WEIGHT_POLICIES
+from .schedule_rules import WEIGHT_POLICIES
 
 # As the library has them; it would bring torch, which planning does without. Tests hold them together.
 OPTIMIZERS = ("sgd", "adam", "adamw", "lamb")

@@ -62,7 +62,7 @@ def steady_rate(trace: Trace, plan: Plan, num_minibatches: int) -> float:
         if span.stage == 0 and span.kind == "backward":
             ends[span.minibatch] = span.end
     ends = np.maximum.accumulate(ends)
-    step = plan.num_microbatches if plan.weights == "flush" else max(stage.round for stage in plan.stages)
+    step = plan.num_microbatches if plan.flushes else max(stage.round for stage in plan.stages)
     first, last = num_minibatches // 4 // step * step, 3 * num_minibatches // 4 // step * step
     if last <= first or first < 1:
         return num_minibatches / trace.makespan if trace.makespan else float("inf")

@@ -14,19 +14,9 @@ from .errors import InputError
 from .files import read_json, write_json
 from .graph import LayerGraph
 from .plan_diff import PlanDiff, diff, listed
+from .schedule_rules import INTERLEAVING, SCHEDULE_RULES, WEIGHT_POLICIES, WEIGHT_RULES, ScheduleRules
 
 FORMAT = "sparsepipe-plan-1"
-# Which weight policies a schedule can keep, its default first: asynchronous ones keep versions, synchronous ones flush.
-WEIGHT_POLICIES: Mapping[str, tuple[str, ...]] = {
-    "1f1b": ("stash", "vertical-sync", "2bw"),
-    "2bw": ("2bw",),
-    "1f1b-flush": ("flush",),
-    "zero-bubble": ("flush",),
-    "gpipe": ("flush",),
-    "sequential": ("flush",),
-}
-
-INTERLEAVING = ("1f1b-flush", "1f1b")  # schedules under which a rank may serve several stages
 
 
 @dataclass(frozen=True)
@@ -128,6 +118,23 @@ class Plan:
             object.__setattr__(self, "weights", WEIGHT_POLICIES[self.schedule][0])
 
     @property
+    def rules(self) -> ScheduleRules:
+        """The facts of its schedule. Raises InputError for one that is unknown."""
+        if self.schedule not in SCHEDULE_RULES:
+            raise InputError(f"schedule {self.schedule!r} is unknown, expected one of {', '.join(SCHEDULE_RULES)}")
+        return SCHEDULE_RULES[self.schedule]
+
+    @property
+    def flushes(self) -> bool:
+        """Whether the pipeline is empty at every update of the weights."""
+        return self.weights in WEIGHT_RULES and WEIGHT_RULES[self.weights].flushes
+
+    @property
+    def updates_by_step(self) -> bool:
+        """Whether weights are updated once a step of `num_microbatches` minibatches, else once a round of replicas."""
+        return self.weights in WEIGHT_RULES and WEIGHT_RULES[self.weights].updates_by_step
+
+    @property
     def ranks(self) -> tuple[int, ...]:
         """Every rank once, in pipeline order."""
         return tuple(dict.fromkeys(rank for stage in self.stages for rank in stage.ranks))
@@ -189,10 +196,11 @@ class Plan:
             found.append(f"num_microbatches is {self.num_microbatches}, expected 1 or more")
         if self.accumulation < 1:
             found.append(f"accumulation is {self.accumulation}, expected 1 or more rounds")
-        elif self.accumulation > 1 and self.weights in ("flush", "2bw"):
+        elif self.accumulation > 1 and self.updates_by_step:
             found.append(f"accumulation goes with asynchronous rounds; with {self.weights} set num_microbatches")
-        if self.weights == "vertical-sync" and len({stage.round for stage in self.stages}) > 1:
-            found.append("weights 'vertical-sync' need stages that update equally often: replicas of equal rounds")
+        together = self.weights in WEIGHT_RULES and WEIGHT_RULES[self.weights].same_everywhere
+        if together and len({stage.round for stage in self.stages}) > 1:
+            found.append(f"weights {self.weights!r} need stages that update equally often: replicas of equal rounds")
         if self.routing != "round-robin":
             found.append(f"routing {self.routing!r} is unknown, expected 'round-robin'")
         return found
@@ -222,7 +230,7 @@ class Plan:
         shared = [rank for rank in self.ranks if len(self.stages_of(rank)) > 1]
         if not shared:
             return []
-        if self.schedule not in INTERLEAVING or self.weights == "2bw":
+        if self.schedule not in INTERLEAVING or (self.updates_by_step and not self.flushes):
             return [
                 f"rank {rank} serves more than one replica, stages {listed(self.stages_of(rank))}: only schedules "
                 f"{' and '.join(map(repr, INTERLEAVING))} interleave stages, and not with weights '2bw'"
@@ -236,7 +244,7 @@ class Plan:
             expected = first[k % lap].ranks
             if stage.ranks != expected:
                 found.append(f"stage {k} is on ranks {stage.ranks}, expected {expected} as stage {k % lap}")
-            if self.weights != "flush" and len(set(stage.shares)) > 1:
+            if not self.flushes and len(set(stage.shares)) > 1:
                 found.append(f"stage {k} has shares {stage.shares}, without flushes interleaved stages need equal ones")
             if stage.shares != first[0].shares:
                 found.append(f"stage {k} has shares {stage.shares}, interleaved stages need those of stage 0")

@@ -24,6 +24,7 @@ from typing import NamedTuple
 from . import interleaved
 from .errors import InputError
 from .plan import Plan, Stage
+from .schedule_rules import SCHEDULE_RULES
 from .timed_order import BACKWARD, Part, timed_order
 from .zero_bubble import Replica
 
@@ -53,7 +54,7 @@ class Action(NamedTuple):
 
 def round_length(plan: Plan, stage: int) -> int:
     """Minibatches of one update of `stage`."""
-    if plan.weights == "flush":
+    if plan.flushes:
         return plan.num_microbatches
     if plan.weights == "2bw":
         return max(plan.num_microbatches, _least_double_buffered(plan))
@@ -91,7 +92,7 @@ def lookahead(plan: Plan, stage: int) -> int:
     replicas = len(own.ranks)
     if own.warmup is not None:
         return own.warmup * replicas
-    if plan.schedule == "sequential":
+    if plan.rules.one_minibatch_at_a_time:
         return 0
     if plan.schedule == "gpipe":
         return plan.num_microbatches
@@ -108,10 +109,10 @@ def warmup(plan: Plan, stage: int, rank: int) -> int:
 
 def actions(plan: Plan, num_minibatches: int) -> dict[int, tuple[Action, ...]]:
     """Every action of every rank, in order, for `num_minibatches` from an empty pipeline to an empty pipeline."""
-    if plan.schedule == "zero-bubble":
+    if plan.rules.splits_backward:
         return _zero_bubble_actions(plan, num_minibatches)
     if plan.laps > 1:
-        if plan.weights != "flush":
+        if not plan.flushes:
             return _continuous_actions(plan, num_minibatches)
         return {rank: _interleaved_actions(plan, rank, num_minibatches) for rank in plan.ranks}
     return {
@@ -125,7 +126,7 @@ def actions(plan: Plan, num_minibatches: int) -> dict[int, tuple[Action, ...]]:
 def _rank_actions(plan: Plan, s: int, rank: int, num_minibatches: int) -> tuple[Action, ...]:
     """From flush to flush: a step of a flush schedule, all minibatches of an asynchronous one."""
     count = num_rounds(plan, s, num_minibatches)
-    if plan.weights == "flush":
+    if plan.flushes:
         segments = [(round_minibatches(plan, s, k, num_minibatches), range(k, k + 1)) for k in range(count)]
     else:
         segments = [(range(num_minibatches), range(count))]
@@ -222,7 +223,7 @@ def weights_share(plan: Plan, stage: int) -> float:
 
     A matrix product's two gradients cost the same. Nobody waits for what the first stage sends back: it does all in B.
     """
-    return 0.5 if plan.schedule == "zero-bubble" and stage > 0 else 0.0
+    return 0.5 if plan.rules.splits_backward and stage > 0 else 0.0
 
 
 def _turns_of(stage: Stage, rank: int, span: range) -> list[int]:
@@ -263,7 +264,7 @@ def inputs(action: Action, plan: Plan, num_minibatches: int) -> list[Action]:
         return [Action(s, Op.FORWARD, m), *later]
     if op is Op.WEIGHTS:
         return [Action(s, Op.BACKWARD, m)]
-    last = Op.WEIGHTS if plan.schedule == "zero-bubble" else Op.BACKWARD
+    last = Op.WEIGHTS if plan.rules.splits_backward else Op.BACKWARD
     return [Action(s, last, k) for k in round_minibatches(plan, s, m, num_minibatches)]
 
 
@@ -275,7 +276,7 @@ def forward_versions(plan: Plan, num_minibatches: int) -> dict[tuple[int, int], 
     that two versions do (Narayanan et al., ICML 2021, equation 1).
     """
     everywhere = [(s, m) for s in range(len(plan.stages)) for m in range(num_minibatches)]
-    if plan.weights == "flush":
+    if plan.flushes:
         return {(s, m): m // plan.num_microbatches for s, m in everywhere}
     if plan.weights == "2bw":
         length = round_length(plan, 0)
@@ -311,14 +312,14 @@ def holdings(plan: Plan, rank: int, num_minibatches: int) -> Iterator[tuple[Acti
     yielded changes with the next action.
     """
     todo, own = _actions_of(plan, rank, num_minibatches), plan.stages_of(rank)
-    flush = plan.weights == "flush"
+    flush = plan.flushes
     if flush or plan.weights == "stash":
         uses = _updates_before_forwards(todo)
     else:
         uses = forward_versions(plan, num_minibatches)
     users = Counter((s, uses[s, m]) for s, op, m in todo if op is Op.FORWARD)  # minibatches whose backward is to come
     held, newest = {s: Held({0}, set()) for s in own}, dict.fromkeys(own, 0)
-    last = Op.WEIGHTS if plan.schedule == "zero-bubble" else Op.BACKWARD
+    last = Op.WEIGHTS if plan.rules.splits_backward else Op.BACKWARD
     for action in todo:
         s, op, m = action
         if op is Op.FORWARD:
@@ -355,7 +356,7 @@ def moments(plan: Plan, rank: int) -> frozenset[tuple[int | None, tuple[tuple[in
 
 def num_versions(plan: Plan, stage: int, rank: int) -> int:
     """Most weight versions of a stage that `rank` holds: the newest, and of its minibatches in flight or to come."""
-    return 1 if plan.weights == "flush" else max(versions for versions, _ in _counts(plan, stage, rank))
+    return 1 if plan.flushes else max(versions for versions, _ in _counts(plan, stage, rank))
 
 
 def _counts(plan: Plan, stage: int, rank: int) -> list[tuple[int, int]]:
@@ -369,7 +370,7 @@ def _until_steady(plan: Plan) -> int:
 
     Steps that are not whole rounds of a stage's replicas begin at each of their turns in time: all of these are seen.
     """
-    if plan.weights == "flush":
+    if plan.flushes:
         return lcm(plan.num_microbatches, *(stage.round for stage in plan.stages))
     lengths = [round_length(plan, s) for s in range(len(plan.stages))]
     turns = [lcm(length, stage.round) - length for length, stage in zip(lengths, plan.stages, strict=True)]
@@ -379,7 +380,7 @@ def _until_steady(plan: Plan) -> int:
 
 def _actions_of(plan: Plan, rank: int, num_minibatches: int) -> tuple[Action, ...]:
     """The actions of one rank, without those of the others where they can be had so."""
-    if plan.laps == 1 and plan.schedule != "zero-bubble":
+    if plan.laps == 1 and not plan.rules.splits_backward:
         (stage,) = plan.stages_of(rank)
         return _rank_actions(plan, stage, rank, num_minibatches)
     return actions(plan, num_minibatches)[rank]
@@ -387,7 +388,7 @@ def _actions_of(plan: Plan, rank: int, num_minibatches: int) -> tuple[Action, ..
 
 def in_flight(plan: Plan, stage: int, rank: int) -> int:
     """Most minibatches whose forward `rank` has run in a stage and whose backward it has not, all of it."""
-    if plan.weights == "flush" and plan.schedule != "zero-bubble" and plan.laps == 1:
+    if plan.flushes and not plan.rules.splits_backward and plan.laps == 1:
         # Steps need not be whole rounds, so they differ in how many minibatches a rank gets.
         own, ahead = plan.stages[stage], min(1 + lookahead(plan, stage), plan.num_microbatches)
         return max(len(_turns_of(own, rank, range(k, k + ahead))) for k in range(own.round))
@@ -454,11 +455,4 @@ def _all_there(
     return True
 
 
-SCHEDULES: Mapping[str, str] = {
-    "1f1b": "asynchronous, each backward with the weights of its forward (PipeDream); stages may share ranks",
-    "2bw": "asynchronous, two weight versions, one update a step (PipeDream-2BW)",
-    "1f1b-flush": "one forward, one backward, weights updated once a step (DAPPLE); stages may share ranks",
-    "zero-bubble": "1f1b-flush whose weight gradients fill the waiting, weights updated once a step (ZB-H1)",
-    "gpipe": "all forwards, then all backwards, weights updated once a step (GPipe)",
-    "sequential": "one minibatch in the pipeline at a time",
-}
+SCHEDULES: Mapping[str, str] = {name: rules.summary for name, rules in SCHEDULE_RULES.items()}

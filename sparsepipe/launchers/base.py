@@ -73,12 +73,12 @@ def prepare(
     else:
         model = network(config.model, num_classes=2)  # the layers do not depend on the number of classes
         plan.check(model.graph())
-    if config.clip_norm is not None and plan.weights != "flush":
+    if config.clip_norm is not None and not plan.flushes:
         raise InputError(
             f"clip_norm goes with schedules that flush: with weights {plan.weights!r} the stages update at different "
             "times, and there is no norm of all gradients together"
         )
-    if config.precision == "float16" and plan.weights != "flush":
+    if config.precision == "float16" and not plan.flushes:
         raise InputError(
             f"precision float16 goes with schedules that flush: with weights {plan.weights!r} no step of all stages "
             "could be left out when gradients overflow; use bfloat16"
@@ -170,7 +170,7 @@ def _check_synchronised(plan: Plan, num_minibatches: int) -> None:
         count = len(stage.ranks)
         if len(set(stage.shares)) > 1:
             raise InputError(f"synchronised batch norm needs equal shares, stage {k} has {stage.shares}")
-        if plan.weights in ("flush", "2bw") and round_length(plan, k) % count:
+        if plan.updates_by_step and round_length(plan, k) % count:
             raise InputError(
                 f"synchronised batch norm needs steps of whole rounds: {round_length(plan, k)} minibatches of a step "
                 f"over {count} replicas of stage {k}; choose a multiple for num_microbatches"

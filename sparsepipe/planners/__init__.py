@@ -7,8 +7,9 @@ from typing import Any
 
 from ..cluster import Cluster
 from ..errors import InputError
-from ..plan import WEIGHT_POLICIES, Plan
+from ..plan import Plan
 from ..profile import Profile
+from ..schedule_rules import SCHEDULE_RULES, WEIGHT_RULES
 from .base import Planner, Problem, check_interleaves, with_seconds
 from .baselines import DataParallel, ModelParallel
 from .estimate import estimate
@@ -63,9 +64,10 @@ def partition(
             f"it has: {', '.join(known) or 'none'}"
         )
     if num_microbatches is None:
-        flush = WEIGHT_POLICIES.get(schedule) == ("flush",)
+        known_rules = SCHEDULE_RULES.get(schedule)
+        flush = known_rules is not None and WEIGHT_RULES[known_rules.weights[0]].flushes
         num_microbatches = 2 * len(cluster.devices) if flush else 1
-    planned_for = _STANDS_FOR.get(schedule, schedule)
+    planned_for = _planned_as(schedule)
     problem = Problem(profile, cluster, planned_for, num_microbatches, recompute)
     start = time.perf_counter()
     plan = PLANNERS[planner](**options).plan(problem)
@@ -88,7 +90,7 @@ def comparable(plans: Iterable[Plan], profile: Profile, cluster: Cluster) -> tup
     plans = tuple(plans)
     estimates, bounds = [], dict[tuple[str, int], float]()
     for plan in plans:
-        schedule = _STANDS_FOR.get(plan.schedule, plan.schedule)
+        schedule = _planned_as(plan.schedule)
         expected = estimate(plan, Problem(profile, cluster, schedule, plan.num_microbatches))
         own, terms = plan.estimate or expected, (plan.schedule, plan.num_microbatches)
         if own.lower_bound_seconds is not None and own.period_seconds == expected.period_seconds:
@@ -109,8 +111,10 @@ def bound_of(plan: Plan, proven: float | None) -> float | None:
     return proven if plan.laps == 1 else None
 
 
-# No closed form says what a step of the zero-bubble schedule takes: no longer than one of 1F1B.
-_STANDS_FOR = {"zero-bubble": "1f1b-flush"}
+def _planned_as(schedule: str) -> str:
+    """The schedule whose closed form stands for `schedule`: itself, or where it has none another."""
+    rules = SCHEDULE_RULES.get(schedule)
+    return schedule if rules is None else rules.planned_as or schedule
 
 
 def _for_another(plan: Plan, schedule: str) -> Plan:

@@ -9,8 +9,9 @@ from ..cluster import Cluster
 from ..costs import Array, LayerTable
 from ..errors import InputError
 from ..graph import LayerGraph
-from ..plan import INTERLEAVING, WEIGHT_POLICIES, Plan, Stage
+from ..plan import Plan, Stage
 from ..profile import Profile
+from ..schedule_rules import INTERLEAVING, SCHEDULE_RULES, WEIGHT_RULES, ScheduleRules
 
 MEMORY_QUANTILE = 0.99  # of the voxel counts: memory must do for the large minibatches, time for the mean one
 
@@ -29,8 +30,8 @@ class Problem:
     recompute: bool = False
 
     def __post_init__(self) -> None:
-        if self.schedule not in WEIGHT_POLICIES:
-            raise InputError(f"schedule {self.schedule!r} is unknown, expected one of {', '.join(WEIGHT_POLICIES)}")
+        if self.schedule not in SCHEDULE_RULES:
+            raise InputError(f"schedule {self.schedule!r} is unknown, expected one of {', '.join(SCHEDULE_RULES)}")
         if self.num_microbatches < 1:
             raise InputError(f"num_microbatches is {self.num_microbatches}, expected 1 or more")
         for kind in self.cluster.device_types:
@@ -41,9 +42,14 @@ class Problem:
         return self.profile.graph
 
     @property
+    def rules(self) -> ScheduleRules:
+        """The facts of the schedule."""
+        return SCHEDULE_RULES[self.schedule]
+
+    @property
     def synchronous(self) -> bool:
         """Whether a step of `num_microbatches` ends in a flush."""
-        return WEIGHT_POLICIES[self.schedule][0] == "flush"
+        return WEIGHT_RULES[self.rules.weights[0]].flushes
 
     @cached_property
     def voxels(self) -> float:

@@ -118,9 +118,9 @@ def plan_period(
 ) -> float:
     """Seconds per minibatch."""
     busy = [e.compute_seconds + e.averaging_seconds for e in stages]
-    if plan.schedule == "sequential":
+    if plan.rules.one_minibatch_at_a_time:
         return max([(sum(latencies) + crossing) * max(plan.stages[0].shares) / plan.stages[0].round, *busy])
-    if plan.weights == "flush":
+    if plan.flushes:
         count, lap = plan.num_microbatches, plan.lap
         longest = max(sum(works[k::lap]) - latencies[k] for k in range(lap))
         busiest = max(sum(ports[k::lap]) for k in range(lap))
@@ -141,7 +141,7 @@ def step_work(plan: Plan, stage: Stage, seconds: Sequence[float], once: float) -
 
 def _once_a_round(plan: Plan, problem: Problem, stage: Stage, layers: Sequence[int]) -> tuple[float, float]:
     """Seconds per minibatch of what a stage does once a round or step: averaging, and the optimizer's step."""
-    minibatches = plan.num_microbatches if plan.weights == "flush" else stage.round
+    minibatches = plan.num_microbatches if plan.flushes else stage.round
     num_bytes = float(problem.table.parameter_bytes[list(layers)].sum())
     update = problem.table.update_time(layers, kinds_of(problem, stage))
     return averaging_time(problem.cluster, stage.ranks, num_bytes) / minibatches, update / minibatches

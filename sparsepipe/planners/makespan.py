@@ -44,7 +44,7 @@ class StepModel:
         forward, backward = (sizes[:, 0] for sizes in model.cuts.payloads(problem.table))
         links = [*(node.link for node in teams.nodes), problem.cluster.network]
         crossing = np.stack([2 * link.latency + (forward + backward) / link.bandwidth for link in links])
-        if problem.schedule == "sequential":
+        if problem.rules.one_minibatch_at_a_time:
             return cls(replace(model, ports=np.zeros_like(model.ports)), latencies, crossing, True)
         works = replace(
             model,

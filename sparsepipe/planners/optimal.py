@@ -92,7 +92,7 @@ class Optimal:
         answer = minimise_step(LeastSum(steps, space.moves, model.cuts.follows, space.memory))
         assert answer is not None
         paths, bound = answer
-        count = 1 if problem.schedule == "sequential" else problem.num_microbatches
+        count = 1 if problem.rules.one_minibatch_at_a_time else problem.num_microbatches
         return [Found(space, path, steps.total(*steps.value(path)) / count) for path in paths], bound / count
 
     def _relaxed_bound(self, problem: Problem, space: Space) -> float:

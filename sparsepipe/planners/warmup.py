@@ -20,7 +20,7 @@ NEGLIGIBLE = 0.05  # of a minibatch in flight: what transfers hold of it may be 
 def deepened(plan: Plan, problem: Problem) -> Plan:
     """Give stages of 1F1B the warm-up that lets the plan keep its period, where memory allows."""
     period = estimate(plan, problem).period_seconds
-    if not plan.schedule.startswith("1f1b") or len(plan.stages) == 1 or not period > 0:
+    if not plan.rules.one_forward_one_backward or len(plan.stages) == 1 or not period > 0:
         return plan
     crossings = crossing_seconds(plan, problem)
     deeper = plan

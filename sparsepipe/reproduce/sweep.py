@@ -87,7 +87,7 @@ def traffic(plan: Plan, problem: Problem) -> tuple[float, float]:
             forward, backward = table.payload(before)
             crossing += float(forward[0] + backward[0])
         ring = 2 * (len(stage.ranks) - 1) * float(table.parameter_bytes[own].sum())  # Patarasuk and Yuan, 2009
-        averaged += ring / (plan.num_microbatches if plan.weights == "flush" else stage.round)
+        averaged += ring / (plan.num_microbatches if plan.flushes else stage.round)
     return crossing, averaged
 
 

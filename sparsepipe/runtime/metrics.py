@@ -20,7 +20,7 @@ def steady_window(times: Sequence[float], plan: Plan) -> tuple[int, int] | None:
     part of a round would count samples without their time. Schedules that flush: whole steps, from the end of the first
     to that of the last whole one, the pipeline's filling and draining included. None where the epoch is too short.
     """
-    if plan.weights == "flush":
+    if plan.flushes:
         steps = len(times) // plan.num_microbatches
         first, last = plan.num_microbatches - 1, steps * plan.num_microbatches - 1
     else:

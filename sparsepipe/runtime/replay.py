@@ -94,7 +94,7 @@ class ReplayRunner:
 
     def __init__(self, workload: ReplayWorkload, plan: Plan, stage: int, rank: int) -> None:
         self.module, self.recompute = nn.Module(), False
-        self.splits = plan.schedule == "zero-bubble"
+        self.splits = plan.rules.splits_backward
         self.is_first, self.is_last = stage == 0, stage == len(plan.stages) - 1
         self.id_before, self.id_after = (boundary_id([f"replay {cut}"]) for cut in (stage, stage + 1))
         self._rank, self._stage, self._plan, self._links = rank, stage, plan, workload.links

@@ -192,7 +192,7 @@ class Segment:
     def _weight_in_step(self, m: int) -> float:
         """In a step, make the mean over its minibatches the mean over its samples, however many each has."""
         plan, stage = self.worker.plan, self.post.stage
-        if plan.weights not in ("flush", "2bw"):
+        if not plan.updates_by_step:
             return 1.0
         step = round_minibatches(plan, stage, m // round_length(plan, stage), self.count)
         return len(self.batches[m]) * len(step) / sum(len(self.batches[k]) for k in step)
@@ -254,7 +254,7 @@ class Segment:
             start = recorder.begin("update", last)
             gradients = post.runner.average(gradients, len(members), post.process, what=str(action))
         worker.averaged.append((post, gradients))
-        if worker.plan.weights != "flush" or len(worker.averaged) == len(worker.posts):
+        if not worker.plan.flushes or len(worker.averaged) == len(worker.posts):
             start = self._step(action, members[0] + self.base, last, start)
         recorder.span("update", str(action), start, recorder.now(), minibatch=last)
 

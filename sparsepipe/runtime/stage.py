@@ -101,7 +101,7 @@ class StageRunner:
         self.half = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(config.precision)
         self._compression = tuple(config.compression or default for default in compression)
         self.engine, self.device, self.recompute = engine, device, own.recompute
-        self.splits = plan.schedule == "zero-bubble"
+        self.splits = plan.rules.splits_backward
         self.is_first, self.is_last = stage == 0, stage == len(plan.stages) - 1
         self.before, self.after = boundary(network, plan, stage), boundary(network, plan, stage + 1)
         self._keep = (network.rows[-1].id,) if self.is_last else self.after

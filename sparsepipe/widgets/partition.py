@@ -13,9 +13,10 @@ from .. import plots
 from ..cluster import Cluster
 from ..display.markup import Html
 from ..errors import InputError
-from ..plan import WEIGHT_POLICIES, Plan
+from ..plan import Plan
 from ..planners import PLANNERS, Problem
 from ..profile import Profile
+from ..schedule_rules import WEIGHT_POLICIES, WEIGHT_RULES
 from ..trace import Trace
 from .answering import answering
 from .blocked import blocked
@@ -224,7 +225,7 @@ class PartitionExplorer:
         policies = WEIGHT_POLICIES[self.schedule.value]
         if self.weights.options != policies:
             self.weights.options = policies
-        self.microbatches.disabled = policies[0] not in ("flush", "2bw")
+        self.microbatches.disabled = not WEIGHT_RULES[policies[0]].updates_by_step
         self.weights.disabled = len(policies) == 1
         self._start_pinning(change)
         pinned = self.pin_cuts.value or self.pin_devices.value

@@ -88,7 +88,7 @@ def why(plan: Plan, problem: Problem) -> str:
     else:
         text = f"{where[0].upper()}{where[1:]} {'set' if several else 'sets'} the pace: {_spent(own)}."
     waiting = max(0.0, 1 - seconds / period)
-    if plan.weights == "flush":
+    if plan.flushes:
         text += f" Filling and draining take {waiting:.0%} of a step of {plan.num_microbatches} microbatches."
     elif several and f"{waiting:.0%}" != "0%":
         text += f" Waiting for other stages takes {waiting:.0%} of the time."

@@ -3,11 +3,12 @@
 from dataclasses import replace
 
 from ..costs import MemoryNeed
-from ..plan import WEIGHT_POLICIES, Plan
+from ..plan import Plan
 from ..planners import Problem, estimate
 from ..planners.estimate import stage_memory
 from ..profile import CostSample, LayerCost, Profile
 from ..schedule import in_flight, num_versions
+from ..schedule_rules import WEIGHT_POLICIES
 
 
 def compressed(profile: Profile, ratio: float) -> Profile:

@@ -1,0 +1,41 @@
+"""A schedule is a row of facts: outside the schedule family nothing compares names."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from sparsepipe import Plan, Stage
+from sparsepipe.schedule_rules import SCHEDULE_RULES, WEIGHT_RULES
+
+PACKAGE = Path(__file__).parent.parent / "sparsepipe"
+FAMILY = {"schedule.py", "schedule_rules.py", "zero_bubble.py", "interleaved.py", "timed_order.py"}
+NAMES = {*SCHEDULE_RULES, *WEIGHT_RULES}
+
+
+def _compared(path):
+    """Where a file compares something with the name of a schedule or of a weight policy."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Compare):
+            parts = [node.left, *node.comparators]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "startswith":
+            parts = node.args
+        else:
+            continue
+        literals = {part.value for whole in parts for part in ast.walk(whole) if isinstance(part, ast.Constant)}
+        if literals & NAMES:
+            yield f"{path.relative_to(PACKAGE)}:{node.lineno}: {ast.unparse(node)}"
+
+
+def test_no_code_outside_the_family_compares_a_schedules_name():
+    found = [place for path in sorted(PACKAGE.rglob("*.py")) if path.name not in FAMILY for place in _compared(path)]
+    assert found == []
+
+
+@pytest.mark.parametrize("name", SCHEDULE_RULES)
+def test_a_row_is_complete(name):
+    rules = SCHEDULE_RULES[name]
+    assert rules.summary and set(rules.weights) <= set(WEIGHT_RULES)
+    assert rules.planned_as in ("", *SCHEDULE_RULES)
+    plan = Plan((Stage(("a",), (0,)),), name)
+    assert plan.weights == rules.weights[0] and plan.flushes is WEIGHT_RULES[plan.weights].flushes
