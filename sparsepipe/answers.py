@@ -36,6 +36,7 @@ class Progress:
         if now - self._told < (_EVERY_TERMINAL if self._terminal else _EVERY_LOG):
             return
         self._told = now
+        line = one_line(line)
         if self._terminal:
             print(f"\r{line.ljust(self._width)}", end="", file=sys.stderr, flush=True)
             self._width = len(line)

@@ -1,6 +1,7 @@
 """Numbers, names and lists as files give them: of the right kind and size, or refused in one line."""
 
 import math
+import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -39,12 +40,32 @@ def texts(value: Any, what: str) -> tuple[str, ...]:
 
 
 def shown(value: Any, most: int = 60) -> str:
-    """Write a value from a file in so few characters that a message stays one line."""
-    try:
-        written = repr(value)
-    except ValueError:  # Python refuses to write a whole number of thousands of digits
-        return "a number of thousands of digits"
+    """Write a value from a file in so few characters that a message stays one line.
+
+    What is nested, or refers to itself many times over, costs no more than what is shown.
+    """
+    written = _Shortened(most).repr(value)
     return written if len(written) <= most else f"{written[:most]}…"
+
+
+class _Shortened(reprlib.Repr):
+    """Writes so many parts of a value and no more."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.maxlevel = self.maxdict = self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = most
+        self.maxstring = self.maxlong = self.maxother = 4 * most
+        self._left = 4 * most
+
+    def repr1(self, x: Any, level: int) -> str:
+        self._left -= 1
+        return super().repr1(x, level) if self._left > 0 else self.fillvalue
+
+    def repr_int(self, x: int, level: int) -> str:
+        try:
+            return super().repr_int(x, level)
+        except ValueError:  # Python refuses to write a whole number of thousands of digits
+            return "a number of thousands of digits"
 
 
 Check = Callable[[Any, str], Any]  # (value, what it is called) → the value; raises InputError that names it
@@ -132,3 +153,8 @@ def flag(value: Any, what: str) -> bool:
 def shown_key(key: str) -> str:
     """Write a field's name so that a message stays one line."""
     return key if key.isidentifier() and len(key) <= 40 else shown(key, 40)
+
+
+def complaint(error: object, most: int = 200) -> str:
+    """Return what a library complained of, fit for one line; its name where it says nothing."""
+    return " ".join(str(error).split())[:most] or type(error).__name__

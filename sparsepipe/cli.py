@@ -63,6 +63,7 @@ def _run_verb(options: argparse.Namespace) -> int:
 def data_list(options: argparse.Namespace) -> Answer:
     from .data import list_datasets
 
+    damaged: list[str] = []
     rows = [
         {
             "name": entry.name,
@@ -72,8 +73,10 @@ def data_list(options: argparse.Namespace) -> Answer:
             "splits": dict(entry.splits),
             "fetchable": entry.verifiable,
         }
-        for entry in list_datasets()
+        for entry in list_datasets(damaged=damaged)
     ]
+    for text in damaged:
+        progress_line(f"warning: left out: {text}")
     columns = ("name", "title", "licence", "fetchable")
     return Answer(rows, table([columns, *([str(row[c]) for c in columns] for row in rows)]))
 
@@ -81,10 +84,15 @@ def data_list(options: argparse.Namespace) -> Answer:
 def data_fetch(options: argparse.Namespace) -> Answer:
     from .data import fetch
 
-    def progress(name: str, done: int, total: int | None) -> None:
-        print(f"\r{name}: {done / 1e6:.1f}{f' of {total / 1e6:.1f}' if total else ''} MB", end="", file=sys.stderr)
+    progress = Progress()
 
-    folder = fetch(options.name, options.out, progress=progress)
+    def tell(name: str, done: int, total: int | None) -> None:
+        progress.tell(f"{name}: {done / 1e6:.1f}{f' of {total / 1e6:.1f}' if total else ''} MB")
+
+    try:
+        folder = fetch(options.name, options.out, progress=tell)
+    finally:
+        progress.end()
     return Answer({"name": options.name, "folder": str(folder)}, f"{options.name} is in {folder}")
 
 

@@ -234,6 +234,17 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_under_the_final_name(
     assert data.fetch("toys", tmp_path / "d", manifests=manifests).is_dir()
 
 
+def test_a_file_of_no_stated_size_is_bounded(
+    tmp_path: Path, server: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`bytes: null` downloaded without an end."""
+    monkeypatch.setattr(transfer, "_MOST_UNSTATED_BYTES", 10_000)
+    manifests = _manifest(tmp_path / "m", server, {"toys.zip": _archive()}, sizes=False)
+    with pytest.raises(InputError, match=r"toys\.zip: more than 10000 bytes came, .* does not say its size; put its"):
+        data.fetch("toys", tmp_path / "d", manifests=manifests)
+    assert list((tmp_path / "d").iterdir()) == []
+
+
 def test_an_archive_damaged_inside_is_refused(tmp_path: Path, server: ThreadingHTTPServer) -> None:
     archive = bytearray(_archive())
     archive[archive.index(b"Toys/README.txt") + 500] ^= 0xFF

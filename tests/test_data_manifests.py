@@ -2,12 +2,16 @@
 
 import hashlib
 import io
+import stat
+import warnings
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from sparsepipe import data
+from sparsepipe.checks import shown
 from sparsepipe.data.manifests import get_manifest, manifests_folder, read_manifest
 from sparsepipe.errors import InputError
 
@@ -133,6 +137,43 @@ def test_a_bad_download_is_refused_and_leaves_nothing(tmp_path: Path, change: di
     assert not (tmp_path / "data").exists() or list((tmp_path / "data").iterdir()) == []
 
 
+def _zip(path: Path, *members: zipfile.ZipInfo | str, content: bytes = TRIANGLE, method: int = 0) -> Path:
+    with warnings.catch_warnings(), zipfile.ZipFile(path, "w", method) as archive:
+        warnings.simplefilter("ignore")  # that a name is there twice
+        for member in members:
+            archive.writestr(member, content, compress_type=method)
+    return path
+
+
+def _link(name: str) -> zipfile.ZipInfo:
+    member = zipfile.ZipInfo(name)
+    member.create_system, member.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
+    return member
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda path: _zip(path, "a.off", content=bytes(50_000_000), method=8),
+            "would unpack to 50000000 bytes, expected",
+        ),
+        (lambda path: _zip(path, _link("a.off")), "member 'a.off' is a link"),
+        (lambda path: _zip(path, "a.off", "a.off"), "member 'a.off' is there twice"),
+        (lambda path: _zip(path, "a.off", method=zipfile.ZIP_LZMA), "packed by another method than deflate and bzip2"),
+        (lambda path: _zip(path, "a/" * 3000 + "../x\n" * 200), "leaves its folder; not used"),
+    ],
+)
+def test_an_archive_out_of_bounds_is_refused_unread(tmp_path: Path, make: Callable, message: str) -> None:
+    """1.5 MB of zip became 1.5 GB on disk."""
+    _manifest(tmp_path / "m", "bomb", _entry(make(tmp_path / "bomb.zip")))
+    with pytest.raises(InputError) as caught:
+        data.fetch("bomb", tmp_path / "data", manifests=tmp_path / "m")
+    assert message in str(caught.value)
+    assert len(str(caught.value)) < 400
+    assert list((tmp_path / "data").iterdir()) == []
+
+
 @pytest.mark.parametrize("member", ["../evil.off", "/evil.off", "a/../../evil.off"])
 def test_an_archive_that_would_write_elsewhere_is_refused(tmp_path: Path, member: str) -> None:
     archive = _archive(tmp_path / "evil.zip", {member: TRIANGLE})
@@ -150,6 +191,7 @@ def test_a_file_that_is_no_archive_is_refused(tmp_path: Path) -> None:
         data.fetch("odd", tmp_path / "data", manifests=tmp_path / "m")
 
 
+INSIDE_B = '  - {url: "https://example.org/c", path: b/c, bytes: 1, sha256: null}\n'
 FILES = 'files:\n  - {url: "https://example.org/a.zip", bytes: 1, sha256: null}\n'
 
 
@@ -170,6 +212,31 @@ FILES = 'files:\n  - {url: "https://example.org/a.zip", bytes: 1, sha256: null}\
         (f"name: x\n{HEAD}{FILES}".replace("bytes: 1", "path: ../a, bytes: 1"), "file 1: path '../a'"),
         (f"name: x\nbase: https://example.org\n{HEAD}{FILES}", "expected a URL ending in /"),
         (f"name: x\n{HEAD}files: a.zip\n", "files: expected a list"),
+        (f"name: x\nfolder: '..'\n{HEAD}{FILES}", "folder '..', expected one folder's name"),
+        (f'name: x\nfolder: "a\\0b"\n{HEAD}{FILES}', "expected one folder's name"),
+        (f'name: x\nfolder: "\\ud800"\n{HEAD}{FILES}', "x.yaml"),
+        (f"name: x\nfolder: {'a' * 300}\n{HEAD}{FILES}", "expected one folder's name"),
+        (f"name: x\n{HEAD}{FILES}".replace("bytes: 1", 'path: "a\\0b", bytes: 1'), "file 1: path 'a\\x00b'"),
+        (f"name: x\n{HEAD}{FILES}".replace("a.zip", "%00.zip"), "file 1: path '\\x00.zip'"),
+        (f"name: x\n{HEAD}{FILES}".replace("example.org/a.zip", "[::1/x"), "file 1: url 'https://[::1/x'"),
+        (
+            f"name: x\n{HEAD}{FILES}".replace("example.org", "example.org:x"),
+            "file 1: url 'https://example.org:x/a.zip'",
+        ),
+        (f"name: x\n{HEAD}{FILES}".replace("example.org/a", "exämple.org/a"), "expected an address in ASCII"),
+        (f"name: x\n{HEAD}{FILES}".replace("example.org/a", "example.org/a b"), "expected an address in ASCII"),
+        (f"name: x\n{HEAD}{FILES}".replace("example.org/", "/"), "file 1: url 'https:///a.zip'"),
+        (f"name: x\n{HEAD}{FILES}".replace("bytes: 1", f"bytes: {'9' * 5000}"), "not YAML that can be read"),
+        (
+            f"name: x\n{HEAD}{FILES}".replace("bytes: 1", f"bytes: 0x{'f' * 5000}"),
+            "bytes a number of thousands of digits",
+        ),
+        (f"name: x\n{HEAD}{FILES}".replace("title: t", "title: 2001-99-99"), "not YAML that can be read"),
+        (f"name: x\n{HEAD}{FILES}licence: m\n", "x.yaml:9: not YAML (key 'licence' is there twice)"),
+        (f"name: x\n{HEAD}{FILES}{FILES[7:]}", "path ['a.zip'] is there twice"),
+        (f"name: x\n{HEAD}{FILES.replace('a.zip', 'b')}{INSIDE_B}", "is a file, and a folder of others"),
+        (f"name: x\n{HEAD}{FILES}title: {'[' * 100}{']' * 100}\n", "nested more than 20 deep"),
+        (f"name: &n x\nfolder: *n\n{HEAD}{FILES}", "x.yaml:2: an alias (*n), expected none"),
     ],
 )
 def test_a_malformed_manifest_is_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
@@ -180,6 +247,29 @@ def test_a_malformed_manifest_is_refused_in_one_line(tmp_path: Path, text: str, 
     assert message in str(caught.value)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+def test_nested_aliases_cost_neither_memory_nor_a_long_message(tmp_path: Path) -> None:
+    """441 bytes of YAML made a message of 254 MB, 488 bytes ended the process."""
+    levels = "".join(f"n{k}: &n{k} [{', '.join([f'*n{k - 1}'] * 10)}]\n" for k in range(1, 12))
+    (tmp_path / "x.yaml").write_text(f"n0: &n0 [a]\n{levels}")
+    with pytest.raises(InputError, match=r"x\.yaml:2: an alias \(\*n0\), expected none") as caught:
+        read_manifest(tmp_path / "x.yaml")
+    assert len(str(caught.value)) < 300
+    nested: list = ["a"]
+    for _ in range(12):
+        nested = [nested] * 10
+    assert len(shown(nested)) < 100  # and so elsewhere
+    assert shown({"b": 1, "a": [None, 2.5]}) == "{'a': [None, 2.5], 'b': 1}"
+
+
+def test_a_malformed_manifest_does_not_hide_the_others(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("[")
+    (tmp_path / "good.yaml").write_text(f"name: good\n{HEAD}{FILES}")
+    damaged: list[str] = []
+    assert [manifest.name for manifest in data.list_datasets(tmp_path, damaged=damaged)] == ["good"]
+    assert "bad.yaml" in damaged[0]
 
 
 def test_unknown_names_list_the_known_ones() -> None:

@@ -3,13 +3,12 @@
 import fcntl
 import os
 import shutil
-import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from ..errors import InputError
+from .archives import unpack_zip
 from .manifests import Manifest, RemoteFile, get_manifest
 from .sources import data_folders, generator, place_of
 from .transfer import Progress, download
@@ -23,9 +22,9 @@ def fetch(
     """Download the data set `name` into `folder` and return its own folder.
 
     Without `folder` the data folders are searched first; what none of them holds goes to the last. Zip archives are
-    unpacked. What is there already stays; what an interrupted fetch left in .NAME.partial is taken up. Two processes
-    may ask at once: one waits. Raises InputError where a file's SHA-256 is not known, does not match, or the download
-    fails; nothing half-done is left under the final name.
+    unpacked, within bounds (see archives). What is there already stays; what an interrupted fetch left in .NAME.partial
+    is taken up. Two processes may ask at once: one waits. Raises InputError where a file's SHA-256 is not known or does
+    not match, or the download fails; nothing half-done is left under the final name.
     """
     manifest = get_manifest(name, manifests)
     parent = Path(folder) if folder is not None else data_folders()[-1]
@@ -117,18 +116,9 @@ def _is_archive(path: Path) -> bool:
 
 
 def _unpack(archive: Path, content: Path, file: RemoteFile) -> None:
-    """Unpack a zip, leaving macOS's own files out. Raises InputError where a member would land outside `content`."""
+    """Unpack a zip; one that is refused does not stay."""
     try:
-        with zipfile.ZipFile(archive) as members:
-            for member in members.infolist():
-                parts = PurePosixPath(member.filename).parts
-                if ".." in parts or member.filename.startswith("/"):
-                    raise InputError(f"{file.url}: member {member.filename!r} leaves its folder; not used")
-                if "__MACOSX" not in parts and ".DS_Store" not in parts:
-                    members.extract(member, content)
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-        archive.unlink()
-        raise InputError(f"{file.url}: not a zip archive that can be unpacked ({error})") from None
+        unpack_zip(archive, content, source=file.url)
     except InputError:
         archive.unlink()
         raise

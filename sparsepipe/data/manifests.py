@@ -1,19 +1,20 @@
 """Data sets by name: what a manifest says of one: licence, citation, splits, files with size and SHA-256."""
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
-import yaml
-
+from ..checks import shown
 from ..errors import InputError
-from ..files import read_text
+from .yaml_files import read_yaml
 
 _REQUIRED = ("name", "title", "licence", "citation", "homepage", "splits", "files")
 _KEYS = {*_REQUIRED, "folder", "classes", "base", "generator", "notes"}
 _SCHEMES = ("https", "http", "file")
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # as safe, and ten times faster on a manifest of many files
+_MOST_BYTES = 10**15  # of a file, and samples: a larger count is a slip of the hand
+_MOST_NAME_BYTES = 255  # of a file's or folder's name: what file systems take
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,17 @@ def manifests_folder() -> Path:
     raise InputError(f"{package.parent / 'data_manifests' / 'datasets'}: no such folder; use a checkout of the project")
 
 
-def list_datasets(manifests: Path | None = None) -> tuple[Manifest, ...]:
-    """Read every manifest, by name."""
-    return tuple(read_manifest(path) for path in _manifest_paths(manifests))
+def list_datasets(manifests: Path | None = None, *, damaged: list[str] | None = None) -> tuple[Manifest, ...]:
+    """Read every manifest, by name. One that is malformed goes to `damaged`, without which it raises InputError."""
+    found = []
+    for path in _manifest_paths(manifests):
+        try:
+            found.append(read_manifest(path))
+        except InputError as error:
+            if damaged is None:
+                raise
+            damaged.append(str(error))
+    return tuple(found)
 
 
 def get_manifest(name: str, manifests: Path | None = None) -> Manifest:
@@ -77,35 +86,36 @@ def _manifest_paths(folder: Path | None) -> list[Path]:
 def read_manifest(path: Path | str) -> Manifest:
     """Read and check one manifest. Raises InputError in one line that names the file and the entry."""
     path = Path(path)
-    try:
-        content = yaml.load(read_text(path, what="manifest"), Loader=_LOADER)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark else ""
-        raise InputError(f"{path}{line}: not YAML ({getattr(error, 'problem', None) or 'malformed'})") from None
+    content = read_yaml(path, what="manifest")
     _require(isinstance(content, dict), path, "expected a mapping with the keys " + ", ".join(_REQUIRED))
     missing = [key for key in _REQUIRED if key not in content]
     _require(not missing, path, f"no {', '.join(missing)}; add what is missing")
-    unknown = sorted(set(map(str, content)) - _KEYS)
-    _require(not unknown, path, f"unknown key {', '.join(unknown)}; expected {', '.join(sorted(_KEYS))}")
+    unknown = [shown(key).strip("'") for key in content if key not in _KEYS]
+    _require(not unknown, path, f"unknown key {', '.join(unknown[:5])}; expected {', '.join(sorted(_KEYS))}")
     for key in ("name", "title", "licence", "citation", "homepage", "folder", "generator", "notes"):
-        _require(isinstance(content.get(key, ""), str), path, f"{key} is {content.get(key)!r}, expected text")
+        _require(isinstance(content.get(key, ""), str), path, f"{key} is {shown(content.get(key))}, expected text")
     name = content["name"]
     _require(
-        bool(re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name)), path, f"name {name!r}, expected lower case, digits, - and _"
+        bool(re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name)),
+        path,
+        f"name {shown(name)}, expected lower case, digits, - and _",
     )
-    _require(name == path.stem, path, f"name {name!r}, expected {path.stem!r} as the file is called")
+    _require(name == path.stem, path, f"name {shown(name)}, expected {path.stem!r} as the file is called")
     folder = content.get("folder", name)
-    _require(bool(folder) and Path(folder).name == folder, path, f"folder {folder!r}, expected one folder's name")
+    _require(_is_file_name(folder), path, f"folder {shown(folder)}, expected one folder's name")
     splits = content["splits"]
     valid = isinstance(splits, dict) and all(isinstance(k, str) and _is_count(v) for k, v in splits.items())
-    _require(valid, path, f"splits {splits!r}, expected NAME: NUMBER OF SAMPLES")
+    _require(valid, path, f"splits {shown(splits)}, expected NAME: NUMBER OF SAMPLES")
     _require(content.get("classes") is None or _is_count(content["classes"]), path, "classes: expected a whole number")
     _require(isinstance(content["files"], list), path, "files: expected a list of url or path, bytes, sha256")
     base = content.get("base", "")
     _require(
-        isinstance(base, str) and (not base or base.endswith("/")), path, f"base {base!r}, expected a URL ending in /"
+        isinstance(base, str) and (not base or base.endswith("/")),
+        path,
+        f"base {shown(base)}, expected a URL ending in /",
     )
+    files = tuple(_remote_file(path, index, entry, base=base) for index, entry in enumerate(content["files"], start=1))
+    _require_places(path, files)
     return Manifest(
         name=name,
         title=content["title"],
@@ -114,9 +124,7 @@ def read_manifest(path: Path | str) -> Manifest:
         homepage=content["homepage"],
         folder=folder,
         splits=tuple(splits.items()),
-        files=tuple(
-            _remote_file(path, index, entry, base=base) for index, entry in enumerate(content["files"], start=1)
-        ),
+        files=files,
         classes=content.get("classes"),
         notes=content.get("notes", "").strip(),
         generator=content.get("generator", ""),
@@ -132,20 +140,56 @@ def _remote_file(manifest: Path, index: int, entry: object, *, base: str) -> Rem
     )
     assert isinstance(entry, dict)
     url = entry.get("url", f"{base}{entry.get('path')}")
-    valid = isinstance(url, str) and urlsplit(url).scheme in _SCHEMES
-    _require(valid, manifest, f"{where}: url {url!r}, expected {', '.join(_SCHEMES)}")
-    path = entry.get("path", unquote(urlsplit(url).path).rsplit("/", 1)[-1])
-    valid = isinstance(path, str) and path not in ("", ".") and not {"..", "/"} & set(PurePosixPath(path).parts)
-    _require(valid, manifest, f"{where}: path {path!r}, expected one inside the data set's folder")
+    address = _address(url)
+    _require(
+        address is not None,
+        manifest,
+        f"{where}: url {shown(url)}, expected an address in ASCII that begins with {', '.join(_SCHEMES)}",
+    )
+    assert address is not None
+    path = entry.get("path", unquote(address.path).rsplit("/", 1)[-1])
+    valid = isinstance(path, str) and all(map(_is_file_name, path.split("/"))) and not path.endswith(".part")
+    _require(valid, manifest, f"{where}: path {shown(path)}, expected one inside the data set's folder")
     num_bytes, sha256 = entry["bytes"], entry["sha256"]
-    _require(num_bytes is None or _is_count(num_bytes), manifest, f"{where}: bytes {num_bytes!r}, expected a number")
+    _require(
+        num_bytes is None or _is_count(num_bytes), manifest, f"{where}: bytes {shown(num_bytes)}, expected a number"
+    )
     valid = sha256 is None or (isinstance(sha256, str) and re.fullmatch(r"[0-9a-f]{64}", sha256) is not None)
-    _require(valid, manifest, f"{where}: sha256 {sha256!r}, expected 64 hexadecimal digits, quoted, or null")
+    _require(valid, manifest, f"{where}: sha256 {shown(sha256)}, expected 64 hexadecimal digits, quoted, or null")
     return RemoteFile(url, path, num_bytes, sha256)
 
 
+def _address(url: object) -> SplitResult | None:
+    """Return the parts of a URL that can be asked for, None where it is none."""
+    if not (isinstance(url, str) and url.isascii() and url.isprintable() and " " not in url):
+        return None
+    try:
+        address = urlsplit(url)
+        _ = address.port
+    except ValueError:  # brackets without an end, a port that is no number
+        return None
+    return address if address.scheme in _SCHEMES and (address.scheme == "file" or address.hostname) else None
+
+
+def _is_file_name(name: object) -> bool:
+    """Say whether a file or folder can be called so on any system of ours, and is not hidden."""
+    if not (isinstance(name, str) and name and name.isprintable() and not name.startswith(".")):
+        return False
+    return "/" not in name and len(name.encode()) <= _MOST_NAME_BYTES
+
+
+def _require_places(path: Path, files: tuple[RemoteFile, ...]) -> None:
+    """Raise InputError where two files would lie at one place, or one inside another."""
+    places = Counter(file.path for file in files)
+    twice = [place for place, count in places.items() if count > 1]
+    _require(not twice, path, f"path {shown(twice[:1])} is there twice, expected each file once")
+    around = {parent.as_posix() for place in places for parent in PurePosixPath(place).parents}
+    clash = sorted(around & set(places))
+    _require(not clash, path, f"path {shown(clash[:1])} is a file, and a folder of others")
+
+
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_BYTES
 
 
 def _require(condition: bool, path: Path, problem: str) -> None:

@@ -2,6 +2,7 @@
 
 import http.client
 import os
+import ssl
 import time
 import urllib.error
 import urllib.request
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..checks import complaint
 from ..errors import InputError
 from ..files import sha256
 from .manifests import RemoteFile
@@ -19,15 +21,17 @@ _CHUNK_BYTES = 1 << 20
 _TIMEOUT_SECONDS = 60
 _TRIES = 4  # in a row that bring nothing
 _PAUSE_SECONDS = 1.0  # after the first of them, twice as long after each further one
-_BROKEN = (urllib.error.URLError, TimeoutError, ConnectionError, http.client.HTTPException)
+_MOST_UNSTATED_BYTES = 8 * 2**30  # of a file whose manifest does not say how large it is
+_MOST_DIGITS = 18  # of a length that a server states
+_BROKEN = (urllib.error.URLError, TimeoutError, ConnectionError, http.client.HTTPException, ssl.SSLError)
 
 
 def download(file: RemoteFile, folder: Path, progress: Progress | None = None) -> Path:
     """Return `folder`/`file.path`, downloaded and verified; what is there and verifies is not fetched again.
 
     Bytes gather in a file ending in .part, from whose end a later try goes on where the server can. A connection that
-    breaks is tried again. Raises InputError where it stays broken (the .part stays for next time), or where size or
-    SHA-256 differ (nothing stays).
+    breaks is tried again. Raises InputError where it stays broken (the .part stays for next time), where size or
+    SHA-256 differ, or where more than 8 GiB come of a file whose manifest states no size (nothing stays).
     """
     path = folder / file.path
     part = path.with_name(f"{path.name}.part")
@@ -66,7 +70,7 @@ def _append(file: RemoteFile, part: Path, start: int, progress: Progress | None)
                     handle.write(chunk)
                     if progress is not None:
                         progress(file.path, size, file.num_bytes or total)
-                    if file.num_bytes is not None and size > file.num_bytes:
+                    if size > _most(file):
                         break
                 handle.flush()
                 os.fsync(handle.fileno())
@@ -75,15 +79,29 @@ def _append(file: RemoteFile, part: Path, start: int, progress: Progress | None)
         if error.code == 416:  # nothing after `start`: the .part is whole, or of another file
             return None
         if error.code < 500 and error.code not in (408, 429):
-            raise InputError(f"{file.url}: cannot be downloaded ({error}); check the manifest's URL") from None
-        return str(error)
+            raise InputError(
+                f"{file.url}: cannot be downloaded ({complaint(error)}); check the manifest's URL"
+            ) from None
+        return complaint(error)
+    except UnicodeError as error:  # a host that no name server knows how to spell
+        raise InputError(f"{file.url}: cannot be downloaded ({complaint(error)}); check the manifest's URL") from None
     except _BROKEN as error:
         if not web:
             part.unlink(missing_ok=True)
-            raise InputError(f"{file.url}: cannot be downloaded ({getattr(error, 'reason', error)})") from None
-        return str(getattr(error, "reason", error)) or type(error).__name__
+            raise InputError(f"{file.url}: cannot be downloaded ({_reason(error)})") from None
+        return _reason(error)
+    if file.num_bytes is None and size > _MOST_UNSTATED_BYTES:
+        part.unlink(missing_ok=True)
+        raise InputError(
+            f"{file.url}: more than {_MOST_UNSTATED_BYTES} bytes came, the most that is taken of a file whose manifest "
+            "does not say its size; put its bytes there"
+        )
     short = size < (total or 0) or (web and size < (file.num_bytes or 0))
     return f"{size} of {file.num_bytes or total} bytes came" if short else None
+
+
+def _reason(error: Exception) -> str:
+    return complaint(getattr(error, "reason", None) or error)
 
 
 def _continues(response: Any, start: int) -> bool:
@@ -96,7 +114,12 @@ def _continues(response: Any, start: int) -> bool:
 def _total(response: Any, start: int) -> int | None:
     """Return the size of the whole file as the server states it."""
     length = response.headers.get("Content-Length", "")
-    return start + int(length) if length.isdecimal() else None
+    return start + int(length) if length.isdecimal() and len(length) <= _MOST_DIGITS else None
+
+
+def _most(file: RemoteFile) -> int:
+    """Return how many bytes of a file are taken at most."""
+    return _MOST_UNSTATED_BYTES if file.num_bytes is None else file.num_bytes
 
 
 def _verified(file: RemoteFile, part: Path, *, resumed: bool) -> bool:

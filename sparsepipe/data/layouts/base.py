@@ -14,6 +14,7 @@ from .splits import SPLITS
 # Optional, at the top: {"name": …, "synthetic": true, "parts": […], "metric": true, "files": {…}}, and Reading's keys.
 MARKER = "dataset.json"
 CLASSIFICATION = "classification"  # one label a sample
+_MOST_SHOWN = 400  # characters of a path in a message
 SEGMENTATION = "segmentation"  # one label a point, hence a voxel
 
 
@@ -185,8 +186,22 @@ def sample_of(
     path: Path, root: Path, *, label: int | None, split: str, companions: tuple[Path, ...] = ()
 ) -> SampleFile:
     """Describe one sample. Raises InputError where one of its files is missing."""
-    try:
-        num_bytes = sum(file.stat().st_size for file in (path, *companions))
-    except FileNotFoundError as error:
-        raise InputError(f"{error.filename}: listed but not there; fetch the data set again") from None
+    for file in (path, *companions):
+        if not is_file(file):
+            raise InputError(f"{short(file)}: listed but not there; fetch the data set again")
+    num_bytes = sum(file.stat().st_size for file in (path, *companions))
     return SampleFile(path, path.relative_to(root).as_posix(), label, split, num_bytes, companions=companions)
+
+
+def is_file(path: Path) -> bool:
+    """Say whether a file is there: not where its name is one that no file can have, either."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+def short(path: Path) -> str:
+    """Write a path that a list made up, so that a message stays a line."""
+    text = str(path)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"

@@ -11,7 +11,7 @@ from ...checks import shown
 from ...errors import InputError
 from ..formats import Cloud, Reading
 from ..formats.hdf5 import hdf5_labels, read_hdf5
-from .base import MARKER, DataFolder, Listing, SampleFile, listed_lines, read_marker
+from .base import MARKER, DataFolder, Listing, SampleFile, is_file, listed_lines, read_marker, short
 from .litter import entries, folders
 from .splits import SPLITS, WORDS, are_parts, split_of, splits_named
 
@@ -127,9 +127,9 @@ def _split_of_list(path: Path) -> str | None:
 def _listed(listing: Listing, path: Path) -> list[Path]:
     paths = [listing.root / Path(line).name for line in listed_lines(path)]
     for one in paths:
-        if not one.is_file():
-            listing.faults.append(f"{one}: listed in {path.name} but not there; fetch the data set again")
-    return [one for one in paths if one.is_file()]
+        if not is_file(one):
+            listing.faults.append(f"{short(one)}: listed in {path.name} but not there; fetch the data set again")
+    return [one for one in paths if is_file(one)]
 
 
 def _chosen(root: Path, marker: dict) -> dict[str, list[Path]]:
@@ -150,7 +150,7 @@ def _chosen(root: Path, marker: dict) -> dict[str, list[Path]]:
 
 def _inside(root: Path, name: str) -> Path:
     relative = Path(name)
-    if "\0" in name or relative.is_absolute() or ".." in relative.parts or not (root / relative).is_file():
+    if "\0" in name or relative.is_absolute() or ".." in relative.parts or not is_file(root / relative):
         raise InputError(f"{root / MARKER}: 'files' names {name[:80]!r}, expected a file inside {root}; correct it")
     return root / relative
 
