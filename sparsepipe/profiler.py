@@ -96,7 +96,8 @@ def _opened(
     """Return a network, the training split of a data set, and the order of its minibatches."""
     dataset = data.load(source, split="train", voxel_size=voxel_size, num_points=num_points, seed=seed)
     order = data.minibatches(len(dataset), batch_size=batch_size, seed=seed, epoch=0, shuffle=True)
-    return network(model, num_classes=len(dataset.classes)), dataset, order
+    net = network(model, num_classes=len(dataset.classes))
+    return net, dataset.near_origin(net.coarsest_stride), order
 
 
 @contextmanager

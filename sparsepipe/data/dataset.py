@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 
 from ..errors import InputError
 from .augmentation import Augmentation, named_augmentation
-from .batch import PointBatch, Sample, collate
+from .batch import PointBatch, Sample, collate, near_origin
 from .cache import cache_key, open_cache
 from .folder import open_folder
 from .formats import Cloud, Mesh
@@ -20,7 +21,7 @@ from .layouts import CLASSIFICATION, SEGMENTATION, DataFolder, SampleFile
 from .recipe import OCCUPANCY, Recipe
 from .sampling import derived_seed, sample_points
 from .sources import find
-from .voxels import majority, unit_cube, voxel_index
+from .voxels import majority, metric_voxel_index, unit_cube, voxel_index
 
 _MAX_HASHED_BYTES = 256 * 2**20  # contents are hashed up to here (about a second), names and sizes beyond
 _MAX_KEPT_BYTES = 2**30  # of samples in memory; what comes after is read again, from the cache where there is one
@@ -88,6 +89,7 @@ class VoxelDataset:
         self._kept_bytes = 0
         self._counts: dict[int, int] = {}
         self._digest: dict[str, str] | None = None
+        self._steps: tuple[int, ...] | None = None  # see `near_origin`
 
     def __len__(self) -> int:
         return len(self.files)
@@ -164,12 +166,24 @@ class VoxelDataset:
             self._point_labels(content, file)
         return self.made(file, content)
 
+    def near_origin(self, steps: tuple[int, ...] | None) -> "VoxelDataset":
+        """Return this split with metric clouds moved near the origin in each `batch`, by multiples of `steps` voxels.
+
+        With a network's coarsest tensor stride as `steps` nothing else changes: where a cloud lies, on a map of a whole
+        country too, then makes no difference to what the network computes, bit for bit. None, of a network that places
+        voxels in a dense grid, moves nothing, nor are clouds moved that were scaled to the unit cube.
+        """
+        moved = copy(self)
+        moved._steps = steps if self.folder.metric else None
+        return moved
+
     def batch(self, indices: Sequence[int], *, epoch: int = 0) -> PointBatch:
         """Return the chosen samples of an epoch side by side, in the order given."""
         for index in indices:
             if not 0 <= index < len(self):
                 raise InputError(f"sample {index} asked of {len(self)} in split {self.split}; use 0 to {len(self) - 1}")
-        return collate([self.sample(index, epoch=epoch) for index in indices])
+        samples = [self.sample(index, epoch=epoch) for index in indices]
+        return collate(samples if self._steps is None else [near_origin(sample, self._steps) for sample in samples])
 
     def voxel_counts(self) -> np.ndarray:
         """Count the active voxels of every sample, of epoch 0: int64 [len(self)]. Reads all samples once."""
@@ -229,7 +243,8 @@ class VoxelDataset:
 
     def _voxelized(self, cloud: Cloud, file: SampleFile) -> Sample:
         try:
-            coordinates, index = voxel_index(cloud.points, self.recipe.voxel_size)
+            index_of = metric_voxel_index if self.folder.metric else voxel_index
+            coordinates, index = index_of(cloud.points, self.recipe.voxel_size)
             features = self.recipe.voxel_features(cloud, index, len(coordinates))
         except InputError as error:
             raise InputError(f"{file.path}: {error}") from None

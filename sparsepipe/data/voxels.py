@@ -8,6 +8,10 @@ from ..errors import InputError
 from .labels import IGNORED
 
 _INT32_MAX = 2**31 - 1
+_EXACT = 2**53  # whole numbers from here on are not all float64's
+_FAR = 2**30  # cells: a cloud that reaches beyond is given an origin of its own, so that int32 holds it
+_FAR_STEP = 2**10 * 3**3 * 5 * 7  # cells that such an origin is a multiple of: every usual tensor stride divides it
+_ROUNDING = 4 * np.finfo(np.float64).eps  # of a coordinate, a voxel size and their quotient together, with room
 
 
 def unit_cube(points: np.ndarray) -> np.ndarray:
@@ -34,9 +38,7 @@ def voxelize(points: np.ndarray, voxel_size: float) -> np.ndarray:
 
 def voxel_index(points: np.ndarray, voxel_size: float) -> tuple[np.ndarray, np.ndarray]:
     """Return what `voxelize` does, and which of these voxels each point lies in: int64 [P]."""
-    if not (math.isfinite(voxel_size) and voxel_size > 0):
-        raise InputError(f"voxel size {voxel_size} given, expected a positive number such as 0.02")
-    cells = np.floor(_checked(points) / voxel_size)
+    cells = np.floor(_in_voxels(points, voxel_size))
     if np.abs(cells).max() > _INT32_MAX:
         raise InputError(
             f"voxel {np.abs(cells).max():.3g} at voxel size {voxel_size} is beyond int32; "
@@ -44,6 +46,62 @@ def voxel_index(points: np.ndarray, voxel_size: float) -> tuple[np.ndarray, np.n
         )
     rows, index = unique_rows(cells.astype(np.int64))
     return rows.astype(np.int32), index
+
+
+def metric_voxel_index(points: np.ndarray, voxel_size: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return the voxels and the index of `voxel_index` for a cloud that may lie anywhere, such as at map coordinates.
+
+    Two things differ, so that a cloud gives the same voxels wherever it was moved by whole voxels. A point within
+    float64's rounding of a voxel's side counts as on it: 0.15 / 0.05 and 448000.15 / 0.05 both are whole. A cloud too
+    far away for int32 is moved by a whole number of voxels that every usual tensor stride divides.
+    Raises InputError also where its extent is beyond int32, and for coordinates that were rounded to float32 at a place
+    where that is coarser than a voxel.
+    """
+    _check_resolution(np.asarray(points), voxel_size)
+    places = _in_voxels(points, voxel_size)
+    if np.abs(places).max() >= _EXACT:
+        raise InputError(
+            f"voxel {np.abs(places).max():.3g} at voxel size {voxel_size} is beyond what 64-bit coordinates tell "
+            "apart; use larger voxels"
+        )
+    whole = np.rint(places)
+    on_a_side = np.abs(places - whole) <= _ROUNDING * np.maximum(np.abs(places), 1)
+    cells = np.where(on_a_side, whole, np.floor(places)).astype(np.int64)
+    low, high = cells.min(axis=0), cells.max(axis=0)
+    if max(np.abs(low).max(), np.abs(high).max()) > _FAR:
+        cells -= low // _FAR_STEP * _FAR_STEP
+        if (high - low).max() > _INT32_MAX - _FAR_STEP:
+            raise InputError(
+                f"a cloud {(high - low).max():.3g} voxels long at voxel size {voxel_size} is beyond int32; "
+                "use larger voxels, or cut it into pieces"
+            )
+    rows, index = unique_rows(cells)
+    return rows.astype(np.int32), index
+
+
+def _in_voxels(points: np.ndarray, voxel_size: float) -> np.ndarray:
+    """Return points measured in voxels, float64 [P, D]; infinite where the quotient is too large for a float64."""
+    if not (math.isfinite(voxel_size) and voxel_size > 0):
+        raise InputError(f"voxel size {voxel_size} given, expected a positive number such as 0.02")
+    with np.errstate(over="ignore"):  # refused by the caller
+        return _checked(points) / voxel_size
+
+
+def _check_resolution(points: np.ndarray, voxel_size: float) -> None:
+    """Raise InputError where an axis was rounded to float32 more coarsely than the voxels.
+
+    Told by its values: all are float32's, and some are odd multiples of float32's step at the largest of them.
+    """
+    for axis, column in zip("xyz", np.asarray(points, dtype=np.float64).T, strict=False):
+        largest = np.abs(column).max(initial=0.0)
+        if not 2.0**24 * voxel_size < largest < np.finfo(np.float32).max:
+            continue
+        step = float(np.spacing(np.float32(largest)))
+        if step > voxel_size and (column.astype(np.float32) == column).all() and (column % (2 * step)).any():
+            raise InputError(
+                f"its {axis} reaches {largest:.0f} and was rounded to 32-bit numbers, {step:g} apart there: coarser "
+                f"than voxels of {voxel_size}, its shape is lost; write 64-bit numbers, or take an origin off first"
+            )
 
 
 def majority(labels: np.ndarray, index: np.ndarray, num_voxels: int) -> np.ndarray:

@@ -18,7 +18,7 @@ from .batch_norm import GroupBatchNorm
 from .dense import ACTIVATIONS, DENSE_LAYERS, dense_grid
 from .dropout import SeededDropout
 from .fit import checked
-from .native.coordinates import pack
+from .native.coordinates import pack, within_reach
 
 # MinkowskiEngine 0.5.4 imports names that Python 3.10 took out of `collections`.
 for _name in ("Sequence", "Mapping", "Iterable"):
@@ -160,7 +160,7 @@ class Dropout(SeededDropout):
     def forward(self, tensor: AnyTensor, *, seed: int) -> AnyTensor:
         if not isinstance(tensor, ME.SparseTensor):
             return self.drop(tensor, seed)
-        order = torch.argsort(pack(tensor.C))
+        order = torch.argsort(pack(within_reach(tensor.C)))
         dropped = self.drop(tensor.F.index_select(0, order), seed)
         return _with_features(tensor, dropped.index_select(0, torch.argsort(order)))
 

@@ -81,6 +81,8 @@ KINDS: dict[str, Callable[[Mapping[str, Any]], int]] = {
     "flatten": _no_parameters,  # [B, C, size, ...] -> rows [B, C * size * ...]
 }
 
+_LIES_WHERE_THE_LAST_INPUT_DOES = frozenset({"transposed_convolution", "unpool", "average_unpool", "max_unpool"})
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -139,6 +141,25 @@ class Network:
                 except InputError as error:
                     raise InputError(f"layer {row.id!r} of {self.name}: {name} {error}") from None
             known.add(row.id)
+
+    @property
+    def coarsest_stride(self) -> tuple[int, ...] | None:
+        """The least tensor stride, on each axis, that every layer's own divides; None with a dense grid.
+
+        A cloud moved by multiples of it is the same to the network. A dense grid begins at 0, whatever lies there.
+        """
+        dimension = next((row.dimension for row in self.rows if row.dimension), _DIMENSION)
+        strides = {INPUT: (1,) * dimension}
+        for row in self.rows:
+            if row.kind == "dense_grid":
+                return None
+            like = row.inputs[-1] if row.kind in _LIES_WHERE_THE_LAST_INPUT_DOES else row.inputs[0]
+            own = strides[like]
+            if like == row.inputs[0]:
+                steps = each_axis(row.args.get("stride", 1), dimension)
+                own = tuple(before * step for before, step in zip(own, steps, strict=True))
+            strides[row.id] = own
+        return tuple(math.lcm(*axis) for axis in zip(*strides.values(), strict=True))
 
     def graph(self) -> LayerGraph:
         """Return the layer graph: one layer a row, in row order, and an edge for every input that is a layer."""

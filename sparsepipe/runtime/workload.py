@@ -40,7 +40,9 @@ class Workload:
         if validation is not None and validation.classes != training.classes:
             raise InputError(f"{config.data}: the splits have different classes")
         net = network(config.model, num_classes=len(training.classes), in_channels=training.in_channels)
-        return cls(config, net, engine(config.engine), training, validation)
+        steps = net.coarsest_stride
+        validation = validation.near_origin(steps) if validation is not None else None
+        return cls(config, net, engine(config.engine), training.near_origin(steps), validation)
 
     def runner(self, plan: Plan, process: Process) -> StageRunner:
         """Return what runs this rank's layers, warmed up: its kernels are chosen before the ranks first meet."""

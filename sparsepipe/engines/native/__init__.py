@@ -13,7 +13,7 @@ from ..base import CoordinateSet, Feature, Parts
 from ..fit import checked
 from ..subnetwork import Subnetwork
 from . import machine_code
-from .coordinates import CoordinateManager, pack
+from .coordinates import CoordinateManager, pack, within_reach
 from .layers import AnyTensor, build
 from .rehearsal import rehearse
 from .tensor import SparseTensor
@@ -31,8 +31,9 @@ class NativeEngine:
         return checked(build(row), row, self)
 
     def tensor(self, batch: PointBatch, device: Any = "cpu") -> SparseTensor:
+        """Raises InputError for a sample too large for the keys; one too far from the origin is moved near it."""
         dimension = batch.coordinates.shape[1] - 1
-        keys, order = torch.sort(pack(batch.coordinates.to(device)))
+        keys, order = torch.sort(pack(within_reach(batch.coordinates.to(device))))
         manager = CoordinateManager(dimension)
         stride = (1,) * dimension
         manager.insert(stride, keys)

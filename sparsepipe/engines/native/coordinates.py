@@ -16,11 +16,39 @@ Stride = tuple[int, ...]
 # dimension -> bits per spatial axis; what is left of 63 bits holds the batch index:
 #   | batch | axis 1 | ... | axis D |      order of keys = lexicographic order of (batch, axis 1, ..., axis D)
 _AXIS_BITS = {1: 31, 2: 22, 3: 16, 4: 12}
+_STEPS = {1: 5760, 2: 5760, 3: 5760, 4: 240}  # voxels; samples move by these: usual tensor strides divide them
 
 
 def times(stride: Stride, factor: int | Sequence[int]) -> Stride:
     """Return a tensor stride that is `factor` times as coarse, on all axes alike or on each by its own."""
     return tuple(step * own for step, own in zip(stride, each_axis(factor, len(stride)), strict=True))
+
+
+def _limit(dimension: int) -> int:
+    return 3 << (_AXIS_BITS[dimension] - 3)
+
+
+def within_reach(coordinates: Tensor) -> Tensor:
+    """Return coordinates [N, 1 + D] with each sample moved near the origin, where any is too far from it to be packed.
+
+    The order of voxels within a sample stays, and so does what a network whose tensor strides divide the step makes of
+    them. What fits, and what `pack` refuses for another reason, is returned as it is.
+    """
+    dimension = coordinates.shape[1] - 1
+    if dimension not in _AXIS_BITS or not len(coordinates):
+        return coordinates
+    limit, index = _limit(dimension), coordinates[:, 0].long()
+    low, high = (int(bound) for bound in torch.aminmax(coordinates[:, 1:]))
+    if (-limit <= low and high < limit) or int(index.min()) < 0:
+        return coordinates
+    places = coordinates[:, 1:].long()
+    rows = index[:, None].expand_as(places)
+    bounds = places.new_zeros(int(index.max()) + 1, dimension)
+    lows, highs = (bounds.scatter_reduce(0, rows, places, how, include_self=False) for how in ("amin", "amax"))
+    step = _STEPS[dimension]
+    origins = (lows + highs).div(2 * step, rounding_mode="floor") * step
+    moved = (places - origins.index_select(0, index)).to(coordinates.dtype)
+    return torch.cat([coordinates[:, :1], moved], dim=1)
 
 
 def pack(coordinates: Tensor) -> Tensor:
@@ -33,7 +61,7 @@ def pack(coordinates: Tensor) -> Tensor:
     if dimension not in _AXIS_BITS:
         raise InputError(f"coordinates with {dimension} spatial axes: expected 1 to 4, after the batch index")
     bits = _AXIS_BITS[dimension]
-    limit, samples = 3 << (bits - 3), 1 << (63 - bits * dimension)
+    limit, samples = _limit(dimension), 1 << (63 - bits * dimension)
     coordinates = coordinates.long()
     if len(coordinates):
         low, high = (bound.tolist() for bound in torch.aminmax(coordinates, dim=0))
@@ -42,7 +70,7 @@ def pack(coordinates: Tensor) -> Tensor:
         if min(low[1:]) < -limit or max(high[1:]) >= limit:
             raise InputError(
                 f"voxel coordinates {min(low[1:])}..{max(high[1:])}: expected {-limit}..{limit - 1} in {dimension} "
-                "dimensions; use a larger voxel size or centre the cloud"
+                "dimensions; use a larger voxel size or cut the cloud into pieces"
             )
     keys = coordinates[:, 0]
     for axis in range(1, dimension + 1):
