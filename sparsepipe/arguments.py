@@ -1,10 +1,12 @@
 """The words of the `sparsepipe` command: its verbs and their options, checked as they are read."""
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 from . import __version__
+from .checks import MOST_DEVICES, MOST_MINIBATCHES, shown
 from .schedule_rules import WEIGHT_POLICIES
 
 # As the library has them; it would bring torch, which planning does without. Tests hold them together.
@@ -12,9 +14,11 @@ OPTIMIZERS = ("sgd", "adam", "adamw", "lamb")
 PRECISIONS = ("float32", "bfloat16", "float16")
 COMPRESSIONS = ("none", "zeros", "lossless", "bfloat16", "float16", "int8")
 BALANCES = ("voxels", "classes")
+LAST_MINIBATCH = ("keep", "merge", "drop")
 LEARNING_RATE_SCHEDULES = ("constant", "step", "exponential", "polynomial", "cosine")
 TASKS = ("classification", "segmentation")
 PLANNERS = ("optimal", "pipedream", "sparsepipe", "data-parallel", "model-parallel")
+_MANY = 10**15  # of what is only counted; the library says what of it makes sense
 
 
 class _Parser(argparse.ArgumentParser):
@@ -38,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--out", type=Path, required=True, metavar="DIR")
     one.add_argument("--train", type=_count, default=32, help="training shapes of each family (default: 32)")
     one.add_argument("--test", type=_count, default=8, help="test shapes of each family (default: 8)")
-    one.add_argument("--seed", type=int, default=0)
+    one.add_argument("--seed", type=_whole(0, 2**64), default=0)
     one = _verb(data_verbs, "data info", "what a folder holds: classes, splits, counts, formats")
     one.add_argument("path", metavar="PATH", help="folder in ModelNet layout, or a manifest's name")
 
@@ -56,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--device-type", default=None, metavar="NAME", help="name of the device type measured")
     one.add_argument(
         "--repeats",
-        type=_count,
+        type=_whole(1, 1000),
         help="timed passes (default: 5; up to 30 of short steps, or until the layers add up to a step)",
     )
     one.add_argument(
@@ -74,7 +78,9 @@ def parser() -> argparse.ArgumentParser:
     _machine_options(one)
     one.add_argument("--planner", action="append", choices=PLANNERS, help="repeat it to compare (default: optimal)")
     one.add_argument("--schedule", choices=tuple(WEIGHT_POLICIES), default="1f1b")
-    one.add_argument("--num-microbatches", type=_count, help="minibatches of one step of a flush schedule")
+    one.add_argument(
+        "--num-microbatches", type=_whole(1, MOST_MINIBATCHES), help="minibatches of one step of a flush schedule"
+    )
     one.add_argument("--recompute", action="store_true", help="run forwards again before backwards, to save memory")
     one.add_argument("--rescore", type=_count, metavar="K", help="optimal: simulate the K best plans, take the fastest")
     one.add_argument("--cost-model", choices=["default", "published"], default="default")
@@ -96,7 +102,7 @@ def parser() -> argparse.ArgumentParser:
     one = _verb(verbs, "simulate", "predict the timeline of a plan")
     one.add_argument("plan", type=Path, metavar="PLAN")
     _machine_options(one)
-    one.add_argument("--minibatches", type=_count, default=32)
+    one.add_argument("--minibatches", type=_whole(1, MOST_MINIBATCHES), default=32)
     one.add_argument("--trace", type=Path, metavar="FILE.json", help="write a Chrome/Perfetto trace")
 
     one = _verb(verbs, "run", "train with a plan")
@@ -117,7 +123,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--no-validation", dest="validate", action="store_false", default=None)
     one.add_argument("--optimizer", choices=OPTIMIZERS)
     one.add_argument("--learning-rate-schedule", choices=LEARNING_RATE_SCHEDULES)
-    one.add_argument("--warmup-minibatches", type=int, metavar="N", help="of the learning rate, linear")
+    one.add_argument("--warmup-minibatches", type=_whole(0), metavar="N", help="of the learning rate, linear")
     one.add_argument("--learning-rate-decay", type=float, metavar="F", help="factor of step and exponential, power")
     one.add_argument("--decay-epochs", type=_positive, metavar="N", help="from one such factor to the next")
     one.add_argument("--clip-norm", type=_positive, metavar="NORM", help="of all gradients; schedules that flush")
@@ -143,6 +149,12 @@ def parser() -> argparse.ArgumentParser:
     )
     one.add_argument("--task", choices=TASKS, help="default: what the model's name and the data say")
     one.add_argument("--augmentation", metavar="NAME", help="of the training split")
+    one.add_argument(
+        "--last-minibatch",
+        choices=LAST_MINIBATCH,
+        help="of an epoch, with fewer samples than the others: keep it; merge it into the one before where it is a "
+        "single sample, on which batch norm may fail; or drop it (default: merge)",
+    )
     one.add_argument("--balance", choices=BALANCES, help="minibatches alike in voxels, or in how often classes come")
     one.add_argument("--features", type=_names, metavar="NAME[,NAME]", help="of each voxel (default: occupancy)")
     one.add_argument(
@@ -151,11 +163,11 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--validation-split", metavar="NAME", help="default: test")
     one.add_argument("--timeout-seconds", type=_positive, metavar="S", help="longest wait for another rank")
     one.add_argument("--keep-checkpoints", type=_count, metavar="N", help="the newest so many (default: 2)")
-    one.add_argument("--checkpoint-every", type=int, metavar="EPOCHS", help="0: no checkpoints (default: 1)")
+    one.add_argument("--checkpoint-every", type=_whole(0), metavar="EPOCHS", help="0: no checkpoints (default: 1)")
     one.add_argument(
         "--asynchronous-checkpoints", action="store_true", default=None, help="write them beside the next epoch"
     )
-    one.add_argument("--max-restarts", type=int, metavar="N", help="from the last checkpoint, when a worker dies")
+    one.add_argument("--max-restarts", type=_whole(0), metavar="N", help="from the last checkpoint, when a worker dies")
     one.add_argument("--port", type=int, help="meet on this loopback port instead of through a file")
     one.add_argument("--detach", action="store_true", help="return at once; the run outlives this terminal")
     one.add_argument("--run-dir", type=Path, metavar="DIR", help="where the record goes (default: a new one in runs/)")
@@ -164,7 +176,7 @@ def parser() -> argparse.ArgumentParser:
     one = _verb(verbs, "replay", "sleep through a plan with the real runtime, on a cluster that need not be here")
     one.add_argument("plan", type=Path, metavar="PLAN")
     _machine_options(one)
-    one.add_argument("--minibatches", type=_count, default=32)
+    one.add_argument("--minibatches", type=_whole(1, MOST_MINIBATCHES), default=32)
     one.add_argument("--timeout-seconds", type=_positive, metavar="S", help="longest wait for another rank")
     one.add_argument("--run-dir", type=Path, metavar="DIR", help="where the record goes (default: a new one in runs/)")
 
@@ -222,7 +234,7 @@ def _model_options(one: argparse.ArgumentParser) -> None:
     one.add_argument("--engine", choices=["auto", "native", "minkowski"], help="default: minkowski where it imports")
     one.add_argument("--device", choices=["cpu", "cuda"])
     one.add_argument("--threads", type=_count, metavar="N", help="cores of one device (profile: 1; run: shared evenly)")
-    one.add_argument("--seed", type=int)
+    one.add_argument("--seed", type=_whole(0, 2**64))
 
 
 def _machine_options(one: argparse.ArgumentParser) -> None:
@@ -232,20 +244,44 @@ def _machine_options(one: argparse.ArgumentParser) -> None:
     one.add_argument("--cluster", type=Path, metavar="FILE.toml")
     one.add_argument("--server-file", type=Path, metavar="FILE", help="SparsePipe's list of servers and profiles")
     one.add_argument(
-        "--devices", type=int, action="append", metavar="N", help="like devices; twice: devices a node, nodes"
+        "--devices",
+        type=_whole(-_MANY, MOST_DEVICES),
+        action="append",
+        metavar="N",
+        help="like devices; twice: devices a node, nodes",
     )
     one.add_argument("--bandwidth", type=_positive, action="append", metavar="B", help="bytes/s, one a level")
     one.add_argument("--memory", type=_positive, metavar="BYTES", help="memory of each device")
 
 
-def _count(text: str) -> int:
+def _whole(least: int, most: int = _MANY) -> Callable[[str], int]:
+    """Return what reads a whole number from `least` to `most`, written 1000000 or 1e6."""
+
+    def read(text: str) -> int:
+        try:
+            value = int(text) if len(text) < 100 else None
+        except ValueError:
+            value = _of_float(text)
+        if value is None:
+            raise argparse.ArgumentTypeError(f"{shown(text)} is not a whole number")
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{value}: expected {least} or more")
+        if value > most:
+            raise argparse.ArgumentTypeError(f"{shown(value)}: expected {most} at most")
+        return value
+
+    return read
+
+
+def _of_float(text: str) -> int | None:
     try:
-        value = int(text)
+        value = float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value}: expected 1 or more")
-    return value
+        return None
+    return int(value) if value.is_integer() and abs(value) <= _MANY else None
+
+
+_count = _whole(1)
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -256,7 +292,7 @@ def _positive(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not a number") from None
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text}: expected more than 0 and finite")
+        raise argparse.ArgumentTypeError(f"{text[:60]}: expected more than 0 and finite")
     return value

@@ -9,6 +9,7 @@ from .errors import DamagedRecord, InputError
 
 MOST = 1e30  # seconds, bytes or voxels: sums and products of such numbers are still finite
 MOST_DEVICES = 65_536  # a larger count is a slip of the hand, and would fill the memory
+MOST_MINIBATCHES = 2 * MOST_DEVICES  # of one step, or simulated or replayed at once: likewise
 
 
 def number(value: Any, what: str) -> float:

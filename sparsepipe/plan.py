@@ -1,5 +1,6 @@
 """The decision: which layers form a stage, which devices run it, in which order. The only thing the runtime obeys."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from . import picture
-from .checks import MOST_DEVICES, integer, number, text, texts
+from .checks import MOST_DEVICES, MOST_MINIBATCHES, integer, number, shown, text, texts
 from .cluster import Cluster
 from .display.markup import one_line
 from .errors import InputError
@@ -46,6 +47,8 @@ class Stage:
 
         Shares (2, 1) give (0, 1, 0) and not (0, 0, 1), so that no replica waits for a burst.
         """
+        if len(set(self.shares)) == 1:  # of thousands of replicas at once
+            return tuple(range(len(self.shares))) * self.shares[0]
         credit, turns = [0] * len(self.shares), []
         for _ in range(self.round):
             credit = [c + share for c, share in zip(credit, self.shares, strict=True)]
@@ -192,8 +195,9 @@ class Plan:
         elif self.weights not in WEIGHT_POLICIES[self.schedule]:
             allowed = " or ".join(WEIGHT_POLICIES[self.schedule])
             found.append(f"weights {self.weights!r} do not go with schedule {self.schedule!r}, expected {allowed}")
-        if self.num_microbatches < 1:
-            found.append(f"num_microbatches is {self.num_microbatches}, expected 1 or more")
+        if not 1 <= self.num_microbatches <= MOST_MINIBATCHES:
+            count = shown(self.num_microbatches)
+            found.append(f"num_microbatches is {count}, expected 1 or more, at most {MOST_MINIBATCHES}")
         if self.accumulation < 1:
             found.append(f"accumulation is {self.accumulation}, expected 1 or more rounds")
         elif self.accumulation > 1 and self.updates_by_step:
@@ -220,7 +224,7 @@ class Plan:
                 )
             if stage.warmup is not None and stage.warmup < 0:
                 found.append(f"stage {k} has a warm-up of {stage.warmup}, expected 0 or more")
-            twice = sorted({rank for rank in stage.ranks if stage.ranks.count(rank) > 1})
+            twice = sorted(rank for rank, count in Counter(stage.ranks).items() if count > 1)
             found += [f"rank {rank} serves more than one replica of stage {k}" for rank in twice]
         found += [f"rank {rank} is negative" for rank in self.ranks if rank < 0]
         return found

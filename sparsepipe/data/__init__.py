@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .inspection import Report, check
     from .labels import IGNORED
     from .manifests import Manifest, list_datasets
-    from .order import class_balanced_minibatches, minibatches, voxel_balanced_minibatches
+    from .order import LAST_MINIBATCH, class_balanced_minibatches, minibatches, sizes, voxel_balanced_minibatches
     from .shapes import make_shapes
     from .sources import find
     from .voxels import unit_cube, voxelize
@@ -31,7 +31,7 @@ _HOMES = {  # a file of this folder: what it gives
     "inspection": ("Report", "check"),
     "labels": ("IGNORED",),
     "manifests": ("Manifest", "list_datasets"),
-    "order": ("class_balanced_minibatches", "minibatches", "voxel_balanced_minibatches"),
+    "order": ("LAST_MINIBATCH", "class_balanced_minibatches", "minibatches", "sizes", "voxel_balanced_minibatches"),
     "shapes": ("make_shapes",),
     "sources": ("find",),
     "voxels": ("unit_cube", "voxelize"),
@@ -41,6 +41,7 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "AUGMENTATIONS",
     "IGNORED",
+    "LAST_MINIBATCH",
     "Augmentation",
     "DataFolder",
     "Manifest",
@@ -60,6 +61,7 @@ __all__ = [
     "make_shapes",
     "minibatches",
     "open_folder",
+    "sizes",
     "unit_cube",
     "voxel_balanced_minibatches",
     "voxelize",

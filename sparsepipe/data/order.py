@@ -1,6 +1,7 @@
 """In which order an epoch visits the samples, and which of them make a minibatch."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 from numpy.random import Generator
@@ -8,25 +9,50 @@ from numpy.random import Generator
 from ..errors import InputError
 
 Minibatches = tuple[tuple[int, ...], ...]
+KEEP, MERGE, DROP = LAST_MINIBATCH = ("keep", "merge", "drop")  # what becomes of a last minibatch that is not whole
+
+
+def sizes(num_samples: int, batch_size: int, *, last: str = KEEP) -> tuple[int, ...]:
+    """Return how many samples each minibatch of an epoch has: known from these numbers alone.
+
+    All have `batch_size` but the last, which has what is left. `last` says what becomes of it: it is kept; merged,
+    where it has a single sample, into the one before; or dropped, unless it is the only one. A minibatch of one sample
+    may have one voxel left in a coarse layer, over which batch norm cannot normalise; of two samples two are left.
+    """
+    if last not in LAST_MINIBATCH:
+        raise InputError(f"last minibatch {last!r} given, expected one of {', '.join(LAST_MINIBATCH)}")
+    whole, rest = divmod(num_samples, batch_size)
+    if not rest or (last == DROP and whole):
+        return (batch_size,) * whole
+    if last == MERGE and rest == 1 and whole:
+        return (*(batch_size,) * (whole - 1), batch_size + 1)
+    return (*(batch_size,) * whole, rest)
 
 
 def minibatches(
-    num_samples: int, *, batch_size: int, seed: int = 0, epoch: int = 0, shuffle: bool = True
+    num_samples: int, *, batch_size: int, seed: int = 0, epoch: int = 0, shuffle: bool = True, last: str = KEEP
 ) -> Minibatches:
-    """Deal sample indices into minibatches: each sample once, the last minibatch smaller where needed.
+    """Deal sample indices into minibatches: each sample once, the last minibatch as `sizes` says.
 
     The order depends on `seed` and `epoch` alone, so every process can compute it for itself.
     """
     rng = _checked(num_samples, batch_size, seed, epoch)
-    return _cut(rng.permutation(num_samples) if shuffle else np.arange(num_samples), batch_size)
+    order = rng.permutation(num_samples) if shuffle else np.arange(num_samples)
+    return _cut(order, sizes(num_samples, batch_size, last=last))
 
 
 def voxel_balanced_minibatches(
-    voxel_counts: Sequence[int], *, batch_size: int, seed: int = 0, epoch: int = 0, window: int = 16
+    voxel_counts: Sequence[int],
+    *,
+    batch_size: int,
+    seed: int = 0,
+    epoch: int = 0,
+    window: int = 16,
+    last: str = KEEP,
 ) -> Minibatches:
     """Deal samples so that minibatches hold about equally many voxels, and replicas so get equal work.
 
-    Each sample comes once; all minibatches have `batch_size` samples but the last, which takes the rest. A shuffled
+    Each sample comes once; all minibatches have `batch_size` samples but the last, see `sizes`. A shuffled
     epoch is cut into windows of so many minibatches; within one, samples are dealt by size, rank by rank, the largest
     of a rank to the minibatch with the fewest voxels yet, then exchanged between the richest and the poorest. Totals of
     a window never differ by more than its samples do. A larger window evens out more, a smaller one mixes more from
@@ -41,10 +67,16 @@ def voxel_balanced_minibatches(
     dealt: list[tuple[int, ...]] = []
     for start in range(0, whole, window * batch_size):
         dealt += _dealt_evenly(order[start : min(start + window * batch_size, whole)], counts, batch_size, rng)
-    return (*dealt, *_cut(order[whole:], batch_size))
+    rest = tuple(order[whole:].tolist())
+    own = sizes(len(counts), batch_size, last=last)
+    if len(own) > len(dealt):
+        return (*dealt, rest)
+    return (*dealt[:-1], dealt[-1] + rest) if own[-1] > batch_size else tuple(dealt)
 
 
-def class_balanced_minibatches(labels: Sequence[int], *, batch_size: int, seed: int = 0, epoch: int = 0) -> Minibatches:
+def class_balanced_minibatches(
+    labels: Sequence[int], *, batch_size: int, seed: int = 0, epoch: int = 0, last: str = KEEP
+) -> Minibatches:
     """Draw minibatches in which classes are equally frequent: within one, no class has two samples more than another.
 
     An epoch has as many samples as the data, so those of small classes come several times and those of large ones not
@@ -52,10 +84,9 @@ def class_balanced_minibatches(labels: Sequence[int], *, batch_size: int, seed: 
     """
     rng = _checked(len(labels), batch_size, seed, epoch)
     members = [np.flatnonzero(np.asarray(labels) == label) for label in np.unique(labels)]
-    sizes = [min(batch_size, len(labels) - start) for start in range(0, len(labels), batch_size)]
     drawn = np.zeros(len(members), dtype=np.int64)  # samples of each class so far
     shares = []
-    for size in sizes:
+    for size in sizes(len(labels), batch_size, last=last):
         share = np.full(len(members), size // len(members))
         neediest = np.lexsort((rng.random(len(members)), drawn))  # by samples so far, equals by lot
         share[neediest[: size % len(members)]] += 1
@@ -107,8 +138,9 @@ def _repeated(rows: np.ndarray, count: int, rng: Generator) -> list[int]:
     return np.concatenate([rng.permutation(rows) for _ in range(rounds)] or [rows[:0]])[:count].tolist()
 
 
-def _cut(order: np.ndarray, batch_size: int) -> Minibatches:
-    return tuple(tuple(order[start : start + batch_size].tolist()) for start in range(0, len(order), batch_size))
+def _cut(order: np.ndarray, counts: Sequence[int]) -> Minibatches:
+    ends = accumulate(counts)
+    return tuple(tuple(order[end - count : end].tolist()) for end, count in zip(ends, counts, strict=True))
 
 
 def _checked(num_samples: int, batch_size: int, seed: int, epoch: int) -> Generator:

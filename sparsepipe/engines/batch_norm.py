@@ -9,6 +9,10 @@ from torch.autograd.function import once_differentiable
 from ..errors import InputError
 
 
+class TooFewVoxels(InputError):
+    """A batch norm in training met fewer than two voxels: they have no variance."""
+
+
 class Group(Protocol):
     """Processes that share statistics. Both calls wait for all of them, and raise where one is lost or late."""
 
@@ -37,7 +41,9 @@ class GroupBatchNorm(nn.modules.batchnorm._BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         if self.group is None or not self.training:
             if self.training and input.numel() == input.shape[1]:
-                raise InputError("batch norm over 1 voxel: expected at least 2; use more samples or smaller voxels")
+                raise TooFewVoxels(
+                    "batch norm over 1 voxel: expected at least 2; use more samples a minibatch or smaller voxels"
+                )
             return super().forward(input)
         places = input.movedim(1, -1)
         rows = places.flatten(0, -2)
@@ -71,7 +77,7 @@ class _GroupNorm(torch.autograd.Function):
         means, squares, counts = torch.stack(group.gather(own)).split([channels, channels, 1], dim=1)
         count = float(counts.sum())
         if count < 2:
-            raise InputError(f"batch norm over {count:.0f} voxels of all processes: expected at least 2")
+            raise TooFewVoxels(f"batch norm over {count:.0f} voxels of all processes: expected at least 2")
         mean = (means * counts).sum(0) / count
         variance = (squares.sum(0) + ((means - mean).square() * counts).sum(0)) / count
         scale = (variance + epsilon).rsqrt()

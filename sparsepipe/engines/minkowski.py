@@ -32,6 +32,9 @@ with warnings.catch_warnings():
 AnyTensor = ME.SparseTensor | Tensor  # sparse, or dense rows [B, C] after global pooling
 
 
+_EXACT = 2**22  # voxels from the origin: it divides by strides in float32, which beyond 2^24 gives other voxels
+
+
 class MinkowskiEngine:
     """The real MinkowskiEngine. Rows of an input keep the minibatch's order; later sets are ordered by the library."""
 
@@ -48,7 +51,8 @@ class MinkowskiEngine:
 
     def tensor(self, batch: PointBatch, device: Any = "cpu") -> ME.SparseTensor:
         dimension = batch.coordinates.shape[1] - 1
-        coordinate_set = CoordinateSet((1,) * dimension, batch.coordinates.to(device))
+        coordinates = within_reach(batch.coordinates.to(device), _EXACT)
+        coordinate_set = CoordinateSet((1,) * dimension, coordinates)
         return self.join(Parts((coordinate_set,), {"input": Feature(batch.features.to(device), 0)}))["input"]
 
     def split(self, tensors: Mapping[str, AnyTensor]) -> Parts:

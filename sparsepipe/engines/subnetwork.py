@@ -8,7 +8,7 @@ from torch import nn
 from ..errors import InputError
 from ..models.rows import INPUT, Network, Row
 from .base import Engine
-from .batch_norm import Group, GroupBatchNorm
+from .batch_norm import Group, GroupBatchNorm, TooFewVoxels
 from .initialisation import derived_seed, initialise
 
 SEEDED_KINDS = frozenset({"dropout"})  # their modules take `seed=`: what they draw depends on the minibatch
@@ -79,12 +79,18 @@ class Subnetwork(nn.Module):
             yield row
 
     def run_layer(self, row: Row, tensors: Mapping[str, Any], *, minibatch: int) -> Any:
-        """Run one layer on its inputs among `tensors`. Raises InputError where one of them is not there."""
+        """Run one layer on its inputs among `tensors`.
+
+        Raises InputError where one of them is not there, or has one voxel alone left for a batch norm in training.
+        """
         inputs = [_find(tensors, name, row.id) for name in row.inputs]
         module = self.get_submodule(row.id)
         if row.kind in SEEDED_KINDS:
             return module(*inputs, seed=derived_seed(self.seed, row.id, minibatch))
-        return module(*inputs)
+        try:
+            return module(*inputs)
+        except TooFewVoxels as error:
+            raise InputError(f"layer {row.id!r} in minibatch {minibatch}: {error}") from None
 
 
 def _find(tensors: Mapping[str, Any], name: str, layer_id: str) -> Any:

@@ -113,7 +113,7 @@ def _changed(folder: Path, plan: Plan, config: RunConfig) -> RunRecord:
 
     if found := checkpoint.latest(folder):
         found.check(model=config.model, layers=())
-        found.check_minibatches({"batch_size": config.batch_size})
+        found.check_minibatches({"batch_size": config.batch_size, "last_minibatch": config.last_minibatch})
     for name in ("plan.json", "config.json"):
         _keep_old(folder, name)
     plan.save(folder / "plan.json")

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
+from ..checks import MOST_MINIBATCHES, shown
 from ..cluster import Cluster
 from ..costs import Array, LayerTable
 from ..errors import InputError
@@ -32,8 +33,10 @@ class Problem:
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULE_RULES:
             raise InputError(f"schedule {self.schedule!r} is unknown, expected one of {', '.join(SCHEDULE_RULES)}")
-        if self.num_microbatches < 1:
-            raise InputError(f"num_microbatches is {self.num_microbatches}, expected 1 or more")
+        if not 1 <= self.num_microbatches <= MOST_MINIBATCHES:
+            raise InputError(
+                f"num_microbatches is {shown(self.num_microbatches)}, expected 1 or more, at most {MOST_MINIBATCHES}"
+            )
         for kind in self.cluster.device_types:
             self.profile.cost(0, kind.name)
 

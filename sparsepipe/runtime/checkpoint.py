@@ -19,6 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ..data.order import KEEP, sizes
 from ..errors import InputError
 from ..files import read_json, sha256, write_json
 from .checkpoint_manifest import read_manifest, write_manifest
@@ -55,6 +56,7 @@ class Checkpoint:
         Between epochs they may be drawn otherwise; within one, samples would be left out and others met twice: that is
         looked at where `epoch_minibatches` says how many an epoch has.
         """
+        self._check_last_minibatch(order)
         within = self.minibatches % epoch_minibatches if epoch_minibatches else 0
         drawn = ("seed", "shuffle", "balance") if within else ()
         for name in ("num_classes", "samples", "batch_size", *drawn):
@@ -64,6 +66,19 @@ class Checkpoint:
                     f"{name} is {order[name]}, but {self.manifest[name]} in the checkpoint {self.folder}{place}; "
                     "resume with that, or train anew in another folder"
                 )
+
+    def _check_last_minibatch(self, order: Mapping[str, Any]) -> None:
+        """Raise InputError where an epoch had another number of minibatches: its position would be elsewhere."""
+        last, before = order.get("last_minibatch"), self.manifest.get("last_minibatch", KEEP)
+        counts = [self.manifest.get(name) for name in ("samples", "batch_size")]
+        if last in (None, before) or None in counts:
+            return
+        here, there = (len(sizes(*counts, last=how)) for how in (last, before))
+        if here != there:
+            raise InputError(
+                f"last_minibatch is {last!r}, but {before!r} in the checkpoint {self.folder}: an epoch would have "
+                f"{here} minibatches, not {there}; resume with --last-minibatch {before}, or train anew elsewhere"
+            )
 
     def check_shapes(self, found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
         """Raise InputError unless the tensors `found` here have the shapes of this run's `own`, name by name."""
@@ -111,12 +126,17 @@ def latest(run_dir: Path) -> Checkpoint | None:
         folder.name.removeprefix(".").removesuffix(_ASIDE): folder for folder in place.glob(f".minibatch-*{_ASIDE}")
     }
     found |= {folder.name: folder for folder in place.glob("minibatch-*")}
-    return load(found[max(found)]) if found else None
+    return load(found[max(found, key=_position)]) if found else None
 
 
 def load(folder: Path) -> Checkpoint:
     """Open a checkpoint. Raises InputError where the folder is none, or its manifest is damaged."""
     return Checkpoint(folder, read_manifest(folder))
+
+
+def _position(name: str) -> tuple[int, str]:
+    """Order folders by their number: one of nine digits sorts before one of eight as text."""
+    return len(name), name
 
 
 def folder_of(run_dir: Path, minibatches: int) -> Path:
@@ -171,7 +191,7 @@ def finish(run_dir: Path, minibatches: int, *, keep: int, layers: Mapping[str, s
         _set_aside(folder)
     partial.rename(folder)
     _sync_folder(folder.parent)
-    for old in sorted(folder.parent.glob("minibatch-*"))[:-keep]:
+    for old in sorted(folder.parent.glob("minibatch-*"), key=lambda path: _position(path.name))[:-keep]:
         _set_aside(old)
     for old in folder.parent.glob(f".minibatch-*{_ASIDE}"):
         shutil.rmtree(old, ignore_errors=True)

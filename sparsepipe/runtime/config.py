@@ -1,10 +1,12 @@
 """What to train and how: everything a run needs to know besides its plan."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from os import PathLike, fspath
 from typing import Any
 
+from ..checks import shown
+from ..data.order import KEEP, LAST_MINIBATCH, MERGE
 from ..errors import InputError
 
 OPTIMIZERS = ("sgd", "adam", "adamw", "lamb")
@@ -50,6 +52,9 @@ class RunConfig:
     threads: int | None = None  # of each worker; None: the cores shared evenly
     shuffle: bool = True
     balance: str | None = None  # minibatches of like voxel counts (so replicas get equal work) or of like class counts
+    # Of an epoch: keep; merge one of a single sample, which may be too small for batch norm, into the one before it; or
+    # drop one that has fewer samples than the others. See data.sizes.
+    last_minibatch: str = MERGE
     augmentation: str | None = None  # of the training split, by name
     features: tuple[str, ...] = ("occupancy",)  # of each voxel: see data.recipe
     cache: str | None = None  # folder for prepared samples; None: the user's own; off: none
@@ -62,46 +67,31 @@ class RunConfig:
     max_restarts: int = 0  # from the last checkpoint, after a worker was killed or went silent
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("batch_size", 1),
-            ("epochs", 1),
-            ("seed", 0),
-            ("checkpoint_every", 0),
-            ("keep_checkpoints", 1),
-            ("max_restarts", 0),
-            ("warmup_minibatches", 0),
-        ):
-            _require_integer(name, getattr(self, name), least)
-        for name in ("minibatches", "threads", "num_points"):
-            if getattr(self, name) is not None:
-                _require_integer(name, getattr(self, name), 1)
-        for name, least, most in (
-            ("learning_rate", 0, math.inf),
-            ("momentum", 0, 1),
-            ("weight_decay", 0, math.inf),
-            ("learning_rate_decay", 0, math.inf),
-            ("loss_scale", 1, 2.0**64),
-            ("decay_epochs", 0, math.inf),
-            ("voxel_size", 0, 1),
-            ("timeout_seconds", 0, math.inf),
-        ):
-            _require_number(name, getattr(self, name), least, most)
-        for name in ("voxel_size", "timeout_seconds", "decay_epochs"):
-            if getattr(self, name) == 0:
-                raise InputError(f"{name} is 0, expected a number above 0")
+        for name in ("data", "cache"):
+            if isinstance(getattr(self, name), PathLike):
+                object.__setattr__(self, name, fspath(getattr(self, name)))
+        if isinstance(self.features, list):
+            object.__setattr__(self, "features", tuple(self.features))
+        for name in _TEXTS:
+            _require_text(name, getattr(self, name))
+        for name in _FLAGS:
+            if not isinstance(getattr(self, name), bool):
+                raise InputError(f"{name} is {_told(getattr(self, name))}, expected true or false")
+        for name, (least, most) in _WHOLE_NUMBERS.items():
+            if getattr(self, name) is not None or name not in _MAY_BE_NONE:
+                _require_integer(name, getattr(self, name), least, most)
+        for name, bounds in _NUMBERS.items():
+            if getattr(self, name) is not None or name not in _MAY_BE_NONE:
+                _require_number(name, getattr(self, name), *bounds)
+        for name, known in _CHOICES.items():
+            if getattr(self, name) not in known:
+                raise InputError(
+                    f"{name} is {_told(getattr(self, name))}, expected one of {', '.join(map(str, known))}"
+                )
+        if not isinstance(self.features, tuple) or not all(isinstance(name, str) for name in self.features):
+            raise InputError(f"features are {_told(self.features)}, expected a tuple of names such as ('occupancy',)")
         if self.balance and not self.shuffle:
             raise InputError(f"minibatches balanced by {self.balance} are shuffled: leave out balance, or shuffle")
-        if self.clip_norm is not None:
-            _require_number("clip_norm", self.clip_norm, 0, math.inf)
-        for name, known in (
-            ("optimizer", OPTIMIZERS),
-            ("learning_rate_schedule", LEARNING_RATE_SCHEDULES),
-            ("precision", PRECISIONS),
-            ("compression", COMPRESSIONS),
-            ("balance", BALANCES),
-        ):
-            if getattr(self, name) not in known:
-                raise InputError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(map(str, known))}")
         if self.device.split(":")[0] not in ("cpu", "cuda"):
             raise InputError(f"device {self.device!r} given, expected cpu or cuda")
 
@@ -114,19 +104,90 @@ class RunConfig:
         known = {field.name for field in fields(cls)}
         if unknown := sorted(set(document) - known):
             raise InputError(f"unknown setting {unknown[0]!r} of a run, expected some of {', '.join(sorted(known))}")
-        listed = {"features": tuple(document["features"])} if "features" in document else {}
+        # Written before the setting was there: the last minibatch was trained as it was.
+        document = {"last_minibatch": KEEP, **document}
         try:
-            return cls(**{**document, **listed})
+            return cls(**document)
         except TypeError as error:
             raise InputError(f"not the settings of a run: {error}") from None
 
 
-def _require_integer(name: str, value: Any, least: int) -> None:
+_MANY = 10**15  # of anything that is counted: no run gets there, and floats still tell such numbers apart
+_WEEK = 7 * 24 * 3600.0
+_WHOLE_NUMBERS = {  # setting: (least, most)
+    "batch_size": (1, _MANY),
+    "num_points": (1, _MANY),
+    "epochs": (1, _MANY),
+    "minibatches": (1, _MANY),
+    "warmup_minibatches": (0, _MANY),
+    "seed": (0, 2**64),
+    "threads": (1, 65_536),  # how many cores there are is asked where it is launched
+    "checkpoint_every": (0, _MANY),
+    "keep_checkpoints": (1, _MANY),
+    "max_restarts": (0, _MANY),
+}
+_NUMBERS = {  # setting: (least, most, whether the least itself is one of them)
+    "voxel_size": (0, 1, False),
+    "learning_rate": (0, 1e300, True),
+    "learning_rate_decay": (0, 1e300, True),
+    "decay_epochs": (1e-6, 1e15, True),
+    "momentum": (0, 1, True),
+    "weight_decay": (0, 1e30, True),
+    "clip_norm": (0, 1e30, False),
+    "loss_scale": (1, 2.0**64, True),
+    "timeout_seconds": (0.01, _WEEK, True),
+}
+_MAY_BE_NONE = frozenset({"minibatches", "threads", "num_points", "clip_norm", "task", "augmentation", "cache"})
+_CHOICES: Mapping[str, tuple[str | None, ...]] = {
+    "optimizer": OPTIMIZERS,
+    "learning_rate_schedule": LEARNING_RATE_SCHEDULES,
+    "precision": PRECISIONS,
+    "compression": COMPRESSIONS,
+    "balance": BALANCES,
+    "last_minibatch": LAST_MINIBATCH,
+}
+_TEXTS = {  # setting: an example
+    "model": "'minkvgg11bn', of sparsepipe.models.NETWORKS",
+    "data": "a folder, or a manifest's name",
+    "engine": "'auto'",
+    "device": "'cpu'",
+    "validation_split": "'test'",
+    "task": "'classification'",
+    "augmentation": "'shapes'",
+    "cache": "a folder, or 'off'",
+}
+_FLAGS = (
+    "synchronised_batch_norm",
+    "shared_memory",
+    "shuffle",
+    "validate",
+    "asynchronous_checkpoints",
+)
+
+
+def _told(value: Any) -> str:
+    """Write a value in a line: those of Python's own simple types as they are, of others the type alone."""
+    simple = value is None or isinstance(value, (bool, int, float, str, list, tuple, dict))
+    return " ".join(shown(value).split()) if simple else f"a {type(value).__name__}"
+
+
+def _require_text(name: str, value: Any) -> None:
+    if value is None and name in _MAY_BE_NONE:
+        return
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise InputError(f"{name} is {_told(value)}, expected text such as {_TEXTS[name]}")
+
+
+def _require_integer(name: str, value: Any, least: int, most: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InputError(f"{name} is {value!r}, expected a whole number of at least {least}")
+        raise InputError(f"{name} is {_told(value)}, expected a whole number of at least {least}")
+    if value > most:
+        raise InputError(f"{name} is {_told(value)}, expected a whole number from {least} to {most}")
 
 
-def _require_number(name: str, value: Any, least: float, most: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most or value != value:
-        bound = f"from {least} to {most}" if most < math.inf else f"of at least {least}"
-        raise InputError(f"{name} is {value!r}, expected a number {bound}")
+def _require_number(name: str, value: Any, least: float, most: float, closed: bool) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if number and value == 0 < most and not closed:
+        raise InputError(f"{name} is 0, expected a number above 0, at most {most:g}")
+    if not number or not least <= value <= most:
+        raise InputError(f"{name} is {_told(value)}, expected a number from {least:g} to {most:g}")

@@ -33,4 +33,7 @@ class LearningRate:
             return self.base * (minibatch + 1) / self.warmup
         share = min(1.0, (minibatch - self.warmup) / max(1, total_minibatches - self.warmup))
         epochs = minibatch / epoch_minibatches
-        return self.base * SCHEDULES[self.schedule](epochs, share, self.decay, self.decay_epochs)
+        try:
+            return self.base * SCHEDULES[self.schedule](epochs, share, self.decay, self.decay_epochs)
+        except OverflowError:  # of a factor above 1
+            return math.inf

@@ -61,6 +61,13 @@ class ReplayWorkload:
     def segments(self, done: int = 0) -> list[tuple[int, int, int]]:
         return [(0, done, self.total_minibatches - done)] if done < self.total_minibatches else []
 
+    @property
+    def num_samples(self) -> int:
+        return self.total_minibatches * self.config.batch_size
+
+    def segment_lengths(self, done: int = 0) -> set[int]:
+        return {count for _, _, count in self.segments(done)}
+
     def order(self, epoch: int) -> tuple[tuple[int, ...], ...]:
         size = self.config.batch_size
         return tuple(tuple(range(m * size, (m + 1) * size)) for m in range(self.total_minibatches))

@@ -87,7 +87,7 @@ class Worker:
         Raises InputError where a list of actions would deadlock: warm-ups of another's may do in long epochs alone.
         """
         done = self._resume(resume_from) if resume_from else 0
-        for count in {count for _, _, count in self.workload.segments(done)}:
+        for count in self.workload.segment_lengths(done):
             check_runs(self.plan, count, synchronised=self.config.synchronised_batch_norm)
         if self.rank == self.last_rank:
             shared = self.process.shared_memory
@@ -275,9 +275,9 @@ class Worker:
 
     def _order(self) -> dict[str, Any]:
         """What decides which samples a minibatch has and which classes they are of, besides the epoch."""
-        config, samples = self.config, sum(map(len, self.workload.order(0)))
-        drawn = {name: getattr(config, name) for name in ("batch_size", "seed", "shuffle", "balance")}
-        return {"num_classes": self.workload.network.num_classes, "samples": samples, **drawn}
+        names = ("batch_size", "last_minibatch", "seed", "shuffle", "balance")
+        drawn = {name: getattr(self.config, name) for name in names}
+        return {"num_classes": self.workload.network.num_classes, "samples": self.workload.num_samples, **drawn}
 
     def _resume(self, found: checkpoint.Checkpoint) -> int:
         """Load the layers of this rank's stages and return the minibatches done."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,8 +65,13 @@ class Workload:
         return self.training.task == SEGMENTATION
 
     @property
+    def num_samples(self) -> int:
+        """Samples of the training split."""
+        return len(self.training)
+
+    @property
     def epoch_minibatches(self) -> int:
-        return -(-len(self.training) // self.config.batch_size)
+        return len(data.sizes(len(self.training), self.config.batch_size, last=self.config.last_minibatch))
 
     @property
     def total_minibatches(self) -> int:
@@ -80,6 +86,12 @@ class Workload:
             yield epoch, first, count
             done += count
 
+    def segment_lengths(self, done: int = 0) -> set[int]:
+        """Return the counts that `segments` yields, at most three, however many epochs are left to train."""
+        left, whole = self.total_minibatches - done, self.epoch_minibatches
+        first = min(left, -done % whole or whole)
+        return {count for count in (first, whole if left - first >= whole else 0, (left - first) % whole) if count > 0}
+
     @lru_cache(maxsize=2)  # noqa: B019 - a workload lives as long as its process
     def order(self, epoch: int) -> tuple[tuple[int, ...], ...]:
         """Return the samples of each training minibatch of an epoch: the same on every rank.
@@ -87,7 +99,8 @@ class Workload:
         Balanced by voxels, every rank reads all samples once to count them.
         """
         config = self.config
-        options = {"batch_size": config.batch_size, "seed": config.seed, "epoch": epoch}
+        options: dict[str, Any] = {"batch_size": config.batch_size, "seed": config.seed, "epoch": epoch}
+        options["last"] = config.last_minibatch
         if config.balance == "voxels":
             return data.voxel_balanced_minibatches(self.training.voxel_counts(), **options)
         if config.balance == "classes":

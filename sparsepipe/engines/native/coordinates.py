@@ -28,8 +28,10 @@ def _limit(dimension: int) -> int:
     return 3 << (_AXIS_BITS[dimension] - 3)
 
 
-def within_reach(coordinates: Tensor) -> Tensor:
+def within_reach(coordinates: Tensor, limit: int | None = None) -> Tensor:
     """Return coordinates [N, 1 + D] with each sample moved near the origin, where any is too far from it to be packed.
+
+    `limit` is how far the caller can reach where not as far as keys do.
 
     The order of voxels within a sample stays, and so does what a network whose tensor strides divide the step makes of
     them. What fits, and what `pack` refuses for another reason, is returned as it is.
@@ -37,7 +39,7 @@ def within_reach(coordinates: Tensor) -> Tensor:
     dimension = coordinates.shape[1] - 1
     if dimension not in _AXIS_BITS or not len(coordinates):
         return coordinates
-    limit, index = _limit(dimension), coordinates[:, 0].long()
+    limit, index = limit or _limit(dimension), coordinates[:, 0].long()
     low, high = (int(bound) for bound in torch.aminmax(coordinates[:, 1:]))
     if (-limit <= low and high < limit) or int(index.min()) < 0:
         return coordinates
