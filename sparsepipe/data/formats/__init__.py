@@ -5,7 +5,8 @@ from pathlib import Path
 from ...errors import InputError
 from .base import Cloud, Mesh, Reader
 from .hdf5 import read_hdf5
-from .npz import read_npz
+from .las import read_las
+from .npz import read_npy, read_npz
 from .off import read_off
 from .pcd import read_pcd
 from .ply import read_ply
@@ -19,9 +20,13 @@ READERS: dict[str, Reader] = {
     ".ply": read_ply,
     ".txt": read_text_cloud,
     ".xyz": read_text_cloud,
+    ".pts": read_text_cloud,
+    ".npy": read_npy,
     ".npz": read_npz,
     ".h5": read_hdf5,
     ".hdf5": read_hdf5,
+    ".las": read_las,
+    ".laz": read_las,
     ".bin": read_scan,
 }
 

@@ -180,7 +180,7 @@ def _named(path: Path, columns: Iterable[tuple[str, np.ndarray]], reading: Readi
 def _scaled_colours(
     attributes: np.ndarray, names: tuple[str, ...], columns: dict[str, np.ndarray], reading: Reading
 ) -> np.ndarray:
-    """Bring colours to 0 to 255: from the declared range, else from 0 to 1 where they are shares of one."""
+    """Bring colours to 0 to 255: from the declared range, else from that of shares of 1, or of 16 bits."""
     if not set(COLOUR) <= set(names):
         return attributes
     places = [names.index(name) for name in COLOUR]
@@ -189,6 +189,8 @@ def _scaled_colours(
         attributes[:, places] = colours * (255 / reading.colour_max)
     elif all(columns[name].dtype.kind == "f" for name in COLOUR) and are_shares(colours):
         attributes[:, places] = colours * 255
+    elif _are_of_16_bits(colours):
+        attributes[:, places] = colours * (255 / 65535)
     return attributes
 
 
@@ -196,6 +198,13 @@ def are_shares(colours: np.ndarray) -> bool:
     """Whether colours are given from 0 to 1: all lie there, and some between. NaN says nothing."""
     known = colours[np.isfinite(colours)]
     return bool(len(known) and ((known >= 0) & (known <= 1)).all() and (known != np.floor(known)).any())
+
+
+def _are_of_16_bits(colours: np.ndarray) -> bool:
+    """Whether colours are whole numbers beyond 8 bits and within 16, as LAS files have them."""
+    known = colours[np.isfinite(colours)]
+    whole = bool(len(known)) and bool(((known >= 0) & (known <= 65535) & (known == np.floor(known))).all())
+    return whole and bool(known.max() > 255)
 
 
 def _check_count(labels: np.ndarray, expected: int, *, what: str) -> None:

@@ -1,5 +1,6 @@
 """Point clouds in HDF5, many to a file, as modelnet40_ply_hdf5_2048 has them: data [S, P, 3], label [S, 1]."""
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -9,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import InputError
-from .base import LABEL, NORMAL, POSITION, Cloud, cloud_of, one_line, read_bytes, whole_labels
+from .base import LABEL, NORMAL, POSITION, Cloud, check_regular, cloud_of, one_line, read_bytes, whole_labels
+from .bounded import check_claim
 from .reading import AS_THEY_ARE, Reading
 
 _WHAT = "an HDF5 file of point clouds"
@@ -81,6 +83,7 @@ def _opened(path: Path) -> Iterator[dict[str, Any]]:
     """Give the file's arrays, unread, once they hold numbers and their shapes agree."""
     import h5py  # here: a listing of data sets need not wait for it
 
+    num_bytes = check_regular(path, what=_WHAT)
     try:
         with path.open("rb") as handle:
             magic = handle.read(len(_MAGIC))
@@ -92,15 +95,35 @@ def _opened(path: Path) -> Iterator[dict[str, Any]]:
         raise InputError(f"{path}: not {_WHAT}; fetch the file again")
     try:
         with h5py.File(path, "r") as file:
-            arrays = {name: file[name] for name in ("data", "label", "normal", "pid") if name in file}
+            links = {name: file.get(name, getlink=True) for name in ("data", "label", "normal", "pid")}
+            linked = [name for name, link in links.items() if link is not None and not isinstance(link, h5py.HardLink)]
+            if linked:  # never followed: it may lead to another file
+                raise InputError(f"{path}: {linked[0]!r} is a link, expected an array in the file itself")
+            arrays = {name: file[name] for name, link in links.items() if link is not None}
             for name, array in arrays.items():
                 if not isinstance(array, h5py.Dataset) or array.shape is None or array.dtype.kind not in "biuf":
                     what = "a group" if isinstance(array, h5py.Group) else "without numbers"
                     raise InputError(f"{path}: {name!r} is {what}, expected an array of numbers; repair the file")
+                _check_storage(path, name, array, num_bytes)
             _check(path, arrays)
             yield arrays
-    except (OSError, RuntimeError, KeyError, MemoryError) as error:  # what h5py raises for a damaged file
+    except InputError:
+        raise
+    except (OSError, RuntimeError, KeyError, MemoryError, TypeError, ValueError) as error:  # h5py's, for a damaged file
         raise InputError(f"{path}: {_WHAT} that is damaged or cut short ({one_line(error)}); fetch it again") from None
+
+
+def _check_storage(path: Path, name: str, array: Any, num_bytes: int) -> None:
+    """Raise InputError where an array lies in other files, was never written, or claims more than the file can hold."""
+    if array.external or array.is_virtual:
+        raise InputError(f"{path}: the numbers of {name!r} lie in another file, expected them in this one; copy them")
+    what = f"array {name!r} {list(array.shape)}"
+    check_claim(path, array.nbytes, num_bytes=num_bytes, what=what, packed=array.chunks is not None)
+    if array.chunks is not None:
+        chunk_bytes = math.prod(array.chunks) * array.dtype.itemsize
+        check_claim(path, chunk_bytes, num_bytes=num_bytes, what=f"a chunk of {what}", packed=True)
+    if array.nbytes and not array.id.get_storage_size():
+        raise InputError(f"{path}: {what} was never written; fetch the file again")
 
 
 def _check(path: Path, arrays: dict[str, Any]) -> None:

@@ -1,70 +1,152 @@
-"""Point clouds as NumPy archives (.npz): arrays by name, never pickled objects."""
+"""Point clouds as NumPy arrays (.npy) and archives of them (.npz): by the names in use, never pickled objects."""
 
 import io
+import math
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
 from ...errors import InputError
 from .base import COLOUR, INTENSITY, LABEL, NORMAL, POSITION, Cloud, cloud_of, one_line, read_bytes
-from .reading import AS_THEY_ARE, Reading
+from .bounded import check_claim
+from .columns import ask, guessed_columns
+from .reading import AS_THEY_ARE, LEFT_OUT, Reading
 
 _WHAT = "a NumPy archive"
-_POINTS = ("points", "xyz", "pos", "position", "positions", "coordinates", "coords")
+_ARRAY = "a NumPy array"
+_POINTS = (
+    *("points", "point", "coord", "coords", "coordinates", "xyz", "pos", "position", "positions"),
+    *("arr_0", "data", "cloud", "pointcloud", "point_cloud", "pc"),
+)
 _FURTHER = {  # array: its columns
     **dict.fromkeys(("normals", "normal"), NORMAL),
-    **dict.fromkeys(("colours", "colors", "rgb"), COLOUR),
-    **dict.fromkeys(("intensity", "intensities"), (INTENSITY,)),
-    **dict.fromkeys(("labels", "label", "segment"), (LABEL,)),
+    **dict.fromkeys(("colours", "colour", "colors", "color", "rgb"), COLOUR),
+    **dict.fromkeys(("intensity", "intensities", "strength"), (INTENSITY,)),
+    **dict.fromkeys(("labels", "label", "segment", "segments", "semantic_label", "semantic_labels"), (LABEL,)),
 }
+Columns = list[tuple[str, np.ndarray]]
 
 
 def read_npz(path: Path, reading: Reading = AS_THEY_ARE) -> Cloud:
     """Read `points` [P, 3] and, where there, `normals`, `colours`, `intensity` and `labels`, each with P rows.
 
-    Other spellings in use (`xyz`, `pos`, `rgb`, ...) are known; further arrays are left alone. Raises InputError that
-    names the file and the array for a damaged archive, pickled objects, or rows that do not match.
+    Other spellings in use (`coord`, `xyz`, `color`, `segment`, ...) are known; further arrays are left alone. Points of
+    more columns, and the unnamed `arr_0`, are read as `read_npy` does. Raises InputError that names the file and the
+    array for a damaged archive, pickled objects, rows that do not match, or two arrays of one meaning.
     """
-    content = io.BytesIO(read_bytes(path, what=_WHAT))
+    data = read_bytes(path, what=_WHAT)
+    content = io.BytesIO(data)
     if not zipfile.is_zipfile(content):
         raise InputError(f"{path}: not {_WHAT}, or cut short; fetch the file again")
+    renamed = dict(reading.renamed)
     try:
         with zipfile.ZipFile(content) as archive:
-            names = {name.removesuffix(".npy"): name for name in archive.namelist()}
-            known = next((name for name in _POINTS if name in names), None)
-            arrays = {name: _member(archive, names[name]) for name in names if name == known or name in _FURTHER}
+            names = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+            wanted = {name: info for name, info in names.items() if _known(renamed.get(name, name))}
+            claimed = sum(info.file_size for info in wanted.values())
+            check_claim(path, claimed, num_bytes=len(data), what=", ".join(wanted), packed=True)
+            arrays = {name: _member(archive, info) for name, info in wanted.items()}
+    except InputError:
+        raise
     except Exception as error:  # zipfile, its decompressors and numpy raise many kinds; the file is at fault in each
         raise InputError(f"{path}: not {_WHAT} that can be read ({one_line(error)}); fetch the file again") from None
-    if known is None:
-        raise InputError(f"{path}: holds {', '.join(sorted(names)) or 'nothing'}, expected an array 'points' [P, 3]")
-    points = arrays.pop(known)
-    columns = dict(zip(POSITION, _columns(path, known, points, 3, None), strict=True))
+    points = [name for name in arrays if renamed.get(name, name).lower() in _POINTS]
+    if not points:
+        listed = ", ".join(sorted(names))[:200] or "nothing"
+        raise InputError(f"{path}: holds {listed}, expected an array 'points' [P, 3]")
+    for other in points[1:]:
+        if not np.array_equal(arrays[other], arrays[points[0]]):
+            raise InputError(
+                f"{path}: arrays {points[0]!r} and {other!r} may both be the points; say which is not in dataset.json, "
+                f'such as "columns": {{"{other}": "{LEFT_OUT}"}}'
+            )
+    columns = _table(path, points[0], arrays[points[0]], reading)
+    rows = len(arrays[points[0]])
     for name, array in arrays.items():
-        wanted = _FURTHER[name]
-        columns |= dict(zip(wanted, _columns(path, name, array, len(wanted), len(points)), strict=True))
-    return cloud_of(path, columns.items(), reading)
+        if name not in points:
+            meaning = _FURTHER[renamed.get(name, name).lower()]
+            columns += zip(meaning, _columns(path, name, array, len(meaning), rows), strict=True)
+    return cloud_of(path, columns, reading)
 
 
-def _member(archive: zipfile.ZipFile, name: str) -> np.ndarray:
+def read_npy(path: Path, reading: Reading = AS_THEY_ARE) -> Cloud:
+    """Read one array [P, C]: x, y, z first; its columns are those the folder declares, or named by a structured array.
+
+    Else they are told by their numbers, as those of text are. Raises InputError that names the file where it is
+    damaged, of objects, or one of a cloud's several files, and one that asks for names where they cannot be told.
+    """
+    if path.stem.lower() in _FURTHER:
+        raise InputError(
+            f"{path}: one of several arrays of a cloud, expected all in one file; put them together by "
+            f"numpy.savez('NAME.npz', coord=…, {path.stem}=…)"
+        )
+    data = read_bytes(path, what=_ARRAY)
+    try:
+        array = array_of(data)
+    except Exception as error:  # numpy raises many kinds; the file is at fault in each
+        raise InputError(f"{path}: not {_ARRAY} that can be read ({one_line(error)}); fetch the file again") from None
+    return cloud_of(path, _table(path, path.stem, array, reading), reading)
+
+
+def array_of(content: bytes) -> np.ndarray:
+    """Return the array of an .npy file's bytes. Raises what numpy does, or ValueError where its size is another."""
+    if not content.startswith(np.lib.format.MAGIC_PREFIX):
+        raise ValueError("it does not begin as one")
+    stream = io.BytesIO(content)
+    version = np.lib.format.read_magic(stream)
+    header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = header(stream)
+    if dtype.hasobject or dtype.itemsize == 0:
+        raise ValueError(f"it holds {dtype}, no numbers")
+    claimed, held = math.prod(shape) * dtype.itemsize, len(content) - stream.tell()
+    if claimed != held or min(shape, default=0) < 0:
+        raise ValueError(f"its header says {claimed} bytes, {held} follow")
+    stream.seek(0)
+    return np.lib.format.read_array(stream, allow_pickle=False)
+
+
+def _known(name: str) -> bool:
+    return name.lower() in _POINTS or name.lower() in _FURTHER
+
+
+def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
     """Return one array of an archive. Raises whatever zipfile and numpy do where it is damaged or holds objects.
 
     The member is read whole, which holds it to its checksum: numpy would stop where the array's own header says.
     """
-    content = archive.read(name)
-    if not content.startswith(np.lib.format.MAGIC_PREFIX):
-        raise ValueError(f"member {name.removesuffix('.npy')!r} is no array")
-    return np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
+    try:
+        return array_of(archive.read(info))
+    except ValueError as error:
+        raise ValueError(f"member {info.filename.removesuffix('.npy')!r} is no array: {error}") from None
+
+
+def _table(path: Path, name: str, array: np.ndarray, reading: Reading) -> Columns:
+    """Return the named columns of an array of points [P, C], or of a structured one [P]."""
+    if array.dtype.names and array.ndim == 1 and len(array):
+        named = [(each, array[each]) for each in array.dtype.names]
+        return [(each, column) for each, column in named if column.ndim == 1 and column.dtype.kind in "biuf"]
+    if array.ndim != 2 or array.shape[1] == 3 or array.shape[1] < 3 or not _is_numeric(array) or not len(array):
+        return list(zip(POSITION, _columns(path, name, array, 3, None), strict=True))
+    if reading.columns is not None and len(reading.columns) != array.shape[1]:
+        raise ask(path, array.shape[1], f"where dataset.json names {len(reading.columns)}")
+    names: Iterable[str] = reading.columns or guessed_columns(path, array.astype(np.float64))
+    return list(zip(names, array.T, strict=True))
 
 
 def _columns(path: Path, name: str, array: np.ndarray, width: int, rows: int | None) -> np.ndarray:
     """Return the array's columns [width, P]."""
     if width == 1 and array.ndim == 1:
         array = array[:, None]
-    numeric = np.issubdtype(array.dtype, np.number) or array.dtype == np.bool_
+    numeric = _is_numeric(array)
     if not numeric or array.ndim != 2 or array.shape[1] != width or rows not in (None, len(array)) or not len(array):
         wanted = f"[{'P' if rows is None else rows}, {width}] with P >= 1" if rows is None else f"[{rows}, {width}]"
         raise InputError(
             f"{path}: array {name!r} is {array.dtype} {list(array.shape)}, expected numbers {wanted}; repair the file"
         )
     return array.T
+
+
+def _is_numeric(array: np.ndarray) -> bool:
+    return array.dtype.kind in "biuf"

@@ -1,62 +1,86 @@
-"""PCD point clouds, ascii, binary or compressed: pypcd4 reads them once their sizes agree with their header."""
+"""PCD point clouds, ascii, binary or compressed, with the fields that PCL's tools write."""
 
-import io
-import warnings
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from ...errors import InputError
-from .base import Cloud, cloud_of, read_bytes, whole_number
+from .base import COLOUR, Cloud, cloud_of, one_line, read_bytes, whole_number
+from .bounded import check_claim
 from .reading import AS_THEY_ARE, Reading
+from .words import numbers_of, shown
 
 _WHAT = "a PCD point cloud"
 _ENCODINGS = ("ascii", "binary", "binary_compressed")
 _REQUIRED = ("FIELDS", "SIZE", "TYPE", "POINTS", "DATA")
-_DROPPED = ("rgb", "rgba", "_")
-_KEYS = ("VERSION", "FIELDS", "SIZE", "TYPE", "COUNT", "WIDTH", "HEIGHT", "VIEWPOINT", "POINTS", "DATA")
+_KINDS = {("F", 4), ("F", 8), *((kind, size) for kind in "IU" for size in (1, 2, 4, 8))}
+_PACKED = ("rgb", "rgba")  # three or four bytes of colour in one number
+
+
+@dataclass(frozen=True)
+class _Field:
+    """A field of a point: `count` numbers of `size` bytes each."""
+
+    name: str
+    type: str
+    size: int
+    count: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.size * self.count
 
 
 def read_pcd(path: Path, reading: Reading = AS_THEY_ARE) -> Cloud:
     """Read a PCD v0.7 file: x, y, z and every further number of its points by name, normals and labels among them.
 
-    Colours packed into one number, fields of several numbers and padding are dropped.
+    Colours packed into one number become red, green and blue. Fields of several numbers and padding are dropped.
 
-    Raises InputError that names the file where it is truncated, longer than its header says, malformed or not finite.
+    Raises InputError that names the file where it is truncated, longer than its header says or malformed.
     """
-    from pypcd4 import PointCloud  # here: a listing of data sets need not wait for it
-
     data = read_bytes(path, what=_WHAT)
-    header, body = _split_header(path, data)
-    num_points, row_bytes, encoding = _check_header(path, header)
-    body = _check_body(path, body, encoding=encoding, num_points=num_points, row_bytes=row_bytes)
-    head = "".join(f"{key} {' '.join(words)}\n" for key, words in header.items() if key in _KEYS)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # numpy only warns of rows it could not read
-            read = PointCloud.from_fileobj(io.BufferedReader(io.BytesIO(head.encode() + body)))
-            single = zip(header["FIELDS"], header["COUNT"], strict=True)
-            names = [name for name, count in single if count == "1" and name not in _DROPPED]
-            columns = {name: np.atleast_1d(read.pc_data[name]) for name in names}
-    except Exception as error:  # pypcd4 and what it stands on raise many kinds; the file is at fault in each
-        raise InputError(f"{path}: not {_WHAT} ({' '.join(str(error).split())[:200]}); fetch it again") from None
-    found = len(columns["x"])
-    if found != num_points:
-        raise InputError(f"{path}: truncated: {found} points, expected {num_points}; fetch the file again")
-    return cloud_of(path, columns.items(), reading)
+    header, body, num_lines = _split_header(path, data)
+    fields, num_points, encoding = _check_header(path, header)
+    if encoding == "ascii":
+        columns = _ascii_columns(path, body, fields, num_points=num_points, first_line=num_lines + 1)
+    else:
+        columns = _binary_columns(path, body, fields, num_points=num_points, encoding=encoding)
+    found: list[tuple[str, np.ndarray]] = []
+    for field, column in columns:
+        if field.name.lower() in _PACKED and field.size == 4:
+            found += zip(COLOUR, _unpacked(column, field, as_text=encoding == "ascii"), strict=True)
+        else:
+            found.append((field.name, column))
+    return cloud_of(path, found, reading)
 
 
-def _split_header(path: Path, data: bytes) -> tuple[dict[str, list[str]], bytes]:
-    """Part the header, as {"FIELDS": ["x", "y", "z"], ...} ending with DATA, from the bytes after it."""
+def _unpacked(column: np.ndarray, field: _Field, *, as_text: bool) -> list[np.ndarray]:
+    """Return red, green and blue, 0 to 255, of 0xRRGGBB: the bits of a float, or whole numbers where text has those."""
+    known = np.isfinite(column)
+    whole = bool(((column[known] == np.floor(column[known])) & (column[known] >= 0)).all())
+    if field.type == "F" and not (as_text and whole):
+        with np.errstate(over="ignore", invalid="ignore"):
+            bits = column.astype(np.float32).view(np.uint32)
+        known = known | (not as_text)  # the bits of a colour may be those of NaN
+    else:
+        known = known & (column >= -(2**31)) & (column < 2**32)  # of 32 bits, which may be read as below 0
+        bits = np.where(known, column, 0).astype(np.int64)
+    return [np.where(known, (bits >> shift) & 0xFF, np.nan) for shift in (16, 8, 0)]
+
+
+def _split_header(path: Path, data: bytes) -> tuple[dict[str, list[str]], bytes, int]:
+    """Part the header, as {"FIELDS": ["x", "y", "z"], ...}, from the bytes after it; count its lines."""
     header: dict[str, list[str]] = {}
-    start = 0
+    start = num_lines = 0
+    newline = b"\n" if b"\n" in data else b"\r"  # old Macs
     while start < len(data) and "DATA" not in header:
-        end = data.find(b"\n", start)
+        end = data.find(newline, start)
         end = len(data) if end < 0 else end
         line = data[start:end].decode("ascii", errors="replace").partition("#")[0].split()
         if line:
             header[line[0].upper()] = line[1:]
-        start = end + 1
+        start, num_lines = end + 1, num_lines + 1
         if len(header) > 32:
             break
     missing = [key for key in _REQUIRED if not header.get(key)]
@@ -66,19 +90,17 @@ def _split_header(path: Path, data: bytes) -> tuple[dict[str, list[str]], bytes]
     header.setdefault("COUNT", ["1"] * len(header["FIELDS"]))  # optional in older writers
     if "WIDTH" not in header:
         header |= {"WIDTH": header["POINTS"], "HEIGHT": ["1"]}
-    return header | {"DATA": data_line}, data[start:]
+    return header | {"DATA": data_line}, data[start:], num_lines
 
 
-def _check_header(path: Path, header: dict[str, list[str]]) -> tuple[int, int, str]:
-    """Return the number of points, the bytes of each and the encoding."""
-    fields = header["FIELDS"]
-    if not {"x", "y", "z"} <= set(fields):
-        raise InputError(f"{path}: FIELDS {' '.join(fields)}, expected x y z among them")
+def _check_header(path: Path, header: dict[str, list[str]]) -> tuple[list[_Field], int, str]:
+    """Return the fields of a point, the number of points and the encoding."""
+    names = header["FIELDS"]
+    if not {"x", "y", "z"} <= {name.lower() for name in names}:
+        raise InputError(f"{path}: FIELDS {' '.join(names)[:200]}, expected x y z among them")
     for key in ("SIZE", "TYPE", "COUNT"):
-        if len(header[key]) != len(fields):
-            raise InputError(
-                f"{path}: {key} has {len(header[key])} entries, expected {len(fields)}: one for each field"
-            )
+        if len(header[key]) != len(names):
+            raise InputError(f"{path}: {key} has {len(header[key])} entries, expected {len(names)}: one for each field")
     sizes, counts = ([whole_number(word) for word in header[key]] for key in ("SIZE", "COUNT"))
     shape = [whole_number(" ".join(header.get(key, ["1"]))) for key in ("POINTS", "WIDTH", "HEIGHT")]
     if None in (*sizes, *counts, *shape):
@@ -92,38 +114,89 @@ def _check_header(path: Path, header: dict[str, list[str]]) -> tuple[int, int, s
             "fetch the file again"
         )
     if encoding not in _ENCODINGS:
-        raise InputError(f"{path}: DATA {encoding}, expected one of {', '.join(_ENCODINGS)}")
-    header["DATA"] = [encoding]
-    return num_points, sum(size * count for size, count in zip(sizes, counts, strict=True)), encoding
-
-
-def _check_body(path: Path, body: bytes, *, encoding: str, num_points: int, row_bytes: int) -> bytes:
-    """Return the body as pypcd4 takes it. Raises InputError where its size is not what the header says."""
-    found, expected = len(body), num_points * row_bytes
-    if encoding == "ascii":
-        lines = [b" ".join(line.split()) for line in body.splitlines() if line.strip()]
-        if len(lines) != num_points:
-            state = "truncated" if len(lines) < num_points else "longer than its header says"
-            raise InputError(f"{path}: {state}: {len(lines)} rows, expected {num_points} points; fetch the file again")
-        return b"\n".join(lines) + b"\n"
-    if encoding == "binary_compressed":
-        # two uint32 lead: compressed and uncompressed bytes. The second must be what the header promises.
-        if found < 8:
-            raise InputError(f"{path}: truncated: {found} bytes after the header; fetch the file again")
-        compressed, uncompressed = (int(size) for size in np.frombuffer(body[:8], dtype="<u4"))
-        if uncompressed != expected:
+        raise InputError(f"{path}: DATA {encoding[:40]}, expected one of {', '.join(_ENCODINGS)}")
+    types = [word.upper() for word in header["TYPE"]]
+    fields = [_Field(*each) for each in zip(names, types, sizes, counts, strict=True)]
+    for field in fields:
+        if field.name != "_" and (field.type, field.size) not in _KINDS:
             raise InputError(
-                f"{path}: unpacks to {uncompressed} bytes, expected {expected} for {num_points} points; fetch it again"
+                f"{path}: field {field.name[:40]} is of TYPE {field.type[:9]} and SIZE {field.size}, expected F of 4 "
+                f"or 8 bytes, I or U of 1, 2, 4 or 8: not {_WHAT}; fetch it again"
             )
-        expected = compressed + 8
-    if found < expected:
+    return fields, num_points, encoding
+
+
+Columns = list[tuple[_Field, np.ndarray]]  # of fields of one number
+
+
+def _ascii_columns(path: Path, body: bytes, fields: list[_Field], *, num_points: int, first_line: int) -> Columns:
+    lines = [(number, line) for number, line in enumerate(body.splitlines(), start=first_line) if line.strip()]
+    if len(lines) != num_points:
+        state = "truncated" if len(lines) < num_points else "longer than its header says"
+        raise InputError(f"{path}: {state}: {len(lines)} rows, expected {num_points} points; fetch the file again")
+    width = sum(field.count for field in fields)
+    for number, line in lines:
+        if len(line.split()) != width:
+            raise InputError(f"{path}:{number}: {shown(line)}, expected {width} numbers: not {_WHAT}; fetch it again")
+    table = numbers_of(path, lines, width * num_points).reshape(num_points, width)
+    columns, place = [], 0
+    for field in fields:
+        if field.count == 1 and field.name != "_":
+            columns.append((field, table[:, place]))
+        place += field.count
+    return columns
+
+
+def _binary_columns(path: Path, body: bytes, fields: list[_Field], *, num_points: int, encoding: str) -> Columns:
+    """Return the fields point by point (binary), or one after the other for all points (binary_compressed)."""
+    row_bytes = sum(field.num_bytes for field in fields)
+    expected = num_points * row_bytes
+    if encoding == "binary":
+        body = _checked(path, body, expected, num_points)
+    else:
+        body = _decompressed(path, body, expected, num_points)
+    columns, place = [], 0
+    for field in fields:
+        if field.count == 1 and field.name != "_":
+            dtype = np.dtype(f"<{field.type.lower()}{field.size}")
+            start, step = (place, row_bytes) if encoding == "binary" else (place * num_points, field.size)
+            columns.append((field, np.ndarray(num_points, dtype, buffer=body, offset=start, strides=step)))
+        place += field.num_bytes
+    return columns
+
+
+def _decompressed(path: Path, body: bytes, expected: int, num_points: int) -> bytes:
+    import lzf  # here: few files need it
+
+    # two uint32 lead: compressed and uncompressed bytes. The second must be what the header promises.
+    if len(body) < 8:
+        raise InputError(f"{path}: truncated: {len(body)} bytes after the header; fetch the file again")
+    packed, unpacked = (int(size) for size in np.frombuffer(body[:8], dtype="<u4"))
+    if unpacked != expected:
         raise InputError(
-            f"{path}: truncated: {found} bytes after the header, expected {expected} for {num_points} points; "
+            f"{path}: unpacks to {unpacked} bytes, expected {expected} for {num_points} points; fetch it again"
+        )
+    check_claim(path, expected, num_bytes=len(body), what="its header", packed=True)
+    content = _checked(path, body, packed + 8, num_points)[8:]
+    try:
+        found = lzf.decompress(content, unpacked)
+    except Exception as error:  # the library's own kinds; the file is at fault in each
+        raise InputError(f"{path}: not {_WHAT} ({one_line(error)}); fetch it again") from None
+    if found is None or len(found) != unpacked:
+        raise InputError(f"{path}: not {_WHAT}: its points do not unpack; fetch it again")
+    return found
+
+
+def _checked(path: Path, body: bytes, expected: int, num_points: int) -> bytes:
+    """Return the bytes expected. Raises InputError where there are fewer, or more than padding behind them."""
+    if len(body) < expected:
+        raise InputError(
+            f"{path}: truncated: {len(body)} bytes after the header, expected {expected} for {num_points} points; "
             "fetch it again"
         )
     if body[expected:].strip(b"\0\r\n "):  # older PCL leaves up to a page of zeros behind the points
         raise InputError(
-            f"{path}: longer than its header says: {found} bytes, expected {expected} for {num_points} points; "
+            f"{path}: longer than its header says: {len(body)} bytes, expected {expected} for {num_points} points; "
             "fetch it again"
         )
     return body[:expected]

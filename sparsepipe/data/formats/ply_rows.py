@@ -1,6 +1,5 @@
 """The rows of a PLY file's elements: one column for each property, lists as their values and lengths."""
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import InputError
+from .words import numbers_of, shown
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def read_ascii(path: Path, body: bytes, elements: tuple[Element, ...], *, first_
         rows = lines[done : done + element.count]
         done += element.count
         widths = np.array([len(line.split()) for _, line in rows], dtype=np.int64)
-        numbers = _numbers(path, rows, int(widths.sum()))
+        numbers = numbers_of(path, rows, int(widths.sum()))
         ends = np.cumsum(widths)
         try:
             columns, at = _walked(element, ends - widths, ends, lambda at, _, numbers=numbers: numbers[at], whole=False)
@@ -67,7 +67,7 @@ def read_ascii(path: Path, body: bytes, elements: tuple[Element, ...], *, first_
         if len(wrong):
             number, line = rows[int(wrong[0])]
             raise InputError(
-                f"{path}:{number}: {_shown(line)}, expected the numbers of one {element.name}: "
+                f"{path}:{number}: {shown(line)}, expected the numbers of one {element.name}: "
                 f"{' '.join(_described(each) for each in element.properties)[:200]}; repair or remove the file"
             )
         found[element.name] = columns
@@ -206,29 +206,6 @@ def _row_starts(data: bytes, element: Element, *, start: int, order: str) -> np.
         if start > len(data):
             return None
     return np.array(starts, dtype=np.int64)
-
-
-def _numbers(path: Path, rows: list[tuple[int, bytes]], expected: int) -> np.ndarray:
-    """Return all numbers of the rows, float64. Raises InputError that names the first line with a word that is none."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # NumPy only warns of a word that is no number
-            numbers = np.fromstring(b" ".join(line for _, line in rows), dtype=np.float64, sep=" ")
-    except (DeprecationWarning, ValueError):
-        numbers = None
-    if numbers is not None and len(numbers) == expected:
-        return numbers
-    for number, line in rows:
-        for word in line.split():
-            try:
-                float(word)
-            except ValueError:
-                raise InputError(f"{path}:{number}: {_shown(line)}, expected numbers alone; repair the file") from None
-    return np.array([float(word) for _, line in rows for word in line.split()])  # forms that Python alone reads
-
-
-def _shown(line: bytes) -> str:
-    return repr(line[:40].decode("latin-1").strip())
 
 
 def _described(each: Property) -> str:

@@ -1,0 +1,75 @@
+"""LAS and LAZ: clouds of airborne and terrestrial lidar, with classes, intensities and colours; laspy reads them."""
+
+import io
+import struct
+from pathlib import Path
+
+import numpy as np
+
+from ...errors import InputError
+from .base import COLOUR, INTENSITY, POSITION, Cloud, cloud_of, one_line, read_bytes
+from .bounded import check_claim
+from .reading import AS_THEY_ARE, Reading
+
+_WHAT = "a LAS point cloud"
+_FURTHER = (*COLOUR, "nir", "return_number", "number_of_returns")
+_SMALLEST_HEADER = 227  # bytes, of LAS 1.0 to 1.2
+_HEADER_1_4 = 375
+_PACKED = 0x80  # in the point format: LAZ
+_VLR_BYTES, _EVLR_BYTES = 54, 60  # at least, of a record of variable length
+
+
+def read_las(path: Path, reading: Reading = AS_THEY_ARE) -> Cloud:
+    """Read a LAS or LAZ file: coordinates with scale and offset applied in float64, intensity, colours, returns.
+
+    A point's label is its classification, 0 (never classified) and 1 (unclassified) among them: `ignore` leaves them
+    out. Colours of 16 bits become 0 to 255. Further dimensions of the file's own are kept by name, where they are
+    numbers. Raises InputError that names the file where it is truncated or malformed, or claims more than it holds.
+    """
+    data = read_bytes(path, what=_WHAT)
+    _check_header(path, data)
+    import laspy  # here: a listing of data sets need not wait for it
+
+    try:
+        with np.errstate(all="ignore"):  # damaged scales are found as points that are not finite
+            found = laspy.read(io.BytesIO(data))
+            columns = [(name, np.asarray(getattr(found, name), dtype=np.float64)) for name in POSITION]
+            columns += [(INTENSITY, np.asarray(found.intensity)), ("classification", np.asarray(found.classification))]
+            names = set(found.point_format.dimension_names)
+            own = [name for name in found.point_format.extra_dimension_names if name not in (*_FURTHER, INTENSITY)]
+            further = [(name, np.asarray(found[name])) for name in (*(n for n in _FURTHER if n in names), *own)]
+    except BaseException as error:  # laspy, and the decompressor, whose panics are no Exception; the file is at fault
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
+        raise InputError(f"{path}: not {_WHAT} that can be read ({one_line(error)}); fetch the file again") from None
+    columns += [(name, column) for name, column in further if column.ndim == 1 and column.dtype.kind in "biuf"]
+    return cloud_of(path, columns, reading)
+
+
+def _check_header(path: Path, data: bytes) -> None:
+    """Raise InputError where the counts of the header, which laspy believes, go beyond the file."""
+    if not data.startswith(b"LASF"):
+        raise InputError(f"{path}: does not start with 'LASF', expected {_WHAT}; fetch the file again")
+    if len(data) < _SMALLEST_HEADER:
+        raise InputError(f"{path}: truncated: {len(data)} bytes, expected a header of {_SMALLEST_HEADER} or more")
+    minor = data[25]
+    header_bytes, start, num_vlrs, kind, row_bytes, count = struct.unpack_from("<HIIBHI", data, 94)
+    if minor >= 4 and len(data) >= _HEADER_1_4:
+        evlr_start, num_evlrs, count_1_4 = struct.unpack_from("<QIQ", data, 235)
+        count = count_1_4 or count
+        if num_evlrs and evlr_start + num_evlrs * _EVLR_BYTES > len(data):
+            raise InputError(f"{path}: truncated: its {num_evlrs} extended records go beyond it; fetch the file again")
+    if header_bytes + num_vlrs * _VLR_BYTES > start or start > len(data):
+        raise InputError(
+            f"{path}: points from byte {start} after {num_vlrs} records, in {len(data)} bytes; fetch the file again"
+        )
+    if not count:
+        raise InputError(f"{path}: 0 points, expected at least one; remove the file")
+    expected, held = count * row_bytes, len(data) - start
+    if kind & _PACKED:
+        check_claim(path, expected, num_bytes=len(data), what=f"its header of {count} points", packed=True)
+    elif not row_bytes or expected > held:
+        raise InputError(
+            f"{path}: truncated: {held} bytes after the header, expected {expected} for {count} points; "
+            "fetch the file again"
+        )
