@@ -212,6 +212,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument(
         "--only-changed", action="store_true", help="skip notebooks whose text, code and inputs are as before"
     )
+    one.add_argument("--no-pictures", action="store_true", help="tables and their provenance alone: no browser needed")
     return top
 
 

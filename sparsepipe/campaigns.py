@@ -18,6 +18,19 @@ def new_campaign(name: str, settings: Any) -> str:
     return f"{name}-{datetime.now(UTC):%Y%m%dT%H%M%S}-{digest(settings)}"
 
 
+def made_for(campaign: str | None, settings: Any) -> bool:
+    """Whether a campaign is one of these settings."""
+    return campaign is not None and campaign.rpartition("-")[2] == digest(settings)
+
+
+def campaign_began(campaign: str) -> datetime:
+    """When a campaign began, as its id says; the year 1 for an id of another kind."""
+    try:
+        return datetime.strptime(campaign.split("-")[-2], "%Y%m%dT%H%M%S").replace(tzinfo=UTC)
+    except (IndexError, ValueError):
+        return datetime.min.replace(tzinfo=UTC)
+
+
 def differences(records: Iterable[RunRecord]) -> list[str]:
     """Say why measured speeds of these runs should not stand side by side; nothing where they may.
 

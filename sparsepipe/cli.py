@@ -358,6 +358,7 @@ def reproduce(options: argparse.Namespace) -> Answer:
     from .reproduce import reproduce as run_notebooks
 
     settings = {"jobs": options.jobs, "data": options.data, "out": options.out, "only_changed": options.only_changed}
+    settings["pictures"] = not options.no_pictures
     written = run_notebooks(options.figures or None, **settings)
     names = [str(path) for path in written]
     return Answer({"figures": names}, "\n".join(["figures:", *names]))

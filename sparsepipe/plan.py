@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -115,6 +115,8 @@ class Plan:
     estimate: Estimate | None = None
     warnings: tuple[str, ...] = ()
     accumulation: int = 1
+    # What the plan was made from: a Provenance, as JSON. Two plans that do the same are equal wherever they come from.
+    provenance: Mapping[str, Any] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if not self.weights and self.schedule in WEIGHT_POLICIES:
@@ -300,6 +302,7 @@ class Plan:
                 _stage_to_json(stage, estimate.stages[k] if estimate else None) for k, stage in enumerate(self.stages)
             ],
             "warnings": list(self.warnings),
+            **({} if self.provenance is None else {"provenance": dict(self.provenance)}),
         }
 
     @classmethod
@@ -318,6 +321,7 @@ class Plan:
                 _estimate_from_json(document),
                 texts(document.get("warnings", []), "warnings"),
                 integer(document.get("accumulation", 1), "accumulation"),
+                _provenance(document.get("provenance")),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise InputError(f"not a plan this project wrote ({error!r})") from None
@@ -427,6 +431,12 @@ def _stage_from_json(entry: Mapping[str, Any]) -> Stage:
         None if warmup is None else integer(warmup, "warmup"),
         recompute,
     )
+
+
+def _provenance(value: Any) -> Mapping[str, Any] | None:
+    if value is not None and not isinstance(value, Mapping):
+        raise InputError(f"provenance = {shown(value)}: expected an object, or none")
+    return value
 
 
 def _labels(replicas: Iterable[Mapping[str, Any]], key: str) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ from .trace import Source, Trace
 from .trace_file import read_spans
 
 _LONGEST = 1e9  # seconds of a run, 31 years: more would be no date
+NO_PICTURES = "SPARSEPIPE_NO_PICTURES"  # says why no notebook of a batch can draw, so that none looks again
 NOTEBOOK = "SPARSEPIPE_NOTEBOOK"  # names, for provenance, the notebook that a kernel runs
 
 

@@ -1,19 +1,32 @@
 """The driver: order, names, failures told with their cell, nothing left by a kill, nothing done twice when asked."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import nbformat
 import pytest
 
+from sparsepipe import plots
+from sparsepipe.campaigns import new_campaign
 from sparsepipe.cluster import Link
+from sparsepipe.digests import digest
 from sparsepipe.errors import InputError, RunFailed
-from sparsepipe.reproduce import NOTEBOOKS, driver, reproduce
+from sparsepipe.graph import Layer, LayerGraph
+from sparsepipe.plan import Plan, Stage
+from sparsepipe.planners import partition
+from sparsepipe.profile import CostSample, LayerCost, Profile
+from sparsepipe.record import Origin, RunRecord
+from sparsepipe.reproduce import NOTEBOOKS, driver, reproduce, workplace
+from sparsepipe.reproduce.kept import kept_campaign
 from sparsepipe.reproduce.loopback import loopback_link
+from sparsepipe.reproduce.workplace import Workplace
+from sparsepipe.runtime.config import RunConfig
 
 
 @pytest.fixture
@@ -40,9 +53,12 @@ def run(few, tmp_path, *names, **options):
     return reproduce(list(names) or None, out=tmp_path / "figures", notebooks=few.folder, **options)
 
 
-WRITE = (
-    "class place:\n    export = staticmethod(lambda name: (Path(figures) / f'{name}.csv').write_text(str(number)))\n"
-)
+WRITE = """class place:
+    @staticmethod
+    def export(name):
+        for suffix in ("csv", "json", "pdf", "svg", "png"):
+            (Path(figures) / f"{name}.{suffix}").write_text(str(number))
+"""
 
 
 @pytest.mark.slow
@@ -54,7 +70,7 @@ def test_runs_all_in_order_and_again_only_what_changed(few, tmp_path, capsys):
         WRITE + 'place.export("first")',
     )
     written = run(few, tmp_path, parameters={"number": 7}, jobs=2)
-    assert [path.name for path in written] == ["first.csv"]
+    assert {path.name for path in written} == {f"first.{suffix}" for suffix in ("csv", "json", "pdf", "svg", "png")}
     assert written[0].read_text() == "7"
     told = capsys.readouterr().err.splitlines()
     assert told[0].startswith("a: ") and {line[0] for line in told[1:3]} == {"b", "c"}
@@ -155,6 +171,120 @@ def descendants(pid: int) -> list[int]:
     """Processes below `pid`, as Linux tells them."""
     below = [int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
     return below + [deeper for child in below for deeper in descendants(child)]
+
+
+REAL = """from pathlib import Path
+import pandas as pd
+import plotly.graph_objects as go
+from sparsepipe.provenance import Provenance
+from sparsepipe.reproduce.workplace import Workplace
+place = Workplace(Path(root), Path(figures), "digits", 0.1, 4)"""
+EXPORT = """known = Provenance().with_warnings("the layers' sum is 0.506 x a whole step, expected 0.90; again")
+place.export("first", go.Figure(layout={"width": 300, "height": 200}), pd.DataFrame({"x": [1]}), known);"""
+
+
+@pytest.mark.slow
+def test_a_batch_that_draws_no_pictures_says_so_at_its_end_and_draws_them_next_time(few, tmp_path, monkeypatch, capsys):
+    """It ended with "1 of 1 notebooks" and code 0; `--only-changed` then said "unchanged"."""
+    few("a", "figures = ''\nroot = ''", REAL, EXPORT)
+    browser = tmp_path / "browser"
+    browser.write_text("#!/bin/sh\nexit 1\n")
+    browser.chmod(0o755)
+    real = plots.browser()
+    monkeypatch.setenv("BROWSER_PATH", str(browser))
+    with pytest.raises(RunFailed, match=r"^1 of 1 figures have no pictures: .*the Chromium .*browser cannot be used"):
+        run(few, tmp_path, "a")
+    told = capsys.readouterr().err
+    assert "a: warning: layers' sum is 0.506 × a whole step" in told and "1 of 1 notebooks warn: a" in told
+    asked = {"out": tmp_path / "figures", "notebooks": few.folder, "data": None, "parameters": {}}
+    assert not driver._Job.prepare(**asked).is_done("a")
+    assert driver._Job.prepare(**asked, pictures=False).is_done("a")
+    if real is None:
+        return
+    monkeypatch.setenv("BROWSER_PATH", real)
+    written = run(few, tmp_path, "a", only_changed=True)
+    assert {path.suffix for path in written} == {".csv", ".json", ".pdf", ".svg", ".png"}
+    assert driver._Job.prepare(**asked).is_done("a")
+
+
+@pytest.mark.slow
+def test_a_folder_that_cannot_be_written_to_fails_the_batch(few, tmp_path):
+    """The notebook said "not exported", and went on to a good end."""
+    few(
+        "a",
+        "figures = ''\nroot = ''",
+        REAL,
+        "place = Workplace(place.root, Path('/proc/none'), 'digits', 0.1, 4)",
+        EXPORT,
+    )
+    with pytest.raises(RunFailed, match=r"a.ipynb: cell 4: InputError: /proc/none: cannot be written to"):
+        run(few, tmp_path, "a", pictures=False)
+
+
+def profile(ratio=1.0):
+    graph = LayerGraph.from_ids([Layer("a", "a", 4), Layer("b", "b", 4)], [("a", "b")])
+    costs = (LayerCost((CostSample(10, 0.1, 0.2, 3),)),) * 2
+    return Profile(graph, {"cpu": costs}, (10.0,), {"source": "measured", "layers_over_whole": ratio}, {"cpu": 1e-9})
+
+
+def test_the_link_is_measured_once_for_a_profile_and_kept(tmp_path, monkeypatch, capsys):
+    """Two executions of 04_partition on one profile gave 2 stages and 224 ms, then 3 stages and 240 ms."""
+    place = Workplace(tmp_path, tmp_path / "figures", "digits", 0.1, 4)
+    links = iter([Link(1e9, 1e-5), Link(2.5e8, 1e-4), Link(5e8, 1e-4)])
+    monkeypatch.setattr(workplace, "loopback_link", lambda: next(links))
+    first, second = place.cluster(profile(), num_devices=3), place.cluster(profile(), num_devices=3)
+    told = capsys.readouterr().out.splitlines()
+    assert first == second and len(first.devices) == 3
+    assert told[0].startswith("link between processes: 1 GB/s, 10 µs, measured now, kept as work/clusters/loopback-")
+    assert ", from work/clusters/loopback-" in told[1]
+    plans = [partition(profile(), cluster, planner="optimal") for cluster in (first, second)]
+    assert plans[0].to_json() | {"plan_seconds": 0} == plans[1].to_json() | {"plan_seconds": 0}
+    assert plans[0].provenance["clusters"][0]["digest"] == first.digest
+    assert place.cluster(profile(), num_devices=3, anew=True) != first
+    assert place.cluster(profile(0.5), num_devices=3).network == Link(5e8, 1e-4)  # another profile, another hour
+    with pytest.raises(InputError, match="num_devices = '2': expected a whole number"):
+        place.cluster(profile(), num_devices="2")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("voxel_size", "0.05"), ("batch_size", 2.5), ("seed", "a"), ("voxel_size", 0)]
+)
+def test_a_parameter_of_a_wrong_type_is_named(tmp_path, name, value):
+    """`papermill -r voxel_size 0.05` ended in "TypeError: must be real number, not str"."""
+    with pytest.raises(InputError, match=name):
+        Workplace.open(tmp_path, data="digits", **{"voxel_size": 0.1, "batch_size": 4} | {name: value})
+
+
+def kept(runs, name, *, campaign, config, beside=()):
+    made = RunRecord.create(runs / f"{name}-001", PLAN, config.to_json(), Origin.here(campaign=campaign))
+    made.write_status("finished")
+    if beside:
+        made.note_beside(*beside)
+    return made
+
+
+PLAN = Plan((Stage(("a",), (0,)),))
+
+
+def test_a_campaign_is_taken_whole_or_not_at_all(tmp_path):
+    """A pipeline trained now was held against one process of another day: "0.52 × one process"."""
+    config, settings = RunConfig("m", "d"), ["these"]
+    asked = dict.fromkeys(("x", "y"), (PLAN, config))
+    old = f"m-20250101T000000-{digest(settings)}"
+    assert kept_campaign(tmp_path, asked, settings) == (None, {})
+    kept(tmp_path, "x", campaign=old, config=config)
+    assert kept_campaign(tmp_path, asked, settings) == (None, {})  # y would be of another hour
+    kept(tmp_path, "y", campaign=old, config=config)
+    assert kept_campaign(tmp_path, asked, settings)[0] == old
+    assert kept_campaign(tmp_path, asked, ["others"]) == (None, {})
+    assert kept_campaign(tmp_path, {name: (PLAN, replace(config, seed=1)) for name in asked}, settings) == (None, {})
+    RunRecord.load(tmp_path / "y-001").note_beside("board-003")
+    assert kept_campaign(tmp_path, asked, settings) == (None, {})
+    now = new_campaign("m", settings)
+    shutil.rmtree(tmp_path / "x-001")
+    kept(tmp_path, "x", campaign=now, config=config)
+    campaign, found = kept_campaign(tmp_path, asked, settings)
+    assert campaign == now and list(found) == ["x"]  # it began this hour: the others can join
 
 
 def test_loopback_is_measured():

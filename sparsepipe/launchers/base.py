@@ -12,10 +12,11 @@ from ..files import write_atomic, write_json
 from ..models import network
 from ..plan import Plan
 from ..profile import Profile
+from ..provenance import Provenance
 from ..record import Origin, RunRecord
 from ..runtime import RunConfig
 from ..schedule import check_runs, round_length
-from .handle import hold
+from .handle import hold, is_held
 
 Row = dict[str, Any]
 
@@ -60,6 +61,7 @@ def prepare(
     resume: bool,
     profile: Profile | None = None,
     cluster: Cluster | None = None,
+    campaign: str | None = None,
 ) -> tuple[RunRecord, int]:
     """Write what the workers will read; return the record and the lock of its folder (see `handle.hold`).
 
@@ -94,7 +96,10 @@ def prepare(
     try:
         if resume and (folder / "plan.json").exists():
             return _changed(folder, plan, config), lock
-        record = RunRecord.create(folder, plan, config.to_json(), Origin.here(**_facts(plan, config)))
+        rests_on = Provenance.of(profile, cluster, [plan], config, campaign=campaign, data=config.data).to_json()
+        origin = Origin.here(campaign=campaign, provenance=rests_on, **_facts(plan, config))
+        record = RunRecord.create(folder, plan, config.to_json(), origin)
+        _note_company(record)
         if profile is not None and cluster is not None:
             profile.save(folder / "profile.json")
             write_atomic(folder / "cluster.toml", cluster.to_toml())
@@ -130,18 +135,27 @@ def launch(
     resume: bool = False,
     profile: Profile | None = None,
     cluster: Cluster | None = None,
+    campaign: str | None = None,
     **options: Any,
 ) -> Job:
     """Start `plan` as worker processes and return at once.
 
     With engine "replay" the stages of `profile` on the devices of `cluster` are slept through: see runtime/replay.py.
+    `campaign` names the runs that this one is made to be compared with (campaigns.py); it is kept in the record.
     `resume` goes on from the newest checkpoint in `run_dir`, under the same plan or another. `options` are the
     launcher's own. Raises InputError for a plan, a folder or an option that cannot be used, before anything is started.
     """
     if launcher not in LAUNCHERS:
         raise InputError(f"unknown launcher {launcher!r}, expected one of {', '.join(LAUNCHERS)}")
     return LAUNCHERS[launcher](
-        plan, config, run_dir=run_dir, resume=resume, profile=profile, cluster=cluster, **options
+        plan,
+        config,
+        run_dir=run_dir,
+        resume=resume,
+        profile=profile,
+        cluster=cluster,
+        campaign=campaign,
+        **options,
     )
 
 
@@ -183,6 +197,18 @@ def _check_synchronised(plan: Plan, num_minibatches: int) -> None:
 
 def _facts(plan: Plan, config: RunConfig) -> dict[str, Any]:
     return {"seed": config.seed, "model": config.model, "data": Path(config.data).name, "planner": plan.planner}
+
+
+def _note_company(record: RunRecord) -> None:
+    """Let this run, and each that is at work in the same folder of runs, know of the other."""
+    for path in record.folder.parent.glob("*/plan.json"):
+        if path.parent == record.folder or not is_held(path.parent):
+            continue
+        try:
+            RunRecord(path.parent).note_beside(record.name)
+            record.note_beside(path.parent.name)
+        except (InputError, OSError):  # a damaged record, or one that is not ours, stops no other run
+            continue
 
 
 def _keep_old(folder: Path, name: str) -> None:

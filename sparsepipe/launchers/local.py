@@ -125,6 +125,7 @@ def launch_local(
     resume: bool = False,
     profile: Profile | None = None,
     cluster: Cluster | None = None,
+    campaign: str | None = None,
     port: int | None = None,
     detach: bool = False,
 ) -> LocalJob:
@@ -135,7 +136,9 @@ def launch_local(
     Raises InputError for a port that cannot be had.
     """
     _check_port(port)
-    record, lock = prepare(plan, config, run_dir=run_dir, resume=resume, profile=profile, cluster=cluster)
+    record, lock = prepare(
+        plan, config, run_dir=run_dir, resume=resume, profile=profile, cluster=cluster, campaign=campaign
+    )
     options = ["--run-dir", str(record.folder), *(["--resume"] if resume else [])]
     options += ["--port", str(port)] if port is not None else []
     command = python_command("sparsepipe.launchers.elastic", *options)

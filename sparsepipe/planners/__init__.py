@@ -9,6 +9,7 @@ from ..cluster import Cluster
 from ..errors import InputError
 from ..plan import Plan
 from ..profile import Profile
+from ..provenance import Provenance
 from ..schedule_rules import SCHEDULE_RULES, WEIGHT_RULES
 from .base import Planner, Problem, check_interleaves, with_seconds
 from .baselines import DataParallel, ModelParallel
@@ -72,7 +73,15 @@ def partition(
     start = time.perf_counter()
     plan = PLANNERS[planner](**options).plan(problem)
     plan = with_seconds(plan, time.perf_counter() - start)
-    return plan if planned_for == schedule else _for_another(plan, schedule)
+    plan = plan if planned_for == schedule else _for_another(plan, schedule)
+    settings = {
+        "planner": planner,
+        "schedule": schedule,
+        "num_microbatches": num_microbatches,
+        "recompute": recompute,
+        **options,
+    }
+    return replace(plan, provenance=Provenance.of(profile, cluster, settings=settings).to_json())
 
 
 def planners_with(option: str) -> tuple[str, ...]:

@@ -7,10 +7,12 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from ..campaigns import when
 from ..errors import InputError
+from ..provenance import Provenance
 from ..record import RunRecord
 from .table import noted, of_readable, readable, record_names, told_by, trained_on
-from .theme import INK, RUN_COLORS, RUN_DASHES, RUN_MARKERS, SMALL, finished
+from .theme import INK, RUN_COLORS, RUN_DASHES, RUN_MARKERS, SMALL, doubted, finished
 
 _MOST_MARKERS = 30  # of a line: more would hide it
 
@@ -106,6 +108,6 @@ def accuracy(
     figure.update_xaxes(title_text="time since launch (s)", rangemode="tozero", row=1, col=2)
     figure.update_layout(legend={"orientation": "h", "x": 0, "y": -0.22, "yanchor": "top"}, margin={"b": 100})
     text = noted(note, told_by(records)) if note else trained_on(records)
-    return finished(
-        figure, "Accuracy by epoch and by time", note=" · ".join(filter(None, [text, left_out])), height=420
-    )
+    note = " · ".join(filter(None, [text, when(records), left_out]))
+    figure = finished(figure, "Accuracy by epoch and by time", note=note, height=420)
+    return doubted(figure, Provenance.of(runs=records).doubts)

@@ -23,12 +23,12 @@ import plotly.graph_objects as go
 
 from ..children import python_environment
 from ..errors import InputError
+from ..record import NO_PICTURES
 
 SECONDS_TO_START, SECONDS_TO_DRAW = 90.0, 90.0  # the longest waits, for a machine with much else to do
 _PATIENCE = 3.0  # seconds in which a process that was told to end does
 _LONGEST = 40  # letters of the temporary folder's path, to which our folder's and Chromium's names are added
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
-NO_PICTURES = "SPARSEPIPE_NO_PICTURES"  # names, for the notebooks of a batch, why none of them can draw
 
 
 class NoPicture(InputError):
@@ -160,6 +160,17 @@ def drawn(figure: go.Figure, suffix: str, scale: float) -> bytes:
         except BaseException:  # an interrupt: what is half drawn would be the answer to the next figure
             _end()
             raise
+
+
+def why_it_cannot_draw() -> str | None:
+    """Draw something small, and end the browser; None where that went well, else why not, in a line."""
+    try:
+        drawn(go.Figure(layout={"width": 100, "height": 100}), "png", 1)
+    except NoPicture as error:
+        return str(error)
+    finally:
+        close_browser()
+    return None
 
 
 def _drawn(path: str, figure: go.Figure, suffix: str, scale: float) -> bytes:

@@ -5,10 +5,12 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
+from ..campaigns import when
 from ..errors import InputError
+from ..provenance import Provenance
 from ..record import RunRecord
 from .table import noted, of_readable, readable, record_names, told_by, trained_on
-from .theme import GREY, RUN_COLORS, finished, hatch
+from .theme import GREY, RUN_COLORS, doubted, finished, hatch
 
 
 def throughput_table(*records: RunRecord) -> pd.DataFrame:
@@ -77,4 +79,5 @@ def throughput(*records: RunRecord, note: str = "") -> go.Figure:
     figure.update_yaxes(title_text="samples / s", rangemode="tozero")
     figure.update_xaxes(ticks="", showgrid=False, tickangle=0)
     text = noted(note, told_by(records)) if note else trained_on(records)
-    return finished(figure, "Training throughput by strategy", note=" · ".join(filter(None, [text, left_out])))
+    note = " · ".join(filter(None, [text, when(records), left_out]))
+    return doubted(finished(figure, "Training throughput by strategy", note=note), Provenance.of(runs=records).doubts)

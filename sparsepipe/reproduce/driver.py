@@ -17,7 +17,8 @@ from typing import Any
 from ..children import python_command, python_environment
 from ..errors import InputError, RunFailed
 from ..files import read_json, write_json
-from ..record import NOTEBOOK
+from ..record import NO_PICTURES, NOTEBOOK
+from .report import REPORT, not_drawn, warnings_of
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _PATIENCE = 20  # seconds that an interrupted notebook has to end its kernel
@@ -66,15 +67,18 @@ def reproduce(
     notebooks: Path | None = None,
     only_changed: bool = False,
     parameters: dict[str, Any] | None = None,
+    pictures: bool = True,
 ) -> list[Path]:
     """Execute the notebooks (those named, or that export the figures named) and return the figures' files.
 
     `work/`, `runs/` and the executed copies (`runs/notebooks/`) stand beside `out`. `jobs` notebooks run side by side,
     save those that measure. `only_changed` skips a notebook whose text, parameters and code are as they were when it
-    last ran to its end, and whose figures are there. A notebook that fails stops only those that start from it.
-    Raises InputError for an unknown name, RunFailed at the end with notebook, cell and error of every failure.
+    last ran to its end, and whose figures are there, drawn. A notebook that fails stops only those that start from it.
+    Without `pictures` tables and their provenance are written alone. The last lines name the notebooks that warn.
+    Raises InputError for an unknown name, RunFailed at the end with notebook, cell and error of every failure, and
+    where pictures were asked for and none, or not all, could be drawn.
     """
-    job = _Job.prepare(out=out, notebooks=notebooks, data=data, parameters=parameters or {})
+    job = _Job.prepare(out=out, notebooks=notebooks, data=data, parameters=parameters or {}, pictures=pictures)
     chosen = job.chosen(figures)
     started, failures, done, again = time.perf_counter(), {}, [], set[str]()
     for wave in _waves(chosen):
@@ -88,15 +92,28 @@ def reproduce(
                 done.append(name)
             else:
                 ready.append(name)
+        if any(job.exports[name] for name in ready):
+            job.look_for_a_browser()
         again.update(ready)  # those that start from one of them are done again
         outcomes = _side_by_side(job, ready, jobs)
         failures |= {name: error for name, error in outcomes.items() if error}
         done += [name for name, error in outcomes.items() if not error]
     written = [path for name in chosen for path in job.files(name)]
     _say(f"{len(done)} of {len(chosen)} notebooks in {time.perf_counter() - started:.0f} s; figures in {job.out}")
-    if failures:
-        told = "; ".join(f"{name}.ipynb: {error}" for name, error in failures.items())
-        raise RunFailed(f"{told} (executed copies: {job.copies})")
+    warned = {name: found for name in chosen if (found := warnings_of(job.report(name)))}
+    for name, found in warned.items():
+        for text in found:
+            _say(f"{name}: warning: {text}")
+    if warned:
+        _say(f"{len(warned)} of {len(chosen)} notebooks warn: {', '.join(warned)}")
+    told = [f"{name}.ipynb: {error}" for name, error in failures.items()]
+    told = [f"{'; '.join(told)} (executed copies: {job.copies})"] if told else []
+    missing = {figure: why for name in done if pictures for figure, why in not_drawn(job.report(name)).items()}
+    if missing:
+        of = sum(len(job.exports[name]) for name in chosen)
+        told.append(f"{len(missing)} of {of} figures have no pictures: {next(iter(missing.values()))}")
+    if told:
+        raise RunFailed("; ".join(told))
     return written
 
 
@@ -109,11 +126,19 @@ class _Job:
     copies: Path
     parameters: dict[str, Any]
     exports: dict[str, tuple[str, ...]] = field(default_factory=dict)  # notebook -> names of its figures
+    pictures: bool = True
     processes: list[subprocess.Popen] = field(default_factory=list)  # at work now
+    why_not: dict[str, str] = field(default_factory=dict)  # of a browser that was looked for: why it cannot draw
 
     @classmethod
     def prepare(
-        cls, *, out: Path | str, notebooks: Path | None, data: str | Path | None, parameters: dict[str, Any]
+        cls,
+        *,
+        out: Path | str,
+        notebooks: Path | None,
+        data: str | Path | None,
+        parameters: dict[str, Any],
+        pictures: bool = True,
     ) -> "_Job":
         folder = notebooks or _notebooks_folder()
         missing = [name for name in NOTEBOOKS if not (folder / f"{name}.ipynb").exists()]
@@ -125,7 +150,7 @@ class _Job:
         source = "" if not data else str(Path(data).resolve()) if Path(data).exists() else str(data)
         told = {"root": str(out.parent), "figures": str(out), "data": source, "headless": True, **parameters}
         exports = {name: _exported(folder / f"{name}.ipynb") for name in NOTEBOOKS}
-        return cls(folder, out, out.parent / "runs" / "notebooks", told, exports)
+        return cls(folder, out, out.parent / "runs" / "notebooks", told, exports, pictures)
 
     def chosen(self, names: Sequence[str] | None) -> list[str]:
         """Notebooks by their own or their figures' names, in order; all of them without names."""
@@ -146,9 +171,25 @@ class _Job:
         paths = (self.out / f"{figure}.{suffix}" for figure in self.exports[name] for suffix in suffixes)
         return [path for path in paths if path.exists()]
 
+    def report(self, name: str) -> Path:
+        """Where a notebook leaves its warnings, and the figures it could not draw."""
+        return self.copies / f"{name}.report.jsonl"
+
+    def look_for_a_browser(self) -> None:
+        """Find out once, for all notebooks, whether a browser draws: one that hangs would cost each its patience."""
+        if not self.pictures:
+            self.why_not.setdefault("", "none were asked for")
+        if "" not in self.why_not:
+            from ..plots.chromium import why_it_cannot_draw  # here: a batch that exports nothing needs no plotly
+
+            self.why_not[""] = why_it_cannot_draw() or ""
+            if self.why_not[""]:
+                _say(f"no pictures will be drawn: {self.why_not['']}")
+
     def run(self, name: str) -> str:
         """Execute one notebook; returns what went wrong in one line, or nothing."""
         self._stamp(name).unlink(missing_ok=True)
+        self.report(name).unlink(missing_ok=True)
         self._stamp(name).parent.mkdir(parents=True, exist_ok=True)
         started = time.perf_counter()
         request = {
@@ -162,7 +203,8 @@ class _Job:
         answer = self._execute(f"notebooks/{name}.ipynb", request, log)
         seconds = time.perf_counter() - started
         if "error" not in answer:
-            write_json(self._stamp(name), {"digest": self._digest(name)})
+            drawn = not not_drawn(self.report(name))
+            write_json(self._stamp(name), {"digest": self._digest(name), "pictures": drawn})
             _say(f"{name}: {seconds:.1f} s")
             return ""
         where = f"cell {answer['cell']}: " if "cell" in answer else ""
@@ -172,7 +214,9 @@ class _Job:
 
     def _execute(self, name: str, request: dict[str, Any], log: Path) -> dict[str, Any]:
         """Run `reproduce.execute` on the request. Its stdin is its lifeline: closed, it interrupts papermill."""
-        told = {"JUPYTER_PREFER_ENV_PATH": "1", NOTEBOOK: name}
+        told = {"JUPYTER_PREFER_ENV_PATH": "1", NOTEBOOK: name, REPORT: str(log.with_suffix(".report.jsonl"))}
+        if why := self.why_not.get(""):
+            told[NO_PICTURES] = why
         with log.open("wb") as errors:
             process = subprocess.Popen(
                 python_command("sparsepipe.reproduce.execute", options=("-W", "ignore")),
@@ -213,11 +257,14 @@ class _Job:
                 os.killpg(process.pid, signal.SIGKILL)
 
     def is_done(self, name: str) -> bool:
-        stamp = self._stamp(name)
-        there = {path.stem for path in self.files(name)}
-        return (
-            there.issuperset(self.exports[name]) and stamp.exists() and read_json(stamp)["digest"] == self._digest(name)
-        )
+        """Whether nothing would change: the same inputs, and each figure's files are there, pictures where asked."""
+        if not self._stamp(name).exists():
+            return False
+        stamp, there = read_json(self._stamp(name)), {path.name for path in self.files(name)}
+        suffixes = ("csv", "json", *(("pdf", "svg", "png") if self.pictures else ()))
+        expected = {f"{figure}.{suffix}" for figure in self.exports[name] for suffix in suffixes}
+        drawn = stamp.get("pictures", True) or not self.pictures
+        return drawn and there >= expected and stamp["digest"] == self._digest(name)
 
     def _stamp(self, name: str) -> Path:
         return self.copies / f"{name}.done.json"

@@ -3,7 +3,6 @@
 import socket
 import threading
 import time
-from functools import cache
 from statistics import median
 
 from ..cluster import Link
@@ -12,9 +11,8 @@ _SMALL, _LARGE = 64, 4 * 2**20  # bytes: one tells the latency, the other the ba
 _REPEATS = 9
 
 
-@cache
 def loopback_link() -> Link:
-    """Measure TCP over loopback once a process: latency from small messages, bandwidth from 4 MiB ones.
+    """Measure TCP over loopback now: latency from small messages, bandwidth from 4 MiB ones.
 
     It is an upper bound for packets, and gloo's messages, that go through such sockets. Between processes that share
     memory the latency holds for a packet's header, and the bandwidth is a lower bound for its payload.

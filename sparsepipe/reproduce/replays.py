@@ -7,6 +7,7 @@ from ..errors import DamagedRecord
 from ..launchers import launch
 from ..plan import Plan
 from ..profile import Profile
+from ..provenance import plan_digest
 from ..record import RunRecord
 from ..runtime.config import RunConfig
 from .workplace import digest
@@ -23,7 +24,7 @@ def _finished(folder: Path) -> bool:
 
 def replay(runs: Path, plan: Plan, profile: Profile, cluster: Cluster, minibatches: int) -> RunRecord:
     """Sleep through `plan` in a folder of `runs` that the plan, the costs and the cluster name."""
-    facts = [plan.to_json() | {"plan_seconds": None}, profile.to_json(), cluster.to_toml(), minibatches]
+    facts = [plan_digest(plan), profile.digest, cluster.digest, minibatches]
     folder = runs / f"replay-{plan.planner}-{len(plan.ranks)}-{digest(facts)}"
     if _finished(folder):
         print(f"replay of {plan.planner} on {len(plan.ranks)} devices: from runs/{folder.name}")

@@ -1,12 +1,14 @@
 """The ways of training that the main job compares: one process, data parallelism, a pipeline."""
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ..campaigns import new_campaign, when
+from ..checks import MOST_DEVICES, integer
 from ..cluster import Cluster
 from ..launchers import launch
 from ..launchers.folders import new_folder
@@ -14,11 +16,12 @@ from ..plan import Plan
 from ..planners import Problem, estimate, partition
 from ..plots.epochs import epoch_trace, working_epoch
 from ..profile import Profile
+from ..provenance import Provenance
 from ..record import RunRecord
 from ..runtime.config import RunConfig
 from ..simulator import simulate
 from ..trace import Trace
-from .kept import newest
+from .kept import kept_campaign
 from .replays import replay
 from .workplace import Workplace
 
@@ -48,11 +51,19 @@ class Strategies:
     num_microbatches: int = 2  # of a step, for those of them that have steps
     together: bool = True  # devices are this machine's cores, all at work at once
 
+    def __post_init__(self) -> None:
+        integer(self.num_devices, "num_devices", least=1, most=MOST_DEVICES)
+
     @cached_property
     def profile(self) -> Profile:
         """What layers cost while the other devices work too, as far as there are cores for them."""
         at_once = min(self.num_devices, len(os.sched_getaffinity(0)) // self.place.threads) if self.together else 1
         return self.place.profile(self.model, beside=max(at_once, 1) - 1)
+
+    @cached_property
+    def _alone(self) -> Profile:
+        """What layers cost one process at work alone."""
+        return self.place.profile(self.model)
 
     @cached_property
     def cluster(self) -> Cluster:
@@ -65,7 +76,7 @@ class Strategies:
         if len(best.stages) == 1 and self.num_devices > 1:
             _say(f"the optimal plan has one stage ({best.summary()}): the pipeline is one device a stage instead")
             best = partition(self.profile, self.cluster, planner="model-parallel", schedule=self.schedule)
-        alone = self.place.profile(self.model)
+        alone = self._alone
         return {
             ONE_PROCESS: partition(
                 alone, self.place.cluster(alone, num_devices=1), planner="optimal", schedule=self.schedule
@@ -104,11 +115,18 @@ class Strategies:
     def _called(self, name: str) -> str:
         return f"{self.model}-{name}"
 
-    def train(self, name: str, config: RunConfig, *, on_row: Callable[[Row], None] | None = None) -> RunRecord:
+    def train(
+        self,
+        name: str,
+        config: RunConfig,
+        *,
+        campaign: str | None = None,
+        on_row: Callable[[Row], None] | None = None,
+    ) -> RunRecord:
         """Launch the plan of one strategy as processes, wait for its end, and return its record."""
         plan = self.plans[name]
         _say(f"{name}: launching {len(plan.ranks)} worker process{'es' if len(plan.ranks) > 1 else ''}")
-        job = launch(plan, config, run_dir=new_folder(self._runs, self._called(name)))
+        job = launch(plan, config, run_dir=new_folder(self._runs, self._called(name)), campaign=campaign)
         try:
             job.wait(on_row=on_row or _say_epoch)
         except KeyboardInterrupt:
@@ -116,14 +134,31 @@ class Strategies:
             raise
         return job.record
 
-    def records(self, config: RunConfig, *, anew: Collection[str] = ()) -> dict[str, RunRecord]:
-        """The newest finished run of each strategy under `config`; those of `anew` and those missing are trained."""
-        kept = [name for name in self.plans if name not in anew]
-        found = dict.fromkeys(self.plans) | {name: newest(self._runs, self._called(name), config) for name in kept}
-        for name, record in found.items():
-            if record is not None:
-                _say(f"{name}: from runs/{record.name}")
-        return {name: record or self.train(name, config) for name, record in found.items()}
+    def records(self, config: RunConfig, *, anew: bool = False) -> dict[str, RunRecord]:
+        """The run of each strategy, all of one campaign: of the newest under these settings, profiles and links.
+
+        Without one, or `anew`, a campaign begins now and trains all of them, one after another. Runs that another job
+        shared the machine with are in none.
+        """
+        settings = [config.to_json(), self.profile.digest, self._alone.digest, self.cluster.digest]
+        asked = {self._called(name): (plan, config) for name, plan in self.plans.items()}
+        campaign, found = (None, {}) if anew else kept_campaign(self._runs, asked, settings)
+        if campaign:
+            _say(f"campaign {campaign}: {when(found.values())}")
+        else:
+            campaign = new_campaign(self.model, settings)
+            _say(f"campaign {campaign} begins now")
+        result = {}
+        for name in self.plans:
+            if kept := found.get(self._called(name)):
+                _say(f"{name}: from runs/{kept.name}")
+            result[name] = kept or self.train(name, config, campaign=campaign)
+        return result
+
+    def origin(self, runs: Iterable[RunRecord] = (), *, warnings: Iterable[str] = ()) -> Provenance:
+        """What a figure of these strategies rests on: both profiles, the links, the plans, and `runs`."""
+        profiles = [self.profile, self._alone]
+        return self.place.origin(profiles, self.cluster, self.plans.values(), runs, warnings=warnings)
 
 
 def simulated_epoch(strategies: Strategies, record: RunRecord, epoch: int) -> Trace:

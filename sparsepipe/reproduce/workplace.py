@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,20 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from .. import data
+from ..checks import MOST_DEVICES, integer, number
 from ..cluster import Cluster
 from ..errors import InputError
-from ..plots import export, live
+from ..files import write_atomic
+from ..plan import Plan
+from ..plots import NoPicture, export, live
+from ..plots.export import described
+from ..plots.theme import doubted
 from ..profile import Profile
 from ..profiler import profile_model
+from ..provenance import Provenance, in_few_words
+from ..record import RunRecord
 from .loopback import loopback_link
+from .report import report
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,13 @@ class Workplace:
     engine: str = "auto"
     threads: int = 1  # of each process: a core is a device here
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "num_points", "threads"):
+            integer(getattr(self, name), name, least=1)
+        integer(self.seed, "seed")
+        if not number(self.voxel_size, "voxel_size"):
+            raise InputError("voxel_size = 0: expected a share of the longest side, or metres, above 0")
 
     @classmethod
     def open(
@@ -104,6 +119,7 @@ class Workplace:
         )
         path = found.save(self._profile_path(model, beside))
         _say(f"profile of {model} measured now, kept as {self._shown(path)}")
+        self.cluster(found, anew=True)
         return _warned_of(found)
 
     def profile(self, model: str, *, beside: int = 0) -> Profile:
@@ -114,21 +130,56 @@ class Workplace:
         _say(f"profile of {model} from {self._shown(path)}")
         return _warned_of(Profile.load(path))
 
-    def cluster(self, profile: Profile, *, num_devices: int = 2) -> Cluster:
-        """This machine as planners see it: each core a device, loopback between them."""
-        return Cluster.uniform(num_devices, device_type=profile.device_types[0], link=loopback_link())
+    def cluster(self, profile: Profile, *, num_devices: int = 2, anew: bool = False) -> Cluster:
+        """This machine as planners see it: each core a device, loopback between them.
+
+        The link was measured with the profile, and is kept beside it, in work/clusters/. It is measured where no such
+        file is there, or `anew`: all who plan with this profile plan with this link. Which of the two it was is said.
+        Raises InputError for a file that is no cluster of one link, and for a count that is none.
+        """
+        integer(num_devices, "num_devices", least=1, most=MOST_DEVICES)
+        path, kind = self.root / "work" / "clusters" / f"loopback-{profile.digest}.toml", profile.device_types[0]
+        if anew or not path.exists():
+            write_atomic(path, Cluster.uniform(2, device_type=kind, link=loopback_link()).to_toml())
+            told = f"measured now, kept as {self._shown(path)}"
+        else:
+            told = f"from {self._shown(path)}"
+        link = Cluster.load(path).network
+        _say(f"link between processes: {link.bandwidth / 1e9:.3g} GB/s, {link.latency * 1e6:.3g} µs, {told}")
+        return Cluster.uniform(num_devices, device_type=kind, link=link)
+
+    def origin(
+        self,
+        profile: Profile | Sequence[Profile] | None = None,
+        cluster: Cluster | Sequence[Cluster] | None = None,
+        plans: Iterable[Plan] = (),
+        runs: Iterable[RunRecord] = (),
+        *,
+        warnings: Iterable[str] = (),
+        **settings: Any,
+    ) -> Provenance:
+        """What a figure of this workplace rests on; `settings` are more than those of the workplace itself."""
+        own = ("voxel_size", "batch_size", "num_points", "engine", "threads", "seed")
+        told = {name: getattr(self, name) for name in own} | settings
+        data = self.dataset("train").origin
+        return Provenance.of(profile, cluster, plans, told, runs, warnings=warnings, data=data)
 
     def export(self, name: str, figure: go.Figure, table: pd.DataFrame, origin: Any) -> go.Figure:
         """Write a figure and all that belongs to it below `figures`; returns it as a cell shows it.
 
-        Where nothing can be written or drawn, one line says so: the notebook goes on with the figure it shows.
+        Where no picture can be drawn, one line says so, and the notebook goes on with the figure it shows. Raises
+        InputError where the folder cannot be written to.
         """
+        rests_on = described(figure, origin)
+        for text in rests_on.doubts:
+            report(warning=text)
         try:
             paths = export(figure, self.figures / name, table=table, origin=origin)
             _say(f"{name}: {', '.join(path.suffix[1:] for path in paths)} in {self._shown(self.figures)}")
-        except InputError as error:
-            _say(f"not exported: {error}")
-        return live(figure)
+        except NoPicture as error:
+            _say(f"not drawn: {error}")
+            report(not_drawn=name, why=str(error))
+        return live(doubted(figure, rests_on.doubts))
 
     def _profile_path(self, model: str, beside: int) -> Path:
         settings = [
@@ -161,6 +212,7 @@ def _checkout() -> Path | None:
 def _warned_of(found: Profile) -> Profile:
     for text in found.warnings:
         _say(f"warning: {text}")
+        report(warning=in_few_words(text))
     return found
 
 

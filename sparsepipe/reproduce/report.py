@@ -1,0 +1,31 @@
+"""What an executed notebook leaves for the batch that executes it: rows of JSON, where the batch asks for them."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from ..files import read_rows
+
+REPORT = "SPARSEPIPE_REPORT"  # names the file that a kernel adds its rows to; without it nothing is written
+
+
+def report(**row: Any) -> None:
+    """Add a row: `warning="…"`, or `not_drawn="figure", why="…"`."""
+    if path := os.environ.get(REPORT):
+        with Path(path).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def warnings_of(path: Path) -> list[str]:
+    """The warnings that a notebook left, each once."""
+    return list(dict.fromkeys(str(row["warning"]) for row in _rows(path) if "warning" in row))
+
+
+def not_drawn(path: Path) -> dict[str, str]:
+    """The figures that a notebook could not draw, and why."""
+    return {str(row["not_drawn"]): str(row.get("why", "")) for row in _rows(path) if "not_drawn" in row}
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    return [row for row in read_rows(path) if isinstance(row, dict)] if path.exists() else []
