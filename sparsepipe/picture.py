@@ -88,7 +88,7 @@ def cluster(value: Any) -> Html:
 
 def trace(value: Any) -> Html:
     """Each rank as a lane; work, waiting and sending as shares."""
-    ranks, length = value.ranks, value.makespan
+    ranks, length = value.ranks, value.shown_seconds
     if not length:
         return _page(f"{value.source} trace without spans")
     start = min(span.start for span in value.spans)
@@ -107,10 +107,19 @@ def trace(value: Any) -> Html:
         shares = (value.busy(rank), value.seconds(rank, ("send",)), value.seconds(rank, ("wait",)))
         rows.append([str(rank), *(f"{seconds / length:.0%}" for seconds in shares)])
     told = f"{value.source} trace: {len(value.spans)} spans of {len(ranks)} ranks in {_seconds(length)}"
+    told += f"; {left_out(value)}" if value.left_out else ""
     if len(shown) == _MOST_SPANS:
         told += f", the first {_seconds(until)} drawn"
     picture = _svg(drawn, _LANE * len(lanes), "what each rank did")
     return _page(told, picture, _table(["rank", "work", "send", "wait"], rows))
+
+
+def left_out(trace: Any) -> str:
+    """Say what is missing of a long run's trace: "left out: 1200 spans of minibatches 22–43, 55–98 (14.2 s)"."""
+    found = trace.left_out
+    ranges = [f"{first}–{last}" for first, last in found["minibatches"]]
+    told = ", ".join(ranges[:4]) + (f" and {len(ranges) - 4} more parts" if len(ranges) > 4 else "")
+    return f"left out: {found['spans']} spans of minibatches {told} ({_seconds(found['seconds'])})"
 
 
 def record(value: Any) -> Html:

@@ -26,7 +26,7 @@ from .host.background_load import BackgroundLoad
 from .plan import Plan
 from .record_files import CONFIG, ORIGIN, STATUS, read_beside, read_fields, read_metrics
 from .trace import Source, Trace
-from .trace_file import read_spans
+from .trace_file import bytes_of_rank, put_together, read_spans
 
 _LONGEST = 1e9  # seconds of a run, 31 years: more would be no date
 NO_PICTURES = "SPARSEPIPE_NO_PICTURES"  # says why no notebook of a batch can draw, so that none looks again
@@ -180,12 +180,18 @@ class RunRecord:
     def trace(self) -> Trace:
         """The measured trace, or that of a replay, all ranks on one clock, in time order.
 
-        Raises DamagedRecord that names file and row where one of them is damaged.
+        A long run's trace was thinned while it was written, or is now (trace_file says how); its `left_out` tells what
+        is missing. Raises DamagedRecord that names file and row where one of them is damaged.
         """
         config = self.config if (self.folder / "config.json").exists() else {}  # spans may be there before it
         source: Source = "replayed" if config.get("engine") == "replay" else "measured"
-        spans = [span for path in sorted(self.folder.glob("trace-rank*.jsonl")) for span in read_spans(path)]
-        return Trace(tuple(sorted(spans, key=lambda span: (span.start, span.rank))), source)
+        paths = sorted(self.folder.glob("trace-rank*.jsonl"))
+        most_bytes = bytes_of_rank(max(1, len(paths)))
+        begun = self.metrics("start") if any(path.stat().st_size > most_bytes for path in paths) else []
+        epoch = begun[-1].get("epoch_minibatches") if begun else None
+        ranks = [read_spans(path, most_bytes=most_bytes, epoch_minibatches=epoch) for path in paths]
+        spans, facts = put_together(ranks)
+        return Trace(tuple(spans), source, facts)
 
 
 def load_warnings(load: BackgroundLoad) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from .files import write_json
 from .forecast import forecast
 from .formats import load_plan
 from .host.background_load import BackgroundLoad
+from .picture import left_out
 from .plan import Plan
 from .profile import Profile
 from .record import RunRecord, load_warnings
@@ -134,7 +135,11 @@ def runs_export(options: argparse.Namespace) -> Answer:
         raise InputError(f"{record.folder}: has no trace yet")
     path = write_json(options.chrome, trace.to_chrome())
     facts = {"file": str(path), "spans": len(trace.spans), "ranks": list(trace.ranks)}
-    return Answer(facts, f"{one_line(path)}: {len(trace.spans)} spans; open it at ui.perfetto.dev or chrome://tracing")
+    missing = f" ({left_out(trace)})" if trace.left_out else ""
+    facts |= {"left_out": trace.left_out} if trace.left_out else {}
+    return Answer(
+        facts, f"{one_line(path)}: {len(trace.spans)} spans{missing}; open it at ui.perfetto.dev or chrome://tracing"
+    )
 
 
 # --- what they share ----------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from . import picture
-from .checks import MOST, shown, shown_key
+from .checks import MOST, each, fields, integer, real, shown, shown_key
 from .errors import InputError
 
 Source = Literal["simulated", "replayed", "measured"]
@@ -50,6 +50,16 @@ class Trace:
             )
 
     @property
+    def left_out(self) -> dict[str, Any]:
+        """What is missing of a long run: "minibatches" ([first, last] each), "spans", "seconds"; empty: nothing is."""
+        return self.facts.get("left_out", {})
+
+    @property
+    def shown_seconds(self) -> float:
+        """The makespan without the gaps that left out minibatches leave."""
+        return max(self.makespan - self.left_out.get("seconds", 0.0), 0.0)
+
+    @property
     def ranks(self) -> tuple[int, ...]:
         return tuple(sorted({span.rank for span in self.spans}))
 
@@ -71,10 +81,10 @@ class Trace:
 
     @property
     def bubble_fraction(self) -> float:
-        """Share of all device time in which no device computes: 1 − busy / (ranks × makespan)."""
-        if not self.makespan:
+        """Share of all device time in which no device computes: 1 − busy / (ranks × makespan), gaps left out."""
+        if not self.shown_seconds:
             return 0.0
-        return 1 - sum(map(self.busy, self.ranks)) / (len(self.ranks) * self.makespan)
+        return 1 - sum(map(self.busy, self.ranks)) / (len(self.ranks) * self.shown_seconds)
 
     def between(self, start: float, end: float) -> "Trace":
         """The spans that lie wholly within [start, end]."""
@@ -110,7 +120,8 @@ class Trace:
             }
             for span in self.spans
         ]
-        return {"traceEvents": names + events, "displayTimeUnit": "ms", "otherData": {"source": self.source}}
+        told = {"source": self.source, **({"left_out": self.left_out} if self.left_out else {})}
+        return {"traceEvents": names + events, "displayTimeUnit": "ms", "otherData": told}
 
     @classmethod
     def from_chrome(cls, document: dict[str, Any]) -> "Trace":
@@ -133,11 +144,20 @@ class Trace:
             source = document["otherData"]["source"]
             if source not in _SOURCES:
                 raise InputError(f"source {shown(source)} of a trace: expected one of {', '.join(_SOURCES)}")
-            return cls(spans, source)
+            missing = document["otherData"].get("left_out")
+            told = {"left_out": _LEFT_OUT(missing, "left_out")} if missing else {}
+            return cls(spans, source, told)
         except (KeyError, TypeError, AttributeError) as error:
             raise InputError(f"not a trace this project wrote: {error!r}; expected Chrome trace events") from None
 
 
+def _pair(value: Any, what: str) -> list[int]:
+    if not isinstance(value, list) or len(value) != 2:
+        raise InputError(f"{what} = {shown(value)}: expected the first and the last minibatch")
+    return [integer(number, what, most=_MOST_ID) for number in value]
+
+
+_LEFT_OUT = fields({"minibatches": each(_pair), "spans": integer, "seconds": real})
 _SOURCES = ("simulated", "replayed", "measured")
 _MOST_ID = 2**53  # ranks, stages and minibatches: what a page's numbers can tell apart
 

@@ -1,10 +1,11 @@
 """A trace as one HTML file, without network or server: lanes to zoom and to drag, numbers under the pointer."""
 
-import html
 import json
 from pathlib import Path
 
+from ..display.markup import Html
 from ..files import write_atomic, write_json
+from ..picture import left_out
 from ..trace import KINDS, WORK, Trace
 from .theme import GREY, LIGHT_GREY, STAGE_COLORS, stage_color
 
@@ -36,8 +37,10 @@ def trace_page(trace: Trace, *, title: str) -> str:
         "wait": LIGHT_GREY,
         "other": GREY,
     }
-    text = json.dumps(document, separators=(",", ":")).replace("</", "<\\/")
-    return _PAGE.read_text(encoding="utf-8").replace("@TITLE@", html.escape(title)).replace("@TRACE@", text)
+    # No name in it ends the script it stands in, or begins a comment: in JSON "<" may be written otherwise.
+    text = json.dumps(document, separators=(",", ":")).replace("<", "\\u003c")
+    told = title + (f" ({left_out(trace)})" if trace.left_out else "")
+    return _PAGE.read_text(encoding="utf-8").replace("@TITLE@", Html.escape(told)).replace("@TRACE@", text)
 
 
 def write_trace(trace: Trace, stem: Path, *, title: str) -> tuple[Path, Path]:

@@ -1,13 +1,17 @@
 """What a worker did and measured, as JSON lines: spans of its trace, and rows of the run's metrics."""
 
 import json
+import math
 import os
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..files import cut_torn_row, write_rows
+from ..files import cut_torn_row, write_atomic, write_rows
 from ..record_files import read_metrics
+from ..trace_file import TRACE_BYTES, thinned
 from .whereabouts import Whereabouts
 
 _ROWS_AT_ONCE = 256
@@ -15,12 +19,22 @@ _SECONDS_AT_MOST = 0.5
 
 
 class Lines:
-    """A file that grows by whole lines: a batch of rows is one write to its end, so a kill tears the last at most."""
+    """A file that grows by whole lines: a batch of rows is one write to its end, so a kill tears the last at most.
 
-    def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    Where it has grown beyond `most_bytes`, what `shortened` makes of it takes its place.
+    """
+
+    def __init__(
+        self, path: Path, *, most_bytes: float = math.inf, shortened: Callable[[Path], bytes] | None = None
+    ) -> None:
+        self._path, self._most_bytes, self._shortened = path, most_bytes, shortened
         self._rows: list[str] = []
         self._written = time.monotonic()
+        self._open()
+
+    def _open(self) -> None:
+        self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._bytes = os.fstat(self._file).st_size
 
     def add(self, row: str, *, now: float) -> None:
         self._rows.append(row)
@@ -31,8 +45,13 @@ class Lines:
         if self._rows:
             data = "".join(self._rows).encode()
             self._rows.clear()
+            self._bytes += len(data)
             while data:  # a full disk raises; a partial write goes on where it stopped
                 data = data[os.write(self._file, data) :]
+            if self._shortened and self._bytes > self._most_bytes:
+                write_atomic(self._path, self._shortened(self._path), synced=False)
+                os.close(self._file)
+                self._open()
         self._written = time.monotonic()
 
     def close(self) -> None:
@@ -41,17 +60,29 @@ class Lines:
 
 
 class Recorder:
-    """Spans and metrics of one rank. Times are seconds since the run began, on a clock all ranks of a host share."""
+    """Spans and metrics of one rank. Times are seconds since the run began, on a clock all ranks of a host share.
+
+    Of a long run's spans no more than `trace_bytes` are kept, by whole epochs of `epoch_minibatches`: see trace_file.
+    """
 
     def __init__(
-        self, run_dir: Path, *, rank: int, stage: int, origin: float, whereabouts: Whereabouts | None = None
+        self,
+        run_dir: Path,
+        *,
+        rank: int,
+        stage: int,
+        origin: float,
+        whereabouts: Whereabouts | None = None,
+        trace_bytes: int = TRACE_BYTES,
+        epoch_minibatches: int | None = None,
     ) -> None:
         self._whereabouts = whereabouts
         self.rank, self._origin = rank, origin
         self.stage = stage  # whose turn it is, where a rank has several
         trace = run_dir / f"trace-rank{rank}.jsonl"
         cut_torn_row(trace)  # of a worker that was killed, or whose disk was full (metrics: see forget_rows)
-        self._trace = Lines(trace)
+        shortened = partial(thinned, limit=trace_bytes, epoch_minibatches=epoch_minibatches)
+        self._trace = Lines(trace, most_bytes=trace_bytes, shortened=shortened)
         self._metrics = Lines(run_dir / "metrics.jsonl")
         self.spans: list[tuple[int, str, float, float]] = []  # (stage, kind, start, end) since `restart`
 

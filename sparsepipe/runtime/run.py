@@ -10,6 +10,7 @@ import torch
 from ..files import write_json
 from ..plan import Plan
 from ..record_files import CLOCK, read_fields
+from ..trace_file import bytes_of_rank
 from . import checkpoint
 from .config import RunConfig
 from .process import Process, joined
@@ -55,6 +56,8 @@ def run(
             stage=process.stage,
             origin=_origin(run_dir, process),
             whereabouts=process.whereabouts,
+            trace_bytes=bytes_of_rank(len(plan.ranks)),
+            epoch_minibatches=workload.epoch_minibatches,
         )
         try:
             worker = Worker(run_dir, plan, config, process=process, workload=workload, recorder=recorder)
