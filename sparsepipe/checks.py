@@ -3,6 +3,7 @@
 import math
 import reprlib
 from collections.abc import Callable, Mapping
+from numbers import Integral, Real
 from typing import Any
 
 from .errors import DamagedRecord, InputError
@@ -24,6 +25,20 @@ def integer(value: Any, what: str, *, least: int = 0, most: int = 10**9) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise InputError(f"{what} = {shown(value)}: expected a whole number, {least} to {most}")
     return value
+
+
+def given_number(value: Any, what: str) -> None:
+    """Raise InputError where a caller's `value` is no number: notebooks' tools pass what was typed as text."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise InputError(f"{what} {shown(value)} given, expected a number")
+
+
+def given_integer(value: Any, what: str, *, least: int | None = None) -> None:
+    """Raise InputError where a caller's `value` is no whole number, or below `least`."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise InputError(f"{what} {shown(value)} given, expected a whole number")
+    if least is not None and value < least:
+        raise InputError(f"{what} {value} given, expected at least {least}")
 
 
 def text(value: Any, what: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from . import picture
-from .checks import MOST, MOST_DEVICES, integer, shown
+from .checks import MOST, MOST_DEVICES, given_integer, integer, shown
 from .digests import digest
 from .errors import InputError
 from .files import read_text
@@ -80,6 +80,7 @@ class Cluster:
         cls, num_devices: int, *, device_type: str = "device", memory_bytes: float = float("inf"), link: Link = Link()
     ) -> "Cluster":
         """Build one node of `num_devices` like devices."""
+        given_integer(num_devices, "a device count of")
         if num_devices < 1:
             raise InputError(f"a device count of {num_devices}: expected at least 1")
         return cls((Node("local", (DeviceType(device_type, memory_bytes),) * num_devices, link),), link)

@@ -16,6 +16,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from . import data, processor
+from .checks import given_integer
 from .company import company, leave_with_who_asked, say_at_work
 from .data.batch import PointBatch
 from .data.order import Minibatches
@@ -62,6 +63,9 @@ def profile_model(
     """
     chosen = engine_by_name(engine)
     _usable(device)
+    given_integer(beside, "processes beside:")
+    given_integer(batch_size, "batch size")
+    given_integer(threads, "threads:")
     if beside < 0:
         raise InputError(f"{beside} processes beside the one that is measured, expected 0 or more")
     sizes = {"voxel_size": voxel_size, "batch_size": batch_size, "num_points": num_points, "seed": seed}

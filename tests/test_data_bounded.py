@@ -241,10 +241,10 @@ BOASTS = {
         + bytes(12)
         + b"\xfe\xff\xff\xff" * 9
     ),
-    "list2.ply": lambda: (
+    "list2.ply": (
         f"ply\nformat ascii 1.0\nelement vertex 1\n{XYZ}element face 1\n"
-        "property list uint int vertex_indices\nend_header\n0 0 0\n4000000000 1 2 3\n".encode()
-    ),
+        "property list uint int vertex_indices\nend_header\n0 0 0\n4000000000 1 2 3\n"
+    ).encode,
     "rows.off": f"OFF\n{10**12} 1 0\n0 0 0\n3 0 1 2\n".encode,
     "corners.off": f"OFF\n1 1 0\n0 0 0\n{10**12} 0 1 2\n".encode,
     "boast.npy": _boasting_npy,

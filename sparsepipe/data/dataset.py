@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..checks import given_integer
 from ..errors import InputError
 from .augmentation import Augmentation, named_augmentation
 from .batch import PointBatch, Sample, collate, near_origin
@@ -49,9 +50,13 @@ def load(
     prepared, by default one of the user's own; "off" keeps nothing on disk.
     Raises InputError for a bad folder or setting now, for a bad file when it is read.
     """
-    recipe = Recipe(voxel_size, num_points, seed, tuple(features), named_augmentation(augmentation))
+    recipe = Recipe(voxel_size, num_points, seed, _names(features), named_augmentation(augmentation))
     folder = open_folder(find(source))
     return VoxelDataset(folder, split, recipe=recipe, task=task, cache=cache)
+
+
+def _names(features: Sequence[str] | str) -> tuple[str, ...]:
+    return (features,) if isinstance(features, str) else tuple(features)
 
 
 class VoxelDataset:
@@ -214,6 +219,7 @@ class VoxelDataset:
 
     def _augmented(self, index: int, epoch: int) -> Sample:
         """Draw an epoch's points from the sample's reservoir, then change them, by seed, name and epoch."""
+        given_integer(epoch, "epoch")
         if epoch < 0:
             raise InputError(f"epoch {epoch} given, expected 0 or more")
         file, recipe = self.files[index], self.recipe

@@ -6,6 +6,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.random import Generator
 
+from ..checks import given_integer
 from ..errors import InputError
 
 Minibatches = tuple[tuple[int, ...], ...]
@@ -60,6 +61,7 @@ def voxel_balanced_minibatches(
     """
     counts = np.asarray(voxel_counts, dtype=np.int64)
     rng = _checked(len(counts), batch_size, seed, epoch)
+    given_integer(window, "window")
     if window < 1:
         raise InputError(f"window {window} given, expected at least 1 minibatch")
     order = rng.permutation(len(counts))
@@ -146,8 +148,8 @@ def _cut(order: np.ndarray, counts: Sequence[int]) -> Minibatches:
 def _checked(num_samples: int, batch_size: int, seed: int, epoch: int) -> Generator:
     """Return the generator of an epoch. Raises InputError for a number out of its range."""
     for name, value, least in (("samples", num_samples, 1), ("batch size", batch_size, 1), ("epoch", epoch, 0)):
-        if value < least:
-            raise InputError(f"{name} {value} given, expected at least {least}")
+        given_integer(value, name, least=least)
+    given_integer(seed, "seed")
     if seed < 0:
         raise InputError(f"seed {seed} given, expected 0 or more")
     return np.random.default_rng((seed, epoch))

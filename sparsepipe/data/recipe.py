@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..checks import given_integer, given_number
 from ..errors import InputError
 from .augmentation import Augmentation
 from .formats import Cloud, Reading
@@ -37,8 +38,12 @@ class Recipe:
     augmentation: Augmentation | None = None
 
     def __post_init__(self) -> None:
+        given_number(self.voxel_size, "voxel size")
         if not (math.isfinite(self.voxel_size) and self.voxel_size > 0):
             raise InputError(f"voxel size {self.voxel_size} given, expected a positive number such as 0.02")
+        if self.num_points is not None:
+            given_integer(self.num_points, "points a sample:")
+        given_integer(self.seed, "seed")
         if self.num_points is not None and self.num_points < 1:
             raise InputError(f"{self.num_points} points a sample given, expected at least 1, or None for all")
         if self.seed < 0:

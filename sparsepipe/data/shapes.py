@@ -9,6 +9,7 @@ import numpy as np
 from numpy.random import Generator, default_rng
 from trimesh import Trimesh
 
+from ..checks import given_integer
 from ..errors import InputError
 from ..files import read_json, write_json
 from .families import FAMILIES, PARTS, face_parts
@@ -76,6 +77,7 @@ def _check(names: tuple[str, ...], *, num_train: int, num_test: int, seed: int) 
         given = ", ".join(unknown or names) or "none"
         raise InputError(f"families {given} given, expected each once of {', '.join(FAMILIES)}")
     for what, value, least in (("training shapes", num_train, 1), ("test shapes", num_test, 1), ("seed", seed, 0)):
+        given_integer(value, f"{what}:")
         if value < least:
             raise InputError(f"{what}: {value} given, expected at least {least}")
 

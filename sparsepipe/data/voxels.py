@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from ..checks import given_number
 from ..errors import InputError
 from .labels import IGNORED
 
@@ -81,6 +82,7 @@ def metric_voxel_index(points: np.ndarray, voxel_size: float) -> tuple[np.ndarra
 
 def _in_voxels(points: np.ndarray, voxel_size: float) -> np.ndarray:
     """Return points measured in voxels, float64 [P, D]; infinite where the quotient is too large for a float64."""
+    given_number(voxel_size, "voxel size")
     if not (math.isfinite(voxel_size) and voxel_size > 0):
         raise InputError(f"voxel size {voxel_size} given, expected a positive number such as 0.02")
     with np.errstate(over="ignore"):  # refused by the caller

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
+from ..checks import given_integer
 from ..cluster import Cluster
 from ..errors import InputError
 from ..plan import Plan
@@ -55,6 +56,8 @@ def partition(
     schedules and to twice the devices for those that flush. Raises InputError for an unknown planner or option, a
     device type without profile, and where nothing fits into memory.
     """
+    if num_microbatches is not None:
+        given_integer(num_microbatches, "microbatches:", least=1)
     if planner not in PLANNERS:
         raise InputError(f"planner {planner!r} is unknown, expected one of {', '.join(PLANNERS)}")
     known = [field.name for field in fields(PLANNERS[planner])]

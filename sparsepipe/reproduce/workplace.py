@@ -73,6 +73,7 @@ class Workplace:
         if not source:
             from ..data.shapes import make_shapes  # here: it brings trimesh, which other data need not wait for
 
+            integer(shapes_per_class, "shapes_per_class", least=1)
             num_test = max(1, shapes_per_class // 3)
             folder = place / "work" / "data" / f"shapes-{shapes_per_class}-{num_test}-seed{seed}"
             source = str(make_shapes(folder, num_train=shapes_per_class, num_test=num_test, seed=seed))
