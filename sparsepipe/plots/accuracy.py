@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from ..campaigns import when
+from ..display.markup import Html
 from ..errors import InputError
 from ..provenance import Provenance
 from ..record import RunRecord
@@ -86,7 +87,7 @@ def accuracy(
                 legendgroup=name,
                 showlegend=col == 1,
                 **style,
-                hovertemplate=f"{name}<br>{unit}: %{{y:.1f}} %<extra></extra>",
+                hovertemplate=Html("{}<br>{}: %{{y:.1f}} %<extra></extra>").format(name, Html(unit)),
             )
             figure.add_trace(line, row=1, col=col)
     if level:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import pandas as pd
 import plotly.graph_objects as go
 
+from ..display.markup import Html
 from ..errors import InputError
 from ..trace import WORK, Trace
 from .theme import GREY, LIGHT_GREY, SMALL, finished, hatch, ink_on
@@ -74,7 +75,7 @@ def anatomy(traces: Mapping[str, Trace], *, note: str = "") -> go.Figure:
             insidetextanchor="middle",
             textangle=0,
             textfont={"size": SMALL, "color": ink_on(_COLORS[part])},
-            hovertemplate=f"%{{y}}<br>{part}: %{{x:.1f}} %<extra></extra>",
+            hovertemplate=Html("%{{y}}<br>{}: %{{x:.1f}} %<extra></extra>").format(part),
         )
         figure.add_trace(bar)
     figure.update_layout(

@@ -8,6 +8,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from ..display.markup import Html, figure_text
 from ..errors import InputError
 from .theme import COST_SCALE, RUN_COLORS, SMALL, finished
 
@@ -52,7 +53,7 @@ def clouds(
     names = list(panels)
     columns = min(columns, len(names))
     rows = ceil(len(names) / columns)
-    titles = [f"{name}<br>" for name in names]
+    titles = [Html("{}<br>").format(figure_text(name)) for name in names]
     figure = make_subplots(
         rows=rows, cols=columns, subplot_titles=titles, horizontal_spacing=0.02, vertical_spacing=0.14 / rows
     )

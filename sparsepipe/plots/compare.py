@@ -3,6 +3,7 @@
 import pandas as pd
 import plotly.graph_objects as go
 
+from ..display.markup import Html
 from ..errors import InputError
 from ..picture import counted
 from ..plan import Plan
@@ -50,13 +51,15 @@ def compare(*plans: Plan, note: str = "") -> go.Figure:
                 insidetextanchor="middle",
                 textangle=0,
                 textfont={"size": SMALL, "color": ink_on(stage_color(k))},
-                hovertemplate=f"stage {k}: {stage.layers[0]} … {stage.layers[-1]}<br>{devices}<extra>{name}</extra>",
+                hovertemplate=Html("stage {}: {} … {}<br>{}<extra>{}</extra>").format(
+                    k, stage.layers[0], stage.layers[-1], devices, name
+                ),
             )
             figure.add_trace(bar)
             shown.add(k)
             start += len(stage.layers)
         if plan.estimate:
-            text = f"{milliseconds(plan.estimate.period_seconds)}<br>predicted"
+            text = Html("{}<br>predicted").format(milliseconds(plan.estimate.period_seconds))
             figure.add_annotation(
                 x=1.01,
                 xref="paper",

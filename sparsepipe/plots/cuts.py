@@ -3,6 +3,7 @@
 import pandas as pd
 import plotly.graph_objects as go
 
+from ..display.markup import Html
 from ..profile import Profile
 from .layer_graph import layer_graph_table
 from .table import noted
@@ -23,7 +24,7 @@ def cut_bytes(profile: Profile, *, device_type: str | None = None, note: str = "
         ("crossing_feature_bytes", "features", BACKWARD),
         ("crossing_coordinate_bytes", "coordinates", FORWARD),
     ):
-        hover = f"cut after %{{x}}<br>{name} %{{y:.3f}} MB<extra></extra>"
+        hover = Html("cut after %{{x}}<br>{} %{{y:.3f}} MB<extra></extra>").format(name)
         figure.add_trace(
             go.Bar(x=table.layer, y=table[column] / 1e6, name=name, marker_color=color, hovertemplate=hover)
         )

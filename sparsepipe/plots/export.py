@@ -18,6 +18,7 @@ import plotly.io as pio
 from plotly.io.base_renderers import MimetypeRenderer
 
 from ..checks import shown
+from ..display.markup import Html
 from ..errors import InputError
 from ..files import write_atomic, write_json
 from ..provenance import Provenance
@@ -127,10 +128,10 @@ def live(figure: go.Figure) -> go.Figure:
 def provenance(figure: go.Figure, name: str, origin: Any, *, table: str = "") -> dict[str, Any]:
     """What made a figure: sources, commit, command, versions. No date of today: the same inputs give the same text."""
     here = Origin.here().to_json()
-    title = re.sub(r"<br>", " · ", figure.layout.title.text or "")
+    title = str(figure.layout.title.text or "").replace("<br>", " · ")
     return {
         "figure": name,
-        "title": re.sub(r"<[^>]*>", "", title),
+        "title": Html(title).striptags(),
         "table_sha256": hashlib.sha256(table.encode()).hexdigest(),
         "command": here["command"],
         "commit": here["commit"],

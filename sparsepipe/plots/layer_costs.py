@@ -4,6 +4,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from ..display.markup import Html
 from ..profile import Profile
 from .table import noted
 from .theme import BACKWARD, BESIDE_TITLE, FORWARD, GREY, SMALL, finished
@@ -56,7 +57,7 @@ def layer_costs(profile: Profile, *, voxels: float | None = None, note: str = ""
                 marker_color=color,
                 error_y=spread if name == "backward" and half.any() else None,
                 showlegend=row == 1,
-                hovertemplate=f"%{{x}}<br>{name} %{{y:.3f}} ms<extra>{kind}</extra>",
+                hovertemplate=Html("%{{x}}<br>{} %{{y:.3f}} ms<extra>{}</extra>").format(name, kind),
             )
             figure.add_trace(bar, row=row, col=1)
         figure.update_yaxes(rangemode="tozero", row=row, col=1)
@@ -73,7 +74,7 @@ def layer_costs(profile: Profile, *, voxels: float | None = None, note: str = ""
             y=part[column] / 1e6,
             marker_color=GREY,
             showlegend=False,
-            hovertemplate=f"%{{x}}<br>{what} %{{y:.3f}} MB<extra></extra>",
+            hovertemplate=Html("%{{x}}<br>{} %{{y:.3f}} MB<extra></extra>").format(what),
         )
         figure.add_trace(bar, row=row, col=1)
         figure.update_yaxes(title_text=f"{what} (MB)", row=row, col=1)

@@ -7,6 +7,7 @@ import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 
 from ..costs import LayerTable
+from ..display.markup import Html
 from ..graph import LayerGraph
 from ..plan import Plan
 from ..profile import Profile
@@ -187,7 +188,9 @@ def _cuts(figure: go.Figure, placed: Layout, graph: LayerGraph, table: pd.DataFr
         if cuts is not None and (cut := int(stages[i])) not in said:
             said.add(cut)
             row = cuts[cuts.after_stage == cut].iloc[0]
-            text = f" <b>cut {cut} | {cut + 1}: {scaled_bytes(row.feature_bytes + row.coordinate_bytes)}</b> "
+            text = Html(" <b>cut {} | {}: {}</b> ").format(
+                cut, cut + 1, scaled_bytes(row.feature_bytes + row.coordinate_bytes)
+            )
             # Beside an edge that runs down, towards the inside; above one that runs along, in the gap between lines.
             left = x > sum(px for px, _ in placed.positions) / len(placed.positions)
             shift = {"xanchor": "right" if left else "left", "yanchor": "middle", "xshift": -10 if left else 10}
@@ -201,8 +204,12 @@ def _cuts(figure: go.Figure, placed: Layout, graph: LayerGraph, table: pd.DataFr
         figure.add_trace(cut)
 
 
-def _hover(row: dict) -> str:
-    lines = [f"<b>{row['layer']}</b>", row["description"], f"parameters {scaled_bytes(row['parameter_bytes'])}"]
+def _hover(row: dict) -> Html:
+    lines = [
+        Html("<b>{}</b>").format(row["layer"]),
+        row["description"],
+        f"parameters {scaled_bytes(row['parameter_bytes'])}",
+    ]
     if "forward_seconds" in row:
         lines.insert(
             2, f"forward {row['forward_seconds'] * 1e3:.3f} ms, backward {row['backward_seconds'] * 1e3:.3f} ms"
@@ -213,4 +220,4 @@ def _hover(row: dict) -> str:
         )
     if not pd.isna(row["stage"]):
         lines.append(f"stage {int(row['stage'])}")
-    return "<br>".join(line for line in lines if line)
+    return Html("<br>").join(line for line in lines if line)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pandas as pd
 import plotly.graph_objects as go
 
+from ..display.markup import Html, figure_text
 from .points import Point, looks, points_table
 from .theme import DARK_GREY, INK, SMALL, finished, hatch
 
@@ -41,7 +42,7 @@ def mixes(points: Sequence[Point], *, note: str = "") -> go.Figure:
             name=name,
             marker={"color": looks(name)["color"], "pattern": hatch("simulated")},
             customdata=part.cluster,
-            hovertemplate=f"{name}<br>%{{customdata}}: %{{y:.0f}} samples/s<extra></extra>",
+            hovertemplate=Html("{}<br>%{{customdata}}: %{{y:.0f}} samples/s<extra></extra>").format(name),
         )
         figure.add_trace(bar)
     bounds = table.drop_duplicates("cluster")
@@ -82,7 +83,7 @@ def mixes(points: Sequence[Point], *, note: str = "") -> go.Figure:
         margin={"b": 140},
     )
     figure.update_yaxes(title_text="samples / s, simulated", range=[0, most * 1.12])
-    labels = [name.replace(" + ", " +<br>") for name in clusters]
+    labels = [figure_text(name).replace(" + ", Html(" +<br>")) for name in clusters]
     figure.update_xaxes(
         tickvals=list(range(len(clusters))),
         ticktext=labels,

@@ -6,6 +6,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from ..display.markup import Html
 from .points import Point, looks, points_table
 from .theme import INK, SMALL, finished, hatch
 
@@ -41,7 +42,7 @@ def scaling(points: Sequence[Point], here: Sequence[Point] = (), *, note: str = 
             legendgroup=name,
             line={"color": own["color"], "dash": own["dash"], "width": 2},
             marker={"symbol": own["symbol"], "size": 7},
-            hovertemplate=f"{name}, %{{x}} devices: %{{y:.0f}} samples/s<extra>simulated</extra>",
+            hovertemplate=Html("{}, %{{x}} devices: %{{y:.0f}} samples/s<extra>simulated</extra>").format(name),
         )
         figure.add_trace(line, row=1, col=1)
     for name, replayed in lines[lines.source == "replayed"].groupby("strategy", sort=False):
@@ -51,7 +52,7 @@ def scaling(points: Sequence[Point], here: Sequence[Point] = (), *, note: str = 
             mode="markers",
             name=f"{name}, replayed by real processes",
             marker={"symbol": "circle-open", "size": 14, "color": looks(name)["color"], "line": {"width": 2}},
-            hovertemplate=f"{name}, %{{x}} devices: %{{y:.0f}} samples/s<extra>replayed</extra>",
+            hovertemplate=Html("{}, %{{x}} devices: %{{y:.0f}} samples/s<extra>replayed</extra>").format(name),
         )
         figure.add_trace(marks, row=1, col=1)
     bound = lines.dropna(subset="bound_samples_per_second").drop_duplicates("devices")

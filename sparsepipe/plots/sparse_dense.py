@@ -6,6 +6,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from ..display.markup import Html
 from ..errors import InputError
 from ..profile import Profile
 from .theme import RUN_COLORS, RUN_DASHES, RUN_MARKERS, finished
@@ -52,7 +53,9 @@ def sparse_dense(found: Mapping[str, Measured], *, note: str = "") -> go.Figure:
                 line={"color": RUN_COLORS[k], "dash": RUN_DASHES[k], "width": 2},
                 marker={"symbol": RUN_MARKERS[k], "size": 8},
                 customdata=part.voxels,
-                hovertemplate=f"{name}<br>%{{x}}, %{{customdata:.0f}} voxels: %{{y:.3g}} {unit}<extra></extra>",
+                hovertemplate=Html("{}<br>%{{x}}, %{{customdata:.0f}} voxels: %{{y:.3g}} {}<extra></extra>").format(
+                    name, unit
+                ),
             )
             figure.add_trace(line, row=1, col=col)
     sizes = sorted(table.voxel_size.unique())

@@ -6,6 +6,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from ..display.markup import Html, figure_text
 from ..errors import InputError
 from ..plan import Plan
 from .table import milliseconds, plan_names
@@ -55,9 +56,10 @@ def stages(*plans: Plan, note: str = "") -> go.Figure:
                 marker=marker,
                 showlegend=row == 1,
                 customdata=part[["plan", "devices", "first_layer", "last_layer"]],
-                hovertemplate=f"%{{customdata[0]}}, stage {k} on %{{customdata[1]}}"
-                f"<br>%{{customdata[2]}} … %{{customdata[3]}}"
-                f"<br>{what} %{{y:.3f}} {'ms' if row == 1 else 'MB'}<extra></extra>",
+                hovertemplate=Html(
+                    "%{{customdata[0]}}, stage {} on %{{customdata[1]}}<br>%{{customdata[2]}} … %{{customdata[3]}}"
+                    "<br>{} %{{y:.3f}} {}<extra></extra>"
+                ).format(k, what, "ms" if row == 1 else "MB"),
             )
             figure.add_trace(bar, row=row, col=1)
     averaging = table[table.averaging_seconds > 0]
@@ -115,7 +117,7 @@ def stages(*plans: Plan, note: str = "") -> go.Figure:
     figure.add_trace(labels, row=1, col=1)
     ticks = {
         "tickvals": (periods.low + periods.high) / 2,
-        "ticktext": [name.replace(" (", "<br>(") for name in periods.index],
+        "ticktext": [figure_text(name).replace(" (", Html("<br>(")) for name in periods.index],
         "ticks": "",
     }
     figure.update_xaxes(**ticks, showgrid=False, range=[-0.9, table.place.max() + 0.9])

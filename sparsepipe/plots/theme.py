@@ -1,6 +1,5 @@
 """How every figure looks: one template, one colour for each stage, solid where measured, else hatched."""
 
-import html
 from collections.abc import Iterable
 from textwrap import wrap
 from typing import Any
@@ -8,8 +7,10 @@ from typing import Any
 import plotly.graph_objects as go
 import plotly.io as pio
 
+from ..display.markup import Html, figure_text, joined
 from ..picture import STAGE_COLORS
 from ..provenance import Provenance
+from .markup import with_text_escaped
 
 # Strategies and runs are not stages: Tol's "high contrast" colours, each line with its own dash and marker as well.
 RUN_COLORS = ("#004488", "#BB5566", "#DDAA33", "#000000", "#66A182", "#8C6BB1")
@@ -100,15 +101,18 @@ BESIDE_TITLE = {"orientation": "h", "x": 1, "xanchor": "right", "yref": "contain
 
 
 def finished(figure: go.Figure, title: str, *, note: str = "", width: int = WIDTH, height: int = HEIGHT) -> go.Figure:
-    """Give a figure its template, size and title, `note` in a second line, and every trace a name that stays.
+    """Give a figure its template, size and title, `note` in lines below it, and every trace a name that stays.
 
-    plotly draws a random uid for a trace without one, and the same figure would differ in every export.
+    Names in it are text from here on, not markup: see markup.py. plotly draws a random uid for a trace without one, and
+    the same figure would differ in every export.
     """
-    second = f"<br><span style='font-size:{SMALL}px;color:#555555'>{note}</span>" if note else ""
-    figure.update_layout(template=TEMPLATE, title={"text": f"<b>{title}</b>{second}"}, width=width, height=height)
+    lines = Html("<br>").join(map(figure_text, note.split("\n"))) if note else Html("")
+    second = Html("<br><span style='font-size:{}px;color:#555555'>{}</span>").format(SMALL, lines) if note else ""
+    whole = Html("<b>{}</b>{}").format(figure_text(title), second)
+    figure.update_layout(template=TEMPLATE, title={"text": whole}, width=width, height=height)
     for k, trace in enumerate(figure.data):
         trace.uid = f"trace{k}"
-    return figure
+    return with_text_escaped(figure)
 
 
 _DOUBT = "#B03A2E"  # a red that is read on white by eyes that do not tell red from green
@@ -134,7 +138,7 @@ def doubted(figure: go.Figure, doubts: Iterable[str]) -> go.Figure:
     result = go.Figure(figure)
     before = (result.layout.meta or {}).get("lines", ())
     lines = wrap(line, max(20, int((result.layout.width or WIDTH) / _GLYPH) - 4))
-    text = result.layout.title.text or ""
+    text = Html(result.layout.title.text or "")  # of a finished figure: markup, whatever type a copy gave it
     for old in before:
         text = text.replace(_as_doubt(old), "")
     margin = result.layout.margin.t if result.layout.margin.t is not None else TEMPLATE.layout.margin.t
@@ -142,12 +146,13 @@ def doubted(figure: go.Figure, doubts: Iterable[str]) -> go.Figure:
     height = (result.layout.height or HEIGHT) + extra
     return result.update_layout(
         # Where plotly puts a title: in the middle of the margin that it had without these lines.
-        title={"text": text + "".join(map(_as_doubt, lines)), "y": 1 - plain / 2 / height, "yanchor": "middle"},
+        title={"text": text + joined(map(_as_doubt, lines)), "y": 1 - plain / 2 / height, "yanchor": "middle"},
         margin={"t": margin + extra},
         height=height,
         meta={"doubts": list(told), "lines": lines},
     )
 
 
-def _as_doubt(line: str) -> str:
-    return f"<br><span style='font-size:{SMALL}px;color:{_DOUBT}'>{html.escape(line, quote=False)}</span>"
+def _as_doubt(line: str) -> Html:
+    looks = Html("<br><span style='font-size:{}px;color:{}'>{}</span>")
+    return looks.format(SMALL, _DOUBT, figure_text(line))

@@ -6,6 +6,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from ..campaigns import when
+from ..display.markup import Html, figure_text
 from ..errors import InputError
 from ..provenance import Provenance
 from ..record import RunRecord
@@ -57,7 +58,7 @@ def throughput(*records: RunRecord, note: str = "") -> go.Figure:
     for k, row in enumerate(table.to_dict("records")):
         for column, source, label in shown:
             bar = go.Bar(
-                x=[row["strategy"].replace(" (", "<br>(").replace(", ", ",<br>")],
+                x=[figure_text(row["strategy"]).replace(" (", Html("<br>(")).replace(", ", Html(",<br>"))],
                 y=[row[column]],
                 offsetgroup=label,
                 showlegend=False,
@@ -65,7 +66,7 @@ def throughput(*records: RunRecord, note: str = "") -> go.Figure:
                 text=[f"{row[column]:,.0f}" if row[column] and row[column] >= 100 else f"{row[column] or 0:.3g}"],
                 textposition="outside",
                 cliponaxis=False,
-                hovertemplate=f"%{{x}}<br>{label} %{{y:.1f}} samples/s<extra></extra>",
+                hovertemplate=Html("%{{x}}<br>{} %{{y:.1f}} samples/s<extra></extra>").format(label),
             )
             figure.add_trace(bar)
     for _, source, label in shown:  # a legend in grey: colours stand for strategies, the hatch for the source

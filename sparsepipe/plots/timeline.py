@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pandas as pd
 import plotly.graph_objects as go
 
+from ..display.markup import Html
 from ..errors import InputError
 from ..trace import Span, Trace
 from .theme import HATCHES, SMALL, finished, hatch, ink_on, stage_color
@@ -88,8 +89,10 @@ def timeline(
             textangle=0,
             textfont={"size": SMALL - 1, "color": ink_on(stage_color(stage, kind))},
             customdata=part[["name", "kind", "trace"]],
-            hovertemplate=f"%{{customdata[0]}} %{{customdata[1]}}<br>at %{{base:.3f}} {unit}, takes %{{x:.3f}} {unit}"
-            "<extra>%{customdata[2]}</extra>",
+            hovertemplate=Html(
+                "%{{customdata[0]}} %{{customdata[1]}}<br>at %{{base:.3f}} {0}, takes %{{x:.3f}} {0}"
+                "<extra>%{{customdata[2]}}</extra>"
+            ).format(unit),
         )
         shown.add(label)
         figure.add_trace(bar)

@@ -6,6 +6,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from ..display.markup import Html
 from .points import Point, looks, points_table
 from .table import byte_unit, scaled_bytes
 from .theme import GREY, LIGHT_GREY, finished, hatch
@@ -33,7 +34,7 @@ def traffic(points: Sequence[Point], *, note: str = "") -> go.Figure:
             y=table[column] / sent_size,
             name=label,
             marker={"color": color, "pattern": hatch("simulated"), "line": {"color": GREY, "width": 1}},
-            hovertemplate=f"%{{x}}<br>{label}: %{{y:.3g}} {sent_unit}<extra></extra>",
+            hovertemplate=Html("%{{x}}<br>{}: %{{y:.3g}} {}<extra></extra>").format(label, sent_unit),
         )
         figure.add_trace(bar, row=1, col=1)
     memory = go.Bar(

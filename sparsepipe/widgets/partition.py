@@ -377,7 +377,7 @@ def _small(text: str) -> str:
 
 def _lines(text: str, width: int = 112) -> str:
     """Broken into the lines of a figure's note."""
-    return "<br>".join(textwrap.wrap(text, width))
+    return "\n".join(textwrap.wrap(text, width))
 
 
 def _check(profile: Profile, cluster: Cluster) -> None:
