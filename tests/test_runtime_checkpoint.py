@@ -192,6 +192,36 @@ def test_weights_that_the_last_update_destroys_are_not_kept(clouds, tmp_path) ->
         assert all(bool(tensor.isfinite().all()) for tensor in found.read(list(found.manifest["layers"])).values())
 
 
+def test_a_bad_file_of_the_test_split_costs_no_epoch(tmp_path) -> None:
+    """One was found after a whole trained epoch, of which nothing was kept: a run validates before it wrote."""
+    clouds = shapes(tmp_path)
+    bad = sorted(clouds.glob("*/test/*.off"))[-1]
+    whole = bad.read_bytes()
+    plan = plan_of(PLAIN, [[0]], schedule="1f1b-flush", num_microbatches=2)
+    config = settings(clouds, validate=True, epochs=2, keep_checkpoints=1)
+    folder = tmp_path / "run"
+    RunRecord.create(folder, plan, config.to_json(), Origin.here())
+    bad.write_bytes(b"")
+    with pytest.raises(InputError, match=rf"{bad}: is empty, in split test; repair or remove what"):
+        run(folder, plan, config)  # before anything is trained
+    assert not list((folder / "checkpoints").glob("minibatch-*"))
+    bad.write_bytes(whole[: len(whole) // 2])
+    for resume in (False, True):
+        with pytest.raises(InputError, match=rf"{bad}.*; epoch 0 is kept, resume the run then"):
+            run(folder, plan, config, resume=resume)
+        assert checkpoint.latest(folder).minibatches == 5
+    bad.write_bytes(whole)
+    run(folder, plan, config, resume=True)
+    record = RunRecord.load(folder)
+    epochs = record.metrics("epoch")
+    assert [row["minibatches"] for row in epochs] == [5, 10]
+    assert all(0 <= row["validation"]["accuracy"] <= 1 for row in epochs)
+    assert [row["minibatch"] for row in record.metrics("step")] == list(range(10))
+    assert record.metrics("summary")[-1]["epochs"] == 2
+    (kept,) = (folder / "checkpoints").glob("minibatch-*")
+    assert checkpoint.load(kept).minibatches == 10
+
+
 # --- what a checkpoint is not gone on from ---------------------------------------------------------------------------
 
 

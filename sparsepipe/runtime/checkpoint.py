@@ -191,11 +191,25 @@ def finish(run_dir: Path, minibatches: int, *, keep: int, layers: Mapping[str, s
         _set_aside(folder)
     partial.rename(folder)
     _sync_folder(folder.parent)
-    for old in sorted(folder.parent.glob("minibatch-*"), key=lambda path: _position(path.name))[:-keep]:
-        _set_aside(old)
-    for old in folder.parent.glob(f".minibatch-*{_ASIDE}"):
-        shutil.rmtree(old, ignore_errors=True)
+    prune(run_dir, keep)
     return folder
+
+
+def prune(run_dir: Path, keep: int) -> None:
+    """Remove all checkpoints but the newest `keep`. One rank calls it, while none is being written."""
+    place = run_dir / "checkpoints"
+    for old in sorted(place.glob("minibatch-*"), key=lambda path: _position(path.name))[:-keep]:
+        _set_aside(old)
+    for old in place.glob(f".minibatch-*{_ASIDE}"):
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def discard(run_dir: Path, minibatches: int) -> None:
+    """Remove one checkpoint, whose weights turned out to be of no use. One rank calls it."""
+    folder = folder_of(run_dir, minibatches)
+    if folder.exists():
+        _set_aside(folder)
+        shutil.rmtree(folder.with_name(f".{folder.name}{_ASIDE}"), ignore_errors=True)
 
 
 def _set_aside(folder: Path) -> None:

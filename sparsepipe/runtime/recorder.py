@@ -133,6 +133,8 @@ def forget_rows(run_dir: Path, minibatches: int) -> None:
     path = run_dir / "metrics.jsonl"
     rows = read_metrics(path) if path.exists() else []
     kept = [row for row in rows if row["event"] in _DONE_BY and _DONE_BY[row["event"]](row) <= minibatches]
+    told = {row["minibatches"] for row in kept if row["event"] == "epoch"}
+    kept = [row for row in kept if row["event"] != "trained" or row["minibatches"] not in told]
     last = max((row.get("seconds", 0.0) for row in rows), default=0.0)
     write_rows(path, [*kept, {"event": "resume", "seconds": last, "minibatches": minibatches}])
 
@@ -141,6 +143,7 @@ def forget_rows(run_dir: Path, minibatches: int) -> None:
 _DONE_BY = {
     "step": lambda row: row["minibatch"] + 1,
     "overflow": lambda row: row["minibatch"] + 1,
+    "trained": lambda row: row["minibatches"],
     "epoch": lambda row: row["minibatches"],
     "resume": lambda row: row["minibatches"],
 }

@@ -39,6 +39,11 @@ class Snapshots:
         self._thread.daemon = True
         self._thread.start()
 
+    @property
+    def busy(self) -> bool:
+        """Say whether a checkpoint is under way."""
+        return self._thread is not None and self._thread.is_alive()
+
     def wait(self) -> None:
         """Wait until the checkpoint under way is on disk. Raises what writing it raised."""
         if self._thread is not None:

@@ -78,6 +78,7 @@ class Worker:
         self.last_rank = plan.stages[-1].ranks[0]  # tells the run's metrics
         self.sent_bytes = 0  # to other ranks since the epoch began
         self.epochs: list[dict[str, Any]] = []
+        self.unproven: int | None = None  # minibatches of the checkpoint whose weights are not validated yet
 
     # --- the run -----------------------------------------------------------------------------------------------------
 
@@ -97,6 +98,8 @@ class Worker:
                 "shares_memory_with": sorted(shared.peers) if shared else [],  # the other ranks: over sockets or NCCL
             }
             self.recorder.metric("start", **facts)
+        if resume_from:
+            self._validate_late(done)
         for epoch, first, count in self.workload.segments(done):
             self.sent_bytes = 0
             self.recorder.restart()
@@ -106,17 +109,52 @@ class Worker:
                 for post in self.posts.values():
                     post.average_statistics()
                 self._check_finite(epoch, done)
-            row["validation"] = self._validate(epoch) if self.config.validate else None
-            self.epochs.append(row)
-            if self.rank == self.last_rank:
-                told = {key: row[key] for key in _TOLD_OF_EPOCHS}
-                self.recorder.metric("epoch", epoch=epoch, minibatches=done, **told)
             last = done >= self.workload.total_minibatches
             every = self.config.checkpoint_every
             if every and (last or (epoch + 1) % every == 0):
+                if self.config.validate:
+                    self.unproven = done
+                    self._tell("trained", epoch, done, row)
                 self._checkpoint(done, last=last)
+            row["validation"] = self._validate(epoch) if self.config.validate else None
+            self._prove()
+            self.epochs.append(row)
+            self._tell("epoch", epoch, done, row)
             self.recorder.flush()
         self._summarise(done)
+
+    def _tell(self, event: str, epoch: int, done: int, row: Mapping[str, Any]) -> None:
+        """Write a row of an epoch: "trained" before its checkpoint, "epoch" once it is validated, too."""
+        if self.rank == self.last_rank:
+            told = {key: row[key] for key in _TOLD_OF_EPOCHS if key in row}
+            self.recorder.metric(event, epoch=epoch, minibatches=done, **told)
+
+    def _validate_late(self, done: int) -> None:
+        """Validate the epoch that the checkpoint closed, where the run ended before that was done, and tell of it."""
+        row: Mapping[str, Any] | None = None
+        if self.rank == self.last_rank:
+            rows = [one for one in read_metrics(self.run_dir / "metrics.jsonl") if one.get("minibatches") == done]
+            trained = [one for one in rows if one["event"] == "trained"]
+            row = trained[-1] if trained and not any(one["event"] == "epoch" for one in rows) else None
+        number = torch.zeros(1, dtype=torch.float64)
+        number[0] = 0 if row is None else row["epoch"] + 1
+        epoch = int(self.process.sum(number, what="resume")) - 1
+        if epoch < 0:
+            return
+        self.unproven = done
+        validation = self._validate(epoch) if self.config.validate else None
+        self._prove()
+        if row is not None:
+            whole = {**row, "validation": validation}
+            self._tell("epoch", epoch, done, whole)
+            if len(row["stages"]) == len(self.plan.stages):  # not of another plan
+                self.epochs.append(whole)
+
+    def _prove(self) -> None:
+        """Let the checkpoint before an epoch's go, once the epoch's weights are known to be of use."""
+        self.unproven = None
+        if self.rank == 0 and self.config.checkpoint_every and not self.snapshots.busy:
+            checkpoint.prune(self.run_dir, self.config.keep_checkpoints)
 
     def _train(self, epoch: int, first: int, count: int) -> dict[str, Any]:
         """Obey the action lists for `count` minibatches of an epoch, from an empty pipeline to an empty one."""
@@ -175,6 +213,18 @@ class Worker:
         }
 
     def _validate(self, epoch: int) -> dict[str, float]:
+        """Validate the newest weights. What fails costs no epoch: its checkpoint is whole when this raises."""
+        try:
+            return self._validated(epoch)
+        except InputError as error:
+            self.snapshots.wait()
+            kept = f"; epoch {epoch} is kept, resume the run then" if self.unproven is not None else ""
+            raise InputError(f"{error}{kept}") from None
+        except Exception:
+            self.snapshots.wait()
+            raise
+
+    def _validated(self, epoch: int) -> dict[str, float]:
         """Run the validation split through the stages, forward only, the newest weights, running statistics."""
         dataset, batches = self.workload.validation, self.workload.validation_order()
         todo = forward_actions(self.plan, len(batches))[self.rank]
@@ -238,6 +288,8 @@ class Worker:
     def _stop(self, error: type[RuntimeError], what: str, *, told_by: bool) -> NoReturn:
         """Raise `error` in the rank that it is told by, where all ranks know that training on is of no use."""
         self.snapshots.wait()  # the good one may be under way
+        if self.rank == 0 and self.unproven is not None:
+            checkpoint.discard(self.run_dir, self.unproven)
         self.process.barrier("end of a checkpoint")
         if not told_by:
             raise PeerLost("another rank tells why this run ends")
@@ -250,6 +302,7 @@ class Worker:
         self.recorder.flush()  # what a run that resumes here will not do again must be on disk before
         self.snapshots.wait()
         if self.rank == 0:
+            checkpoint.prune(self.run_dir, self.config.keep_checkpoints)
             checkpoint.begin(self.run_dir, done)
         self.process.barrier("start of a checkpoint")
         names = {f"stage{k}" for k in range(len(self.plan.stages))}
@@ -265,7 +318,7 @@ class Worker:
         """What the manifest says of the run."""
         config = self.config
         return {
-            "keep": config.keep_checkpoints,
+            "keep": config.keep_checkpoints + (self.unproven is not None),  # the one before it, until it is validated
             "layers": {id: f"stage{k}.safetensors" for k, s in enumerate(self.plan.stages) for id in s.layers},
             "model": self.workload.network.name,
             "optimizer": config.optimizer,

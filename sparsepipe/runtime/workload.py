@@ -38,6 +38,9 @@ class Workload:
         facts |= {"features": config.features, "cache": config.cache}
         training = data.load(config.data, split="train", augmentation=config.augmentation, **facts)
         validation = data.load(config.data, split=config.validation_split, **facts) if config.validate else None
+        for dataset in (training, validation):
+            if dataset is not None:
+                dataset.look()
         if validation is not None and validation.classes != training.classes:
             raise InputError(f"{config.data}: the splits have different classes")
         net = network(config.model, num_classes=len(training.classes), in_channels=training.in_channels)
