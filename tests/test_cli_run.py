@@ -175,6 +175,7 @@ def test_the_words_of_the_command_are_the_librarys():
         assert getattr(arguments, name) == getattr(config, name)
     assert (None, *arguments.COMPRESSIONS) == config.COMPRESSIONS
     assert (None, *arguments.BALANCES) == config.BALANCES
+    assert arguments.LAST_MINIBATCH == config.LAST_MINIBATCH
 
 
 def sparsepipe(*words, cwd=None):

@@ -109,3 +109,38 @@ def test_bad_numbers_are_refused(bad: dict) -> None:
             make(first, **options)
     with pytest.raises(InputError, match="window 0 given"):
         data.voxel_balanced_minibatches([1, 2], batch_size=1, window=0)
+
+
+# --- the last minibatch ---------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 60), st.integers(1, 20), st.sampled_from(data.LAST_MINIBATCH), seeds)
+def test_what_becomes_of_the_last_minibatch_is_known_from_the_numbers(
+    num: int, size: int, last: str, seed: int
+) -> None:
+    told = data.sizes(num, size, last=last)
+    orders = [
+        data.minibatches(num, batch_size=size, seed=seed, last=last),
+        data.voxel_balanced_minibatches(list(range(1, num + 1)), batch_size=size, seed=seed, last=last),
+        data.class_balanced_minibatches([k % 3 for k in range(num)], batch_size=size, seed=seed, last=last),
+    ]
+    for order in orders:
+        assert tuple(map(len, order)) == told
+    for order in orders[:2]:
+        visited = sorted(index for batch in order for index in batch)
+        assert len(set(visited)) == len(visited) == sum(told)
+    rest = num % size
+    if last != "drop" or num < size:
+        assert sum(told) == num
+    if last == "drop" and num >= size:
+        assert set(told) == {size}
+    if last == "merge" and num > size > 1:
+        assert min(told) > 1 and len(told) == num // size + (rest > 1)
+
+
+def test_the_last_minibatch_in_plain_numbers() -> None:
+    assert [data.sizes(9, 4, last=last) for last in data.LAST_MINIBATCH] == [(4, 4, 1), (4, 5), (4, 4)]
+    assert [data.sizes(10, 4, last=last) for last in data.LAST_MINIBATCH] == [(4, 4, 2), (4, 4, 2), (4, 4)]
+    assert [data.sizes(1, 4, last=last) for last in data.LAST_MINIBATCH] == [(1,)] * 3
+    with pytest.raises(InputError, match="last minibatch 'lose' given, expected one of keep, merge, drop"):
+        data.sizes(9, 4, last="lose")

@@ -1,6 +1,10 @@
 """Settings of a run: read as they were written, refused in one line where they make no sense."""
 
+import json
+from pathlib import Path
+
 import pytest
+import torch
 
 from sparsepipe import InputError
 from sparsepipe.runtime import RunConfig
@@ -25,6 +29,23 @@ def test_settings_are_read_as_they_were_written() -> None:
         ({"balance": "size"}, "balance is 'size', expected one of None, voxels, classes"),
         ({"balance": "voxels", "shuffle": False}, "balanced by voxels are shuffled: leave out balance, or shuffle"),
         ({"seed": True}, "seed is True"),
+        ({"seed": 2**65}, "seed is 36893488147419103232, expected a whole number from 0 to 18446744073709551616"),
+        ({"epochs": 10**5000}, "epochs is a number of thousands of digits, expected a whole number from 1 to"),
+        ({"learning_rate": float("inf")}, "learning_rate is inf, expected a number from 0 to 1e"),
+        ({"weight_decay": float("inf")}, "weight_decay is inf, expected a number"),
+        ({"clip_norm": 0}, "clip_norm is 0, expected a number above 0"),
+        ({"decay_epochs": 1e-300}, "decay_epochs is 1e-300, expected a number from 1e-06"),
+        ({"timeout_seconds": 1e300}, r"timeout_seconds is 1e\+300, expected a number from 0.01 to 604800"),
+        ({"timeout_seconds": float("nan")}, "timeout_seconds is nan, expected a number from 0.01 to 604800"),
+        ({"timeout_seconds": 0}, "timeout_seconds is 0, expected"),
+        ({"timeout_seconds": -5}, "timeout_seconds is -5, expected"),
+        ({"last_minibatch": "lose"}, "last_minibatch is 'lose', expected one of keep, merge, drop"),
+        ({"validate": 1}, "validate is 1, expected true or false"),
+        ({"engine": None}, "engine is None, expected text such as 'auto'"),
+        ({"device": 3}, "device is 3, expected text such as 'cpu'"),
+        ({"optimizer": []}, r"optimizer is \[\], expected one of sgd"),
+        ({"features": 5}, "features are 5, expected a tuple of names"),
+        ({"features": [1]}, r"features are \(1,\), expected a tuple of names"),
         ({"learning_rte": 1}, "unknown setting 'learning_rte' of a run, expected some of "),
     ],
 )
@@ -36,3 +57,34 @@ def test_what_makes_no_sense_is_refused(change: dict, message: str) -> None:
 def test_missing_settings_are_named() -> None:
     with pytest.raises(InputError, match="not the settings of a run: .*'model'"):
         RunConfig.from_json({"data": "x"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((torch.nn.Sequential(torch.nn.ReLU(), torch.nn.ReLU()), "x"), "model is a Sequential, expected text such as"),
+        (("minkvgg11bn", [1, 2, 3]), r"data is \[1, 2, 3\], expected text such as a folder"),
+        (("minkvgg11bn", torch.zeros(2, 2)), "data is a Tensor, expected"),
+        (("", "x"), "model is '', expected"),
+        (("minkvgg11bn", "a\0b"), "data is"),
+    ],
+)
+def test_a_network_or_data_in_the_place_of_a_name_is_refused_in_one_line(arguments: tuple, message: str) -> None:
+    """They were taken without a word, and the run ended in a worker, or in JSON that cannot be written."""
+    with pytest.raises(InputError, match=message) as caught:
+        RunConfig(*arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_folders_may_be_paths_and_features_a_list(tmp_path: Path) -> None:
+    config = RunConfig("minkvgg11bn", tmp_path, cache=tmp_path, features=["normals"])  # type: ignore[arg-type]
+    assert (config.data, config.cache, config.features) == (str(tmp_path), str(tmp_path), ("normals",))
+    assert RunConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+
+
+def test_settings_written_before_there_was_a_choice_keep_the_last_minibatch() -> None:
+    """An epoch of such a run has as many minibatches as it had: its checkpoints are counted in them."""
+    written = RunConfig("minkvgg11bn", "x").to_json()
+    del written["last_minibatch"]
+    assert RunConfig.from_json(written).last_minibatch == "keep"
+    assert RunConfig("minkvgg11bn", "x").last_minibatch == "merge"
