@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from math import prod
 from typing import Any
@@ -203,6 +203,9 @@ def plan(options: argparse.Namespace) -> Answer:
     ]
     if options.out:
         plans[0].save(options.out)
+    if options.json:  # else their texts do
+        for one in plans:
+            _say(f"{one.planner}: {text}" for text in _beyond(one, found))
     if len(plans) == 1:
         return Answer(plans[0].to_json(), str(plans[0]))
     judged = comparable(plans, found, cluster)
@@ -250,16 +253,17 @@ def simulate(options: argparse.Namespace) -> Answer:
 
     found, cluster = _profile_and_cluster(options)
     chosen = load_plan(options.plan, found.graph).check(found.graph, cluster)
-    for text in _beyond(chosen, found):
-        progress_line(f"warning: plan: {text}")
+    _say(f"plan: {text}" for text in _beyond(chosen, found))
     counts = found.voxel_counts or (found.voxels(),)
     told = forecast(chosen, found, cluster, [counts[m % len(counts)] for m in range(options.minibatches)])
+    beyond = [text for text in (told.beyond_memory(cluster),) if text]
+    _say(beyond)
     if options.trace:
         write_json(options.trace, told.trace.to_chrome())
     makespan = told.trace.makespan
     busy = {str(rank): told.trace.busy(rank) / makespan if makespan else 0.0 for rank in told.trace.ranks}
     document = {"minibatches": options.minibatches, **told.to_json(), "busy_fraction": busy}
-    document["warnings"] = [*found.warnings, *_beyond(chosen, found)]
+    document["warnings"] = [*found.warnings, *_beyond(chosen, found), *beyond]
     causes = ", ".join(f"{cause} {share:.1%}" for cause, share in document["bubble"].items())
     text = (
         f"{options.minibatches} minibatches in {makespan:.3f} s simulated, "
@@ -306,7 +310,11 @@ def _beyond(plan: Plan, found: Profile) -> list[str]:
 
 
 def _warn_of(found: Profile) -> None:
-    for text in found.warnings:
+    _say(found.warnings)
+
+
+def _say(texts: Iterable[str]) -> None:
+    for text in texts:
         progress_line(f"warning: {text}")
 
 

@@ -33,6 +33,18 @@ class Forecast:
     bubble: Bubble
     peak_bytes: dict[int, float]  # rank → bytes
 
+    def beyond_memory(self, cluster: Cluster) -> str:
+        """Say which rank holds more than its device has, the worst of them; nothing where all is well."""
+        limits = {rank: cluster.devices[rank].type.memory_bytes for rank in self.peak_bytes}
+        over = [rank for rank, peak in self.peak_bytes.items() if peak > limits[rank]]
+        if not over:
+            return ""
+        worst = max(over, key=lambda rank: self.peak_bytes[rank] / limits[rank])
+        return (
+            f"the plan does not fit into memory: rank {worst} holds {self.peak_bytes[worst] / 1e6:.1f} MB at its "
+            f"fullest, its device has {limits[worst] / 1e6:.1f} MB ({len(over)} of {len(limits)} ranks have too little)"
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Everything but the spans."""
         return {

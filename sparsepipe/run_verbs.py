@@ -57,6 +57,8 @@ def replay(plan: Plan, profile: Profile, cluster: Cluster, options: argparse.Nam
 
     counts = profile.voxel_counts or (profile.voxels(),)
     told = forecast(plan, profile, cluster, [counts[m % len(counts)] for m in range(options.minibatches)])
+    if text := told.beyond_memory(cluster):
+        progress_line(f"warning: {text}")
     config = RunConfig(
         profile.origin.get("model", "profile"),
         "replay",

@@ -14,6 +14,7 @@ from ..provenance import Provenance
 from ..schedule_rules import SCHEDULE_RULES, WEIGHT_RULES
 from .base import Planner, Problem, check_interleaves, with_seconds
 from .baselines import DataParallel, ModelParallel
+from .doubts import with_doubts
 from .estimate import estimate
 from .optimal import Optimal
 from .pipedream import PipeDream
@@ -75,7 +76,7 @@ def partition(
     problem = Problem(profile, cluster, planned_for, num_microbatches, recompute)
     start = time.perf_counter()
     plan = PLANNERS[planner](**options).plan(problem)
-    plan = with_seconds(plan, time.perf_counter() - start)
+    plan = with_doubts(with_seconds(plan, time.perf_counter() - start), cluster)
     plan = plan if planned_for == schedule else _for_another(plan, schedule)
     settings = {
         "planner": planner,

@@ -28,7 +28,8 @@ class ModelParallel:
 
     `stages_per_device`: so many laps over the devices, interleaved (Narayanan et al., SC 2021). Without flushes
     the busiest device is then least busy with all its stages (laps.py); with them, small stages make a small bubble.
-    Devices beyond the number of layers stay unused, which a warning says.
+    Devices beyond the number of layers stay unused, which a warning says; several stages a device that no longer leave
+    a layer for each of all devices' stages are refused.
     """
 
     stages_per_device: int = 1
@@ -41,7 +42,13 @@ class ModelParallel:
     def plan(self, problem: Problem) -> Plan:
         check_interleaves(problem.schedule, self.stages_per_device)
         layers, num_devices = problem.layers, len(problem.cluster.devices)
-        used = max(1, min(num_devices, len(layers) // self.stages_per_device))
+        if self.stages_per_device > 1 and self.stages_per_device * num_devices > len(layers):
+            raise InputError(
+                f"{self.stages_per_device} stages on each of {num_devices} devices, but the network has {len(layers)} "
+                f"layers, one at least for each stage: expected {max(1, len(layers) // num_devices)} stages a device "
+                "at most"
+            )
+        used = min(num_devices, len(layers))
         kinds = [device.type.name for device in problem.cluster.devices[:used]]
         seconds = [problem.alone(kind)[list(layers)].tolist() for kind in kinds]
         seconds *= self.stages_per_device
