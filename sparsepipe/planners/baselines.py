@@ -42,6 +42,10 @@ class ModelParallel:
     def plan(self, problem: Problem) -> Plan:
         check_interleaves(problem.schedule, self.stages_per_device)
         layers, num_devices = problem.layers, len(problem.cluster.devices)
+        if self.stages_per_device > len(layers):
+            raise InputError(
+                f"{self.stages_per_device} stages for {len(layers)} layers: expected at least one layer each"
+            )
         if self.stages_per_device > 1 and self.stages_per_device * num_devices > len(layers):
             raise InputError(
                 f"{self.stages_per_device} stages on each of {num_devices} devices, but the network has {len(layers)} "
