@@ -18,6 +18,7 @@ from .host.background_load import BackgroundLoad
 from .picture import left_out
 from .plan import Plan
 from .profile import Profile
+from .provenance import Provenance
 from .record import RunRecord, load_warnings
 
 _RUNS = Path("runs")  # where runs are looked for by name
@@ -99,7 +100,11 @@ def runs_show(options: argparse.Namespace) -> Answer:
 
 
 def runs_compare(options: argparse.Namespace) -> Answer:
-    rows = [_row_or_damage(_record(run)) for run in options.runs]
+    records = [_record(run) for run in options.runs]
+    rows = [_row_or_damage(record) for record in records]
+    sound = [record for record, row in zip(records, rows, strict=True) if "damage" not in row]
+    for text in Provenance.of(runs=sound).doubts:
+        progress_line(f"warning: {text}")
     if damaged := [row["damage"] for row in rows if "damage" in row]:
         if len(damaged) == len(rows):
             raise InputError(damaged[0])

@@ -119,22 +119,23 @@ def test_notebooks_pass_ruff():
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_notebook_runs_alone_and_makes_what_it_needs(tmp_path, monkeypatch):
-    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))
-    written = reproduce(["04_partition"], out=tmp_path / "figures", parameters=SMALL)
+def test_a_notebook_runs_alone_and_makes_what_it_needs(tmp_path):
+    written = reproduce(["04_partition"], out=tmp_path / "figures", parameters=SMALL, pictures=False)
     assert {path.stem for path in written} == {"stages", "plans", "timeline_predicted"}
     executed = nbformat.read(tmp_path / "runs" / "notebooks" / "04_partition.ipynb", as_version=4)
     said = "".join(o.get("text", "") for cell in executed.cells for o in cell.get("outputs", []))
     assert "measured now" in said and "synthetic shapes" in said
+    read = {path: path.read_bytes() for path in written}
+    reproduce(["04_partition"], out=tmp_path / "figures", parameters=SMALL, pictures=False)
+    assert {path: path.read_bytes() for path in written} == read  # the same link, plans, numbers and digests
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_both_engines_learn_real_shapes_at_least_as_well_as_a_nearest_neighbour(tmp_path, monkeypatch, shared_data):
     """Notebook 07 as it stands: the same seed, 400 real clouds, 12 epochs."""
-    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))
     monkeypatch.setenv("SPARSEPIPE_DATA", str(shared_data))
-    reproduce(["07_learning"], out=tmp_path / "figures")
+    reproduce(["07_learning"], out=tmp_path / "figures", pictures=False)
     executed = nbformat.read(tmp_path / "runs" / "notebooks" / "07_learning.ipynb", as_version=4)
     answer = "".join(output["data"]["text/markdown"] for output in executed.cells[-1].outputs)
     reached = [float(text) / 100 for text in re.findall(r"(?:native|minkowski) ([\d.]+)%", answer)]
@@ -151,9 +152,8 @@ def test_both_engines_learn_real_shapes_at_least_as_well_as_a_nearest_neighbour(
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_real_clouds_are_drawn_as_such(tmp_path, monkeypatch, shared_data):
-    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))
+def test_real_clouds_are_drawn_as_such(tmp_path, shared_data):
     folder = shared_data / "modelnet10-sample" / "ModelNet10"
-    reproduce(["voxels"], out=tmp_path / "figures", data=folder, parameters=SMALL)
+    reproduce(["voxels"], out=tmp_path / "figures", data=folder, parameters=SMALL, pictures=False)
     assert "ModelNet10" in (tmp_path / "figures" / "voxels.json").read_text()
     assert "synthetic shapes" not in (tmp_path / "figures" / "voxels.json").read_text()
