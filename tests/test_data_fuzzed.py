@@ -1,209 +1,246 @@
-"""Damaged manifests, archives, descriptions and lists: each is read as something that works, or refused in a line."""
+"""Damaged files of point clouds, a reader at a time: each gives finite points, or is refused in one line naming it."""
 
-import hashlib
 import io
 import json
-import re
+import struct
+import warnings
 import zipfile
 from pathlib import Path
 
 import h5py
+import laspy
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_parsers_fuzzed import VALUES, damaged, damaged_tree, edits, read_or_refused, tree_edits
 
-from sparsepipe import InputError
-from sparsepipe.data import check, info
-from sparsepipe.data.archives import MOST_ANYWAY_BYTES, MOST_TIMES, unpack_zip
-from sparsepipe.data.downloads import fetch
-from sparsepipe.data.manifests import Manifest, read_manifest
+from sparsepipe.data.folder import open_folder
+from sparsepipe.data.formats import Cloud, Reading, read
+from sparsepipe.errors import InputError
 
-fuzzed = settings(max_examples=1_150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-fewer = settings(fuzzed, max_examples=300)
-TRIANGLE = b"OFF\n3 1 0\n0 0 0\n1 0 0\n0 1 0\n3 0 1 2\n"
+EXAMPLES = 500  # of each kind of file
 
-
-def _manifest(source: Path) -> dict:
-    content = source.read_bytes()
-    return {
-        "name": "x",
-        "title": "t",
-        "licence": "l",
-        "citation": "c",
-        "homepage": "https://example.org/",
-        "folder": "X",
-        "classes": 1,
-        "notes": "n",
-        "splits": {"train": 1},
-        "files": [
-            {
-                "url": source.as_uri(),
-                "path": "chair/train/a.off",
-                "bytes": len(content),
-                "sha256": hashlib.sha256(content).hexdigest(),
-            },
-            {"url": source.as_uri(), "path": "b.off", "bytes": None, "sha256": None},
-        ],
-    }
+random = np.random.default_rng(0)
+POINTS = random.normal(size=(24, 3)).astype("<f4")
+LABELS = (np.arange(24) % 3).astype("<i4")
+XYZ = "".join(f"property float {axis}\n" for axis in "xyz")
+FACES = [(0, 1, 2, 3), (4, 5, 6), (7, 8, 9, 10, 11), (1, 2)]
 
 
-def _use(manifest: Manifest) -> None:
-    for file in manifest.files:
-        (Path("X") / file.path).relative_to("X")
-        assert ".." not in Path(file.path).parts
-    assert manifest.folder not in ("", ".", "..")
+def _ply(encoding: str, order: str) -> bytes:
+    head = f"ply\nformat {encoding} 1.0\ncomment end_header\nelement camera 1\nproperty list uchar double view\n"
+    head += f"element vertex 24\n{XYZ}property uchar red\nelement face {len(FACES)}\nproperty int label\n"
+    head += "property list uchar int vertex_indices\nproperty list uchar float texcoord\nend_header\n"
+    if not order:
+        rows = ["2 0.5 1.5", *(f"{x} {y} {z} 7" for x, y, z in POINTS.tolist())]
+        rows += [f"1 {len(face)} {' '.join(map(str, face))} 2 0.5 0.5" for face in FACES]
+        return (head + "\n".join(rows) + "\n").encode()
+    body = struct.pack(f"{order}B2d", 2, 0.5, 1.5)
+    body += b"".join(struct.pack(f"{order}3fB", *point, 7) for point in POINTS.tolist())
+    for face in FACES:
+        body += struct.pack(f"{order}iB{len(face)}iB2f", 1, len(face), *face, 2, 0.5, 0.5)
+    return head.encode() + body
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["text", "tree"])
-def test_manifests(tmp_path: Path, kind: str) -> None:
-    """JSON is YAML: a tree that was damaged is written as it."""
-    (tmp_path / "a.off").write_bytes(TRIANGLE)
-    document = _manifest(tmp_path / "a.off")
-    text = "".join(
-        f"{key}: {value if isinstance(value, str) else json.dumps(value)}\n" for key, value in document.items()
+def _strips() -> bytes:
+    head = f"ply\nformat ascii 1.0\nelement vertex 24\n{XYZ}element tristrips 1\n"
+    rows = [f"{x} {y} {z}" for x, y, z in POINTS.tolist()]
+    return (head + "property list int int vertex_indices\nend_header\n" + "\n".join(rows)).encode() + (
+        b"\n9 0 1 2 3 -1 4 5 6 7\n"
     )
-    path = tmp_path / "x.yaml"
-
-    @fuzzed
-    @given(edits if kind == "text" else tree_edits)
-    def one(found: list) -> None:
-        content = damaged(text, found) if kind == "text" else json.dumps(damaged_tree(document, found))
-        path.write_bytes(content.encode("utf-8", "surrogatepass"))
-        read_or_refused(path, lambda: read_manifest(path), _use)
-
-    one()
 
 
-@pytest.mark.slow
-@fewer
-@given(tree_edits)
-def test_fetching_by_a_damaged_manifest_stays_in_its_folder(tmp_path: Path, found: list) -> None:
-    """Without a URL of the web, for nobody is to be asked."""
-    (tmp_path / "a.off").write_bytes(TRIANGLE)
-    document = _manifest(tmp_path / "a.off")
-    del document["files"][1]
-    document["homepage"] = ""
-    (tmp_path / "m").mkdir(exist_ok=True)
-    (tmp_path / "m" / "x.yaml").write_text(json.dumps(damaged_tree(document, found)))
-    try:
-        folder = fetch("x", tmp_path / "data", manifests=tmp_path / "m")
-        assert folder.parent == tmp_path / "data"
-    except InputError as error:
-        assert "\n" not in str(error)
-        assert len(str(error)) < 1_000
-    assert {path.name for path in tmp_path.iterdir()} <= {"a.off", "m", "data"}
+def _pcd(encoding: str) -> bytes:
+    packed = (np.arange(24) * 54321).astype("<u4")
+    head = "VERSION 0.7\nFIELDS x y z rgb more label\nSIZE 4 4 4 4 2 4\nTYPE F F F U I I\nCOUNT 1 1 1 1 3 1\n"
+    head += f"WIDTH 24\nHEIGHT 1\nPOINTS 24\nDATA {encoding}\n"
+    if encoding == "ascii":
+        rows = zip(POINTS.tolist(), packed, LABELS, strict=True)
+        return (head + "".join(f"{x} {y} {z} {c} 1 2 3 {label}\n" for (x, y, z), c, label in rows)).encode()
+    more = np.zeros((24, 3), dtype="<i2")
+    columns = [*POINTS.T, packed, more, LABELS]
+    if encoding == "binary":
+        return head.encode() + b"".join(b"".join(column[row].tobytes() for column in columns) for row in range(24))
+    planes = b"".join(np.ascontiguousarray(column).tobytes() for column in columns)
+    runs = [planes[at : at + 32] for at in range(0, len(planes), 32)]
+    content = b"".join(bytes([len(run) - 1]) + run for run in runs)  # LZF, uncompressed
+    return head.encode() + struct.pack("<II", len(content), len(planes)) + content
 
 
-def _archive() -> bytes:
+def _las(*, packed: bool) -> bytes:
+    las = laspy.LasData(laspy.LasHeader(point_format=7, version="1.4"))
+    las.xyz = POINTS.astype(np.float64)
+    las.classification, las.red = LABELS, LABELS * 999
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in ("X/chair/train/a.off", "X/chair/test/b.off", "X/._a.off"):
-            archive.writestr(name, TRIANGLE * 3)
+    las.write(buffer, do_compress=packed)
     return buffer.getvalue()
 
 
-ARCHIVE = _archive()
+def _npy(array: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
 
 
-@pytest.mark.slow
-@fuzzed
-@given(
-    st.lists(st.tuples(st.integers(0, len(ARCHIVE) - 1), st.integers(0, 255)), min_size=1, max_size=6),
-    st.integers(0, 3),
-    st.integers(0, len(ARCHIVE)),
-)
-def test_archives(tmp_path: Path, changes: list[tuple[int, int]], how: int, cut: int) -> None:
-    content = bytearray(ARCHIVE)
-    for place, value in changes:
-        content[place] = value
-    path = tmp_path / "x.zip"
-    path.write_bytes(content[:cut] if how == 0 else content)
-    inside = tmp_path / "inside"
-    try:
-        unpack_zip(path, inside / "content", source="x.zip")
-    except (InputError, OSError) as error:  # of the disk: a name that is too long, a file where a folder would be
-        assert "\n" not in str(error)
-    written = [file for file in tmp_path.rglob("*") if file.is_file() and file != path]
-    assert all(file.is_relative_to(inside / "content") and not file.is_symlink() for file in written)
-    assert sum(file.stat().st_size for file in written) <= max(MOST_TIMES * len(content), MOST_ANYWAY_BYTES)
-    for file in written:
-        file.unlink()
+def _npz(compression: int) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", compression) as archive:
+        archive.writestr("coord.npy", _npy(POINTS))
+        archive.writestr("segment.npy", _npy(LABELS))
+    return buffer.getvalue()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", ["classes", "hdf5"])
-def test_descriptions_of_data_sets(tmp_path: Path, layout: str) -> None:
-    """What `data info` and `data check` say of a folder whose dataset.json is damaged."""
-    root = tmp_path / layout
-    document = {"name": "toys", "synthetic": True, "parts": ["a"], "metric": False, "columns": ["x", "y", "z"]}
-    if layout == "classes":
-        (root / "chair" / "train").mkdir(parents=True)
-        (root / "chair" / "train" / "a.xyz").write_text("0 0 0\n1 1 1\n")
-    else:
-        root.mkdir()
-        with h5py.File(root / "train.h5", "w") as file:
-            file["data"], file["label"] = np.eye(3, dtype=np.float32)[None], np.array([0])
-        document |= {"files": {"train": ["train.h5"]}}
-
-    @fewer
-    @given(tree_edits | st.sampled_from(VALUES).map(lambda value: [(0, "put", value)]))
-    def one(found: list) -> None:
-        (root / "dataset.json").write_text(json.dumps(damaged_tree(document, found)))
-        for use in (lambda: json.dumps(info(root)), lambda: str(check(root))):
-            try:
-                use()
-            except InputError as error:
-                assert "\n" not in str(error)
-                assert str(root) in str(error)
-
-    one()
+def _h5(**options: object) -> bytes:
+    buffer = io.BytesIO()
+    with h5py.File(buffer, "w") as file:
+        file.create_dataset("data", data=POINTS[None], **options)
+        file.create_dataset("pid", data=LABELS[None], **options)
+    return buffer.getvalue()
 
 
-LISTS = {
-    "resampled": {
-        "modelnet40_shape_names.txt": "chair\nnight_stand\n",
-        "modelnet40_train.txt": "chair_0001\nnight_stand_0001\n",
-        "modelnet40_test.txt": "chair_0002\n",
-        "chair/chair_0001.txt": "0,0,0,0,0,1\n1,1,1,0,0,1\n",
-        "chair/chair_0002.txt": "0,0,0,0,0,1\n1,1,2,0,0,1\n",
-        "night_stand/night_stand_0001.txt": "0,0,0,0,0,1\n1,1,1,0,0,1\n",
-    },
-    "shapenetpart": {
-        "synsetoffset2category.txt": "Airplane\t02691156\nBag\t02773838\n",
-        "train_test_split/shuffled_train_file_list.json": '["shape_data/02691156/a", "shape_data/02773838/b"]',
-        "02691156/a.txt": "0 0 0 0 0 1 0\n1 1 1 0 0 1 0\n",
-        "02773838/b.txt": "0 0 0 0 0 1 4\n1 1 1 0 0 1 4\n",
-    },
-    "hdf5": {"train_files.txt": "data/a.h5\n", "test_files.txt": "data/b.h5\n", "shape_names.txt": "x\ny\n"},
+def _text(separator: str, *columns: np.ndarray, head: str = "") -> bytes:
+    rows = np.column_stack(columns).tolist()
+    return (head + "".join(separator.join(map(repr, row)) + "\n" for row in rows)).encode()
+
+
+VALID = {
+    "square.off": f"OFF\n24 {len(FACES)} 0\n".encode()
+    + _text(" ", POINTS)
+    + "".join(f"{len(face)} {' '.join(map(str, face))} 255 0 0\n" for face in FACES).encode(),
+    "ascii.ply": _ply("ascii", ""),
+    "little.ply": _ply("binary_little_endian", "<"),
+    "big.ply": _ply("binary_big_endian", ">"),
+    "strips.ply": _strips(),
+    "ascii.pcd": _pcd("ascii"),
+    "binary.pcd": _pcd("binary"),
+    "packed.pcd": _pcd("binary_compressed"),
+    "named.txt": _text(",", POINTS, LABELS, head="x,y,z,label\n"),
+    "comma.xyz": _text(";", POINTS).replace(b".", b","),
+    "counted.pts": _text(" ", POINTS, LABELS, LABELS * 50, LABELS * 70, LABELS * 90, head="24\n"),
+    "plain.npy": _npy(POINTS),
+    "stored.npz": _npz(zipfile.ZIP_STORED),
+    "deflated.npz": _npz(zipfile.ZIP_DEFLATED),
+    "plain.h5": _h5(),
+    "chunked.hdf5": _h5(chunks=True, compression="gzip", shuffle=True),
+    "kitti.bin": np.column_stack([POINTS * 9, np.linspace(0, 1, 24)]).astype("<f4").tobytes(),
+    "plain.las": _las(packed=False),
+    "packed.laz": _las(packed=True),
 }
+edits = st.lists(
+    st.tuples(
+        st.sampled_from(["change", "change", "insert", "remove", "cut", "double"]),
+        st.floats(0, 1) | st.floats(0, 0.2),
+        st.binary(min_size=1, max_size=9)
+        | st.sampled_from(
+            [b"\xff" * 4, b"\xff" * 8, b"\x00" * 8, b"9" * 12, b"nan", b"-1", b"1e999", b"\n", b"\r", b" "]
+        ),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+def damaged(content: bytes, found: list[tuple[str, float, bytes]]) -> bytes:
+    """Change, insert, remove or double octets, or cut the content off."""
+    octets_of = bytearray(content)
+    for edit, share, octets in found:
+        place = int(share * len(octets_of))
+        if edit == "change":
+            octets_of[place : place + len(octets)] = octets
+        elif edit == "insert":
+            octets_of[place:place] = octets
+        elif edit == "remove":
+            del octets_of[place : place + len(octets)]
+        elif edit == "double":
+            octets_of[place:place] = octets_of[place : place + 9]
+        else:
+            del octets_of[place:]
+    return bytes(octets_of)
+
+
+def outcome(path: Path, reading: Reading) -> str:
+    """Read a file; return 'read' or 'refused' where that is done as promised."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = read(path, reading)
+    except InputError as error:
+        assert str(path) in str(error)
+        assert "\n" not in str(error)
+        assert len(str(error)) < len(str(path)) + 600
+        return "refused"
+    rows = found.points if isinstance(found, Cloud) else found.vertices
+    assert np.isfinite(rows).all()
+    assert rows.ndim == 2
+    assert rows.shape[1] == 3
+    assert len(rows)
+    if not isinstance(found, Cloud):
+        assert found.faces.min() >= 0
+        assert found.faces.max() < len(rows)
+    if found.labels is not None:
+        assert len(found.labels) == len(found.points if isinstance(found, Cloud) else found.faces)
+    return "read"
+
+
+@pytest.mark.parametrize("name", VALID)
+def test_what_was_not_damaged_is_read(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(VALID[name])
+    assert outcome(tmp_path / name, Reading()) == "read"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", LISTS)
-def test_lists_of_samples(tmp_path: Path, layout: str) -> None:
-    root = tmp_path / layout
-    for name, text in LISTS[layout].items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    for number, name in enumerate(("a.h5", "b.h5") if layout == "hdf5" else ()):
-        with h5py.File(root / name, "w") as file:
-            file["data"], file["label"] = np.eye(3, dtype=np.float32)[None] * (1 + number), np.array([number])
-    lists = [name for name in LISTS[layout] if not re.search(r"chair/|stand/|^\d", name)]
+@pytest.mark.parametrize("name", [name for name in VALID if not name.endswith(".laz")])
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(found=edits, declared=st.sampled_from([Reading(), Reading(unmeasured="drop", ignore=(-1, 2))]))
+def test_whatever_is_damaged_is_read_or_refused_in_one_line(
+    tmp_path: Path, name: str, found: list, declared: Reading
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(damaged(VALID[name], found))
+    outcome(path, declared)
 
-    @fewer
-    @given(st.sampled_from(lists), edits)
-    def one(name: str, found: list) -> None:
-        whole = LISTS[layout][name]
-        (root / name).write_bytes(damaged(whole, found).encode("utf-8", "surrogatepass"))
-        try:
-            json.dumps(info(root))
-        except InputError as error:
-            assert "\n" not in str(error)
-            assert len(str(error)) < 1_500
-        finally:
-            (root / name).write_text(whole)
 
-    one()
+@pytest.mark.slow
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(found=edits)
+def test_a_damaged_laz_is_refused_in_one_line(tmp_path: Path, found: list) -> None:
+    """The decompressor ended the whole process: it works in one of its own, which takes its time."""
+    path = tmp_path / "damaged.laz"
+    path.write_bytes(damaged(VALID["packed.laz"], found))
+    outcome(path, Reading())
+
+
+MARKER = {"name": "a", "columns": ["x", "y", "z", "label"], "ignore": [-1], "unmeasured": "drop", "colour_max": 255}
+VALUES = (
+    None,
+    True,
+    0,
+    -1,
+    0.5,
+    1e400,
+    10**400,
+    "x",
+    "",
+    [],
+    {},
+    ["x"],
+    [[]],
+    {"a": 1},
+    {"x": "y"},
+    ["x", "x", "y", "z"],
+)
+
+
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("key", MARKER)
+def test_a_damaged_declaration_is_taken_or_refused_in_one_line(tmp_path: Path, key: str, value: object) -> None:
+    path = tmp_path / "scene" / "train" / "a.xyz"
+    path.parent.mkdir(parents=True)
+    path.write_text("0 0 0 1\n1 1 1 2\n")
+    (tmp_path / "dataset.json").write_text(json.dumps(MARKER | {key: value}))
+    try:
+        folder = open_folder(tmp_path)
+        folder.read(folder.files[0])
+    except InputError as error:
+        assert str(tmp_path) in str(error)  # noqa: PT017 - either outcome is right
+        assert "\n" not in str(error)

@@ -9,6 +9,7 @@ import numpy as np
 from ...errors import InputError
 from .base import COLOUR, INTENSITY, POSITION, Cloud, cloud_of, one_line, read_bytes
 from .bounded import check_claim
+from .laz import unpacked
 from .reading import AS_THEY_ARE, Reading
 
 _WHAT = "a LAS point cloud"
@@ -27,7 +28,10 @@ def read_las(path: Path, reading: Reading = AS_THEY_ARE) -> Cloud:
     numbers. Raises InputError that names the file where it is truncated or malformed, or claims more than it holds.
     """
     data = read_bytes(path, what=_WHAT)
-    _check_header(path, data)
+    packed_bytes = _check_header(path, data)
+    if packed_bytes:
+        data = unpacked(path, data, num_bytes=packed_bytes)
+        _check_header(path, data)
     import laspy  # here: a listing of data sets need not wait for it
 
     try:
@@ -38,16 +42,17 @@ def read_las(path: Path, reading: Reading = AS_THEY_ARE) -> Cloud:
             names = set(found.point_format.dimension_names)
             own = [name for name in found.point_format.extra_dimension_names if name not in (*_FURTHER, INTENSITY)]
             further = [(name, np.asarray(found[name])) for name in (*(n for n in _FURTHER if n in names), *own)]
-    except BaseException as error:  # laspy, and the decompressor, whose panics are no Exception; the file is at fault
-        if isinstance(error, KeyboardInterrupt | SystemExit):
-            raise
+    except Exception as error:  # laspy raises many kinds; the file is at fault in each
         raise InputError(f"{path}: not {_WHAT} that can be read ({one_line(error)}); fetch the file again") from None
     columns += [(name, column) for name, column in further if column.ndim == 1 and column.dtype.kind in "biuf"]
     return cloud_of(path, columns, reading)
 
 
-def _check_header(path: Path, data: bytes) -> None:
-    """Raise InputError where the counts of the header, which laspy believes, go beyond the file."""
+def _check_header(path: Path, data: bytes) -> int:
+    """Return how many bytes a LAZ file's points unpack to, 0 for LAS.
+
+    Raises InputError where the counts of the header, which laspy believes, go beyond the file.
+    """
     if not data.startswith(b"LASF"):
         raise InputError(f"{path}: does not start with 'LASF', expected {_WHAT}; fetch the file again")
     if len(data) < _SMALLEST_HEADER:
@@ -68,8 +73,10 @@ def _check_header(path: Path, data: bytes) -> None:
     expected, held = count * row_bytes, len(data) - start
     if kind & _PACKED:
         check_claim(path, expected, num_bytes=len(data), what=f"its header of {count} points", packed=True)
-    elif not row_bytes or expected > held:
+        return expected
+    if not row_bytes or expected > held:
         raise InputError(
             f"{path}: truncated: {held} bytes after the header, expected {expected} for {count} points; "
             "fetch the file again"
         )
+    return 0
