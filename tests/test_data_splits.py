@@ -190,6 +190,20 @@ def test_variants_are_refused_unless_one_is_chosen(tmp_path: Path) -> None:
     assert info(tmp_path / "main_split_nobg")["samples"] == 4
 
 
+def test_one_version_trains_and_is_tested(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"test_v2\.h5, train_v1\.h5 are of several versions, expected one; say which"):
+        open_folder(_hdf5(tmp_path / "a", "train_v1.h5", "test_v2.h5"))
+    assert info(_hdf5(tmp_path / "b", "train_v2.h5", "test_v2.h5"))["samples"] == 4
+
+
+def test_two_layouts_in_one_folder_are_refused(tmp_path: Path) -> None:
+    _hdf5(_make(tmp_path, "chair/train/x.off"), "train.h5")
+    with pytest.raises(InputError, match="holds a data set of layout hdf5 and one of layout classes, expected one"):
+        open_folder(tmp_path)
+    (tmp_path / "dataset.json").write_text('{"files": {"train": ["train.h5"]}}')
+    assert _left_out(tmp_path) == {"chair/": "a folder beside HDF5 files; give its own path if it is a data set"}
+
+
 @pytest.mark.parametrize(
     ("files", "message"),
     [

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 from ..errors import InputError
-from .layouts import FALLBACK, LAYOUTS, SPLITS, DataFolder, LeftOut, SampleFile, folders, read_marker
+from .layouts import FALLBACK, LAYOUTS, SPLITS, DataFolder, LeftOut, SampleFile, folders, hdf5, read_marker
 
 _DEPTH = 3  # folders around a data set, as archives have
 _MOST_FOLDERS = 200  # looked into beside each other, to find it
@@ -100,7 +100,12 @@ def _counted(folder: DataFolder, key: Callable[[SampleFile], str]) -> list[tuple
 
 
 def _layout(root: Path) -> ModuleType | None:
-    return next((layout for layout in LAYOUTS if layout.found(root)), None)
+    """Return the layout that a folder is of. Raises InputError where it is of two: one would be dropped."""
+    found = [layout for layout in LAYOUTS if layout.found(root)]
+    if len(found) > 1 and not (hdf5 in found and hdf5.FILES in read_marker(root)):
+        names = " and one of layout ".join(layout.__name__.rpartition(".")[2] for layout in found)
+        raise InputError(f"{root}: holds a data set of layout {names}, expected one; move one of them elsewhere")
+    return hdf5 if len(found) > 1 else next(iter(found), None)
 
 
 def _holds_data(folder: Path, depth: int) -> bool:

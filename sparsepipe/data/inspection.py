@@ -170,6 +170,11 @@ class _Reader:
             except InputError as error:
                 counts["faulty"] += 1
                 self.faults.append(_fault(str(error), file))
+            except MemoryError:
+                counts["faulty"] += 1
+                self.faults.append(
+                    Fault(str(file.path), "takes more memory than there is", "divide it into smaller ones")
+                )
             self._done += 1
             self.tell(f"{self._done} of {len(self.folder.files)} samples read, {len(self.faults)} faults")
         return SplitCounts(**counts)

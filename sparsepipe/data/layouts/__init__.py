@@ -24,6 +24,7 @@ __all__ = [
     "LeftOut",
     "SampleFile",
     "folders",
+    "hdf5",
     "is_litter",
     "read_marker",
 ]

@@ -13,11 +13,11 @@ from ..formats import Cloud, Reading
 from ..formats.hdf5 import hdf5_labels, read_hdf5
 from .base import MARKER, DataFolder, Listing, SampleFile, is_file, listed_lines, read_marker, short
 from .litter import entries, folders
-from .splits import SPLITS, WORDS, are_parts, split_of, splits_named
+from .splits import SPLITS, WORDS, are_parts, split_of, splits_named, version_of
 
 SUFFIXES = (".h5", ".hdf5")
 _NAMES = "shape_names.txt"
-_FILES = "files"  # the key of dataset.json
+FILES = "files"  # the key of dataset.json
 _MOST_NAMED = 6  # files in a message
 
 
@@ -26,7 +26,7 @@ def found(root: Path) -> bool:
     files = _files(root)
     if not files:
         return False
-    return not folders(root) or any(splits_named(path.stem) for path in files) or _FILES in read_marker(root)
+    return not folders(root) or any(splits_named(path.stem) for path in files) or FILES in read_marker(root)
 
 
 def opened(root: Path, marker: dict) -> DataFolder:
@@ -36,7 +36,7 @@ def opened(root: Path, marker: dict) -> DataFolder:
     is in two lists, or a label has no class.
     """
     listing = Listing(root)
-    splits = _chosen(root, marker) if _FILES in marker else _found_splits(listing)
+    splits = _chosen(root, marker) if FILES in marker else _found_splits(listing)
     used = [path for paths in splits.values() for path in paths]
     for split in SPLITS:
         for path in dict.fromkeys(splits.get(split, ())):
@@ -109,14 +109,21 @@ def _found_splits(listing: Listing) -> dict[str, list[Path]]:
         named = splits_named(path.stem)
         if len(named) == 1 and named[0] not in splits:
             by_name.setdefault(named[0], []).append(path)
+    meant = f"say which are meant in {root / MARKER}, as in {_example(root)}"
     for split, paths in by_name.items():
         if not are_parts([path.stem for path in paths]):
-            names = ", ".join(path.name for path in paths[:_MOST_NAMED]) + (", …" if len(paths) > _MOST_NAMED else "")
             raise InputError(
-                f"{root}: {names} are all named after split {split}, but are no parts of one, numbered through from 0 "
-                f"or 1; say which is meant in {root / MARKER}, as in {_example(root)}, or in {split}_files.txt"
+                f"{root}: {_named(paths)} are all named after split {split}, but are no parts of one, numbered through "
+                f"from 0 or 1; {meant}, or in {split}_files.txt"
             )
+    chosen = [path for paths in by_name.values() for path in paths]
+    if len({version for path in chosen if (version := version_of(path.stem))}) > 1:
+        raise InputError(f"{root}: {_named(chosen)} are of several versions, expected one; {meant}")
     return splits | by_name
+
+
+def _named(paths: list[Path]) -> str:
+    return ", ".join(path.name for path in paths[:_MOST_NAMED]) + (", …" if len(paths) > _MOST_NAMED else "")
 
 
 def _split_of_list(path: Path) -> str | None:
@@ -134,7 +141,7 @@ def _listed(listing: Listing, path: Path) -> list[Path]:
 
 def _chosen(root: Path, marker: dict) -> dict[str, list[Path]]:
     """Return the files that dataset.json names. Raises InputError for one that is not there."""
-    where, given = root / MARKER, marker[_FILES]
+    where, given = root / MARKER, marker[FILES]
     if not isinstance(given, dict) or not given:
         raise InputError(f"{where}: 'files' is no object of splits, expected as in {_example(root)}")
     splits: dict[str, list[Path]] = {}
@@ -157,7 +164,7 @@ def _inside(root: Path, name: str) -> Path:
 
 def _example(root: Path) -> str:
     names = [path.name for path in _files(root)][:1] or ["train.h5"]
-    return json.dumps({_FILES: {"train": names}})
+    return json.dumps({FILES: {"train": names}})
 
 
 def _note_left_out(listing: Listing, used: set[Path]) -> None:

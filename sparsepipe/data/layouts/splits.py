@@ -57,6 +57,13 @@ def are_parts(stems: Sequence[str]) -> bool:
     return all(_number_said(name) in (None, len(names)) for name in names)
 
 
+def version_of(stem: str) -> str | None:
+    """Return the version that a file's name says (`v2`), None where it says none."""
+    words = words_of(stem)
+    pairs = zip(words, words[1:], strict=False)
+    return next((number for word, number in pairs if word in _VERSION and number.isdecimal()), None)
+
+
 def _number_said(words: list[str]) -> int | None:
     """Return how many parts a name says there are (`00000-of-00005`), None where it says nothing."""
     for before, word, after in zip(words, words[1:], words[2:], strict=False):
