@@ -1,8 +1,11 @@
 """What a verb of the command line answers: one document for programs, and the same as text for people."""
 
+import io
+import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from .display.markup import one_line
@@ -17,9 +20,53 @@ class Answer(NamedTuple):
     fault: str = ""  # what was found to be wrong: a line on stderr, and exit code 2
 
 
+class OutputLost(Exception):
+    """The answer could not be written to standard output: it is closed, or its disk is full."""
+
+
+def standard_streams() -> bool:
+    """Make the three standard streams usable whatever the shell gave; return whether standard output was open.
+
+    In the place of a closed one comes /dev/null: else the next file that is opened would get what is printed. Letters
+    that the terminal's encoding lacks, or bytes of a file's name that are no letters, are written as \\xNN.
+    """
+    is_open = []
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+            is_open.append(True)
+        except OSError:
+            is_open.append(False)
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: PTH123, SIM115 - a number, for all the run
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    return is_open[1]
+
+
+def print_answer(text: str, *, end: str = "\n") -> None:
+    """Write the answer. A reader that has gone, as `head` does, has what it wanted. Raises OutputLost."""
+    try:
+        print(text, end=end)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        silence()
+    except OSError as error:
+        silence()
+        raise OutputLost(error.strerror or str(error)) from None
+
+
+def silence() -> None:
+    """Let standard output go nowhere: what it holds is not tried again when the process ends, with a complaint."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def progress_line(line: str) -> None:
-    """Tell people something meanwhile: never where the answer goes."""
-    print(one_line(line), file=sys.stderr, flush=True)
+    """Tell people something meanwhile: never where the answer goes. That nobody reads it ends nothing."""
+    with suppress(OSError):
+        print(one_line(line), file=sys.stderr, flush=True)
 
 
 class Progress:

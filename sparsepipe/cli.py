@@ -6,15 +6,16 @@ torch is imported only by the verbs that compute with it, so that planning answe
 import argparse
 import json
 import os
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from math import prod
+from pathlib import Path
 from typing import Any
 
 from . import run_verbs
-from .answers import Answer, Progress, progress_line, table
+from .answers import Answer, OutputLost, Progress, print_answer, progress_line, standard_streams, table
 from .arguments import parser
 from .checks import MOST_DEVICES
 from .cluster import Cluster, DeviceType, Link, Node
@@ -22,41 +23,72 @@ from .display.markup import one_line, visible
 from .errors import InputError, RunFailed
 from .files import write_json
 from .formats import export_plan, load_plan
+from .host.limits import limit_met
 from .plan import Plan
 from .profile import Profile
 from .thread_pools import waiting
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb. Returns 0, 1 for a run that failed, 2 for bad input, 130 when interrupted."""
-    options = parser().parse_args(arguments)
+    """Run one verb. Returns 0, 1 for a run that failed or an answer that could not be written, 2 for bad input or a
+    limit of the machine, 130 when interrupted."""
+    has_output = standard_streams()
+    try:
+        options = parser().parse_args(arguments)
+    except SystemExit:
+        with suppress(OutputLost):  # of --help
+            print_answer("", end="")
+        raise
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: progress_line(f"warning: {message}")  # in one line, without code
-        return _run_verb(options)
+        return _run_verb(options, has_output=has_output)
 
 
-def _run_verb(options: argparse.Namespace) -> int:
+def _run_verb(options: argparse.Namespace, *, has_output: bool) -> int:
     try:
         answer = VERBS[options.verb](options)
-        print(json.dumps(answer.document, indent=2) if options.json else visible(answer.text))
-        sys.stdout.flush()
+        if not has_output:
+            raise OutputLost("it is closed")
+        print_answer(json.dumps(answer.document, indent=2) if options.json else visible(answer.text))
         if answer.fault:
-            print(f"sparsepipe: {one_line(answer.fault)}", file=sys.stderr)
-            return 2
+            return _failed(one_line(answer.fault), 2)
     except (InputError, RunFailed) as error:
-        print(f"sparsepipe: {error}", file=sys.stderr)
-        return 1 if isinstance(error, RunFailed) else 2
+        return _failed(str(error), 1 if isinstance(error, RunFailed) else 2)
+    except OutputLost as error:
+        return _failed(f"{options.verb} is done, but its answer could not be written to standard output ({error})", 1)
     except KeyboardInterrupt:
-        print("sparsepipe: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # the reader of our output has gone; leave without a second complaint at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except OSError as error:  # a path that cannot be written: a folder that is a file, no permission, a full disk
-        if error.filename is None:
+        return _failed("interrupted", 130)
+    except Exception as error:
+        if (told := _of_the_machine(error)) is None:
             raise
-        print(f"sparsepipe: {one_line(error.filename)}: {error.strerror}; choose another path", file=sys.stderr)
-        return 2
+        return _failed(told, 2)
     return 0
+
+
+def _failed(text: str, code: int) -> int:
+    progress_line(f"sparsepipe: {text}")
+    return code
+
+
+def _of_the_machine(error: Exception) -> str | None:
+    """What to say of a limit of the machine, or a path that cannot be used; None for what is a fault of the code."""
+    if told := limit_met(error):
+        return told
+    if not isinstance(error, OSError):
+        return None
+    if error.filename is not None:  # a folder that is a file, no permission
+        return f"{one_line(os.fsdecode(error.filename))}: {error.strerror}; choose another path"
+    if isinstance(error, FileNotFoundError) and not _stands_somewhere():
+        return "the current folder was removed; change to another"
+    return f"{error.strerror or error}"
+
+
+def _stands_somewhere() -> bool:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 # --- data ---------------------------------------------------------------------------------------------------------

@@ -3,8 +3,8 @@
 import hashlib
 import json
 import os
+import secrets
 import stat
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,36 +12,49 @@ from typing import Any
 from .errors import InputError
 
 
-def write_atomic(path: Path | str, content: str | bytes, *, synced: bool = True) -> Path:
+def write_atomic(path: Path | str, content: str | bytes, *, synced: bool = True, make_folder: bool = True) -> Path:
     """Write `content` so that a reader, or a kill at any moment, sees the old file or the new one, never a part.
 
     Not `synced`, a file may be lost or empty after the machine has lost its power; it is written many times as fast.
+    A new file gets the mode that the umask leaves, another keeps its own. Without `make_folder` its folder must be
+    there: a run whose folder was taken away must not make it anew.
+    Raises OSError that names `path`, whatever went wrong in writing it.
     """
     path = Path(path)
     data = content.encode() if isinstance(content, str) else content
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:  # names the file that was asked for, not a temporary one
-        raise OSError(error.errno, error.strerror, str(path)) from None
+        if make_folder:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise _named(error, path) from None
     try:
         with os.fdopen(descriptor, "wb") as handle:
             handle.write(data)
             if synced:
                 handle.flush()
                 os.fsync(handle.fileno())
-        mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
-        Path(temporary).chmod(mode)
-        Path(temporary).replace(path)
+        if path.exists():
+            temporary.chmod(path.stat().st_mode & 0o777)
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise _named(error, path) from None
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     return path
 
 
-def write_json(path: Path | str, value: Any) -> Path:
+def _named(error: OSError, path: Path) -> OSError:
+    """Return the error with the name of the file that was asked for, not of a temporary one, or of none."""
+    return OSError(error.errno, error.strerror, str(path))
+
+
+def write_json(path: Path | str, value: Any, *, make_folder: bool = True) -> Path:
     """Write `value` as indented JSON, atomically. NaN and infinity are refused: JSON has neither."""
-    return write_atomic(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+    return write_atomic(path, json.dumps(value, indent=2, allow_nan=False) + "\n", make_folder=make_folder)
 
 
 def read_text(path: Path | str, *, what: str = "file") -> str:

@@ -154,7 +154,7 @@ class RunRecord:
         return read_fields(path, STATUS, what="run's status") if path.exists() else {"state": "started"}
 
     def write_status(self, state: str, **facts: Any) -> None:
-        write_json(self.folder / "status.json", {"state": state, **facts})
+        write_json(self.folder / "status.json", {"state": state, **facts}, make_folder=False)
 
     def metrics(self, event: str | None = None) -> list[dict[str, Any]]:
         """Rows of metrics.jsonl, those of one `event` ("step", "epoch", "validation", …) when named.

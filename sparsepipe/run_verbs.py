@@ -131,7 +131,7 @@ def runs_cancel(options: argparse.Namespace) -> Answer:
         raise InputError(f"{record.folder}: is not running, it is {_state(record)}")
     job = attach(record.folder)
     job.cancel()
-    state = _state(job.record)
+    state = "killed" if job.state == "running" else job.state
     return Answer({"run": record.name, "state": state}, f"{one_line(record.folder)}: {state}")
 
 
@@ -189,9 +189,14 @@ def _left_alone(folder: Path) -> Answer:
 
 
 def _alive(record: RunRecord) -> bool:
+    """Whether a run is at work; what its status says counts only where it can be read."""
     from .launchers.handle import Stranger
 
-    return record.status["state"] in ("started", "running") and Stranger(record).alive()
+    try:
+        ended = record.status["state"] not in ("started", "running")
+    except DamagedRecord:
+        ended = False
+    return not ended and Stranger(record).alive()
 
 
 def _state(record: RunRecord) -> str:
@@ -242,7 +247,8 @@ def _summary_text(summary: dict[str, Any]) -> str:
 
 
 def _progress_row(row: dict[str, Any]) -> None:
-    if row.get("event") == "epoch":
+    """Tell of an epoch. One whose row lacks what is told of it ends no run."""
+    if row.get("event") == "epoch" and {"epoch", "train", "samples_per_second"} <= row.keys():
         accuracy = (row.get("validation") or {}).get("accuracy")
         told = "" if accuracy is None else f", accuracy {accuracy:.1%}"
         loss, speed = row["train"]["loss"], row["samples_per_second"]

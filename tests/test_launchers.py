@@ -255,7 +255,10 @@ def test_a_full_disk_that_takes_no_last_word_either_ends_the_wait_with_one_line(
         job = launch(PLAN, config, run_dir=disk / "run", port=port)
         _step(job, 0)
         _fill(disk / "filling")
-        with pytest.raises(RunFailed, match=r"could not be written \(No space left on device\); make room") as caught:
+        told = (
+            r"run: rank \d \(stage \d\): No space left on device: the disk of .*run is full; make room on it \(status"
+        )
+        with pytest.raises(RunFailed, match=told) as caught:
             job.wait(timeout=60)
         assert "\n" not in str(caught.value) and not job.running and not _processes(disk / "run")
     finally:

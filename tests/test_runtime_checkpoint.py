@@ -100,6 +100,7 @@ def test_a_kill_at_any_step_leaves_whole_ones(again: bool, tmp_path, monkeypatch
     steps, done = 0, False
     while not done:
         run_dir = tmp_path / str(steps)
+        run_dir.mkdir()
         _write(run_dir, 5, keep=1)
         with monkeypatch.context() as patch:
             _killed_at(steps, patch)

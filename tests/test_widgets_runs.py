@@ -6,7 +6,7 @@ import os
 import pytest
 
 from sparsepipe import InputError, Plan, Span, Stage, Trace, plots
-from sparsepipe.launchers.handle import hold
+from sparsepipe.launchers.lock import hold
 from sparsepipe.record import Origin, RunRecord
 from sparsepipe.widgets import RunsTable, runs_table
 from sparsepipe.widgets.live import doings, doings_table, learned, log_of, phase

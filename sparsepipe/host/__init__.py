@@ -1,1 +1,1 @@
-"""What this machine is and does beside our own work, as its system tells."""
+"""What this machine is, does beside our own work, and allows, as its system tells."""

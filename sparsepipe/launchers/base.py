@@ -16,7 +16,7 @@ from ..provenance import Provenance
 from ..record import Origin, RunRecord
 from ..runtime import RunConfig
 from ..schedule import check_runs, round_length
-from .handle import hold, is_held
+from .lock import hold, is_held
 
 Row = dict[str, Any]
 
@@ -32,8 +32,16 @@ class Job(Protocol):
         ...
 
     @property
+    def state(self) -> str:
+        """How it stands: "running", then "finished", "failed", "cancelled", or "unknown" for a damaged record."""
+        ...
+
+    @property
     def rows(self) -> tuple[Row, ...]:
-        """Every row of metrics seen so far; of a run that resumes, those since (the record has all)."""
+        """The rows of metrics seen so far; of a run that resumes, those since (the record has all).
+
+        Of a long run the newest and, of older ones, evenly fewer: what is kept in memory is bounded.
+        """
         ...
 
     def poll(self) -> list[Row]:
@@ -49,7 +57,10 @@ class Job(Protocol):
         ...
 
     def cancel(self) -> None:
-        """End the job within a second. Its record and checkpoints stay."""
+        """End the job within a second. Its record and checkpoints stay.
+
+        Raises InputError or RunFailed, within ten, where it cannot be ended: who holds its lock, or does not answer.
+        """
         ...
 
 
@@ -63,7 +74,7 @@ def prepare(
     cluster: Cluster | None = None,
     campaign: str | None = None,
 ) -> tuple[RunRecord, int]:
-    """Write what the workers will read; return the record and the lock of its folder (see `handle.hold`).
+    """Write what the workers will read; return the record and the lock of its folder (see `lock.hold`).
 
     Raises InputError where the plan cannot run or the folder is another run's.
     """
@@ -202,9 +213,9 @@ def _facts(plan: Plan, config: RunConfig) -> dict[str, Any]:
 def _note_company(record: RunRecord) -> None:
     """Let this run, and each that is at work in the same folder of runs, know of the other."""
     for path in record.folder.parent.glob("*/plan.json"):
-        if path.parent == record.folder or not is_held(path.parent):
-            continue
         try:
+            if path.parent == record.folder or not is_held(path.parent):
+                continue
             RunRecord(path.parent).note_beside(record.name)
             record.note_beside(path.parent.name)
         except (InputError, OSError):  # a damaged record, or one that is not ours, stops no other run

@@ -9,10 +9,13 @@ bound to the loopback interface.
 
 import argparse
 import os
+import shutil
 import signal
 import socket
 import sys
 import time
+import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +27,15 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 
 from ..children import python_command
 from ..errors import InputError
+from ..host.memory_kills import MemoryKills
 from ..plan import Plan
 from ..record import RunRecord
+from ..runtime.checkpoint import ASIDE
+from ..runtime.failures import described
+from ..runtime.last_words import Listener
 from ..runtime.lifeline import watch
+from ..runtime.run_folder import RunFolder, RunFolderGone
+from .guard import say_status, tell_status
 from .verdict import Verdict, clear, judge
 
 _LOOPBACK = "127.0.0.1"
@@ -69,25 +78,30 @@ class _Alone(RendezvousHandler):
 class _Agent(LocalElasticAgent):
     """torchrun's agent that ends the other workers at once when one fails, and restarts only where that can help."""
 
-    def __init__(self, spec: WorkerSpec, *, run_dir: Path, plan: Plan) -> None:
+    def __init__(self, spec: WorkerSpec, *, run_dir: Path, plan: Plan, listener: Listener) -> None:
         super().__init__(spec, DefaultLogsSpecs(log_dir=os.devnull), shutdown_timeout=1)
-        self._run_dir, self._plan = run_dir, plan
+        self._run_dir, self._plan, self._listener = run_dir, plan, listener
+        self._kills = MemoryKills.now()
         self.verdict: Verdict | None = None
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         processes = {rank: handler.proc for rank, handler in self._pcontext.subprocess_handlers.items()}
         exits = {rank: code for rank, process in processes.items() if (code := process.poll()) not in (None, 0)}
+        self._listener.said()  # before its pipe is full
         if exits:
             for process in processes.values():
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
-            self.verdict = judge(self._run_dir, self._plan, exits)
+            said, killed = self._listener.said(), MemoryKills.now().since(self._kills)
+            self.verdict = judge(self._run_dir, self._plan, exits, said=said, killed=killed)
             if self.verdict.lasting:
                 self._remaining_restarts = 0
             elif self._remaining_restarts > 0:
                 print(f"{self.verdict.reason}; starting again from the last checkpoint", file=sys.stderr, flush=True)
                 clear(self._run_dir, self._worker_group.spec.max_restarts - self._remaining_restarts + 1)
+                self._listener.forget()
+                self._kills = MemoryKills.now()
         return super()._monitor_workers(worker_group)
 
 
@@ -98,6 +112,27 @@ def main() -> int:
     parser.add_argument("--port", type=int)
     arguments = parser.parse_args()
     watch()
+    try:
+        folder = RunFolder(arguments.run_dir)
+    except RunFolderGone as error:
+        say_status(state="failed", reason=str(error))
+        return 1
+    listener = Listener()
+    try:
+        verdict = _launch(arguments, listener)
+    except Exception as error:
+        traceback.print_exc()
+        told = described(error, run_dir=arguments.run_dir, rank=-1, stage=None)
+        plain = told["limit"] or told["input_error"]
+        what = told["message"] if plain else f"{told['kind']}: {told['message']}; its log is logs/launcher.log"
+        verdict = Verdict(f"the launcher: {what}", None, None, exit_code=2 if told["input_error"] else 1)
+    finally:
+        listener.close()
+    return _finish(folder, verdict)
+
+
+def _launch(arguments: argparse.Namespace, listener: Listener) -> Verdict | None:
+    """Run the workers to their end. Returns why they failed, None where they did not."""
     record = RunRecord.load(arguments.run_dir)
     clear(record.folder, 0)
     store = _store(arguments.port)
@@ -115,20 +150,37 @@ def main() -> int:
     )
     os.environ["SPARSEPIPE_LAUNCH"] = f"{os.getpid()}-{time.time_ns()}"
     os.environ["SPARSEPIPE_RENDEZVOUS"] = "file" if store is None else "tcp"
-    agent = _Agent(spec, run_dir=record.folder, plan=record.plan)
+    agent = _Agent(spec, run_dir=record.folder, plan=record.plan, listener=listener)
     result = agent.run()
-    return _finish(record, agent, result)
-
-
-def _finish(record: RunRecord, agent: _Agent, result: RunResult) -> int:
-    for path in (record.folder / "logs").glob(".rendezvous-*"):
-        path.unlink()
     if result.state == WorkerState.SUCCEEDED:
-        record.write_status("finished")
-        return 0
-    verdict = agent.verdict or Verdict("the workers ended without a word; see logs/launcher.log", None, None)
-    record.write_status("failed", **verdict.to_json())
-    return verdict.exit_code
+        return None
+    return agent.verdict or Verdict("the workers ended without a word; see logs/launcher.log", None, None)
+
+
+def _finish(folder: RunFolder, verdict: Verdict | None) -> int:
+    """Write how the run ended, or say it where the folder is gone or its disk full; return the exit code."""
+    if verdict is None:
+        status = {"state": "finished"}
+    else:
+        status = {"state": "failed", **verdict.to_json()}
+        with suppress(OSError):
+            print(verdict.reason, file=sys.stderr, flush=True)
+    if folder.gone:
+        say_status(**{**status, "state": "failed", "reason": str(RunFolderGone(folder.path))})
+        return 1
+    _make_room(folder.path)
+    tell_status(folder.path, **status)
+    return verdict.exit_code if verdict else 0
+
+
+def _make_room(folder: Path) -> None:
+    """Remove what nobody reads any more: where the workers met, and shards of a checkpoint that never became whole."""
+    with suppress(OSError):
+        for path in (folder / "logs").glob(".rendezvous-*"):
+            path.unlink()
+        for path in (folder / "checkpoints").glob(".minibatch-*"):
+            if not path.name.endswith(ASIDE):
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _store(port: int | None) -> Any:

@@ -9,17 +9,28 @@ it or died, the guard ends every process of the job: the command's group, and th
 own. LIFELINE -1 is a job of its own (detached): it ends by itself or by SIGTERM to the guard.
 
         kernel ──pipe──► guard ──named pipe──► launcher, worker 0, worker 1 …     each ends when its writer is gone
+
+It stands in the run's folder, so that it writes there even where the folder was moved, and makes none anew where it was
+removed. How the job ended is told in status.json, or where that cannot be written, in a line on standard output.
 """
 
 import json
 import os
+import re
+import secrets
 import signal
+import stat
 import subprocess
 import sys
-import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
+
+STATUS = "status.json"
+_LEFT_BEHIND = (".rendezvous-*", ".lifeline-*")  # in logs/, by a launcher and a guard that were killed
+_HALF_WRITTEN = re.compile(r"\..+\.(json|jsonl|toml)\.[0-9a-z_]{8}")  # what a killed write leaves
+_LOG_BYTES = 4096  # of the end of a log, to look for its last line
 
 
 class Guard:
@@ -29,6 +40,7 @@ class Guard:
         self.run_dir = run_dir
         self._stopping = threading.Lock()
         self._cancelled: str | None = None
+        _clear(run_dir)
         self._fifo = run_dir / "logs" / f".lifeline-{os.getpid()}"
         os.mkfifo(self._fifo, 0o600)
         self._writer = os.open(self._fifo, os.O_RDWR)  # reading too, or opening would wait for a reader
@@ -38,6 +50,7 @@ class Guard:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupted cell or terminal leaves the job alone
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda number, frame: self.stop("cancelled by a signal"))
+        os.chdir(run_dir)
         if lifeline >= 0:
             threading.Thread(target=self._watch, args=(lifeline,), daemon=True).start()
 
@@ -56,38 +69,115 @@ class Guard:
                 os.close(self._writer)
                 self._writer = -1
         _kill_group(self.process.pid)
-        for path in (self.run_dir / "logs").glob("rank*.pid"):  # a stopped worker does not see its lifeline close
+        for path in Path("logs").glob("rank*.pid"):  # a stopped worker does not see its lifeline close
             _kill_worker(path, self.run_dir)
 
     def wait(self) -> int:
         """Wait for the command, make sure of every worker's end, and return the command's exit code."""
         code = self.process.wait()
         self._kill_all()
-        self._fifo.unlink(missing_ok=True)
+        with suppress(OSError):
+            _clear(Path())
         self._settle(code)
         return code if code >= 0 else 128 - code
 
     def _settle(self, code: int) -> None:
         """Say how the run stands where the launcher could not say it any more."""
-        path = self.run_dir / "status.json"
-        status = json.loads(path.read_text()) if path.exists() else {"state": "running"}
-        if status.get("state") != "running":
-            return
+        try:
+            if read_status(Path())["state"] not in ("started", "running"):
+                return
+        except (OSError, ValueError):
+            pass  # damaged, or not to be read now: what is known is written over it
         if self._cancelled:
-            write_status(self.run_dir, state="cancelled", reason=self._cancelled)
+            tell_status(Path(), state="cancelled", reason=self._cancelled)
+        elif is_gone(self.run_dir, Path()):
+            tell_status(Path(), state="failed", reason=gone(self.run_dir))
         else:
             what = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
-            reason = f"the launcher {what}; its log is {self.run_dir / 'logs' / 'launcher.log'}"
-            write_status(self.run_dir, state="failed", reason=reason)
+            log = Path("logs", "launcher.log")
+            reason = f"the launcher {what}{_last_line(log)}; its log is {self.run_dir / log}"
+            tell_status(Path(), state="failed", reason=reason)
 
 
-def write_status(run_dir: Path, **status: object) -> None:
-    """Write status.json, whole."""
-    with tempfile.NamedTemporaryFile("w", dir=run_dir, prefix=".status.json.", delete=False) as handle:
-        handle.write(json.dumps({**status, "time": time.time()}, indent=2) + "\n")
-        handle.flush()
-        os.fsync(handle.fileno())
-    Path(handle.name).replace(run_dir / "status.json")
+def read_status(run_dir: Path) -> dict:
+    """Return how a run stands; `{"state": "started"}` before anybody has said so.
+
+    Raises OSError where it cannot be read at this moment, ValueError where it is no status.
+    """
+    try:
+        descriptor = os.open(run_dir / STATUS, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would block
+    except FileNotFoundError:
+        return {"state": "started"}
+    with os.fdopen(descriptor, "rb") as handle:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("it is no file")
+        content = handle.read()
+    try:
+        status = json.loads(content)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if not isinstance(status, dict) or not isinstance(status.get("state"), str):
+        raise ValueError("it holds no state")
+    return status
+
+
+def tell_status(run_dir: Path, **status: object) -> None:
+    """Write status.json, whole; where that cannot be done, say it in a line on standard output."""
+    document = {**status, "time": time.time()}
+    temporary = run_dir / f".{STATUS}.{secrets.token_hex(4)}"
+    try:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "w") as handle:
+            handle.write(json.dumps(document, indent=2) + "\n")
+            handle.flush()
+            os.fsync(handle.fileno())
+        temporary.replace(run_dir / STATUS)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        unwritten = f"{STATUS} could not be written: {error.strerror}"
+        say_status(**{**document, "reason": f"{status['reason']} ({unwritten})" if "reason" in status else unwritten})
+
+
+def say_status(**status: object) -> None:
+    """Say how the run stands in a line on standard output, where whoever launched it listens."""
+    with suppress(OSError):
+        os.write(1, json.dumps(status).encode() + b"\n")
+
+
+def gone(run_dir: Path) -> str:
+    """The reason of a run whose folder was taken away from under it."""
+    return f"the run folder is gone: {run_dir} was moved or removed while the run was at work"
+
+
+def is_gone(run_dir: Path, opened: Path) -> bool:
+    """Whether `run_dir` is not the folder any more that was `opened` (a path that leads to it wherever it is)."""
+    try:
+        return not run_dir.samefile(opened)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False  # not known now
+
+
+def _clear(run_dir: Path) -> None:
+    """Remove what earlier launchers and guards left; the lock is held, so none of them is at work."""
+    left = [path for pattern in _LEFT_BEHIND for path in (run_dir / "logs").glob(pattern)]
+    for folder in (run_dir, run_dir / "logs"):
+        left += [path for path in folder.glob(".*") if _HALF_WRITTEN.fullmatch(path.name)]
+    for path in left:
+        with suppress(OSError):
+            path.unlink()
+
+
+def _last_line(log: Path) -> str:
+    """The last line of a log, to be put behind what it explains; nothing where there is none."""
+    try:
+        with log.open("rb") as handle:
+            handle.seek(max(0, log.stat().st_size - _LOG_BYTES))
+            lines = handle.read().decode(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return f" ({lines[-1].strip()[:300]})" if lines else ""
 
 
 def _kill_group(pid: int) -> None:
@@ -111,8 +201,13 @@ def _kill_worker(path: Path, run_dir: Path) -> None:
 
 def main() -> int:
     lifeline, run_dir, *command = sys.argv[1:]
-    guard = Guard(int(lifeline), Path(run_dir), command)
-    write_status(guard.run_dir, state="running", guard=os.getpid(), launcher=guard.process.pid)
+    try:
+        guard = Guard(int(lifeline), Path(run_dir), command)
+    except OSError as error:
+        what = f"its guard could not start the launcher ({error.strerror}: {error.filename or run_dir})"
+        tell_status(Path(run_dir), state="failed", reason=what)
+        return 1
+    tell_status(Path(), state="running", guard=os.getpid(), launcher=guard.process.pid)
     return guard.wait()
 
 

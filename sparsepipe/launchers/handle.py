@@ -1,60 +1,21 @@
-"""A job's processes from outside: whether they are at work, and how to end them.
+"""A job's guard from outside: whether it is at work, how to end it, and what it said last."""
 
-A guard holds the lock of its run's folder from before it starts to its end, however it ends: one run in a folder at a
-time, and whoever looks knows at any moment whether it is at work.
-"""
-
-import fcntl
+import json
 import os
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..errors import InputError
 from ..record import RunRecord
+from .guard import read_status
+from .lock import guard_of, held_by, is_held
 
-_LOCK = Path("logs", ".lock")
-
-
-def hold(folder: Path) -> int:
-    """Lock a run's folder, which is made where it is not there; return the file descriptor that holds it.
-
-    Raises InputError where a run is at work in it, or it cannot be made.
-    """
-    try:
-        (folder / _LOCK).parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise InputError(f"{folder}: cannot hold a run ({error.strerror}); choose another --run-dir") from None
-    if not _locks(lock):
-        os.close(lock)
-        raise InputError(f"{folder}: this run is still running; cancel it first, or choose another --run-dir")
-    return lock
-
-
-def is_held(folder: Path) -> bool:
-    """Whether a run is at work in the folder, or about to be."""
-    try:
-        lock = os.open(folder / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        return not _locks(lock, fcntl.LOCK_SH)
-    finally:
-        os.close(lock)
-
-
-def _locks(descriptor: int, how: int = fcntl.LOCK_EX) -> bool:
-    """Try to lock; more than once, since whoever looks whether it is held has it for a moment."""
-    for _ in range(5):
-        try:
-            fcntl.flock(descriptor, how | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            time.sleep(0.001)
-    return False
+_TO_START = 3.0  # seconds for a guard to say who it is
+_MOST_LAST_WORDS = 65536  # bytes: what a pipe holds
 
 
 class Handle(Protocol):
@@ -67,16 +28,20 @@ class Handle(Protocol):
         ...
 
     def stop(self) -> None:
-        """Ask the guard to end the job. Harmless when it has ended."""
+        """Ask the guard to end the job. Harmless when it has ended. Raises InputError where there is none to ask."""
+        ...
+
+    def last_words(self) -> dict[str, Any] | None:
+        """Return the status that could not be written to the run's folder, where it was told in another way."""
         ...
 
     def let_go(self) -> None:
-        """The job has ended: free what was held for it."""
+        """Close what is open. The guard must have ended, or be meant to go on alone."""
         ...
 
 
 class Child:
-    """A guard that this process started. `lifeline` is the pipe's end that keeps it alive; -1 where it needs none."""
+    """A guard that this process started; it ends when the lifeline closes. Detached, it has no lifeline (-1)."""
 
     def __init__(self, process: subprocess.Popen, lifeline: int) -> None:
         self._process, self._lifeline = process, lifeline
@@ -85,35 +50,55 @@ class Child:
         return self._process.poll() is None
 
     def wait(self, seconds: float) -> None:
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            pass
 
     def stop(self) -> None:
+        self._process.send_signal(signal.SIGCONT)  # one that is stopped would not hear
         if self._lifeline < 0:
             self._process.send_signal(signal.SIGTERM)
             return
-        try:
+        with suppress(BrokenPipeError):  # it ended meanwhile
             os.write(self._lifeline, b"c")
-        except BrokenPipeError:
-            pass  # it ended meanwhile
-        self.let_go()
+        self._close_lifeline()
+
+    def last_words(self) -> dict[str, Any] | None:
+        if self._process.stdout is None:
+            return None
+        os.set_blocking(self._process.stdout.fileno(), False)  # a process that outlives the guard may have it open
+        try:
+            lines = os.read(self._process.stdout.fileno(), _MOST_LAST_WORDS).splitlines()
+        except OSError:
+            return None
+        for line in lines:  # the launcher's, which knows the cause, come before the guard's
+            with suppress(ValueError):
+                found = json.loads(line)
+                if isinstance(found, dict) and isinstance(found.get("state"), str):
+                    return found
+        return None
 
     def let_go(self) -> None:
+        self._close_lifeline()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+    def _close_lifeline(self) -> None:
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1
 
 
 class Stranger:
-    """A guard that some other process started, known by the lock that it holds and the process id in the record."""
+    """A guard that some other process started, known by the lock that it holds and its command line."""
 
     def __init__(self, record: RunRecord) -> None:
-        self._record = record
+        self._folder = record.folder.resolve()
 
     def alive(self) -> bool:
-        return is_held(self._record.folder)
+        try:
+            return is_held(self._folder)
+        except OSError:
+            return True  # not known at this moment: whoever waits looks again
 
     def wait(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -121,28 +106,50 @@ class Stranger:
             time.sleep(0.02)
 
     def stop(self) -> None:
+        deadline = time.monotonic() + _TO_START
         while self.alive():
-            pid = self._record.status.get("guard")
-            if pid is not None and _is_guard(pid, self._record.folder.resolve()):
-                os.kill(pid, signal.SIGTERM)
+            if (pid := self._guard()) is not None:
+                self._end(pid)
                 return
-            time.sleep(0.02)  # it is about to start, and will say who it is
+            if time.monotonic() > deadline:
+                who = held_by(self._folder) or "its lock is held, by whom cannot be told"
+                raise InputError(f"{self._folder}: cannot be cancelled, {who}; end that process")
+            time.sleep(0.02)  # it is about to start
+
+    def last_words(self) -> dict[str, Any] | None:
+        return None
 
     def let_go(self) -> None:
         pass
 
+    def _guard(self) -> int | None:
+        try:
+            pid = read_status(self._folder).get("guard")
+        except (OSError, ValueError):
+            pid = None
+        known = isinstance(pid, int) and not isinstance(pid, bool) and pid > 1
+        return pid if known and _is_guard(pid, self._folder) else guard_of(self._folder)
+
+    def _end(self, pid: int) -> None:
+        try:
+            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGCONT)
+        except ProcessLookupError:
+            pass
+        except PermissionError:
+            raise InputError(f"{self._folder}: its guard, process {pid}, is another user's: ask them") from None
+
 
 def _is_guard(pid: int, folder: Path) -> bool:
     """Whether process `pid` guards the run in `folder`, and has not become somebody else since."""
-    try:
+    if Path("/proc/self").exists():
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            return False
+        return any(word.endswith(b"guard.py") for word in words) and os.fsencode(folder) in words
+    try:  # a system that does not tell
         os.kill(pid, 0)
-    except (ProcessLookupError, PermissionError):
-        return False
-    command = Path(f"/proc/{pid}/cmdline")
-    if not command.parent.parent.joinpath("self").exists():
-        return True  # a system that does not tell
-    try:
-        words = command.read_bytes().split(b"\0")
     except OSError:
         return False
-    return any(word.endswith(b"guard.py") for word in words) and os.fsencode(folder) in words
+    return True

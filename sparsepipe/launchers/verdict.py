@@ -1,13 +1,17 @@
 """Why a run failed: of all that went wrong, the one thing that went wrong first."""
 
 import json
+import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..host.limits import limit_in
 from ..plan import Plan
+
+_LOG_BYTES = 2000  # of the end of a log
 
 
 @dataclass(frozen=True)
@@ -24,27 +28,41 @@ class Verdict:
         return asdict(self)
 
 
-def judge(run_dir: Path, plan: Plan, exits: Mapping[int, int]) -> Verdict:
-    """Find the cause among what the workers wrote and how they exited (`exits`: rank → code, -9 for SIGKILL).
+def judge(
+    run_dir: Path,
+    plan: Plan,
+    exits: Mapping[int, int],
+    *,
+    said: Sequence[Mapping[str, Any]] = (),
+    killed: str | None = None,
+) -> Verdict:
+    """Find the cause among what the workers wrote or `said`, and how they exited (`exits`: rank → code, -9: SIGKILL).
 
-    A worker's own exception comes first; then a worker that was killed; then one that was waited for in vain; last one
-    that lost its connection to another.
+    A run whose folder is gone comes first; then a worker's own exception; then a worker that was killed (`killed`: what
+    the kernel tells of that); then one that was waited for in vain; last one that lost its connection to another.
     """
-    errors = sorted(_errors(run_dir), key=lambda error: error["time"])
+    by_rank = {error["rank"]: error for error in _errors(run_dir)}
+    by_rank |= {error["rank"]: {**error, "written": error["rank"] in by_rank} for error in said}
+    errors = sorted(by_rank.values(), key=lambda error: error["time"])
+    if gone := [error for error in errors if error["kind"] == "RunFolderGone"]:
+        return Verdict(gone[0]["message"], None, None, lasting=True)
     own = [error for error in errors if not error["secondary"] and error["kind"] != "DeadlinePassed"]
     if own:
         return _of_error(own[0], plan)
     told = {error["rank"] for error in errors}
     for rank, code in sorted(exits.items()):
         if code < 0 and rank not in told:
-            return Verdict(f"{_named(rank, plan)}: killed by signal {_signal(-code)}", rank, _stage(rank, plan))
+            why = killed if code == -signal.SIGKILL else limit_in(_end_of_log(run_dir, rank), where=run_dir)
+            reason = f"{_named(rank, plan)}: killed by signal {_signal(-code)}{f' ({why})' if why else ''}"
+            return Verdict(reason, rank, _stage(rank, plan))
     waiting = [error for error in errors if error["kind"] == "DeadlinePassed"]
     if waiting:
         return _of_error(waiting[0], plan)
     if errors:
         return _of_error(errors[0], plan)
     for rank, code in sorted(exits.items()):
-        reason = f"{_named(rank, plan)}: ended with code {code}; see logs/rank{rank}.log"
+        limit = limit_in(_end_of_log(run_dir, rank), where=run_dir)
+        reason = f"{_named(rank, plan)}: {limit or f'ended with code {code}'}; see logs/rank{rank}.log"
         return Verdict(reason, rank, _stage(rank, plan))
     return Verdict("it ended without a word; see logs/launcher.log", None, None)
 
@@ -78,10 +96,22 @@ def _named(rank: int, plan: Plan) -> str:
 
 def _of_error(error: Mapping[str, Any], plan: Plan) -> Verdict:
     rank, stage = error["rank"], error["stage"]
-    what = error["message"] if error["input_error"] else f"{error['kind']}: {error['message']}"
-    where = "" if error["input_error"] else f"; traceback in logs/rank{rank}.error.json"
+    plain = error["input_error"] or error.get("limit", False)
+    what = error["message"] if plain else f"{error['kind']}: {error['message']}"
+    unwritten = error["input_error"] or not error.get("written", True)
+    where = "" if unwritten else f"; traceback in logs/rank{rank}.error.json"
     code = 2 if error["input_error"] else 1
     return Verdict(f"{_named(rank, plan)}: {what}{where}", rank, stage, code, error["lasting"])
+
+
+def _end_of_log(run_dir: Path, rank: int) -> str:
+    """What a worker's log ends with: where C++ code said why it aborted."""
+    try:
+        with (run_dir / "logs" / f"rank{rank}.log").open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_BYTES))
+            return log.read().decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def _signal(number: int) -> str:

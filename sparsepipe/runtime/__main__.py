@@ -4,9 +4,12 @@ import argparse
 import os
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
+from .last_words import keep_pipe, say
 from .lifeline import watch
+from .run_folder import RunFolder, RunFolderGone
 
 
 def main() -> int:
@@ -15,51 +18,87 @@ def main() -> int:
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint")
     arguments = parser.parse_args()
     watch()
-    rank = int(os.environ.get("RANK", "0"))
+    rank, pipe = int(os.environ.get("RANK", "0")), keep_pipe()
     resume = arguments.resume or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    logs = arguments.run_dir / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
-    (logs / f"rank{rank}.pid").write_text(f"{os.getpid()}\n")
-    _write_to(logs / f"rank{rank}.log")
-    return _run(arguments.run_dir, rank, resume=resume)
+    folder: RunFolder | None = None
+    try:
+        folder = RunFolder(arguments.run_dir)
+        folder.watch(lambda error: _end(error, pipe=pipe, rank=rank))
+        logs = arguments.run_dir / "logs"
+        logs.mkdir(exist_ok=True)
+        _write_to(logs / f"rank{rank}.log")
+        (logs / f"rank{rank}.pid").write_text(f"{os.getpid()}\n")
+        _run(arguments.run_dir, rank, resume=resume)
+    except BaseException as error:
+        return _failed(error, folder, arguments.run_dir, pipe=pipe, rank=rank)
+    return 0
 
 
 def _write_to(path: Path) -> None:
     """Send what this process prints to a file of its own."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     for stream in (1, 2):
         os.dup2(descriptor, stream)
     os.close(descriptor)
 
 
-def _run(run_dir: Path, rank: int, *, resume: bool) -> int:
-    from ..errors import InputError
+def _run(run_dir: Path, rank: int, *, resume: bool) -> None:
     from ..files import read_json
     from ..plan import Plan
-    from .failures import write_error
+    from .config import RunConfig
+    from .run import run
 
-    stage = None
-    try:
-        plan = Plan.load(run_dir / "plan.json")
-        stage = next(iter(plan.stages_of(rank)), None)
-        from .config import RunConfig
-        from .run import run
+    run(
+        run_dir,
+        Plan.load(run_dir / "plan.json"),
+        RunConfig.from_json(read_json(run_dir / "config.json")),
+        resume=resume,
+    )
 
-        run(run_dir, plan, RunConfig.from_json(read_json(run_dir / "config.json")), resume=resume)
-    except BaseException as error:
+
+def _failed(error: BaseException, folder: RunFolder | None, run_dir: Path, *, pipe: int, rank: int) -> int:
+    """Leave the error where the launcher looks for it, and say it through the pipe too: the disk may take no more."""
+    from ..errors import InputError
+    from ..host.limits import causes
+    from .failures import described, write_error
+
+    missing = any(isinstance(one, FileNotFoundError) for one in causes(error))
+    if folder is None or (folder.gone_within(1.0) if missing else folder.gone):  # to remove a folder takes a while
+        error = RunFolderGone(run_dir)
+    document = described(error, run_dir=run_dir, rank=rank, stage=_stage(run_dir, rank))
+    say(pipe, document)  # first: what follows may find no room
+    with suppress(OSError):
         traceback.print_exc()
-        try:
-            write_error(run_dir, error, rank=rank, stage=stage)
-        except OSError as full:
-            print(f"the error could not be written either: {full}", file=sys.stderr)
-        return 2 if isinstance(error, InputError) else 1
-    return 0
+        sys.stderr.flush()
+    if not isinstance(error, RunFolderGone):
+        with suppress(OSError):
+            write_error(run_dir, document)
+    return 2 if isinstance(error, InputError) else 1
+
+
+def _stage(run_dir: Path, rank: int) -> int | None:
+    """The first stage of this rank, None where the plan cannot be read."""
+    from ..plan import Plan
+
+    try:
+        return next(iter(Plan.load(run_dir / "plan.json").stages_of(rank)), None)
+    except Exception:  # it is told for people alone: whatever is wrong with the plan is the error or no matter
+        return None
+
+
+def _end(error: RunFolderGone, *, pipe: int, rank: int) -> None:
+    """End this process from a thread, whatever the worker is at."""
+    from .failures import described
+
+    say(pipe, described(error, run_dir=None, rank=rank, stage=None))
+    os._exit(1)
 
 
 if __name__ == "__main__":
     status = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with suppress(OSError):  # a full disk
+        sys.stdout.flush()
+        sys.stderr.flush()
     # Not sys.exit: gloo's threads that wait for a peer would be asked to end and cannot, and a process group that a
     # module still holds is taken down too late, which aborts.
     os._exit(status)

@@ -24,7 +24,7 @@ from ..errors import InputError
 from ..files import read_json, sha256, write_json
 from .checkpoint_manifest import read_manifest, write_manifest
 
-_ASIDE = "-aside"  # ends the name of a checkpoint on its way out
+ASIDE = "-aside"  # ends the name of a checkpoint on its way out
 # Each stage writes a file of its own when it likes, no ranks meet for it; the library doubts that this is meant.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled", module="torch.distributed.checkpoint")
 
@@ -122,9 +122,7 @@ def latest(run_dir: Path) -> Checkpoint | None:
     """Return the newest whole checkpoint of a run, None where there is none yet."""
     place = run_dir / "checkpoints"
     # One set aside whose place is empty is whole: a kill kept its successor from coming.
-    found = {
-        folder.name.removeprefix(".").removesuffix(_ASIDE): folder for folder in place.glob(f".minibatch-*{_ASIDE}")
-    }
+    found = {folder.name.removeprefix(".").removesuffix(ASIDE): folder for folder in place.glob(f".minibatch-*{ASIDE}")}
     found |= {folder.name: folder for folder in place.glob("minibatch-*")}
     return load(found[max(found, key=_position)]) if found else None
 
@@ -153,7 +151,8 @@ def begin(run_dir: Path, minibatches: int) -> None:
     """Make room for the shards; what an earlier attempt left is removed. One rank calls it."""
     folder = partial_folder(run_dir, minibatches)
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    folder.parent.mkdir(exist_ok=True)  # not the run's own folder, which is there unless somebody took it away
+    folder.mkdir()
 
 
 def write_shard(run_dir: Path, minibatches: int, name: str, tensors: Mapping[str, Tensor]) -> None:
@@ -172,7 +171,7 @@ def write_shard(run_dir: Path, minibatches: int, name: str, tensors: Mapping[str
         written.replace(path)
         shutil.rmtree(path.with_suffix(""))
         files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
-    write_json(path.with_suffix(".json"), files)
+    write_json(path.with_suffix(".json"), files, make_folder=False)
 
 
 def finish(run_dir: Path, minibatches: int, *, keep: int, layers: Mapping[str, str], **facts: Any) -> Path:
@@ -200,7 +199,7 @@ def prune(run_dir: Path, keep: int) -> None:
     place = run_dir / "checkpoints"
     for old in sorted(place.glob("minibatch-*"), key=lambda path: _position(path.name))[:-keep]:
         _set_aside(old)
-    for old in place.glob(f".minibatch-*{_ASIDE}"):
+    for old in place.glob(f".minibatch-*{ASIDE}"):
         shutil.rmtree(old, ignore_errors=True)
 
 
@@ -209,12 +208,12 @@ def discard(run_dir: Path, minibatches: int) -> None:
     folder = folder_of(run_dir, minibatches)
     if folder.exists():
         _set_aside(folder)
-        shutil.rmtree(folder.with_name(f".{folder.name}{_ASIDE}"), ignore_errors=True)
+        shutil.rmtree(folder.with_name(f".{folder.name}{ASIDE}"), ignore_errors=True)
 
 
 def _set_aside(folder: Path) -> None:
     """Take a checkpoint away in one step; to remove its files takes many, and a kill would leave half of it."""
-    aside = folder.with_name(f".{folder.name}{_ASIDE}")
+    aside = folder.with_name(f".{folder.name}{ASIDE}")
     shutil.rmtree(aside, ignore_errors=True)
     folder.rename(aside)
 

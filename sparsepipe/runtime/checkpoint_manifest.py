@@ -69,7 +69,7 @@ _MANIFEST = fields(
 def write_manifest(folder: Path, facts: Mapping[str, Any]) -> Path:
     """Write the manifest of a checkpoint's folder, sealed."""
     facts = {"format": _FORMAT, **facts}
-    return write_json(folder / NAME, {**facts, _SEAL: _seal(facts)})
+    return write_json(folder / NAME, {**facts, _SEAL: _seal(facts)}, make_folder=False)
 
 
 def read_manifest(folder: Path) -> Fields:

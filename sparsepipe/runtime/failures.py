@@ -5,12 +5,16 @@ import math
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from ..errors import InputError
 from ..files import write_atomic
+from ..host.limits import causes, limit_met
+
+_MOST_LETTERS = 500  # of a message
 
 
 class PeerLost(RuntimeError):
@@ -42,13 +46,16 @@ def translated(message: str, *, peer: int, deadline: float = math.inf) -> Iterat
 
     -1: to several.
 
-    Raises DeadlinePassed (`message`) once `deadline` (time.monotonic) has passed, else PeerLost.
+    Raises DeadlinePassed (`message`) once `deadline` (time.monotonic) has passed, else PeerLost; what comes from a
+    limit of this process, such as its memory, is raised as it is.
     """
     try:
         yield
     except (DeadlinePassed, PeerLost, PacketMismatch):
         raise
     except (RuntimeError, OSError) as error:
+        if time.monotonic() < deadline - 0.01 and limit_met(error):
+            raise
         if time.monotonic() >= deadline - 0.01:
             raise DeadlinePassed(message, peer=peer) from error
         raise lost(peer, _first_line(error), message) from error
@@ -70,13 +77,18 @@ def error_path(run_dir: Path, rank: int) -> Path:
     return run_dir / "logs" / f"rank{rank}.error.json"
 
 
-def write_error(run_dir: Path, error: BaseException, *, rank: int, stage: int | None) -> None:
-    """Leave the exception and its traceback where the launcher looks for it."""
-    document = {
+def described(error: BaseException, *, run_dir: Path | None, rank: int, stage: int | None) -> dict[str, Any]:
+    """Return the exception as a launcher reads it: its message is one line, a limit of the machine by its name."""
+    limit = None
+    if not isinstance(error, (InputError, PeerLost, DeadlinePassed)):
+        limit = limit_met(error, where=run_dir)
+    root = list(causes(error))[-1] if isinstance(getattr(error, "failures", None), dict) else error
+    return {
         "rank": rank,
         "stage": stage,
-        "kind": type(error).__name__,
-        "message": " ".join(str(error).split()) or type(error).__name__,
+        "kind": type(root).__name__,
+        "message": limit or _message(root),
+        "limit": limit is not None,
         "secondary": isinstance(error, PeerLost),
         "peer": getattr(error, "peer", None),
         # A restart would meet the same again: the input, the code or the numbers are at fault, not the machine.
@@ -85,4 +97,17 @@ def write_error(run_dir: Path, error: BaseException, *, rank: int, stage: int | 
         "time": time.time(),
         "traceback": "".join(traceback.format_exception(error)),
     }
-    write_atomic(error_path(run_dir, rank), json.dumps(document, indent=2) + "\n")
+
+
+def write_error(run_dir: Path, document: Mapping[str, Any]) -> None:
+    """Leave the exception and its traceback where the launcher looks for it."""
+    rank = int(document["rank"])
+    write_atomic(error_path(run_dir, rank), json.dumps(document, indent=2) + "\n", make_folder=False)
+
+
+def _message(error: BaseException) -> str:
+    """The message in one line: our own as they are, of others the first line, which their stack traces follow."""
+    if isinstance(error, InputError):
+        return " ".join(str(error).split())
+    lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]
+    return lines[0][:_MOST_LETTERS] if lines else type(error).__name__

@@ -244,8 +244,10 @@ def _store(run_dir: Path, world_size: int, timeout: float) -> dist.Store:
     if os.environ.get("SPARSEPIPE_RENDEZVOUS", "file") == "file":
         attempt = "-".join(os.environ.get(name, "0") for name in ("SPARSEPIPE_LAUNCH", "TORCHELASTIC_RESTART_COUNT"))
         folder = run_dir / "logs"
-        folder.mkdir(parents=True, exist_ok=True)
-        store = dist.FileStore(str(folder / f".rendezvous-{attempt}"), world_size)
+        path = folder / f".rendezvous-{attempt}"
+        # The ranks' secrets go into it: nobody else may read it.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        store = dist.FileStore(str(path), world_size)
         store.set_timeout(timedelta(seconds=timeout))
         return store
     # The launcher's own store: it listens where the launcher bound it, and outlives every attempt.

@@ -49,7 +49,7 @@ class Lines:
             while data:  # a full disk raises; a partial write goes on where it stopped
                 data = data[os.write(self._file, data) :]
             if self._shortened and self._bytes > self._most_bytes:
-                write_atomic(self._path, self._shortened(self._path), synced=False)
+                write_atomic(self._path, self._shortened(self._path), synced=False, make_folder=False)
                 os.close(self._file)
                 self._open()
         self._written = time.monotonic()

@@ -88,7 +88,7 @@ def _origin(run_dir: Path, process: Process) -> float:
     if process.rank == 0:
         path = run_dir / "logs" / "clock.json"
         if not path.exists():
-            write_json(path, {"started": time.time()})
+            write_json(path, {"started": time.time()}, make_folder=False)
         started[0] = read_fields(path, CLOCK, what="run's clock")["started"]
     process.sum(started, what="start")
     return float(started) - _ahead()

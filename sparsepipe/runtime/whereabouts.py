@@ -37,7 +37,7 @@ class Whereabouts:
     """The file, mapped. Writing to it costs about a microsecond."""
 
     def __init__(self, path: Path, world_size: int, rank: int) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(exist_ok=True)
         with path.open("a+b") as handle:
             handle.truncate(world_size * _RECORD.size)
             self._map = mmap.mmap(handle.fileno(), world_size * _RECORD.size)

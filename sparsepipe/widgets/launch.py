@@ -171,7 +171,7 @@ class _Line:
             self.state.value = "; ".join(filter(None, [told, learned(rows)]))
             return
         self.start.disabled, self.stop.disabled = False, True
-        self.progress.bar_style = {"finished": "success", "failed": "danger"}.get(job.record.status["state"], "warning")
+        self.progress.bar_style = {"finished": "success", "failed": "danger"}.get(job.state, "warning")
         self.state.value = _ended(job)
 
 
@@ -210,7 +210,7 @@ class _Details:
             self.rank.value = 0
         self.ranks.value = doings_table(doings(job.record.folder))
         self.log.value = log_of(job.record.folder, self.rank.value or 0)
-        finished = not job.running and job.record.status["state"] == "finished"
+        finished = job.state == "finished"
         self.end.layout.display = "" if finished else "none"
         if finished and self._compared != job.record.folder:
             self._compared = job.record.folder

@@ -12,7 +12,7 @@ import pandas as pd
 from .. import plots
 from ..display.markup import Html, joined
 from ..errors import InputError
-from ..launchers.handle import hold, is_held
+from ..launchers.lock import hold, is_held
 from ..plots.table import strategy
 from ..plots.trace_page import write_trace
 from ..record import RunRecord

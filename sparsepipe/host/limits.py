@@ -1,0 +1,104 @@
+"""Which limit of the machine stopped something: a full disk, memory, open files, the size of a file, threads.
+
+Libraries say it in many words, and some wrap it in their own exception with a stack trace for a message.
+"""
+
+import errno
+import os
+import re
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+_ERRNO = re.compile(r"\(os error (\d+)\)|\[Errno (\d+)\]")  # Rust's and Python's words
+_SAID = {  # what C and C++ code says where it gives no number
+    errno.ENOSPC: ("no space left on device",),
+    errno.EDQUOT: ("disk quota exceeded",),
+    errno.EFBIG: ("file too large",),
+    errno.EMFILE: ("too many open files",),
+    errno.ENOMEM: ("cannot allocate memory", "can't allocate memory", "bad_alloc", "not enough memory"),
+    errno.EAGAIN: ("resource temporarily unavailable", "can't start new thread", "thread creation failed"),
+}
+
+
+def limit_met(error: BaseException, *, where: Path | None = None) -> str | None:
+    """Say in one sentence which limit of the machine `error` or what caused it comes from; None: from none.
+
+    `where` is the folder that was written to, for a full disk whose error names no file.
+    """
+    for one in causes(error):
+        number = _number(one)
+        if number is not None:
+            named = getattr(one, "filename", None) or where
+            return _sentence(number, None if named is None else Path(os.fsdecode(named)))
+    return None
+
+
+def limit_in(text: str, *, where: Path | None = None) -> str | None:
+    """Say the same of the end of a log that a process left which could not say it itself."""
+    number = _number_in(text)
+    return None if number is None else _sentence(number, where)
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield the exception and all that it comes from, the nearest first; torch's checkpoints keep theirs by rank."""
+    todo, seen = [error], set()
+    while todo:
+        one = todo.pop(0)
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        behind = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+        todo += [behind] if behind else []
+        failures = getattr(one, "failures", None)
+        if isinstance(failures, dict):
+            todo += [value[0] for value in failures.values() if isinstance(value, tuple) and value]
+
+
+def _number(error: BaseException) -> int | None:
+    """Return the error number of a limit, None where the exception itself speaks of none."""
+    if isinstance(error, MemoryError):
+        return errno.ENOMEM
+    if isinstance(error, OSError) and error.errno is not None:
+        if error.errno == errno.ENFILE:
+            return errno.EMFILE
+        return error.errno if error.errno in _SAID and not isinstance(error, BlockingIOError) else None
+    if isinstance(getattr(error, "failures", None), dict):
+        return None  # its message is the stack traces of those in it
+    return _number_in(str(error))
+
+
+def _number_in(text: str) -> int | None:
+    if found := _ERRNO.search(text):
+        number = int(found[1] or found[2])
+        return number if number in _SAID else None
+    lowered = text.lower()
+    return next((number for number, words in _SAID.items() if any(word in lowered for word in words)), None)
+
+
+def _sentence(number: int, where: Path | None) -> str:
+    if number == errno.ENOSPC:
+        return f"No space left on device: the disk of {where or 'its files'} is full; make room on it"
+    if number == errno.EDQUOT:
+        return f"Disk quota exceeded: your share of the disk of {where or 'its files'} is used up; make room on it"
+    if number == errno.EFBIG:
+        name = f"{where} " if where else "a file "
+        return f"File too large: {name}would be larger than files may get here{_limit('RLIMIT_FSIZE', '-f', 'bytes')}"
+    if number == errno.EMFILE:
+        return f"Too many open files: no more can be opened{_limit('RLIMIT_NOFILE', '-n', 'files')}"
+    if number == errno.EAGAIN:
+        limits = f"{_limit('RLIMIT_NPROC', '-u', 'processes')}{_memory()}"
+        what = "no thread or process could be started, for want of memory or of processes"
+        return f"Resource temporarily unavailable: {what}{limits}"
+    return f"Cannot allocate memory: there is not enough of it{_memory()}"
+
+
+def _memory() -> str:
+    return _limit("RLIMIT_AS", "-v", "bytes of address space")
+
+
+def _limit(name: str, option: str, unit: str) -> str:
+    """The limit that is set for this process, in brackets; nothing where there is none."""
+    most = resource.getrlimit(getattr(resource, name))[0]
+    return "" if most == resource.RLIM_INFINITY else f" (ulimit {option}: {most:,} {unit})"

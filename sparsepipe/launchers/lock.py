@@ -1,0 +1,138 @@
+"""The lock of a run's folder: one run in a folder at a time, and whoever looks knows whether it is at work.
+
+A guard holds it from before it starts to its end, however it ends. Any process of the same user can hold it too, by
+`flock` on the file: then nothing is at work, and who holds it is named.
+"""
+
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..errors import InputError
+
+LOCK = Path("logs", ".lock")
+
+
+def hold(folder: Path) -> int:
+    """Lock a run's folder, which is made where it is not there; return the file descriptor that holds it.
+
+    Raises InputError where a run is at work in it, somebody else holds the lock, or the folder cannot be made.
+    """
+    try:
+        (folder / LOCK).parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot hold a run ({error.strerror}); choose another --run-dir") from None
+    if _locks(lock):
+        if os.fstat(lock).st_uid == os.geteuid():
+            os.fchmod(lock, 0o600)  # one that an earlier version made: nobody else may open it, and so lock it
+        return lock
+    os.close(lock)
+    if guard_of(folder) is None and (who := held_by(folder)):
+        raise InputError(f"{folder}: {who}; end that process, or choose another --run-dir")
+    raise InputError(f"{folder}: this run is still running; cancel it first, or choose another --run-dir")
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a run is at work in the folder, or about to be.
+
+    Who may not open the lock, as the run is another user's, looks for its guard. Raises OSError where neither can be
+    told at this moment, as with too many files open.
+    """
+    try:
+        lock = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except PermissionError:
+        return guard_of(folder) is not None
+    try:
+        return not _locks(lock, fcntl.LOCK_SH)
+    finally:
+        os.close(lock)
+
+
+def held_by(folder: Path) -> str | None:
+    """Say in words which other processes hold the lock; None where that cannot be told, or it is this one."""
+    holders = [pid for pid in _holders(folder) if pid != os.getpid()]
+    if not holders:
+        return None
+    named = ", ".join(f"{pid} ({_command(pid)})" for pid in holders[:3])
+    return f"its lock {LOCK} is held by process {named}, which is no guard of this run"
+
+
+def guard_of(folder: Path) -> int | None:
+    """Return the process id of the guard that is at work in the folder, None where none is found."""
+    own = os.fsencode(folder.resolve())
+    for pid in _processes():
+        words = _words(pid)
+        if own in words and any(word.endswith(b"guard.py") for word in words):
+            return pid
+    return None
+
+
+def _locks(descriptor: int, how: int = fcntl.LOCK_EX) -> bool:
+    """Try to lock; more than once, since whoever looks whether it is held has it for a moment."""
+    for _ in range(5):
+        try:
+            fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+            return True
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+            time.sleep(0.001)
+    return False
+
+
+def _holders(folder: Path) -> list[int]:
+    """The processes that have the lock's file open, or by the kernel's list have locked it, as far as one may see."""
+    try:
+        status = (folder / LOCK).stat()
+    except OSError:
+        return []
+    key = (status.st_dev, status.st_ino)
+    found = [pid for pid in _processes() if key in _open_files(pid)]
+    return found or _of_the_kernels_list(*key)
+
+
+def _of_the_kernels_list(device: int, inode: int) -> list[int]:
+    name = f"{os.major(device):02x}:{os.minor(device):02x}:{inode}"
+    try:
+        lines = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return []
+    rows = [line.split() for line in lines]
+    return [int(row[4]) for row in rows if len(row) > 5 and row[1] == "FLOCK" and row[5] == name and int(row[4]) > 0]
+
+
+def _open_files(pid: int) -> Iterator[tuple[int, int]]:
+    try:
+        for path in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                status = path.stat()
+            except OSError:
+                continue  # closed meanwhile
+            yield status.st_dev, status.st_ino
+    except OSError:
+        return  # ended, or another user's
+
+
+def _processes() -> list[int]:
+    try:
+        return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    except OSError:
+        return []  # a system that does not tell
+
+
+def _words(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def _command(pid: int) -> str:
+    words = b" ".join(_words(pid)).decode(errors="replace").strip()
+    return words if len(words) <= 80 else f"{words[:77]}..."

@@ -1,0 +1,246 @@
+"""Whoever waits for a job gets an answer, whatever happens to the files that are followed."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from runtime_jobs import PLAIN, plan_of
+
+from sparsepipe import InputError, RunFailed
+from sparsepipe.launchers import local
+from sparsepipe.launchers.handle import Stranger
+from sparsepipe.launchers.kept_rows import KeptRows
+from sparsepipe.launchers.local import LocalJob
+from sparsepipe.launchers.lock import LOCK, hold, is_held
+from sparsepipe.launchers.tail import Tail
+from sparsepipe.record import RunRecord
+
+SUMMARY = {"event": "summary", "run_dir": "run", "minibatches": 3, "samples_per_second": 1.0}
+
+
+@pytest.fixture
+def record(tmp_path) -> RunRecord:
+    """A run that is at work as far as its folder says; this process holds the lock."""
+    record = RunRecord(tmp_path / "run")
+    (record.folder / "logs").mkdir(parents=True)
+    plan_of(PLAIN, [[0], [1]]).save(record.folder / "plan.json")
+    record.write_status("running")
+    return record
+
+
+class Held:
+    """A guard in name: at work until it is told to end."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+
+    def alive(self) -> bool:
+        return not self.ended.is_set()
+
+    def wait(self, seconds: float) -> None:
+        self.ended.wait(seconds / 10)
+
+    def stop(self) -> None:
+        self.ended.set()
+
+    def last_words(self) -> None:
+        return None
+
+    def let_go(self) -> None:
+        pass
+
+
+def _write(record: RunRecord, *rows: dict) -> None:
+    with (record.folder / "metrics.jsonl").open("a") as file:
+        file.write("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _rubbish(path: Path, what: str) -> None:
+    if what == "a row that is no JSON":
+        path.write_bytes(path.read_bytes() + b"garbage\n")
+    elif what == "bytes that are no UTF-8":
+        path.write_bytes(path.read_bytes() + b"\xff\xfe\n[1]\n7\n" + b"[" * 100_000 + b"\n" + b'{"event": 5}\n')
+    elif what == "cut to nothing":
+        os.truncate(path, 0)
+    elif what == "a FIFO":
+        path.unlink()
+        os.mkfifo(path)
+    elif what == "a folder":
+        path.unlink()
+        path.mkdir()
+    elif what == "removed":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes() + b"x" * 9_000_000 + b"\n")
+
+
+DAMAGES = (
+    "a row that is no JSON",
+    "bytes that are no UTF-8",
+    "cut to nothing",
+    "a FIFO",
+    "a folder",
+    "removed",
+    "long",
+)
+
+
+@pytest.mark.filterwarnings("ignore:.*are no rows")
+@pytest.mark.parametrize("what", DAMAGES)
+def test_damaged_metrics_neither_end_nor_hang_the_wait(record, what: str) -> None:
+    """The follower met an exception, and nobody ever said that the job had ended."""
+    _write(record, {"event": "step", "minibatch": 0, "epoch": 0})
+    guard = Held()
+    job = LocalJob(record, guard)
+    while not job.rows:
+        time.sleep(0.01)
+    _rubbish(record.folder / "metrics.jsonl", what)
+    time.sleep(0.1)
+    assert job.running
+    if (record.folder / "metrics.jsonl").is_file():
+        _write(record, SUMMARY)
+    record.write_status("finished")
+    guard.stop()
+    seen: list[dict] = []
+    if what in ("a FIFO", "a folder", "removed"):
+        with pytest.raises(RunFailed, match=r"the run finished, but its metrics.jsonl has no summary any more"):
+            job.wait(timeout=20, on_row=seen.append)
+    else:
+        assert job.wait(timeout=20, on_row=seen.append) == SUMMARY
+        assert seen[-1] == SUMMARY == job.poll()[-1]
+    assert not job.running
+
+
+def test_lines_that_are_no_rows_are_told_of_once(record) -> None:
+    job = LocalJob(record, guard := Held())
+    _write(record, SUMMARY)
+    (record.folder / "metrics.jsonl").write_bytes(b"a\nb\n" + (record.folder / "metrics.jsonl").read_bytes())
+    record.write_status("finished")
+    guard.stop()
+    with pytest.warns(UserWarning, match=r"metrics.jsonl: 2 lines are no rows and were passed over"):
+        assert job.wait(timeout=20) == SUMMARY
+
+
+@pytest.mark.parametrize("status", ["{", "[]", "7", '{"state": 5}', "", "[" * 100_000, None])
+def test_a_damaged_status_ends_the_wait_with_its_name(record, status: str | None) -> None:
+    path = record.folder / "status.json"
+    if status is None:
+        path.unlink()
+        os.mkfifo(path)
+    else:
+        path.write_text(status)
+    job = LocalJob(record, guard := Held())
+    guard.stop()
+    with pytest.raises(RunFailed, match=r"run: how it ended is not known: .*status.json is damaged, ") as caught:
+        job.wait(timeout=20)
+    assert "\n" not in str(caught.value) and not job.running and job.state == "unknown"
+
+
+def test_no_descriptors_for_a_moment_are_nothing_new_yet(record, monkeypatch) -> None:
+    """The launching process was short of files for a second, and the follower died of it."""
+    _write(record, SUMMARY)
+    lock, real, short = hold(record.folder), os.open, threading.Event()
+    short.set()
+
+    def scarce(path, *arguments, **options):
+        if short.is_set() and str(path).startswith(str(record.folder)):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", scarce)
+    job = LocalJob(record, Stranger(record))
+    time.sleep(0.3)
+    assert job.running, "a lock that cannot be looked at now may be held"
+    short.clear()
+    record.write_status("finished")
+    os.close(lock)
+    assert job.wait(timeout=20) == SUMMARY
+
+
+def test_a_follower_that_fails_ends_the_wait_with_the_reason(record, monkeypatch) -> None:
+    monkeypatch.setattr(Tail, "read", lambda self: 1 / 0)
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)
+    job = LocalJob(record, Held())
+    with pytest.raises(RunFailed, match="it could not be followed .ZeroDivisionError: division by zero."):
+        job.wait(timeout=20)
+
+
+def test_a_run_whose_folder_was_removed_is_said_to_be_gone(record) -> None:
+    job = LocalJob(record, guard := Held())
+    record.folder.rename(record.folder.with_name("moved"))
+    guard.stop()
+    with pytest.raises(RunFailed, match="the run folder is gone: .*run was moved or removed"):
+        job.wait(timeout=20)
+    assert not record.folder.exists(), "not made anew for the status"
+
+
+def test_what_is_kept_in_memory_is_bounded_and_spans_the_run() -> None:
+    kept = KeptRows(most=100)
+    kept.add([{"event": "start"}])
+    kept.add({"event": "epoch" if n % 10 == 9 else "step", "minibatch": n} for n in range(5000))
+    rows = kept.all()
+    assert len(rows) <= 100 and rows[0] == {"event": "start"}
+    numbers = [row["minibatch"] for row in rows[1:]]
+    assert numbers == sorted(set(numbers)) and numbers[-50:] == list(range(4950, 5000))
+    assert any(n < 2000 for n in numbers), "a curve of the whole run can still be drawn"
+    assert kept.last("epoch") == {"event": "epoch", "minibatch": 4999}
+
+
+def test_a_tail_reads_a_long_file_in_parts_and_follows_a_resume(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("sparsepipe.launchers.tail._BYTES_AT_ONCE", 200)
+    path = tmp_path / "metrics.jsonl"
+    rows = [{"event": "step", "minibatch": n} for n in range(50)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"event": "st')
+    tail, found = Tail(path), []
+    while new := tail.read():
+        assert len(new) < 10
+        found += new
+    assert found == rows and tail.damaged == 0
+    other = tmp_path / "other"
+    resumed = [*rows[:30], {"event": "resume", "minibatches": 30}, *rows[30:32]]
+    other.write_text("".join(json.dumps(row) + "\n" for row in resumed))
+    other.replace(path)
+    found = []
+    while new := tail.read():
+        found += new
+    assert found == resumed[30:]
+
+
+# --- the lock -----------------------------------------------------------------------------------------------------
+
+
+def test_a_lock_that_somebody_else_holds_is_named(record, monkeypatch) -> None:
+    """`flock -x RUN/logs/.lock sleep 999`: cancel never returned, and every resume answered "still running"."""
+    os.close(hold(record.folder))
+    code = "import fcntl, sys, time; file = open(sys.argv[1]); fcntl.flock(file, fcntl.LOCK_EX); print(flush=True); "
+    command = [sys.executable, "-c", f"{code}time.sleep(60)", str(record.folder / LOCK)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+        try:
+            assert holder.stdout and holder.stdout.readline() == b"\n"
+            named = rf"its lock logs/.lock is held by process {holder.pid} \(.*, which is no guard of this run"
+            with pytest.raises(InputError, match=named):
+                hold(record.folder)
+            monkeypatch.setattr("sparsepipe.launchers.handle._TO_START", 0.2)
+            job = local.attach(record.folder)
+            with pytest.raises(InputError, match=f"cannot be cancelled, {named}; end that process"):
+                job.cancel()
+        finally:
+            holder.kill()
+    with pytest.raises(RunFailed, match="its guard was killed"):
+        job.wait(timeout=20)
+
+
+def test_nobody_else_may_open_the_lock(tmp_path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / LOCK).touch(mode=0o644)
+    lock = hold(tmp_path)
+    assert (tmp_path / LOCK).stat().st_mode & 0o777 == 0o600, "one of an earlier version too"
+    assert is_held(tmp_path)
+    os.close(lock)
+    assert not is_held(tmp_path)
