@@ -22,7 +22,7 @@ _SHADES = {"forward": 0.5, "backward": 1.0, "weights": 0.75, "update": 0.75, "av
 _MOST_SPANS, _MOST_ROWS = 600, 12
 
 
-def plan(value: Any) -> Html:
+def plan(value: Any) -> str:
     """Stages as rows, and the layers as a strip in the stages' colours."""
     rows = []
     for k, stage in enumerate(value.stages):
@@ -43,7 +43,7 @@ def plan(value: Any) -> Html:
     return _page(value.summary(), _svg(cells, _LANE, "layers by stage"), _table(head, rows), _notes(value.warnings))
 
 
-def profile(value: Any) -> Html:
+def profile(value: Any) -> str:
     """Layers as bars, as high as their time on each device type; totals as rows."""
     layers, voxels = range(len(value.graph.layers)), value.voxels()
     rows, drawn, height = [], [], 44
@@ -66,7 +66,7 @@ def profile(value: Any) -> Html:
     return _page(told, picture, table, _notes(value.warnings))
 
 
-def cluster(value: Any) -> Html:
+def cluster(value: Any) -> str:
     """Nodes as boxes with their devices; links as rows."""
     rows, drawn, left = [], [], 0.0
     kinds = [kind.name for kind in value.device_types]
@@ -86,7 +86,7 @@ def cluster(value: Any) -> Html:
     return _page(f"{len(value.devices)} devices on {len(value.nodes)} nodes", _svg(drawn, 26, "nodes"), table)
 
 
-def trace(value: Any) -> Html:
+def trace(value: Any) -> str:
     """Each rank as a lane; work, waiting and sending as shares."""
     ranks, length = value.ranks, value.shown_seconds
     if not length:
@@ -122,7 +122,7 @@ def left_out(trace: Any) -> str:
     return f"left out: {found['spans']} spans of minibatches {told} ({_seconds(found['seconds'])})"
 
 
-def record(value: Any) -> Html:
+def record(value: Any) -> str:
     """How a run stands: its state, its epochs, its plan. What cannot be read is said."""
     try:
         status, epochs, steps = value.status, value.metrics("epoch"), value.metrics("step")
@@ -140,8 +140,9 @@ def record(value: Any) -> Html:
         return _page(f"run {value.name} cannot be read: {error}")
 
 
-def _page(told: str, *parts: Html) -> Html:
-    return Html("<div style='font-size:13px'><div><b>{}</b></div>{}</div>").format(told, joined(parts))
+def _page(told: str, *parts: Html) -> str:
+    """A whole page, as a string of Python's own: whoever adds to it would have theirs escaped by an `Html`."""
+    return str(Html("<div style='font-size:13px'><div><b>{}</b></div>{}</div>").format(told, joined(parts)))
 
 
 def _notes(texts: Iterable[str]) -> Html:

@@ -1,3 +1,5 @@
+import os
+
 import pytest
 
 from sparsepipe.errors import InputError
@@ -40,4 +42,31 @@ def test_a_torn_row_is_cut_and_one_further_up_is_named(tmp_path):
         assert path.read_bytes() == kept
     path.write_text('{"a": 1}\n{"a{"a": 2}\n')
     with pytest.raises(InputError, match="rows.jsonl:2: not a row of JSON"):
+        read_rows(path)
+
+
+def test_the_mark_before_a_text_is_taken_off(tmp_path):
+    """Editors put U+FEFF before a text; of a graph.txt it became a part of the first layer's name."""
+    path = tmp_path / "a.json"
+    path.write_bytes(b'\xef\xbb\xbf{"a": 1}')
+    assert read_json(path) == {"a": 1} and read_text(path) == '{"a": 1}'
+    path.write_bytes(b'\xef\xbb\xbf{"a": 1}\n{"a": 2}\n')
+    assert read_rows(path) == [{"a": 1}, {"a": 2}]
+
+
+def test_rows_that_are_not_wanted_are_not_parsed(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"a": 1}\n{"b": [[[\n\n{"a": 3}\n{"a"')
+    assert read_rows(path, wanted=lambda line: line.startswith(b'{"a"')) == [{"a": 1}, {"a": 3}]
+    for content, message in (
+        (b"[1]\n", "expected an object"),
+        (b'{"a": 1\n}\n', ":1: not a row"),
+        (b"\xff\n", ":1: not"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=message):
+            read_rows(path)
+    path.unlink()
+    os.mkfifo(path)  # nobody writes: it would be waited for
+    with pytest.raises(InputError, match="not a file"):
         read_rows(path)

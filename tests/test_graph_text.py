@@ -69,3 +69,13 @@ def test_a_cycle_and_an_empty_file_are_named(tmp_path):
         GraphText.load(write(tmp_path / "g.txt", a, b, "\ta -- b", "\tb -- a"))
     with pytest.raises(InputError, match="empty.txt: a graph without layers"):
         GraphText.load(write(tmp_path / "empty.txt"))
+
+
+def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path):
+    """With one, the first layer was another than the one that its edges name."""
+    plain, marked = tmp_path / "plain.txt", tmp_path / "marked.txt"
+    numbers = "forward_compute_time=1.0, backward_compute_time=2.0, activation_size=8.0, parameter_size=4.0"
+    text = f"node1 -- Conv -- {numbers}\nnode2 -- Linear -- {numbers}\n\tnode1 -- node2\n"
+    plain.write_text(text)
+    marked.write_bytes(b"\xef\xbb\xbf" + text.encode())
+    assert GraphText.load(marked) == GraphText.load(plain)

@@ -121,6 +121,55 @@ def test_runs_are_deleted_after_a_question_and_never_while_they_run(table, tmp_p
     assert "Delete pipe-001" in table.question.value, "what says that it runs, but does not, can go"
 
 
+def test_delete_is_about_the_runs_in_the_question(table, tmp_path):
+    """The question said "Delete A", B and C were marked meanwhile, "yes" took B and C and left A."""
+    record(tmp_path, "third-001")
+    table.again.click()
+    table.marks.value = ("one-001",)
+    table.delete.click()
+    table.marks.value = ("pipe-001", "third-001")
+    assert table.asked.layout.display == "none", "the question is withdrawn"
+    table.sure.click()  # a click that was under way
+    assert "nothing was asked about" in table.messages.value
+    assert {path.name for path in tmp_path.iterdir()} >= {"one-001", "pipe-001", "third-001"}
+    table.delete.click()
+    assert "Delete pipe-001, third-001 with" in table.question.value, "every run is named"
+    table.sure.click()
+    assert list(runs_table(tmp_path).run) == ["one-001"]
+
+
+def test_a_run_that_began_after_the_question_is_not_deleted(table, tmp_path):
+    table.marks.value = ("one-001", "pipe-001")
+    table.delete.click()
+    lock = hold(tmp_path / "pipe-001")  # somebody resumes it
+    table.sure.click()
+    os.close(lock)
+    assert "still running" in table.messages.value
+    assert (tmp_path / "one-001/plan.json").exists() and (tmp_path / "pipe-001/plan.json").exists(), "all or none"
+
+
+def test_of_a_link_to_a_run_the_link_goes(table, tmp_path):
+    elsewhere = record(tmp_path / "elsewhere", "far-001").folder
+    (tmp_path / "link-001").symlink_to(elsewhere)
+    table.again.click()
+    table.marks.value = ("link-001",)
+    table.delete.click()
+    assert "the link alone goes" in table.question.value
+    table.sure.click()
+    assert "deleted: link-001" in table.messages.value
+    assert not (tmp_path / "link-001").is_symlink() and (elsewhere / "plan.json").exists()
+
+
+def test_damaged_runs_are_left_out_of_a_comparison_and_said(table, tmp_path):
+    record(tmp_path, "bad-001")
+    (tmp_path / "bad-001/metrics.jsonl").write_bytes(b"\xff\n")
+    table.again.click()
+    table.marks.value = ("pipe-001", "bad-001", "one-001")
+    table.compare.click()
+    assert table.views.layout.display == "" and "bad-001/metrics.jsonl:1" in table.messages.value
+    assert "1 damaged run left out" in table.throughput.figure
+
+
 def test_doings_are_shares_of_the_last_seconds(tmp_path):
     spans(
         tmp_path,

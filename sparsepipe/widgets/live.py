@@ -20,6 +20,7 @@ _RANK = Html(
     "<tr><td style='padding-right:10px'>rank {}, stage {}</td><td style='width:210px;white-space:nowrap'>{}</td>"
     "<td style='padding-right:10px'>{}</td><td>{}</td></tr>"
 )
+_NO_LOG = Html("<i>rank {} has nothing to report: warnings and errors of its process would stand here</i>")
 _RANKS = Html(
     "<div style='opacity:.75'>the last {:.0f} seconds</div><table style='font-size:13px;line-height:1.6'>{}</table>"
 )
@@ -144,8 +145,7 @@ def log_of(folder: Path, rank: int) -> Html:
         return Html("<i>rank {} has written no log yet</i>").format(rank)
     lines = _tail(path).decode(errors="replace").splitlines()[-_LOG_LINES:]
     if not any(lines):
-        told = "<i>rank {} has nothing to report: warnings and errors of its process would stand here</i>"
-        return Html(told).format(rank)
+        return _NO_LOG.format(rank)
     looks = "max-height:220px;overflow:auto;font-size:12px;margin:2px 0"
     return Html("<pre style='{}'>{}</pre>").format(looks, "\n".join(lines))
 
