@@ -7,6 +7,8 @@ from typing import Any, NoReturn
 
 from . import __version__
 from .checks import MOST_DEVICES, MOST_MINIBATCHES, shown
+from .errors import InputError
+from .quantities import BANDWIDTH, SIZE, Quantity
 from .schedule_rules import WEIGHT_POLICIES
 
 # As the library has them; it would bring torch, which planning does without. Tests hold them together.
@@ -251,8 +253,10 @@ def _machine_options(one: argparse.ArgumentParser) -> None:
         metavar="N",
         help="like devices; twice: devices a node, nodes",
     )
-    one.add_argument("--bandwidth", type=_positive, action="append", metavar="B", help="bytes/s, one a level")
-    one.add_argument("--memory", type=_positive, metavar="BYTES", help="memory of each device")
+    one.add_argument(
+        "--bandwidth", type=_quantity(BANDWIDTH), action="append", metavar="B", help="such as 10GB/s, one a level"
+    )
+    one.add_argument("--memory", type=_quantity(SIZE), metavar="BYTES", help="memory of each device, such as 24GB")
 
 
 def _whole(least: int, most: int = _MANY) -> Callable[[str], int]:
@@ -283,6 +287,16 @@ def _of_float(text: str) -> int | None:
 
 
 _count = _whole(1)
+
+
+def _quantity(quantity: Quantity) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        try:
+            return quantity.read(text)
+        except InputError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return read
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ One reader for whatever is typed, on the command line or into a widget. SI prefi
 Gi) by 1024. What could be meant in two ways is refused with what to write instead.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ class Quantity:
         value = Fraction(found[1]) * self.units[unit]
         if not (self.zero and value == 0) and not 1 / MOST <= value <= MOST:
             least = "0 or more" if self.zero else "more than 0"
-            raise InputError(f"{shown(text)}: expected a {self.name} of {least} and finite, such as {self.example}")
+            raise InputError(f"{text.strip()}: expected {least} and finite, such as {self.example}")
         return float(value)
 
     def shown(self, value: float, digits: int = 4) -> str:
@@ -64,6 +65,13 @@ class Quantity:
                 return f"{number:.{digits}g} {unit}" if number < 10**digits else f"{number:,.0f} {unit}"
         unit, size = self.steps[-1]
         return f"{value / size:.{digits}g} {unit}"
+
+    def enough(self, value: float) -> str:
+        """Write a round value that is no less: what a limit must be so that `value` fits."""
+        if not 0 < value < float("inf"):
+            return self.shown(value)
+        step = Fraction(10) ** (math.floor(math.log10(value)) - 2)
+        return self.shown(float(math.ceil(Fraction(value) / step) * step))
 
 
 def _prefixed(prefixes: Mapping[str, Fraction], units: Mapping[str, Fraction]) -> dict[str, Fraction]:

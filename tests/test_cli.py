@@ -92,6 +92,17 @@ def test_plan_and_simulate(tmp_path, profile, capsys):
     assert json.loads((tmp_path / "t.json").read_text())["otherData"] == {"source": "simulated"}
 
 
+def test_bandwidth_and_memory_are_read_with_their_units(profile, capsys):
+    """As in the explorer's readouts: 8 Gbit/s is 1e9 bytes a second."""
+    answers = []
+    for bandwidth, memory in (("1e9", "2e9"), ("8 Gbit/s", "2 GB"), ("1GB/s", "2000M")):
+        machines = ("--profile", profile, "--devices", 2, "--bandwidth", bandwidth, "--memory", memory)
+        code, out, _ = run("plan", *machines, "--json", capsys=capsys)
+        assert code == 0
+        answers.append({**json.loads(out), "plan_seconds": 0})
+    assert answers[0] == answers[1] == answers[2]
+
+
 def test_what_makes_a_profile_worth_less_is_said_beside_the_answer(tmp_path, profile, capsys):
     measured = replace(Profile.load(profile), origin={"source": "measured", "layers_over_whole": 1.3})
     path = measured.save(tmp_path / "measured.json")
@@ -175,6 +186,11 @@ def test_more_devices_than_layers_leaves_some_unused_and_says_so(profile, capsys
         (("plan", "--profile", "{profile}"), "no devices"),
         (("plan", "--devices", 2), "no profile"),
         (("plan", "--profile", "{profile}", "--devices", 2, "--bandwidth", -1), "-1: expected more than 0"),
+        (("plan", "--profile", "{profile}", "--devices", 2, "--bandwidth", "10 Gb/s"), "GB/s for bytes or Gbit/s"),
+        (
+            ("plan", "--profile", "{profile}", "--devices", 2, "--memory", "24 GB/s"),
+            "no unit of a size, expected such as 24 GB",
+        ),
         (("plan", "--profile", "{profile}", "--devices", 2, "--bandwidth", 1, "--bandwidth", 1), "one for each level"),
         (("plan", "--profile", "none.json", "--devices", 2), "none.json: no such profile"),
         (("plan", "--profile", "none.txt", "--devices", 2), "none.txt: no such graph.txt"),

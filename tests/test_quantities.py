@@ -82,7 +82,7 @@ def test_anything_else_is_refused_in_one_line(quantity, text):
         (BANDWIDTH, "10m", "write M for mega"),
         (SIZE, "10 Gb", "write GB for bytes or Gbit for bits"),
         (TIME, "5m", "write ms for milliseconds or min for minutes"),
-        (BANDWIDTH, "0", "a bandwidth of more than 0"),
+        (BANDWIDTH, "0", "expected more than 0 and finite"),
         (SIZE, "24 GB/s", "is no unit of a size"),
     ],
 )

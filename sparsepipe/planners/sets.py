@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from ..quantities import SIZE
 from .cuts import Index
 from .memory import MemoryRule
 from .model import StageModel
@@ -117,6 +118,7 @@ def nothing_fits(ends: StageEnds, moves: Moves, memory: MemoryRule, all_devices:
         low, high = (middle, high) if path is None else (low, memory.path_need(moves, path))
     largest = max(c.type.memory_bytes for c in ends.model.teams.classes)
     return (
-        f"no plan fits into the memory of {moves.used[-1]} devices (at most {largest:.0f} bytes): "
-        f"{np.ceil(high):.0f} bytes on each would do; use devices with more memory, more of them, or recomputation"
+        f"no plan fits into the memory of {moves.used[-1]} devices (at most {SIZE.shown(largest)}): "
+        f"{np.ceil(high):.0f} bytes on each would do ({SIZE.enough(high)}); "
+        "use devices with more memory, more of them, or recomputation"
     )

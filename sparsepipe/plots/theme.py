@@ -100,12 +100,18 @@ def hatch(source: str) -> dict[str, Any]:
 BESIDE_TITLE = {"orientation": "h", "x": 1, "xanchor": "right", "yref": "container", "y": 0.97, "yanchor": "top"}
 
 
+_LINE = 16  # pixels from one line of a subtitle to the next
+
+
 def finished(figure: go.Figure, title: str, *, note: str = "", width: int = WIDTH, height: int = HEIGHT) -> go.Figure:
     """Give a figure its template, size and title, `note` in lines below it, and every trace a name that stays.
 
     Names in it are text from here on, not markup: see markup.py. plotly draws a random uid for a trace without one, and
-    the same figure would differ in every export.
+    the same figure would differ in every export. A note of several lines makes the figure higher: nothing else moves.
     """
+    if further := note.count("\n") * _LINE:
+        height += further
+        figure.update_layout(margin_t=(figure.layout.margin.t or TEMPLATE.layout.margin.t) + further)
     lines = Html("<br>").join(map(figure_text, note.split("\n"))) if note else Html("")
     second = Html("<br><span style='font-size:{}px;color:#555555'>{}</span>").format(SMALL, lines) if note else ""
     whole = Html("<b>{}</b>{}").format(figure_text(title), second)
@@ -116,7 +122,6 @@ def finished(figure: go.Figure, title: str, *, note: str = "", width: int = WIDT
 
 
 _DOUBT = "#B03A2E"  # a red that is read on white by eyes that do not tell red from green
-_LINE = 16  # pixels from one line of a subtitle to the next
 _GLYPH = 6.4  # pixels of a character of such a line, on average
 
 

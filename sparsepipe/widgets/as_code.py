@@ -6,7 +6,9 @@ from ..plan import Plan, Stage
 _HERE = Node.__dataclass_fields__["address"].default
 
 
-def as_code(plan: Plan, cluster: Cluster, *, planner: str | None, factor: float, compression: float) -> str:
+def as_code(
+    plan: Plan, cluster: Cluster, *, planner: str | None, factor: float, compression: float, recompute: bool
+) -> str:
     """Python that makes `cluster` and `plan` from `profile`. `planner` None: the stages are written out.
 
     `factor`: how many times the profile's voxels; `compression`: of the features that cross boundaries.
@@ -24,6 +26,7 @@ def as_code(plan: Plan, cluster: Cluster, *, planner: str | None, factor: float,
             lines.insert(1, "from sparsepipe.widgets.what_if import compressed")
             lines.append(f"profile = compressed(profile, {compression!r})")
         several = f", stages_per_device={plan.laps}" if plan.laps > 1 else ""
+        several += ", recompute=True" if recompute else ""
         lines.append(
             f"plan = partition(profile, cluster, planner={planner!r}, schedule={plan.schedule!r}, "
             f"num_microbatches={plan.num_microbatches}{several})"
@@ -35,7 +38,7 @@ def as_code(plan: Plan, cluster: Cluster, *, planner: str | None, factor: float,
         stages = "".join(f"\n    {_stage(stage)}," for stage in plan.stages)
         lines.append(
             f"plan = Plan(({stages}\n), {plan.schedule!r}, {plan.weights!r}, "
-            f"num_microbatches={plan.num_microbatches}, planner={plan.planner!r})"
+            f"num_microbatches={plan.num_microbatches}, planner={plan.planner!r}, warnings={plan.warnings!r})"
         )
     return "\n".join(lines)
 

@@ -2,7 +2,7 @@
 
 import textwrap
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,9 @@ from ..display.markup import Html
 from ..errors import InputError
 from ..plan import Plan
 from ..planners import PLANNERS, Problem
+from ..plots.table import noted
 from ..profile import Profile
+from ..provenance import Provenance
 from ..schedule_rules import WEIGHT_POLICIES, WEIGHT_RULES
 from ..trace import Trace
 from .answering import answering
@@ -49,6 +51,8 @@ _MOST_MICROBATCHES, _MOST_SAMPLES = 1024, 10**6
 _VOXEL_SIZES = (0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.15, 0.2)
 _COMPRESSIONS = {"none": 1.0, "2 × (bfloat16)": 2.0, "4 × (int8)": 4.0}
 _HANDOVER = 0.5  # seconds in which a thread that has changed a control comes to plan it
+_PIN_CUTS = "keep the cuts: drag them, or move them with the arrow keys"
+_PIN_DEVICES = "keep the devices of each stage: change them below"
 _NO_PLAN = "the settings cannot be planned: mend what the message above the picture says"
 
 
@@ -78,7 +82,7 @@ class PartitionExplorer:
         self.messages = Messages()
         self.shown: Answer | None = None
         self.refused = ""  # why what the controls say cannot be planned
-        self.pinned: Plan | None = None
+        self._pinned: Answer | None = None  # a plan to compare with, beside the settings it was made for
         self.ends: list[int] = []
         self._serial, self._quiet = 0, True
         self._asked: Settings | None = None  # what was planned last, or refused
@@ -121,6 +125,11 @@ class PartitionExplorer:
             raise InputError(f"no plan could be made yet: {self.refused}")
         return self.shown
 
+    @property
+    def pinned(self) -> Plan | None:
+        """The plan to compare with: A."""
+        return self._pinned.plan if self._pinned is not None else None
+
     # --- Controls ---------------------------------------------------------------------------------------------------
 
     def _make_controls(self, cluster: Cluster) -> None:
@@ -147,18 +156,19 @@ class PartitionExplorer:
         self.weights = dropdown("weights", WEIGHT_POLICIES["1f1b"], "which version a minibatch meets")
         count = 2 * len(names)
         tip = "of one step of a schedule that flushes"
+        self.recompute = toggle("recompute", "run forwards again before backwards: slower, with less memory")
         self.microbatches = count_slider(
             "microbatches", count, low=1, high=max(64, count), most=max(_MOST_MICROBATCHES, count), tip=tip
         )
         self.stages_per_device = StagesPerDevice(num_layers=len(self.profile.graph.layers), num_devices=len(names))
-        self.pin_cuts = toggle("pin cuts", "keep the cuts: drag them, or move them with the arrow keys")
-        self.pin_devices = toggle("pin devices", "keep the devices of each stage: change them below")
+        self.pin_cuts = toggle("pin cuts", _PIN_CUTS)
+        self.pin_devices = toggle("pin devices", _PIN_DEVICES)
         self.editor = StageEditor(list(self.counts), self._changed)
         self.editor.more.on_click(self.messages.shown(lambda _: self._resize(1)))
         self.editor.less.on_click(self.messages.shown(lambda _: self._resize(-1)))
         self.pin = SettledButton(self.view, description="pin as A", icon="thumb-tack")
         self.unpin = ipywidgets.Button(description="forget A", tooltip="compare no more", disabled=True)
-        self.pin.on_click(self.messages.shown(lambda _: self._pin(self.current().plan)))
+        self.pin.on_click(self.messages.shown(lambda _: self._pin(self.current())))
         self.unpin.on_click(self.messages.shown(lambda _: self._pin(None)))
 
     def _controls(self) -> list[Any]:
@@ -167,7 +177,7 @@ class PartitionExplorer:
         links = [self.inside, self.inside_latency, *([self.between, self.between_latency] if several else [])]
         sparse = [self.batch_size, self.voxel_size] if self.scale else []
         chosen = [self.planner, self.schedule, self.weights, self.microbatches, self.stages_per_device.slider]
-        chosen += [self.pin_cuts, self.pin_devices]
+        chosen += [self.recompute, self.pin_cuts, self.pin_devices]
         nodes = [self.placement] if several else []
         return [*self.counts.values(), *nodes, *links, self.memory, *sparse, self.compression, *chosen]
 
@@ -177,7 +187,7 @@ class PartitionExplorer:
         end = found.index(self.planner)
         heads = [HtmlView(Html("<b>{}</b>").format(text)) for text in ("Devices and links", "Workload", "Plan")]
         toggles = ipywidgets.HBox([self.pin_cuts, self.pin_devices])
-        chosen = [*found[end:-2], self.stages_per_device.note, toggles]
+        chosen = [*found[end:-3], self.stages_per_device.note, self.recompute, toggles]
         column = [heads[0], *found[:split], self.placed, heads[1], *found[split:end], heads[2], *chosen]
         column += [self.editor.widget, ipywidgets.HBox([self.pin, self.unpin]), self.exporter.widget]
         left = ipywidgets.VBox(column, layout={"flex": "0 0 350px", "overflow": "hidden"})
@@ -203,6 +213,7 @@ class PartitionExplorer:
             weights=self.weights.value,
             num_microbatches=1 if self.microbatches.disabled else self.microbatches.value,
             stages_per_device=self.stages_per_device.laps,
+            recompute=self.recompute.value,
             cuts=tuple(self.ends) if self.pin_cuts.value else None,
             stage_devices=groups if self.pin_devices.value else None,
         )
@@ -319,8 +330,9 @@ class PartitionExplorer:
         self.pin.disabled = bool(reason)
         self.pin.tooltip = _NO_PLAN if reason else "compare the next plans with it"
         several = self.stages_per_device.laps > 1
-        for one in (self.pin_cuts, self.pin_devices):
-            one.disabled = several or (bool(reason) and not one.value)  # what is pinned can be let go
+        for one, tip in ((self.pin_cuts, _PIN_CUTS), (self.pin_devices, _PIN_DEVICES)):
+            stuck = bool(reason) and not one.value  # what is pinned can be let go
+            one.disabled, one.tooltip = several or stuck, _NO_PLAN if stuck else tip
 
     def _draw(self, answer: Answer) -> None:
         """Show a plan, its numbers and what each rank does."""
@@ -339,27 +351,44 @@ class PartitionExplorer:
             else "in order, as high as their time; pin cuts to move them",
             "code": answer.as_code(),
         }
+        if drawn["before"] is not None and self._pinned is not None and self._pinned.settings != settings:
+            drawn["before"]["name"] += f", with {self._pinned.told()}"
         if self.note:
             drawn["notes"] = [*drawn["notes"], self.note]
         self.view.show(drawn)
 
-    def _pin(self, plan: Plan | None) -> None:
-        self.pinned = plan
-        self.unpin.disabled = plan is None
+    def _pin(self, answer: Answer | None) -> None:
+        self._pinned = answer
+        self.unpin.disabled = answer is None
         if self.shown is not None:
             self._draw(self.shown)
 
     def _figures(self) -> Export:
         """Name → (figure, table) of what is on screen, for the export button; and where their numbers come from."""
-        answer = self.current()
-        compared = [answer.plan] if self.pinned is None else [replace(self.pinned, planner="A"), answer.plan]
-        note = _lines(" · ".join(filter(None, [self.note, answer.told()])))
+        answer, before = self.current(), self._pinned
+        answers, names = ([answer], [""]) if before is None else ([before, answer], ["A: ", "B: "])
+        plans = [one.plan for one in answers]
+        if before is not None:
+            plans[0] = replace(plans[0], planner="A")
+        own = [f"{name}{one.told()}" for name, one in zip(names, answers, strict=True)]
+        note = _lines([noted(self.note, self.profile.origin), *own])
         figures = {
-            "explorer_stages": (plots.stages(*compared, note=note), plots.stages_table(*compared)),
-            "explorer_layers": (plots.compare(*compared, note=note), plots.compare_table(*compared)),
-            "explorer_timeline": (plots.timeline(answer.trace, note=note), plots.timeline_table(answer.trace)),
+            "explorer_stages": (plots.stages(*plans, note=note), plots.stages_table(*plans)),
+            "explorer_layers": (plots.compare(*plans, note=note), plots.compare_table(*plans)),
+            "explorer_timeline": (
+                plots.timeline(answer.trace, note=_lines([noted(self.note, self.profile.origin), answer.told()])),
+                plots.timeline_table(answer.trace),
+            ),
         }
-        return Export(figures, {**self.profile.origin, "settings": answer.settings.to_json()})
+        return Export(figures, self._provenance(answers))
+
+    def _provenance(self, answers: list[Answer]) -> Provenance:
+        """What the plans rest on; the last is that on screen, the one before it A."""
+        settings: dict[str, Any] = answers[-1].settings.to_json()
+        if len(answers) > 1:
+            settings["compared_with"] = answers[0].settings.to_json()
+        clusters, plans = [one.cluster for one in answers], [one.plan for one in answers]
+        return Provenance.of(profile=self.profile, cluster=clusters, plans=plans, settings=settings)
 
     def as_code(self) -> str:
         """The cell that makes the plan again, given `profile`. Raises InputError while there is no plan."""
@@ -375,9 +404,9 @@ def _small(text: str) -> str:
     return Html("<div style='font-size:12px;line-height:1.4'>{}</div>").format(text) if text else ""
 
 
-def _lines(text: str, width: int = 112) -> str:
-    """Broken into the lines of a figure's note."""
-    return "\n".join(textwrap.wrap(text, width))
+def _lines(parts: Iterable[str], width: int = 112) -> str:
+    """The note of a figure: each part that is not empty on lines of its own."""
+    return "\n".join(line for part in parts for line in textwrap.wrap(part, width))
 
 
 def _check(profile: Profile, cluster: Cluster) -> None:

@@ -55,6 +55,7 @@ class Answer:
             planner=self.settings.planner if by_planner else None,
             factor=self.voxel_factor,
             compression=self.settings.compression,
+            recompute=self.settings.recompute,
         )
 
 
@@ -96,9 +97,9 @@ class Planning:
         """What is asked for; the same object while it is the same, as it holds the costs worked out."""
         cluster = placed(self.cluster, settings)
         sizes = (settings.batch_size, settings.voxel_size, settings.compression)
-        key = (cluster, settings.schedule, settings.num_microbatches, *sizes)
+        key = (cluster, settings.schedule, settings.num_microbatches, settings.recompute, *sizes)
         if self._asked is None or self._asked[0] != key:
-            self._asked = key, Problem(self._profile(settings), *key[:3])
+            self._asked = key, Problem(self._profile(settings), *key[:4])
         return self._asked[1]
 
     def _plan(self, problem: Problem, settings: Settings) -> tuple[Plan, float | None]:
@@ -157,5 +158,6 @@ def _partition(problem: Problem, planner: str, options: Mapping[str, int]) -> Pl
         planner=planner,
         schedule=problem.schedule,
         num_microbatches=problem.num_microbatches,
+        recompute=problem.recompute,
         **options,
     )

@@ -29,6 +29,7 @@ class Settings:
     weights: str
     num_microbatches: int
     stages_per_device: int
+    recompute: bool = False
     cuts: tuple[int, ...] | None = None  # pinned: layers before each cut
     stage_devices: tuple[tuple[tuple[str, int], ...], ...] | None = None  # pinned: the devices of each stage
 
@@ -53,7 +54,8 @@ class Settings:
         chosen = "by hand" if self.cuts is not None or self.stage_devices is not None else self.planner
         several = f", {self.stages_per_device} stages per device" if self.stages_per_device > 1 else ""
         steps = f", {self.num_microbatches} microbatches per step" if self.num_microbatches > 1 else ""
-        parts.append(f"planner {chosen}{several}, schedule {self.schedule} ({self.weights}{steps})")
+        again = ", recomputation" if self.recompute else ""
+        parts.append(f"planner {chosen}{several}{again}, schedule {self.schedule} ({self.weights}{steps})")
         return " · ".join(parts)
 
 
