@@ -422,11 +422,18 @@ def test_the_slider_goes_as_far_as_layers_and_devices_let_it(num_layers, num_dev
 
 
 def test_devices_that_stay_unused_are_told(cluster):
+    explorer = PartitionExplorer(profile_of((0.01,) * 2), cluster)
+    explorer.planner.value = "model-parallel"
+    assert len(explorer.plan.ranks) == 2
+    (told,) = scene(explorer)["notes"]
+    assert told.startswith("1 of 3 devices stay unused")
+
+
+def test_more_stages_a_device_than_layers_allow_are_refused(cluster):
     explorer = PartitionExplorer(profile_of((0.01,) * 4), cluster)
     explorer.planner.value = "model-parallel"
     explorer.stages_per_device.slider.value = 2
-    assert explorer.plan.laps == 2 and len(explorer.plan.ranks) == 2
-    assert scene(explorer)["notes"] == ["1 of 3 devices stay unused: the network has 4 layers"]
+    assert explorer.plan is None and "2 stages on each of 3 devices" in explorer.messages.value
 
 
 def test_what_cannot_interleave_disables_the_slider_and_says_why(explorer, profile):
