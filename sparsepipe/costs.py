@@ -25,6 +25,8 @@ OPTIMIZER_SLOTS = 1  # momentum: one number beside each weight
 class LayerTable:
     """The costs of a profile as arrays [layers, voxel counts]; a layer that stands for loading data costs nothing.
 
+    What a step takes beside its layers is in the forward of the first and of the last of them.
+
     Sizes do not depend on the device; where profiles of two types differ (rounding, a different count), the larger
     counts.
     """
@@ -60,10 +62,16 @@ class LayerTable:
         }
         if not sizes["saved_bytes"].any():  # a graph.txt does not tell: autograd keeps about what each layer puts out
             sizes["saved_bytes"] = sizes["output_bytes"] * computes
+        forward = {name: times * computes for name, times in columns["forward"].items()}
+        computing = np.flatnonzero(computes)
+        for name, overhead in profile.step_overheads.items():
+            if name in forward:
+                forward[name][computing[0]] += overhead.input_seconds
+                forward[name][computing[-1]] += overhead.loss_seconds
         return cls(
             graph,
             counts,
-            {name: times * computes for name, times in columns["forward"].items()},
+            forward,
             {name: times * computes for name, times in columns["backward"].items()},
             columns["kernel_map_seconds"],
             _map_makers(profile),

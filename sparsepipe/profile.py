@@ -73,13 +73,33 @@ class LayerCost:
         return CostSample(voxels, *(blend(name) for name in COST_FIELDS[1:]))
 
 
+@dataclass(frozen=True, slots=True)
+class StepOverhead:
+    """What a training step takes on one device type beside its layers and the optimizer: seconds per minibatch."""
+
+    input_seconds: float = 0.0  # of the first stage: to read a minibatch, and to put it on the device
+    loss_seconds: float = 0.0  # of the last stage: loss and its gradient, and what is counted of a minibatch
+
+    def __post_init__(self) -> None:
+        for name in OVERHEAD_FIELDS:
+            number(getattr(self, name), name)
+
+    def slower(self, speed: float) -> "StepOverhead":
+        """The same on a device of `speed` times this one's."""
+        return StepOverhead(self.input_seconds / speed, self.loss_seconds / speed)
+
+
+OVERHEAD_FIELDS = tuple(item.name for item in fields(StepOverhead))
+
+
 @dataclass(frozen=True)
 class Profile:
     """Costs of the layers of one graph on one or more device types.
 
     `voxel_counts` are the active voxels of typical minibatches (what plans are made for); `origin` says
     where the numbers come from. `update_rates` are the seconds that the optimizer takes for each byte of weights, by
-    device type; none is known, and none counted, for a type that is not there.
+    device type; `step_overheads` what a step takes there besides. None is known, and none counted, for a type that is
+    not there.
     """
 
     graph: LayerGraph
@@ -87,13 +107,15 @@ class Profile:
     voxel_counts: tuple[float, ...] = ()
     origin: Mapping[str, Any] = field(default_factory=dict)
     update_rates: Mapping[str, float] = field(default_factory=dict)
+    step_overheads: Mapping[str, StepOverhead] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, rate in self.update_rates.items():
-            if name not in self.costs:
+        for what, named in (("update_rates", self.update_rates), ("step_overheads", self.step_overheads)):
+            if unknown := named.keys() - self.costs.keys():
                 raise InputError(
-                    f"update_rates of {name!r}: expected device types of the profile, {', '.join(self.costs)}"
+                    f"{what} of {min(unknown)!r}: expected device types of the profile, {', '.join(self.costs)}"
                 )
+        for name, rate in self.update_rates.items():
             number(rate, f"update_rates of {name!r}")
         for name, costs in self.costs.items():
             if len(costs) != len(self.graph.layers):
@@ -185,6 +207,7 @@ class Profile:
             self.voxel_counts or other.voxel_counts,
             {**common, "joined": joined},
             {**self.update_rates, **other.update_rates},
+            {**self.step_overheads, **other.step_overheads},
         )
 
     def _joined(self) -> list[dict[str, Any]]:
@@ -196,7 +219,8 @@ class Profile:
             raise InputError(f"cannot rename a profile of {len(self.costs)} device types ({', '.join(self.costs)})")
         ((old, costs),) = self.costs.items()
         rates = {device_type: self.update_rates[old]} if old in self.update_rates else {}
-        return Profile(self.graph, {device_type: costs}, self.voxel_counts, self.origin, rates)
+        overheads = {device_type: self.step_overheads[old]} if old in self.step_overheads else {}
+        return Profile(self.graph, {device_type: costs}, self.voxel_counts, self.origin, rates, overheads)
 
     def to_json(self) -> dict[str, Any]:
         """What the profile's file holds."""
@@ -213,6 +237,7 @@ class Profile:
                 for name, costs in self.costs.items()
             },
             "update_rates": dict(self.update_rates),
+            **({"step_overheads": _written(self.step_overheads)} if self.step_overheads else {}),
             "origin": dict(self.origin),
         }
 
@@ -333,7 +358,20 @@ def _from_document(document: Mapping[str, Any]) -> Profile:
     if not isinstance(document["origin"], Mapping):
         raise InputError("origin is not an object: expected where the numbers come from")
     rates = {name: number(rate, "update_rates") for name, rate in document.get("update_rates", {}).items()}
-    return Profile(graph, costs, counts, document["origin"], rates)
+    overheads = {name: _overhead(told, name) for name, told in document.get("step_overheads", {}).items()}
+    return Profile(graph, costs, counts, document["origin"], rates, overheads)
+
+
+def _written(overheads: Mapping[str, StepOverhead]) -> dict[str, dict[str, float]]:
+    return {name: asdict(overhead) for name, overhead in overheads.items()}
+
+
+def _overhead(told: Mapping[str, Any], device_type: str) -> StepOverhead:
+    known = {name: told[name] for name in OVERHEAD_FIELDS if name in told}
+    try:
+        return StepOverhead(**known)
+    except InputError as error:
+        raise InputError(f"step_overheads of {device_type!r}: {error}") from None
 
 
 def _cost(samples: Sequence[Sequence[float]], columns: Sequence[str], where: str) -> LayerCost:

@@ -30,12 +30,15 @@ from .errors import InputError
 from .host.background_load import num_processors, watched
 from .models import INPUT, Network, network
 from .models.rows import each_axis
-from .profile import CostSample, LayerCost, Profile
+from .profile import CostSample, LayerCost, Profile, StepOverhead
+from .runtime.objective import judge
 from .thread_pools import WAITING
 
 Progress = Callable[[str], None]
+CPU = torch.device("cpu")
 _LEAST_REPEATS, _MOST_REPEATS = 5, 30  # passes over a minibatch where nobody says how many
 _MAP_REPEATS = 3  # of each layer that makes a kernel map, once the map is there
+_SMALL_REPEATS = 20  # of what a step does beside its layers
 _CANDIDATE_MINIBATCHES = 6  # at most so many minibatches' samples are looked at to choose what to measure on
 
 
@@ -75,7 +78,7 @@ def profile_model(
     typical = [dataset.batch(indices) for indices in order]
     reading = (time.perf_counter() - start) / len(order)
     batches = spread_batches(typical, batch_size=min(batch_size, len(dataset)))
-    origin = {"data": dataset.origin, "reading_seconds": reading, "seed": seed, "beside": beside}
+    origin = {"data": dataset.origin, "first_reading_seconds": reading, "seed": seed, "beside": beside}
     counts = [batch.num_voxels for batch in typical if len(batch) == len(typical[0])]
     likewise = {"model": model, "source": str(source), **sizes, "engine": engine, "device": device, "threads": threads}
     with company(beside, __name__, likewise) as others, _limited_to(threads):
@@ -91,6 +94,7 @@ def profile_model(
             origin=origin,
             progress=progress,
             others=others,
+            read=lambda k: dataset.batch(order[k % len(order)], epoch=1),
         )
 
 
@@ -157,6 +161,7 @@ def profile(
     origin: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     others: Sequence[int] = (),
+    read: Callable[[int], PointBatch] | None = None,
 ) -> Profile:
     """Measure each layer's forward and backward on `batches` of different voxel counts; median, interquartile range.
 
@@ -165,8 +170,9 @@ def profile(
     over layers agrees with whole steps, without a clock in them. `origin` of the profile says how they compare. An
     update by SGD with momentum follows each pass and step.
     Passes whose threads waited for a processor are taken again, for a while; `origin` says what other load there was.
-    `others`: processes (their ids) that are at work on our behalf meanwhile. `voxel_counts` defaults to those of
-    `batches`.
+    `others`: processes (their ids) that are at work on our behalf meanwhile. `read`: reads one of the data set's
+    minibatches, by a number; a step is told what that takes where every processor is at work on layers, as the thread
+    that reads ahead then takes the time of one. `voxel_counts` defaults to those of `batches`.
     Raises InputError without batches, without repeats, for two batches of the same voxel count, or without the device.
     """
     batches = sorted(batches, key=lambda batch: batch.num_voxels)
@@ -191,6 +197,8 @@ def profile(
             say(f"profile {network.name} on {engine.name}: {batch.num_voxels} voxels, {position + 1} of {len(batches)}")
             taken.append(repeater.repeat(batch, whole=position == middle))
             samples.append(_samples(subnetwork, batch, taken[-1], device))
+        reading = _median_seconds(read, CPU) if read else 0.0
+        loss_seconds = _loss_seconds(subnetwork, batches[middle], device)
     costs = tuple(LayerCost(tuple(found[row.id] for found in samples)) for row in network.rows)
     name = device_type or ("cpu" if device.type == "cpu" else torch.cuda.get_device_name(device).replace(" ", "-"))
     rounds = [one for repeats in taken for one in repeats.rounds]
@@ -207,14 +215,42 @@ def profile(
         "repeats": [len(repeats.rounds) for repeats in taken],  # of each of them
         "repeated_again": [repeats.num_again for repeats in taken],  # as threads waited for a processor
         "layers_over_whole": taken[middle].layers_over_whole,  # sum of the layers' seconds over those of a whole step
+        "reading_seconds": reading,
         "input_seconds": statistics.median(one.layers.input_seconds for one in rounds),
         "background_load": replace(watch.load, **_waits(taken), threads_per_processor=crowd).to_json(),
     }
     num_bytes = sum(parameter.nbytes for parameter in subnetwork.parameters())
     updates = [seconds for one in rounds for seconds in one.updates]
     rates = {name: statistics.median(updates) / num_bytes} if num_bytes else {}
+    overhead = StepOverhead(facts["input_seconds"] + (reading if crowd >= 1 else 0.0), loss_seconds)
     typical = tuple(voxel_counts or counts)
-    return Profile(network.graph(), {name: costs}, typical, {**facts, **(origin or {})}, rates)
+    return Profile(network.graph(), {name: costs}, typical, {**facts, **(origin or {})}, rates, {name: overhead})
+
+
+def _median_seconds(work: Callable[[int], Any], device: torch.device) -> float:
+    """Return the median seconds of something small that a step does, once it is warm."""
+    taken = []
+    for k in range(_SMALL_REPEATS + 2):
+        start = moment(device)
+        work(k)
+        taken.append(seconds_between(start, moment(device)))
+    return statistics.median(taken[2:])
+
+
+def _loss_seconds(subnetwork: Subnetwork, batch: PointBatch, device: torch.device) -> float:
+    """Return what the last stage does with a network's output: loss, its gradient, and what is counted."""
+    engine, last = subnetwork.engine, subnetwork.table[-1].id
+    with torch.no_grad():
+        tensors = subnetwork({INPUT: engine.tensor(batch, device)}, minibatch=0, keep=(last,))
+    rows = engine.features(tensors[last]).detach().requires_grad_()
+    num_classes = rows.shape[1]
+    labels = torch.arange(len(rows)) % num_classes
+
+    def judged(_: int) -> None:
+        loss, _ = judge(rows, labels, samples=len(batch), num_classes=num_classes)
+        torch.autograd.grad(loss, rows)
+
+    return _median_seconds(judged, device)
 
 
 def _waits(taken: Sequence[Repeats]) -> dict[str, float | None]:

@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 
 from sparsepipe import CostSample, InputError, Layer, LayerCost, LayerGraph, Profile
+from sparsepipe.profile import StepOverhead
 
 
 def profile(name="cpu", ids="ab", scale=1.0) -> Profile:
@@ -54,6 +55,16 @@ def test_a_file_without_rates_of_updates_has_none(tmp_path):
     del document["update_rates"]
     path.write_text(json.dumps(document))
     assert Profile.load(path).update_rates == {}
+
+
+def test_what_a_step_takes_besides_is_kept_by_device_type(tmp_path):
+    told = replace(profile("slow"), step_overheads={"slow": StepOverhead(0.5, 0.25)})
+    joined = told | profile("fast")
+    assert Profile.load(joined.save(tmp_path / "p.json")) == joined
+    assert joined.step_overheads == {"slow": StepOverhead(0.5, 0.25)}
+    assert told.renamed("new").step_overheads == {"new": StepOverhead(0.5, 0.25)}
+    assert "step_overheads" not in profile("slow").to_json()  # files and digests of before stay as they are
+    assert StepOverhead(0.5, 0.25).slower(0.5) == StepOverhead(1.0, 0.5)
 
 
 def test_disk_round_trip(tmp_path):
@@ -140,6 +151,12 @@ def test_bad_profiles_are_refused(make, message):
         (lambda d: d["edges"].append(["b", "z"]), "names 'z'"),
         (lambda d: d["update_rates"].update(cpu="slow"), "update_rates"),
         (lambda d: d["update_rates"].update(gpu=1e-9), "update_rates of 'gpu'"),
+        (lambda d: d.update(step_overheads={"gpu": {}}), "step_overheads of 'gpu': expected device types .* cpu"),
+        (
+            lambda d: d.update(step_overheads={"cpu": {"loss_seconds": -1}}),
+            "step_overheads of 'cpu': loss_seconds = -1",
+        ),
+        (lambda d: d.update(step_overheads={"cpu": 3}), "not a profile this project wrote"),
         (lambda d: d["layers"].clear(), "names 'a'"),
         (lambda d: d["origin"].update(joined=5), "not a profile this project wrote"),
         (lambda d: d["origin"].update(source="measured", layers_over_whole="1"), "not a profile this project wrote"),

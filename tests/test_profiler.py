@@ -14,7 +14,7 @@ from sparsepipe.engines.native import direct, machine_code
 from sparsepipe.engines.native.coordinates import CoordinateManager, pack
 from sparsepipe.errors import InputError
 from sparsepipe.models import INPUT, Network, Row, network
-from sparsepipe.profile import Profile
+from sparsepipe.profile import Profile, StepOverhead
 
 NET = network("minkvgg11bn-narrow", num_classes=5)
 CPU = torch.device("cpu")
@@ -312,6 +312,33 @@ def test_passes_under_other_load_are_taken_again(busy, given, kept, again, monke
     assert one.origin["background_load"]["run_queue_wait_share"] == pytest.approx(0.3 if busy == 99 else 0.04)
     told = "while it was measured its threads waited for a processor 30% of the time"
     assert any(told in text for text in one.warnings) == (busy == 99)
+
+
+@pytest.mark.parametrize(("processors", "reading"), [(1, 3.0), (4, 0.0)])
+def test_what_a_step_takes_beside_its_layers_is_measured(processors, reading, told_clock, monkeypatch):
+    """Another thread reads ahead: on a processor of its own that costs a step nothing, where there is one."""
+
+    def read(k):
+        told_clock[0] += 3.0
+        return batches(60)[0]
+
+    def put(engine, batch, device):
+        told_clock[0] += 0.5
+        return tensor(engine, batch, device)
+
+    def judged(*args, **kwargs):
+        told_clock[0] += 0.25
+        return judge(*args, **kwargs)
+
+    monkeypatch.setattr(profiler, "moment", lambda device: told_clock[0])
+    monkeypatch.setattr(profiler, "num_processors", lambda: processors)
+    chosen = engine("native")
+    tensor, judge = type(chosen).tensor, profiler.judge
+    monkeypatch.setattr(type(chosen), "tensor", put)
+    monkeypatch.setattr(profiler, "judge", judged)
+    one = profiler.profile(NET, batches(60), chosen, warmup=0, repeats=1, read=read)
+    assert one.step_overheads == {"cpu": StepOverhead(0.5 + reading, 0.25)}
+    assert (one.origin["reading_seconds"], one.origin["input_seconds"]) == (3.0, 0.5)
 
 
 def test_where_nobody_tells_of_other_load_passes_count_as_they_are(monkeypatch):

@@ -32,6 +32,7 @@ from sparsepipe.plan_table import side_by_side
 from sparsepipe.planners import Problem, estimate
 from sparsepipe.planners.estimate import memory_need
 from sparsepipe.planners.laps import lap_bounds
+from sparsepipe.profile import StepOverhead
 from sparsepipe.schedule import Action, Op, in_flight, num_versions
 
 
@@ -48,6 +49,31 @@ def pipeline(forward, backward, transfer=(), *, replicas=(), parameter_bytes=0.0
     )
     cluster = Cluster.uniform(sum(replicas), device_type="d", link=Link(1.0, latency))
     return Plan(stages, **settings), Profile(graph, {"d": costs}), cluster
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "sequential", "gpipe"])
+def test_what_a_step_takes_beside_its_layers_is_of_the_first_and_the_last_stage(schedule):
+    """Small networks trained at 58 to 89 % of what was planned: nobody had counted reading, nor the loss."""
+    flush = {"num_microbatches": 3} if schedule == "gpipe" else {}
+    plan, profile, cluster = pipeline([1.0, 1.0, 1.0], [2.0, 2.0, 2.0], schedule=schedule, **flush)
+    told = replace(
+        profile,
+        step_overheads={
+            "d": StepOverhead(0.5, 0.25),
+        },
+    )
+    slow, _, _ = pipeline([1.5, 1.0, 1.25], [2.0, 2.0, 2.0], schedule=schedule, **flush)
+    _, slower, _ = pipeline([1.5, 1.0, 1.25], [2.0, 2.0, 2.0])
+    assert simulate(plan, told, cluster, [1] * 6) == simulate(slow, slower, cluster, [1] * 6)
+    terms = (schedule, plan.num_microbatches)
+    assert estimate(plan, Problem(told, cluster, *terms)) == estimate(slow, Problem(slower, cluster, *terms))
+    whole = Plan((Stage(("l0", "l1", "l2"), (0,)),))
+    assert simulate(whole, told, cluster, [1]).makespan == 9.75
+    others = replace(told, costs={"d": told.costs["d"], "e": told.costs["d"]})  # of "e" nothing is known
+    cluster = Cluster.uniform(3, device_type="e", link=Link(1.0))
+    assert simulate(plan, others, cluster, [1] * 6) == simulate(
+        plan, profile, *pipeline([1.0] * 3, [2.0] * 3)[2:], [1] * 6
+    )
 
 
 def test_a_stage_makes_anew_the_kernel_maps_that_earlier_stages_made():

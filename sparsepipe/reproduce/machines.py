@@ -65,7 +65,9 @@ def machines(place: Workplace, model: str) -> Machines:
     (name,) = own.device_types
     costs = {kind: tuple(_slower(cost, speed) for cost in own.costs[name]) for kind, speed in SLOWER.items()}
     rates = {kind: rate / speed for kind, speed in SLOWER.items() for rate in own.update_rates.values()}
-    assumed = replace(own, costs=costs, origin={**own.origin, "assumed_speeds": SLOWER}, update_rates=rates)
+    overheads = {kind: one.slower(speed) for kind, speed in SLOWER.items() for one in own.step_overheads.values()}
+    origin = {**own.origin, "assumed_speeds": SLOWER}
+    assumed = replace(own, costs=costs, origin=origin, update_rates=rates, step_overheads=overheads)
     return Machines(assumed, place.batch_size, place.noted(f"{model} as profiled here, slower devices assumed"))
 
 

@@ -22,7 +22,7 @@ from .stage import Flight, Output
 if TYPE_CHECKING:
     from .worker import Worker
 
-_LOOK_INSIDE_EVERY = 8  # minibatches: to ask how much is held takes some 5 us, and a stage has many weights
+_LOOK_INSIDE_EVERY = 8  # rounds: to ask how much is held takes some 5 us, and a stage has many weights
 
 
 class Segment:
@@ -136,7 +136,8 @@ class Segment:
             if m in self.last_of_rounds and own:
                 averaging = self.averaging = Averaging(own, post.weights.gathered, post.process)
             watching = averaging.watching() if averaging else nullcontext()
-            looking = worker.memory.looking_inside(own) if m % _LOOK_INSIDE_EVERY == 0 else nullcontext()
+            turn = m // post.own.round  # replicas take every minibatch but their own elsewhere
+            looking = worker.memory.looking_inside(own) if turn % _LOOK_INSIDE_EVERY == 0 else nullcontext()
             with looking, watching:
                 weights, features = runner.backward(flight, gradients, scale=scale)
             if averaging:
