@@ -67,6 +67,19 @@ def test_all_faults_are_listed_and_the_exit_code_says_so(tmp_path: Path, capsys:
     assert document["splits"]["test"]["faulty"] == 2
 
 
+def test_a_fault_names_its_file_whatever_it_is_called(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = tmp_path / "odd: a\nb"
+    bad = _write(root / "chair" / "train" / "x: y.txt", "0 0 0\n1 2\n")
+    _write(root / "sofa" / "train" / "z.off", _triangle(1))
+    (fault,) = check(root).faults
+    assert fault.file == str(bad)
+    assert fault.problem.startswith("line 2: ")
+    assert main(["data", "check", str(root)]) == 2
+    out, err = capsys.readouterr()
+    assert sum("x: y.txt" in line for line in out.splitlines()) == 1
+    assert err.count("\n") == 1
+
+
 def test_faults_of_the_folder_itself_are_all_listed(tmp_path: Path) -> None:
     for number in range(3):
         _write(tmp_path / "sequences" / "00" / "velodyne" / f"{number}.bin", "")

@@ -1,6 +1,7 @@
 """A data set read once from end to end: what it holds by split, what would stop a run, what is there twice."""
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -116,7 +117,7 @@ def check(
     """
     recipe = Recipe(voxel_size, num_points, 0, tuple(features))
     folder = list_folder(path)
-    faults = [_fault(text) for text in folder.faults]
+    faults = [_fault(text, folder.path) for text in folder.faults]
     faults += [
         Fault(str(folder.path), f"no sample of class {one['class']} in split {one['split']}", "add some or remove it")
         for one in missing_classes(folder)
@@ -169,7 +170,7 @@ class _Reader:
                 counts["voxels"] += len(samples[0])
             except InputError as error:
                 counts["faulty"] += 1
-                self.faults.append(_fault(str(error), file))
+                self.faults.append(_fault(str(error), self.folder.path, file))
             except MemoryError:
                 counts["faulty"] += 1
                 self.faults.append(
@@ -209,13 +210,24 @@ def _arrays(content: Mesh | Cloud) -> Iterator[np.ndarray]:
         yield content.attributes
 
 
-def _fault(text: str, file: SampleFile | None = None) -> Fault:
-    """Divide a message (place: what is the matter; what to do) into its parts."""
-    place, colon, rest = text.partition(": ")
-    if file is not None and not text.startswith(str(file.path.parent)):
-        place, colon, rest = str(file.path), ": ", text
-    problem, _, remedy = rest.rpartition("; ") if "; " in rest else (rest, "", "")
-    return Fault(place, problem, remedy) if colon else Fault("", text)
+def _fault(text: str, root: Path, file: SampleFile | None = None) -> Fault:
+    """Divide a message (place: what is the matter; what to do) into its parts; `file` is where it was met."""
+    place, rest = _place(text, root, file)
+    rest = re.sub(r"^(\d+): ", r"line \1: ", rest)
+    problem, semicolon, remedy = rest.rpartition("; ")
+    return Fault(place, problem, remedy) if semicolon else Fault(place, rest)
+
+
+def _place(text: str, root: Path, file: SampleFile | None) -> tuple[str, str]:
+    """Return the file that a message begins with, and what follows."""
+    if file is not None:
+        for path in (file.path, *file.companions):
+            if text.startswith(start := f"{one_line(path)}:"):
+                return str(path), text.removeprefix(start).lstrip()
+        return str(file.path), text
+    start = one_line(root)
+    colon = text.find(": ", len(start) if text.startswith(start) else 0)
+    return (str(root), text) if colon < 0 else (text[:colon], text[colon + 2 :])
 
 
 def _counts_text(counts: SplitCounts, voxel_size: float) -> str:
