@@ -21,6 +21,10 @@ LEARNING_RATE_SCHEDULES = ("constant", "step", "exponential", "polynomial", "cos
 TASKS = ("classification", "segmentation")
 PLANNERS = ("optimal", "pipedream", "sparsepipe", "data-parallel", "model-parallel")
 _MANY = 10**15  # of what is only counted; the library says what of it makes sense
+_PORT = (
+    "meet on this loopback port instead of through a file; what listens there asks for no secret: any user of this "
+    "machine can reach it while the run is at work, so leave it out where others have accounts"
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -170,7 +174,7 @@ def parser() -> argparse.ArgumentParser:
         "--asynchronous-checkpoints", action="store_true", default=None, help="write them beside the next epoch"
     )
     one.add_argument("--max-restarts", type=_whole(0), metavar="N", help="from the last checkpoint, when a worker dies")
-    one.add_argument("--port", type=int, help="meet on this loopback port instead of through a file")
+    one.add_argument("--port", type=int, help=_PORT)
     one.add_argument("--detach", action="store_true", help="return at once; the run outlives this terminal")
     one.add_argument("--run-dir", type=Path, metavar="DIR", help="where the record goes (default: a new one in runs/)")
     one.add_argument("--resume", type=Path, metavar="DIR", help="go on from the last checkpoint of this run")

@@ -12,21 +12,24 @@ from typing import Any
 from .errors import InputError
 
 
-def write_atomic(path: Path | str, content: str | bytes, *, synced: bool = True, make_folder: bool = True) -> Path:
+def write_atomic(
+    path: Path | str, content: str | bytes, *, synced: bool = True, make_folder: bool = True, private: bool = False
+) -> Path:
     """Write `content` so that a reader, or a kill at any moment, sees the old file or the new one, never a part.
 
     Not `synced`, a file may be lost or empty after the machine has lost its power; it is written many times as fast.
     A new file gets the mode that the umask leaves, another keeps its own. Without `make_folder` its folder must be
-    there: a run whose folder was taken away must not make it anew.
+    there: a run whose folder was taken away must not make it anew. `private`: nobody but the owner can read it.
     Raises OSError that names `path`, whatever went wrong in writing it.
     """
     path = Path(path)
     data = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    mode = 0o600 if private else 0o666
     try:
         if make_folder:
             path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     except OSError as error:
         raise _named(error, path) from None
     try:
@@ -35,7 +38,7 @@ def write_atomic(path: Path | str, content: str | bytes, *, synced: bool = True,
             if synced:
                 handle.flush()
                 os.fsync(handle.fileno())
-        if path.exists():
+        if not private and path.exists():
             temporary.chmod(path.stat().st_mode & 0o777)
         temporary.replace(path)
     except OSError as error:

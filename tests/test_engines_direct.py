@@ -1,5 +1,7 @@
 """Convolution by machine code of its own, against sums in double precision, and how that code is made and kept."""
 
+import contextlib
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from sparsepipe.engines.native import convolution, direct, machine_code
 from sparsepipe.engines.native.convolution import convolve
 from sparsepipe.engines.native.kernel_map import KernelMap
+from sparsepipe.files import sealed, unsealed
 
 AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
 pytestmark = pytest.mark.skipif(machine_code.lanes() == 0, reason="no machine code for this processor, or no llvmlite")
@@ -216,6 +219,7 @@ import ctypes, mmap, sys
 import torch
 from sparsepipe.engines.native import direct, machine_code
 from sparsepipe.engines.native.kernel_map import KernelMap
+from sparsepipe.files import sealed, unsealed
 
 libc = ctypes.CDLL(None)
 libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -287,6 +291,36 @@ def test_code_is_compiled_once_and_kept(no_code, tmp_path, monkeypatch: pytest.M
     monkeypatch.setattr(machine_code.Path, "home", _nowhere)
     machine_code._code.cache_clear()
     assert machine_code._code(machine_code.lanes()) is not None and len(runs) == 3
+
+
+@pytest.mark.parametrize("how", ["another user's file", "others may write to it", "another user's folder", "a link"])
+def test_code_that_others_may_have_written_is_not_run(no_code, tmp_path, monkeypatch, how: str) -> None:
+    """A sealed file of another user, mode 0666, was run as it was: the seal is a checksum that anybody can make."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert (lanes := machine_code.lanes()) > 0
+    folder = tmp_path / "sparsepipe" / "kernels"
+    (path,) = folder.iterdir()
+    assert path.stat().st_mode & 0o777 == 0o600 and folder.stat().st_mode & 0o777 == 0o700
+    content, planted = path.read_bytes(), sealed(b"\x0f\x0b" * 100)  # an instruction that no processor knows
+    if how == "others may write to it":
+        path.write_bytes(planted)
+        path.chmod(0o666)
+    elif how == "a link":
+        (tmp_path / "planted").write_bytes(planted)
+        path.unlink()
+        path.symlink_to(tmp_path / "planted")
+    elif os.geteuid() != 0:
+        pytest.skip("only root can give a file to another user")
+    else:
+        path.write_bytes(planted)
+        os.chown(path if how == "another user's file" else folder, 65534, 65534)
+    machine_code._code.cache_clear()
+    told = r"cannot be written \(another user's folder\)" if "folder" in how else "not this user's alone to write"
+    with pytest.warns(UserWarning, match=told) if how != "a link" else contextlib.nullcontext():
+        code = machine_code._code(lanes)
+    assert code is not None and code.memory[:] == unsealed(content)
+    if "folder" not in how:
+        assert path.read_bytes() == content and not path.is_symlink()
 
 
 def _nowhere():

@@ -1,8 +1,10 @@
 """Packets in their order: what comes in place of the one expected stops a rank, and nobody sends without end."""
 
+import contextlib
 import json
 import os
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -151,6 +153,48 @@ def test_a_stranger_who_knows_no_secret_is_taken_for_no_rank(monkeypatch) -> Non
     outbox.finish(timeout=5)
     for sockets in found.values():
         sockets.close()
+
+
+def test_strangers_cost_a_meeting_no_more_than_their_own_connections(monkeypatch) -> None:
+    """Each that said nothing cost ten seconds, one after the other, past the deadline."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    store = dist.HashStore()
+    with ThreadPoolExecutor() as pool, contextlib.ExitStack() as strangers:
+        waiting = pool.submit(connect, store, 1, [], [(0, TAG)], timeout=30)
+        host, port, _ = json.loads(store.get("socket/1"))
+        for said in (b"", b"half of a greeting", *[b""] * 100):
+            stranger = strangers.enter_context(socket.create_connection((host, port)))
+            stranger.sendall(said)
+        began = time.monotonic()
+        own = connect(store, 0, [(1, TAG)], [], timeout=30)
+        theirs = waiting.result()
+        assert time.monotonic() - began < 9, "nobody waited for a stranger's ten seconds"
+    for sockets in (own, theirs):
+        sockets.close()
+
+
+def test_strangers_do_not_hold_up_a_deadline(monkeypatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    store = dist.HashStore()
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(connect, store, 1, [], [(0, TAG)], timeout=1)
+        host, port, _ = json.loads(store.get("socket/1"))
+        with socket.create_connection((host, port)), socket.create_connection((host, port)):
+            with pytest.raises(DeadlinePassed, match="rank 1 waited 1 s for rank 0 to connect"):
+                waiting.result(timeout=8)
+
+
+@pytest.mark.parametrize("length", [2**62, 2**40, 17, 2**64 - 1])
+def test_a_frame_is_as_long_as_its_header_says(length: int) -> None:
+    """A length of 2^62 was asked of the memory as it stood."""
+    sockets, peer = _joined_by_sockets()
+    frame = _framed(_packet(0, rows=100))
+    peer.sendall(length.to_bytes(8, "little") + frame[8:])
+    inbox = Inbox([(0, 0)], direction=FORWARD, boundary=7, cut=1, sockets=sockets)
+    with pytest.raises(PacketMismatch, match=f"a frame of {length} bytes whose header says"):
+        inbox.take(0, timeout=5, action="1F0")
+    peer.close()
+    sockets.close()
 
 
 def test_a_rank_that_connects_to_nobody_is_named(monkeypatch) -> None:

@@ -182,7 +182,8 @@ def launch_local(
     """Start the workers of `plan` on this machine, over the loopback interface alone.
 
     `port`: where the workers meet, through a store there; without one they meet through a file, and every port in use
-    is chosen by the system. `detach`: the job outlives this process; `attach` finds it again.
+    is chosen by the system. The store at a port asks for no secret: leave it out where others have accounts on this
+    machine. `detach`: the job outlives this process; `attach` finds it again.
     Raises InputError for a port that cannot be had.
     """
     _check_port(port)

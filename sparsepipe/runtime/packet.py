@@ -9,6 +9,7 @@ that half says where it is, and coordinates stay as they are, since packing them
 """
 
 import math
+import os
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -39,6 +40,7 @@ _DTYPES = (
     torch.int16,
 )
 FORWARD, BACKWARD = 0, 1
+_MOST_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # of a payload: all the memory there is
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +135,11 @@ def payload_bytes(header: Tensor) -> int:
     facts = header.numpy()
     if facts[1] != _MAGIC:
         raise PacketMismatch(f"{int(facts[1]):#x} where a packet's header starts, expected {_MAGIC:#x}")
-    return int(facts[facts[0]])
+    count = int(facts[0])
+    if not 0 < count < _FACTS or not 0 <= int(facts[count]) <= _MOST_BYTES:
+        told = f"{int(facts[count])} bytes" if 0 < count < _FACTS else f"{count} facts"
+        raise PacketMismatch(f"a packet's header says {told}, more than there can be")
+    return int(facts[count])
 
 
 def set_place(header: Tensor, fd: int, capacity: int) -> None:
@@ -153,7 +159,17 @@ def arrives_at(header: Tensor) -> float:
 
 
 def decode(header: Tensor, payload: Tensor) -> Packet:
-    """Rebuild the packet. Rows are views of the payload, which they keep alive."""
+    """Rebuild the packet. Rows are views of the payload, which they keep alive.
+
+    Raises PacketMismatch where the header speaks of more than the payload holds.
+    """
+    try:
+        return _decoded(header, payload)
+    except (IndexError, StopIteration, RuntimeError) as error:  # a section outside, or facts that end too soon
+        raise PacketMismatch(f"a packet's header does not fit its payload of {len(payload)} bytes") from error
+
+
+def _decoded(header: Tensor, payload: Tensor) -> Packet:
     integers = header.numpy()
     facts = iter(integers[3 : 1 + integers[0]].tolist())
     if len(payload) == 0:

@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .failures import PeerLost, translated
+from .failures import PacketMismatch, PeerLost, translated
 from .pipes import Pipes, make_pipe
 
 _HEAD = 64  # bytes before the payload, which is aligned to them
@@ -113,15 +113,24 @@ class SharedMemory:
         """
         memory = self._theirs.get((peer, fd))
         if memory is None or len(memory) != _HEAD + capacity:
-            own = _open(self.peers[peer], fd, os.O_RDWR, peer=peer)
-            memory = self._theirs[peer, fd] = _map(own, _HEAD + capacity)
-            os.close(own)
+            memory = self._theirs[peer, fd] = self._mapped(peer, fd, _HEAD + capacity)
+        if size > capacity:
+            raise PacketMismatch(f"rank {peer} says {size} bytes are in its buffer of {capacity}")
         counts = np.frombuffer(memory, dtype=np.int64, count=2)
         counts[_TAKEN] += 1
         view = memoryview(memory)[_HEAD : _HEAD + size]
         weakref.finalize(view, self._give_back, counts, size).atexit = False
         self.held_bytes += size
         return torch.frombuffer(view, dtype=torch.uint8)
+
+    def _mapped(self, peer: int, fd: int, length: int) -> mmap.mmap:
+        own = _open(self.peers[peer], fd, os.O_RDWR, peer=peer)
+        try:
+            if not 0 < length <= os.fstat(own).st_size:
+                raise PacketMismatch(f"rank {peer} says its buffer has {length} bytes, it has {os.fstat(own).st_size}")
+            return _map(own, length)
+        finally:
+            os.close(own)
 
     def _give_back(self, counts: np.ndarray, size: int) -> None:
         self.held_bytes -= size

@@ -27,18 +27,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .failures import DeadlinePassed, lost, seconds_left, translated
-from .packet import HEADER_BYTES
+from .failures import DeadlinePassed, PacketMismatch, lost, seconds_left, translated
+from .greeting import SECRET_BYTES, Way, accept, hello
+from .packet import HEADER_BYTES, payload_bytes
 
 DEPTH = 3  # packets of a connection that have come and the worker has not taken
 _LENGTH_BYTES = 8
 _READ_BYTES = 2**16  # as much as a core's own cache holds between the kernel's copy and the next
-_SECRET_BYTES = 16
-_HELLO = struct.Struct(f"={_SECRET_BYTES}sqq")  # secret, rank, tag
-_HELLO_SECONDS = 10.0  # for a stranger that connects and says nothing
+_BACKLOG = 128  # connections that may wait until this rank looks: strangers among them
 _INTERFACE_ADDRESS = 0x8915  # Linux's SIOCGIFADDR
-
-Way = tuple[int, int]  # (peer, tag): what one connection carries
 
 
 class Sending:
@@ -118,6 +115,8 @@ class _Incoming:
             raise DeadlinePassed(message, peer=peer) from None
         if isinstance(found, Exception):
             self._arrived.put(found)  # whoever asks again
+            if isinstance(found, PacketMismatch):
+                raise found
             raise lost(peer, str(found), message) from found
         self._room.release()
         return found
@@ -132,11 +131,14 @@ class _Incoming:
                 frame = bytearray(_LENGTH_BYTES + HEADER_BYTES)
                 self._fill(memoryview(frame))
                 length = int.from_bytes(frame[:_LENGTH_BYTES], "little")
+                header = torch.frombuffer(frame, dtype=torch.int64, offset=_LENGTH_BYTES)
+                if length != (told := payload_bytes(header)):
+                    raise PacketMismatch(f"a frame of {length} bytes whose header says {told}")
                 payload = torch.empty(length, dtype=torch.uint8, pin_memory=self._pinned)
                 self._fill(memoryview(payload.numpy()))
                 self._room.acquire()
-                self._arrived.put((torch.frombuffer(frame, dtype=torch.int64, offset=_LENGTH_BYTES), payload))
-                del frame, payload  # a peer that sends nothing more would have them kept
+                self._arrived.put((header, payload))
+                del frame, header, payload  # a peer that sends nothing more would have them kept
         except Exception as error:  # handed on to the worker, who raises it
             self._arrived.put(error)
         finally:
@@ -192,25 +194,14 @@ def connect(
     if not outgoing and not incoming:
         return Sockets({}, {})
     deadline = time.monotonic() + timeout
-    secret = secrets.token_bytes(_SECRET_BYTES)
+    secret = secrets.token_bytes(SECRET_BYTES)
     address = _own_address()
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.create_server((address, 0), family=family, backlog=len(incoming) + 8) as server:
+    with socket.create_server((address, 0), family=family, backlog=_BACKLOG) as server:
         store.set(f"socket/{rank}", json.dumps([*server.getsockname()[:2], secret.hex()]))
         to = {way: _connected(store, rank, *way, deadline=deadline, timeout=timeout) for way in sorted(outgoing)}
-        missing, come = set(incoming), {}
-        while missing:
-            peer = min(missing)[0]
-            message = f"rank {rank} waited {timeout:g} s for rank {peer} to connect"
-            with translated(message, peer=peer, deadline=deadline):
-                server.settimeout(seconds_left(deadline))
-                connection, _ = server.accept()
-            way = _greeted(connection, secret)
-            if way in missing:
-                missing.remove(way)
-                come[way] = connection
-            else:
-                connection.close()
+        message = f"rank {rank} waited {timeout:g} s for rank {{peer}} to connect"
+        come = accept(server, secret, incoming, deadline=deadline, message=message)
     return Sockets(to, come, pinned=pinned)
 
 
@@ -221,18 +212,8 @@ def _connected(store: dist.Store, rank: int, peer: int, tag: int, *, deadline: f
         host, port, secret = json.loads(store.get(f"socket/{peer}"))
         connection = socket.create_connection((host, port), timeout=seconds_left(deadline))
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.sendall(_HELLO.pack(bytes.fromhex(secret), rank, tag))
+        connection.sendall(hello(bytes.fromhex(secret), rank, tag))
     return connection
-
-
-def _greeted(connection: socket.socket, secret: bytes) -> Way | None:
-    """Return whose connection this is and for what, None where it is a stranger's."""
-    connection.settimeout(_HELLO_SECONDS)
-    try:
-        told, peer, tag = _HELLO.unpack(connection.recv(_HELLO.size))
-    except (OSError, struct.error):
-        return None
-    return (peer, tag) if secrets.compare_digest(told, secret) else None
 
 
 def _own_address() -> str:

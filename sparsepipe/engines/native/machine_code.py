@@ -1,10 +1,12 @@
 """The code of direct_code.py: compiled once for a machine's processor, kept on disk, run by torch's own threads."""
 
 import ctypes
+import errno
 import functools
 import hashlib
 import mmap
 import os
+import stat
 import subprocess
 import sys
 import warnings
@@ -102,11 +104,46 @@ def _path(lanes: int) -> Path | None:
 
 
 def _kept(path: Path) -> bytes | None:
-    """Return the code that a file holds, None where there is none or it is damaged."""
+    """Return the code that a file holds; None where there is none, it is damaged, or others may have written it.
+
+    It is run as it is, and its seal is a checksum that anybody can make: file and folder must be the user's own.
+    """
     try:
-        return unsealed(path.read_bytes())
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
         return None
+    try:
+        if not _is_own(os.fstat(folder)):
+            return None  # said where it is written
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with os.fdopen(os.open(path.name, flags, dir_fd=folder), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode) or not _is_own(status):
+                warnings.warn(f"{path}: not this user's alone to write, so it is not run; made anew", stacklevel=2)
+                return None
+            return unsealed(file.read())
+    except OSError:
+        return None
+    finally:
+        os.close(folder)
+
+
+def _is_own(status: os.stat_result) -> bool:
+    """Whether this user and nobody else may write to a file or folder."""
+    return status.st_uid == os.geteuid() and not status.st_mode & 0o022
+
+
+def _keep(path: Path, code: bytes) -> None:
+    """Keep the code for the next process, in a folder of the user's own; raises OSError where there can be none."""
+    folder = path.parent
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.stat()
+    if status.st_uid == os.geteuid() and status.st_mode & 0o022:
+        folder.chmod(0o700)  # an earlier version made it; what others put into it is told by its owner
+    elif not _is_own(status):
+        raise OSError(errno.EPERM, "another user's folder", str(folder))
+    write_atomic(path, sealed(code), private=True)
 
 
 def _compiled(lanes: int, path: Path | None) -> bytes:
@@ -121,7 +158,7 @@ def _compiled(lanes: int, path: Path | None) -> bytes:
         raise RuntimeError(f"its own code could not be compiled ({told[-1]})")
     if path:
         try:
-            write_atomic(path, sealed(done.stdout))
+            _keep(path, done.stdout)
         except OSError as error:
             why = error.strerror or error
             warnings.warn(f"{path}: cannot be written ({why}); code is compiled again next time", stacklevel=2)
