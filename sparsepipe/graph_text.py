@@ -16,6 +16,7 @@ from .errors import InputError
 from .files import read_text, write_atomic
 from .graph import Layer, LayerGraph
 
+_FIELD = re.compile(r", (?=[a-z_]+=)")  # not a comma within a list of sizes
 FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
 
 
@@ -92,12 +93,12 @@ def _node(line: str) -> GraphTextNode:
     parts = line.strip().split(" -- ")
     if len(parts) not in (3, 4):
         raise InputError(f"{len(parts)} parts separated by ' -- ', expected 'ID -- DESCRIPTION -- {FIELDS[0]}=…, …'")
-    given = {name: value for name, _, value in (item.partition("=") for item in parts[2].split(", "))}
+    given = {name: value for name, _, value in (item.partition("=") for item in _FIELD.split(parts[2]))}
     if missing := [name for name in FIELDS if name not in given]:
         raise InputError(f"no {', '.join(missing)} in {parts[2]!r}; expected {', '.join(FIELDS)}")
     activation = given["activation_size"]
     listed = re.fullmatch(r"\[(.*)\]", activation)
-    sizes = listed[1].split("; ") if listed else [activation]
+    sizes = re.split(r"\s*[;,]\s*", listed[1].strip()) if listed else [activation]
     stage_id = None
     if len(parts) == 4:
         found = re.fullmatch(r"stage_id=(\d{1,9})", parts[3], flags=re.ASCII)

@@ -197,6 +197,7 @@ def test_given_columns_come_before_guessed_ones(tmp_path: Path) -> None:
         ("3\n0 0 0\n1 1 1\n", "truncated: 2 rows, expected 3 points"),
         ("1\n0 0 0\n1 1 1\n", "longer than its first line says: 2 rows, expected 1 points"),
         ("x y z\n", "names its columns but has no row"),
+        (";;;\n", ":1: '   ', expected 3 numbers"),
         (b"\x00\x01\x02", "holds binary data"),
     ],
 )

@@ -37,6 +37,7 @@ def _text(folder: Path, *columns: np.ndarray, head: str = "", name: str = "a.txt
         ((P, INTENSITY - 2048, RGB), ("intensity", *COLOURS), ""),
         ((P, INTENSITY / 255, RGB), ("intensity", *COLOURS), ""),
         ((P, INTENSITY, RGB), ("intensity", *COLOURS), "//X Y Z I R G B\n"),  # CloudCompare names them in a comment
+        ((P, RGB / 255), COLOURS, "//X Y Z Rf Gf Bf\n"),
         ((P, LABEL, RGB), COLOURS, "# x y z label r g b\n"),
         ((P, INTENSITY / 255), ("intensity",), ""),
     ],
@@ -141,6 +142,7 @@ def test_separators_are_told_from_decimal_marks(tmp_path: Path, text: str) -> No
     ("text", "message"),
     [
         ("1,0, 2,0, 3,0\n4,0, 5,0, 6,0\n", ":1: '1,0, 2,0, 3,0' has commas within numbers and between them"),
+        ("1,50,2,00,3,25\n-0,5,0,01,7,0\n", ":1: '1,50,2,00,3,25' has commas within numbers and between them"),
         ("1.234,5;2,0;3,0\n", ":1: '1.234,5;2,0;3,0' has points and commas within a number"),
         ("1,5;2,0;3,0\n1.5;2,0;3\n", ":2: '1.5 2 0 3', expected 6 numbers"),
     ],

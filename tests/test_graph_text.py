@@ -79,3 +79,10 @@ def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path):
     plain.write_text(text)
     marked.write_bytes(b"\xef\xbb\xbf" + text.encode())
     assert GraphText.load(marked) == GraphText.load(plain)
+
+
+@pytest.mark.parametrize("sizes", ["[3.0; 4.5]", "[3.0, 4.5]", "[3.0;4.5]", "[ 3.0 ,4.5 ]"])
+def test_several_sizes_are_read_however_they_are_parted(tmp_path, sizes):
+    """Python's own lists, and lists without blanks, were refused, or hid the fields behind them."""
+    path = write(tmp_path / "g.txt", NODE.format(id="n1", f=1, a=sizes))
+    assert GraphText.load(path).nodes[0].activation_bytes == (3.0, 4.5)

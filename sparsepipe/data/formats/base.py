@@ -20,6 +20,7 @@ _MAX_DIGITS = 18  # of a count: what int64 holds; Python itself refuses words of
 SAME = {  # what other writers call these columns
     **dict(zip(("normal_x", "normal_y", "normal_z"), NORMAL, strict=True)),
     **dict(zip(("r", "g", "b"), COLOUR, strict=True)),
+    **dict(zip(("rf", "gf", "bf"), COLOUR, strict=True)),  # CloudCompare's, 0 to 1
     **dict(zip(("diffuse_red", "diffuse_green", "diffuse_blue"), COLOUR, strict=True)),
     "i": INTENSITY,
     "reflectance": INTENSITY,

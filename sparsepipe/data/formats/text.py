@@ -2,6 +2,7 @@
 
 import io
 import re
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ _WHAT = "a point cloud as text"
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _COMMENT = re.compile(r"\s*(?:#|//)")
 _DECIMAL_COMMA = re.compile(r"[+-]?(?:\d+(?:,\d+)?|,\d+)(?:[eE][+-]?\d+)?")  # one number, whole or with a comma in it
+_HALF = re.compile(r"(?:^|,)0\d")
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:\.\d{3})+,\d+")
 
 
@@ -80,29 +82,48 @@ def _has_decimal_commas(path: Path, lines: list[tuple[int, str]]) -> bool:
 
     Raises InputError that names a line in which they could be both marks and separators.
     """
-    rows = [(number, line) for number, line in lines if any(mark.isdigit() for mark in line)]
+    first = lines[0][1]
+    rows = lines[1:] if first.isdecimal() or _are_names(_separated(first).split()) else lines
     if not any("," in line for _, line in rows):
         return False
+    if len(_words(rows[0][1])) < 3:
+        _refuse_halves(path, rows)
+        return False
     for number, line in rows:
-        words = line.replace(";", " ").split()
-        if any(map(_THOUSANDS.fullmatch, words)):
+        if any(map(_THOUSANDS.fullmatch, _words(line))):
             raise InputError(f"{path}:{number}: {line[:60]!r} has points and commas within a number; write 1234.5")
     if any("." in line for _, line in rows):
         return False
-    words = [line.replace(";", " ").split() for _, line in rows]
-    if all(len(row) == 1 for row in words[:1]) and len(words) > 1 and words[0][0].isdecimal():
-        rows, words = rows[1:], words[1:]  # the number of points
-    if all(len(row) >= 3 and all(map(_DECIMAL_COMMA.fullmatch, row)) for row in words):
+    if all(_are_decimals(_words(line)) for _, line in rows):
         return True
-    ends = [[word.removesuffix(",") for word in row] for row in words]
-    if all(len(row) >= 3 and all(map(_DECIMAL_COMMA.fullmatch, row)) for row in ends) and any(
-        "," in word for row in ends for word in row
-    ):
-        raise InputError(
-            f"{path}:{rows[0][0]}: {rows[0][1][:60]!r} has commas within numbers and between them; write decimal "
-            "points, or separate the numbers by semicolons"
-        )
+    both = all(_are_decimals([word.removesuffix(",") for word in _words(line)]) for _, line in rows)
+    if both and any("," in word.removesuffix(",") for _, line in rows for word in _words(line)):
+        raise _undecided(path, rows[0])
     return False
+
+
+def _words(line: str) -> list[str]:
+    return line.replace(";", " ").split()
+
+
+def _are_decimals(words: list[str]) -> bool:
+    return len(words) >= 3 and all(map(_DECIMAL_COMMA.fullmatch, words))
+
+
+def _refuse_halves(path: Path, rows: list[tuple[int, str]]) -> None:
+    """Raise InputError where commas alone part whole numbers of which one begins with 0, as the decimals of 2,05 do."""
+    if any("." in line for _, line in rows):
+        return
+    for row in rows:
+        if _HALF.search(row[1]):
+            raise _undecided(path, row)
+
+
+def _undecided(path: Path, row: tuple[int, str]) -> InputError:
+    return InputError(
+        f"{path}:{row[0]}: {row[1][:60]!r} has commas within numbers and between them; write decimal points, or "
+        "separate the numbers by semicolons"
+    )
 
 
 def _numbers(path: Path, lines: list[tuple[int, str]], *, width: int | None) -> np.ndarray:
@@ -110,16 +131,20 @@ def _numbers(path: Path, lines: list[tuple[int, str]], *, width: int | None) -> 
     if not lines:
         raise InputError(f"{path}: names its columns but has no row; fetch the file again or remove it")
     try:
-        rows = np.loadtxt(io.StringIO("\n".join(line for _, line in lines)), comments=None, ndmin=2)
-    except ValueError:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # NumPy only warns of rows that hold separators alone
+            rows = np.loadtxt(io.StringIO("\n".join(line for _, line in lines)), comments=None, ndmin=2)
+    except (ValueError, UserWarning):
         rows = None
     if rows is not None and width in (None, rows.shape[1]):
         return rows
     width = width or len(lines[0][1].split())
     for number, line in lines:
         words = line.split()
-        if len(words) != width or not all(map(_is_number, words)):
-            raise InputError(f"{path}:{number}: {line[:60]!r}, expected {width} numbers; repair or remove the file")
+        if not words or len(words) != width or not all(map(_is_number, words)):
+            raise InputError(
+                f"{path}:{number}: {line[:60]!r}, expected {width or 3} numbers; repair or remove the file"
+            )
     raise InputError(f"{path}: not {_WHAT}; fetch the file again or remove it")
 
 
