@@ -23,6 +23,7 @@ from sparsepipe.planners import partition
 from sparsepipe.profile import CostSample, LayerCost, Profile
 from sparsepipe.record import Origin, RunRecord
 from sparsepipe.reproduce import NOTEBOOKS, driver, reproduce, workplace
+from sparsepipe.reproduce.averaging import averaging_link
 from sparsepipe.reproduce.kept import kept_campaign
 from sparsepipe.reproduce.loopback import loopback_link
 from sparsepipe.reproduce.workplace import Workplace
@@ -231,7 +232,7 @@ def test_the_link_is_measured_once_for_a_profile_and_kept(tmp_path, monkeypatch,
     """Two executions of 04_partition on one profile gave 2 stages and 224 ms, then 3 stages and 240 ms."""
     place = Workplace(tmp_path, tmp_path / "figures", "digits", 0.1, 4)
     links = iter([Link(1e9, 1e-5), Link(2.5e8, 1e-4), Link(5e8, 1e-4)])
-    monkeypatch.setattr(workplace, "loopback_link", lambda: next(links))
+    monkeypatch.setattr(workplace, "local_link", lambda: next(links))
     first, second = place.cluster(profile(), num_devices=3), place.cluster(profile(), num_devices=3)
     told = capsys.readouterr().out.splitlines()
     assert first == second and len(first.devices) == 3
@@ -285,6 +286,13 @@ def test_a_campaign_is_taken_whole_or_not_at_all(tmp_path):
     kept(tmp_path, "x", campaign=now, config=config)
     campaign, found = kept_campaign(tmp_path, asked, settings)
     assert campaign == now and list(found) == ["x"]  # it began this hour: the others can join
+
+
+@pytest.mark.slow
+def test_averaging_between_two_processes_is_measured():
+    """Loopback promised data parallel twice what came: averaging takes processors' time on both sides, and adds."""
+    link = averaging_link()
+    assert 0 < link.bandwidth < 1e12 and 0 < link.latency < 1
 
 
 def test_loopback_is_measured():

@@ -23,7 +23,7 @@ from ..profile import Profile
 from ..profiler import profile_model
 from ..provenance import Provenance, in_few_words
 from ..record import RunRecord
-from .loopback import loopback_link
+from .averaging import local_link
 from .report import report
 
 
@@ -132,7 +132,7 @@ class Workplace:
         return _warned_of(Profile.load(path))
 
     def cluster(self, profile: Profile, *, num_devices: int = 2, anew: bool = False) -> Cluster:
-        """This machine as planners see it: each core a device, loopback between them.
+        """This machine as planners see it: each core a device, loopback between them (`averaging.local_link`).
 
         The link was measured with the profile, and is kept beside it, in work/clusters/. It is measured where no such
         file is there, or `anew`: all who plan with this profile plan with this link. Which of the two it was is said.
@@ -141,7 +141,7 @@ class Workplace:
         integer(num_devices, "num_devices", least=1, most=MOST_DEVICES)
         path, kind = self.root / "work" / "clusters" / f"loopback-{profile.digest}.toml", profile.device_types[0]
         if anew or not path.exists():
-            write_atomic(path, Cluster.uniform(2, device_type=kind, link=loopback_link()).to_toml())
+            write_atomic(path, Cluster.uniform(2, device_type=kind, link=local_link()).to_toml())
             told = f"measured now, kept as {self._shown(path)}"
         else:
             told = f"from {self._shown(path)}"
