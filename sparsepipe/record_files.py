@@ -38,7 +38,7 @@ STATUS = fields(
 )
 CONFIG = fields(
     {
-        **dict.fromkeys(("model", "data", "engine", "optimizer", "device", "precision"), text),
+        **dict.fromkeys(("model", "data", "engine", "optimizer", "device", "precision", "last_minibatch"), text),
         **dict.fromkeys(("task", "compression", "balance", "augmentation"), maybe(text)),
         "batch_size": lambda value, what: integer(value, what, least=1, most=_MOST),
         "epochs": lambda value, what: integer(value, what, least=1, most=_MOST),
@@ -76,6 +76,7 @@ _COMMON: Mapping[str, Check] = {
     "loss": maybe(measured),
     "samples": number,
     "voxels": number,
+    "learning_rate": measured,
     "samples_per_second": number,
     "sent_bytes": number,
     "train": _SCORES,

@@ -28,6 +28,13 @@ def run(options: argparse.Namespace) -> Answer:
     if options.resume:
         record = RunRecord.load(options.resume)
         settings, folder = dict(record.config), record.folder
+        if options.run_dir and options.run_dir.resolve() != folder.resolve():
+            raise InputError(
+                f"--run-dir {options.run_dir} with --resume {options.resume}: a run goes on in its own folder; leave "
+                "out --run-dir, or copy the folder and resume the copy"
+            )
+        if options.epochs and not options.minibatches:
+            settings.pop("minibatches", None)  # of before: they would end the run whatever is asked for now
     else:
         for name in ("plan", "model", "data"):
             if not getattr(options, name):

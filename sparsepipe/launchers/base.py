@@ -1,6 +1,7 @@
 """What every launcher gives: a job that runs on its own, whose record grows, to be waited for or cancelled."""
 
 import os
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -125,11 +126,16 @@ def _changed(folder: Path, plan: Plan, config: RunConfig) -> RunRecord:
 
     Raises InputError, with nothing changed, for settings that no worker would go on with from its newest checkpoint.
     """
-    from ..runtime import checkpoint  # here: it brings torch, for which nobody else who launches need wait
+    # Here: they bring torch, for which nobody else who launches need wait.
+    from ..runtime import checkpoint
+    from . import resuming
 
     if found := checkpoint.latest(folder):
         found.check(model=config.model, layers=())
         found.check_minibatches({"batch_size": config.batch_size, "last_minibatch": config.last_minibatch})
+        resuming.check_end(found, config)
+        for text in resuming.told(folder, found, RunConfig.from_json(RunRecord.load(folder).config), config):
+            warnings.warn(text, stacklevel=5)
     for name in ("plan.json", "config.json"):
         _keep_old(folder, name)
     plan.save(folder / "plan.json")

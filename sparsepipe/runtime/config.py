@@ -95,6 +95,10 @@ class RunConfig:
         if self.device.split(":")[0] not in ("cpu", "cuda"):
             raise InputError(f"device {self.device!r} given, expected cpu or cuda")
 
+    def total_minibatches(self, epoch_minibatches: int) -> int:
+        """Return after how many minibatches the run ends."""
+        return self.epochs * epoch_minibatches if self.minibatches is None else self.minibatches
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import torch
 
-from ..files import write_json
 from ..plan import Plan
-from ..record_files import CLOCK, read_fields
 from ..trace_file import bytes_of_rank
 from . import checkpoint
+from .clock import began
 from .config import RunConfig
 from .process import Process, joined
 from .recorder import Recorder, forget_rows
@@ -81,15 +80,11 @@ def _agree(run_dir: Path, process: Process) -> checkpoint.Checkpoint | None:
 def _origin(run_dir: Path, process: Process) -> float:
     """Return when the run began on this process's monotonic clock, which all processes of a host share.
 
-    Ranks of a host agree on it to within 0.1 ms, those of several as far as their clocks do. A run that resumes keeps
-    its beginning.
+    Ranks of a host agree on it to within 0.1 ms, those of several as far as their clocks do.
     """
     started = torch.zeros(1, dtype=torch.float64)
     if process.rank == 0:
-        path = run_dir / "logs" / "clock.json"
-        if not path.exists():
-            write_json(path, {"started": time.time()}, make_folder=False)
-        started[0] = read_fields(path, CLOCK, what="run's clock")["started"]
+        started[0] = began(run_dir)
     process.sum(started, what="start")
     return float(started) - _ahead()
 

@@ -192,10 +192,9 @@ class Segment:
 
     def _weight_in_step(self, m: int) -> float:
         """In a step, make the mean over its minibatches the mean over its samples, however many each has."""
-        plan, stage = self.worker.plan, self.post.stage
-        if not plan.updates_by_step:
+        if not self.worker.plan.updates_by_step:
             return 1.0
-        step = round_minibatches(plan, stage, m // round_length(plan, stage), self.count)
+        step = self._round_of(m)
         return len(self.batches[m]) * len(step) / sum(len(self.batches[k]) for k in step)
 
     def _tell(self, m: int, voxels: int, end: float) -> None:
@@ -209,7 +208,13 @@ class Segment:
             loss=outcome.loss,
             samples=outcome.samples,
             voxels=voxels,
+            learning_rate=self._learning_rate(self._round_of(m)[0] + self.base),
         )
+
+    def _round_of(self, m: int) -> range:
+        """The minibatches whose gradients make the same update of this stage as those of `m`."""
+        plan, stage = self.worker.plan, self.post.stage
+        return round_minibatches(plan, stage, m // round_length(plan, stage), self.count)
 
     def _learning_rate(self, minibatch: int) -> float:
         workload = self.worker.workload

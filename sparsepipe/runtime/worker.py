@@ -64,13 +64,7 @@ class Worker:
         self.memory = PeakMemory(process.device, process.shared_memory)
         own = plan.stages_of(self.rank)
         self.posts = {k: Post.open(k, plan, config, process=process, workload=workload) for k in own}
-        self.learning_rate = LearningRate(
-            config.learning_rate,
-            config.learning_rate_schedule,
-            config.warmup_minibatches,
-            config.learning_rate_decay,
-            config.decay_epochs,
-        )
+        self.learning_rate = LearningRate.of(config)
         self.scales_loss = config.precision == "float16"
         self.loss_scale = LossScale(config.loss_scale if self.scales_loss else 1.0)
         self.snapshots = Snapshots(run_dir, timeout=config.timeout_seconds)

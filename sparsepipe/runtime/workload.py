@@ -78,8 +78,7 @@ class Workload:
 
     @property
     def total_minibatches(self) -> int:
-        limit = self.config.minibatches
-        return self.config.epochs * self.epoch_minibatches if limit is None else limit
+        return self.config.total_minibatches(self.epoch_minibatches)
 
     def segments(self, done: int = 0) -> Iterator[tuple[int, int, int]]:
         """Yield (epoch, first, count) of what is still to be trained when `done` minibatches are: an epoch at most."""

@@ -1,0 +1,69 @@
+"""What a run that resumes does otherwise than before: refused where it makes no sense, told where it is no surprise."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..data.order import sizes
+from ..errors import InputError
+from ..runtime.checkpoint import Checkpoint
+from ..runtime.config import RunConfig
+from ..runtime.learning_rate import LearningRate
+
+
+def check_end(found: Checkpoint, config: RunConfig) -> None:
+    """Raise InputError where a run is to end before the place that its newest checkpoint has reached."""
+    per_epoch = epoch_minibatches(found)
+    if per_epoch is None:
+        return
+    total, done = config.total_minibatches(per_epoch), found.minibatches
+    if total < done:
+        asked = f"epochs {config.epochs}" if config.minibatches is None else f"minibatches {config.minibatches}"
+        raise InputError(
+            f"{asked} would end the run after minibatch {total}, but {found.folder} has trained {done} "
+            f"({done / per_epoch:.3g} epochs) already; ask for that many or more, or train anew in another folder"
+        )
+
+
+def told(folder: Path, found: Checkpoint, before: RunConfig, config: RunConfig) -> Iterator[str]:
+    """Yield what the user should know of a run in `folder` that goes on from `found`, a line each.
+
+    Raises InputError where nothing is left to train, and no record of what was.
+    """
+    per_epoch = epoch_minibatches(found)
+    metrics = folder / "metrics.jsonl"
+    if not metrics.exists() or metrics.stat().st_size == 0:
+        if per_epoch is not None and config.total_minibatches(per_epoch) == found.minibatches:
+            raise InputError(f"{metrics}: gone, and nothing is left to train; put it back, or ask for more epochs")
+        yield (
+            f"{metrics}: gone, and with it the losses of the first {found.minibatches} minibatches; the run goes on "
+            f"after them from {found.folder.name}"
+        )
+    if per_epoch is not None and found.minibatches:
+        yield from _rate_told(found.minibatches, per_epoch, before, config)
+
+
+def epoch_minibatches(found: Checkpoint) -> int | None:
+    """Return the minibatches of an epoch as a checkpoint counts them; None where it is too old to say."""
+    samples, batch_size = (found.manifest.get(name) for name in ("samples", "batch_size"))
+    if samples is None or batch_size is None:
+        return None
+    return len(sizes(samples, batch_size, last=found.manifest.get("last_minibatch", "keep")))
+
+
+def _rate_told(done: int, per_epoch: int, before: RunConfig, config: RunConfig) -> Iterator[str]:
+    """Yield the change of the learning rate, where the schedule now gives another than it would have given."""
+    totals = [own.total_minibatches(per_epoch) for own in (before, config)]
+    rates = [LearningRate.of(own) for own in (before, config)]
+    expected, next_rate = (
+        rate.at(done, epoch_minibatches=per_epoch, total_minibatches=total)
+        for rate, total in zip(rates, totals, strict=True)
+    )
+    if abs(next_rate - expected) <= 1e-9 * max(abs(next_rate), abs(expected)):
+        return
+    last = rates[0].at(done - 1, epoch_minibatches=per_epoch, total_minibatches=totals[0])
+    how = f"the learning rate's schedule {config.learning_rate_schedule!r}"
+    if rates[0] == rates[1]:
+        how += f" is stretched over {totals[1]} minibatches, {totals[0]} before"
+    else:
+        how += f" has other settings than before, over {totals[1]} minibatches"
+    yield f"{how}: the rate goes from {last:.4g} at minibatch {done - 1} to {next_rate:.4g} at minibatch {done}"

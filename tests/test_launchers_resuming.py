@@ -1,0 +1,104 @@
+"""What a run that resumes does otherwise than before is said in a line, or refused with nothing changed."""
+
+import json
+import time
+from dataclasses import replace
+
+import pytest
+from runtime_jobs import plan_of
+
+from sparsepipe.errors import InputError
+from sparsepipe.launchers.base import _changed
+from sparsepipe.record import Origin, RunRecord
+from sparsepipe.runtime import RunConfig
+from sparsepipe.runtime.checkpoint_manifest import write_manifest
+from sparsepipe.runtime.clock import began, last_recorded
+
+MODEL = "minkvgg11-narrow"
+BEFORE = RunConfig(
+    MODEL, "shapes", batch_size=4, epochs=2, learning_rate=0.005, learning_rate_schedule="cosine", last_minibatch="keep"
+)
+
+
+def trained(folder, *, minibatches=10, config=BEFORE, manifest=(), metrics=True):
+    """A run of 18 samples, 5 minibatches an epoch, that has a checkpoint."""
+    plan = plan_of(MODEL, [[0]])
+    RunRecord.create(folder, plan, config.to_json(), Origin())
+    place = folder / "checkpoints" / f"minibatch-{minibatches:08d}"
+    place.mkdir()
+    facts = {"minibatches": minibatches, "model": MODEL, "samples": 18, "batch_size": 4}
+    layers = {id: "stage0.safetensors" for stage in plan.stages for id in stage.layers}
+    facts |= {"layers": layers, "files": {}, **dict(manifest)}
+    write_manifest(place, facts)
+    if metrics:
+        (folder / "metrics.jsonl").write_text('{"event": "resume", "seconds": 1.0, "minibatches": 0}\n')
+    return plan
+
+
+def test_a_schedule_for_more_epochs_says_from_which_rate_to_which(tmp_path):
+    """The rate of a cosine leaps when a run is resumed for more epochs, and nobody was told."""
+    plan = trained(tmp_path / "run")
+    told = (
+        r"schedule 'cosine' is stretched over 20 minibatches, 10 before: "
+        r"the rate goes from 0.0001224 at minibatch 9 to 0.0025 at minibatch 10"
+    )
+    with pytest.warns(UserWarning, match=told):
+        _changed(tmp_path / "run", plan, replace(BEFORE, epochs=4))
+    assert RunRecord.load(tmp_path / "run").config["epochs"] == 4
+
+
+def test_nothing_is_said_where_the_rate_goes_on_as_it_would_have(tmp_path):
+    plan = trained(tmp_path / "run", minibatches=5)
+    _changed(tmp_path / "run", plan, BEFORE)
+    constant = replace(BEFORE, learning_rate_schedule="constant")
+    plan = trained(tmp_path / "other", config=constant)
+    _changed(tmp_path / "other", plan, replace(constant, epochs=9))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"epochs": 1},
+            r"epochs 1 would end the run after minibatch 5, but .*minibatch-00000010 has trained 10 \(2 epochs",
+        ),
+        ({"minibatches": 7}, "minibatches 7 would end the run after minibatch 7, but .* has trained 10"),
+        ({"last_minibatch": "drop"}, "last_minibatch is 'drop', but 'keep' in the checkpoint .* 4 minibatches, not 5"),
+        ({"batch_size": 3}, "batch_size is 3, but 4 in the checkpoint"),
+    ],
+)
+def test_what_cannot_go_on_is_refused_with_nothing_changed(tmp_path, change, message):
+    """--epochs 1 after 4 ended with exit code 0, and config.json said 1 from then on."""
+    plan, before = trained(tmp_path / "run"), (tmp_path / "run" / "config.json").read_bytes()
+    with pytest.raises(InputError, match=message):
+        _changed(tmp_path / "run", plan, replace(BEFORE, **change))
+    assert (tmp_path / "run" / "config.json").read_bytes() == before
+
+
+def test_as_many_minibatches_an_epoch_go_on_whatever_becomes_of_the_last(tmp_path):
+    """18 samples in minibatches of 4 leave two, which are kept and merged alike."""
+    plan = trained(tmp_path / "run", minibatches=5)
+    _changed(tmp_path / "run", plan, replace(BEFORE, last_minibatch="merge"))
+
+
+def test_metrics_that_are_gone_are_told(tmp_path):
+    plan = trained(tmp_path / "run", minibatches=5, metrics=False)
+    with pytest.warns(UserWarning, match=r"metrics.jsonl: gone, and with it the losses of the first 5 minibatches"):
+        _changed(tmp_path / "run", plan, BEFORE)
+    plan = trained(tmp_path / "done", metrics=False)
+    with pytest.raises(InputError, match=r"metrics.jsonl: gone, and nothing is left to train"):
+        _changed(tmp_path / "done", plan, BEFORE)
+
+
+def test_times_go_on_after_the_last_when_the_clock_was_set_back(tmp_path):
+    """A resume after the clock was set back a day recorded times from -86,394 s on."""
+    (tmp_path / "logs").mkdir()
+    started = began(tmp_path)
+    assert began(tmp_path) == started  # a run that resumes keeps its beginning
+    (tmp_path / "metrics.jsonl").write_text('{"event": "step", "seconds": 7.5}\n{"event": "st')
+    (tmp_path / "trace-rank1.jsonl").write_text('rubbish\n{"rank": 1, "start": 7.0, "end": 8.25}\n')
+    assert last_recorded(tmp_path) == 8.25
+    (tmp_path / "logs" / "clock.json").write_text(json.dumps({"started": time.time() + 86_400}))
+    again = began(tmp_path)
+    assert time.time() - again == pytest.approx(8.25, abs=1.0)
+    assert began(tmp_path) == again
