@@ -32,13 +32,14 @@ from .models import INPUT, Network, network
 from .models.rows import each_axis
 from .profile import CostSample, LayerCost, Profile, StepOverhead
 from .runtime.objective import judge
-from .thread_pools import WAITING
+from .thread_pools import WAITING, check_threads
 
 Progress = Callable[[str], None]
 CPU = torch.device("cpu")
 _LEAST_REPEATS, _MOST_REPEATS = 5, 30  # passes over a minibatch where nobody says how many
 _MAP_REPEATS = 3  # of each layer that makes a kernel map, once the map is there
 _SMALL_REPEATS = 20  # of what a step does beside its layers
+_MOST_BESIDE = 64  # further processes: more would only fill the memory
 _CANDIDATE_MINIBATCHES = 6  # at most so many minibatches' samples are looked at to choose what to measure on
 
 
@@ -69,8 +70,11 @@ def profile_model(
     given_integer(beside, "processes beside:")
     given_integer(batch_size, "batch size")
     given_integer(threads, "threads:")
-    if beside < 0:
-        raise InputError(f"{beside} processes beside the one that is measured, expected 0 or more")
+    check_threads(threads)
+    if not 0 <= beside <= _MOST_BESIDE:
+        raise InputError(
+            f"{beside} processes beside the one that is measured, expected 0 or more, at most {_MOST_BESIDE}"
+        )
     sizes = {"voxel_size": voxel_size, "batch_size": batch_size, "num_points": num_points, "seed": seed}
     net, dataset, order = _opened(model, source, **sizes)
     order = order[:_CANDIDATE_MINIBATCHES]

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .answers import Answer, cell, progress_line, table
 from .cluster import Cluster
@@ -21,6 +21,9 @@ from .profile import Profile
 from .provenance import Provenance
 from .record import RunRecord, load_warnings
 
+if TYPE_CHECKING:
+    from .runtime import RunConfig
+
 _RUNS = Path("runs")  # where runs are looked for by name
 
 
@@ -33,8 +36,6 @@ def run(options: argparse.Namespace) -> Answer:
                 f"--run-dir {options.run_dir} with --resume {options.resume}: a run goes on in its own folder; leave "
                 "out --run-dir, or copy the folder and resume the copy"
             )
-        if options.epochs and not options.minibatches:
-            settings.pop("minibatches", None)  # of before: they would end the run whatever is asked for now
     else:
         for name in ("plan", "model", "data"):
             if not getattr(options, name):
@@ -42,10 +43,8 @@ def run(options: argparse.Namespace) -> Answer:
         settings, folder = {}, options.run_dir or _new_run_dir(options.model)
     from .launchers import launch
     from .models import network
-    from .runtime import RunConfig
 
-    given = {name: getattr(options, name, None) for name in RunConfig.__dataclass_fields__}
-    config = RunConfig.from_json({**settings, **{name: value for name, value in given.items() if value is not None}})
+    config = settings_of(options, before=settings if options.resume else None)
     # The layers do not depend on the number of classes.
     chosen = load_plan(options.plan, network(config.model, num_classes=2).graph()) if options.plan else record.plan
     for text in chosen.warnings:
@@ -56,6 +55,22 @@ def run(options: argparse.Namespace) -> Answer:
     if options.detach:
         return _left_alone(job.record.folder)
     return _followed(job)
+
+
+def settings_of(options: argparse.Namespace, *, before: Mapping[str, Any] | None = None) -> "RunConfig":
+    """Return the settings that the options of `run` ask for, over those `before` of the run that they resume.
+
+    Raises InputError for a setting outside its range.
+    """
+    from .runtime import RunConfig
+
+    named = {name: getattr(options, name, None) for name in RunConfig.__dataclass_fields__}
+    given = {name: value for name, value in named.items() if value is not None}
+    if before is None:
+        return RunConfig(**given)
+    if "epochs" in given:  # minibatches of before would end the run whatever is asked for now
+        given = {"minibatches": None} | given
+    return RunConfig.from_json({**before, **given})
 
 
 def replay(plan: Plan, profile: Profile, cluster: Cluster, options: argparse.Namespace) -> Answer:

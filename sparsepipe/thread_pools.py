@@ -1,7 +1,10 @@
-"""How the threads of an engine wait for each other: what a process's environment must say before torch comes in."""
+"""How many threads an engine may have, and how they wait: what is settled before torch comes in."""
 
 import os
 from importlib.util import find_spec
+
+from .errors import InputError
+from .host.background_load import num_processors
 
 WAITING = "OMP_WAIT_POLICY"
 
@@ -16,3 +19,10 @@ def waiting(engine: str, threads: int) -> dict[str, str]:
     spins = engine == "minkowski" or (engine == "auto" and find_spec("MinkowskiEngine") is not None)
     said = {WAITING, "GOMP_SPINCOUNT"} & os.environ.keys()
     return {WAITING: "passive"} if threads > 1 and spins and not said else {}
+
+
+def check_threads(threads: int | None) -> None:
+    """Raise InputError for more threads than this process may use cores: they would only take turns."""
+    cores = num_processors()
+    if threads is not None and threads > cores:
+        raise InputError(f"threads is {threads}, but this process may use {cores} cores; expected 1 to {cores}")

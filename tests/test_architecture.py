@@ -8,8 +8,8 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent / "sparsepipe"
 LEVELS = [  # lowest first; a module may import its own level's files only inside its own folder, and anything lower
     {"display", "host"},
-    {"errors", "schedule_rules", "picture", "thread_pools", "children", "processor"},
-    {"files", "checks", "timed_order", "company", "digests"},
+    {"errors", "schedule_rules", "picture", "children", "processor"},
+    {"files", "checks", "thread_pools", "timed_order", "company", "digests"},
     {"graph", "cluster", "trace", "graph_text", "record_files", "quantities"},
     {"plan_diff", "trace_file"},
     {"profile", "plan", "zero_bubble", "interleaved"},

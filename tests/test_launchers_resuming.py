@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 from runtime_jobs import plan_of
 
+from sparsepipe.arguments import parser
 from sparsepipe.errors import InputError
 from sparsepipe.launchers.base import _changed
 from sparsepipe.record import Origin, RunRecord
+from sparsepipe.run_verbs import settings_of
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.checkpoint_manifest import write_manifest
 from sparsepipe.runtime.clock import began, last_recorded
@@ -102,3 +104,14 @@ def test_times_go_on_after_the_last_when_the_clock_was_set_back(tmp_path):
     again = began(tmp_path)
     assert time.time() - again == pytest.approx(8.25, abs=1.0)
     assert began(tmp_path) == again
+
+
+def test_what_the_command_asks_for_comes_over_what_was_before():
+    """Minibatches of the first time ended a run that was resumed for more epochs, without a word."""
+    new = settings_of(parser().parse_args(["run", "plan.json", "--model", MODEL, "--data", "x"]))
+    assert new == RunConfig(MODEL, "x") and new.last_minibatch == "merge"
+    before = {key: value for key, value in new.to_json().items() if key != "last_minibatch"} | {"minibatches": 7}
+    again = settings_of(parser().parse_args(["run", "--resume", "r"]), before=before)
+    assert (again.minibatches, again.last_minibatch) == (7, "keep")
+    more = settings_of(parser().parse_args(["run", "--resume", "r", "--epochs", "1e9"]), before=before)
+    assert (more.epochs, more.minibatches) == (10**9, None)

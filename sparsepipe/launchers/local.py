@@ -15,12 +15,14 @@ from typing import Any
 from ..children import python_command, python_environment
 from ..cluster import Cluster
 from ..errors import InputError, RunFailed
+from ..host.background_load import num_processors
 from ..host.limits import limit_met
+from ..host.memory import available_bytes
 from ..plan import Plan
 from ..profile import Profile
 from ..record import RunRecord
 from ..runtime import RunConfig
-from ..thread_pools import waiting
+from ..thread_pools import check_threads, waiting
 from .base import Row, prepare
 from .guard import gone, read_status
 from .handle import Child, Handle, Stranger
@@ -30,6 +32,8 @@ from .tail import Tail
 _POLLS_A_SECOND = 5
 _TO_END = 5.0  # seconds that a job has to end once it was asked to
 _TO_READ = 3.0  # seconds in which a status that cannot be read now may be readable again
+_FEW_WORKERS = 8  # which any machine starts
+_WORKER_BYTES = 250e6  # of a worker that has done nothing yet but to bring torch in
 
 
 class LocalJob:
@@ -184,9 +188,12 @@ def launch_local(
     `port`: where the workers meet, through a store there; without one they meet through a file, and every port in use
     is chosen by the system. The store at a port asks for no secret: leave it out where others have accounts on this
     machine. `detach`: the job outlives this process; `attach` finds it again.
-    Raises InputError for a port that cannot be had.
+    Raises InputError for a port that cannot be had, more threads than there are cores, and more workers than there is
+    memory for.
     """
     _check_port(port)
+    check_threads(config.threads)
+    _check_workers(len(plan.ranks))
     record, lock = prepare(
         plan, config, run_dir=run_dir, resume=resume, profile=profile, cluster=cluster, campaign=campaign
     )
@@ -245,6 +252,21 @@ def _loopback() -> str:
     """Name the loopback interface: lo on Linux, lo0 on macOS and the BSDs."""
     names = [name for _, name in socket.if_nameindex()]
     return next((name for name in ("lo", "lo0") if name in names), "lo")
+
+
+def _check_workers(count: int) -> None:
+    """Raise InputError where so many workers do not fit into memory, and warn where they would crowd the cores."""
+    cores, room = num_processors(), available_bytes()
+    if count > _FEW_WORKERS and count * _WORKER_BYTES > room:
+        raise InputError(
+            f"{count} workers take about {count * _WORKER_BYTES / 1e9:.0f} GB before they train, {room / 1e9:.1f} GB "
+            "are free on this machine; use a plan of fewer ranks"
+        )
+    if count > max(_FEW_WORKERS, 4 * cores):
+        warnings.warn(
+            f"{count} workers share {cores} cores of this machine: they take turns, and train far slower than planned",
+            stacklevel=4,
+        )
 
 
 def _check_port(port: Any) -> None:
