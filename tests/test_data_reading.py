@@ -193,3 +193,18 @@ def test_colours_come_as_0_to_255_whatever_their_range(tmp_path: Path) -> None:
     path.write_text("x y z red green blue\n0 0 0 0 0 1\n1 1 1 1 1 0\n")  # whole: as they are, unless declared
     assert read(path).attributes.max() == 1
     assert read(path, Reading(colour_max=1)).attributes.max() == 255
+
+
+def test_declared_columns_come_before_those_of_a_layout(tmp_path: Path) -> None:
+    """Rooms laid out as S3DIS's, but without colours, or with intensities before them."""
+    rows = np.column_stack([POINTS, np.arange(600) % 9, np.tile([10, 20, 30], (600, 1))])
+    for area in (1, 5):
+        path = tmp_path / f"Area_{area}" / "office_1" / "Annotations" / "chair_1.txt"
+        path.parent.mkdir(parents=True)
+    for width, names in ((7, ("intensity", "red", "green", "blue")), (3, ())):
+        for path in tmp_path.glob("Area_*/office_1/Annotations"):
+            np.savetxt(path / "chair_1.txt", rows[:, :width], fmt="%.6g")
+        columns = ["x", "y", "z", "intensity", "red", "green", "blue"][:width]
+        (tmp_path / "dataset.json").write_text(json.dumps({"columns": columns}))
+        cloud = _content(tmp_path)
+        assert (len(cloud), cloud.names, set(cloud.labels.tolist())) == (600, names, {8})

@@ -16,14 +16,14 @@ _WHAT = "a scan of float32 rows"
 
 
 def read_scan(path: Path, reading: Reading = AS_THEY_ARE, *, columns: Sequence[str] | None = None) -> Cloud:
-    """Read little-endian float32 rows of the given columns; without any, as KITTI or ScanNet, whichever fits.
+    """Read little-endian float32 rows of the columns that the folder declares, else of those given.
 
-    Such a file says nothing of itself. It is KITTI's where rows of four begin in metres and end in an intensity from 0
+    Without any it is taken for KITTI's or ScanNet's, whichever fits: such a file says nothing of itself. It is KITTI's where rows of four begin in metres and end in an intensity from 0
     to 1, ScanNet's where rows of six end in whole colours to 255, or in shares of 1. Raises InputError that names the
     file where its size is no whole number of rows, and one that asks for the columns where neither fits, or both do.
     """
     data = read_bytes(path, what=_WHAT)
-    columns = columns or reading.columns
+    columns = reading.columns or columns
     if columns is None:
         columns = _guessed_columns(path, data)
     row_bytes = 4 * len(columns)

@@ -25,13 +25,13 @@ def read_text_cloud(path: Path, reading: Reading = AS_THEY_ARE, *, columns: Sequ
     """Read rows of numbers between blanks, commas or semicolons; lines that start with # or // are comments.
 
     A comma is a decimal mark where numbers stand between blanks or semicolons and no number has a point. The columns
-    are those given, else those the folder declares, else those a first line or a comment before it names, else those
+    are those the folder declares, else those given, else those a first line or a comment before it names, else those
     that `guessed_columns` tells by their numbers. A first line of one whole number is the number of points. Raises
     InputError that names file and line where a row differs from the others, is no number, or where there are more or
     fewer rows than that first line says, and InputError that asks for names where the columns cannot be told.
     """
     lines, comment = _lines(path)
-    given = columns or reading.columns
+    given = reading.columns or columns
     named, counted = given, False
     words = lines[0][1].split()
     if _are_names(words):

@@ -94,8 +94,8 @@ def _read(file: SampleFile, reading: Reading) -> Cloud:
     measured = [np.ones(len(cloud), bool) if cloud.measured is None else cloud.measured for cloud in clouds]
     return Cloud(
         np.concatenate([cloud.points for cloud in clouds]),
-        np.concatenate([cloud.attributes for cloud in clouds]),
-        COLOUR,
+        np.concatenate([cloud.attributes for cloud in clouds]) if clouds[0].names else None,
+        clouds[0].names,
         np.repeat(np.array(labels, dtype=np.int64), [len(cloud) for cloud in clouds]),
         np.concatenate(measured) if any(cloud.num_unmeasured for cloud in clouds) else None,
     )
