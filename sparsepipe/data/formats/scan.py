@@ -18,9 +18,10 @@ _WHAT = "a scan of float32 rows"
 def read_scan(path: Path, reading: Reading = AS_THEY_ARE, *, columns: Sequence[str] | None = None) -> Cloud:
     """Read little-endian float32 rows of the columns that the folder declares, else of those given.
 
-    Without any it is taken for KITTI's or ScanNet's, whichever fits: such a file says nothing of itself. It is KITTI's where rows of four begin in metres and end in an intensity from 0
-    to 1, ScanNet's where rows of six end in whole colours to 255, or in shares of 1. Raises InputError that names the
-    file where its size is no whole number of rows, and one that asks for the columns where neither fits, or both do.
+    Without any it is taken for KITTI's or ScanNet's, whichever fits: such a file says nothing of itself. It is KITTI's
+    where rows of four begin in metres and end in an intensity from 0 to 1, ScanNet's where rows of six end in whole
+    colours to 255, or in shares of 1. Raises InputError that names the file where its size is no whole number of rows,
+    and one that asks for the columns where neither fits, or both do.
     """
     data = read_bytes(path, what=_WHAT)
     columns = reading.columns or columns
