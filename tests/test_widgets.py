@@ -149,6 +149,8 @@ def test_board_launches_follows_and_refuses_a_second_launch(board, tmp_path):
     assert board.messages.value == "" and line.start.disabled and not line.stop.disabled
     with pytest.raises(InputError, match="running already"):
         board.launch("pipeline")
+    line.start.click()  # refused as well: the job that runs can still be cancelled
+    assert "running already" in board.messages.value and line.start.disabled and not line.stop.disabled
     board.jobs["pipeline"].wait(timeout=120)
     board._thread.join(timeout=30)
     assert "finished:" in line.state.value and not line.start.disabled and line.stop.disabled
@@ -172,12 +174,20 @@ def test_a_new_board_finds_a_job_that_runs_and_cancels_it(board):
         if any(row["event"] == "step" for row in board.jobs["pipeline"].rows):
             break
         time.sleep(0.1)
+    ids = board.plans["pipeline"].layers
+    changed = Plan((Stage(ids[:4], (0,)), Stage(ids[4:], (1,))))  # planned anew under the same name
+    again = LaunchBoard({"pipeline": changed}, board.config, runs=board.runs)
+    again.update()
+    assert "a run of an earlier plan of this name" in again._lines["pipeline"].state.value
     other = LaunchBoard(board.plans, board.config, runs=board.runs)
+    other.update()
     line = other._lines["pipeline"]
+    assert "earlier plan" not in line.state.value
     assert other.jobs["pipeline"].running and line.start.disabled and not line.stop.disabled
     line.stop.click()
     other._thread.join(timeout=30)
     assert "cancelled" in line.state.value and other.messages.value == ""
+    again._thread.join(timeout=30)
     board._thread.join(timeout=30)
     assert "cancelled" in board._lines["pipeline"].state.value
 

@@ -144,6 +144,66 @@ def test_a_cut_is_dragged_and_moved_by_keys_and_refused_where_it_cannot_be(explo
     assert not explorer.problems
 
 
+def typed(page, name, text):
+    """Type into a slider's readout; returns what it then says, to eyes and to screen readers."""
+    row = page.locator(".widget-inline-hbox", has=page.get_by_text(name, exact=True)).first
+    row.locator(".widget-readout").click()
+    page.keyboard.type(text)
+    page.keyboard.press("Enter")
+    page.wait_for_timeout(400)
+    return row.locator(".widget-readout").inner_text(), row.locator(".noUi-handle").get_attribute("aria-valuetext")
+
+
+def test_links_are_shown_as_given_and_typed_with_units(explorer):
+    """A page moved 1.25e9 to 1.2589e9 when it displayed it, and took a typed 10G for 10."""
+    code = explorer.locator(".sp-code pre")
+    assert "Link(1000000000.0, 1e-05)" in code.text_content()
+    assert explorer.get_by_text("Devices and links as given: local: 4 × gpu; links 1 GB/s, 10 µs.").count() == 1
+    for text, shown, kept in (
+        ("1.25e9", "1.25 GB/s", "1250000000.0"),
+        ("10G", "10 GB/s", "10000000000.0"),
+        ("200 Mbit/s", "25 MB/s", "25000000.0"),
+    ):
+        assert typed(explorer, "within a node", text) == (shown, shown)
+        explorer.wait_for_function(f"() => document.querySelector('.sp-code pre').textContent.includes('Link({kept}')")
+    assert typed(explorer, "within a node", "10 Gb/s") == ("25 MB/s", "25 MB/s")
+    explorer.wait_for_selector("text=write GB/s for bytes or Gbit/s for bits")
+    assert typed(explorer, "its latency", "1 ms") == ("1 ms", "1 ms")
+    assert typed(explorer, "memory", "24 GiB") == ("25.77 GB", "25.77 GB")
+    assert typed(explorer, "gpu", "12") == ("12", "12")
+    explorer.wait_for_function(f"() => ({RANKS})() === 12")
+    assert not explorer.problems
+
+
+def test_refused_settings_grey_the_picture_and_leave_nothing_to_act_on(explorer, lab):
+    folder = lab.notebooks / "figures"
+    before = {path.name: path.stat().st_mtime_ns for path in folder.glob("*")}
+    typed(explorer, "memory", "15 MB")
+    explorer.wait_for_selector("text=last plan that fits: 4 × gpu · links 1 GB/s, 10 µs · memory no limit")
+    assert "0.38" == explorer.evaluate("() => getComputedStyle(document.querySelector('.sp-stages')).opacity")
+    for name in ("export", "pin as A", "pin cuts", "pin devices"):
+        button = explorer.get_by_role("button", name=name)
+        assert button.is_disabled() and "cannot be planned" in button.get_attribute("title")
+    assert explorer.locator(".sp-copy").is_disabled()
+    assert "Cluster" not in explorer.locator(".sp-code pre").text_content()
+    explorer.get_by_role("button", name="export").click(force=True)
+    explorer.wait_for_timeout(500)
+    assert {path.name: path.stat().st_mtime_ns for path in folder.glob("*")} == before
+    assert explorer.get_by_text("no plan fits into the memory of").count() == 1, "the message stays"
+    typed(explorer, "memory", "as given")
+    explorer.wait_for_selector(".sp-old", state="detached")
+    assert not explorer.get_by_role("button", name="export").is_disabled()
+
+
+def test_a_dragged_slider_and_a_click_at_once_act_on_what_the_slider_shows(explorer):
+    """The page holds back the last moves while the kernel plans: a click would overtake them."""
+    drag(explorer, slider(explorer, "gpu"), 80, steps=8)
+    explorer.get_by_role("button", name="pin as A").click()
+    explorer.wait_for_selector("text=the same layers on the same devices")
+    value = int(explorer.locator(".widget-slider .widget-readout").first.inner_text())
+    assert explorer.evaluate(RANKS) == value > 4
+
+
 def test_explorer_says_what_cannot_be(explorer):
     handle = slider(explorer, "gpu")
     handle.focus()

@@ -75,6 +75,11 @@ def test_marked_runs_are_compared(table):
     assert table.messages.value == "" and table.views.layout.display == ""
     text = table.throughput.figure
     assert "pipe-001, one-001" in text, "every figure names its records"
+    table.marks.value = ("one-001",)
+    assert table.views.layout.display == "none", "figures of other runs than those marked are hidden"
+    table.marks.value = ("pipe-001", "one-001")
+    table.again.click()
+    assert table.views.layout.display == ""
 
 
 def test_a_run_that_did_not_finish_is_not_compared_but_said(table, tmp_path):
@@ -83,6 +88,7 @@ def test_a_run_that_did_not_finish_is_not_compared_but_said(table, tmp_path):
     table.marks.value = ("half-001",)
     table.compare.click()
     assert "has no summary" in table.messages.value and "Traceback" not in table.messages.value
+    assert table.views.layout.display == "none"
 
 
 def test_a_trace_is_opened_as_a_page_and_for_perfetto(table, tmp_path):

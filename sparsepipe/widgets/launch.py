@@ -27,6 +27,7 @@ from .messages import Messages
 from .plot_view import PlotView
 
 _SECONDS = 0.5  # between two looks at the jobs
+_WORK = ("stages", "schedule", "weights", "num_microbatches")  # of a plan: what a run does
 _CURVES = 2.0  # seconds between two drawings of the curves: they cost the cores that train
 
 
@@ -87,7 +88,7 @@ class LaunchBoard:
                     job = attach(folder)
                     if job.running:
                         self.jobs[name] = job
-                        self._lines[name].launched()
+                        self._lines[name].launched(job.record.plan)
                         self._begin(name)
                         found.append(name)
         return found
@@ -137,6 +138,7 @@ class _Line:
 
     def __init__(self, board: LaunchBoard, name: str) -> None:
         self.board, self.name = board, name
+        self.plan, self.other = board.plans[name], ""
         narrow = ipywidgets.Layout(width="90px")
         self.start = ipywidgets.Button(description="launch", button_style="primary", layout=narrow, icon="play")
         self.stop = ipywidgets.Button(description="cancel", layout=narrow, disabled=True, icon="stop")
@@ -149,28 +151,38 @@ class _Line:
         row = ipywidgets.Layout(flex_flow="row wrap", align_items="center")
         self.widget = ipywidgets.HBox([label, self.start, self.stop, self.progress, self.state], layout=row)
 
-    def launched(self) -> None:
-        self.start.disabled, self.stop.disabled = True, False
+    def launched(self, plan: Plan) -> None:
+        """Show that a job of `plan` runs, and where that is not the plan of this name any more."""
+        self.plan, own = plan, self.board.plans[self.name]
+        same = all(getattr(plan, name) == getattr(own, name) for name in _WORK)
+        self.other = "" if same else f"a run of an earlier plan of this name ({plan.summary()})"
+        self._offer(running=True)
         self.progress.value, self.progress.description, self.progress.bar_style = 0, "", ""
 
     def _start(self, _: Any) -> None:
-        self.launched()
-        self.state.value = "starting worker processes…"
+        job = self.board.jobs.get(self.name)
+        if job is None or not job.running:  # else its line stays, and the board says why not
+            self.launched(self.board.plans[self.name])
+            self.state.value = "starting worker processes…"
         try:
             self.board.launch(self.name)
         except BaseException:
-            self.start.disabled, self.stop.disabled = False, True
-            self.state.value = "not launched"
+            if job is None or not job.running:
+                self._offer(running=False)
+                self.state.value = "not launched"
             raise
 
+    def _offer(self, *, running: bool) -> None:
+        self.start.disabled, self.stop.disabled = running, not running
+
     def show(self, job: Job, rows: Any) -> None:
-        told, done, total = phase(rows, self.board.plans[self.name], running=job.running)
+        told, done, total = phase(rows, self.plan, running=job.running)
         self.progress.max, self.progress.value = max(total, done, 1), done
         self.progress.description = f"{done / total:.0%}" if total else ""
         if job.running:
-            self.state.value = "; ".join(filter(None, [told, learned(rows)]))
+            self.state.value = "; ".join(filter(None, [self.other, told, learned(rows)]))
             return
-        self.start.disabled, self.stop.disabled = False, True
+        self._offer(running=False)
         self.progress.bar_style = {"finished": "success", "failed": "danger"}.get(job.state, "warning")
         self.state.value = _ended(job)
 
@@ -187,7 +199,8 @@ class _Details:
         self.ranks, self.log = HtmlView(), HtmlView()
         self.timeline, self.anatomy = PlotView(), PlotView()
         self.end = ipywidgets.VBox([self.timeline, self.anatomy], layout={"display": "none"})
-        self._compared: Path | None = None
+        self._tried: Path | None = None  # the run that was compared last
+        self._compared: Path | None = None  # the run of the figures
         for chooser in (self.job, self.rank):
             chooser.observe(board.messages.shown(lambda _: self.show()), names="value")
         heads = ipywidgets.HBox([self.job, self.rank], layout={"flex_flow": "row wrap"})
@@ -211,10 +224,13 @@ class _Details:
         self.ranks.value = doings_table(doings(job.record.folder))
         self.log.value = log_of(job.record.folder, self.rank.value or 0)
         finished = job.state == "finished"
-        self.end.layout.display = "" if finished else "none"
-        if finished and self._compared != job.record.folder:
-            self._compared = job.record.folder
-            self._compare(job.record)
+        try:
+            if finished and job.record.folder not in (self._compared, self._tried):
+                self._tried, self._compared = job.record.folder, None
+                self._compare(job.record)
+                self._compared = job.record.folder
+        finally:  # figures of another run are not shown below this one
+            self.end.layout.display = "" if finished and self._compared == job.record.folder else "none"
 
     def _compare(self, record: RunRecord) -> None:
         """The last epoch as planned, above it as measured, and where the time went."""

@@ -56,15 +56,14 @@ class RunsTable:
         self.keep = _button("keep", "times", "delete nothing")
         self.question = HtmlView()
         self.asked = ipywidgets.HBox([self.question, self.sure, self.keep], layout={"display": "none"})
+        self._compared: tuple[str, ...] = ()  # the runs of the figures on screen
         self._to_delete: tuple[str, ...] = ()  # what the question on screen is about
         self.throughput, self.accuracy = PlotView(), PlotView()
         self.views = ipywidgets.VBox([self.throughput, self.accuracy], layout={"display": "none"})
         self.exporter = Exporter(self.messages, Path(figures), self._figures)
         shown = self.messages.shown
         self.filter.observe(shown(lambda _: self.update()), names="value")
-        self.marks.observe(
-            lambda _: self._hide(), names="value"
-        )  # a question is about what is marked, or about nothing
+        self.marks.observe(lambda _: self._marked(), names="value")
         self.again.on_click(shown(lambda _: self.update()))
         self.compare.on_click(lambda _: self._guarded(self._compare))
         self.trace.on_click(lambda _: self._guarded(self.open_trace))
@@ -119,7 +118,15 @@ class RunsTable:
         self.messages.value = _TRACE.format(page, "")
         return f"{page} {perfetto}"
 
+    def _marked(self) -> None:
+        """A question is about what is marked, or about nothing; the figures below are of what is marked, or hidden."""
+        self._hide()
+        same = bool(self._compared) and self.marks.value == self._compared
+        self.views.layout.display = "" if same else "none"
+
     def _compare(self) -> None:
+        self._compared = ()
+        self._marked()  # hidden, until there are figures of these runs
         records = self.chosen
         note = ", ".join(record.name for record in records)
         with warnings.catch_warnings(record=True) as caught:  # of damaged runs, which the figures leave out
@@ -128,6 +135,7 @@ class RunsTable:
         self.views.layout.display = ""
         self.throughput.show(figures[0])
         self.accuracy.show(figures[1])
+        self._compared = tuple(self.marks.value)
         if told := dict.fromkeys(str(warning.message) for warning in caught):
             self.messages.fail("\n".join(told))
 
