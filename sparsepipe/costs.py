@@ -11,7 +11,7 @@ from .cluster import Cluster, Link
 from .graph import LayerGraph
 from .plan import Plan, Stage
 from .profile import LayerCost, Profile
-from .schedule import in_flight, num_versions
+from .schedule import compile_until_steady
 
 Array = NDArray[np.float64]
 COORDINATE_BYTES = 16  # one voxel at the network's input: batch index and three coordinates, int32 each
@@ -232,4 +232,5 @@ def depth(
         stages.append(Stage(("later",), tuple(range(len(shares), len(shares) + later_ranks))))
     plan = Plan(tuple(stages), schedule, num_microbatches=num_microbatches)
     fullest = max(zip(shares, plan.stages[0].ranks, strict=True))[1]
-    return num_versions(plan, 0, fullest), in_flight(plan, 0, fullest)
+    program = compile_until_steady(plan)
+    return program.num_versions(0, fullest), program.in_flight(0, fullest)

@@ -10,7 +10,7 @@ from .cluster import Cluster, Link
 from .costs import LayerTable, MemoryNeed
 from .plan import Plan
 from .profile import Profile
-from .schedule import Op, holdings
+from .schedule import Op, compile
 from .simulator import simulate
 from .trace import Trace
 
@@ -110,8 +110,9 @@ def peak_bytes(plan: Plan, profile: Profile, cluster: Cluster, voxels: Sequence[
         incoming.append(table.payload(before)[0][which].tolist())
         before |= set(own)
     most = dict.fromkeys(sorted(plan.ranks), 0.0)
+    program = compile(plan, len(voxels))
     for rank in most:
-        for action, held in holdings(plan, rank, len(voxels)):
+        for action, held in program.holdings(rank):
             total = 0.0
             for s, (versions, minibatches) in held.items():
                 whole = minibatches

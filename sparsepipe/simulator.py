@@ -17,10 +17,9 @@ import numpy as np
 
 from .cluster import Cluster
 from .costs import LayerTable, averaging_time, ports
-from .errors import InputError
 from .plan import Plan
 from .profile import Profile
-from .schedule import Op, actions, num_rounds, num_versions, round_minibatches, weights_share
+from .schedule import Action, Op, Program, compile, compile_until_steady, refuse_stuck, weights_share
 from .trace import Span, Trace
 
 FORWARD, BACKWARD, WEIGHTS, UPDATE = range(4)  # operations as numbers: they index what is kept for each
@@ -37,7 +36,7 @@ def simulate(plan: Plan, profile: Profile, cluster: Cluster, voxels: Sequence[fl
     """
     plan.check(profile.graph, cluster)
     with _collector_paused():
-        return Trace(tuple(_Simulation(plan, profile, cluster, voxels).run()), "simulated")
+        return Trace(tuple(_Simulation(compile(plan, len(voxels)), profile, cluster, voxels).run()), "simulated")
 
 
 @contextmanager
@@ -66,31 +65,32 @@ class _Rank:
 class _Simulation:
     """The state of one simulation: what each rank does next, and what has arrived.
 
-    What an action waits for is `schedule.inputs`, in the form of arrival times: of a forward, the tensors of the stage
+    What an action waits for is `Program.inputs`, in the form of arrival times: of a forward, the tensors of the stage
     before; of a backward, the gradients of the stage after (its own forward came earlier in its rank's list).
     """
 
-    def __init__(self, plan: Plan, profile: Profile, cluster: Cluster, voxels: Sequence[float]) -> None:
-        self.plan, self.last = plan, len(plan.stages) - 1
+    def __init__(self, program: Program, profile: Profile, cluster: Cluster, voxels: Sequence[float]) -> None:
+        plan = self.plan = program.plan
+        self.program = program
+        stages = range(len(plan.stages))
+        # As tables, since they are asked for every action: whom an operation of a stage feeds, and by whom it is fed.
+        self.target = {CODES[op]: [program.target(s, op) for s in stages] for op in (Op.FORWARD, Op.BACKWARD)}
         seconds, self.averaging, self.updates, self.transfers = _durations(plan, profile, cluster, voxels)
         # Updates that take no time need not be simulated, but where replicas wait for each other.
         alone = {s for s, stage in enumerate(plan.stages) if len(stage.ranks) == 1}
         idle = {s for s in alone if not self.updates[s, plan.stages[s].ranks[0]]}
         self.ranks = {}
-        for rank, own in actions(plan, len(voxels)).items():
+        for rank, own in program.actions.items():
             todo = [(CODES[op], s, m) for s, op, m in own if op is not Op.UPDATE or s not in idle]
             self.ranks[rank] = _Rank(rank, seconds[rank], todo)
         self.replicas = [[self.ranks[s.replica(m)] for m in range(len(voxels))] for s in plan.stages]
         # An update's span names the last minibatch of its round, as a run's does: rounds of stages differ in length.
-        self.last_of_round = [
-            [round_minibatches(plan, s, k, len(voxels))[-1] for k in range(num_rounds(plan, s, len(voxels)))]
-            for s in range(len(plan.stages))
-        ]
+        self.last_of_round = [[program.members(s, k)[-1] for k in range(program.num_updates(s))] for s in stages]
         unknown: list[float | None] = [None] * len(voxels)
         there: list[float | None] = [0.0] * len(voxels)  # what needs no transfer
         self.arrivals = (
-            [there if s == 0 else unknown.copy() for s in range(len(plan.stages))],
-            [there if s == self.last else unknown.copy() for s in range(len(plan.stages))],
+            [there if program.source(s, Op.FORWARD) is None else unknown.copy() for s in stages],
+            [there if program.source(s, Op.BACKWARD) is None else unknown.copy() for s in stages],
             [there] * len(plan.stages),
         )
         self.waiting: dict[tuple[int, int], list[_Rank]] = {}  # (stage, round) → replicas that wait for the others
@@ -112,11 +112,9 @@ class _Simulation:
                 self.send(rank, operation, stage, minibatch, now)
             if rank.free is not None and rank.place < len(rank.todo):
                 self.start(rank, now)
-        if stuck := [rank for rank in self.ranks.values() if rank.place < len(rank.todo)]:
-            names = {r.rank: f"{s}{LETTERS[operation]}{m}" for r in stuck for operation, s, m in [r.todo[r.place]]}
-            raise InputError(
-                f"schedule {self.plan.schedule!r} of this plan deadlocks: rank → action it waits at: {names}"
-            )
+        letters = {code: op for op, code in CODES.items()}
+        stuck = {rank.rank: rank.todo[rank.place] for rank in self.ranks.values() if rank.place < len(rank.todo)}
+        refuse_stuck(self.program, {k: Action(stage, letters[op], m) for k, (op, stage, m) in stuck.items()})
         return list(map(Span._make, self.rows))
 
     def start(self, rank: _Rank, free: float) -> None:
@@ -159,8 +157,8 @@ class _Simulation:
 
     def send(self, rank: _Rank, operation: int, stage: int, minibatch: int, now: float) -> None:
         """Send the result on as soon as both ports are free, and wake the rank that waits for it."""
-        target = stage + 1 if operation == FORWARD else stage - 1
-        if not 0 <= target <= self.last:
+        target = self.target[operation][stage]
+        if target is None:
             return
         peer = self.replicas[target][minibatch]
         seconds, leaving, entering = self.transfers[operation, stage, rank.rank, peer.rank]
@@ -218,6 +216,7 @@ def _durations(
     table = LayerTable.of(profile, distinct, {cluster.devices[rank].type.name for rank in plan.ranks})
     seconds: dict[int, dict[int, tuple[list[float], ...]]] = {rank: {} for rank in plan.ranks}
     averaging, updates, transfers = [], {}, _Transfers(cluster)
+    steady = compile_until_steady(plan)
     before = set(profile.graph.input_layers)
     for s, stage in enumerate(plan.stages):
         own = [index[id] for id in stage.layers]
@@ -235,5 +234,5 @@ def _durations(
         for rank in stage.ranks:
             kind = cluster.devices[rank].type.name
             seconds[rank][s] = of_kind[kind]
-            updates[s, rank] = table.update_time(own, [kind], kept=num_versions(plan, s, rank) > 1)
+            updates[s, rank] = table.update_time(own, [kind], kept=steady.num_versions(s, rank) > 1)
     return seconds, averaging, updates, transfers

@@ -9,10 +9,10 @@ PACKAGE = Path(__file__).parent.parent / "sparsepipe"
 LEVELS = [  # lowest first; a module may import its own level's files only inside its own folder, and anything lower
     {"display", "host"},
     {"errors", "schedule_rules", "picture", "children", "processor"},
-    {"files", "checks", "thread_pools", "timed_order", "company", "digests"},
+    {"files", "checks", "thread_pools", "company", "digests"},
     {"graph", "cluster", "trace", "graph_text", "record_files", "quantities"},
     {"plan_diff", "trace_file"},
-    {"profile", "plan", "zero_bubble", "interleaved"},
+    {"profile", "plan"},
     {"teams"},
     {"plan_table"},
     {"schedule", "record", "formats", "server_file"},

@@ -28,7 +28,7 @@ from sparsepipe.plan import Plan
 from sparsepipe.record import RunRecord
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.stage import boundary
-from sparsepipe.schedule import Op, actions, round_minibatches
+from sparsepipe.schedule import Op, compile
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -78,7 +78,8 @@ class Oracle:
     def _train_epoch(self, epoch: int) -> None:
         config, plan = self.config, self.plan
         order = data.minibatches(len(self.dataset), batch_size=config.batch_size, seed=config.seed, epoch=epoch)
-        lists = actions(plan, len(order))
+        program = compile(plan, len(order))
+        lists = program.actions
         versions = [[_copy(weights)] for weights in self.weights]
         sums: list[dict[int, list]] = [{} for _ in plan.stages]
         for m, indices in enumerate(order):
@@ -87,8 +88,8 @@ class Oracle:
             self.losses.append(loss)
             ready = []
             for s in range(len(plan.stages)):
-                step = next(k for k in range(len(order)) if m in round_minibatches(plan, s, k, len(order)))
-                members = round_minibatches(plan, s, step, len(order))
+                step = next(k for k in range(len(order)) if m in program.members(s, k))
+                members = program.members(s, step)
                 # A step that flushes is the mean over its samples, a round the mean over its minibatches.
                 total = sum(len(order[k]) for k in members)
                 factor = len(indices) / total if plan.weights in ("flush", "2bw") else 1 / len(members)

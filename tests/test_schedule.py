@@ -1,23 +1,41 @@
 """Schedules as strings, shaped like their diagram."""
 
 from dataclasses import replace
+from functools import lru_cache
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sparsepipe import Action, InputError, Op, Plan, Stage, actions, inputs
-from sparsepipe.schedule import (
-    SCHEDULES,
-    check_runs,
-    forward_actions,
-    forward_versions,
-    in_flight,
-    num_versions,
-    round_length,
-    round_minibatches,
-    warmup,
-)
+from sparsepipe import Action, InputError, Op, Plan, Stage, actions, inputs, schedule
+from sparsepipe.schedule import SCHEDULES, compile, compile_until_steady, round_length, warmup
+
+
+def check_runs(plan, num_minibatches, **options):
+    schedule.check_runs(compile(plan, num_minibatches), **options)
+
+
+def forward_versions(plan, num_minibatches):
+    return compile(plan, num_minibatches).weights
+
+
+def forward_actions(plan, num_minibatches):
+    return compile(plan, num_minibatches).evaluation
+
+
+def round_minibatches(plan, stage, index, num_minibatches):
+    return compile(plan, num_minibatches).members(stage, index)
+
+
+steady = lru_cache(compile_until_steady)  # every stage and rank of a plan is asked for
+
+
+def in_flight(plan, stage, rank):
+    return steady(plan).in_flight(stage, rank)
+
+
+def num_versions(plan, stage, rank):
+    return steady(plan).num_versions(stage, rank)
 
 
 def pipeline(*replicas, schedule="1f1b", num_microbatches=1, warmups=None) -> Plan:

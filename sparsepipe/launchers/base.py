@@ -16,7 +16,7 @@ from ..profile import Profile
 from ..provenance import Provenance
 from ..record import Origin, RunRecord
 from ..runtime import RunConfig
-from ..schedule import check_runs, round_length
+from ..schedule import check_runs, compile, round_length
 from .lock import hold, is_held
 
 Row = dict[str, Any]
@@ -100,7 +100,7 @@ def prepare(
     if sorted(plan.ranks) != list(range(len(plan.ranks))):
         raise InputError(f"the plan uses ranks {sorted(plan.ranks)}, expected 0 to {len(plan.ranks) - 1}")
     rounds = max(plan.num_microbatches, *(stage.round for stage in plan.stages))
-    check_runs(plan, 2 * rounds + len(plan.ranks) + 1)
+    check_runs(compile(plan, 2 * rounds + len(plan.ranks) + 1))
     if config.synchronised_batch_norm:
         _check_synchronised(plan, 2 * rounds + len(plan.ranks) + 1)
     folder = Path(run_dir).resolve()
@@ -207,7 +207,7 @@ def _check_synchronised(plan: Plan, num_minibatches: int) -> None:
                 f"over {count} replicas of stage {k}; choose a multiple for num_microbatches"
             )
     try:
-        check_runs(plan, num_minibatches, synchronised=True)
+        check_runs(compile(plan, num_minibatches), synchronised=True)
     except InputError as error:
         raise InputError(f"synchronised batch norm: {error}") from None
 

@@ -20,9 +20,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..costs import Array, MemoryNeed, averaging_time, boundary_link, depth, port_share
-from ..interleaved import steady_period
 from ..plan import Estimate, Plan, Stage, StageEstimate
-from ..schedule import moments
+from ..schedule import compile_until_steady, steady_period
 from .base import Problem
 
 
@@ -181,10 +180,10 @@ def stage_memory(plan: Plan, k: int, need: MemoryNeed) -> float:
 
 def _interleaved_memory(plan: Plan, needs: Sequence[MemoryNeed]) -> list[float]:
     """Bytes of each interleaved stage in the moment in which its device holds most, of all of its stages together."""
-    found = [0.0] * len(needs)
+    found, program = [0.0] * len(needs), compile_until_steady(plan)
     for rank in plan.ranks:
         own, fullest = plan.stages_of(rank), [0.0]
-        for running, counts in moments(plan, rank):
+        for running, counts in program.moments(rank):
             parts = [
                 needs[k].total(versions=v, minibatches=m, recompute=plan.stages[k].recompute, runs=k == running)
                 for k, (v, m) in zip(own, counts, strict=True)

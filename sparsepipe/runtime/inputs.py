@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ..schedule import Action, Op
+from ..schedule import Action, Op, fed_by
 from .channel import Inbox, Shelf, WireInbox
 from .loader import Loader
 from .packet import FORWARD
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 def inbox(worker: "Worker", post: Post, minibatches: Sequence[tuple[int, int]], *, direction: int) -> Inbox | Shelf:
     """Return where the packets of these minibatches (in this segment, over the run) arrive at a stage."""
     forward = direction == FORWARD
-    other = worker.plan.stages[post.stage + (-1 if forward else 1)]
+    source = fed_by(post.stage, Op.FORWARD if forward else Op.BACKWARD, len(worker.plan.stages))
+    assert source is not None, "a stage at an end of the pipeline has nobody beyond it"
+    other = worker.plan.stages[source]
     cut = post.stage + (not forward)  # the one before stage `cut`
     if other.ranks == post.own.ranks:
         return worker.shelves[direction, cut]

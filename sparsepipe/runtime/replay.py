@@ -18,7 +18,7 @@ from ..cluster import Cluster
 from ..costs import LayerTable, averaging_time
 from ..plan import Plan
 from ..profile import Profile
-from ..schedule import num_versions, weights_share
+from ..schedule import compile_until_steady, weights_share
 from .config import RunConfig
 from .links import Links
 from .objective import Outcome
@@ -123,7 +123,8 @@ class ReplayRunner:
         # One tensor for all packets: new memory for each would take the time of bringing its pages in.
         self._rows = torch.zeros(int(max(self._bytes_after.max(), self._bytes_before.max())), dtype=torch.uint8)
         self._averaging = averaging_time(workload.cluster, own.ranks, float(table.parameter_bytes[layers].sum()))
-        self.step_seconds = table.update_time(layers, [kind], kept=num_versions(plan, stage, rank) > 1)
+        versions = compile_until_steady(plan).num_versions(stage, rank)
+        self.step_seconds = table.update_time(layers, [kind], kept=versions > 1)
 
     def begin(self, *, training: bool) -> None:
         """Nothing is kept between stretches."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..schedule import Action, Op, actions, forward_versions, round_length, round_minibatches, together
+from ..schedule import Action, Op, round_length, together
 from .channel import Inbox, Shelf
 from .failures import LossNotFinite
 from .inputs import Inputs, inbox
@@ -30,14 +30,15 @@ class Segment:
 
     def __init__(self, worker: "Worker", post: Post, epoch: int, first: int, count: int) -> None:
         self.worker, self.post, self.epoch, self.count = worker, post, epoch, count
-        workload, plan = worker.workload, worker.plan
+        workload = worker.workload
         self.base = epoch * workload.epoch_minibatches + first  # global id of minibatch 0 of this segment
         order = workload.order(epoch)[first : first + count]
         self.batches = dict(enumerate(order))
-        todo = [action for action in actions(plan, count)[worker.rank] if action.stage == post.stage]
+        self.program = worker.program(count)
+        todo = [action for action in self.program.actions[worker.rank] if action.stage == post.stage]
         self.inputs = Inputs(worker, post, workload.training, self.batches, todo=todo, epoch=epoch, base=self.base)
         # The weights that each forward meets, as updates since the start of this segment.
-        uses = forward_versions(plan, count)
+        uses = self.program.weights
         self.versions = {m: uses[post.stage, m] for _, op, m in todo if op is Op.FORWARD}
         self.first_version = post.weights.newest.index
         post.weights.expect(self.versions.values())
@@ -72,7 +73,7 @@ class Segment:
             if action.op is Op.BACKWARD:
                 last = action.minibatch
             elif action.op is Op.UPDATE and last is not None:
-                members = round_minibatches(self.worker.plan, self.post.stage, action.minibatch, self.count)
+                members = self.program.members(self.post.stage, action.minibatch)
                 found |= {last} & set(members)
         return frozenset(found)
 
@@ -213,8 +214,8 @@ class Segment:
 
     def _round_of(self, m: int) -> range:
         """The minibatches whose gradients make the same update of this stage as those of `m`."""
-        plan, stage = self.worker.plan, self.post.stage
-        return round_minibatches(plan, stage, m // round_length(plan, stage), self.count)
+        stage = self.post.stage
+        return self.program.members(stage, m // round_length(self.worker.plan, stage))
 
     def _learning_rate(self, minibatch: int) -> float:
         workload = self.worker.workload
@@ -244,7 +245,7 @@ class Segment:
         whether any overflowed, and how long they are together.
         """
         worker, post = self.worker, self.post
-        recorder, members = worker.recorder, round_minibatches(worker.plan, post.stage, action.minibatch, self.count)
+        recorder, members = worker.recorder, self.program.members(post.stage, action.minibatch)
         last = members[-1] + self.base
         gradients = post.weights.take_gradients()
         if post.process.stage_group is not None:

@@ -17,7 +17,7 @@ from ..errors import InputError
 from ..host.background_load import Usage
 from ..plan import Plan
 from ..record_files import read_metrics
-from ..schedule import Action, actions, check_runs, forward_actions, in_flight
+from ..schedule import Action, Op, Program, check_runs, compile, compile_until_steady, feeds
 from ..trace import KINDS
 from . import checkpoint, metrics
 from .channel import Outbox, Shelf
@@ -69,14 +69,20 @@ class Worker:
         self.loss_scale = LossScale(config.loss_scale if self.scales_loss else 1.0)
         self.snapshots = Snapshots(run_dir, timeout=config.timeout_seconds)
         # Enough that ranks which send to each other never wait for each other to take: only evaluation is slowed.
-        most = len(own) * (sum(in_flight(plan, k, self.rank) for k in own) + 2)
+        steady = compile_until_steady(plan)
+        most = len(own) * (sum(steady.in_flight(k, self.rank) for k in own) + 2)
         self.outbox = Outbox(limit=most, memory=process.shared_memory, sockets=process.sockets)
         self.shelves: defaultdict[tuple[int, int], Shelf] = defaultdict(lambda: Shelf(self.rank))  # (direction, cut)
         self.averaged: list[tuple[Post, list[Tensor]]] = []  # of this rank's stages, until all can step
         self.last_rank = plan.stages[-1].ranks[0]  # tells the run's metrics
+        self._programs: dict[int, Program] = {}
         self.sent_bytes = 0  # to other ranks since the epoch began
         self.epochs: list[dict[str, Any]] = []
         self.unproven: int | None = None  # minibatches of the checkpoint whose weights are not validated yet
+
+    def program(self, num_minibatches: int) -> Program:
+        """The plan compiled for a stretch of so many minibatches: once for each length."""
+        return self._programs.setdefault(num_minibatches, compile(self.plan, num_minibatches))
 
     # --- the run -----------------------------------------------------------------------------------------------------
 
@@ -87,7 +93,7 @@ class Worker:
         """
         done = self._resume(resume_from) if resume_from else 0
         for count in self.workload.segment_lengths(done):
-            check_runs(self.plan, count, synchronised=self.config.synchronised_batch_norm)
+            check_runs(self.program(count), synchronised=self.config.synchronised_batch_norm)
         if self.rank == self.last_rank:
             shared = self.process.shared_memory
             facts = {
@@ -163,7 +169,7 @@ class Worker:
             self.process.barrier(f"start of epoch {epoch}")
         started, before = self.recorder.now(), Usage.now()
         every = _LOOK_EVERY if self.epochs else 1  # the summary's pace is of epochs after the first
-        for place, action in enumerate(actions(self.plan, count)[self.rank]):
+        for place, action in enumerate(self.program(count).actions[self.rank]):
             self.recorder.stage = action.stage
             segments[action.stage].do(action)
             if place % every == 0:
@@ -227,7 +233,7 @@ class Worker:
     def _validated(self, epoch: int) -> dict[str, float]:
         """Run the validation split through the stages, forward only, the newest weights, running statistics."""
         dataset, batches = self.workload.validation, self.workload.validation_order()
-        todo = forward_actions(self.plan, len(batches))[self.rank]
+        todo = compile(self.plan, len(batches)).evaluation[self.rank]
         inputs = {}
         for k, post in self.posts.items():
             post.runner.begin(training=False)
@@ -261,7 +267,9 @@ class Worker:
     def send(self, packet: Packet, action: Action) -> None:
         """Send what an action made to the stage after or before."""
         forward = packet.direction == FORWARD
-        peer = self.plan.stages[action.stage + (1 if forward else -1)].replica(action.minibatch)
+        target = feeds(action.stage, Op.FORWARD if forward else Op.BACKWARD, len(self.plan.stages))
+        assert target is not None, "stages at the ends send nothing outwards"
+        peer = self.plan.stages[target].replica(action.minibatch)
         cut = action.stage + forward  # the one before stage `cut`
         if peer == self.rank:
             self.shelves[packet.direction, cut].put(packet)

@@ -7,7 +7,7 @@ from ..plan import Plan
 from ..planners import Problem, estimate
 from ..planners.estimate import stage_memory
 from ..profile import CostSample, LayerCost, Profile
-from ..schedule import in_flight, num_versions
+from ..schedule import compile_until_steady
 from ..schedule_rules import WEIGHT_POLICIES
 
 
@@ -29,12 +29,12 @@ def judged(plan: Plan, problem: Problem) -> Plan:
     """The plan with what the default cost model expects, memory under the plan's own weight policy included."""
     expected = estimate(plan, problem)
     if plan.weights != WEIGHT_POLICIES[plan.schedule][0] and plan.laps == 1:  # of interleaved stages it counts them
-        parts = []
+        parts, program = [], compile_until_steady(plan)
         for k, (stage, part) in enumerate(zip(plan.stages, expected.stages, strict=True)):
             fullest = max(zip(stage.shares, stage.ranks, strict=True))[1]
             own = [problem.graph.index[id] for id in stage.layers]
             weights = MemoryNeed(float(problem.table.parameter_bytes[own].sum()), 0.0, 0.0)
-            now = weights.total(versions=num_versions(plan, k, fullest), minibatches=in_flight(plan, k, fullest))
+            now = weights.total(versions=program.num_versions(k, fullest), minibatches=program.in_flight(k, fullest))
             parts.append(replace(part, memory_bytes=part.memory_bytes - stage_memory(plan, k, weights) + now))
         expected = replace(expected, stages=tuple(parts))
     seconds = plan.estimate.plan_seconds if plan.estimate else 0.0

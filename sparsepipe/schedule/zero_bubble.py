@@ -14,7 +14,10 @@ more minibatches than the first stage does under 1F1B (the paper's ZB-H1).
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .timed_order import Part
+from ..plan import Plan
+from .actions import Action, Op
+from .list_scheduler import BACKWARD, Part, timed_order
+from .rounds import lookahead, num_rounds, paces, round_minibatches, turns_of
 
 
 @dataclass
@@ -52,3 +55,39 @@ class Replica:
     def _next(self, op: str) -> int:
         done = self.done[op]
         return self.minibatches[done] if done < len(self.minibatches) else self.minibatches[-1] + 1
+
+
+def order(plan: Plan, num_minibatches: int) -> dict[int, tuple[Action, ...]]:
+    """Each rank's actions, step after step."""
+    lists: dict[int, list[Action]] = {rank: [] for rank in plan.ranks}
+    for k in range(num_rounds(plan, 0, num_minibatches)):
+        for rank, order in _step(plan, round_minibatches(plan, 0, k, num_minibatches)).items():
+            (s,) = plan.stages_of(rank)
+            lists[rank] += [*(Action(part_stage, Op(op), m) for op, part_stage, m in order), Action(s, Op.UPDATE, k)]
+    return {rank: tuple(todo) for rank, todo in lists.items()}
+
+
+def _step(plan: Plan, span: range) -> Mapping[int, list[Part]]:
+    """The order of one step, timed by what the planner expects of the stages; equal ones where it said nothing."""
+    replicas, seconds = {}, paces(plan)
+    for s, stage in enumerate(plan.stages):
+        late = weights_share(plan, s)
+        for rank, share in zip(stage.ranks, stage.shares, strict=True):
+            forward = (
+                seconds[s] * stage.round / share
+            )  # in units that leave equal stages equal: thirds would not add up
+            backward = BACKWARD * forward
+            parts = {"F": forward, "B": (1 - late) * backward, "W": late * backward}
+            turns = turns_of(stage, rank, span)
+            replicas[rank] = Replica(s, turns, parts, lookahead(plan, s), lookahead(plan, 0))
+    found = timed_order(replicas, lambda s, m: plan.stages[s].replica(m), len(plan.stages), span)
+    assert all(own.done["W"] == len(own.minibatches) for own in replicas.values()), "every part has had its turn"
+    return found.parts
+
+
+def weights_share(plan: Plan, stage: int) -> float:
+    """The share of a backward's time that the gradients of the weights take, where they have an action of their own.
+
+    A matrix product's two gradients cost the same. Nobody waits for what the first stage sends back: it does all in B.
+    """
+    return 0.5 if plan.rules.splits_backward and stage > 0 else 0.0

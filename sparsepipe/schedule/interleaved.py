@@ -20,7 +20,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from .timed_order import BACKWARD, Ordered, Part, timed_order
+from ..plan import Plan
+from .actions import Action, Op
+from .list_scheduler import BACKWARD, Ordered, Part, timed_order
+from .rounds import num_rounds, paces, round_minibatches, turns_of
 
 
 def forwards(minibatches: Sequence[int], stages: Sequence[int], lap: int) -> list[tuple[int, int]]:
@@ -48,16 +51,17 @@ def step(minibatches: Sequence[int], stages: Sequence[int], lap: int) -> list[tu
 _NONE = -1  # no minibatch
 
 
-def continuous(count: int, paces: Sequence[float], lap: int) -> Ordered:
-    """Order the first `count` minibatches of an endless run, without flushes, through stages that take `paces` seconds.
+@lru_cache(maxsize=64)  # a plan is compiled once for each number of minibatches: for its memory, its trace, its run
+def continuous(count: int, stage_paces: tuple[float, ...], lap: int) -> Ordered:
+    """Order the first `count` minibatches of an endless run, without flushes, through stages of these paces.
 
     Ranks are counted from 0 in pipeline order. Each takes its stages' forwards and backwards in turn: of those that it
     can run, the one whose last run is longest ago. So the order becomes a cycle in which everything has its place, and
     the busiest rank hardly ever waits. No more minibatches are in flight than 1F1B has with a rank for each stage.
     """
-    endless = count + len(paces)
-    positions = {k: _Position(range(k, len(paces), lap), paces, endless) for k in range(lap)}
-    found = timed_order(positions, lambda stage, _: stage % lap, len(paces), range(endless))
+    endless = count + len(stage_paces)
+    positions = {k: _Position(range(k, len(stage_paces), lap), stage_paces, endless) for k in range(lap)}
+    found = timed_order(positions, lambda stage, _: stage % lap, len(stage_paces), range(endless))
     return replace(found, parts={k: [part for part in own if part[2] < count] for k, own in found.parts.items()})
 
 
@@ -65,16 +69,18 @@ _STEADY = (8, 24)  # times as many minibatches as there are stages
 
 
 @lru_cache(maxsize=64)  # asked for again wherever a plan is judged once more
-def steady_period(paces: tuple[float, ...], lap: int) -> float:
+def steady_period(stage_paces: tuple[float, ...], lap: int) -> float:
     """Return the seconds per minibatch of `continuous` once the pipeline is full.
 
     Where two ranks have nearly as much to do, the order comes to its cycle late, in a step that may cost a minibatch's
     time: the mean is over many.
     """
-    depth, (first, last) = len(paces), _STEADY
-    ends = continuous(last * depth, paces, lap).ends
+    depth, (first, last) = len(stage_paces), _STEADY
+    ends = continuous(last * depth, stage_paces, lap).ends
     seconds = ends["B", depth - 1, last * depth] - ends["B", depth - 1, first * depth]
-    busiest = max(sum(paces[k::lap]) for k in range(lap))  # a window of whole minibatches may miss part of a cycle
+    busiest = max(
+        sum(stage_paces[k::lap]) for k in range(lap)
+    )  # a window of whole minibatches may miss part of a cycle
     return max(seconds / ((last - first) * depth) / sum(_PARTS.values()), busiest)
 
 
@@ -104,3 +110,54 @@ class _Position:
 
 
 _PARTS: Mapping[str, float] = {"F": 1.0, "B": BACKWARD}  # of 3: thirds of a pace would not add up
+
+
+def order(plan: Plan, num_minibatches: int) -> dict[int, tuple[Action, ...]]:
+    """Each rank's actions, of all its stages."""
+    if plan.flushes:
+        return {rank: _steps_of(plan, rank, num_minibatches) for rank in plan.ranks}
+    return _without_flushes(plan, num_minibatches)
+
+
+def _steps_of(plan: Plan, rank: int, num_minibatches: int) -> tuple[Action, ...]:
+    """Step after step; all of the rank's stages are updated at a step's end, when the gradients of all are there."""
+    own, done = plan.stages_of(rank), list[Action]()
+    for k in range(num_rounds(plan, own[0], num_minibatches)):
+        mine = turns_of(plan.stages[own[0]], rank, round_minibatches(plan, own[0], k, num_minibatches))
+        done += [Action(s, Op(op), m) for op, s, m in step(mine, own, plan.lap)]
+        done += [Action(s, Op.UPDATE, k) for s in own]
+    return tuple(done)
+
+
+def _without_flushes(plan: Plan, num_minibatches: int) -> dict[int, tuple[Action, ...]]:
+    """Interleaved without flushes: a stage is updated after the last backward of each of its rounds.
+
+    Replicas have equal shares: all follow the same order, each on its own minibatches. One without a minibatch in the
+    last round takes part in its updates where the others have them.
+    """
+    count = num_rounds(plan, 0, num_minibatches) * plan.accumulation  # of each replica, in whole rounds
+    lists = {}
+    for position, parts in continuous(count, tuple(paces(plan)), plan.lap).parts.items():
+        team = plan.stages[position]
+        for rank in team.ranks:
+            mine = turns_of(team, rank, range(count * team.round))
+            todo = []
+            for op, s, k in parts:
+                if mine[k] < num_minibatches:
+                    todo.append(Action(s, Op(op), mine[k]))
+                if op == "B" and (k + 1) % plan.accumulation == 0:
+                    todo.append(Action(s, Op.UPDATE, k // plan.accumulation))
+            lists[rank] = tuple(todo)
+    return lists
+
+
+def evaluation_order(plan: Plan, num_minibatches: int) -> dict[int, tuple[Action, ...]]:
+    """Each rank's forwards alone, of all its stages."""
+    whole = range(num_minibatches)
+    return {
+        rank: tuple(
+            Action(s, Op.FORWARD, m) for s, m in forwards(turns_of(plan.stages[own[0]], rank, whole), own, plan.lap)
+        )
+        for rank in plan.ranks
+        for own in [plan.stages_of(rank)]
+    }

@@ -1,4 +1,4 @@
-"""The order of a timed run: each rank, whenever it is free, does the first of what it wants that it can.
+"""Greedy list scheduling: an idle rank runs its first candidate that is ready. The order is that of a timed run.
 
 An order found so cannot deadlock: it has been run.
 """
@@ -7,6 +7,8 @@ import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from .actions import Op, feeds
 
 Part = tuple[str, int, int]  # "F", "B" or "W", stage, minibatch
 BACKWARD = 2.0  # times a forward: a matrix product has two gradients
@@ -67,10 +69,11 @@ def timed_order(
             ranks[rank].finish(part)
             woken.add(rank)
             op, stage, m = part
-            if op == "F":
-                told: Part | None = ("F", stage + 1, m) if stage + 1 < num_stages else ("B", stage, m)
-            else:
-                told = ("B", stage - 1, m) if op == "B" and stage else None
+            target = feeds(stage, Op(op), num_stages)
+            if target is not None:
+                told: Part | None = (op, target, m)
+            else:  # the last stage's forward is what its own backward waits for
+                told = ("B", stage, m) if op == "F" else None
             if told:
                 arrived.add(told)
                 woken.add(serving(told[1], m))

@@ -1,0 +1,57 @@
+"""Schedules as data: for each rank, the ordered actions it performs. The simulator and the runtime obey the same lists.
+
+    actions.py                     what an action is, and who feeds whom
+    rounds.py                      which minibatches a replica takes, and which an update is made of
+    one_forward_one_backward.py, interleaved.py, zero_bubble.py     one order function each (with list_scheduler.py)
+    program.py                     a plan compiled: all that the simulator, the runtime and the memory estimate ask
+    check.py                       whether a program deadlocks
+
+A round is `num_microbatches` minibatches for schedules that flush, and for asynchronous ones the minibatches after
+which every replica of that stage has had its share (1 without replication), `accumulation` times.
+"""
+
+from collections.abc import Mapping
+
+from ..plan import Plan
+from ..schedule_rules import SCHEDULE_RULES
+from .actions import Action, Op, fed_by, feeds
+from .check import check_runs, refuse_stuck
+from .interleaved import steady_period
+from .program import Held, Program, compile, compile_until_steady
+from .rounds import lookahead, round_length, together, warmup
+from .zero_bubble import weights_share
+
+SCHEDULES: Mapping[str, str] = {name: rules.summary for name, rules in SCHEDULE_RULES.items()}
+
+
+def actions(plan: Plan, num_minibatches: int) -> Mapping[int, tuple[Action, ...]]:
+    """Every action of every rank, in order, for `num_minibatches` from an empty pipeline to an empty pipeline."""
+    return compile(plan, num_minibatches).actions
+
+
+def inputs(action: Action, plan: Plan, num_minibatches: int) -> list[Action]:
+    """The actions whose results this one consumes."""
+    return compile(plan, num_minibatches).inputs(action)
+
+
+__all__ = [
+    "SCHEDULES",
+    "Action",
+    "Held",
+    "Op",
+    "Program",
+    "actions",
+    "check_runs",
+    "compile",
+    "compile_until_steady",
+    "fed_by",
+    "feeds",
+    "inputs",
+    "lookahead",
+    "refuse_stuck",
+    "round_length",
+    "steady_period",
+    "together",
+    "warmup",
+    "weights_share",
+]

@@ -1,0 +1,53 @@
+"""What a rank does, one action after the other; and who feeds whom, the one place that says it.
+
+F is the forward and B the backward of a minibatch. A schedule that splits the backward has B for the gradients of what
+arrived alone, and W for those of the weights. U averages the gradients of one round over a stage's replicas and updates
+the weights.
+"""
+
+import re
+from enum import StrEnum
+from typing import NamedTuple
+
+from ..errors import InputError
+
+
+class Op(StrEnum):
+    FORWARD = "F"
+    BACKWARD = "B"
+    UPDATE = "U"
+    WEIGHTS = "W"  # gradients of the weights, where the schedule does not leave them to B
+
+
+class Action(NamedTuple):
+    stage: int
+    op: Op
+    minibatch: int  # for an update: the round
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.op}{self.minibatch}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Action":
+        found = re.fullmatch(r"(\d+)([FBUW])(\d+)", text)
+        if not found:
+            raise InputError(f"{text!r} is not an action: expected stage, F, B, U or W, minibatch, such as 1F3")
+        return cls(int(found[1]), Op(found[2]), int(found[3]))
+
+
+def feeds(stage: int, op: Op, num_stages: int) -> int | None:
+    """The other stage that needs the result of `op` in `stage` for the same operation; None where no other does.
+
+    A forward's features go to the next stage, a backward's gradients to the one before.
+    """
+    target = stage + _DIRECTION.get(op, 0)
+    return target if target != stage and 0 <= target < num_stages else None
+
+
+def fed_by(stage: int, op: Op, num_stages: int) -> int | None:
+    """The other stage whose result `op` in `stage` needs: `feeds` the other way round."""
+    source = stage - _DIRECTION.get(op, 0)
+    return source if source != stage and 0 <= source < num_stages else None
+
+
+_DIRECTION = {Op.FORWARD: 1, Op.BACKWARD: -1}  # along the pipeline; all else stays in its stage

@@ -1,0 +1,84 @@
+"""Which minibatches a replica takes, how far forwards run ahead, and which minibatches an update is made of."""
+
+from math import ceil
+
+from ..plan import Plan, Stage
+
+
+def round_length(plan: Plan, stage: int) -> int:
+    """Minibatches of one update of `stage`."""
+    if plan.flushes:
+        return plan.num_microbatches
+    if plan.updates_by_step:
+        return max(plan.num_microbatches, _least_double_buffered(plan))
+    return plan.stages[stage].round * plan.accumulation
+
+
+def _least_double_buffered(plan: Plan) -> int:
+    """Fewest minibatches of a step with which two versions do: no forward runs ahead of the step before its own.
+
+    PipeDream-2BW asks for as many as there are stages (Narayanan et al., ICML 2021, section 3.1).
+    """
+    return max(1, *(lookahead(plan, s) for s in range(len(plan.stages))))
+
+
+def num_rounds(plan: Plan, stage: int, num_minibatches: int) -> int:
+    """Updates of `stage` in `num_minibatches`; the last round may be shorter."""
+    return ceil(num_minibatches / round_length(plan, stage))
+
+
+def round_minibatches(plan: Plan, stage: int, index: int, num_minibatches: int) -> range:
+    """The minibatches of one round."""
+    length = round_length(plan, stage)
+    return range(index * length, min((index + 1) * length, num_minibatches))
+
+
+def lookahead(plan: Plan, stage: int) -> int:
+    """Run forwards up to so many minibatches beyond the next backward.
+
+    1F1B keeps every later rank busy: ⌈later ranks / own ranks⌉ minibatches of each replica (PipeDream, SOSP 2019,
+    section 3.2), and so does an imported warm-up, times the replicas. Unequal replicas look ahead by the later ranks
+    alone: rounding up would let one with a small share wait for a minibatch that no earlier stage may send yet. A stage
+    never looks further ahead than those before it, so the lists cannot deadlock.
+    """
+    own = plan.stages[stage]
+    replicas = len(own.ranks)
+    if own.warmup is not None:
+        return own.warmup * replicas
+    if plan.rules.one_minibatch_at_a_time:
+        return 0
+    if plan.schedule == "gpipe":
+        return plan.num_microbatches
+    later = sum(len(other.ranks) for other in plan.stages[stage + 1 :])
+    return ceil(later / replicas) * replicas if len(set(own.shares)) == 1 else later
+
+
+def warmup(plan: Plan, stage: int, rank: int) -> int:
+    """Forwards that `rank` runs before its first backward."""
+    own, ahead = plan.stages[stage], lookahead(plan, stage)
+    first = own.turns.index(own.ranks.index(rank))
+    return len(turns_of(own, rank, range(first + 1, first + 1 + ahead)))
+
+
+def turns_of(stage: Stage, rank: int, span: range) -> list[int]:
+    """The minibatches of `span` that `rank` runs."""
+    place = stage.ranks.index(rank)
+    own = [k for k, turn in enumerate(stage.turns) if turn == place]
+    first = span.start - span.start % stage.round
+    turns = [base + k for base in range(first, span.stop, stage.round) for k in own]
+    return [m for m in turns if span.start <= m < span.stop]
+
+
+def together(plan: Plan, stage: int, minibatch: int, num_minibatches: int) -> range:
+    """The minibatches in the same batch-norm group as `minibatch`, including it: replicas run them together.
+
+    A last round in which some replicas have no minibatch is run by each alone.
+    """
+    count = len(plan.stages[stage].ranks)
+    start = minibatch - minibatch % count
+    return range(start, start + count) if start + count <= num_minibatches else range(minibatch, minibatch + 1)
+
+
+def paces(plan: Plan) -> list[float]:
+    """What the planner expects of each stage, forward and backward; equal paces where it said nothing."""
+    return [e.compute_seconds for e in plan.estimate.stages] if plan.estimate else [1.0] * len(plan.stages)
