@@ -34,7 +34,7 @@ from sparsepipe import (
 )
 from sparsepipe.answers import table
 from sparsepipe.cli import main
-from sparsepipe.display.markup import Html, figure_text, joined, one_line, visible
+from sparsepipe.display.markup import Html, figure_text, joined, markdown_text, one_line, visible
 from sparsepipe.errors import RunFailed
 from sparsepipe.files import write_json, write_rows
 from sparsepipe.picture import left_out
@@ -376,3 +376,31 @@ def test_figures_are_finished_in_one_place():
                      for f in ast.walk(tree) if isinstance(f, ast.Call) for n in [f.func])  # fmt: skip
         if makes and path.name not in ("theme.py", "export.py", "chromium.py", "chromium_process.py"):
             assert "finished(" in path.read_text(), path.name
+
+
+OWN_WORDS = {  # filled into the Markdown of notebooks as they are: numbers, and words of the notebook's own
+    *("num_points", "voxel_sizes[-1]", "batch_size", "shape", "num_devices", "places", "proof", "text", "head", "rows"),
+    *("busy", "epochs", "classes", "reached", "verdict", "told", "name", "told[name]", "chance", "row['stage']"),
+    *("minibatches", "place.noted()", "baseline", "best.planner"),
+}
+
+
+def test_names_in_the_markdown_of_notebooks():
+    found = []
+    for path in sorted((PACKAGE.parent / "notebooks").glob("*.ipynb")):
+        for cell in json.loads(path.read_text())["cells"]:
+            source = "".join(cell["source"])
+            if cell["cell_type"] != "code" or "Markdown(" not in source:
+                continue
+            for node in ast.walk(ast.parse(source)):
+                if isinstance(node, ast.FormattedValue) and node.format_spec is None:
+                    told = ast.unparse(node.value)
+                    if not told.startswith(("markdown_text(", "len(")) and told not in OWN_WORDS:
+                        found.append(f"{path.name}: {told}")
+    assert not found
+
+
+def test_markdown_shows_a_name_as_it_is():
+    assert markdown_text("a_b") == "a&#95;b"
+    for name in (NAME, LINES, "![x](javascript:1)", "`|`", "**b**"):
+        assert not set(markdown_text(name)) & set("<>`*_[]()!|$\n\x1b")

@@ -1,5 +1,6 @@
 """Checkpoints are whole or absent, and what is damaged or another model's is refused by name."""
 
+import json
 import os
 import subprocess
 import sys
@@ -75,6 +76,48 @@ def test_one_that_was_never_finished_is_not_seen(tmp_path) -> None:
     assert checkpoint.latest(tmp_path).minibatches == 5
     _write(tmp_path, 10)
     assert checkpoint.latest(tmp_path).minibatches == 10
+
+
+def test_a_manifest_that_was_edited_is_refused(tmp_path) -> None:
+    """Another seed or batch size went unnoticed: only the shards had a checksum."""
+    _write(tmp_path, 5)
+    path = checkpoint.latest(tmp_path).folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps(manifest | {"seed": 7}))
+    with pytest.raises(InputError, match="not the manifest that was written .SHA-256 differs.; remove .* before it"):
+        checkpoint.latest(tmp_path)
+    path.write_text(json.dumps(dict(reversed(manifest.items()))))
+    assert checkpoint.latest(tmp_path).minibatches == 5, "the order of keys and spaces is no matter"
+    del manifest["sha256"]
+    path.write_text(json.dumps(manifest))
+    assert checkpoint.latest(tmp_path).read(["conv1"]), "one that was written before there was a seal"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"minibatches": "5"}, "minibatches = '5'"),
+        ({"layers": None}, "layers = None: expected an object"),
+        ({"layers": {"conv1": "../../x.safetensors"}}, "expected the name of a file beside the manifest"),
+        ({"files": {"a": {"bytes": -1}}}, "bytes = -1"),
+        ({"files": {"a": {"sha256": "0"}}}, "expected a SHA-256"),
+        ({"loss_scale": {"factor": 2.0, "colour": 1}}, "unknown 'colour'"),
+        ({"format": "another"}, "not a checkpoint of this project"),
+    ],
+)
+def test_a_damaged_manifest_names_what_is_wrong(tmp_path, change, message) -> None:
+    _write(tmp_path, 5)
+    path = checkpoint.latest(tmp_path).folder / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(InputError, match=message):
+        checkpoint.latest(tmp_path)
+    for name in ("minibatches", "layers", "files"):
+        _write(tmp_path, 5)
+        manifest = json.loads(path.read_text())
+        del manifest[name], manifest["sha256"]
+        path.write_text(json.dumps(manifest))
+        with pytest.raises(InputError, match=f"manifest.json: has no '{name}'"):
+            checkpoint.latest(tmp_path)
 
 
 def _killed_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,12 @@
 
     Html("<b>{}</b>").format(name)    escapes what is filled in, but for other Html: the only way HTML is put together
     one_line(name)                    for terminals, tables of text and error messages
+    markdown_text(name)               for the Markdown of notebooks
 
 A `str` is text and an `Html` is markup, so whoever forgets one of them shows a tag too many and runs none.
 """
 
+import re
 import unicodedata
 from collections.abc import Iterable
 from typing import Any
@@ -15,6 +17,7 @@ from markupsafe import escape as _escape
 
 # MathJax typesets what stands between dollars, links included; plotly fills in %{…} where it stands in a hover text.
 _ALSO = {"$": "&#36;", "{": "&#123;"}
+_MARKDOWN = re.compile(r"[\\`*_\[\]()!|~]")
 # Codes that move a terminal's cursor or colour it, halves of characters that no file can hold, marks that turn the
 # direction in which the rest of a line is read, and whatever ends a line.
 _CATEGORIES = ("Cc", "Cs", "Zl", "Zp")
@@ -65,6 +68,12 @@ def figure_text(text: Any) -> Html:
     if hasattr(text, "__html__"):
         return Html(text.__html__())
     return Html(str(Html.escape(text)).replace("&#39;", "'").replace("&#34;", '"'))
+
+
+def markdown_text(text: Any) -> str:
+    """Return a value as one line of Markdown that shows it as it is: no tag, link, emphasis, cell or formula."""
+    escaped = str(Html.escape(one_line(text)))
+    return _MARKDOWN.sub(lambda found: f"&#{ord(found[0])};", escaped)
 
 
 def _acts(character: str) -> bool:
