@@ -17,8 +17,10 @@ from sparsepipe import InputError, RunFailed, RunRecord
 from sparsepipe.data import make_shapes
 from sparsepipe.data.families import FAMILIES
 from sparsepipe.launchers import launch
+from sparsepipe.launchers.base import _changed
+from sparsepipe.plan import Plan, Stage
 from sparsepipe.record import Origin
-from sparsepipe.runtime import checkpoint
+from sparsepipe.runtime import RunConfig, checkpoint
 from sparsepipe.runtime.run import run
 
 
@@ -118,6 +120,19 @@ def test_a_damaged_manifest_names_what_is_wrong(tmp_path, change, message) -> No
         path.write_text(json.dumps(manifest))
         with pytest.raises(InputError, match=f"manifest.json: has no '{name}'"):
             checkpoint.latest(tmp_path)
+
+
+def test_metrics_that_are_gone_or_damaged_are_said_before_a_run_goes_on(tmp_path) -> None:
+    """It resumed with exit code 0, and the earlier losses were silently missing."""
+    plan, config = Plan((Stage(("conv1", "relu", "conv2"), (0,)),)), RunConfig("net", "d")
+    RunRecord.create(tmp_path, plan, config.to_json(), Origin())
+    _write(tmp_path, 5)
+    with pytest.warns(UserWarning, match="metrics.jsonl: gone, and with it the losses of the first 5 minibatches"):
+        _changed(tmp_path, plan, config)
+    (tmp_path / "metrics.jsonl").write_text('{"event": "step"}\n[]\n')
+    with pytest.raises(InputError, match="metrics.jsonl:2: not a row of JSON"):
+        _changed(tmp_path, plan, config)
+    assert not (tmp_path / "plan-before-2.json").exists(), "nothing is changed"
 
 
 def _killed_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:

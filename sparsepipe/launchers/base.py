@@ -124,12 +124,15 @@ def prepare(
 def _changed(folder: Path, plan: Plan, config: RunConfig) -> RunRecord:
     """Give a record the plan and the settings that its run goes on with; what it followed so far stays readable.
 
-    Raises InputError, with nothing changed, for settings that no worker would go on with from its newest checkpoint.
+    Raises InputError, with nothing changed, where its metrics are damaged, and for settings that no worker would go on
+    with from its newest checkpoint.
     """
     # Here: they bring torch, for which nobody else who launches need wait.
     from ..runtime import checkpoint
     from . import resuming
 
+    if (folder / "metrics.jsonl").exists():
+        RunRecord(folder).metrics()  # read now: what is damaged is told before anything starts
     if found := checkpoint.latest(folder):
         found.check(model=config.model, layers=())
         found.check_minibatches({"batch_size": config.batch_size, "last_minibatch": config.last_minibatch})
