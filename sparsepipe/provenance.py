@@ -19,6 +19,7 @@ from .record import RunRecord, load_warnings
 
 FORMAT = "sparsepipe-provenance-1"
 _MOST_DOUBTS = 2  # told in a subtitle; the others are counted
+_LONGEST = 150  # characters of them together
 
 Facts = Mapping[str, Any]
 Value = TypeVar("Value")
@@ -91,8 +92,9 @@ class Provenance:
         """A line for a subtitle, "doubtful: layers' sum is 0.51 × a whole step"; None where nothing is doubtful."""
         if not self.doubts:
             return None
-        more = len(self.doubts) - _MOST_DOUBTS
-        told = "; ".join(self.doubts[:_MOST_DOUBTS])
+        shown = [k for k in range(1, _MOST_DOUBTS + 1) if k == 1 or len("; ".join(self.doubts[:k])) <= _LONGEST]
+        more = len(self.doubts) - shown[-1]
+        told = "; ".join(self.doubts[: shown[-1]])
         return f"doubtful: {told}" + (f"; and {more} more" if more > 0 else "")
 
     def __or__(self, other: "Provenance") -> "Provenance":

@@ -165,10 +165,14 @@ def test_doubts_have_lines_of_their_own_and_push_the_rest_down():
     taller = once.layout.height - plain.layout.height
     assert taller > 0 and once.layout.margin.t - plain.layout.template.layout.margin.t == taller
     assert doubted(once, ["layers' sum is 0.51 × a whole step"]) == once
-    twice = doubted(once, ["<b> & c " + "long " * 40])
+    twice = doubted(once, ["<b> & c " + "long " * 18])
     assert "doubtful: layers' sum" in twice.layout.title.text and "&lt;b&gt; &amp; c" in twice.layout.title.text
     assert twice.layout.title.text.count("doubtful") == 1 and twice.layout.height > once.layout.height
     assert doubted(plain, []) is plain
+    above = {"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom"}
+    legend_above = doubted(go.Figure(plain).update_layout(legend=above), ["x"])
+    assert doubted(legend_above, ["x"]) == legend_above
+    assert legend_above.layout.height > doubted(plain, ["x"]).layout.height  # the line and the legend do not meet
 
 
 def test_a_picture_is_not_left_beside_a_table_of_other_numbers(tmp_path, monkeypatch):

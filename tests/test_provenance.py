@@ -102,6 +102,8 @@ def test_a_subtitle_tells_the_doubtful_part_in_a_line():
     assert doubt == "doubtful: profile of cpu: layers' sum is 0.506 × a whole step"
     many = Provenance().with_warnings("a; do this", "b, expected c", "d", "e")
     assert many.doubt == "doubtful: a; b; and 2 more"
+    long = Provenance().with_warnings("a" * 140, "b" * 40)
+    assert long.doubt == f"doubtful: {'a' * 140}; and 1 more"
     assert in_few_words("The loop is long.") == "The loop is long"
 
 

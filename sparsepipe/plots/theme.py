@@ -122,6 +122,7 @@ def finished(figure: go.Figure, title: str, *, note: str = "", width: int = WIDT
 
 
 _DOUBT = "#B03A2E"  # a red that is read on white by eyes that do not tell red from green
+_ABOVE = 26  # pixels of a legend or of panels' titles above a plot
 _GLYPH = 6.4  # pixels of a character of such a line, on average
 
 
@@ -147,7 +148,9 @@ def doubted(figure: go.Figure, doubts: Iterable[str]) -> go.Figure:
     for old in before:
         text = text.replace(_as_doubt(old), "")
     margin = result.layout.margin.t if result.layout.margin.t is not None else TEMPLATE.layout.margin.t
-    plain, extra = margin - _LINE * len(before), _LINE * (len(lines) - len(before))
+    room = _ABOVE if _is_above(result) else 0  # a note ends before what stands there, a doubt may not
+    had = (_LINE * len(before) + room) if before else 0
+    plain, extra = margin - had, _LINE * len(lines) + room - had
     height = (result.layout.height or HEIGHT) + extra
     return result.update_layout(
         # Where plotly puts a title: in the middle of the margin that it had without these lines.
@@ -156,6 +159,13 @@ def doubted(figure: go.Figure, doubts: Iterable[str]) -> go.Figure:
         height=height,
         meta={"doubts": list(told), "lines": lines},
     )
+
+
+def _is_above(figure: go.Figure) -> bool:
+    """Whether a legend or a panel's title stands between the figure's title and its plot."""
+    legend = figure.layout.legend
+    beside = legend.orientation == "h" and legend.yref != "container" and (legend.y or 0) >= 1
+    return beside or any((note.yref or "") == "paper" and (note.y or 0) >= 1 for note in figure.layout.annotations)
 
 
 def _as_doubt(line: str) -> Html:
