@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from . import __version__
-from .checks import MOST_DEVICES, MOST_MINIBATCHES, shown
+from .checks import MOST_LIKE_DEVICES, MOST_MINIBATCHES, shown
 from .errors import InputError
 from .quantities import BANDWIDTH, SIZE, Quantity
 from .schedule_rules import WEIGHT_POLICIES
@@ -85,7 +85,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--planner", action="append", choices=PLANNERS, help="repeat it to compare (default: optimal)")
     one.add_argument("--schedule", choices=tuple(WEIGHT_POLICIES), default="1f1b")
     one.add_argument(
-        "--num-microbatches", type=_whole(1, MOST_MINIBATCHES), help="minibatches of one step of a flush schedule"
+        "--num-microbatches", type=_whole(1, 4 * MOST_LIKE_DEVICES), help="minibatches of one step of a flush schedule"
     )
     one.add_argument("--recompute", action="store_true", help="run forwards again before backwards, to save memory")
     one.add_argument("--rescore", type=_count, metavar="K", help="optimal: simulate the K best plans, take the fastest")
@@ -252,7 +252,7 @@ def _machine_options(one: argparse.ArgumentParser) -> None:
     one.add_argument("--server-file", type=Path, metavar="FILE", help="SparsePipe's list of servers and profiles")
     one.add_argument(
         "--devices",
-        type=_whole(-_MANY, MOST_DEVICES),
+        type=_whole(-_MANY, MOST_LIKE_DEVICES),
         action="append",
         metavar="N",
         help="like devices; twice: devices a node, nodes",

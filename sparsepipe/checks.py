@@ -10,6 +10,7 @@ from .errors import DamagedRecord, InputError
 
 MOST = 1e30  # seconds, bytes or voxels: sums and products of such numbers are still finite
 MOST_DEVICES = 65_536  # a larger count is a slip of the hand, and would fill the memory
+MOST_LIKE_DEVICES = 4096  # of --devices: what is planned, replicas one by one, in seconds
 MOST_MINIBATCHES = 2 * MOST_DEVICES  # of one step, or simulated or replayed at once: likewise
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from . import run_verbs
 from .answers import Answer, OutputLost, Progress, print_answer, progress_line, standard_streams, table
 from .arguments import parser
-from .checks import MOST_DEVICES
+from .checks import MOST_LIKE_DEVICES
 from .cluster import Cluster, DeviceType, Link, Node
 from .display.markup import one_line, visible
 from .errors import InputError, RunFailed
@@ -360,8 +360,10 @@ def _like_devices(found: Profile, counts: list[int], bandwidths: list[float] | N
         raise InputError(f"--devices was given {len(counts)} times: expected once, or twice (devices a node, nodes)")
     if any(count < 1 for count in counts):
         raise InputError(f"a device count of {min(counts)}: expected at least 1")
-    if prod(counts) > MOST_DEVICES:
-        raise InputError(f"--devices {' --devices '.join(map(str, counts))}: expected {MOST_DEVICES} at most in all")
+    if prod(counts) > MOST_LIKE_DEVICES:
+        raise InputError(
+            f"--devices {' --devices '.join(map(str, counts))}: expected {MOST_LIKE_DEVICES} at most in all"
+        )
     if bandwidths and len(bandwidths) != len(counts):
         raise InputError(f"{len(bandwidths)} --bandwidth for {len(counts)} --devices: expected one for each level")
     links = [Link(bandwidth) for bandwidth in bandwidths] if bandwidths else [Link()] * len(counts)

@@ -36,7 +36,7 @@ class Stage:
         if not self.shares:
             object.__setattr__(self, "shares", (1,) * len(self.ranks))
 
-    @property
+    @cached_property
     def round(self) -> int:
         """Minibatches after which every replica has had its share."""
         return sum(self.shares)

@@ -244,3 +244,34 @@ def test_the_module_runs_as_a_command(profile):
     command = [sys.executable, "-m", "sparsepipe", "plan", "--profile", str(profile), "--devices", "1", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["stages"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("plan --devices 1000000000", "--devices: 1000000000: expected 4096 at most"),
+        ("plan --devices 1000 --devices 1000", "--devices 1000 --devices 1000: expected 4096 at most in all"),
+        ("plan --devices two", "--devices: 'two' is not a whole number"),
+        ("plan --devices 4 --num-microbatches 1e9", "--num-microbatches: 1000000000: expected 16384 at most"),
+        ("plan --devices 4 --num-microbatches 1e400", "'1e400' is not a whole number"),
+        ("plan --devices 4 --stages-per-device 1e9 --planner model-parallel", "1000000000 stages for "),
+        ("plan --devices 4 --bandwidth 1e-300", "bandwidth"),
+        ("plan --devices 4 --memory nan", "--memory: 'nan'"),
+        ("simulate none.json --devices 4 --minibatches 1e9", "--minibatches: 1000000000: expected 131072 at most"),
+        ("replay none.json --devices 4 --minibatches 1e9", "--minibatches: 1000000000: expected 131072 at most"),
+        ("run --seed 1e30", "is not a whole number"),
+        ("run --seed 18446744073709551617", "--seed: 18446744073709551617: expected 18446744073709551616 at most"),
+        ("run --epochs " + "9" * 5000, "is not a whole number"),
+        ("run --checkpoint-every -1", "--checkpoint-every: -1: expected 0 or more"),
+    ],
+)
+def test_numbers_that_would_fill_the_memory_end_in_one_line(words, message, profile, capsys):
+    """A billion devices filled the memory, as many microbatches took for ever; all that is counted has an end."""
+    verb, *rest = words.split()
+    machines = [] if verb == "run" else ["--profile", str(profile)]
+    try:
+        code = main([verb, *rest, *machines])
+    except SystemExit as stopped:
+        code = stopped.code
+    said = capsys.readouterr().err
+    assert code == 2 and message in said and said.count("\n") == 1 and len(said) < 300

@@ -9,7 +9,8 @@ from numpy.random import default_rng
 
 from sparsepipe import data
 from sparsepipe.data.families import FAMILIES
-from sparsepipe.data.formats import read
+from sparsepipe.data.formats import Mesh, read
+from sparsepipe.data.sampling import sample_points
 from sparsepipe.errors import InputError
 
 
@@ -129,3 +130,10 @@ def test_bad_arguments_are_refused(tmp_path: Path, options: dict, message: str) 
     with pytest.raises(InputError, match=message):
         data.make_shapes(tmp_path / "out", **{"num_train": 1, "num_test": 1} | options)
     assert not (tmp_path / "out").exists()
+
+
+def test_more_points_of_a_mesh_than_memory_holds_are_refused():
+    """A million million points asked of a mesh ended in an error of memory that named nothing."""
+    corners = np.array([[0.0, 0, 0], [1, 0, 0], [0, 1, 0]])
+    with pytest.raises(InputError, match="1000000000000 points of a mesh asked for, expected 10000000 at most"):
+        sample_points(Mesh(corners, np.array([[0, 1, 2]])), 10**12, seed=0)

@@ -8,6 +8,8 @@ from ..errors import InputError
 from .formats import Cloud, Mesh
 from .formats.base import NORMAL
 
+_MOST_OF_A_MESH = 10**7  # points, which take about a gigabyte while they are drawn
+
 
 def sample_points(content: Mesh | Cloud, num_points: int | None, *, seed: int) -> Cloud:
     """Draw `num_points` points with their attributes and labels: of a mesh by area, of a cloud without repetition.
@@ -20,6 +22,8 @@ def sample_points(content: Mesh | Cloud, num_points: int | None, *, seed: int) -
     if isinstance(content, Mesh):
         if num_points is None:
             raise InputError("all points of a mesh asked for, which has none of its own; give their number")
+        if num_points > _MOST_OF_A_MESH:
+            raise InputError(f"{num_points} points of a mesh asked for, expected {_MOST_OF_A_MESH} at most")
         return sample_surface(content, num_points, seed=seed)
     if num_points is None or len(content) <= num_points:
         return content
