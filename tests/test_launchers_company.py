@@ -1,0 +1,41 @@
+"""Runs that share the machine know of each other; a run's record says what it rests on and which campaign it is of."""
+
+import os
+
+from sparsepipe.campaigns import differences
+from sparsepipe.launchers.base import prepare
+from sparsepipe.models import network
+from sparsepipe.plan import Plan, Stage
+from sparsepipe.provenance import Provenance, plan_digest
+from sparsepipe.runtime import RunConfig
+
+MODEL = "minkvgg11bn-narrow"
+
+
+def prepared(folder, campaign=None):
+    layers = tuple(layer.id for layer in network(MODEL, num_classes=2).graph().layers)
+    plan, config = Plan((Stage(layers, (0,)),)), RunConfig(MODEL, "shapes")
+    return prepare(plan, config, run_dir=folder, resume=False, campaign=campaign)
+
+
+def test_a_run_beside_another_job_is_marked_and_so_is_the_other(tmp_path):
+    """06_figures took a run launched from the board while another job was at work: 116 samples/s."""
+    one, held = prepared(tmp_path / "one")
+    other, second = prepared(tmp_path / "other")
+    os.close(held)  # the first has ended
+    third, last = prepared(tmp_path / "third")
+    os.close(second)
+    os.close(last)
+    assert one.beside == ("other",) and other.beside == ("one", "third") and third.beside == ("other",)
+    assert any("beside another job" in text for text in differences([one, third]))
+    alone, lock = prepared(tmp_path / "alone")
+    os.close(lock)
+    assert alone.beside == ()
+
+
+def test_a_record_says_what_it_rests_on(tmp_path):
+    record, lock = prepared(tmp_path / "run", campaign="m-20261125T090000-abc")
+    os.close(lock)
+    known = Provenance.from_json(record.origin["provenance"])
+    assert record.campaign == known.campaign == "m-20261125T090000-abc"
+    assert known.plans[0]["digest"] == plan_digest(record.plan) and known.settings["model"] == MODEL
