@@ -191,3 +191,41 @@ def test_the_settings_are_told_in_one_line_and_kept_as_json():
     kept = json.loads(json.dumps(explorer.settings().to_json(), allow_nan=False))
     assert kept["devices"] == {"tv": 1, "txp": 1} and kept["memory_bytes"] == "as given"
     assert kept["bandwidth"] == 12e9 and kept["placement"] == "as given"
+
+
+def test_figures_carry_the_settings_and_what_they_rest_on(tmp_path, monkeypatch):
+    """Exported figures named no link, no slider's value and no data: two with other links looked alike."""
+    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))
+    profile = profile_of({"batch_size": 16, "voxel_size": 0.04, "synthetic": True})
+    cluster = Cluster((Node("a", (DeviceType("tv", 12e9),) * 3, Link(12e9, 5e-5)),), Link(1e9))
+    explorer = PartitionExplorer(profile, cluster, figures=tmp_path, note="net16 on shapes")
+    explorer.pin.click()
+    explorer.inside.value, explorer.memory.value = 1e8, 24e9
+    explorer.exporter.button.click()
+    kept = json.loads((tmp_path / "explorer_stages.json").read_text())
+    title = kept["title"]
+    assert "synthetic shapes · net16 on shapes" in title
+    assert "A: 3 × tv · links 12 GB/s, 50 µs · memory 12 GB · batch size 16 · voxel size 0.04" in title
+    assert "B: 3 × tv · links 100 MB/s, 50 µs · memory 24 GB" in title and "planner optimal" in title
+    rests_on = kept["provenance"]
+    assert rests_on["settings"]["bandwidth"] == 1e8 and rests_on["settings"]["memory_bytes"] == 24e9
+    assert rests_on["settings"]["compared_with"]["bandwidth"] == 12e9
+    assert [one["digest"] for one in rests_on["profiles"]] == [profile.digest]
+    assert [one["digest"] for one in rests_on["clusters"]] == [cluster.digest, explorer.shown_cluster.digest]
+    assert len(rests_on["plans"]) == 2
+    title = explorer._figures().figures["explorer_timeline"][0].layout.title.text
+    assert "12 GB/s" not in title and "100 MB/s" in title, "the timeline is of B alone"
+
+
+def test_recomputation_is_a_setting_that_the_code_knows():
+    """A message recommended recomputation, for which there was no switch."""
+    explorer = PartitionExplorer(PROFILE, Cluster.uniform(2, device_type="tv", link=Link(12e9)))
+    most = max(part.memory_bytes for part in explorer.plan.estimate.stages)
+    explorer.recompute.value = True
+    assert all(stage.recompute for stage in explorer.plan.stages)
+    assert max(part.memory_bytes for part in explorer.plan.estimate.stages) <= most
+    plan, _ = made_by(explorer.as_code(), PROFILE)
+    assert timeless(plan) == timeless(explorer.plan)
+    explorer.pin_cuts.value = True
+    plan, _ = made_by(explorer.as_code(), PROFILE)
+    assert plan.stages == explorer.plan.stages and "recomputation" in explorer.shown.told()
