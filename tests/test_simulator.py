@@ -251,7 +251,7 @@ def test_a_plan_for_zero_bubble_is_planned_for_1f1b_and_says_so():
 
 
 def test_one_forward_one_backward_as_drawn():
-    """Two stages, forward 1, backward 2, no transfers (schedule.py's diagram)."""
+    """Two stages, forward 1, backward 2, no transfers (the diagram of one_forward_one_backward.py)."""
     trace = simulate(*pipeline([1.0, 1.0], [2.0, 2.0]), [1] * 3)
     assert drawn(trace, 0) == "0F0@0-1 0F1@1-2 0B0@4-6 0F2@6-7 0B1@7-9 0B2@10-12"
     assert drawn(trace, 1) == "1F0@1-2 1B0@2-4 1F1@4-5 1B1@5-7 1F2@7-8 1B2@8-10"
