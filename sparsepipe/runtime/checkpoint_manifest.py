@@ -61,7 +61,6 @@ _MANIFEST = fields(
         "last_minibatch": text,
         "shuffle": flag,
         "balance": maybe(text),
-        "last_minibatch": text,
         "loss_scale": maybe(_loss_scale),
         _SEAL: _digest,
     }
