@@ -19,6 +19,7 @@ from sparsepipe import (
     Profile,
     partition,
 )
+from sparsepipe.plots import stages
 from sparsepipe.server_file import ServerFile
 from sparsepipe.widgets import PartitionExplorer
 from sparsepipe.widgets.settings import BY_TYPE
@@ -229,3 +230,15 @@ def test_recomputation_is_a_setting_that_the_code_knows():
     explorer.pin_cuts.value = True
     plan, _ = made_by(explorer.as_code(), PROFILE)
     assert plan.stages == explorer.plan.stages and "recomputation" in explorer.shown.told()
+
+
+def test_a_long_note_makes_a_figure_higher_and_ends_its_lines_between_settings(tmp_path):
+    """The settings' lines ran into the plot below them."""
+    explorer = PartitionExplorer(PROFILE, Cluster.uniform(2, device_type="tv", link=Link(12e9)), note="net16")
+    figure = explorer._figures().figures["explorer_stages"][0]
+    plain = stages(explorer.plan)
+    further = figure.layout.title.text.count("<br>") - 1
+    assert further >= 2 and figure.layout.title.text.count("<br>") * 20 < figure.layout.margin.t
+    grown = figure.layout.margin.t - (plain.layout.margin.t or plain.layout.template.layout.margin.t)
+    assert grown == figure.layout.height - plain.layout.height == 20 * further
+    assert "<br>planner" in figure.layout.title.text or "<br>voxel size" in figure.layout.title.text

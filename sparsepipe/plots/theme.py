@@ -100,7 +100,7 @@ def hatch(source: str) -> dict[str, Any]:
 BESIDE_TITLE = {"orientation": "h", "x": 1, "xanchor": "right", "yref": "container", "y": 0.97, "yanchor": "top"}
 
 
-_LINE = 16  # pixels from one line of a subtitle to the next
+_LINE = 20  # pixels from one line of a subtitle to the next: 1.3 times the title's size
 
 
 def finished(figure: go.Figure, title: str, *, note: str = "", width: int = WIDTH, height: int = HEIGHT) -> go.Figure:
@@ -109,13 +109,14 @@ def finished(figure: go.Figure, title: str, *, note: str = "", width: int = WIDT
     Names in it are text from here on, not markup: see markup.py. plotly draws a random uid for a trace without one, and
     the same figure would differ in every export. A note of several lines makes the figure higher: nothing else moves.
     """
-    if further := note.count("\n") * _LINE:
-        height += further
-        figure.update_layout(margin_t=(figure.layout.margin.t or TEMPLATE.layout.margin.t) + further)
+    further, margin = note.count("\n") * _LINE, figure.layout.margin.t or TEMPLATE.layout.margin.t
+    height += further
     lines = Html("<br>").join(map(figure_text, note.split("\n"))) if note else Html("")
     second = Html("<br><span style='font-size:{}px;color:#555555'>{}</span>").format(SMALL, lines) if note else ""
     whole = Html("<b>{}</b>{}").format(figure_text(title), second)
     figure.update_layout(template=TEMPLATE, title={"text": whole}, width=width, height=height)
+    if further:
+        figure.update_layout(title=_title_above(margin, height), margin={"t": margin + further})
     for k, trace in enumerate(figure.data):
         trace.uid = f"trace{k}"
     return with_text_escaped(figure)
@@ -150,15 +151,19 @@ def doubted(figure: go.Figure, doubts: Iterable[str]) -> go.Figure:
     margin = result.layout.margin.t if result.layout.margin.t is not None else TEMPLATE.layout.margin.t
     room = _ABOVE if _is_above(result) else 0  # a note ends before what stands there, a doubt may not
     had = (_LINE * len(before) + room) if before else 0
-    plain, extra = margin - had, _LINE * len(lines) + room - had
+    extra, further = _LINE * len(lines) + room - had, _LINE * max(0, text.count("<br>") - 1)  # lines of a long note
     height = (result.layout.height or HEIGHT) + extra
     return result.update_layout(
-        # Where plotly puts a title: in the middle of the margin that it had without these lines.
-        title={"text": text + joined(map(_as_doubt, lines)), "y": 1 - plain / 2 / height, "yanchor": "middle"},
+        title={"text": text + joined(map(_as_doubt, lines)), **_title_above(margin - had - further, height)},
         margin={"t": margin + extra},
         height=height,
         meta={"doubts": list(told), "lines": lines},
     )
+
+
+def _title_above(margin: float, height: float) -> dict[str, Any]:
+    """Where plotly puts a title: its first line in the middle of the margin that it has without further lines."""
+    return {"y": 1 - margin / 2 / height, "yanchor": "middle"}
 
 
 def _is_above(figure: go.Figure) -> bool:

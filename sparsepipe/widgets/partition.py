@@ -53,6 +53,7 @@ _COMPRESSIONS = {"none": 1.0, "2 × (bfloat16)": 2.0, "4 × (int8)": 4.0}
 _HANDOVER = 0.5  # seconds in which a thread that has changed a control comes to plan it
 _PIN_CUTS = "keep the cuts: drag them, or move them with the arrow keys"
 _PIN_DEVICES = "keep the devices of each stage: change them below"
+_TIED = "\u00a0"  # a space that no line ends at
 _NO_PLAN = "the settings cannot be planned: mend what the message above the picture says"
 
 
@@ -405,8 +406,9 @@ def _small(text: str) -> str:
 
 
 def _lines(parts: Iterable[str], width: int = 112) -> str:
-    """The note of a figure: each part that is not empty on lines of its own."""
-    return "\n".join(line for part in parts for line in textwrap.wrap(part, width))
+    """The note of a figure: each part that is not empty on lines of its own, which end where a setting does."""
+    whole = (part.replace(" ", _TIED).replace(f"{_TIED}·{_TIED}", f"{_TIED}· ") for part in parts)
+    return "\n".join(line.replace(_TIED, " ") for part in whole for line in textwrap.wrap(part, width))
 
 
 def _check(profile: Profile, cluster: Cluster) -> None:
