@@ -133,6 +133,8 @@ def record(value: Any) -> str:
         rows = [["minibatches", f"{len(steps)}"], ["epochs", f"{len(epochs)}"]]
         rows += [["samples/s", f"{summary[-1]['samples_per_second']:,.1f}"]] if summary else []
         rows += [["validation accuracy", f"{accuracies[-1]:.1%}"]] if accuracies and accuracies[-1] is not None else []
+        rates = [row["learning_rate"] for row in steps if "learning_rate" in row]  # older runs did not tell it
+        rows += [["learning rate", f"{rates[-1]:.3g}"]] if rates else []
         rows += [["plan", value.plan.summary()], ["folder", str(value.folder)]]
         losses = [row["loss"] for row in steps if row.get("loss") is not None]
         return _page(told, _curve(losses, "loss by minibatch"), _table(["", ""], rows))
