@@ -65,6 +65,11 @@ def _share_or_bytes(value: Any, what: str) -> Any:
     return real(value, what) if what.endswith(("_fraction", "_bytes")) else value
 
 
+def _rate(value: Any, what: str) -> float:
+    """A learning rate: of any size, as schedules with a factor above 1 leave no number out."""
+    return value if isinstance(value, float) else real(value, what)
+
+
 _SCORES = fields({"samples": number}, others=maybe(measured))  # loss, accuracy and the like
 _STAGE = fields({"stage": integer, "ranks": each(integer)}, others=_share_or_bytes)
 _COMMON: Mapping[str, Check] = {
@@ -76,7 +81,7 @@ _COMMON: Mapping[str, Check] = {
     "loss": maybe(measured),
     "samples": number,
     "voxels": number,
-    "learning_rate": measured,
+    "learning_rate": _rate,
     "samples_per_second": number,
     "sent_bytes": number,
     "train": _SCORES,
