@@ -131,7 +131,8 @@ def test_a_killed_worker_ends_the_others_and_the_run_resumes(plan, shapes, tmp_p
     assert "SIGKILL" in errors.strip().splitlines()[-1]
     with pytest.raises(ProcessLookupError):
         os.kill(other, 0)
-    done = RunRecord.load(folder).metrics("epoch")[-1]["minibatches"]
+    # An epoch is told once it is validated, after its checkpoint.
+    done = RunRecord.load(folder).metrics("trained")[-1]["minibatches"]
     code, out, _ = finish(
         [sys.executable, "-m", "sparsepipe", "run", "--resume", folder, "--minibatches", str(done + 6), "--json"]
     )
