@@ -123,7 +123,7 @@ def runs_show(options: argparse.Namespace) -> Answer:
 
 def runs_compare(options: argparse.Namespace) -> Answer:
     records = [_record(run) for run in options.runs]
-    rows = [_row_or_damage(record) for record in records]
+    rows = [_row_or_damage(record, rests_on=True) for record in records]
     sound = [record for record, row in zip(records, rows, strict=True) if "damage" not in row]
     for text in Provenance.of(runs=sound).doubts:
         progress_line(f"warning: {text}")
@@ -237,9 +237,14 @@ def _side_by_side(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> 
     return Answer(rows, "\n".join([text, *damaged]))
 
 
-def _row_or_damage(record: RunRecord) -> dict[str, Any]:
-    """A run's row; of a damaged one its name, the state "damaged", and what is wrong."""
+def _row_or_damage(record: RunRecord, *, rests_on: bool = False) -> dict[str, Any]:
+    """A run's row; of a damaged one its name, the state "damaged", and what is wrong.
+
+    `rests_on`: what says whether it may be compared must be readable, too.
+    """
     try:
+        if rests_on:
+            Provenance.of(runs=[record])
         return _run_row(record)
     except DamagedRecord as error:
         return {**_NO_ROW, "run": record.name, "state": "damaged", "damage": str(error)}

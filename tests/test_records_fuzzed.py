@@ -46,6 +46,12 @@ def record(folder: Path) -> RunRecord:
     scores = {"loss": 1.5, "accuracy": 0.5}
     stages = [{"stage": k, "ranks": [k], "busy_fraction": 0.5, "bubble_fraction": 0.5, "peak_bytes": 7} for k in (0, 1)]
     told = {"train": scores, "validation": {**scores, "samples": 3}, "samples_per_second": 8.0, "stages": stages}
+    told["load"] = {
+        "run_queue_wait_share": 0.2,
+        "other_cpu_share": 0.3,
+        "steal_share": 0.0,
+        "threads_per_processor": 1.0,
+    }
     steps = [
         {"event": "step", "seconds": 1.0 + m, "epoch": 0, "minibatch": m, "loss": 2.0, "samples": 4, "voxels": 10}
         for m in range(2)

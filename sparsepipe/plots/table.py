@@ -8,6 +8,7 @@ from ..costs import LayerTable
 from ..errors import DamagedRecord
 from ..graph import LayerGraph
 from ..plan import Plan
+from ..provenance import Provenance
 from ..record import RunRecord
 
 Found = TypeVar("Found")
@@ -81,7 +82,7 @@ def readable(records: Sequence[RunRecord], read: Callable[[RunRecord], Any]) -> 
 
     They are warned of. Raises DamagedRecord where none can be read.
     """
-    found = of_readable(records, lambda record: (read(record), trained_on([record]), told_by([record])))
+    found = of_readable(records, lambda record: (read(record), trained_on([record]), Provenance.of(runs=[record])))
     left_out = len(records) - len(found)
     told = f"{left_out} damaged run{'s' if left_out > 1 else ''} left out" if left_out else ""
     return [records[place] for place, _ in found], told

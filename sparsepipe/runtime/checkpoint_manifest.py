@@ -58,7 +58,6 @@ _MANIFEST = fields(
         "samples": integer,
         "batch_size": lambda value, what: integer(value, what, least=1, most=10**15),
         "seed": lambda value, what: integer(value, what, most=2**64),
-        "last_minibatch": text,
         "shuffle": flag,
         "balance": maybe(text),
         "loss_scale": maybe(_loss_scale),
