@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from .errors import InputError
+
 
 def python_command(module: str, *arguments: str, options: Sequence[str] = ()) -> list[str]:
     """Return the command that runs `python -m module` without the current folder on its path.
@@ -25,6 +27,14 @@ def python_environment(**more: str) -> dict[str, str]:
     """
     own = {"PYTHONPATH": python_path(), "PYTHONSAFEPATH": "1", "PYTHONUTF8": "1"}
     return {**os.environ, **own, **more}
+
+
+def check_current_folder() -> None:
+    """Raise InputError where the current folder was removed: libraries of torch end a process that starts there."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise InputError("the current folder was removed; change to another") from None
 
 
 def python_path() -> str:

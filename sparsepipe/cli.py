@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from . import run_verbs
 from .answers import Answer, OutputLost, Progress, print_answer, progress_line, standard_streams, table
 from .arguments import parser
 from .checks import MOST_LIKE_DEVICES
+from .children import check_current_folder
 from .cluster import Cluster, DeviceType, Link, Node
 from .display.markup import one_line, visible
 from .errors import InputError, RunFailed
@@ -46,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run_verb(options: argparse.Namespace, *, has_output: bool) -> int:
     try:
+        check_current_folder()
         answer = VERBS[options.verb](options)
         if not has_output:
             raise OutputLost("it is closed")
@@ -78,17 +79,7 @@ def _of_the_machine(error: Exception) -> str | None:
         return None
     if error.filename is not None:  # a folder that is a file, no permission
         return f"{one_line(os.fsdecode(error.filename))}: {error.strerror}; choose another path"
-    if isinstance(error, FileNotFoundError) and not _stands_somewhere():
-        return "the current folder was removed; change to another"
     return f"{error.strerror or error}"
-
-
-def _stands_somewhere() -> bool:
-    try:
-        Path.cwd()
-    except FileNotFoundError:
-        return False
-    return True
 
 
 # --- data ---------------------------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent / "sparsepipe"
 LEVELS = [  # lowest first; a module may import its own level's files only inside its own folder, and anything lower
     {"display", "host"},
-    {"errors", "schedule_rules", "picture", "children", "processor"},
+    {"errors", "schedule_rules", "picture", "processor"},
+    {"children"},
     {"files", "checks", "thread_pools", "company", "digests"},
     {"graph", "cluster", "trace", "graph_text", "record_files", "quantities"},
     {"plan_diff", "trace_file"},
@@ -36,7 +37,7 @@ LEVELS = [  # lowest first; a module may import its own level's files only insid
 ]
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
 VIEWS = {"plots"}  # draws values: sees levels 0-1 and their costs alone, is seen by widgets and the entry points
-VALUES = set().union(*LEVELS[:11])
+VALUES = set().union(*LEVELS[:12])
 INSIDE_A_LEVEL = {("graph_text", "graph")}
 HEAVY = {"torch", "MinkowskiEngine", "plotly", "ray", "pandas", "ipywidgets", "papermill"}
 TORCH_FREE = {*VALUES, "planners", "simulator", "forecast", "plots", "widgets"}

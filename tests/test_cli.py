@@ -1,9 +1,12 @@
 """The command line as a newcomer meets it: exit codes, one line for what is wrong, one document with --json."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -275,3 +278,29 @@ def test_numbers_that_would_fill_the_memory_end_in_one_line(words, message, prof
         code = stopped.code
     said = capsys.readouterr().err
     assert code == 2 and message in said and said.count("\n") == 1 and len(said) < 300
+
+
+@pytest.mark.parametrize(
+    ("shell", "code", "line"),
+    [
+        (
+            "{} data list >&-",
+            1,
+            "data list is done, but its answer could not be written to standard output (it is closed)",
+        ),
+        ("{} data list >/dev/full", 1, "data list is done, but .* standard output \\(No space left on device\\)"),
+        ("{} data list 2>&- >/dev/null", 0, ""),
+        ("{} data list <&- >/dev/null", 0, ""),
+        ("{} data list | true; exit ${{PIPESTATUS[0]}}", 0, ""),
+        ("mkdir a; cd a; rmdir ../a; {} data list", 2, "the current folder was removed; change to another"),
+    ],
+)
+def test_output_that_cannot_be_written_is_one_line(tmp_path, shell, code, line):
+    """With standard output closed a good run ended with exit code 1 in silence; on a full disk, in a traceback."""
+    command = shell.format(f"{sys.executable} -m sparsepipe")
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
+    words = ["bash", "-c", command]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    said = done.stderr.strip().splitlines()
+    assert (done.returncode, len(said)) == (code, 1 if line else 0), said
+    assert not line or re.search(line if "\\" in line else re.escape(line), said[0])

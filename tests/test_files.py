@@ -1,9 +1,11 @@
 import os
+import resource
 
 import pytest
 
 from sparsepipe.errors import InputError
 from sparsepipe.files import cut_torn_row, read_json, read_rows, read_text, write_atomic, write_json
+from sparsepipe.launchers.guard import tell_status
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path):
@@ -70,3 +72,33 @@ def test_rows_that_are_not_wanted_are_not_parsed(tmp_path):
     os.mkfifo(path)  # nobody writes: it would be waited for
     with pytest.raises(InputError, match="not a file"):
         read_rows(path)
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_a_new_file_gets_the_mode_that_the_umask_leaves_and_an_old_one_keeps_its_own(tmp_path, umask, mode):
+    """Plans, settings and manifests were 0644 under umask 077, the status 0600 under 022."""
+    before = os.umask(umask)
+    try:
+        path = write_json(tmp_path / "a.json", 1)
+        assert path.stat().st_mode & 0o777 == mode
+        tell_status(tmp_path, state="finished")
+        assert (tmp_path / "status.json").stat().st_mode & 0o777 == mode
+        path.chmod(0o640)
+        assert write_json(path, 2).stat().st_mode & 0o777 == 0o640
+        assert write_atomic(path, "", private=True).stat().st_mode & 0o777 == 0o600
+    finally:
+        os.umask(before)
+
+
+def test_what_goes_wrong_in_writing_names_the_file_asked_for_and_leaves_no_other(tmp_path):
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, most[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            write_atomic(tmp_path / "large", bytes(1000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+    assert caught.value.filename == str(tmp_path / "large") and not list(tmp_path.iterdir())
+    with pytest.raises(FileNotFoundError):
+        write_atomic(tmp_path / "gone" / "status.json", "", make_folder=False)
+    assert not list(tmp_path.iterdir()), "a folder that was taken away is not made anew"

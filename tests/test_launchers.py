@@ -440,3 +440,48 @@ def test_data_that_is_not_there_is_one_line(tmp_path) -> None:
     job = launch(PLAN, settings(tmp_path / "nowhere"), run_dir=tmp_path / "run")
     with pytest.raises(InputError, match="nowhere: no such folder"):
         job.wait(timeout=60)
+
+
+@pytest.mark.parametrize("how", ["removed", "moved"])
+def test_a_run_whose_folder_is_taken_away_ends_and_says_so(tmp_path, clouds, how: str) -> None:
+    """It trained on for hundreds of minibatches, and made the folder anew for its checkpoints."""
+    job = launch(PLAN, settings(clouds, **FOREVER), run_dir=tmp_path / "run")
+    _until(lambda: any((tmp_path / "run" / "checkpoints").glob("minibatch-*")), 60, "a checkpoint")
+    pids = set(_workers(tmp_path / "run").values())
+    if how == "moved":
+        (tmp_path / "run").rename(tmp_path / "other")
+    else:
+        subprocess.run(["rm", "-rf", tmp_path / "run"], check=False)
+    with pytest.raises(RunFailed, match=r"run: the run folder is gone: .*run was moved or removed while .* at work$"):
+        job.wait(timeout=60)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids) and not _processes(tmp_path / "run")
+    assert how == "removed" or not (tmp_path / "run").exists(), "not made anew"
+    if how == "moved":
+        assert RunRecord.load(tmp_path / "other").status["state"] == "failed"
+
+
+def test_a_run_without_a_status_is_cancelled_and_what_killed_ones_left_is_removed(tmp_path, clouds) -> None:
+    """Cancel never returned where status.json was gone; old secrets and named pipes stayed in the folder."""
+    logs = tmp_path / "run" / "logs"
+    logs.mkdir(parents=True)
+    left = [logs / ".rendezvous-1-2-0", logs / ".lifeline-99", tmp_path / "run" / ".status.json.0a1b2c3d"]
+    for path in left:
+        path.touch()
+    own = launch(PLAN, settings(clouds, **FOREVER), run_dir=tmp_path / "run", detach=True)
+    _step(own, 0)
+    assert not any(path.exists() for path in left)
+    secret = [path for path in logs.glob(".*") if path.name.startswith((".rendezvous-", ".lifeline-", ".lock"))]
+    assert len(secret) == 3 and {path.stat().st_mode & 0o777 for path in secret} == {0o600}
+    (tmp_path / "run" / "status.json").unlink()
+    job = attach(tmp_path / "run")
+    started = time.monotonic()
+    job.cancel()
+    assert time.monotonic() - started < 10 and job.state == own.state == "cancelled"
+    assert not _processes(tmp_path / "run") and not list(logs.glob(".lifeline-*"))
+
+
+def test_a_folder_whose_name_is_no_utf8_is_one_line(tmp_path, clouds) -> None:
+    """The reason was torch's "incompatible constructor arguments"."""
+    with pytest.raises(InputError, match=r"a name that is not UTF-8; choose another --run-dir"):
+        launch(PLAN, settings(clouds), run_dir=os.fsdecode(os.fsencode(tmp_path) + b"/run-\xff"))
+    assert not list(tmp_path.iterdir())

@@ -29,8 +29,8 @@ def limit_met(error: BaseException, *, where: Path | None = None) -> str | None:
     for one in causes(error):
         number = _number(one)
         if number is not None:
-            named = getattr(one, "filename", None) or where
-            return _sentence(number, None if named is None else Path(os.fsdecode(named)))
+            named = getattr(one, "filename", None)
+            return _sentence(number, where if named is None else Path(os.fsdecode(named)))
     return None
 
 
@@ -83,12 +83,12 @@ def _sentence(number: int, where: Path | None) -> str:
     if number == errno.EDQUOT:
         return f"Disk quota exceeded: your share of the disk of {where or 'its files'} is used up; make room on it"
     if number == errno.EFBIG:
-        name = f"{where} " if where else "a file "
-        return f"File too large: {name}would be larger than files may get here{_limit('RLIMIT_FSIZE', '-f', 'bytes')}"
+        name = "a file" if where is None else f"a file in {where}" if where.is_dir() else f"{where}"
+        return f"File too large: {name} would be larger than files may get here{_limit('RLIMIT_FSIZE', '-f', 'bytes')}"
     if number == errno.EMFILE:
         return f"Too many open files: no more can be opened{_limit('RLIMIT_NOFILE', '-n', 'files')}"
     if number == errno.EAGAIN:
-        limits = f"{_limit('RLIMIT_NPROC', '-u', 'processes')}{_memory()}"
+        limits = _memory() or _limit("RLIMIT_NPROC", "-u", "processes")
         what = "no thread or process could be started, for want of memory or of processes"
         return f"Resource temporarily unavailable: {what}{limits}"
     return f"Cannot allocate memory: there is not enough of it{_memory()}"

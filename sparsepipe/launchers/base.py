@@ -104,6 +104,7 @@ def prepare(
     if config.synchronised_batch_norm:
         _check_synchronised(plan, 2 * rounds + len(plan.ranks) + 1)
     folder = Path(run_dir).resolve()
+    _check_name(folder)
     lock = hold(folder)
     try:
         if resume and (folder / "plan.json").exists():
@@ -229,6 +230,14 @@ def _note_company(record: RunRecord) -> None:
             record.note_beside(path.parent.name)
         except (InputError, OSError):  # a damaged record, or one that is not ours, stops no other run
             continue
+
+
+def _check_name(folder: Path) -> None:
+    """Raise InputError for a folder whose name the workers could not pass on: torch takes names in UTF-8 alone."""
+    try:
+        os.fsencode(folder).decode("utf-8")
+    except UnicodeDecodeError:
+        raise InputError(f"{ascii(str(folder))}: a name that is not UTF-8; choose another --run-dir") from None
 
 
 def _keep_old(folder: Path, name: str) -> None:

@@ -14,6 +14,8 @@ It stands in the run's folder, so that it writes there even where the folder was
 removed. How the job ended is told in status.json, or where that cannot be written, in a line on standard output.
 """
 
+import errno
+import importlib.util
 import json
 import os
 import re
@@ -26,6 +28,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 STATUS = "status.json"
 _LEFT_BEHIND = (".rendezvous-*", ".lifeline-*")  # in logs/, by a launcher and a guard that were killed
@@ -40,6 +43,9 @@ class Guard:
         self.run_dir = run_dir
         self._stopping = threading.Lock()
         self._cancelled: str | None = None
+        self._kills = _memory_kills()
+        before = self._kills.now()
+        self._killed = lambda: self._kills.now().since(before)  # by the kernel, for want of memory
         _clear(run_dir)
         self._fifo = run_dir / "logs" / f".lifeline-{os.getpid()}"
         os.mkfifo(self._fifo, 0o600)
@@ -93,9 +99,11 @@ class Guard:
         elif is_gone(self.run_dir, Path()):
             tell_status(Path(), state="failed", reason=gone(self.run_dir))
         else:
-            what = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
             log = Path("logs", "launcher.log")
-            reason = f"the launcher {what}{_last_line(log)}; its log is {self.run_dir / log}"
+            killed = self._killed() if code == -signal.SIGKILL else None
+            why = f" ({killed})" if killed else _last_line(log)
+            what = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
+            reason = f"the launcher {what}{why}; its log is {self.run_dir / log}"
             tell_status(Path(), state="failed", reason=reason)
 
 
@@ -134,8 +142,9 @@ def tell_status(run_dir: Path, **status: object) -> None:
     except OSError as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-        unwritten = f"{STATUS} could not be written: {error.strerror}"
-        say_status(**{**document, "reason": f"{status['reason']} ({unwritten})" if "reason" in status else unwritten})
+        if "reason" in status and error.errno != errno.ENOENT:  # else the folder is gone, as the reason says
+            document["reason"] = f"{status['reason']} ({STATUS} could not be written: {error.strerror})"
+        say_status(**document)
 
 
 def say_status(**status: object) -> None:
@@ -178,6 +187,16 @@ def _last_line(log: Path) -> str:
     except OSError:
         return ""
     return f" ({lines[-1].strip()[:300]})" if lines else ""
+
+
+def _memory_kills() -> Any:
+    """Return the class of host/memory_kills.py, loaded as a file: this script stands alone, and starts at once."""
+    path = Path(__file__).parent.parent / "host" / "memory_kills.py"
+    spec = importlib.util.spec_from_file_location("memory_kills", path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules["memory_kills"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.MemoryKills
 
 
 def _kill_group(pid: int) -> None:

@@ -15,6 +15,7 @@ from .guard import read_status
 from .lock import guard_of, held_by, is_held
 
 _TO_START = 3.0  # seconds for a guard to say who it is
+_ENDS = ("finished", "failed", "cancelled")
 _MOST_LAST_WORDS = 65536  # bytes: what a pipe holds
 
 
@@ -73,7 +74,7 @@ class Child:
         for line in lines:  # the launcher's, which knows the cause, come before the guard's
             with suppress(ValueError):
                 found = json.loads(line)
-                if isinstance(found, dict) and isinstance(found.get("state"), str):
+                if isinstance(found, dict) and found.get("state") in _ENDS:
                     return found
         return None
 

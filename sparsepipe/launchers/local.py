@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..children import python_command, python_environment
+from ..children import check_current_folder, python_command, python_environment
 from ..cluster import Cluster
 from ..errors import InputError, RunFailed
 from ..host.background_load import num_processors
@@ -194,6 +194,7 @@ def launch_local(
     _check_port(port)
     check_threads(config.threads)
     _check_workers(len(plan.ranks))
+    check_current_folder()
     record, lock = prepare(
         plan, config, run_dir=run_dir, resume=resume, profile=profile, cluster=cluster, campaign=campaign
     )

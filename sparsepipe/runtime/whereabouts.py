@@ -4,6 +4,7 @@ A rank that waits for another may wait for one that waits itself. The one at the
 """
 
 import mmap
+import os
 import struct
 import time
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ class Whereabouts:
         path.parent.mkdir(exist_ok=True)
         with path.open("a+b") as handle:
             handle.truncate(world_size * _RECORD.size)
+            if hasattr(os, "posix_fallocate"):  # on a full disk this raises; to write to the map would be SIGBUS
+                os.posix_fallocate(handle.fileno(), 0, world_size * _RECORD.size)
             self._map = mmap.mmap(handle.fileno(), world_size * _RECORD.size)
         self._world_size, self._rank = world_size, rank
         self.tell("starting")

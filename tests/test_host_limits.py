@@ -1,0 +1,96 @@
+"""A limit of the machine is named in one sentence, in whatever words it came."""
+
+import errno
+import os
+import resource
+from pathlib import Path
+
+import pytest
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+
+from sparsepipe.errors import InputError
+from sparsepipe.host.limits import limit_in, limit_met
+from sparsepipe.host.memory_kills import MemoryKills
+from sparsepipe.runtime.failures import PeerLost, described, translated
+
+
+def _caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+def _checkpoint(error: Exception) -> Exception:
+    """What torch makes of an error within a checkpoint: its message is a stack trace."""
+    try:
+        raise error
+    except Exception as raised:
+        return CheckpointException("write", {0: dcp.api._wrap_exception(raised)})
+
+
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (FULL, "No space left on device: the disk of /runs/a is full; make room on it"),
+        (OSError(errno.ENOSPC, "", "/d/x"), "No space left on device: the disk of /d/x is full; make room on it"),
+        (_checkpoint(FULL), "No space left on device: the disk of /runs/a is full; make room on it"),
+        (_checkpoint(RuntimeError("I/O error: No space left on device (os error 28)")), "No space left on device: "),
+        (_caused(RuntimeError("while writing"), FULL), "No space left on device: "),
+        (OSError(errno.EDQUOT, ""), "Disk quota exceeded: "),
+        (OSError(errno.EFBIG, "", "/d/x"), "File too large: /d/x would be larger than files may get here"),
+        (OSError(errno.EMFILE, ""), "Too many open files: no more can be opened"),
+        (MemoryError(), "Cannot allocate memory: there is not enough of it"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes"), "Cannot allocate memory"),
+        (RuntimeError("can't start new thread"), "Resource temporarily unavailable: no thread or process"),
+    ],
+)
+def test_it_is_found_in_what_caused_an_exception(error: Exception, told: str) -> None:
+    """A full disk was "ended with code 1", a limit on files torch's stack trace squeezed into one line."""
+    found = limit_met(error, where=Path("/runs/a"))
+    assert found is not None and found.startswith(told) and "\n" not in found and len(found) < 200
+    document = described(error, run_dir=Path("/runs/a"), rank=0, stage=0)
+    assert document["message"] == found and document["limit"]
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), OSError(errno.ENOENT, ""), InputError("no"), BlockingIOError(11, "")])
+def test_other_exceptions_are_no_limit(error: Exception) -> None:
+    assert limit_met(error) is None
+
+
+def test_the_limit_that_is_set_is_said() -> None:
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, most[1]))
+    try:
+        assert "(ulimit -f: 1,000,000 bytes)" in str(limit_met(OSError(errno.EFBIG, "")))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+
+
+def test_a_checkpoints_error_that_is_no_limit_is_told_without_its_stack_trace() -> None:
+    document = described(_checkpoint(ValueError("three words\nand more")), run_dir=None, rank=0, stage=0)
+    assert (document["kind"], document["message"]) == ("ValueError", "three words")
+
+
+def test_the_end_of_a_log_names_it_too() -> None:
+    """C++ code that aborts leaves no exception."""
+    log = "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n"
+    assert str(limit_in(log)).startswith("Cannot allocate memory") and limit_in("all is well") is None
+
+
+def test_what_this_process_lacks_is_not_taken_for_a_lost_peer() -> None:
+    """`ulimit -v`: "PeerLost … Resource temporarily unavailable"; memory was not named."""
+    with pytest.raises(RuntimeError, match="^Resource"), translated("rank 0 waited", peer=1):
+        raise RuntimeError("Resource temporarily unavailable")
+    with pytest.raises(PeerLost, match="lost rank 1: Connection reset"), translated("rank 0 waited", peer=1):
+        raise RuntimeError("Connection reset by peer")
+
+
+def test_a_kill_by_the_kernel_is_told_from_its_counts() -> None:
+    before = MemoryKills(group=1, machine=5)
+    assert MemoryKills(1, 5).since(before) is None and MemoryKills(None, None).since(before) is None
+    assert "oom_kill of its control group rose" in str(MemoryKills(2, 6).since(before))
+    assert str(MemoryKills(1, 6).since(before)).startswith("perhaps by the kernel")
+    assert MemoryKills.now().since(MemoryKills.now()) is None
