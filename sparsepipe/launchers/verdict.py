@@ -53,7 +53,7 @@ def judge(
     for rank, code in sorted(exits.items()):
         if code < 0 and rank not in told:
             why = killed if code == -signal.SIGKILL else limit_in(_end_of_log(run_dir, rank), where=run_dir)
-            reason = f"{_named(rank, plan)}: killed by signal {_signal(-code)}{f' ({why})' if why else ''}"
+            reason = f"{_named(rank, plan)}: killed by signal {_signal(-code)}{f', {why}' if why else ''}"
             return Verdict(reason, rank, _stage(rank, plan))
     waiting = [error for error in errors if error["kind"] == "DeadlinePassed"]
     if waiting:

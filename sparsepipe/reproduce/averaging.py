@@ -5,7 +5,6 @@ it, to add, to gather gradients and to let go of them. A socket that carries byt
 reads, is faster than that by a factor.
 """
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -15,7 +14,7 @@ from statistics import median
 
 import torch
 
-from ..children import python_path
+from ..children import python_command, python_environment
 from ..cluster import Link
 from ..errors import InputError
 from ..files import read_json, write_json
@@ -47,8 +46,8 @@ def averaging_link() -> Link:
     Raises InputError where two processes cannot run.
     """
     with tempfile.TemporaryDirectory(prefix="sparsepipe-averaging-") as folder:
-        environment = {**os.environ, "PYTHONPATH": python_path(), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-        command = [sys.executable, "-P", "-m", __name__, folder]
+        environment = python_environment(WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+        command = python_command(__name__, folder)
         both = [subprocess.Popen(command, env={**environment, "RANK": str(rank)}) for rank in (0, 1)]
         try:
             codes = [one.wait(timeout=_TIMEOUT) for one in both]
