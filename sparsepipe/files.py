@@ -50,6 +50,13 @@ def write_atomic(
     return path
 
 
+def folder_beside(path: Path) -> Path:
+    """Make an empty folder, to become `path` once it is whole; its mode is what the umask leaves."""
+    folder = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    folder.mkdir()
+    return folder
+
+
 def _named(error: OSError, path: Path) -> OSError:
     """Return the error with the name of the file that was asked for, not of a temporary one, or of none."""
     return OSError(error.errno, error.strerror, str(path))

@@ -1,13 +1,12 @@
 """A small real data set that needs no download: scikit-learn's handwritten digits as height fields, in HDF5 files."""
 
 import shutil
-import tempfile
 from pathlib import Path
 
 import numpy as np
 
 from ..errors import InputError
-from ..files import write_atomic, write_json
+from ..files import folder_beside, write_atomic, write_json
 from .layouts import MARKER
 
 _FACTOR = 4  # grid steps between two pixels
@@ -30,7 +29,7 @@ def make_digits(out: Path | str) -> Path:
     marker = {"name": "digits", "synthetic": False, "generator": "digits", "version": 1}
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
+        work = folder_beside(out)
         try:
             for split, rows in (("train", slice(None, -_NUM_TEST)), ("test", slice(-_NUM_TEST, None))):
                 with h5py.File(work / f"digits_{split}.h5", "w") as file:
@@ -38,7 +37,6 @@ def make_digits(out: Path | str) -> Path:
                     file.create_dataset("label", data=labels[rows, None])
             write_atomic(work / "shape_names.txt", "".join(f"{digit}\n" for digit in range(10)))
             write_json(work / MARKER, marker)
-            work.chmod(0o755)
             if not (out / MARKER).is_file():
                 work.replace(out)
         finally:

@@ -1,7 +1,6 @@
 """A synthetic data set: seeded CAD-like shapes as OFF meshes in ModelNet's layout, with parts, marked as synthetic."""
 
 import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from trimesh import Trimesh
 
 from ..checks import given_integer
 from ..errors import InputError
-from ..files import read_json, write_json
+from ..files import folder_beside, read_json, write_json
 from .families import FAMILIES, PARTS, face_parts
 from .layouts import MARKER
 from .layouts.classes import SEGMENTS
@@ -52,7 +51,7 @@ def make_shapes(
             return out
         raise InputError(f"{out}: holds other files, expected a folder that is empty or not there yet; name another")
     out.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
+    work = folder_beside(out)
     try:
         for family in names:
             for split, first, count in (("train", 1, num_train), ("test", num_train + 1, num_test)):
@@ -63,7 +62,6 @@ def make_shapes(
                     path.write_text(_off_text(shape), encoding="utf-8")
                     path.with_suffix(SEGMENTS).write_text("".join(f"{part}\n" for part in parts), encoding="utf-8")
         write_json(work / MARKER, marker)
-        work.chmod(0o755)
         work.replace(out)
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
