@@ -189,7 +189,7 @@ def test_pickled_objects_are_never_loaded(tmp_path: Path) -> None:
         cache.save("abcd", {"coordinates": np.array([{"a": 1}], dtype=object)})
 
 
-@pytest.mark.parametrize("stage", ["fdopen", "mkstemp"])
+@pytest.mark.parametrize("stage", ["fdopen", "open"])
 def test_a_full_disk_is_said_once_and_work_goes_on(
     shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
@@ -197,14 +197,18 @@ def test_a_full_disk_is_said_once_and_work_goes_on(
         def write(self, content: object) -> int:
             raise FULL
 
-    def full(*arguments: object, **options: object) -> None:
-        raise FULL
+    really_open = os.open
+
+    def full(path: str, flags: int, *mode: int, **options: int) -> int:
+        if flags & os.O_EXCL:  # a new file, as an entry of the cache is
+            raise FULL
+        return really_open(path, flags, *mode, **options)
 
     plain = _load(shapes, None).batch(range(6))
     if stage == "fdopen":
         monkeypatch.setattr(files.os, stage, Full)
     else:
-        monkeypatch.setattr(files.tempfile, stage, full)
+        monkeypatch.setattr(files.os, stage, full)
     dataset = _load(shapes, tmp_path)
     with pytest.warns(UserWarning) as caught:
         assert _same(dataset.batch(range(6)), plain)
