@@ -58,7 +58,7 @@ def partition(
     device type without profile, and where nothing fits into memory.
     """
     if num_microbatches is not None:
-        given_integer(num_microbatches, "microbatches:", least=1)
+        given_integer(num_microbatches, "microbatches:")
     if planner not in PLANNERS:
         raise InputError(f"planner {planner!r} is unknown, expected one of {', '.join(PLANNERS)}")
     known = [field.name for field in fields(PLANNERS[planner])]
