@@ -160,7 +160,7 @@ def test_a_gradient_of_another_size_is_refused(rows: torch.Tensor, clouds) -> No
 def test_a_gradient_that_is_not_behind_a_relu_is_whole() -> None:
     """Zeros in the features of a convolution say nothing of its gradient."""
     net, plan = network(PLAIN, num_classes=3), plan_of(PLAIN, [[0], [1]], schedule="1f1b", cuts=(1,))
-    runner = StageRunner(net, engine("native"), plan, 1, config=settings("", compression="zeros"), device=CPU)
+    runner = StageRunner(net, engine("native"), plan, 1, config=settings("none", compression="zeros"), device=CPU)
     arrived = Packet(FORWARD, 0, 0, (without_zeros(Slot(torch.zeros(9, 16), 0, True)),))
     assert arrived.slots[0].present is not None and runner._present(runner.before, arrived.slots) == (None,)
     flight = Flight(0, Version(0, {}), (), (), leaves_present=(None,))
