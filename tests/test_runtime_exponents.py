@@ -169,7 +169,7 @@ def clouds(tmp_path_factory):
 def test_a_gradient_goes_back_coded_and_for_the_features_that_are_not_zero_alone() -> None:
     """Behind a ReLU: no bits, since both sides have them, and the values that are left are coded."""
     net, plan = network(PLAIN, num_classes=3), plan_of(PLAIN, [[0], [1]], schedule="1f1b", cuts=(2,))
-    config = settings("", compression="lossless")
+    config = settings("none", compression="lossless")
     before, behind = (StageRunner(net, engine("native"), plan, k, config=config, device=CPU) for k in (0, 1))
     features, gradient = _normal(100, 16).relu(), _normal(16, 100).t()
     (slot,) = Compressor("lossless").shrink((Slot(features, 0, True),))
