@@ -8,7 +8,7 @@ For each number of threads and each case, in a process of its own whose thread p
                    products of all its convolutions alone, which no engine that multiplies in float32 can do without:
                    `minkowski_step_over_products` is the most that it could be faster by. `minkowski` is the library as
                    it installs; `minkowski-passive`, with several threads, runs in another process, whose threads are
-                   told to sleep while they wait, as this project's workers tell them (sparsepipe/thread_pools.py)
+                   told to sleep while they wait, as this project's workers tell them (sparsepipe/host/openmp.py)
     convolutions   forward and backward of each convolution of the first case against its matrix products alone, on rows
                    already gathered and never added up; and against these and the rows' own moves: each gathered and
                    added up once by torch, which is what products on gathered rows cannot do without
@@ -49,9 +49,9 @@ from sparsepipe.data import PointBatch  # noqa: E402
 from sparsepipe.data.formats.scan import KITTI, read_scan  # noqa: E402
 from sparsepipe.engines import Engine, Subnetwork, engine  # noqa: E402
 from sparsepipe.errors import InputError  # noqa: E402
+from sparsepipe.host.openmp import waiting  # noqa: E402
 from sparsepipe.models import INPUT, network  # noqa: E402
-from sparsepipe.profiler import device_name  # noqa: E402
-from sparsepipe.thread_pools import waiting  # noqa: E402
+from sparsepipe.profiler.measure import device_name  # noqa: E402
 
 TARGETS = {
     "step_minkowski_over_native": 1.5,

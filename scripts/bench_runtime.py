@@ -57,18 +57,18 @@ from sparsepipe.plan import Plan, Stage  # noqa: E402
 from sparsepipe.planners import Problem, partition  # noqa: E402
 from sparsepipe.planners.by_hand import by_hand  # noqa: E402
 from sparsepipe.profile import CostSample, LayerCost, Profile  # noqa: E402
-from sparsepipe.profiler import profile  # noqa: E402
+from sparsepipe.profiler.measure import profile  # noqa: E402
 from sparsepipe.runtime import RunConfig  # noqa: E402
-from sparsepipe.runtime.channel import Inbox, Outbox, tag_of  # noqa: E402
-from sparsepipe.runtime.compression import Compressor  # noqa: E402
-from sparsepipe.runtime.metrics import pace_of  # noqa: E402
-from sparsepipe.runtime.packet import BACKWARD, FORWARD, Packet, Slot, encode  # noqa: E402
-from sparsepipe.runtime.replay import ReplayWorkload  # noqa: E402
-from sparsepipe.runtime.run import run  # noqa: E402
-from sparsepipe.runtime.shared_memory import SharedMemory, meet  # noqa: E402
-from sparsepipe.runtime.sockets import DEPTH, Sockets, connect  # noqa: E402
-from sparsepipe.runtime.workload import Workload  # noqa: E402
-from sparsepipe.runtime.zeros import values_at  # noqa: E402
+from sparsepipe.runtime.reporting.metrics import pace_of  # noqa: E402
+from sparsepipe.runtime.transport.channel import Inbox, Outbox, tag_of  # noqa: E402
+from sparsepipe.runtime.transport.compression import Compressor  # noqa: E402
+from sparsepipe.runtime.transport.packet import BACKWARD, FORWARD, Packet, Slot, encode  # noqa: E402
+from sparsepipe.runtime.transport.shared_memory import SharedMemory, meet  # noqa: E402
+from sparsepipe.runtime.transport.sockets import DEPTH, Sockets, connect  # noqa: E402
+from sparsepipe.runtime.transport.zero_elision import values_at  # noqa: E402
+from sparsepipe.runtime.worker.run import run  # noqa: E402
+from sparsepipe.runtime.workloads.point_clouds import Workload  # noqa: E402
+from sparsepipe.runtime.workloads.replay import ReplayWorkload  # noqa: E402
 
 SGD = {"lr": 0.001, "momentum": 0.9, "weight_decay": 1e-4}
 _DISTINCT = 8  # minibatches that repeat

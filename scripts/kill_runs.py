@@ -30,7 +30,8 @@ from runtime_jobs import NORMED, PLAIN, plan_of, settings, shapes  # noqa: E402
 from sparsepipe.launchers import launch  # noqa: E402
 from sparsepipe.plan import Plan  # noqa: E402
 from sparsepipe.record import RunRecord  # noqa: E402
-from sparsepipe.runtime import RunConfig, checkpoint  # noqa: E402
+from sparsepipe.runtime import RunConfig  # noqa: E402
+from sparsepipe.runtime.training_state import checkpoint  # noqa: E402
 
 FLUSH = plan_of(PLAIN, [[0], [1]], schedule="1f1b-flush", num_microbatches=2)
 CASES = {  # plan and settings

@@ -14,10 +14,10 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
 from sparsepipe import Profile  # noqa: E402
-from sparsepipe.children import python_command, python_environment  # noqa: E402
 from sparsepipe.data.shapes import make_shapes  # noqa: E402
 from sparsepipe.engines import engine  # noqa: E402
 from sparsepipe.errors import InputError  # noqa: E402
+from sparsepipe.host.python_path import python_command, python_environment  # noqa: E402
 
 MODELS = ("minkvgg16bn", "minkunet14a", "minkunet34c-segmentation")
 THREADS = (1, 2)

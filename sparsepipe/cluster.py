@@ -7,10 +7,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from . import picture
-from .checks import MOST, MOST_DEVICES, given_integer, integer, shown
 from .digests import digest
+from .display import html
 from .errors import InputError
+from .fields import MOST, MOST_DEVICES, given_integer, integer, shown
 from .files import read_text
 
 
@@ -106,7 +106,7 @@ class Cluster:
         return node_a.link if node_a.name == node_b.name else self.network
 
     def _repr_html_(self) -> str:
-        return picture.cluster(self)
+        return html.cluster(self)
 
     def to_toml(self) -> str:
         """Write the cluster as `load` reads it."""

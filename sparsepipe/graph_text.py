@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from .checks import number, shown
 from .errors import InputError
+from .fields import number, shown
 from .files import read_text, write_atomic
 from .graph import Layer, LayerGraph
 

@@ -7,14 +7,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from . import picture
-from .checks import MOST_DEVICES, MOST_MINIBATCHES, integer, number, shown, text, texts
 from .cluster import Cluster
+from .display import html
 from .display.markup import one_line
+from .display.plan_diff import PlanDiff, diff, listed
 from .errors import InputError
+from .fields import MOST_DEVICES, MOST_MINIBATCHES, integer, number, shown, text, texts
 from .files import read_json, write_json
 from .graph import LayerGraph
-from .plan_diff import PlanDiff, diff, listed
 from .schedule_rules import INTERLEAVING, SCHEDULE_RULES, WEIGHT_POLICIES, WEIGHT_RULES, ScheduleRules
 
 FORMAT = "sparsepipe-plan-1"
@@ -338,7 +338,7 @@ class Plan:
             raise InputError(message if message.startswith(str(path)) else f"{path}: {message}") from None
 
     def _repr_html_(self) -> str:
-        return picture.plan(self)
+        return html.plan(self)
 
     def __str__(self) -> str:
         """The plan as a table for people."""

@@ -8,10 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from . import picture
-from .checks import number, text, texts
 from .digests import digest
+from .display import html
 from .errors import InputError
+from .fields import number, text, texts
 from .files import read_json, write_json
 from .graph import Layer, LayerGraph
 from .graph_text import GraphText, GraphTextNode
@@ -178,7 +178,7 @@ class Profile:
         return sum(cost.forward for cost in costs), sum(cost.backward for cost in costs)
 
     def _repr_html_(self) -> str:
-        return picture.profile(self)
+        return html.profile(self)
 
     def _of(self, device_type: str) -> tuple[LayerCost, ...]:
         if device_type not in self.costs:

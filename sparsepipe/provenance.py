@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import groupby
 from typing import Any, TypeVar
 
-from .campaigns import differences
-from .checks import shown
 from .cluster import Cluster
 from .digests import canonical, digest
 from .errors import InputError
+from .fields import shown
 from .plan import Plan
 from .profile import Profile
 from .record import RunRecord, load_warnings
+from .record.campaigns import differences
 
 FORMAT = "sparsepipe-provenance-1"
 _MOST_DOUBTS = 2  # told in a subtitle; the others are counted

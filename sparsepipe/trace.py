@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from . import picture
-from .checks import MOST, each, fields, integer, real, shown, shown_key
+from .display import html
 from .errors import InputError
+from .fields import MOST, each, fields, integer, real, shown, shown_key
 
 Source = Literal["simulated", "replayed", "measured"]
 WORK = ("forward", "backward", "weights", "update")  # what keeps a device busy for the training's own sake
@@ -91,7 +91,7 @@ class Trace:
         return Trace(tuple(s for s in self.spans if start <= s.start and s.end <= end), self.source, self.facts)
 
     def _repr_html_(self) -> str:
-        return picture.trace(self)
+        return html.trace(self)
 
     def to_rows(self) -> list[dict[str, Any]]:
         return [span._asdict() for span in self.spans]

@@ -190,7 +190,7 @@ def _logs(paths: Sequence[Path]) -> str:
 
 def _work(folder: Path, rank: int) -> None:
     """Take this rank's part in every job that has one."""
-    from sparsepipe.runtime.run import run
+    from sparsepipe.runtime.worker.run import run
 
     launch = os.environ["SPARSEPIPE_LAUNCH"]
     for number, entry in enumerate(json.loads((folder / "jobs.json").read_text())):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from runtime_jobs import PLAIN, REPOSITORY, plan_of, shapes
 
-from sparsepipe.children import python_command, python_environment
+from sparsepipe.host.python_path import python_command, python_environment
 
 HOSTILE = ("queue", "json", "torch", "numpy", "threading", "sparsepipe", "sitecustomize")
 
@@ -34,7 +34,7 @@ def test_every_python_process_is_started_without_the_current_folder_on_its_path(
     assert [place for path in files for place in _starts_python(path)] == []
     inside = (REPOSITORY / "sparsepipe").rglob("*.py")
     modules = [path for path in inside if re.search(r"executable.*\"-m\"", path.read_text())]
-    assert [path.name for path in modules] == ["children.py"], "the others ask python_command"
+    assert [path.name for path in modules] == ["python_path.py"], "the others ask python_command"
 
 
 def _hostile(folder: Path) -> Path:

@@ -169,7 +169,7 @@ def test_data_that_cannot_be_read_names_the_file(plan, tmp_path):
 
 
 def test_the_words_of_the_command_are_the_librarys():
-    from sparsepipe import arguments
+    from sparsepipe.cli import arguments
     from sparsepipe.runtime import config
 
     for name in ("OPTIMIZERS", "PRECISIONS", "LEARNING_RATE_SCHEDULES"):

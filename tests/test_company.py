@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from sparsepipe.company import company
 from sparsepipe.errors import InputError
-from sparsepipe.profiler import profile_model
+from sparsepipe.host.contention import company
+from sparsepipe.profiler.measure import profile_model
 
 SETTINGS = {
     "model": "minkvgg11bn-narrow",
@@ -65,7 +65,7 @@ def test_one_that_cannot_work_is_named() -> None:
 
 
 def test_they_end_with_who_is_measured() -> None:
-    code = "import json, sys, time; from sparsepipe.company import company"
+    code = "import json, sys, time; from sparsepipe.host.contention import company"
     code += "\nwith company(1, 'sparsepipe.profiler', json.loads(sys.argv[1])): print(flush=True); time.sleep(600)"
     measured = subprocess.Popen([sys.executable, "-c", code, json.dumps(SETTINGS)], stdout=subprocess.PIPE)
     assert measured.stdout is not None and measured.stdout.readline() == b"\n"

@@ -18,8 +18,8 @@ from sparsepipe.engines import Subnetwork, engine
 from sparsepipe.engines.native import convolution, tuning
 from sparsepipe.engines.native.coordinates import CoordinateManager, pack
 from sparsepipe.engines.native.kernel_map import KernelMap
-from sparsepipe.engines.native.rehearsal import tensor_strides
 from sparsepipe.engines.native.tuning import Choices
+from sparsepipe.engines.native.warm_up import tensor_strides
 from sparsepipe.models import INPUT, Network, Row, network
 
 WIDTHS = [(16, 32), (33, 7), (2, 65), (48, 16)]

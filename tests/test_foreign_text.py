@@ -32,16 +32,16 @@ from sparsepipe import (
     Trace,
     plots,
 )
-from sparsepipe.answers import table
 from sparsepipe.cli import main
+from sparsepipe.cli.output import table
+from sparsepipe.cli.run_verbs import runs_list, runs_show
+from sparsepipe.display.html import left_out
 from sparsepipe.display.markup import Html, figure_text, joined, markdown_text, one_line, visible
 from sparsepipe.errors import RunFailed
 from sparsepipe.files import write_json, write_rows
-from sparsepipe.picture import left_out
 from sparsepipe.planners import partition
 from sparsepipe.plots.points import Point
 from sparsepipe.record import RunRecord
-from sparsepipe.run_verbs import runs_list, runs_show
 from sparsepipe.runtime import RunConfig
 from sparsepipe.widgets import LaunchBoard, LayerGraphExplorer, PartitionExplorer, RunsTable
 from sparsepipe.widgets.exporter import Exporter
@@ -329,7 +329,7 @@ def unescaped(tree: ast.AST) -> Iterator[int]:
 
 # Html(…) of what is no constant: it says of its argument that it is markup already.
 KNOWN = {
-    ("picture.py", "_rect"),  # numbers, formatted there
+    ("display/html.py", "_rect"),  # numbers, formatted there
     ("plots/theme.py", "doubted"),  # a finished figure's title
     ("plots/export.py", "provenance"),  # the same, to take its tags off
     ("plots/accuracy.py", "accuracy"),  # a hover template's own unit

@@ -4,7 +4,7 @@ import pytest
 
 from sparsepipe import GraphText, InputError, Plan, Profile, Stage, partition
 from sparsepipe.cluster import Cluster, Link
-from sparsepipe.formats import conf_of, export_plan, graph_text_of, load_conf, load_plan
+from sparsepipe.formats.pipedream_conf import conf_of, export_plan, graph_text_of, load_conf, load_plan
 from sparsepipe.models import network
 
 

@@ -23,7 +23,7 @@ from sparsepipe import InputError, RunFailed
 from sparsepipe.launchers import attach, launch
 from sparsepipe.launchers.base import prepare
 from sparsepipe.record import RunRecord
-from sparsepipe.runtime.checkpoint import latest
+from sparsepipe.runtime.training_state.checkpoint import latest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 PLAN = plan_of(PLAIN, [[0], [1]], schedule="1f1b-flush", num_microbatches=2)

@@ -2,11 +2,11 @@
 
 import os
 
-from sparsepipe.campaigns import differences
 from sparsepipe.launchers.base import prepare
 from sparsepipe.models import network
 from sparsepipe.plan import Plan, Stage
 from sparsepipe.provenance import Provenance, plan_digest
+from sparsepipe.record.campaigns import differences
 from sparsepipe.runtime import RunConfig
 
 MODEL = "minkvgg11bn-narrow"

@@ -16,9 +16,9 @@ from sparsepipe import InputError, RunFailed
 from sparsepipe.launchers import local
 from sparsepipe.launchers.handle import Stranger
 from sparsepipe.launchers.kept_rows import KeptRows
-from sparsepipe.launchers.local import LocalJob
+from sparsepipe.launchers.local.launch_local import LocalJob
 from sparsepipe.launchers.lock import LOCK, hold, is_held
-from sparsepipe.launchers.tail import Tail
+from sparsepipe.launchers.metrics_tail import Tail
 from sparsepipe.record import RunRecord
 
 SUMMARY = {"event": "summary", "run_dir": "run", "minibatches": 3, "samples_per_second": 1.0}
@@ -193,7 +193,7 @@ def test_what_is_kept_in_memory_is_bounded_and_spans_the_run() -> None:
 
 
 def test_a_tail_reads_a_long_file_in_parts_and_follows_a_resume(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("sparsepipe.launchers.tail._BYTES_AT_ONCE", 200)
+    monkeypatch.setattr("sparsepipe.launchers.metrics_tail._BYTES_AT_ONCE", 200)
     path = tmp_path / "metrics.jsonl"
     rows = [{"event": "step", "minibatch": n} for n in range(50)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"event": "st')

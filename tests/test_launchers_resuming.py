@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 from runtime_jobs import plan_of
 
-from sparsepipe.arguments import parser
+from sparsepipe.cli.arguments import parser
+from sparsepipe.cli.run_verbs import settings_of
 from sparsepipe.errors import InputError
 from sparsepipe.launchers.base import _changed
 from sparsepipe.record import Origin, RunRecord
-from sparsepipe.run_verbs import settings_of
 from sparsepipe.runtime import RunConfig
-from sparsepipe.runtime.checkpoint_manifest import write_manifest
-from sparsepipe.runtime.clock import began, last_recorded
+from sparsepipe.runtime.reporting.clock import began, last_recorded
+from sparsepipe.runtime.training_state.checkpoint_manifest import write_manifest
 
 MODEL = "minkvgg11-narrow"
 BEFORE = RunConfig(

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from sparsepipe import Cluster, GraphText, InputError, Layer, LayerGraph, Plan, Profile, Stage, partition
 from sparsepipe.cluster import DeviceType, Link, Node
-from sparsepipe.formats import conf_of, graph_text_of, load_conf
+from sparsepipe.formats.pipedream_conf import conf_of, graph_text_of, load_conf
+from sparsepipe.formats.sparsepipe_servers import ServerFile
 from sparsepipe.profile import CostSample, LayerCost
 from sparsepipe.schedule import actions
-from sparsepipe.server_file import ServerFile
 
 EXAMPLES = 1_150  # of each of the nine tests below
 fuzzed = settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from sparsepipe import Cluster, CostSample, DeviceType, InputError, Layer, LayerCost, LayerGraph, Link, Node, Profile
 from sparsepipe.costs import depth
 from sparsepipe.forecast import forecast
-from sparsepipe.planners import Problem, bottleneck, partition
-from sparsepipe.planners.optimal import Optimal
-from sparsepipe.planners.sets import StageEnds, over_sets
-from sparsepipe.planners.space import Rules, spaces
+from sparsepipe.planners import Problem, partition
+from sparsepipe.planners.exact import min_period
+from sparsepipe.planners.exact.graph_search import StageEnds, over_sets
+from sparsepipe.planners.exact.optimal import Optimal
+from sparsepipe.planners.exact.search_space import Rules, spaces
 
 # --- brute force: every sequence of down-sets, every choice of devices, straight from the definitions -----------------
 
@@ -268,7 +269,7 @@ def test_equals_brute_force(problem):
 @given(problems(max_layers=4, max_devices=5))
 def test_leaving_out_useless_moves_loses_nothing(problem):
     """A plan was missed where a team can hold no layer from the best cut of the others, but one from a later cut."""
-    with mock.patch.multiple(bottleneck, WORTH_PRUNING=0, PRUNABLE=inf):
+    with mock.patch.multiple(min_period, WORTH_PRUNING=0, PRUNABLE=inf):
         check_against_brute_force(problem)
 
 
@@ -318,7 +319,7 @@ def random_problem(rng):
 def test_the_search_that_keeps_every_cut_finds_nothing_better(seed):
     """`over_sets` has none of the short cuts of the search along chains."""
     problem = random_problem(random.Random(seed))
-    with mock.patch.multiple(bottleneck, WORTH_PRUNING=0, PRUNABLE=inf):
+    with mock.patch.multiple(min_period, WORTH_PRUNING=0, PRUNABLE=inf):
         plan = Optimal().plan(problem)
     assert plan.estimate.gap == 0
     space = next(spaces(problem, Rules()))

@@ -25,9 +25,9 @@ from sparsepipe import (
     partition,
 )
 from sparsepipe.planners import Problem
-from sparsepipe.planners.optimal import Optimal
-from sparsepipe.planners.pipedream import PipeDream
-from sparsepipe.planners.sparsepipe import SparsePipe, exchange_gpu
+from sparsepipe.planners.exact.optimal import Optimal
+from sparsepipe.planners.published.pipedream import PipeDream
+from sparsepipe.planners.published.sparsepipe import SparsePipe, exchange_gpu
 from sparsepipe.profile import CostSample
 
 
@@ -116,7 +116,7 @@ def test_pipedream_on_other_published_profiles(shared_reference, name, count, pu
 
 
 def test_pipedream_sees_as_many_states_as_the_original(golden, shared_reference):
-    from sparsepipe.planners.states import States
+    from sparsepipe.planners.published.pipedream_states import States
 
     row = next(row for row in golden if row["kind"] == "antichain" and "densenet" in row["profile"])
     profile = Profile.load(shared_reference / "profiles/image_classification/densenet121/graph.txt")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparsepipe import processor
+from sparsepipe.host import cpu
 
 
 @pytest.mark.parametrize(
@@ -22,9 +22,9 @@ from sparsepipe import processor
 )
 def test_a_name_tells_generations_apart(cpuinfo: str, expected: str) -> None:
     """The first processor's, of as many as there are."""
-    told = processor.parsed(cpuinfo + cpuinfo.replace("26", "27"))
-    assert processor.named(told) == expected
+    told = cpu.parsed(cpuinfo + cpuinfo.replace("26", "27"))
+    assert cpu.named(told) == expected
 
 
 def test_this_machine_has_a_name_or_none() -> None:
-    assert isinstance(processor.name(), str)
+    assert isinstance(cpu.name(), str)

@@ -9,12 +9,13 @@ from engine_clouds import close, random_batch, real_batch
 
 from sparsepipe import profiler
 from sparsepipe.data import collate
-from sparsepipe.engines import Subnetwork, engine, repeats, sweep
+from sparsepipe.engines import Subnetwork, engine
 from sparsepipe.engines.native import direct, machine_code
 from sparsepipe.engines.native.coordinates import CoordinateManager, pack
 from sparsepipe.errors import InputError
 from sparsepipe.models import INPUT, Network, Row, network
 from sparsepipe.profile import Profile, StepOverhead
+from sparsepipe.profiler import layer_timer, repeats
 
 NET = network("minkvgg11bn-narrow", num_classes=5)
 CPU = torch.device("cpu")
@@ -81,9 +82,9 @@ def test_a_sweep_computes_the_gradients_of_a_whole_step(chosen):
     for net in (NET, network("minkunet14a-narrow", num_classes=5)):  # the second has tensors with two consumers
         batch = batches(150)[0]
         module = Subnetwork(net, chosen, seed=2)
-        sweep.whole_step(module, batch, device=CPU)
+        layer_timer.whole_step(module, batch, device=CPU)
         whole = {name: p.grad.clone() for name, p in module.named_parameters()}
-        sweep.sweep(module, batch, device=CPU)
+        layer_timer.sweep(module, batch, device=CPU)
         for name, parameter in module.named_parameters():
             close(parameter.grad, whole[name], 1e-4)
 
@@ -187,7 +188,7 @@ def told_clock(monkeypatch):
         now[0] += 7
         step(optimizer)
 
-    monkeypatch.setattr(sweep, "moment", lambda device: now[0])
+    monkeypatch.setattr(layer_timer, "moment", lambda device: now[0])
     monkeypatch.setattr(profiler, "Subnetwork", Told)
     monkeypatch.setattr(torch.autograd, "backward", told_backward)
     monkeypatch.setattr(torch.optim.SGD, "step", told_step)
@@ -224,7 +225,7 @@ def test_layers_without_a_backward_and_those_that_pass_their_input_on(chosen, to
                 return Subnetwork.run_layer(self, row, tensors, minibatch=minibatch)
             return super().run_layer(row, tensors, minibatch=minibatch)
 
-    found = sweep.sweep(Told(Network("odd", rows, 1, 2), chosen), batches(60)[0], device=CPU)
+    found = layer_timer.sweep(Told(Network("odd", rows, 1, 2), chosen), batches(60)[0], device=CPU)
     assert found.forward == {"pool": 0, "conv": 2, "unread": 3, "dropout": 0, "global_pool": 5, "fc": 6}
     assert found.backward == {"pool": 0, "conv": 4, "unread": 0, "dropout": 0, "global_pool": 10, "fc": 12 + 5}
 
@@ -243,7 +244,7 @@ def test_times_are_medians_of_the_repeats(told_clock, monkeypatch):
     passes = []
 
     def counted(*args, **kwargs):
-        found = sweep.sweep(*args, **kwargs)
+        found = layer_timer.sweep(*args, **kwargs)
         if len(passes) == 1:  # one repeat out of three is disturbed
             found = replace(found, **{way: {k: v + 100 for k, v in getattr(found, way).items()} for way in WAYS})
         passes.append(found)
@@ -274,7 +275,7 @@ def test_repeated_until_short_steps_are_known_and_disturbances_over(slow, second
     taken = []
 
     def timed(*args, **kwargs):
-        found = sweep.sweep(*args, **kwargs)
+        found = layer_timer.sweep(*args, **kwargs)
         share = seconds / 2 / len(NET.rows) * (2 if len(taken) < slow else 1)
         taken.append(found)
         return replace(found, **{way: dict.fromkeys(getattr(found, way), share) for way in WAYS})
@@ -300,7 +301,7 @@ def test_passes_under_other_load_are_taken_again(busy, given, kept, again, monke
     taken = []
 
     def timed(*args, **kwargs):
-        found = sweep.sweep(*args, **kwargs)
+        found = layer_timer.sweep(*args, **kwargs)
         taken.append(1e-3 if len(taken) >= busy else 1e-2)
         return replace(found, **{way: dict.fromkeys(getattr(found, way), taken[-1] / 100) for way in WAYS})
 

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsepipe.campaigns import differences, new_campaign, when
 from sparsepipe.cluster import Cluster, Link
 from sparsepipe.digests import canonical, digest
 from sparsepipe.errors import InputError
@@ -16,6 +15,7 @@ from sparsepipe.plan import Plan, Stage
 from sparsepipe.profile import CostSample, LayerCost, Profile
 from sparsepipe.provenance import Provenance, in_few_words, plan_digest
 from sparsepipe.record import Origin, RunRecord
+from sparsepipe.record.campaigns import differences, new_campaign, when
 
 CLUSTER = Cluster.uniform(2, device_type="cpu", link=Link(1e9, 1e-5))
 PLAN = Plan((Stage(("a",), (0,)), Stage(("b",), (1,))), warnings=("it waits",))

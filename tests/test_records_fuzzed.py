@@ -15,14 +15,15 @@ from hypothesis import HealthCheck, given, settings
 from test_parsers_fuzzed import damaged, damaged_tree, edits, tree_edits
 
 from sparsepipe import InputError, Plan, RunRecord, Stage, plots
+from sparsepipe.cli.run_verbs import runs_compare, runs_export, runs_list, runs_show
 from sparsepipe.files import write_rows
 from sparsepipe.plots.epochs import working_epoch
 from sparsepipe.record import Origin
-from sparsepipe.record_files import CLOCK, read_fields
-from sparsepipe.run_verbs import runs_compare, runs_export, runs_list, runs_show
-from sparsepipe.runtime import RunConfig, checkpoint
-from sparsepipe.runtime.metrics import median_summaries
-from sparsepipe.runtime.recorder import forget_rows
+from sparsepipe.record.record_files import CLOCK, read_fields
+from sparsepipe.runtime import RunConfig
+from sparsepipe.runtime.reporting.metrics import median_summaries
+from sparsepipe.runtime.reporting.recorder import forget_rows
+from sparsepipe.runtime.training_state import checkpoint
 from sparsepipe.widgets import runs_table
 from sparsepipe.widgets.live import doings, doings_table, learned, phase
 

@@ -13,7 +13,6 @@ import nbformat
 import pytest
 
 from sparsepipe import plots
-from sparsepipe.campaigns import new_campaign
 from sparsepipe.cluster import Link
 from sparsepipe.digests import digest
 from sparsepipe.errors import InputError, RunFailed
@@ -22,9 +21,10 @@ from sparsepipe.plan import Plan, Stage
 from sparsepipe.planners import partition
 from sparsepipe.profile import CostSample, LayerCost, Profile
 from sparsepipe.record import Origin, RunRecord
+from sparsepipe.record.campaigns import new_campaign
 from sparsepipe.reproduce import NOTEBOOKS, driver, reproduce, workplace
 from sparsepipe.reproduce.averaging import averaging_link
-from sparsepipe.reproduce.kept import kept_campaign
+from sparsepipe.reproduce.cached_runs import kept_campaign
 from sparsepipe.reproduce.loopback import loopback_link
 from sparsepipe.reproduce.workplace import Workplace
 from sparsepipe.runtime.config import RunConfig

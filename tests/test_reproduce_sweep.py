@@ -5,7 +5,7 @@ import pytest
 from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Link, Plan, Profile, Stage
 from sparsepipe.planners import Problem
 from sparsepipe.reproduce.machines import Machines, machines
-from sparsepipe.reproduce.sweep import sweep, traffic
+from sparsepipe.reproduce.strategy_grid import sweep, traffic
 from sparsepipe.reproduce.workplace import Workplace
 
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from sparsepipe.runtime.channel import Inbox, Outbox, Shelf, tag_of
 from sparsepipe.runtime.failures import DeadlinePassed, PacketMismatch, PeerLost
-from sparsepipe.runtime.packet import BACKWARD, FORWARD, Packet, Slot, encode
-from sparsepipe.runtime.pipes import Pipes, make_pipe
-from sparsepipe.runtime.shared_memory import SharedMemory
-from sparsepipe.runtime.sockets import DEPTH, Sockets, connect
+from sparsepipe.runtime.transport.channel import Inbox, Outbox, Shelf, tag_of
+from sparsepipe.runtime.transport.packet import BACKWARD, FORWARD, Packet, Slot, encode
+from sparsepipe.runtime.transport.pipes import Pipes, make_pipe
+from sparsepipe.runtime.transport.shared_memory import SharedMemory
+from sparsepipe.runtime.transport.sockets import DEPTH, Sockets, connect
 
 
 def _packet(minibatch: int, *, rows: int = 4, direction: int = FORWARD) -> Packet:

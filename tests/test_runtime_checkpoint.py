@@ -20,8 +20,9 @@ from sparsepipe.launchers import launch
 from sparsepipe.launchers.base import _changed
 from sparsepipe.plan import Plan, Stage
 from sparsepipe.record import Origin
-from sparsepipe.runtime import RunConfig, checkpoint
-from sparsepipe.runtime.run import run
+from sparsepipe.runtime import RunConfig
+from sparsepipe.runtime.training_state import checkpoint
+from sparsepipe.runtime.worker.run import run
 
 
 def _write(run_dir, minibatches: int, *, keep: int = 2) -> None:

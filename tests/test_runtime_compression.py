@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from sparsepipe.runtime.compression import Compressor, restored
-from sparsepipe.runtime.packet import FORWARD, Packet, Slot, decode, encode
+from sparsepipe.runtime.transport.compression import Compressor, restored
+from sparsepipe.runtime.transport.packet import FORWARD, Packet, Slot, decode, encode
 
 
 def _sent(compressor: Compressor, rows: torch.Tensor) -> torch.Tensor:

@@ -13,13 +13,13 @@ from runtime_jobs import NORMED, PLAIN, Job, plan_of, run_jobs, same_training, s
 from sparsepipe.engines import engine
 from sparsepipe.files import read_rows
 from sparsepipe.models import network
-from sparsepipe.runtime.compression import Compressor, restored
-from sparsepipe.runtime.exponents import with_coded_exponents, with_plain_exponents
 from sparsepipe.runtime.failures import PacketMismatch
-from sparsepipe.runtime.packet import BACKWARD, FORWARD, Packet, Slot, decode, encode
-from sparsepipe.runtime.stage import Flight, Output, StageRunner
-from sparsepipe.runtime.weights import Version
-from sparsepipe.runtime.zeros import num_present, packed, unpacked, without_zeros
+from sparsepipe.runtime.stages.network_stage import Flight, Output, StageRunner
+from sparsepipe.runtime.training_state.weights import Version
+from sparsepipe.runtime.transport.compression import Compressor, restored
+from sparsepipe.runtime.transport.exponent_coding import with_coded_exponents, with_plain_exponents
+from sparsepipe.runtime.transport.packet import BACKWARD, FORWARD, Packet, Slot, decode, encode
+from sparsepipe.runtime.transport.zero_elision import num_present, packed, unpacked, without_zeros
 
 CPU = torch.device("cpu")
 

@@ -27,7 +27,7 @@ from sparsepipe.models import network
 from sparsepipe.plan import Plan
 from sparsepipe.record import RunRecord
 from sparsepipe.runtime import RunConfig
-from sparsepipe.runtime.stage import boundary
+from sparsepipe.runtime.stages.network_stage import boundary
 from sparsepipe.schedule import Op, compile
 
 pytestmark = pytest.mark.timeout(600)

@@ -3,7 +3,7 @@
 import pytest
 
 from sparsepipe.runtime.config import LEARNING_RATE_SCHEDULES
-from sparsepipe.runtime.learning_rate import SCHEDULES, LearningRate
+from sparsepipe.runtime.training_state.learning_rate import SCHEDULES, LearningRate
 
 
 def _at(rate: LearningRate, minibatch: int) -> float:

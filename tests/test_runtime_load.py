@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from sparsepipe.host.background_load import BackgroundLoad, Usage
-from sparsepipe.runtime import load
-from sparsepipe.runtime.load import shared_load, worst_load
+from sparsepipe.runtime.reporting import load
+from sparsepipe.runtime.reporting.load import shared_load, worst_load
 
 
 class Gathered:

@@ -17,7 +17,7 @@ from sparsepipe import (
     Stage,
 )
 from sparsepipe.runtime import RunConfig
-from sparsepipe.runtime.metrics import busy_seconds, median_summaries, pace, stage_summary, steady_window
+from sparsepipe.runtime.reporting.metrics import busy_seconds, median_summaries, pace, stage_summary, steady_window
 
 
 def _plan(**options) -> Plan:

@@ -7,7 +7,7 @@ import torch
 
 from sparsepipe.data import IGNORED
 from sparsepipe.runtime.failures import PacketMismatch
-from sparsepipe.runtime.objective import Tally, judge, mean_iou
+from sparsepipe.runtime.stages.loss import Tally, judge, mean_iou
 
 
 def _certain(classes: list[int], num_classes: int) -> torch.Tensor:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from sparsepipe.engines.base import CoordinateSet
 from sparsepipe.runtime.failures import PacketMismatch
-from sparsepipe.runtime.packet import (
+from sparsepipe.runtime.transport.packet import (
     BACKWARD,
     FORWARD,
     HEADER_INTEGERS,

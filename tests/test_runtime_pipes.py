@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsepipe.runtime.failures import DeadlinePassed, PeerLost
-from sparsepipe.runtime.packet import HEADER_INTEGERS
-from sparsepipe.runtime.pipes import Pipes
+from sparsepipe.runtime.transport.packet import HEADER_INTEGERS
+from sparsepipe.runtime.transport.pipes import Pipes
 
 MORE_THAN_A_PIPE_HOLDS = 200
 

@@ -17,12 +17,12 @@ from runtime_jobs import PLAIN, REPOSITORY, Job, plan_of, run_jobs, settings, sh
 from sparsepipe.engines.base import CoordinateSet
 from sparsepipe.errors import InputError
 from sparsepipe.files import write_atomic
-from sparsepipe.runtime.channel import Inbox, Outbox, Wire, WireInbox, tag_of
 from sparsepipe.runtime.failures import DeadlinePassed, PeerLost
-from sparsepipe.runtime.packet import BACKWARD, FORWARD, Packet, Slot
-from sparsepipe.runtime.process import backend, joined
-from sparsepipe.runtime.shared_memory import meet
-from sparsepipe.runtime.sockets import connect
+from sparsepipe.runtime.processes.process import backend, joined
+from sparsepipe.runtime.transport.channel import Inbox, Outbox, Wire, WireInbox, tag_of
+from sparsepipe.runtime.transport.packet import BACKWARD, FORWARD, Packet, Slot
+from sparsepipe.runtime.transport.shared_memory import meet
+from sparsepipe.runtime.transport.sockets import connect
 
 
 @pytest.mark.parametrize(

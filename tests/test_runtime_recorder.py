@@ -4,9 +4,9 @@ import json
 import time
 
 from sparsepipe.files import read_rows, write_rows
-from sparsepipe.launchers.tail import Tail
+from sparsepipe.launchers.metrics_tail import Tail
 from sparsepipe.record import RunRecord
-from sparsepipe.runtime.recorder import Recorder, forget_rows
+from sparsepipe.runtime.reporting.recorder import Recorder, forget_rows
 from sparsepipe.trace import Span
 
 

@@ -22,8 +22,8 @@ from sparsepipe import (
 )
 from sparsepipe.launchers import launch
 from sparsepipe.runtime import RunConfig
-from sparsepipe.runtime.links import Links
-from sparsepipe.runtime.metrics import pace_of
+from sparsepipe.runtime.reporting.metrics import pace_of
+from sparsepipe.runtime.transport.emulated_links import Links
 from sparsepipe.simulator import simulate
 
 KINDS = ("RTX", "tv", "txp")

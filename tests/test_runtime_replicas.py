@@ -2,7 +2,7 @@
 
 import torch
 
-from sparsepipe.runtime.replicas import Averaging
+from sparsepipe.runtime.replication.all_reduce import Averaging
 
 
 class _Double:

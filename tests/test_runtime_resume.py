@@ -13,7 +13,7 @@ from sparsepipe.data import make_shapes
 from sparsepipe.data.families import FAMILIES
 from sparsepipe.engines import Subnetwork, engine
 from sparsepipe.models import network
-from sparsepipe.runtime.checkpoint import latest, load
+from sparsepipe.runtime.training_state.checkpoint import latest, load
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 SEGMENTED = "minkunet14a-segmentation-narrow"

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparsepipe.runtime import shared_memory
 from sparsepipe.runtime.failures import PeerLost
-from sparsepipe.runtime.shared_memory import Lending, SharedMemory, meet
+from sparsepipe.runtime.transport import shared_memory
+from sparsepipe.runtime.transport.shared_memory import Lending, SharedMemory, meet
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="no memfd: this is not Linux")
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from sparsepipe.runtime import checkpoint
 from sparsepipe.runtime.failures import DeadlinePassed
-from sparsepipe.runtime.snapshot import Snapshots
+from sparsepipe.runtime.training_state import checkpoint
+from sparsepipe.runtime.training_state.async_checkpoint import Snapshots
 
 
 def test_it_holds_the_tensors_of_its_moment(tmp_path) -> None:

@@ -8,8 +8,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from sparsepipe import data
 from sparsepipe.engines import engine
 from sparsepipe.models import network
-from sparsepipe.runtime.stage import StageRunner
-from sparsepipe.runtime.weights import Version
+from sparsepipe.runtime.stages.network_stage import StageRunner
+from sparsepipe.runtime.training_state.weights import Version
 
 
 @pytest.mark.parametrize(("cut", "kept"), [(2, False), (3, True), (4, False), (5, False)])

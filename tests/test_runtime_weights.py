@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from sparsepipe import InputError
-from sparsepipe.runtime.optimizer import SGD, optimizer
-from sparsepipe.runtime.weights import Weights
+from sparsepipe.runtime.training_state.optimizer import SGD, optimizer
+from sparsepipe.runtime.training_state.weights import Weights
 
 SHAPES = ((3, 4), (5,), ())
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from sparsepipe.runtime.whereabouts import Whereabouts
+from sparsepipe.runtime.processes.heartbeats import Whereabouts
 
 
 def _ranks(folder: Path, count: int) -> list[Whereabouts]:

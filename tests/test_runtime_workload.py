@@ -11,7 +11,7 @@ from sparsepipe.engines import Subnetwork
 from sparsepipe.errors import InputError
 from sparsepipe.models import INPUT
 from sparsepipe.runtime import RunConfig
-from sparsepipe.runtime.workload import Workload
+from sparsepipe.runtime.workloads.point_clouds import Workload
 
 
 @pytest.fixture(scope="module")

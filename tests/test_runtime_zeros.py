@@ -11,12 +11,12 @@ from runtime_jobs import NORMED, PLAIN, UNET, Job, plan_of, run_jobs, same_train
 from sparsepipe import data
 from sparsepipe.engines import engine
 from sparsepipe.models import INPUT, Network, Row, network
-from sparsepipe.runtime.compression import Compressor, restored
 from sparsepipe.runtime.failures import PacketMismatch
-from sparsepipe.runtime.packet import BACKWARD, FORWARD, Packet, Slot, decode, encode
-from sparsepipe.runtime.stage import Flight, Output, StageRunner
-from sparsepipe.runtime.weights import Version
-from sparsepipe.runtime.zeros import num_present, rectified, values_at, with_zeros, without_zeros
+from sparsepipe.runtime.stages.network_stage import Flight, Output, StageRunner
+from sparsepipe.runtime.training_state.weights import Version
+from sparsepipe.runtime.transport.compression import Compressor, restored
+from sparsepipe.runtime.transport.packet import BACKWARD, FORWARD, Packet, Slot, decode, encode
+from sparsepipe.runtime.transport.zero_elision import num_present, rectified, values_at, with_zeros, without_zeros
 
 CPU = torch.device("cpu")
 

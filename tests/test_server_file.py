@@ -3,8 +3,8 @@
 import pytest
 
 from sparsepipe import Cluster, DeviceType, GraphText, InputError, Node
+from sparsepipe.formats.sparsepipe_servers import ServerFile
 from sparsepipe.graph_text import GraphTextNode
-from sparsepipe.server_file import ServerFile
 
 
 @pytest.fixture

@@ -26,12 +26,12 @@ from sparsepipe import (
     partition,
     simulate,
 )
+from sparsepipe.cli.plan_table import side_by_side
 from sparsepipe.forecast import forecast
 from sparsepipe.plan import Estimate, StageEstimate
-from sparsepipe.plan_table import side_by_side
 from sparsepipe.planners import Problem, estimate
 from sparsepipe.planners.estimate import memory_need
-from sparsepipe.planners.laps import lap_bounds
+from sparsepipe.planners.interleaved_cuts import lap_bounds
 from sparsepipe.profile import StepOverhead
 from sparsepipe.schedule import Action, Op, compile_until_steady
 

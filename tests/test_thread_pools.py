@@ -2,9 +2,9 @@
 
 import pytest
 
-from sparsepipe.launchers.local import _environment
+from sparsepipe.host.openmp import waiting
+from sparsepipe.launchers.local.launch_local import _environment
 from sparsepipe.runtime import RunConfig
-from sparsepipe.thread_pools import waiting
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def test_who_is_told(engine: str, threads: int, told: bool) -> None:
 @pytest.mark.parametrize("installed", [True, False])
 def test_auto_is_minkowski_where_it_is_installed(installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr("sparsepipe.thread_pools.find_spec", lambda name: asked.append(name) or installed or None)
+    monkeypatch.setattr("sparsepipe.host.openmp.find_spec", lambda name: asked.append(name) or installed or None)
     assert bool(waiting("auto", 2)) == installed
     assert asked == ["MinkowskiEngine"]
 

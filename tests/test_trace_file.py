@@ -10,8 +10,8 @@ from sparsepipe.files import write_rows
 from sparsepipe.plots.epochs import epoch_trace, working_epoch
 from sparsepipe.plots.trace_page import trace_page
 from sparsepipe.record import Origin
-from sparsepipe.runtime.recorder import Recorder
-from sparsepipe.trace_file import MEGABYTES, bytes_of_rank, merged, read_spans
+from sparsepipe.record.trace_file import MEGABYTES, bytes_of_rank, merged, read_spans
+from sparsepipe.runtime.reporting.recorder import Recorder
 
 EPOCH = 10
 

@@ -9,16 +9,7 @@ import ipywidgets
 import plotly.graph_objects as go
 import pytest
 
-from sparsepipe import (
-    CostSample,
-    InputError,
-    Layer,
-    LayerCost,
-    LayerGraph,
-    Plan,
-    Profile,
-    Stage,
-)
+from sparsepipe import CostSample, InputError, Layer, LayerCost, LayerGraph, Plan, Profile, Stage
 from sparsepipe.runtime.config import RunConfig
 from sparsepipe.widgets import LaunchBoard, LayerGraphExplorer, PlotView, plot_view
 from sparsepipe.widgets.messages import Messages

@@ -19,8 +19,8 @@ from sparsepipe import (
     Profile,
     partition,
 )
+from sparsepipe.formats.sparsepipe_servers import ServerFile
 from sparsepipe.plots import stages
-from sparsepipe.server_file import ServerFile
 from sparsepipe.widgets import PartitionExplorer
 from sparsepipe.widgets.settings import BY_TYPE
 

@@ -11,10 +11,10 @@ from sparsepipe.forecast import forecast
 from sparsepipe.planners import Problem, estimate, partition
 from sparsepipe.plots.table import scaled_bytes
 from sparsepipe.widgets import PartitionExplorer
+from sparsepipe.widgets.hypothetical import compressed
 from sparsepipe.widgets.scale import Scale
-from sparsepipe.widgets.scene import bottleneck, changes, teams
 from sparsepipe.widgets.stages_per_device import StagesPerDevice
-from sparsepipe.widgets.what_if import compressed
+from sparsepipe.widgets.view_model import bottleneck, changes, teams
 
 NUM_LAYERS = 12
 FACTS = {"batch_size": 16, "voxel_size": 0.04}

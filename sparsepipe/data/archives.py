@@ -11,8 +11,8 @@ import zipfile
 import zlib
 from pathlib import Path, PurePosixPath
 
-from ..checks import complaint, shown
 from ..errors import InputError
+from ..fields import complaint, shown
 from .layouts import is_litter
 
 MOST_TIMES = 100  # an archive's bytes; point clouds as text shrink to a fifth, seldom to a twentieth

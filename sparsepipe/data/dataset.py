@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..checks import given_integer
 from ..errors import InputError
+from ..fields import given_integer
 from .augmentation import Augmentation, named_augmentation
 from .batch import PointBatch, Sample, collate, near_origin
 from .cache import cache_key, open_cache

@@ -6,8 +6,8 @@ from itertools import accumulate
 import numpy as np
 from numpy.random import Generator
 
-from ..checks import given_integer
 from ..errors import InputError
+from ..fields import given_integer
 
 Minibatches = tuple[tuple[int, ...], ...]
 KEEP, MERGE, DROP = LAST_MINIBATCH = ("keep", "merge", "drop")  # what becomes of a last minibatch that is not whole

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.random import Generator, default_rng
 from trimesh import Trimesh
 
-from ..checks import given_integer
 from ..errors import InputError
+from ..fields import given_integer
 from ..files import folder_beside, read_json, write_json
 from .families import FAMILIES, PARTS, face_parts
 from .layouts import MARKER

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..checks import complaint
 from ..errors import InputError
+from ..fields import complaint
 from ..files import sha256
 from .manifests import RemoteFile
 

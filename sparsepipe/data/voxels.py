@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 
-from ..checks import given_number
 from ..errors import InputError
+from ..fields import given_number
 from .labels import IGNORED
 
 _INT32_MAX = 2**31 - 1

@@ -5,8 +5,8 @@ from typing import Any
 
 import yaml
 
-from ..checks import complaint, shown
 from ..errors import InputError
+from ..fields import complaint, shown
 from ..files import read_text
 
 _BASE = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # as safe, and ten times faster on a file of many entries

@@ -17,7 +17,7 @@ from .base import CoordinateSet, Feature, Parts
 from .batch_norm import GroupBatchNorm
 from .dense import ACTIVATIONS, DENSE_LAYERS, dense_grid
 from .dropout import SeededDropout
-from .fit import checked
+from .input_checks import checked
 from .native.coordinates import pack, within_reach
 
 # MinkowskiEngine 0.5.4 imports names that Python 3.10 took out of `collections`.

@@ -129,7 +129,7 @@ def _changed(folder: Path, plan: Plan, config: RunConfig) -> RunRecord:
     with from its newest checkpoint.
     """
     # Here: they bring torch, for which nobody else who launches need wait.
-    from ..runtime import checkpoint
+    from ..runtime.training_state import checkpoint
     from . import resuming
 
     if (folder / "metrics.jsonl").exists():
@@ -161,8 +161,9 @@ def launch(
 ) -> Job:
     """Start `plan` as worker processes and return at once.
 
-    With engine "replay" the stages of `profile` on the devices of `cluster` are slept through: see runtime/replay.py.
-    `campaign` names the runs that this one is made to be compared with (campaigns.py); it is kept in the record.
+    With engine "replay" the stages of `profile` on the devices of `cluster` are slept through: see
+    runtime/workloads/replay.py.
+    `campaign` names the runs that this one is made to be compared with (record/campaigns.py); it is kept in the record.
     `resume` goes on from the newest checkpoint in `run_dir`, under the same plan or another. `options` are the
     launcher's own. Raises InputError for a plan, a folder or an option that cannot be used, before anything is started.
     """
@@ -181,7 +182,7 @@ def launch(
 
 
 def _local(*arguments: Any, **options: Any) -> Job:
-    from .local import launch_local
+    from .local.launch_local import launch_local
 
     return launch_local(*arguments, **options)
 
@@ -191,7 +192,7 @@ def attach(run_dir: Path | str) -> Job:
 
     Raises InputError where the folder holds no run.
     """
-    from .local import attach as attach_local
+    from .local.launch_local import attach as attach_local
 
     return attach_local(run_dir)
 

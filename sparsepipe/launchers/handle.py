@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from ..errors import InputError
 from ..record import RunRecord
-from .guard import read_status
+from .local.supervisor import read_status
 from .lock import guard_of, held_by, is_held
 
 _TO_START = 3.0  # seconds for a guard to say who it is

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from ..data.order import sizes
 from ..errors import InputError
-from ..runtime.checkpoint import Checkpoint
 from ..runtime.config import RunConfig
-from ..runtime.learning_rate import LearningRate
+from ..runtime.training_state.checkpoint import Checkpoint
+from ..runtime.training_state.learning_rate import LearningRate
 
 
 def check_end(found: Checkpoint, config: RunConfig) -> None:

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from ..checks import given_integer
 from ..cluster import Cluster
 from ..errors import InputError
+from ..fields import given_integer
 from ..plan import Plan
 from ..profile import Profile
 from ..provenance import Provenance
@@ -16,9 +16,9 @@ from .base import Planner, Problem, check_interleaves, with_seconds
 from .baselines import DataParallel, ModelParallel
 from .doubts import with_doubts
 from .estimate import estimate
-from .optimal import Optimal
-from .pipedream import PipeDream
-from .sparsepipe import SparsePipe
+from .exact.optimal import Optimal
+from .published.pipedream import PipeDream
+from .published.sparsepipe import SparsePipe
 
 PLANNERS: Mapping[str, type[Any]] = {
     "optimal": Optimal,

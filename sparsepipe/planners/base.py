@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
-from ..checks import MOST_MINIBATCHES, shown
 from ..cluster import Cluster
 from ..costs import Array, LayerTable
 from ..errors import InputError
+from ..fields import MOST_MINIBATCHES, shown
 from ..graph import LayerGraph
 from ..plan import Plan, Stage
 from ..profile import Profile

@@ -8,7 +8,7 @@ from ..plan import Plan
 from .base import Problem, check_interleaves
 from .cuts import Cuts
 from .estimate import baseline_data_parallel, estimate
-from .laps import Bounds, lap_bounds
+from .interleaved_cuts import Bounds, lap_bounds
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from ..errors import InputError
 from ..plan import Plan
 from .base import Problem
 from .cuts import Cuts
+from .device_groups import Teams, device_classes
 from .estimate import estimate
-from .model import StageModel, default_model
-from .teams import Teams, device_classes
+from .exact.stage_cost_tables import StageModel, default_model
 
 Counts = tuple[int, ...]
 NAME = "by hand"

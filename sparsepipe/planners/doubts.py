@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ..cluster import Cluster
 from ..plan import Plan
-from ..teams import teams
+from .positions import teams
 
 
 def with_doubts(plan: Plan, cluster: Cluster) -> Plan:

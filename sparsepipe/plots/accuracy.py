@@ -7,11 +7,11 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ..campaigns import when
 from ..display.markup import Html
 from ..errors import InputError
 from ..provenance import Provenance
 from ..record import RunRecord
+from ..record.campaigns import when
 from .table import noted, of_readable, readable, record_names, told_by, trained_on
 from .theme import INK, RUN_COLORS, RUN_DASHES, RUN_MARKERS, SMALL, doubted, finished
 

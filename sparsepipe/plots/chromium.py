@@ -21,8 +21,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from ..children import python_environment
 from ..errors import InputError
+from ..host.python_path import python_environment
 from ..record import NO_PICTURES
 
 SECONDS_TO_START, SECONDS_TO_DRAW = 90.0, 90.0  # the longest waits, for a machine with much else to do

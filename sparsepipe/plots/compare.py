@@ -3,9 +3,9 @@
 import pandas as pd
 import plotly.graph_objects as go
 
+from ..display.html import counted
 from ..display.markup import Html
 from ..errors import InputError
-from ..picture import counted
 from ..plan import Plan
 from .table import milliseconds, plan_names
 from .theme import INK, SMALL, finished, ink_on, stage_color

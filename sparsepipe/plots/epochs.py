@@ -2,8 +2,8 @@
 
 from ..errors import InputError
 from ..record import RunRecord
+from ..record.trace_file import MEGABYTES
 from ..trace import WORK, Trace
-from ..trace_file import MEGABYTES
 
 _BETWEEN_EPOCHS = ("evaluate", "checkpoint")
 

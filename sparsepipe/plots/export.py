@@ -17,9 +17,9 @@ import plotly.graph_objects as go
 import plotly.io as pio
 from plotly.io.base_renderers import MimetypeRenderer
 
-from ..checks import shown
 from ..display.markup import Html
 from ..errors import InputError
+from ..fields import shown
 from ..files import write_atomic, write_json
 from ..provenance import Provenance
 from ..record import Origin, RunRecord

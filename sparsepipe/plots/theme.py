@@ -7,8 +7,8 @@ from typing import Any
 import plotly.graph_objects as go
 import plotly.io as pio
 
+from ..display.html import STAGE_COLORS
 from ..display.markup import Html, figure_text, joined
-from ..picture import STAGE_COLORS
 from ..provenance import Provenance
 from .markup import with_text_escaped
 

@@ -5,11 +5,11 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from ..campaigns import when
 from ..display.markup import Html, figure_text
 from ..errors import InputError
 from ..provenance import Provenance
 from ..record import RunRecord
+from ..record.campaigns import when
 from .table import noted, of_readable, readable, record_names, told_by, trained_on
 from .theme import GREY, RUN_COLORS, doubted, finished, hatch
 

@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
+from ..display.html import left_out
 from ..display.markup import Html
 from ..files import write_atomic, write_json
-from ..picture import left_out
 from ..trace import KINDS, WORK, Trace
 from .theme import GREY, LIGHT_GREY, STAGE_COLORS, stage_color
 

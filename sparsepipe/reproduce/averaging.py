@@ -14,14 +14,14 @@ from statistics import median
 
 import torch
 
-from ..children import python_command, python_environment
 from ..cluster import Link
 from ..errors import InputError
 from ..files import read_json, write_json
 from ..host.background_load import RUN_QUEUE_WAIT, num_processors, thread_times, waited_share
+from ..host.python_path import python_command, python_environment
 from ..plan import Plan, Stage
-from ..runtime.process import Process, joined
-from ..runtime.replicas import Averaging
+from ..runtime.processes.process import Process, joined
+from ..runtime.replication.all_reduce import Averaging
 from .loopback import loopback_link
 
 _SIZES = (2**12, 2**24)  # bytes of gradients: the smaller tells the latency, the larger the bandwidth

@@ -8,7 +8,7 @@ from ..models import network
 from ..plan import Plan, Stage
 from ..record import RunRecord
 from ..runtime.config import RunConfig
-from .kept import train
+from .cached_runs import train
 
 EXACT, LOSSY = ("zeros", "lossless"), ("bfloat16", "float16", "int8")
 

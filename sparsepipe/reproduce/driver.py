@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..children import python_command, python_environment
 from ..errors import InputError, RunFailed
 from ..files import read_json, write_json
+from ..host.python_path import python_command, python_environment
 from ..record import NO_PICTURES, NOTEBOOK
 from .report import REPORT, not_drawn, warnings_of
 

@@ -12,7 +12,7 @@ from ..models import network
 from ..plan import Plan, Stage
 from ..record import RunRecord
 from ..runtime.config import RunConfig
-from .kept import train
+from .cached_runs import train
 
 HEIGHTS = (-1.3, 0.0)  # metres from the sensor: the ground lies below the first, tall things reach over the second
 FAR = 30.0  # metres

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..cluster import Cluster, DeviceType, Link, Node
-from ..picture import counted
+from ..display.html import counted
 from ..profile import LayerCost, Profile
 from .workplace import Workplace
 

@@ -7,21 +7,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..campaigns import new_campaign, when
-from ..checks import MOST_DEVICES, integer
 from ..cluster import Cluster
+from ..fields import MOST_DEVICES, integer
 from ..launchers import launch
-from ..launchers.folders import new_folder
+from ..launchers.run_folders import new_folder
 from ..plan import Plan
 from ..planners import Problem, estimate, partition
 from ..plots.epochs import epoch_trace, working_epoch
 from ..profile import Profile
 from ..provenance import Provenance
 from ..record import RunRecord
+from ..record.campaigns import new_campaign, when
 from ..runtime.config import RunConfig
 from ..simulator import simulate
 from ..trace import Trace
-from .kept import kept_campaign
+from .cached_runs import kept_campaign
 from .replays import replay
 from .workplace import Workplace
 

@@ -11,16 +11,16 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from .. import data
-from ..checks import MOST_DEVICES, integer, number
 from ..cluster import Cluster
 from ..errors import InputError
+from ..fields import MOST_DEVICES, integer, number
 from ..files import write_atomic
 from ..plan import Plan
 from ..plots import NoPicture, export, live
 from ..plots.export import described
 from ..plots.theme import doubted
 from ..profile import Profile
-from ..profiler import profile_model
+from ..profiler.measure import profile_model
 from ..provenance import Provenance, in_few_words
 from ..record import RunRecord
 from .averaging import local_link

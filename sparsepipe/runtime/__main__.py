@@ -7,9 +7,9 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
-from .last_words import keep_pipe, say
-from .lifeline import watch
-from .run_folder import RunFolder, RunFolderGone
+from .processes.last_words import keep_pipe, say
+from .processes.lifeline import watch
+from .processes.run_folder import RunFolder, RunFolderGone
 
 
 def main() -> int:
@@ -46,7 +46,7 @@ def _run(run_dir: Path, rank: int, *, resume: bool) -> None:
     from ..files import read_json
     from ..plan import Plan
     from .config import RunConfig
-    from .run import run
+    from .worker.run import run
 
     run(
         run_dir,

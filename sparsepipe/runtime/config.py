@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass, fields
 from os import PathLike, fspath
 from typing import Any
 
-from ..checks import shown
 from ..data.order import KEEP, LAST_MINIBATCH, MERGE
 from ..errors import InputError
+from ..fields import shown
 
 OPTIMIZERS = ("sgd", "adam", "adamw", "lamb")
 PRECISIONS = ("float32", "bfloat16", "float16")

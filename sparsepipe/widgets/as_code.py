@@ -23,7 +23,7 @@ def as_code(
             lines.append("counts = profile.voxel_counts or (profile.voxels(),)")
             lines.append(f"profile = replace(profile, voxel_counts=tuple(n * {factor!r} for n in counts))")
         if compression != 1:
-            lines.insert(1, "from sparsepipe.widgets.what_if import compressed")
+            lines.insert(1, "from sparsepipe.widgets.hypothetical import compressed")
             lines.append(f"profile = compressed(profile, {compression!r})")
         several = f", stages_per_device={plan.laps}" if plan.laps > 1 else ""
         several += ", recompute=True" if recompute else ""

@@ -13,18 +13,18 @@ from ..cluster import Cluster
 from ..display.markup import Html
 from ..errors import DamagedRecord, InputError, RunFailed
 from ..launchers import Job, attach, launch
-from ..launchers.folders import folders, new_folder
+from ..launchers.run_folders import folders, new_folder
 from ..plan import Plan
 from ..plots.epochs import working_epoch
 from ..profile import Profile
 from ..record import RunRecord
 from ..runtime.config import RunConfig
 from ..simulator import simulate
-from .answering import answering
 from .html_view import HtmlView
 from .live import doings, doings_table, learned, log_of, phase
 from .messages import Messages
 from .plot_view import PlotView
+from .responsive import answering
 
 _SECONDS = 0.5  # between two looks at the jobs
 _WORK = ("stages", "schedule", "weights", "num_microbatches")  # of a plan: what a run does

@@ -9,10 +9,10 @@ from ..display.markup import Html, joined
 from ..plan import Plan
 from ..plots.table import scaled_bytes
 from ..profile import Profile
-from .answering import answering
 from .html_view import HtmlView
 from .messages import Messages
 from .plot_view import PlotView
+from .responsive import answering
 
 
 class LayerGraphExplorer:

@@ -20,8 +20,6 @@ from ..profile import Profile
 from ..provenance import Provenance
 from ..schedule_rules import WEIGHT_POLICIES, WEIGHT_RULES
 from ..trace import Trace
-from .answering import answering
-from .blocked import blocked
 from .controls import (
     bandwidth_slider,
     choice_slider,
@@ -32,19 +30,21 @@ from .controls import (
     number_slider,
     toggle,
 )
+from .cut_limits import blocked
 from .exporter import Export, Exporter
 from .html_view import HtmlView
 from .messages import Messages
 from .partition_view import PartitionView, graph_text
 from .placement import placement_told
 from .planning import Answer, Planning
+from .responsive import answering
 from .scale import Scale
-from .scene import scene
 from .settings import AS_GIVEN, BY_TYPE, Settings
 from .settled_button import SettledButton
 from .stage_editor import StageEditor
 from .stages_per_device import StagesPerDevice
 from .stop_slider import StopSlider
+from .view_model import scene
 
 _MAX_DEVICES, _MOST_DEVICES = 8, 64  # where a slider ends, and what may be typed: planning more takes minutes
 _MOST_MICROBATCHES, _MOST_SAMPLES = 1024, 10**6

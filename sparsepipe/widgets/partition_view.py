@@ -15,7 +15,7 @@ import traitlets
 from ..errors import InputError
 from ..plots.layout import layout
 from ..profile import Profile
-from .scene import PALETTE
+from .view_model import PALETTE
 
 
 class PartitionView(anywidget.AnyWidget):

@@ -5,8 +5,8 @@ from dataclasses import replace
 from itertools import groupby
 
 from ..cluster import Cluster, DeviceType, Link, Node
+from ..display.html import counted
 from ..errors import InputError
-from ..picture import counted
 from .settings import BY_TYPE, Settings, links_told
 
 Devices = list[list[DeviceType]]  # of each node

@@ -8,15 +8,15 @@ from ..errors import InputError
 from ..plan import Plan
 from ..planners import Problem, bound_of, partition
 from ..planners.by_hand import by_hand, with_cuts, with_groups
-from ..planners.teams import device_classes
+from ..planners.device_groups import device_classes
 from ..profile import Profile
 from ..simulator import simulate
 from ..trace import Trace
 from .as_code import as_code
+from .hypothetical import compressed, judged
 from .placement import placed
 from .scale import Scale
 from .settings import Settings
-from .what_if import compressed, judged
 
 _KEPT = 64  # plans that are remembered: going back costs nothing
 

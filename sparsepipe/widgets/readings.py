@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..checks import MOST, shown
 from ..errors import InputError
+from ..fields import MOST, shown
 
 
 class Reading(Protocol):

@@ -16,11 +16,11 @@ from ..launchers.lock import hold, is_held
 from ..plots.table import strategy
 from ..plots.trace_page import write_trace
 from ..record import RunRecord
-from .answering import answering
 from .exporter import Export, Exporter
 from .html_view import HtmlView
 from .messages import Messages
 from .plot_view import PlotView
+from .responsive import answering
 
 COLUMNS = ("run", "state", "strategy", "samples/s", "accuracy", "epochs", "data", "engine", "model", "started")
 _TRACE = Html(

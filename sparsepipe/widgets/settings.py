@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..cluster import Cluster
-from ..picture import counted
+from ..display.html import counted
 from ..quantities import BANDWIDTH, SIZE, TIME
 
 AS_GIVEN, BY_TYPE = "as given", "one node per device type"  # how devices are placed on nodes

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import ipywidgets
 
-from .answering import answering
+from .responsive import answering
 
 Group = Mapping[str, int]  # device type → how many
 

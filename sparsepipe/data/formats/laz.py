@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ...children import python_command, python_environment
 from ...errors import InputError
+from ...host.python_path import python_command, python_environment
 from .base import one_line
 
 _BESIDE_BYTES = 256 * 2**20  # for threads, buffers and the file's own bytes

@@ -4,8 +4,8 @@ import re
 from functools import partial
 from pathlib import Path
 
-from ...checks import shown
 from ...errors import InputError
+from ...fields import shown
 from ..formats import Cloud, Reading
 from ..formats.base import NORMAL, POSITION
 from ..formats.text import read_text_cloud

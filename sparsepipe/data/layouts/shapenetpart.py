@@ -3,8 +3,8 @@
 from functools import partial
 from pathlib import Path
 
-from ...checks import shown
 from ...errors import InputError
+from ...fields import shown
 from ...files import read_json
 from ..formats import Cloud, Reading
 from ..formats.base import LABEL, NORMAL, POSITION

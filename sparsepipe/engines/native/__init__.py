@@ -10,14 +10,14 @@ from ...data.batch import PointBatch
 from ...errors import InputError
 from ...models.rows import Row
 from ..base import CoordinateSet, Feature, Parts
-from ..fit import checked
+from ..input_checks import checked
 from ..subnetwork import Subnetwork
 from . import machine_code
 from .coordinates import CoordinateManager, pack, within_reach
 from .layers import AnyTensor, build
-from .rehearsal import rehearse
 from .tensor import SparseTensor
 from .tuning import fused_kernels
+from .warm_up import rehearse
 
 __all__ = ["NativeEngine", "SparseTensor"]
 

@@ -19,10 +19,10 @@ from pathlib import Path
 import threadpoolctl
 import torch
 
-from ... import processor
-from ...children import python_command, python_environment
 from ...data.sources import user_cache
 from ...files import sealed, unsealed, write_atomic
+from ...host import cpu
+from ...host.python_path import python_command, python_environment
 
 _LANES = {"AVX512": 16, "AVX2": 8}  # float32 numbers of a vector, by what torch says the processor can do
 _SECONDS = 120.0  # for compiling, which takes one or two
@@ -94,7 +94,7 @@ def _path(lanes: int) -> Path | None:
         version = metadata.version("llvmlite")
     except metadata.PackageNotFoundError:
         raise RuntimeError("llvmlite is not installed") from None
-    facts = (processor.facts().get(key, "") for key in ("vendor_id", "cpu family", "model", "flags"))
+    facts = (cpu.facts().get(key, "") for key in ("vendor_id", "cpu family", "model", "flags"))
     digest = hashlib.sha256("\n".join((version, str(lanes), *facts)).encode())
     for name in ("assembler.py", "direct.py", "direct_code.py"):
         digest.update(Path(__file__).with_name(name).read_bytes())

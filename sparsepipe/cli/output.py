@@ -1,0 +1,111 @@
+"""What a verb of the command line answers: one document for programs, and the same as text for people."""
+
+import io
+import os
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from ..display.markup import one_line
+
+_EVERY_TERMINAL = 0.1  # seconds between two lines of progress
+_EVERY_LOG = 5.0
+
+
+class Answer(NamedTuple):
+    document: Any  # what --json prints
+    text: str  # what people read
+    fault: str = ""  # what was found to be wrong: a line on stderr, and exit code 2
+
+
+class OutputLost(Exception):
+    """The answer could not be written to standard output: it is closed, or its disk is full."""
+
+
+def standard_streams() -> bool:
+    """Make the three standard streams usable whatever the shell gave; return whether standard output was open.
+
+    In the place of a closed one comes /dev/null: else the next file that is opened would get what is printed. Letters
+    that the terminal's encoding lacks, or bytes of a file's name that are no letters, are written as \\xNN.
+    """
+    is_open = []
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+            is_open.append(True)
+        except OSError:
+            is_open.append(False)
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: PTH123, SIM115 - a number, for all the run
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    return is_open[1]
+
+
+def print_answer(text: str, *, end: str = "\n") -> None:
+    """Write the answer. A reader that has gone, as `head` does, has what it wanted. Raises OutputLost."""
+    try:
+        print(text, end=end)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        silence()
+    except OSError as error:
+        silence()
+        raise OutputLost(error.strerror or str(error)) from None
+
+
+def silence() -> None:
+    """Let standard output go nowhere: what it holds is not tried again when the process ends, with a complaint."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def progress_line(line: str) -> None:
+    """Tell people something meanwhile: never where the answer goes. That nobody reads it ends nothing."""
+    with suppress(OSError):
+        print(one_line(line), file=sys.stderr, flush=True)
+
+
+class Progress:
+    """Tell people how far something is: on a terminal in one line that changes, else in a line every few seconds."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._told = time.monotonic()
+        self._width = 0
+
+    def tell(self, line: str) -> None:
+        """Show how far it is, unless that was just told."""
+        now = time.monotonic()
+        if now - self._told < (_EVERY_TERMINAL if self._terminal else _EVERY_LOG):
+            return
+        self._told = now
+        line = one_line(line)
+        if self._terminal:
+            print(f"\r{line.ljust(self._width)}", end="", file=sys.stderr, flush=True)
+            self._width = len(line)
+        else:
+            progress_line(line)
+
+    def end(self) -> None:
+        """Take the line away, so that what comes next stands alone."""
+        if self._width:
+            print(f"\r{' ' * self._width}\r", end="", file=sys.stderr, flush=True)
+            self._width = 0
+
+
+def cell(value: Any) -> str:
+    """A value as a table shows it, in one line."""
+    if value is None:
+        return "–"
+    return f"{value:.4g}" if isinstance(value, float) else one_line(value)
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows in columns, the first of them their names. A cell is one line, whatever names are in it."""
+    rows = [[one_line(cell) for cell in row] for row in rows]
+    widths = [max(len(row[c]) for row in rows) for c in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)

@@ -1,0 +1,60 @@
+"""Several plans side by side as text: one column each, and what moves from the first to each of the others."""
+
+from collections.abc import Callable, Sequence
+
+from ..plan import Estimate, Plan
+from ..planners.positions import teams
+
+
+def _slowest(plan: Plan, estimate: Estimate) -> str:
+    """Which stage takes longest and with what; interleaved, the stages of the device that takes longest."""
+    found = [(team, sum(estimate.stages[k].transfer_seconds for k in team.stages)) for team in teams(plan)]
+    slowest, transfers = max(found, key=lambda pair: max(pair[0].busy, pair[1]))
+    name = ", ".join(map(str, slowest.stages))
+    if transfers > slowest.busy:
+        return f"{name}: transfers"
+    return f"{name}: {'averaging' if slowest.averaging > slowest.compute else 'compute'}"
+
+
+Cell = Callable[[Plan, Estimate], str]
+ROWS: tuple[tuple[str, Cell], ...] = (
+    ("period", lambda plan, e: _milliseconds(e.period_seconds)),
+    ("minibatches a second", lambda plan, e: f"{1 / e.period_seconds:.2f}" if e.period_seconds else "–"),
+    ("over one device", lambda plan, e: _times(e.single_device_seconds, e.period_seconds)),
+    ("over data parallel", lambda plan, e: _times(e.data_parallel_seconds, e.period_seconds)),
+    ("lower bound", lambda plan, e: _milliseconds(e.lower_bound_seconds)),
+    ("gap, at most", lambda plan, e: "–" if e.gap is None else f"{e.gap:.1%}"),
+    ("stages", lambda plan, e: str(len(plan.stages))),
+    ("devices", lambda plan, e: str(len(plan.ranks))),
+    ("slowest stage", _slowest),
+    ("memory, fullest device", lambda plan, e: _megabytes(max(team.memory for team in teams(plan)))),
+    ("sent a minibatch", lambda plan, e: _megabytes(sum(stage.sent_bytes for stage in e.stages))),
+    ("schedule", lambda plan, e: f"{plan.schedule} ({plan.weights})"),
+    ("planned in", lambda plan, e: _milliseconds(e.plan_seconds)),
+)
+
+
+def side_by_side(plans: Sequence[Plan]) -> str:
+    """Compare plans that have estimates of one cost model, as `planners.comparable` gives them."""
+    columns = [["", *(name for name, _ in ROWS)]]
+    for plan in plans:
+        assert plan.estimate is not None
+        columns.append([plan.planner, *(cell(plan, plan.estimate) for _, cell in ROWS)])
+    widths = [max(map(len, column)) for column in columns]
+    lines = [
+        "  ".join([cells[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(cells[1:], widths[1:], strict=True))])
+        for cells in zip(*columns, strict=True)
+    ]
+    return "\n\n".join(["\n".join(lines), str(plans[0]), *(str(plans[0].diff(other)) for other in plans[1:])])
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{seconds * 1e3:.2f} ms"
+
+
+def _megabytes(size: float) -> str:
+    return f"{size / 1e6:.1f} MB"
+
+
+def _times(before: float | None, after: float) -> str:
+    return f"{before / after:.2f} ×" if before and after else "–"

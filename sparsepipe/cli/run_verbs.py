@@ -1,0 +1,293 @@
+"""The verbs of the command line that start, follow and compare runs."""
+
+import argparse
+import os
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..cluster import Cluster
+from ..display.html import left_out
+from ..display.markup import one_line
+from ..errors import DamagedRecord, InputError
+from ..files import write_json
+from ..forecast import forecast
+from ..formats.pipedream_conf import load_plan
+from ..host.background_load import BackgroundLoad
+from ..plan import Plan
+from ..profile import Profile
+from ..provenance import Provenance
+from ..record import RunRecord, load_warnings
+from .output import Answer, cell, progress_line, table
+
+if TYPE_CHECKING:
+    from ..runtime import RunConfig
+
+_RUNS = Path("runs")  # where runs are looked for by name
+
+
+def run(options: argparse.Namespace) -> Answer:
+    if options.resume:
+        record = RunRecord.load(options.resume)
+        settings, folder = dict(record.config), record.folder
+        if options.run_dir and options.run_dir.resolve() != folder.resolve():
+            raise InputError(
+                f"--run-dir {options.run_dir} with --resume {options.resume}: a run goes on in its own folder; leave "
+                "out --run-dir, or copy the folder and resume the copy"
+            )
+    else:
+        for name in ("plan", "model", "data"):
+            if not getattr(options, name):
+                raise InputError(f"no {name}: sparsepipe run PLAN --model M --data D, or --resume DIR")
+        settings, folder = {}, options.run_dir or _new_run_dir(options.model)
+    from ..launchers import launch
+    from ..models import network
+
+    config = settings_of(options, before=settings if options.resume else None)
+    # The layers do not depend on the number of classes.
+    chosen = load_plan(options.plan, network(config.model, num_classes=2).graph()) if options.plan else record.plan
+    for text in chosen.warnings:
+        progress_line(f"warning: plan: {text}")
+    where = {"port": options.port, "detach": options.detach or None}
+    where = {key: value for key, value in where.items() if value is not None}
+    job = launch(chosen, config, run_dir=folder, launcher=options.launcher, resume=options.resume is not None, **where)
+    if options.detach:
+        return _left_alone(job.record.folder)
+    return _followed(job)
+
+
+def settings_of(options: argparse.Namespace, *, before: Mapping[str, Any] | None = None) -> "RunConfig":
+    """Return the settings that the options of `run` ask for, over those `before` of the run that they resume.
+
+    Raises InputError for a setting outside its range.
+    """
+    from ..runtime import RunConfig
+
+    named = {name: getattr(options, name, None) for name in RunConfig.__dataclass_fields__}
+    given = {name: value for name, value in named.items() if value is not None}
+    if before is None:
+        return RunConfig(**given)
+    if "epochs" in given:  # minibatches of before would end the run whatever is asked for now
+        given = {"minibatches": None} | given
+    return RunConfig.from_json({**before, **given})
+
+
+def replay(plan: Plan, profile: Profile, cluster: Cluster, options: argparse.Namespace) -> Answer:
+    """Replay `plan` in real processes and say beside it what the simulator expects."""
+    from ..launchers import launch
+    from ..runtime import RunConfig
+
+    counts = profile.voxel_counts or (profile.voxels(),)
+    told = forecast(plan, profile, cluster, [counts[m % len(counts)] for m in range(options.minibatches)])
+    if text := told.beyond_memory(cluster):
+        progress_line(f"warning: {text}")
+    config = RunConfig(
+        profile.origin.get("model", "profile"),
+        "replay",
+        engine="replay",
+        batch_size=1,
+        minibatches=options.minibatches,
+        timeout_seconds=options.timeout_seconds or 300.0,
+    )
+    folder = options.run_dir or _new_run_dir("replay")
+    job = launch(plan, config, run_dir=folder, profile=profile, cluster=cluster)
+    summary = _waited(job)
+    pace, expected = summary["samples_per_second"], told.minibatches_per_second
+    document = {**summary, "minibatches_per_second": pace, "simulated_minibatches_per_second": expected}
+    text = (
+        f"{one_line(summary['run_dir'])}: {summary['minibatches']} minibatches replayed at {pace:.2f} a second, "
+        f"{expected:.2f} simulated"
+    )
+    return Answer(document, text)
+
+
+def runs_list(options: argparse.Namespace) -> Answer:
+    folders = sorted(path.parent for path in Path(options.folder).glob("*/plan.json"))
+    columns = ("run", "state", "model", "schedule", "stages", "samples_per_second", "accuracy")
+    return _side_by_side([_row_or_damage(RunRecord(folder)) for folder in folders], columns)
+
+
+def runs_show(options: argparse.Namespace) -> Answer:
+    record = _record(options.run)
+    row = _run_row(record)
+    document = row | {
+        "plan": record.plan.to_json(),
+        "config": record.config,
+        "origin": record.origin,
+        "status": record.status,
+    }
+    lines = [f"{key}: {cell(value)}" for key, value in row.items()]
+    return Answer(document, "\n".join([*lines, str(record.plan)]))
+
+
+def runs_compare(options: argparse.Namespace) -> Answer:
+    records = [_record(run) for run in options.runs]
+    rows = [_row_or_damage(record, rests_on=True) for record in records]
+    sound = [record for record, row in zip(records, rows, strict=True) if "damage" not in row]
+    for text in Provenance.of(runs=sound).doubts:
+        progress_line(f"warning: {text}")
+    if damaged := [row["damage"] for row in rows if "damage" in row]:
+        if len(damaged) == len(rows):
+            raise InputError(damaged[0])
+    return _side_by_side(rows, tuple(_NO_ROW))
+
+
+def runs_attach(options: argparse.Namespace) -> Answer:
+    """Follow a run to its end. Interrupting it leaves the run alone."""
+    from ..launchers import attach
+
+    job = attach(_record(options.run).folder)
+    try:
+        return _followed(job, cancel=False)
+    except KeyboardInterrupt:
+        progress_line(f"{job.record.folder} goes on; sparsepipe runs cancel ends it")
+        raise
+
+
+def runs_cancel(options: argparse.Namespace) -> Answer:
+    from ..launchers import attach
+
+    record = _record(options.run)
+    if not _alive(record):
+        raise InputError(f"{record.folder}: is not running, it is {_state(record)}")
+    job = attach(record.folder)
+    job.cancel()
+    state = "killed" if job.state == "running" else job.state
+    return Answer({"run": record.name, "state": state}, f"{one_line(record.folder)}: {state}")
+
+
+def runs_export(options: argparse.Namespace) -> Answer:
+    record = _record(options.run)
+    trace = record.trace()
+    if not trace.spans:
+        raise InputError(f"{record.folder}: has no trace yet")
+    path = write_json(options.chrome, trace.to_chrome())
+    facts = {"file": str(path), "spans": len(trace.spans), "ranks": list(trace.ranks)}
+    missing = f" ({left_out(trace)})" if trace.left_out else ""
+    facts |= {"left_out": trace.left_out} if trace.left_out else {}
+    return Answer(
+        facts, f"{one_line(path)}: {len(trace.spans)} spans{missing}; open it at ui.perfetto.dev or chrome://tracing"
+    )
+
+
+# --- what they share ----------------------------------------------------------------------------------------------
+
+
+def _record(run: Path) -> RunRecord:
+    """Open a run by its folder, or by its name where it is in the usual place."""
+    known = run / "plan.json"
+    return RunRecord.load(run if known.exists() or run.is_absolute() else _first(run, _RUNS / run))
+
+
+def _first(*folders: Path) -> Path:
+    return next((folder for folder in folders if (folder / "plan.json").exists()), folders[0])
+
+
+def _new_run_dir(model: str) -> Path:
+    return _RUNS / f"{model}-{datetime.now().strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+
+
+def _followed(job: Any, *, cancel: bool = True) -> Answer:
+    summary = _waited(job, cancel=cancel)
+    return Answer(summary, _summary_text(summary))
+
+
+def _waited(job: Any, *, cancel: bool = True) -> dict[str, Any]:
+    try:
+        summary: dict[str, Any] = job.wait(on_row=_progress_row)
+    except KeyboardInterrupt:
+        if cancel:
+            job.cancel()
+        raise
+    for text in load_warnings(BackgroundLoad.from_json(summary.get("load"))):
+        progress_line(f"warning: {text}")
+    return summary
+
+
+def _left_alone(folder: Path) -> Answer:
+    text = f"{folder} runs on its own; sparsepipe runs attach {folder.name} follows it, runs cancel ends it"
+    return Answer({"run_dir": str(folder), "state": "running"}, text)
+
+
+def _alive(record: RunRecord) -> bool:
+    """Whether a run is at work; what its status says counts only where it can be read."""
+    from ..launchers.handle import Stranger
+
+    try:
+        ended = record.status["state"] not in ("started", "running")
+    except DamagedRecord:
+        ended = False
+    return not ended and Stranger(record).alive()
+
+
+def _state(record: RunRecord) -> str:
+    """How a run stands; one whose guard was killed could not say so itself."""
+    state = record.status["state"]
+    return "killed" if state == "running" and not _alive(record) else state
+
+
+_NO_ROW = dict.fromkeys(("run", "state", "model", "engine", "schedule", "stages", "samples_per_second", "accuracy"))
+
+
+def _side_by_side(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Answer:
+    """Rows of runs as a table; what is wrong with damaged ones in a line each below it."""
+    text = table([columns, *([cell(row[c]) for c in columns] for row in rows)])
+    damaged = [f"{one_line(row['run'])} cannot be read: {row['damage']}" for row in rows if "damage" in row]
+    return Answer(rows, "\n".join([text, *damaged]))
+
+
+def _row_or_damage(record: RunRecord, *, rests_on: bool = False) -> dict[str, Any]:
+    """A run's row; of a damaged one its name, the state "damaged", and what is wrong.
+
+    `rests_on`: what says whether it may be compared must be readable, too.
+    """
+    try:
+        if rests_on:
+            Provenance.of(runs=[record])
+        return _run_row(record)
+    except DamagedRecord as error:
+        return {**_NO_ROW, "run": record.name, "state": "damaged", "damage": str(error)}
+
+
+def _run_row(record: RunRecord) -> dict[str, Any]:
+    summary = (record.metrics("summary") or [{}])[-1]
+    return {
+        "run": record.name,
+        "state": _state(record),
+        "model": record.config.get("model"),
+        "engine": summary.get("engine") or record.config.get("engine"),
+        "schedule": record.plan.schedule,
+        "stages": "-".join(str(len(stage.ranks)) for stage in record.plan.stages),
+        "samples_per_second": summary.get("samples_per_second"),
+        "accuracy": (summary.get("validation") or {}).get("accuracy"),
+    }
+
+
+def _summary_text(summary: dict[str, Any]) -> str:
+    validation = summary.get("validation") or {}
+    accuracy = f", validation accuracy {validation['accuracy']:.1%}" if "accuracy" in validation else ""
+    return (
+        f"{one_line(summary['run_dir'])}: {summary['minibatches']} minibatches at "
+        f"{summary['samples_per_second']:.1f} samples/s{accuracy}"
+    )
+
+
+def _progress_row(row: dict[str, Any]) -> None:
+    """Tell of an epoch. One whose row lacks what is told of it ends no run."""
+    if row.get("event") == "epoch" and {"epoch", "train", "samples_per_second"} <= row.keys():
+        accuracy = (row.get("validation") or {}).get("accuracy")
+        told = "" if accuracy is None else f", accuracy {accuracy:.1%}"
+        loss, speed = row["train"]["loss"], row["samples_per_second"]
+        progress_line(f"epoch {row['epoch'] + 1}: loss {loss:.4f}, {speed:.1f} samples/s{told}")
+
+
+VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {
+    "run": run,
+    "runs list": runs_list,
+    "runs show": runs_show,
+    "runs compare": runs_compare,
+    "runs attach": runs_attach,
+    "runs cancel": runs_cancel,
+    "runs export": runs_export,
+}

@@ -1,0 +1,227 @@
+"""What notebooks show of a value: a small HTML table with a drawing in SVG.
+
+Cells, titles and labels are text that is escaped where it is put in, or `Html` that was made here.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from .markup import Html, joined
+
+# Okabe and Ito's colours, told apart with any common colour blindness ("Color Universal Design", 2008), without the
+# black, which text has, and the yellow, which white paper swallows; then, for the eighth stage and later ones, Tol's
+# "muted" colours ("Colour schemes", 2021), so that no two of fourteen stages look alike.
+STAGE_COLORS = (
+    *("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C8C8C"),
+    *("#332288", "#DDCC77", "#882255", "#44AA99", "#AA4499", "#117733", "#999933"),
+)
+_GREY = "#8C8C8C"
+_WIDTH, _LANE = 460, 16  # pixels
+_SHADES = {"forward": 0.5, "backward": 1.0, "weights": 0.75, "update": 0.75, "average": 0.75}
+_MOST_SPANS, _MOST_ROWS = 600, 12
+
+
+def plan(value: Any) -> str:
+    """Stages as rows, and the layers as a strip in the stages' colours."""
+    rows = []
+    for k, stage in enumerate(value.stages):
+        kinds = stage.device_types or tuple(f"rank {rank}" for rank in stage.ranks)
+        span = f"{stage.layers[0]} … {stage.layers[-1]} ({len(stage.layers)})" if stage.layers else ""
+        row = [_swatch(k), span, counted(kinds)]
+        if value.estimate:
+            expected = value.estimate.stages[k]
+            seconds = expected.compute_seconds + expected.averaging_seconds
+            row += [_seconds(seconds), _seconds(expected.transfer_seconds), _bytes(expected.memory_bytes)]
+        rows.append(row)
+    total, left, cells = max(1, sum(len(stage.layers) for stage in value.stages)), 0.0, []
+    for k, stage in enumerate(value.stages):
+        width = len(stage.layers) / total * _WIDTH
+        cells.append(_rect(left, 0, width - 1, _LANE, _color(k), title=f"stage {k}: {len(stage.layers)} layers"))
+        left += width
+    head = ["stage", "layers", "devices", *(["work", "transfer", "memory"] if value.estimate else [])]
+    return _page(value.summary(), _svg(cells, _LANE, "layers by stage"), _table(head, rows), _notes(value.warnings))
+
+
+def profile(value: Any) -> str:
+    """Layers as bars, as high as their time on each device type; totals as rows."""
+    layers, voxels = range(len(value.graph.layers)), value.voxels()
+    rows, drawn, height = [], [], 44
+    seconds = {kind: [sum(value.time([k], kind)) for k in layers] for kind in value.device_types}
+    top = max((max(found) for found in seconds.values()), default=0.0) or 1.0
+    width = _WIDTH / max(len(layers), 1)
+    for place, (kind, found) in enumerate(seconds.items()):
+        dearest = max(layers, key=found.__getitem__)
+        forward, backward = value.time(layers, kind)
+        rows.append([kind, _seconds(forward), _seconds(backward), value.graph.layers[dearest].id])
+        for k in layers:
+            high = found[k] / top * (height - 4)
+            y = place * height + height - high
+            title = f"{value.graph.layers[k].id} on {kind}: {_seconds(found[k])}"
+            drawn.append(_rect(k * width, y, max(width - 0.6, 0.4), high, _color(place), title=title))
+    voxels_told = f", {voxels:,.0f} voxels a minibatch" if voxels else ""
+    told = f"profile of {len(layers)} layers on {counted(value.device_types)}{voxels_told}"
+    picture = _svg(drawn, height * len(seconds), "time of each layer")
+    table = _table(["device type", "forward", "backward", "dearest layer"], rows)
+    return _page(told, picture, table, _notes(value.warnings))
+
+
+def cluster(value: Any) -> str:
+    """Nodes as boxes with their devices; links as rows."""
+    rows, drawn, left = [], [], 0.0
+    kinds = [kind.name for kind in value.device_types]
+    size = min(22.0, _WIDTH / max(len(value.devices) + len(value.nodes), 1))
+    for node in value.nodes:
+        width = size * len(node.device_types) + 4
+        drawn.append(_rect(left, 0, width, 26, "none", title=node.name, stroke=_GREY))
+        for k, kind in enumerate(node.device_types):
+            x = left + 3 + k * size
+            drawn.append(_rect(x, 4, size - 3, 18, _color(kinds.index(kind.name)), title=f"{kind.name} on {node.name}"))
+        left += width + size / 2
+        rows.append([node.name, counted(k.name for k in node.device_types), _link(node.link)])
+    if len(value.nodes) > 1:
+        rows.append(["between nodes", "", _link(value.network)])
+    limits = [[_swatch(k, kind.name), "", _limit(kind.memory_bytes)] for k, kind in enumerate(value.device_types)]
+    table = _table(["", "devices", "link or memory"], [*rows, *limits])
+    return _page(f"{len(value.devices)} devices on {len(value.nodes)} nodes", _svg(drawn, 26, "nodes"), table)
+
+
+def trace(value: Any) -> str:
+    """Each rank as a lane; work, waiting and sending as shares."""
+    ranks, length = value.ranks, value.shown_seconds
+    if not length:
+        return _page(f"{value.source} trace without spans")
+    start = min(span.start for span in value.spans)
+    shown = [span for span in value.spans if span.kind in _SHADES][:_MOST_SPANS]
+    until = max((span.end for span in shown), default=start) - start or 1.0
+    lanes = {rank: k for k, rank in enumerate(ranks[:_MOST_ROWS])}
+    drawn = []
+    for span in shown:
+        if span.rank in lanes:
+            x, width = (span.start - start) / until * _WIDTH, (span.end - span.start) / until * _WIDTH
+            y, high = lanes[span.rank] * _LANE + 2, _LANE - 4
+            title = f"rank {span.rank}: {span.name} {span.kind}, {_seconds(span.end - span.start)}"
+            drawn.append(_rect(x, y, width, high, _color(span.stage), title=title, opacity=_SHADES[span.kind]))
+    rows = []
+    for rank in lanes:
+        shares = (value.busy(rank), value.seconds(rank, ("send",)), value.seconds(rank, ("wait",)))
+        rows.append([str(rank), *(f"{seconds / length:.0%}" for seconds in shares)])
+    told = f"{value.source} trace: {len(value.spans)} spans of {len(ranks)} ranks in {_seconds(length)}"
+    told += f"; {left_out(value)}" if value.left_out else ""
+    if len(shown) == _MOST_SPANS:
+        told += f", the first {_seconds(until)} drawn"
+    picture = _svg(drawn, _LANE * len(lanes), "what each rank did")
+    return _page(told, picture, _table(["rank", "work", "send", "wait"], rows))
+
+
+def left_out(trace: Any) -> str:
+    """Say what is missing of a long run's trace: "left out: 1200 spans of minibatches 22–43, 55–98 (14.2 s)"."""
+    found = trace.left_out
+    ranges = [f"{first}–{last}" for first, last in found["minibatches"]]
+    told = ", ".join(ranges[:4]) + (f" and {len(ranges) - 4} more parts" if len(ranges) > 4 else "")
+    return f"left out: {found['spans']} spans of minibatches {told} ({_seconds(found['seconds'])})"
+
+
+def record(value: Any) -> str:
+    """How a run stands: its state, its epochs, its plan. What cannot be read is said."""
+    try:
+        status, epochs, steps = value.status, value.metrics("epoch"), value.metrics("step")
+        summary = value.metrics("summary")
+        accuracies = [(row.get("validation") or {}).get("accuracy") for row in epochs]
+        reason = f": {status['reason']}" if status.get("reason") else ""
+        told = f"run {value.name}, {status['state']}{reason}"
+        rows = [["minibatches", f"{len(steps)}"], ["epochs", f"{len(epochs)}"]]
+        rows += [["samples/s", f"{summary[-1]['samples_per_second']:,.1f}"]] if summary else []
+        rows += [["validation accuracy", f"{accuracies[-1]:.1%}"]] if accuracies and accuracies[-1] is not None else []
+        rates = [row["learning_rate"] for row in steps if "learning_rate" in row]  # older runs did not tell it
+        rows += [["learning rate", f"{rates[-1]:.3g}"]] if rates else []
+        rows += [["plan", value.plan.summary()], ["folder", str(value.folder)]]
+        losses = [row["loss"] for row in steps if row.get("loss") is not None]
+        return _page(told, _curve(losses, "loss by minibatch"), _table(["", ""], rows))
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        return _page(f"run {value.name} cannot be read: {error}")
+
+
+def _page(told: str, *parts: Html) -> str:
+    """A whole page, as a string of Python's own: whoever adds to it would have theirs escaped by an `Html`."""
+    return str(Html("<div style='font-size:13px'><div><b>{}</b></div>{}</div>").format(told, joined(parts)))
+
+
+def _notes(texts: Iterable[str]) -> Html:
+    return joined(Html("<div>{}</div>").format(text) for text in texts)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Html:
+    rows = list(rows)
+    more = len(rows) - _MOST_ROWS
+    cells = [_row("td", row) for row in rows[:_MOST_ROWS]]
+    rest = [_row("td", [f"… {more} more"])] if more > 0 else []
+    top = [_row("th", head)] if any(head) else []
+    return Html("<table>{}</table>").format(joined([*top, *cells, *rest]))
+
+
+def _row(tag: str, cells: Iterable[str]) -> Html:
+    return Html("<tr>{}</tr>").format(joined(Html("<{0}>{1}</{0}>").format(tag, cell) for cell in cells))
+
+
+def _svg(inside: Iterable[Html], height: float, label: str) -> Html:
+    return Html(
+        "<svg xmlns='http://www.w3.org/2000/svg' width='{width}' height='{height:g}' "
+        "viewBox='0 0 {width} {height:g}' role='img' aria-label='{label}'>{inside}</svg>"
+    ).format(width=_WIDTH, height=height, label=label, inside=joined(inside))
+
+
+def _rect(
+    x: float, y: float, width: float, height: float, color: str, *, title: str, stroke: str = "none", opacity: float = 1
+) -> Html:
+    place = f"x='{x:.1f}' y='{y:.1f}' width='{max(width, 0.3):.1f}' height='{max(height, 0.3):.1f}'"
+    looks = f"fill='{color}' stroke='{stroke}'" + (f" opacity='{opacity:g}'" if opacity != 1 else "")
+    return Html("<rect {} {}><title>{}</title></rect>").format(Html(place), Html(looks), title)
+
+
+def _curve(values: Sequence[float], label: str) -> Html:
+    values = [value for value in values if math.isfinite(value)]
+    if len(values) < 2:
+        return Html("")
+    few = values[:: max(1, len(values) // _WIDTH)]
+    low, high = min(few), max(few)
+    scale = 40 / (high - low) if high > low else 0.0
+    points = " ".join(f"{k / (len(few) - 1) * _WIDTH:.1f},{44 - (v - low) * scale:.1f}" for k, v in enumerate(few))
+    line = Html("<polyline points='{}' fill='none' stroke='{}'><title>{}</title></polyline>")
+    return _svg([line.format(points, _color(0), label)], 48, label)
+
+
+def _color(k: int) -> str:
+    return STAGE_COLORS[k % len(STAGE_COLORS)]
+
+
+def _swatch(k: int, name: str = "") -> Html:
+    return Html("<span style='color:{}'>■</span> {}").format(_color(k), name or k)
+
+
+def counted(names: Iterable[str]) -> str:
+    """Devices by type, as people write them: "2 × RTX + tv"; a type's name may begin with a digit."""
+    found = list(names)
+    each = ((name, found.count(name)) for name in dict.fromkeys(found))
+    return " + ".join(name if count == 1 else f"{count} × {name}" for name, count in each)
+
+
+def _link(link: Any) -> str:
+    if link.bandwidth == float("inf"):
+        return "free"
+    return f"{_bytes(link.bandwidth)}/s" + (f", {link.latency * 1e6:.3g} µs" if link.latency else "")
+
+
+def _limit(value: float) -> str:
+    return "no limit" if value == float("inf") else _bytes(value)
+
+
+def _bytes(value: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.0f} B"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f} s" if value >= 10 else f"{value * 1e3:.0f} ms" if value >= 0.1 else f"{value * 1e3:.3g} ms"

@@ -1,0 +1,134 @@
+"""SparsePipe's server files: which devices sit in which server, and where each type's profile is.
+
+    Server0
+        RTX 4 profiles/rtx/graph.txt
+        tv 2 profiles/tv/graph.txt
+
+A line that starts with "Server" names a server; every other line is NAME COUNT PATH. Blank lines are passed over. A
+path is looked for beside the file first, then from the current folder.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..cluster import Cluster, DeviceType, Link, Node
+from ..errors import InputError
+from ..files import read_text, write_atomic
+from ..profile import Profile
+
+
+@dataclass(frozen=True)
+class ServerFile:
+    """Servers as ((device type, count), …), and one profile path a type."""
+
+    servers: tuple[tuple[str, tuple[tuple[str, int], ...]], ...]
+    profiles: tuple[tuple[str, str], ...]  # device type → path, in order of first appearance
+    folder: Path = Path()
+
+    @classmethod
+    def load(cls, path: Path | str) -> "ServerFile":
+        """Read a server file. Raises InputError with file and line for whatever does not follow the grammar."""
+        servers: dict[str, dict[str, int]] = {}
+        profiles: dict[str, str] = {}
+        for number, line in enumerate(read_text(path, what="server file").splitlines(), start=1):
+            words = line.split()
+            if not words:
+                continue
+            try:
+                if words[0].startswith("Server"):
+                    _add_server(words, servers)
+                else:
+                    _add_devices(words, servers, profiles)
+            except InputError as error:
+                raise InputError(f"{path}:{number}: {error}") from None
+        if not servers:
+            raise InputError(
+                f"{path}: no line starts with 'Server': expected a server's name, then its devices below it"
+            )
+        if empty := [name for name, devices in servers.items() if not devices]:
+            raise InputError(f"{path}: server {empty[0]!r} has no devices: expected a line 'NAME COUNT PATH' below it")
+        listed = tuple((name, tuple(devices.items())) for name, devices in servers.items())
+        return cls(listed, tuple(profiles.items()), Path(path).parent)
+
+    def profile(self) -> Profile:
+        """Join the profiles of all types, in the order of the file; sizes are those of the first."""
+        joined: Profile | None = None
+        for name, path in self.profiles:
+            found = self._find(path)
+            one = Profile.load(found, device_type=name)
+            try:
+                joined = one if joined is None else joined | one
+            except InputError as error:
+                raise InputError(f"{found}: {error}") from None
+        assert joined is not None
+        return joined
+
+    def _find(self, path: str) -> Path:
+        beside = self.folder / path
+        try:
+            return beside if beside.exists() else Path(path)
+        except (OSError, ValueError):  # a name that no file can have: reading it will say so
+            return beside
+
+    def cluster(
+        self, *, bandwidth: float = float("inf"), network: float = float("inf"), memory_bytes: float = float("inf")
+    ) -> Cluster:
+        """The servers as nodes; bytes/s between two devices of a server and between two servers."""
+        nodes = (
+            Node(
+                name,
+                tuple(DeviceType(kind, memory_bytes) for kind, count in devices for _ in range(count)),
+                Link(bandwidth),
+            )
+            for name, devices in self.servers
+        )
+        return Cluster(tuple(nodes), Link(network))
+
+    @classmethod
+    def of(cls, cluster: Cluster, profiles: dict[str, str]) -> "ServerFile":
+        """Describe `cluster`, with a profile path for each device type. Raises InputError where one lacks."""
+        servers = []
+        for k, node in enumerate(cluster.nodes):
+            counts: dict[str, int] = {}
+            for kind in node.device_types:
+                counts[kind.name] = counts.get(kind.name, 0) + 1
+            servers.append((node.name if node.name.startswith("Server") else f"Server{k}", tuple(counts.items())))
+        if lacking := [kind.name for kind in cluster.device_types if kind.name not in profiles]:
+            raise InputError(f"no profile path for device type {lacking[0]!r}: a server file names one for each")
+        return cls(tuple(servers), tuple((kind.name, profiles[kind.name]) for kind in cluster.device_types))
+
+    def __str__(self) -> str:
+        paths = dict(self.profiles)
+        lines = []
+        for name, devices in self.servers:
+            lines += [name, *(f"    {kind} {count} {paths[kind]}" for kind, count in devices)]
+        return "\n".join(lines) + "\n"
+
+    def save(self, path: Path | str) -> Path:
+        return write_atomic(path, str(self))
+
+
+def _add_server(words: list[str], servers: dict[str, dict[str, int]]) -> None:
+    if len(words) != 1:
+        raise InputError(f"{len(words)} words after a line that starts with 'Server': expected the server's name alone")
+    if words[0] in servers:
+        raise InputError(f"server {words[0]!r} is listed twice: names must differ")
+    servers[words[0]] = {}
+
+
+def _add_devices(words: list[str], servers: dict[str, dict[str, int]], profiles: dict[str, str]) -> None:
+    if len(words) != 3:
+        raise InputError(f"{len(words)} words: expected 'NAME COUNT PATH' without spaces in the path, or 'Server…'")
+    if not servers:
+        raise InputError(f"devices {words[0]!r} before any server: expected a line that starts with 'Server' above")
+    name, count, path = words
+    if not (count.isascii() and count.isdigit() and 1 <= int(count[:9]) and len(count) < 7):
+        raise InputError(f"count {count!r} of {name!r}: expected a whole number, 1 or more")
+    devices = servers[next(reversed(servers))]
+    if name in devices:
+        raise InputError(f"device type {name!r} is listed twice in one server: add up the counts")
+    if profiles.setdefault(name, path) != path:
+        raise InputError(
+            f"device type {name!r} has profile {path!r} here and {profiles[name]!r} above: give one a new name"
+        )
+    devices[name] = int(count)

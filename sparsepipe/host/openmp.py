@@ -1,0 +1,28 @@
+"""How many threads an engine may have, and how they wait: what is settled before torch comes in."""
+
+import os
+from importlib.util import find_spec
+
+from ..errors import InputError
+from .background_load import num_processors
+
+WAITING = "OMP_WAIT_POLICY"
+
+
+def waiting(engine: str, threads: int) -> dict[str, str]:
+    """Return the variables to add to the environment of a process that runs an engine (its name) on `threads` threads.
+
+    MinkowskiEngine's OpenMP threads wait by spinning, and so take the processors from those of its BLAS library: where
+    there are several they are told to sleep, unless the environment says already how they wait. "auto" is
+    MinkowskiEngine where it is installed.
+    """
+    spins = engine == "minkowski" or (engine == "auto" and find_spec("MinkowskiEngine") is not None)
+    said = {WAITING, "GOMP_SPINCOUNT"} & os.environ.keys()
+    return {WAITING: "passive"} if threads > 1 and spins and not said else {}
+
+
+def check_threads(threads: int | None) -> None:
+    """Raise InputError for more threads than this process may use cores: they would only take turns."""
+    cores = num_processors()
+    if threads is not None and threads > cores:
+        raise InputError(f"threads is {threads}, but this process may use {cores} cores; expected 1 to {cores}")

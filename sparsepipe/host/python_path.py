@@ -1,0 +1,46 @@
+"""Python processes that this project starts: the command and the environment that all of them get.
+
+`python -m MODULE` puts the current folder first on sys.path, so that a `queue.py` in a folder of somebody's data would
+run inside a job. Children are started with `-P`, and PYTHONSAFEPATH hands that on to what they start themselves.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import InputError
+
+
+def python_command(module: str, *arguments: str, options: Sequence[str] = ()) -> list[str]:
+    """Return the command that runs `python -m module` without the current folder on its path.
+
+    `options` are more of the interpreter's own, `arguments` the module's. Goes with `python_environment`.
+    """
+    return [sys.executable, "-P", *options, "-m", module, *arguments]
+
+
+def python_environment(**more: str) -> dict[str, str]:
+    """Return this process's environment as a child needs it: it finds this very package, and no module where it stands.
+
+    Names of files stay what they are whatever the locale: a child takes and writes them as UTF-8.
+    """
+    own = {"PYTHONPATH": python_path(), "PYTHONSAFEPATH": "1", "PYTHONUTF8": "1"}
+    return {**os.environ, **own, **more}
+
+
+def check_current_folder() -> None:
+    """Raise InputError where the current folder was removed: libraries of torch end a process that starts there."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise InputError("the current folder was removed; change to another") from None
+
+
+def python_path() -> str:
+    """Return a PYTHONPATH that finds this very package first, then what this process's names.
+
+    An empty entry, as in `PYTHONPATH=:/my/modules`, would be the current folder: it is left out.
+    """
+    own = str(Path(__file__).resolve().parent.parent)
+    return os.pathsep.join([own, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])

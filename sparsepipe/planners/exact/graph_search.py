@@ -1,0 +1,124 @@
+"""Find a plan whose every stage and boundary takes less than a given time, or prove that there is none: over any cuts.
+
+Keeps every cut that the later stages can begin at, not only the nearest: slower than search.py, and exact for graphs
+with branches, within memory, and where all devices must be used.
+"""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...quantities import SIZE
+from ..cuts import Index
+from .chain_search import Limit, Moves, Path, last_true
+from .memory_limits import MemoryRule
+from .stage_cost_tables import StageModel
+
+
+@dataclass(frozen=True, eq=False)
+class StageEnds:
+    """How far along each chain of cuts a stage may reach within a limit. Earlier answers narrow later questions."""
+
+    model: StageModel
+    known: dict[float, list[Index]] = field(default_factory=dict)
+
+    def within(self, seconds: float) -> list[Index]:
+        """For each chain, the last place where a stage that begins at each cut is below the limit, [G, S]; −1: none."""
+        if seconds not in self.known:
+            below = max((limit for limit in self.known if limit < seconds), default=None)
+            above = min((limit for limit in self.known if limit > seconds), default=None)
+            chains = self.model.cuts.chains
+            shape = (len(self.model.teams), len(self.model.cuts))
+            low = [np.full(shape, -1) for _ in chains] if below is None else self.known[below]
+            high = [np.full(shape, len(chain) - 1) for chain in chains] if above is None else self.known[above]
+            self.known[seconds] = [self._along(seconds, *ends) for ends in zip(chains, low, high, strict=True)]
+        return self.known[seconds]
+
+    def _along(self, seconds: float, chain: Index, low: Index, high: Index) -> Index:
+        def fits(team: Index, cut: Index, place: Index) -> NDArray[np.bool_]:
+            return self.model.seconds(team, cut, chain[place]) < seconds
+
+        return last_true(fits, low, high)
+
+
+def over_sets(
+    ends: StageEnds, moves: Moves, seconds: float, *, memory: MemoryRule | None = None, all_devices: bool = False
+) -> Path | None:
+    """Search any cuts. A path, or None as proof that there is none."""
+    model = ends.model
+    limit, cuts = Limit(model, seconds), model.cuts
+    kind, rows = limit.kinds
+    sets, number = limit.sets
+    reached = np.zeros((len(moves.used), len(rows), len(cuts)), dtype=bool)
+    reached[0, :, -1] = True
+    whole = len(moves.used) - 1
+    time_places = ends.within(seconds)
+    memory_places = memory.last_places(cuts) if memory else []
+    for state in range(whole):
+        reached[state] &= model.work < seconds * moves.spare[state]
+        own = moves.of_source(state)
+        own = own[reached[state].any(axis=1)[kind[moves.team[own]]]]
+        if not len(own):
+            continue
+        teams, targets = moves.team[own], moves.target[own]
+        from_cuts = reached[state][kind[teams]]  # [moves, S]
+        found = np.zeros_like(from_cuts)
+        for c, chain in enumerate(cuts.chains):
+            ahead = np.zeros((len(own), len(chain) + 1), dtype=np.int32)
+            np.cumsum(from_cuts[:, chain], axis=1, out=ahead[:, 1:])
+            last = time_places[c][teams]
+            if memory is not None:
+                last = np.minimum(last, memory_places[c][memory.cases[1][own]])
+            first = cuts.first_after[c]
+            found |= np.take_along_axis(ahead, np.maximum(last + 1, first), axis=1) > ahead[:, first]
+        finished = found[:, 0] & ((targets == whole) if all_devices else True)
+        if finished.any():
+            return _walk_sets(limit, moves, reached, memory, int(own[finished.argmax()]))
+        for k in range(len(rows)):
+            reached[targets, k] |= found & sets[number[k, kind[teams]]]
+    return None
+
+
+def _walk_sets(limit: Limit, moves: Moves, reached: NDArray[np.bool_], memory: MemoryRule | None, move: int) -> Path:
+    """The stages behind the move that reached the start of the network, in pipeline order."""
+    model = limit.model
+    kind, _ = limit.kinds
+    sets, number = limit.sets
+
+    def ends(move: int, first: int) -> Index:
+        """Reached cuts where the stage of `move` from `first` may end."""
+        team = int(moves.team[move])
+        after = model.cuts.after(first)
+        good = reached[moves.source[move], kind[team], after] & (model.seconds(team, first, after) < limit.seconds)
+        if memory is not None:
+            good &= memory.need(move, first, after) <= memory.limit[move]
+        return after[good]
+
+    path: Path = []
+    first = 0
+    while True:
+        last, team = int(ends(move, first)[-1]), int(moves.team[move])
+        path.append((team, first, last))
+        if moves.source[move] == 0:
+            return path
+        into = np.flatnonzero(moves.target == moves.source[move])
+        attachable = sets[number[kind[team], kind[moves.team[into]]], last]
+        move = next(int(m) for m in into[attachable] if len(ends(int(m), last)))
+        first = last
+
+
+def nothing_fits(ends: StageEnds, moves: Moves, memory: MemoryRule, all_devices: bool) -> str:
+    """Say what would do: the least memory of every device for which there is a plan."""
+    low, high = 0.0, memory.path_need(moves, [(int(moves.team[0]), 0, len(ends.model.cuts) - 1)])
+    while high - low > max(1.0, 1e-9 * high):
+        middle = (low + high) / 2
+        rule = replace(memory, limit=np.full_like(memory.limit, middle))
+        path = over_sets(ends, moves, float("inf"), memory=rule, all_devices=all_devices)
+        low, high = (middle, high) if path is None else (low, memory.path_need(moves, path))
+    largest = max(c.type.memory_bytes for c in ends.model.teams.classes)
+    return (
+        f"no plan fits into the memory of {moves.used[-1]} devices (at most {SIZE.shown(largest)}): "
+        f"{np.ceil(high):.0f} bytes on each would do ({SIZE.enough(high)}); "
+        "use devices with more memory, more of them, or recomputation"
+    )

@@ -1,0 +1,95 @@
+"""Which stages fit into memory, and what would do where none does."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...costs import OPTIMIZER_SLOTS, Array, depth
+from ..base import Problem
+from ..cuts import Cuts, Index
+from .chain_search import Moves, Path, last_true
+from .stage_cost_tables import StageModel
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryRule:
+    """Which stages fit into memory, move by move: the devices behind a team set how many minibatches it holds.
+
+    A stage from cut a to cut b needs weights × `copies` + what it saves, which grows with b, + what it receives at a.
+    """
+
+    copies: Array  # [moves]: weight versions, gradients, optimizer state
+    minibatches: Array  # [moves]: in flight
+    saved_times: Array  # [moves]: how many of them are saved whole: all of them, or one with recomputation
+    limit: Array  # [moves]: bytes of the smallest device of the team
+    weights: Array  # [S] bytes before each cut
+    saved: Array  # [S]
+    incoming: Array  # [S] bytes that a stage receives at each cut
+
+    def need(self, move: int | Index, first: int | Index, last: int | Index) -> Array:
+        """Bytes on the fullest replica."""
+        kept = self.copies[move] * (self.weights[last] - self.weights[first])
+        saved = self.saved_times[move] * (self.saved[last] - self.saved[first])
+        return kept + saved + self.minibatches[move] * self.incoming[first]
+
+    def path_need(self, moves: Moves, path: Path) -> float:
+        """Bytes of the fullest replica of a path's stages."""
+        behind, most = 0, 0.0
+        for team, first, last in reversed(path):
+            move = int(np.flatnonzero((moves.team == team) & (moves.used[moves.source] == behind))[0])
+            most = max(most, float(self.need(move, first, last)))
+            behind = int(moves.used[moves.target[move]])
+        return most
+
+    @cached_property
+    def cases(self) -> tuple[Index, Index]:
+        """(a move of each distinct case, case of each move)."""
+        rows = np.stack([self.copies, self.minibatches, self.limit], axis=1)
+        _, example, case = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+        return example, case.ravel()
+
+    @property
+    def binds(self) -> bool:
+        """Whether any stage at all could be too large."""
+        largest = self.copies * self.weights[-1] + self.saved_times * self.saved[-1]
+        return bool((largest + self.minibatches * self.incoming.max() > self.limit).any())
+
+    def last_places(self, cuts: Cuts) -> list[Index]:
+        """For each chain, the last place where a stage that begins at each cut fits, [cases, S]; −1: none."""
+        example = self.cases[0]
+        limit = self.limit[example]
+        shape = (len(example), len(cuts))
+
+        def along(chain: Index) -> Index:
+            def fits(case: Index, cut: Index, place: Index) -> NDArray[np.bool_]:
+                return self.need(example[case], cut, chain[place]) <= limit[case]
+
+            return last_true(fits, np.full(shape, -1), np.full(shape, len(chain) - 1))
+
+        return [along(chain) for chain in cuts.chains]
+
+
+def memory_rule(problem: Problem, model: StageModel, moves: Moves) -> MemoryRule:
+    """The memory need of each move's team with the devices used behind it."""
+    teams, table = model.teams, problem.table
+    behind = moves.used[moves.source]
+    pairs, which = np.unique(np.stack([moves.team, behind], axis=1), axis=0, return_inverse=True)
+    depths = np.empty((len(pairs), 2))
+    for row, (team, later) in enumerate(pairs.tolist()):
+        shares = tuple(np.repeat(teams.class_shares[team], teams.counts[team]).tolist())
+        depths[row] = depth(problem.schedule, problem.num_microbatches, shares, later)
+    versions, minibatches = depths[which.ravel()].T
+    limits = np.array([c.type.memory_bytes for c in teams.classes])
+    limit = np.where(teams.counts > 0, limits, np.inf).min(axis=1)
+    forward, _ = model.cuts.payloads(table)
+    return MemoryRule(
+        versions + 1 + OPTIMIZER_SLOTS,
+        minibatches,
+        np.ones_like(minibatches) if problem.recompute else minibatches,
+        limit[moves.team],
+        model.cuts.total(table.parameter_bytes),
+        model.cuts.total(table.saved_bytes[:, 1] + table.coordinate_bytes[:, 1]),
+        forward[:, 1],
+    )

@@ -1,0 +1,103 @@
+"""The best plan of asynchronous schedules: the slowest stage or boundary as fast as can be."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ...errors import InputError
+from .chain_search import Moves, Path, along_chain, useful_moves
+from .graph_search import StageEnds, over_sets
+from .memory_limits import MemoryRule
+from .stage_cost_tables import StageModel
+
+CLOSE = 0.005  # bounds as close as this may hold so few plans that the next better one found is the best
+STEP = 0.01
+MAX_ASKED = 4  # after as many better ones, halve again
+WORTH_PRUNING = 500  # moves, and bounds that are close enough to rule most of them out
+PRUNABLE = 0.03
+
+Search = Callable[[Moves, float], Path | None]
+
+
+def minimise_period(
+    ends: StageEnds, moves: Moves, *, memory: MemoryRule | None = None, all_devices: bool = False
+) -> list[Path]:
+    """Paths of falling period. The last one is proven the best: no path of these moves has a smaller period."""
+    model = ends.model
+
+    def exact(moves: Moves, seconds: float) -> Path | None:
+        return over_sets(ends, moves, seconds, memory=memory, all_devices=all_devices)
+
+    if memory is not None or all_devices:
+        return _bisect(model, moves, exact, None)
+    if not model.cuts.is_chain:
+        # One order of the layers is searched much faster, and often nothing is better.
+        order = model.cuts.in_order
+        quick = _along(model.along(order), moves, until=STEP)[-1]
+        return _bisect(model, moves, exact, [(team, order[a], order[b]) for team, a, b in quick], near=True)
+    return _along(model, moves)
+
+
+def _along(model: StageModel, moves: Moves, *, until: float = 0.0) -> list[Path]:
+    """The best paths along a chain of cuts; the search may stop where `until` is the gap."""
+
+    def quick(moves: Moves, seconds: float) -> Path | None:
+        found = along_chain(model, moves, seconds)
+        return found if isinstance(found, list) else None
+
+    def certain(moves: Moves, seconds: float) -> Path | None:
+        doubtful = along_chain(model, moves, seconds, relaxed=True)
+        return over_sets(StageEnds(model), moves, seconds) if doubtful else None
+
+    return _bisect(model, moves, quick, _alone(model), certain, useful_moves, until=until)
+
+
+def _alone(model: StageModel) -> Path:
+    """The best plan of one stage."""
+    end = len(model.cuts) - 1
+    return [(int(model.seconds(np.arange(len(model.teams)), 0, end).argmin()), 0, end)]
+
+
+def _bisect(
+    model: StageModel,
+    moves: Moves,
+    quick: Search,
+    first: Path | None,
+    certain: Search | None = None,
+    prune: Callable[[StageModel, Moves, float], Moves] | None = None,
+    *,
+    near: bool = False,
+    until: float = 0.0,
+) -> list[Path]:
+    """Paths of falling period, from searches for a path below a limit; where `certain` finds none, there is none.
+
+    `first`: any path to begin with; it is searched for when not given. `near`: it is thought to be near the best.
+    `until`: the gap at which to stop.
+    """
+    lower = float(model.work[-1] / moves.spare[0])
+    best = first or quick(moves, float("inf"))
+    if best is None:
+        raise InputError("no plan uses all devices: there are more than the network has places for; allow unused ones")
+    paths, value, asked = [best], model.period(best), 0
+    up, down = (
+        (0.0, STEP) if near else (STEP, 0.0)
+    )  # steps from one of the bounds, doubled, before halving between them
+    while value - lower > until * value or not until:
+        limit = lower * (1 + up) if up else value * (1 - down) if down else (lower + value) / 2
+        close = value - lower <= CLOSE * value or near and len(paths) == 1
+        ask = asked < MAX_ASKED and close or not lower < limit < value
+        # Where few plans are left below the best, ask at once for any better one; else halve what is between the
+        # bounds.
+        found = quick(moves, value if ask else limit)
+        if found is None and ask:
+            found = certain(moves, value) if certain else None
+            if found is None:
+                return paths
+        if found is None:
+            lower, up, down, asked = limit, up * 2, 0.0, 0
+            continue
+        paths.append(found)
+        value, up, down, asked = model.period(found), 0.0, down if ask else down * 2, asked + 1 if ask else 0
+        if prune and len(moves.source) > WORTH_PRUNING and value - lower < PRUNABLE * value:
+            moves = prune(model, moves, value)
+    return paths

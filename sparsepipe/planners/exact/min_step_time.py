@@ -1,0 +1,200 @@
+"""The best plan for schedules that flush: all stages' latencies and transfers, plus the slowest stage's rest.
+
+A step takes Σ (what each stage and boundary adds) + max (what each stage or boundary limits). For a bound on the
+limits, the least sum is a shortest path over (devices used, cut). The sum can only grow as the bound shrinks, so a
+bound's answer also speaks for every bound between it and the largest limit of its plan; what is left between the bounds
+already asked is searched where it could still hold the best plan, until nowhere can.
+"""
+
+import heapq
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import count
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...costs import Array
+from ..base import Problem
+from ..cuts import Index
+from .chain_search import Limit, Moves, Path
+from .memory_limits import MemoryRule
+from .stage_cost_tables import StageModel
+
+# Entries of dense tables that one search may look at, some ten seconds; a plan found by then is returned with its gap.
+BUDGET = 3_000_000_000
+MIN_EVALUATIONS, MAX_EVALUATIONS = 30, 2000
+
+
+@dataclass(frozen=True, eq=False)
+class StepModel:
+    """What stages and boundaries add and limit (estimate.py: W, L and C)."""
+
+    works: StageModel  # its stage seconds are W, and its ports what boundaries limit
+    latencies: StageModel  # its stage seconds are L: what a stage adds
+    crossing: Array  # [links, S]: what a boundary adds, both directions
+    sequential: bool = False  # one minibatch at a time in each replica of the first stage: the period, not the step
+
+    @classmethod
+    def of(cls, problem: Problem, model: StageModel) -> "StepModel":
+        """Derive it from the asynchronous form of the default cost model."""
+        teams, minibatches, none = model.teams, problem.num_microbatches, np.zeros(len(model.teams))
+        latencies = replace(model, rates=(teams.shares > 0).astype(float), weight_rates=none, fixed=none)
+        forward, backward = (sizes[:, 0] for sizes in model.cuts.payloads(problem.table))
+        links = [*(node.link for node in teams.nodes), problem.cluster.network]
+        crossing = np.stack([2 * link.latency + (forward + backward) / link.bandwidth for link in links])
+        if problem.rules.one_minibatch_at_a_time:
+            return cls(replace(model, ports=np.zeros_like(model.ports)), latencies, crossing, True)
+        works = replace(
+            model,
+            rates=(-(-minibatches * teams.shares // teams.rounds[:, None])).astype(float),
+            weight_rates=model.weight_rates * minibatches,
+            fixed=model.fixed * minibatches,
+            ports=model.ports * (minibatches - 1),
+        )
+        return cls(works, latencies, crossing)
+
+    def limit(self, team: int | Index, first: int | Index, last: int | Index) -> Array:
+        """What a stage limits."""
+        works = self.works.seconds(team, first, last)
+        return works if self.sequential else works - self.latencies.seconds(team, first, last)
+
+    def first_weight(self, team: int) -> float:
+        """Factor on the sum when this team is the first: sequentially, its replicas share the minibatches."""
+        return float(self.works.teams.device_port[team]) if self.sequential else 1.0
+
+    def total(self, added: float, limit: float) -> float:
+        """The step time; sequentially the period."""
+        return max(added, limit) if self.sequential else added + limit
+
+    def value(self, path: Path) -> tuple[float, float]:
+        """(sum, largest limit) of a path."""
+        between = list(zip(path, path[1:], strict=False))
+        added = sum(float(self.latencies.seconds(*stage)) for stage in path)
+        added += sum(float(self.crossing[self.works.link(a[0], b[0]), a[2]]) for a, b in between)
+        limits = [float(self.limit(*stage)) for stage in path]
+        limits += [self.works.boundary(a[0], b[0], a[2]) for a, b in between]
+        return added * self.first_weight(path[0][0]), max(limits)
+
+
+@dataclass(frozen=True, eq=False)
+class LeastSum:
+    """The least sum below a limit, by dense tables of every stage on every team."""
+
+    model: StepModel
+    moves: Moves
+    follows: NDArray[np.bool_]  # [S, S]: whether a cut holds all of another and more
+    memory: MemoryRule | None = None
+
+    @cached_property
+    def _tables(self) -> tuple[Array, Array]:
+        """(what each stage limits, what it adds), each [G, S, S]; a limit of inf where it is no stage."""
+        cuts = np.arange(len(self.model.works.cuts))
+        team = np.arange(len(self.model.works.teams))[:, None, None]
+        every = (team, cuts[None, :, None], cuts[None, None, :])
+        return np.where(self.follows, self.model.limit(*every), inf), self.model.latencies.seconds(*every)
+
+    @cached_property
+    def _fits(self) -> NDArray[np.bool_]:
+        """Whether each stage fits into memory, [cases, S, S]."""
+        assert self.memory is not None
+        examples, cuts = self.memory.cases[0], np.arange(len(self.model.works.cuts))
+        need = self.memory.need(examples[:, None, None], cuts[None, :, None], cuts[None, None, :])
+        return need <= self.memory.limit[examples][:, None, None]
+
+    def _stage(self, move: int, seconds: float) -> Array:
+        """[S, S]: what the stage of a move adds; inf where it is not below the limit or does not fit."""
+        limit, added = self._tables
+        team = self.moves.team[move]
+        allowed = limit[team] < seconds
+        if self.memory is not None:
+            allowed &= self._fits[self.memory.cases[1][move]]
+        return np.where(allowed, added[team], inf)
+
+    def below(self, seconds: float) -> tuple[Path, float, float] | None:
+        """(path, its sum, its largest limit) of the least sum among plans with every limit below `seconds`."""
+        works, moves = self.model.works, self.moves
+        limit = Limit(works, seconds)
+        kind, rows = limit.kinds
+        sets, number = limit.sets
+        network = len(works.ports) - 1
+        links = np.where(
+            (rows[:, None, 0] == rows[None, :, 0]), rows[:, None, 0], network
+        )  # [sender kind, receiver kind]
+        least = np.full((len(moves.used), len(rows), len(works.cuts)), inf)
+        least[0, :, -1] = 0.0
+        best, last_move = inf, -1
+        for state in range(len(moves.used)):
+            if not np.isfinite(least[state]).any():
+                continue
+            for move in moves.of_source(state).tolist():
+                team = int(moves.team[move])
+                reached = (least[state, kind[team]] + self._stage(move, seconds)).min(axis=1)
+                whole = float(reached[0] * self.model.first_weight(team))
+                if whole < best:
+                    best, last_move = whole, move
+                for k in range(len(rows)):
+                    crossed = np.where(
+                        sets[number[k, kind[team]]], reached + self.model.crossing[links[k, kind[team]]], inf
+                    )
+                    target = least[moves.target[move], k]
+                    np.minimum(target, crossed, out=target)
+        if last_move < 0:
+            return None
+        path = self._walk(limit, least, last_move, seconds)
+        return path, *self.model.value(path)
+
+    def _walk(self, limit: Limit, least: Array, move: int, seconds: float) -> Path:
+        """The path behind the move that reached the start of the network, in pipeline order."""
+        moves, (kind, rows) = self.moves, limit.kinds
+        sets, number = limit.sets
+        path: Path = []
+        first = 0
+        while True:
+            team = int(moves.team[move])
+            last = int((least[moves.source[move], kind[team]] + self._stage(move, seconds)[first]).argmin())
+            path.append((team, first, last))
+            if moves.source[move] == 0:
+                return path
+            state, wanted = int(moves.source[move]), least[moves.source[move], kind[team], last]
+            for into in np.flatnonzero(moves.target == state).tolist():
+                other = int(moves.team[into])
+                if not sets[number[kind[team], kind[other]], last]:
+                    continue
+                reached = (least[moves.source[into], kind[other]] + self._stage(into, seconds)[last]).min()
+                link = rows[kind[team], 0] if rows[kind[team], 0] == rows[kind[other], 0] else -1
+                if reached + self.model.crossing[link, last] == wanted:
+                    move = into
+                    break
+            first = last
+
+
+def minimise_step(search: LeastSum) -> tuple[list[Path], float] | None:
+    """(paths of falling step time, a proven lower bound of it); None where no plan is feasible."""
+    total, order = search.model.total, count()
+    found = search.below(inf)
+    if found is None:
+        return None
+    path, least, limit = found
+    paths, best = [path], total(least, limit)
+    # (bound of the best plan inside, order, lowest and highest limit inside, least sum that a plan inside can have)
+    open_ = [(total(least, 0.0), next(order), 0.0, limit, least)]
+    evaluations, size = 1, len(search.moves.source) * len(search.model.works.cuts) ** 2
+    most = min(max(MIN_EVALUATIONS, BUDGET // size), MAX_EVALUATIONS)
+    while open_ and open_[0][0] < best * (1 - 1e-12) and evaluations < most:
+        _, _, low, high, least = heapq.heappop(open_)
+        middle = (low + high) / 2
+        middle = middle if low < middle < high and high - low > 1e-6 * high else high
+        found = search.below(middle)
+        evaluations += 1
+        if middle < high:
+            heapq.heappush(open_, (total(least, middle), next(order), middle, high, least))
+        if found is not None:
+            path, added, limit = found
+            if total(added, limit) < best:
+                paths.append(path)
+                best = total(added, limit)
+            if low < limit:
+                heapq.heappush(open_, (total(added, low), next(order), low, limit, added))
+    return paths, min([best, *(entry[0] for entry in open_[:1])])

@@ -1,0 +1,148 @@
+"""The best plan there is: exact search over cuts, teams, orders and shares, with a proof of how good the answer is."""
+
+from dataclasses import dataclass, replace
+
+from ...errors import InputError
+from ...forecast import steady_rate
+from ...plan import Estimate, Plan, StageEstimate
+from ...simulator import simulate
+from ..base import Problem
+from ..estimate import estimate
+from .chain_search import Path
+from .deeper_warmup import deepened
+from .graph_search import StageEnds, nothing_fits, over_sets
+from .min_period import minimise_period
+from .min_step_time import LeastSum, StepModel, minimise_step
+from .search_space import Rules, Space, merged, spaces
+from .stage_cost_tables import StageModel
+
+COST_MODELS = ("default", "published")
+
+
+@dataclass(frozen=True)
+class Optimal:
+    """Minimise the period (asynchronous schedules) or the step time (those that flush).
+
+    Searched: every cut of the graph, replication by any devices, types in any order along the pipeline, mixed types in
+    one stage with shares in proportion to their speeds, devices left unused (unless `all_devices`), within each
+    device's memory. Where that is too much, parts of it are searched, and the gap says how much better a plan could be
+    at most.
+
+    `cost_model="published"` minimises what SparsePipe's planner means to minimise (model.py), always for the period.
+    `rescore`: simulate so many of the best plans found and take the fastest; the gap then counts from the best period.
+    """
+
+    cost_model: str = "default"
+    all_devices: bool = False
+    activation_compression_ratio: float | None = None  # of the published cost model; None: transfers are free
+    rescore: int = 1
+    name = "optimal"
+
+    def __post_init__(self) -> None:
+        if self.cost_model not in COST_MODELS:
+            raise InputError(f"cost model {self.cost_model!r} is unknown, expected one of {', '.join(COST_MODELS)}")
+        if self.rescore < 1:
+            raise InputError(f"rescore {self.rescore}: expected how many plans to simulate, 1 or more")
+
+    def plan(self, problem: Problem) -> Plan:
+        """Raises InputError where no plan fits into memory."""
+        found, bound = self._search(problem)
+        found.sort(key=lambda one: one.value)
+        plans = [self._plan(problem, one, bound) for one in found[: self.rescore]]
+        return max(plans, key=lambda plan: _simulated_rate(plan, problem)) if len(plans) > 1 else plans[0]
+
+    def _search(self, problem: Problem) -> tuple[list["Found"], float]:
+        """(paths found, a proven lower bound of the period)."""
+        found: list[Found] = []
+        refused = ""
+        for space in spaces(problem, self._rules):
+            reason = self._refusal(space)
+            if reason:
+                refused = reason
+                continue
+            paths, bound = self._minimise(problem, space)
+            found += paths
+            if space.complete:
+                return found, bound
+        if not found:
+            raise InputError(refused or "the network and the cluster are too large to plan; use fewer devices")
+        return found, self._relaxed_bound(problem, found[0].space)
+
+    @property
+    def _rules(self) -> Rules:
+        return Rules(self.cost_model == "published", self.activation_compression_ratio, self.all_devices)
+
+    def _refusal(self, space: Space) -> str:
+        """Why no plan of this space fits; empty where one does."""
+        if space.memory is None:
+            return ""
+        ends = StageEnds(space.model)
+        if over_sets(ends, space.moves, float("inf"), memory=space.memory, all_devices=self.all_devices):
+            return ""
+        return nothing_fits(ends, space.moves, space.memory, self.all_devices)
+
+    def _minimise(self, problem: Problem, space: Space) -> tuple[list["Found"], float]:
+        """(paths of a space with their periods, a lower bound of all periods in this space)."""
+        model = space.model
+        if not problem.synchronous or self.cost_model == "published":
+            ends = StageEnds(model)
+            paths = minimise_period(ends, space.moves, memory=space.memory, all_devices=self.all_devices)
+            return [Found(space, path, model.period(path)) for path in paths], model.period(paths[-1])
+        steps = StepModel.of(problem, model)
+        answer = minimise_step(LeastSum(steps, space.moves, model.cuts.follows, space.memory))
+        assert answer is not None
+        paths, bound = answer
+        count = 1 if problem.rules.one_minibatch_at_a_time else problem.num_microbatches
+        return [Found(space, path, steps.total(*steps.value(path)) / count) for path in paths], bound / count
+
+    def _relaxed_bound(self, problem: Problem, space: Space) -> float:
+        """A lower bound of every plan's period, where not all could be looked at."""
+        if len(problem.cluster.nodes) > 1 and self.cost_model == "default":
+            easier = merged(problem)
+            for other in spaces(easier, self._rules):
+                if other.complete and not self._refusal(other):
+                    return self._minimise(easier, other)[1]
+        return float(space.model.work[-1] / space.moves.spare[0])
+
+    def _plan(self, problem: Problem, found: "Found", bound: float) -> Plan:
+        model, taken, stages = found.space.model, set[int](), []
+        for team, first, last in found.path:
+            ranks, shares = model.teams.ranks(team, taken)
+            taken.update(ranks)
+            stages.append(problem.stage(model.cuts.between(first, last), ranks, shares))
+        total = len(problem.cluster.devices)
+        unused = f"{total - len(taken)} of {total} devices stay unused: the plan is no faster with them"
+        plan = problem.plan(stages, self.name, [unused] if len(taken) < total else [])
+        if self.cost_model == "published":
+            expected = published_estimate(model, found.path, estimate(plan, problem))
+        else:
+            plan = deepened(plan, problem)
+            expected = estimate(plan, problem)
+        proven = bound >= expected.period_seconds * (1 - 1e-12)
+        lower = expected.period_seconds if proven else bound
+        return replace(plan, estimate=replace(expected, lower_bound_seconds=lower))
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """A path, the space it is of, and its period."""
+
+    space: Space
+    path: Path
+    value: float
+
+
+def _simulated_rate(plan: Plan, problem: Problem) -> float:
+    """Minibatches per second in steady state, as simulated."""
+    count = 4 * (len(plan.ranks) + 2 * max(plan.num_microbatches, *(stage.round for stage in plan.stages)))
+    trace = simulate(plan, problem.profile, problem.cluster, [problem.voxels] * count)
+    return steady_rate(trace, plan, count)
+
+
+def published_estimate(model: StageModel, path: Path, expected: Estimate) -> Estimate:
+    """The estimate in the published cost model's terms."""
+    stages = []
+    for stage, own in zip(expected.stages, path, strict=True):
+        seconds = float(model.seconds(*own))
+        stages.append(StageEstimate(seconds, stage.memory_bytes, sent_bytes=stage.sent_bytes))
+    return replace(expected, period_seconds=model.period(path), stages=tuple(stages))

@@ -1,0 +1,130 @@
+"""What a search looks through: all cuts and teams where they are few enough, else some of them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+
+from ...cluster import Cluster, Link, Node
+from ...costs import Array
+from ..base import Problem
+from ..cuts import Cuts, least_payload_order
+from ..device_groups import DeviceClass, Teams, device_classes
+from .chain_search import Moves, all_moves, slice_moves
+from .memory_limits import MemoryRule, memory_rule
+from .stage_cost_tables import StageModel, default_model, published_model
+
+MAX_CUTS = 3000  # beyond, cuts are those along topological orders
+MAX_SERVERS = 8  # of the published model, where any set of them may form a stage
+# How much one step of a search may look at: a second or so.
+CHAIN_BUDGET = 400_000  # moves
+SETS_BUDGET = 40_000_000  # moves × cuts × chains
+STEP_BUDGET = 30_000_000  # moves × cuts²
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Which cost model, and whether devices may stay unused."""
+
+    published: bool = False
+    ratio: float | None = None  # activation compression, of the published cost model
+    all_devices: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Space:
+    """Cuts, teams and moves of one search. `complete`: nothing is left out."""
+
+    model: StageModel
+    moves: Moves
+    memory: MemoryRule | None  # None where every stage fits
+    complete: bool
+
+    @classmethod
+    def of(cls, problem: Problem, rules: Rules, cuts: Cuts, teams: Teams, moves: Moves, *, complete: bool) -> "Space":
+        if rules.published:
+            model = published_model(problem, cuts, teams, rules.ratio)
+        else:
+            model = default_model(problem, cuts, teams)
+        limited = any(c.type.memory_bytes < float("inf") for c in teams.classes)
+        memory = memory_rule(problem, model, moves) if limited else None
+        return cls(model, moves, memory if memory is not None and memory.binds else None, complete)
+
+
+def spaces(problem: Problem, rules: Rules) -> Iterator[Space]:
+    """The complete space where it can be searched in seconds; else several restricted ones, each within the budget."""
+    classes = device_classes(problem.cluster)
+    prices = class_prices(problem, classes)
+    cuts = Cuts.of(problem.table, problem.layers, limit=MAX_CUTS)
+    sizes = [len(c.ranks) for c in classes]
+    num_moves = prod((n + 1) * (n + 2) // 2 for n in sizes)
+    if cuts.complete and num_moves <= 4 * CHAIN_BUDGET and _fits(problem, rules, cuts, num_moves):
+        counts, moves = all_moves(sizes, prices)
+        teams = Teams.of(problem, classes, counts, even=rules.published)
+        if rules.published and 1 < len(teams.nodes) <= MAX_SERVERS:
+            more, like = teams.with_servers()
+            moves, teams = moves.doubled(like, len(teams)), more
+        yield Space.of(problem, rules, cuts, teams, moves, complete=True)
+        return
+    candidates = [cuts, *(Cuts.along(problem.table, order) for order in _orders(problem))]
+    some_cuts = {one.masks: one for one in reversed(candidates)}.values()
+    some_teams = [slice_moves(order, prices) for order in _device_orders(problem, classes)]
+    if num_moves <= 4 * CHAIN_BUDGET:
+        some_teams.insert(0, all_moves(sizes, prices))
+    for counts, moves in some_teams:
+        teams = Teams.of(problem, classes, counts, even=rules.published)
+        for candidate in some_cuts:
+            fitting = candidate
+            while not _fits(problem, rules, fitting, len(moves.source)) and len(fitting) > 50 and fitting.is_chain:
+                fitting = fitting.thinned(problem.table, len(fitting) // 2)
+            if _fits(problem, rules, fitting, len(moves.source)):
+                yield Space.of(problem, rules, fitting, teams, moves, complete=False)
+
+
+def _fits(problem: Problem, rules: Rules, cuts: Cuts, num_moves: int) -> bool:
+    """Whether a search of so much takes seconds."""
+    if problem.synchronous and not rules.published:
+        return num_moves * len(cuts) ** 2 <= STEP_BUDGET
+    limited = any(kind.memory_bytes < float("inf") for kind in problem.cluster.device_types)
+    if cuts.is_chain and not limited and not rules.all_devices:
+        return num_moves <= CHAIN_BUDGET
+    return num_moves * len(cuts) * len(cuts.chains) <= SETS_BUDGET
+
+
+def class_prices(problem: Problem, classes: Sequence[DeviceClass]) -> Array:
+    """What a second of each class is worth: in proportion to its speed over the whole network."""
+    totals = np.array([max(problem.total_seconds(c.type.name), 1e-300) for c in classes])
+    return totals.min() / totals
+
+
+def _orders(problem: Problem) -> list[tuple[int, ...]]:
+    """Topological orders to cut along: as given, and one that keeps little alive."""
+    return list(dict.fromkeys([problem.layers, least_payload_order(problem.table, problem.layers)]))
+
+
+def _device_orders(problem: Problem, classes: Sequence[DeviceClass]) -> list[tuple[int, ...]]:
+    """Orders of all devices by class, from the end of the pipeline: node by node and type by type, either way round."""
+    place = range(len(classes))
+    nodes = list(dict.fromkeys(c.node.name for c in classes))
+    speed = [problem.total_seconds(c.type.name) for c in classes]
+    by_node = sorted(place, key=lambda k: (nodes.index(classes[k].node.name), speed[k]))
+    by_speed = sorted(place, key=lambda k: (speed[k], nodes.index(classes[k].node.name)))
+    orders = {_shape(classes, order): order for order in (by_speed[::-1], by_speed, by_node[::-1], by_node)}
+    return [tuple(k for k in order for _ in classes[k].ranks) for order in reversed(orders.values())]
+
+
+def _shape(classes: Sequence[DeviceClass], order: Sequence[int]) -> tuple:
+    """What tells orders apart: types and links, and nodes by when they first appear. Like nodes are interchangeable."""
+    seen: dict[str, int] = {}
+    rows = [(classes[k].node, classes[k].type, len(classes[k].ranks)) for k in order]
+    return tuple((seen.setdefault(node.name, len(seen)), node.link, kind, count) for node, kind, count in rows)
+
+
+def merged(problem: Problem) -> Problem:
+    """The same devices on one node with the best of all links: no plan does worse there."""
+    nodes = problem.cluster.nodes
+    links = [problem.cluster.network, *(node.link for node in nodes)]
+    best = Link(max(link.bandwidth for link in links), min(link.latency for link in links))
+    kinds = tuple(device.type for device in problem.cluster.devices)
+    return replace(problem, cluster=Cluster((Node("all", kinds, best),), best))

@@ -1,0 +1,1 @@
+"""Planners as their papers describe them, to compare with: PipeDream's and SparsePipe's."""

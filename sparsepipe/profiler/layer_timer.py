@@ -1,0 +1,118 @@
+"""Train on one minibatch as a training step does, with a clock at every layer's forward and backward, or without."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from ..data.batch import PointBatch
+from ..engines.subnetwork import Subnetwork
+from ..models.rows import INPUT
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What one forward and backward pass over a network took, by layer."""
+
+    forward: Mapping[str, float]  # seconds, by layer id
+    backward: Mapping[str, float]
+    input_seconds: float  # putting the minibatch on the device as a sparse tensor
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.forward.values()) + sum(self.backward.values())
+
+
+Moment = float | torch.cuda.Event
+
+
+def moment(device: torch.device) -> Moment:
+    """Mark where a device is in its work: on CPUs the clock; on CUDA an event in its stream, which nothing waits for.
+
+    Waiting for the device at every layer would take from a step what launches and kernels gain side by side.
+    """
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def seconds_between(start: Moment, end: Moment) -> float:
+    """Return the seconds from one moment of a device to a later one, once it has come to that."""
+    if isinstance(start, float) or isinstance(end, float):
+        return end - start
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3
+
+
+def sweep(subnetwork: Subnetwork, batch: PointBatch, *, device: torch.device) -> Sweep:
+    """Run a whole network forward and backward, as a training step does, and read the clock at every layer.
+
+    The pass is one call of autograd, as in training: each layer called by itself would pay for a call of its own, some
+    25 us. A layer's backward lasts from where the gradient of its output is complete to where that of the next one is,
+    which is the layer before it in the table: autograd takes, of the operations whose gradients are there, the one that
+    ran last. A layer that no gradient reaches has none. A sweep starts from a fresh coordinate manager: the first layer
+    to need coordinates or a kernel map pays for making them.
+    """
+    engine = subnetwork.engine
+    subnetwork.zero_grad(set_to_none=True)
+    before = moment(device)
+    tensors = {INPUT: engine.tensor(batch, device)}
+    put = moment(device)
+    forward: dict[str, tuple[Moment, Moment]] = {}
+    reached: list[tuple[str, Moment]] = []
+
+    def watch(id: str) -> None:
+        rows = engine.features(tensors[id])
+        if rows.requires_grad:
+            rows.register_hook(lambda gradient: reached.append((id, moment(device))))
+
+    last = subnetwork.table[-1].id
+    start = moment(device)
+    for row in subnetwork.layer_by_layer(tensors, minibatch=0, keep=(last,)):
+        forward[row.id] = start, moment(device)
+        if row.id in tensors:  # else nobody reads it
+            watch(row.id)
+        start = moment(device)
+    begin, end = _backward(engine.features(tensors[last]), device)
+    # A layer that gives out its very input shares its gradient too, which then reaches the two in the layers' order.
+    ids = {id for id, _ in reached}
+    order = [row.id for row in reversed(subnetwork.table) if row.id in ids]
+    moments = [begin, *(at for _, at in reached[1:]), end]
+    backward = dict.fromkeys(subnetwork.layer_ids, 0.0)
+    backward.update((id, seconds_between(*both)) for id, both in zip(order, pairwise(moments), strict=True))
+    return Sweep({id: seconds_between(*both) for id, both in forward.items()}, backward, seconds_between(before, put))
+
+
+def whole_step(subnetwork: Subnetwork, batch: PointBatch, *, device: torch.device) -> float:
+    """Return the seconds of one forward and backward pass, from the sparse input to the weights' gradients."""
+    engine = subnetwork.engine
+    subnetwork.zero_grad(set_to_none=True)
+    last = subnetwork.table[-1].id
+    tensor = engine.tensor(batch, device)
+    start = moment(device)
+    rows = engine.features(subnetwork({INPUT: tensor}, minibatch=0, keep=(last,))[last])
+    forward = start, moment(device)
+    backward = _backward(rows, device)
+    return seconds_between(*forward) + seconds_between(*backward)
+
+
+def update_step(optimizer: torch.optim.Optimizer, *, device: torch.device) -> float:
+    """Return the seconds of one step of the optimizer by the gradients that the weights have."""
+    start = moment(device)
+    optimizer.step()
+    return seconds_between(start, moment(device))
+
+
+def _backward(rows: Tensor, device: torch.device) -> tuple[Moment, Moment]:
+    """Send back what a loss would, about 1 / rows in size, the same in every pass; return when it began and ended."""
+    generator = torch.Generator(rows.device).manual_seed(0)
+    gradient = torch.empty_like(rows).normal_(0, 1 / max(len(rows), 1), generator=generator)
+    begin = moment(device)
+    if rows.requires_grad:
+        torch.autograd.backward(rows, gradient)
+    return begin, moment(device)

@@ -1,0 +1,75 @@
+"""What each layer of a network keeps for its backward, counted on one minibatch."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..data.batch import PointBatch
+from ..engines.allocator import allocated_bytes
+from ..engines.subnetwork import Subnetwork
+from ..models.rows import INPUT, Row
+
+
+def kept_bytes(
+    subnetwork: Subnetwork, batch: PointBatch, *, device: torch.device
+) -> tuple[dict[str, int], dict[str, Any]]:
+    """Run a whole network forward; return the bytes that each layer keeps, and every tensor, the input as "input".
+
+    A tensor that is kept is counted once, for the first layer that keeps it, weights left out; the kernel maps that a
+    layer makes are counted for it.
+    """
+    tensors: dict[str, Any] = {INPUT: subnetwork.engine.tensor(batch, device)}
+    count, found = _Kept(subnetwork, tensors[INPUT], device), {}
+    for row in subnetwork.table:
+        with count.watching():
+            tensors[row.id] = subnetwork.run_layer(row, tensors, minibatch=0)
+        found[row.id] = count.by_layer(row, [tensors[name] for name in row.inputs], tensors[row.id])
+    return found, tensors
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+class _Kept:
+    """Counts what layers, run one after the other, keep for their backward: each tensor for the first that keeps it."""
+
+    def __init__(self, subnetwork: Subnetwork, input: Any, device: torch.device) -> None:
+        self._engine, self._allocated = subnetwork.engine, allocated_bytes(device)
+        self._counted = {_storage(tensor) for tensor in subnetwork.state_dict().values()}
+        self._there = {*self._counted, _storage(self._engine.features(input))}  # before the layer ran
+        self._map_bytes = self._num_bytes = self._new_bytes = self._before = 0
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """While a layer runs forward."""
+        self._num_bytes, self._new_bytes, self._before = 0, 0, self._allocated()
+        with torch.autograd.graph.saved_tensors_hooks(self._count, lambda tensor: tensor):
+            yield
+
+    def by_layer(self, row: Row, inputs: Sequence[Any], output: Any) -> int:
+        """Return the bytes that the layer keeps which just ran."""
+        grown = self._allocated() - self._before
+        self._meet(self._engine.features(output))
+        made = max(0, self._engine.map_bytes(output) - self._map_bytes)
+        self._map_bytes += made
+        if self._engine.keeps_unseen(row):
+            made += max(0, grown - self._new_bytes)  # beyond the tensors that are known of
+            for tensor in inputs:
+                self._count(self._engine.features(tensor))
+        return self._num_bytes + made
+
+    def _count(self, tensor: Tensor) -> Tensor:
+        self._meet(tensor)
+        if _storage(tensor) not in self._counted:
+            self._counted.add(_storage(tensor))
+            self._num_bytes += tensor.untyped_storage().nbytes()
+        return tensor
+
+    def _meet(self, tensor: Tensor) -> None:
+        if _storage(tensor) not in self._there:
+            self._there.add(_storage(tensor))
+            self._new_bytes += tensor.untyped_storage().nbytes()

@@ -1,0 +1,84 @@
+"""Which runs may be compared: those of one campaign, or of the same hour, each as alone on its machine as the others.
+
+A campaign is runs that one notebook, or one person, made to hold them against each other, one after another.
+"""
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from ..digests import digest
+from . import RunRecord
+
+MOST_APART = 3600.0  # seconds from one run's end to the next one's start: more is another hour of the machine
+
+
+def new_campaign(name: str, settings: Any) -> str:
+    """An id for runs that start now: "NAME-20261125T093100-1a2b3c4d5e6f", its end the settings' digest."""
+    return f"{name}-{datetime.now(UTC):%Y%m%dT%H%M%S}-{digest(settings)}"
+
+
+def made_for(campaign: str | None, settings: Any) -> bool:
+    """Whether a campaign is one of these settings."""
+    return campaign is not None and campaign.rpartition("-")[2] == digest(settings)
+
+
+def campaign_began(campaign: str) -> datetime:
+    """When a campaign began, as its id says; the year 1 for an id of another kind."""
+    try:
+        return datetime.strptime(campaign.split("-")[-2], "%Y%m%dT%H%M%S").replace(tzinfo=UTC)
+    except (IndexError, ValueError):
+        return datetime.min.replace(tzinfo=UTC)
+
+
+def differences(records: Iterable[RunRecord]) -> list[str]:
+    """Say why measured speeds of these runs should not stand side by side; nothing where they may.
+
+    Runs without a campaign are looked at by the time between them, see `MOST_APART`.
+    """
+    records = list(records)
+    found = [*_apart(records), *_beside(records)]
+    return list(dict.fromkeys(found))
+
+
+def when(records: Iterable[RunRecord]) -> str:
+    """The dates of runs for a figure's note: "run on 2026-11-25 09:31 to 10:02 UTC"; nothing where none is known."""
+    times = [time for record in records if (time := record.ran)]
+    if not times:
+        return ""
+    first, last = min(start for start, _ in times), max(end for _, end in times)
+    told = f"{first:%Y-%m-%d %H:%M}"
+    if last.date() != first.date():
+        told += f" to {last:%Y-%m-%d %H:%M}"
+    elif f"{last:%H:%M}" != f"{first:%H:%M}":
+        told += f" to {last:%H:%M}"
+    return f"run on {told} UTC"
+
+
+def _apart(records: Sequence[RunRecord]) -> list[str]:
+    campaigns = {record.campaign for record in records}
+    if len(campaigns) == 1 and None not in campaigns:
+        return []
+    times = sorted(time for record in records if (time := record.ran))
+    gaps = [later[0] - earlier[1] for earlier, later in zip(times, times[1:], strict=False)]
+    longest = max((gap.total_seconds() for gap in gaps), default=0.0)
+    days = list(dict.fromkeys(f"{start:%Y-%m-%d %H:%M}" for start, _ in times))
+    dates = ", ".join(days) if len(days) <= 3 else f"{days[0]} to {days[-1]}"
+    if len(campaigns) > 1:
+        return [f"runs of different campaigns: {dates}"]
+    return [f"runs of different hours: {dates}"] if longest > MOST_APART else []
+
+
+def _beside(records: Sequence[RunRecord]) -> list[str]:
+    """Runs that shared the machine while others of these did not, or with a run that is not among these."""
+    names = {record.name for record in records}
+    found = []
+    company = {record.name: set(record.beside) for record in records}
+    for name, others in company.items():
+        if outside := sorted(others - names):
+            found.append(f"{name} ran beside another job: {', '.join(outside)}")
+    inside = {len(others & names) for others in company.values()}
+    if len(inside) > 1:
+        shared = ", ".join(name for name, others in company.items() if others & names)
+        found.append(f"runs under different load: {shared} ran at once, the others did not")
+    return found

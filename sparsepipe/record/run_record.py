@@ -1,0 +1,224 @@
+"""One run on disk: the plan it followed, what it measured, and where it came from.
+
+runs/<name>/plan.json config.json origin.json   what was asked, by which code, on which data
+            beside.json                         runs that shared the machine with it, where there were any
+            status.json                         how it stands: running, finished, failed (and why)
+            metrics.jsonl                       rows of the run, in the order in which they were told
+            trace-rank0.jsonl …                 spans, a file for each rank; `RunRecord.trace` puts them together
+            checkpoints/ logs/
+"""
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ..display import html
+from ..errors import DamagedRecord, InputError
+from ..files import write_json
+from ..host import cpu
+from ..host.background_load import BackgroundLoad
+from ..plan import Plan
+from ..trace import Source, Trace
+from .record_files import CONFIG, ORIGIN, STATUS, read_beside, read_fields, read_metrics
+from .trace_file import bytes_of_rank, put_together, read_spans
+
+_LONGEST = 1e9  # seconds of a run, 31 years: more would be no date
+NO_PICTURES = "SPARSEPIPE_NO_PICTURES"  # says why no notebook of a batch can draw, so that none looks again
+NOTEBOOK = "SPARSEPIPE_NOTEBOOK"  # names, for provenance, the notebook that a kernel runs
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a result came from, so that it can be made again."""
+
+    command: tuple[str, ...] = ()
+    commit: str | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    machine: str = ""
+    created: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)  # seed, data checksum, engine, …
+    campaign: str | None = None  # names the runs that were made to be compared, see campaigns.py
+    provenance: Mapping[str, Any] | None = None  # what the run rests on: a Provenance, as JSON
+
+    @classmethod
+    def here(
+        cls, *, campaign: str | None = None, provenance: Mapping[str, Any] | None = None, **facts: Any
+    ) -> "Origin":
+        """Describe this process: command, commit, versions, machine, and `facts`."""
+        versions = {"python": platform.python_version()}
+        versions |= {
+            name: module.__version__
+            for name in ("sparsepipe", "torch", "numpy", "plotly", "MinkowskiEngine")
+            if (module := sys.modules.get(name)) is not None and hasattr(module, "__version__")
+        }
+        machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {cpu.name()}"
+        created = datetime.now(UTC).isoformat(timespec="seconds")
+        return cls(_command(), _commit(), versions, machine, created, facts, campaign, provenance)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "command": list(self.command), "facts": dict(self.facts)}
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run folder, read when asked. What cannot be read of it raises DamagedRecord: one line that names the file."""
+
+    folder: Path
+
+    @classmethod
+    def create(cls, folder: Path | str, plan: Plan, config: Mapping[str, Any], origin: Origin) -> "RunRecord":
+        """Start a record. Raises InputError when the folder holds another run already, or cannot be made."""
+        folder = Path(folder)
+        if (folder / "plan.json").exists():
+            raise InputError(f"{folder}: holds a run already; choose another --run-dir, or --resume it")
+        try:
+            for name in ("checkpoints", "logs"):
+                (folder / name).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{folder}: cannot hold a run ({error.strerror}); choose another --run-dir") from None
+        write_json(folder / "config.json", dict(config))
+        write_json(folder / "origin.json", origin.to_json())
+        plan.save(folder / "plan.json")
+        return cls(folder)
+
+    @classmethod
+    def load(cls, folder: Path | str) -> "RunRecord":
+        """Open a record. Raises InputError where the folder is none."""
+        folder = Path(folder)
+        if not (folder / "plan.json").exists():
+            raise InputError(f"{folder}: not a run (no plan.json); `sparsepipe runs list` names those there are")
+        return cls(folder)
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @cached_property
+    def plan(self) -> Plan:
+        try:
+            return Plan.load(self.folder / "plan.json")
+        except InputError as error:
+            raise DamagedRecord(str(error)) from None
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        return read_fields(self.folder / "config.json", CONFIG, what="run's settings")
+
+    @cached_property
+    def origin(self) -> dict[str, Any]:
+        return read_fields(self.folder / "origin.json", ORIGIN, what="run's origin")
+
+    @property
+    def campaign(self) -> str | None:
+        """Names the runs that this one was made to be compared with; None for a run on its own."""
+        found = self.origin.get("campaign")
+        return found if isinstance(found, str) else None
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """Names of the runs in the same folder that were at work while this one was."""
+        path = self.folder / "beside.json"
+        return read_beside(path) if path.exists() else ()
+
+    def note_beside(self, *names: str) -> None:
+        """Add to the names of the runs that were at work while this one was."""
+        write_json(self.folder / "beside.json", sorted({*self.beside, *names}))
+
+    @property
+    def ran(self) -> tuple[datetime, datetime] | None:
+        """When it was launched and when its last row of metrics came; None where its origin does not say."""
+        try:
+            began = datetime.fromisoformat(self.origin["created"])
+        except (KeyError, TypeError, ValueError):
+            return None
+        began = began if began.tzinfo else began.replace(tzinfo=UTC)
+        seconds = [row["seconds"] for row in self.metrics() if isinstance(row.get("seconds"), int | float)]
+        return began, began + timedelta(seconds=min(max(seconds, default=0.0), _LONGEST))
+
+    @property
+    def other_load(self) -> Any:
+        """What else was at work on the machine while it ran, as its summary says; None where nobody watched."""
+        summaries = self.metrics("summary")
+        return summaries[-1].get("load") if summaries else None
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """`{"state": "running" | "finished" | "failed" | "cancelled", …}`; "started" before a worker speaks."""
+        path = self.folder / "status.json"
+        return read_fields(path, STATUS, what="run's status") if path.exists() else {"state": "started"}
+
+    def write_status(self, state: str, **facts: Any) -> None:
+        write_json(self.folder / "status.json", {"state": state, **facts}, make_folder=False)
+
+    def metrics(self, event: str | None = None) -> list[dict[str, Any]]:
+        """Rows of metrics.jsonl, those of one `event` ("step", "epoch", "validation", …) when named.
+
+        Raises DamagedRecord that names file and row where one of them is damaged.
+        """
+        path = self.folder / "metrics.jsonl"
+        return [*read_metrics(path, event)] if path.exists() else []
+
+    @property
+    def background_load(self) -> BackgroundLoad:
+        """What else the hosts did while it ran, at worst; unknown before it ended, and of runs made before that."""
+        return BackgroundLoad.from_json(self.other_load)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What makes the run's speed worth less than it could be, a sentence each: its plan's warnings, other load."""
+        return (*self.plan.warnings, *load_warnings(self.background_load))
+
+    def _repr_html_(self) -> str:
+        return html.record(self)
+
+    def trace(self) -> Trace:
+        """The measured trace, or that of a replay, all ranks on one clock, in time order.
+
+        A long run's trace was thinned while it was written, or is now (trace_file says how); its `left_out` tells what
+        is missing. Raises DamagedRecord that names file and row where one of them is damaged.
+        """
+        config = self.config if (self.folder / "config.json").exists() else {}  # spans may be there before it
+        source: Source = "replayed" if config.get("engine") == "replay" else "measured"
+        paths = sorted(self.folder.glob("trace-rank*.jsonl"))
+        most_bytes = bytes_of_rank(max(1, len(paths)))
+        begun = self.metrics("start") if any(path.stat().st_size > most_bytes for path in paths) else []
+        epoch = begun[-1].get("epoch_minibatches") if begun else None
+        ranks = [read_spans(path, most_bytes=most_bytes, epoch_minibatches=epoch) for path in paths]
+        spans, facts = put_together(ranks)
+        return Trace(tuple(spans), source, facts)
+
+
+def load_warnings(load: BackgroundLoad) -> tuple[str, ...]:
+    """Say what makes a run's speed doubtful; nothing of a quiet one."""
+    doubts = load.doubts()
+    return (f"while it ran {' and '.join(doubts)}; its speed is that of such a machine",) if doubts else ()
+
+
+def _command() -> tuple[str, ...]:
+    """What was typed. A kernel's own command names a connection file, another each time: its notebook stands for it."""
+    name = Path(sys.argv[0]).name
+    if "ipykernel" in name:
+        return ("jupyter", os.environ.get(NOTEBOOK, "notebook"))
+    return (name, *sys.argv[1:])
+
+
+def _commit() -> str | None:
+    """The commit of this code with "+" when changed since; None outside a checkout."""
+    root = Path(__file__).parent.parent
+    if not (root / ".git").exists():
+        return None
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -1,0 +1,128 @@
+"""Replicas of one stage: their gradients averaged, their batch-norm statistics brought together."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..processes.process import Process
+
+_BUCKET_BYTES = 2**22  # of gradients that are summed over the replicas at once
+
+
+class Averaging:
+    """The gradients of one round on their way: summed over the stage's replicas bucket by bucket, from the last layer's
+    to the first's, as they come out of the round's last backward.
+
+    A replica that had no minibatch brings zeros. The mean is the sum by the round's number of minibatches, so that each
+    weighs the same, whatever the shares.
+    """
+
+    def __init__(self, weights: Sequence[Tensor], before: Sequence[Tensor] | None, process: Process) -> None:
+        """`before`: the sum over the round's earlier minibatches, if there were any."""
+        self._weights, self._before, self._process = list(weights), before, process
+        self._buckets = _buckets(self._weights)
+        self._bucket_of = {place: k for k, places in enumerate(self._buckets) for place in places}
+        self._missing = [len(places) for places in self._buckets]
+        self._found: dict[int, Tensor] = {}
+        self._under_way: list[tuple[Tensor, Any]] = []
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Take each weight's gradient as soon as autograd has it."""
+        hooks = [
+            weight.register_hook(lambda gradient, place=place: self._take(place, gradient))
+            for place, weight in enumerate(self._weights)
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def complete(self, gradients: Sequence[Tensor]) -> None:
+        """Take those that did not come by themselves."""
+        for place, gradient in enumerate(gradients):
+            if place not in self._found:
+                self._take(place, gradient)
+
+    def mean(self, count: int, *, what: str) -> list[Tensor]:
+        """Wait for the sums; return the means over a round of `count` minibatches. Raises DeadlinePassed, PeerLost."""
+        means: list[Tensor] = [torch.empty(0)] * len(self._weights)
+        for places, (flat, work) in zip(self._buckets, self._under_way, strict=True):
+            self._process.finish_sum(work, what=what)
+            if count > 1:
+                flat.div_(count)
+            parts = flat.split([self._weights[place].numel() for place in places])
+            for place, part in zip(places, parts, strict=True):
+                means[place] = part.view(self._weights[place].shape)
+        return means
+
+    def _take(self, place: int, gradient: Tensor) -> None:
+        if self._before is not None:
+            gradient = self._before[place] + gradient
+        self._found[place] = gradient
+        self._missing[self._bucket_of[place]] -= 1
+        while len(self._under_way) < len(self._buckets) and not self._missing[len(self._under_way)]:
+            places = self._buckets[len(self._under_way)]  # every replica sums the buckets in this order
+            flat = torch.cat([self._found[place].reshape(-1) for place in places])
+            self._under_way.append((flat, self._process.start_sum_over_stage(flat)))
+
+
+def _buckets(weights: Sequence[Tensor]) -> list[list[int]]:
+    """Share the weights' places out to buckets of one data type each, from the last to the first."""
+    buckets: list[list[int]] = []
+    room = 0
+    for place in reversed(range(len(weights))):
+        weight = weights[place]
+        if room < weight.nbytes or weights[buckets[-1][-1]].dtype != weight.dtype:
+            buckets.append([])
+            room = _BUCKET_BYTES
+        buckets[-1].append(place)
+        room -= weight.nbytes
+    return buckets
+
+
+def average_gradients(
+    gradients: Sequence[Tensor], num_minibatches: int, process: Process, *, what: str
+) -> list[Tensor]:
+    """Return the mean gradient of a round that is complete: the sum over all replicas by its number of minibatches."""
+    if process.stage_group is None:
+        if num_minibatches > 1 and gradients:
+            torch._foreach_div_(list(gradients), num_minibatches)
+        return list(gradients)
+    averaging = Averaging(gradients, None, process)
+    averaging.complete(gradients)
+    return averaging.mean(num_minibatches, what=what)
+
+
+@torch.no_grad()
+def average_statistics(module: nn.Module, share: float, process: Process) -> None:
+    """Bring the running statistics of a stage's replicas together, weighted by their shares of the minibatches.
+
+    `share` is this replica's; all shares of the stage sum to 1.
+    """
+    buffers = [buffer for buffer in module.buffers() if buffer.is_floating_point()]
+    if process.stage_group is None or not buffers:
+        return
+    flat = torch.cat([buffer.reshape(-1) for buffer in buffers]).mul_(share)
+    process.sum_over_stage(flat, what="averaging of batch-norm statistics")
+    for buffer, part in zip(buffers, flat.split([buffer.numel() for buffer in buffers]), strict=True):
+        buffer.copy_(part.view(buffer.shape))
+
+
+def square_norm(gradients: Sequence[Tensor], *, replicas: int) -> Tensor:
+    """Return this rank's part, [1], of the square of the norm over the network: the parts of all ranks sum to it.
+
+    Replicas of a stage hold the same gradients and count once.
+    """
+    own = sum((gradient.double().square().sum() for gradient in gradients), torch.zeros((), dtype=torch.float64))
+    return (own / replicas).reshape(1)
+
+
+def clip(gradients: Sequence[Tensor], most: float, norm: float) -> None:
+    """Scale the gradients, in place, so that their norm over the network, which is `norm`, is `most` at most."""
+    if gradients and norm > most:
+        torch._foreach_mul_(list(gradients), most / norm)

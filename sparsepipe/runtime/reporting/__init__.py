@@ -1,0 +1,1 @@
+"""What a run tells of itself: spans of its trace, rows of metrics, memory, load, and the clock that all share."""

@@ -1,0 +1,72 @@
+"""How much memory a rank held at its fullest, beyond what its process held before it had a stage."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...engines.allocator import allocated_bytes
+from ..transport.shared_memory import SharedMemory
+
+_STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+class PeakMemory:
+    """Watches from its making on: CUDA's allocator, or what Linux and glibc say of the process (0 where neither tells).
+
+    Of a process only memory of its own counts, not the code of libraries, which come in when they are first called.
+    """
+
+    def __init__(self, device: torch.device, shared: SharedMemory | None = None) -> None:
+        """`shared`: payloads there that came from other processes are held too."""
+        self._device, self._shared = device, shared
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+            self._before = torch.cuda.memory_allocated(device)
+        elif self._readable():
+            _RESET.write_text("5")  # forget the peak so far
+            self._before = _status()["RssAnon"]
+        self._allocated = allocated_bytes(device)
+        self._allocated_before = self._allocated()
+        self.held_bytes = 0
+
+    def look(self) -> None:
+        """Take note of what is held now, between two layers or actions: what plans count, and no more.
+
+        The peak has also what comes and goes within a layer and, on a CPU, what the allocator keeps of freed memory.
+        """
+        shared = self._shared.held_bytes if self._shared else 0
+        self.held_bytes = max(self.held_bytes, self._allocated() - self._allocated_before + shared)
+
+    @contextmanager
+    def looking_inside(self, weights: Iterable[Tensor]) -> Iterator[None]:
+        """While a backward runs, look whenever one of these has its gradient: what came before it in the network is
+        still saved, and the gradients of what came after are there.
+        """
+        hooks = [weight.register_hook(lambda _: self.look()) for weight in weights if weight.requires_grad]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def bytes(self) -> int:
+        """Return the most that was held at once so far."""
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device) - self._before
+        if not self._readable():
+            return 0
+        now = _status()
+        return max(0, now["VmHWM"] - now["RssFile"] - now["RssShmem"] - self._before)
+
+    @staticmethod
+    def _readable() -> bool:
+        return _STATUS.exists() and _RESET.exists()
+
+
+def _status() -> dict[str, int]:
+    """The process's figures in bytes."""
+    rows = (line.split() for line in _STATUS.read_text().splitlines())
+    return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if row[-1] == "kB"}

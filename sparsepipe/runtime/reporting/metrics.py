@@ -1,0 +1,91 @@
+"""What a run comes to: its steady pace, how busy each stage was, and the document `sparsepipe run --json` prints."""
+
+import math
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from ...plan import Plan
+from ...schedule import warmup
+from ...trace import KINDS, WORK, Trace
+
+MEMORY = ("peak_bytes", "held_bytes")  # of a stage's fullest rank: at any moment, and between its actions
+
+
+def steady_window(times: Sequence[float], plan: Plan) -> tuple[int, int] | None:
+    """Return the minibatches (first, last) between whose ends the pipeline of one epoch was full.
+
+    `times[m]` is when minibatch m was done in the last stage. Asynchronous schedules: from the first minibatch after
+    the warm-up, by whole rounds of all stages, to the last or almost: what replicas work on together ends together, and
+    part of a round would count samples without their time. Schedules that flush: whole steps, from the end of the first
+    to that of the last whole one, the pipeline's filling and draining included. None where the epoch is too short.
+    """
+    if plan.flushes:
+        steps = len(times) // plan.num_microbatches
+        first, last = plan.num_microbatches - 1, steps * plan.num_microbatches - 1
+    else:
+        depth = max(warmup(plan, 0, rank) for rank in plan.stages[0].ranks)
+        rounds = [stage.round for stage in plan.stages]
+        first, period = depth + max(rounds), math.lcm(*rounds)
+        last = first + (len(times) - 1 - first) // period * period
+    return (first, last) if first < last else None
+
+
+def pace(times: Sequence[float], samples: Sequence[float], window: tuple[int, int] | None, started: float) -> float:
+    """Return samples a second in the window; over the whole epoch where there is none."""
+    if window is None:
+        return sum(samples) / max(max(times) - started, 1e-9)
+    first, last = window
+    return sum(samples[first + 1 : last + 1]) / max(times[last] - times[first], 1e-9)
+
+
+def pace_of(trace: Trace, plan: Plan) -> float:
+    """Return the minibatches a second of a trace of one epoch, simulated or not, while its pipeline is full."""
+    last = len(plan.stages) - 1
+    ends = {span.minibatch: span.end for span in trace.spans if (span.stage, span.kind) == (last, "backward")}
+    times = [ends[m] for m in range(len(ends))]
+    return pace(times, [1] * len(times), steady_window(times, plan), 0.0)
+
+
+def busy_seconds(spans: Sequence[tuple[str, float, float]], start: float, end: float) -> dict[str, float]:
+    """Return the seconds of each kind that fall between `start` and `end`."""
+    seconds = dict.fromkeys(KINDS, 0.0)
+    for kind, begin, finish in spans:
+        seconds[kind] += max(0.0, min(finish, end) - max(begin, start))
+    return seconds
+
+
+def stage_summaries(plan: Plan, seconds: Sequence[dict[str, float]], window_seconds: float) -> list[dict[str, Any]]:
+    """Return `stage_summary` of every stage. Of ranks with several stages, only what none of them uses is bubble."""
+    found = [stage_summary(k, stage.ranks, seconds[k], window_seconds) for k, stage in enumerate(plan.stages)]
+    for k, entry in enumerate(found):
+        entry["bubble_fraction"] = 1 - sum(other["busy_fraction"] for other in found[k % plan.lap :: plan.lap])
+    return found
+
+
+def stage_summary(stage: int, ranks: Sequence[int], seconds: dict[str, float], window_seconds: float) -> dict[str, Any]:
+    """Return shares of a stage's time, all its replicas together: computing, idle, and each kind of span."""
+    whole = max(window_seconds * len(ranks), 1e-9)
+    busy = sum(seconds[kind] for kind in WORK) / whole
+    shares = {f"{kind}_fraction": seconds[kind] / whole for kind in KINDS if kind not in ("evaluate", "checkpoint")}
+    return {"stage": stage, "ranks": list(ranks), "busy_fraction": busy, "bubble_fraction": 1 - busy, **shares}
+
+
+def median_summaries(epochs: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return, for each stage, the median over epochs of every share."""
+    merged = []
+    for of_stage in zip(*epochs, strict=True):
+        shares = {key: median(entry[key] for entry in of_stage) for key in of_stage[0] if key.endswith("_fraction")}
+        merged.append({"stage": of_stage[0]["stage"], "ranks": of_stage[0]["ranks"], **shares})
+        for key in MEMORY:
+            if found := [entry[key] for entry in of_stage if entry.get(key)]:
+                merged[-1][key] = max(found)
+    return merged
+
+
+def with_memory(stages: Sequence[dict[str, Any]], plan: Plan) -> list[dict[str, Any]]:
+    """Return the summaries with the memory that the planner expected of a rank of each stage, where it said so."""
+    if plan.estimate is None:
+        return list(stages)
+    planned = [stage.memory_bytes for stage in plan.estimate.stages]
+    return [entry | {"planned_bytes": sum(planned[entry["stage"] % plan.lap :: plan.lap])} for entry in stages]

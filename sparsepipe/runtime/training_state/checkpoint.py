@@ -1,0 +1,243 @@
+"""Checkpoints keyed by layer, so that a run resumes under another plan, another replication, or in one process.
+
+    checkpoints/minibatch-00000120/stage0.safetensors …   weight:L.p, velocity:L.p, buffer:L.b of each layer L
+                                   manifest.json          which file holds which layer, sizes and SHA-256, position
+
+Written by torch.distributed.checkpoint in its safetensors storage: tensors alone, no pickle, and any of its users can
+load the folder. The folder gets its name when it is whole; a kill before leaves a hidden one nobody reads.
+"""
+
+import os
+import shutil
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ...data.order import KEEP, sizes
+from ...errors import InputError
+from ...files import read_json, sha256, write_json
+from .checkpoint_manifest import read_manifest, write_manifest
+
+ASIDE = "-aside"  # ends the name of a checkpoint on its way out
+# Each stage writes a file of its own when it likes, no ranks meet for it; the library doubts that this is meant.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled", module="torch.distributed.checkpoint")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A whole checkpoint on disk."""
+
+    folder: Path
+    manifest: Mapping[str, Any]
+
+    @property
+    def minibatches(self) -> int:
+        """Minibatches trained before it."""
+        return self.manifest["minibatches"]
+
+    def check(self, *, model: str, layers: Sequence[str]) -> None:
+        """Raise InputError where this is a checkpoint of another model."""
+        held = self.manifest["layers"]
+        if self.manifest["model"] != model:
+            raise InputError(f"{self.folder}: a checkpoint of {self.manifest['model']!r}, this run trains {model!r}")
+        if missing := [layer for layer in layers if layer not in held]:
+            raise InputError(f"{self.folder}: holds no layer {missing[0]!r} of {model}; it is of another model")
+
+    def check_minibatches(self, order: Mapping[str, Any], *, epoch_minibatches: int | None = None) -> None:
+        """Raise InputError where this run's minibatches (what `order` says of them) are not those counted here.
+
+        Its position is a number of minibatches, so they have as many samples out of as many in every run that goes on.
+        Between epochs they may be drawn otherwise; within one, samples would be left out and others met twice: that is
+        looked at where `epoch_minibatches` says how many an epoch has.
+        """
+        self._check_last_minibatch(order)
+        within = self.minibatches % epoch_minibatches if epoch_minibatches else 0
+        drawn = ("seed", "shuffle", "balance") if within else ()
+        for name in ("num_classes", "samples", "batch_size", *drawn):
+            if name in self.manifest and name in order and order[name] != self.manifest[name]:
+                place = f", {within} minibatches into an epoch" if name in drawn else ""
+                raise InputError(
+                    f"{name} is {order[name]}, but {self.manifest[name]} in the checkpoint {self.folder}{place}; "
+                    "resume with that, or train anew in another folder"
+                )
+
+    def _check_last_minibatch(self, order: Mapping[str, Any]) -> None:
+        """Raise InputError where an epoch had another number of minibatches: its position would be elsewhere."""
+        last, before = order.get("last_minibatch"), self.manifest.get("last_minibatch", KEEP)
+        counts = [self.manifest.get(name) for name in ("samples", "batch_size")]
+        if last in (None, before) or None in counts:
+            return
+        here, there = (len(sizes(*counts, last=how)) for how in (last, before))
+        if here != there:
+            raise InputError(
+                f"last_minibatch is {last!r}, but {before!r} in the checkpoint {self.folder}: an epoch would have "
+                f"{here} minibatches, not {there}; resume with --last-minibatch {before}, or train anew elsewhere"
+            )
+
+    def check_shapes(self, found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+        """Raise InputError unless the tensors `found` here have the shapes of this run's `own`, name by name."""
+        for key, tensor in own.items():
+            here, there = tuple(tensor.shape), tuple(found[key].shape) if key in found else None
+            if here != there:
+                raise InputError(
+                    f"{self.folder}: {key.replace(':', ' ', 1)} has shape {there}, in this run {here}; resume with the "
+                    "features of voxels that it was trained on, or train anew in another folder"
+                )
+
+    def read(self, layers: Sequence[str]) -> dict[str, Tensor]:
+        """Return the tensors of `layers` by name. Raises InputError where a file is missing or not what was written."""
+        wanted, places = set(layers), self.manifest["layers"]
+        if missing := [layer for layer in layers if layer not in places]:
+            raise InputError(f"{self.folder}: holds no layer {missing[0]!r}; it is of another model")
+        tensors: dict[str, Tensor] = {}
+        for name in sorted({places[layer] for layer in layers} & self.manifest["files"].keys()):
+            path = self.folder / name
+            self._verify(path)
+            try:
+                with safe_open(path, framework="pt") as shard:
+                    for key in shard.keys():  # noqa: SIM118 - not a dict
+                        if _layer(key) in wanted:
+                            tensors[key] = shard.get_tensor(key)
+            except (OSError, SafetensorError) as error:
+                raise InputError(f"{path}: a shard that cannot be read ({error}); resume from another run") from None
+        return tensors
+
+    def _verify(self, path: Path) -> None:
+        facts = self.manifest["files"][path.name]
+        if not path.exists():
+            raise InputError(
+                f"{path}: this shard of the checkpoint is missing; put it back, or remove {self.folder.name}"
+            )
+        if not path.is_file() or path.stat().st_size != facts["bytes"] or sha256(path) != facts["sha256"]:
+            raise InputError(f"{path}: not the shard that was written (SHA-256 differs); remove {self.folder.name}")
+
+
+def latest(run_dir: Path) -> Checkpoint | None:
+    """Return the newest whole checkpoint of a run, None where there is none yet."""
+    place = run_dir / "checkpoints"
+    # One set aside whose place is empty is whole: a kill kept its successor from coming.
+    found = {folder.name.removeprefix(".").removesuffix(ASIDE): folder for folder in place.glob(f".minibatch-*{ASIDE}")}
+    found |= {folder.name: folder for folder in place.glob("minibatch-*")}
+    return load(found[max(found, key=_position)]) if found else None
+
+
+def load(folder: Path) -> Checkpoint:
+    """Open a checkpoint. Raises InputError where the folder is none, or its manifest is damaged."""
+    return Checkpoint(folder, read_manifest(folder))
+
+
+def _position(name: str) -> tuple[int, str]:
+    """Order folders by their number: one of nine digits sorts before one of eight as text."""
+    return len(name), name
+
+
+def folder_of(run_dir: Path, minibatches: int) -> Path:
+    """Where the checkpoint after so many minibatches stands once it is whole."""
+    return run_dir / "checkpoints" / f"minibatch-{minibatches:08d}"
+
+
+def partial_folder(run_dir: Path, minibatches: int) -> Path:
+    """Where the shards of a checkpoint are gathered before it is whole."""
+    return run_dir / "checkpoints" / f".minibatch-{minibatches:08d}"
+
+
+def begin(run_dir: Path, minibatches: int) -> None:
+    """Make room for the shards; what an earlier attempt left is removed. One rank calls it."""
+    folder = partial_folder(run_dir, minibatches)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(exist_ok=True)  # not the run's own folder, which is there unless somebody took it away
+    folder.mkdir()
+
+
+def write_shard(run_dir: Path, minibatches: int, name: str, tensors: Mapping[str, Tensor]) -> None:
+    """Write the layers of one stage; a stage without tensors has no file. One replica of each stage calls it."""
+    # Here, in the thread that writes: it takes about half a second, which no worker's start should wait for.
+    import torch.distributed.checkpoint as dcp
+
+    path = partial_folder(run_dir, minibatches) / f"{name}.safetensors"
+    files = {}
+    if tensors:
+        path.with_suffix("").mkdir()
+        writer = dcp.HuggingFaceStorageWriter(str(path.with_suffix("")))
+        held = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
+        dcp.save(held, storage_writer=writer, no_dist=True)
+        (written,) = path.with_suffix("").glob("*.safetensors")
+        written.replace(path)
+        shutil.rmtree(path.with_suffix(""))
+        files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
+    write_json(path.with_suffix(".json"), files, make_folder=False)
+
+
+def finish(run_dir: Path, minibatches: int, *, keep: int, layers: Mapping[str, str], **facts: Any) -> Path:
+    """Make the checkpoint whole, once all shards are there, and remove all but the newest `keep`. One rank calls it.
+
+    `layers` names the shard of every layer, those without tensors included.
+    """
+    partial = partial_folder(run_dir, minibatches)
+    files: dict[str, dict[str, Any]] = {}
+    for path in sorted(partial.glob("*.json")):
+        files |= read_json(path)
+        path.unlink()
+    write_manifest(partial, {"minibatches": minibatches, **facts, "layers": dict(layers), "files": files})
+    folder = folder_of(run_dir, minibatches)
+    if folder.exists():  # a run that resumed comes by here a second time
+        _set_aside(folder)
+    partial.rename(folder)
+    _sync_folder(folder.parent)
+    prune(run_dir, keep)
+    return folder
+
+
+def prune(run_dir: Path, keep: int) -> None:
+    """Remove all checkpoints but the newest `keep`. One rank calls it, while none is being written."""
+    place = run_dir / "checkpoints"
+    for old in sorted(place.glob("minibatch-*"), key=lambda path: _position(path.name))[:-keep]:
+        _set_aside(old)
+    for old in place.glob(f".minibatch-*{ASIDE}"):
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def discard(run_dir: Path, minibatches: int) -> None:
+    """Remove one checkpoint, whose weights turned out to be of no use. One rank calls it."""
+    folder = folder_of(run_dir, minibatches)
+    if folder.exists():
+        _set_aside(folder)
+        shutil.rmtree(folder.with_name(f".{folder.name}{ASIDE}"), ignore_errors=True)
+
+
+def _set_aside(folder: Path) -> None:
+    """Take a checkpoint away in one step; to remove its files takes many, and a kill would leave half of it."""
+    aside = folder.with_name(f".{folder.name}{ASIDE}")
+    shutil.rmtree(aside, ignore_errors=True)
+    folder.rename(aside)
+
+
+def without_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors whose name starts with `prefix`, without it."""
+    return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+
+
+def _layer(key: str) -> str:
+    return key.split(":", 1)[1].split(".", 1)[0]
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def as_tensor_map(
+    weights: Mapping[str, Tensor], state: Mapping[str, Tensor], buffers: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Name a stage's tensors as checkpoints do."""
+    named = {f"weight:{name}": tensor for name, tensor in weights.items()} | dict(state)
+    return named | {f"buffer:{name}": torch.as_tensor(buffer) for name, buffer in buffers.items()}

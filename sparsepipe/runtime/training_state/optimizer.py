@@ -1,0 +1,169 @@
+"""Optimizers as functions on lists of tensors: torch's own arithmetic, fused, on whichever weights they are given."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
+
+from ...errors import InputError
+
+
+class Optimizer(Protocol):
+    """Changes weights in place by a gradient; what it remembers is keyed by the weights' places in the list."""
+
+    def step(self, weights: Sequence[Tensor], gradients: Sequence[Tensor], learning_rate: float) -> None: ...
+
+    def state(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """Return what must be kept to go on exactly, as KIND:NAME. Empty before the first step."""
+        ...
+
+    def load(self, names: Sequence[str], state: Mapping[str, Tensor]) -> None:
+        """Go on from what `state` gave. Raises InputError where it is another optimizer's."""
+        ...
+
+
+class SGD:
+    """Stochastic gradient descent with momentum and weight decay."""
+
+    def __init__(self, *, momentum: float, weight_decay: float) -> None:
+        self._momentum, self._weight_decay = momentum, weight_decay
+        self._velocity: list[Tensor | None] = []
+
+    def step(self, weights: Sequence[Tensor], gradients: Sequence[Tensor], learning_rate: float) -> None:
+        self._velocity = self._velocity or [None] * len(weights)
+        sgd(
+            list(weights),
+            list(gradients),
+            self._velocity,
+            fused=True,
+            foreach=False,
+            lr=learning_rate,
+            momentum=self._momentum,
+            weight_decay=self._weight_decay,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+        )
+
+    def state(self, names: Sequence[str]) -> dict[str, Tensor]:
+        kept = zip(names, self._velocity, strict=False)
+        return {f"velocity:{name}": tensor for name, tensor in kept if tensor is not None}
+
+    def load(self, names: Sequence[str], state: Mapping[str, Tensor]) -> None:
+        _only(state, {"velocity"}, "sgd")
+        if state:
+            self._velocity = [state[f"velocity:{name}"].clone() for name in names]
+
+
+class Adam:
+    """Adam, or with `decoupled` AdamW (Loshchilov and Hutter, "Decoupled Weight Decay Regularization")."""
+
+    def __init__(
+        self, *, weight_decay: float, betas: tuple[float, float] = (0.9, 0.999), decoupled: bool = False
+    ) -> None:
+        self._weight_decay, self._betas, self._decoupled = weight_decay, betas, decoupled
+        self._moments: dict[str, list[Tensor]] = {}
+
+    def step(self, weights: Sequence[Tensor], gradients: Sequence[Tensor], learning_rate: float) -> None:
+        moments = self._moments = self._moments or _moments(weights)
+        adam(
+            list(weights),
+            list(gradients),
+            moments["mean"],
+            moments["square"],
+            [],
+            moments["steps"],
+            fused=True,
+            foreach=False,
+            decoupled_weight_decay=self._decoupled,
+            amsgrad=False,
+            beta1=self._betas[0],
+            beta2=self._betas[1],
+            lr=learning_rate,
+            weight_decay=self._weight_decay,
+            eps=1e-8,
+            maximize=False,
+        )
+
+    def state(self, names: Sequence[str]) -> dict[str, Tensor]:
+        return _named(self._moments, names)
+
+    def load(self, names: Sequence[str], state: Mapping[str, Tensor]) -> None:
+        _only(state, {"mean", "square", "steps"}, "adam")
+        self._moments = _unnamed(state, names)
+
+
+class LAMB:
+    """Adam whose step has, for each weight tensor, the length of the tensor (You et al., "Large Batch Optimization",
+    algorithm 2)."""
+
+    def __init__(self, *, weight_decay: float, betas: tuple[float, float] = (0.9, 0.999)) -> None:
+        self._weight_decay, self._betas = weight_decay, betas
+        self._moments: dict[str, list[Tensor]] = {}
+
+    def step(self, weights: Sequence[Tensor], gradients: Sequence[Tensor], learning_rate: float) -> None:
+        if not weights:
+            return
+        moments = self._moments = self._moments or _moments(weights)
+        (first, second), weights, gradients = self._betas, list(weights), list(gradients)
+        torch._foreach_add_(moments["steps"], 1)
+        torch._foreach_lerp_(moments["mean"], gradients, 1 - first)
+        torch._foreach_mul_(moments["square"], second)
+        torch._foreach_addcmul_(moments["square"], gradients, gradients, 1 - second)
+        steps = float(moments["steps"][0])
+        scales = torch._foreach_div(moments["square"], 1 - second**steps)
+        torch._foreach_sqrt_(scales)
+        torch._foreach_add_(scales, 1e-6)
+        changes = torch._foreach_div(moments["mean"], 1 - first**steps)
+        torch._foreach_div_(changes, scales)
+        torch._foreach_add_(changes, weights, alpha=self._weight_decay)
+        for weight, change in zip(weights, changes, strict=True):
+            length, reach = float(weight.norm()), float(change.norm())
+            weight.sub_(change, alpha=learning_rate * (length / reach if length and reach else 1.0))
+
+    def state(self, names: Sequence[str]) -> dict[str, Tensor]:
+        return _named(self._moments, names)
+
+    def load(self, names: Sequence[str], state: Mapping[str, Tensor]) -> None:
+        _only(state, {"mean", "square", "steps"}, "lamb")
+        self._moments = _unnamed(state, names)
+
+
+def optimizer(name: str, *, momentum: float, weight_decay: float) -> Optimizer:
+    """Return a new optimizer by name; `momentum` is SGD's."""
+    if name == "sgd":
+        return SGD(momentum=momentum, weight_decay=weight_decay)
+    if name in ("adam", "adamw"):
+        return Adam(weight_decay=weight_decay, decoupled=name == "adamw")
+    if name == "lamb":
+        return LAMB(weight_decay=weight_decay)
+    raise AssertionError(f"{name} is not one of the optimizers of RunConfig")
+
+
+def _moments(weights: Sequence[Tensor]) -> dict[str, list[Tensor]]:
+    return {
+        "mean": [torch.zeros_like(weight) for weight in weights],
+        "square": [torch.zeros_like(weight) for weight in weights],
+        "steps": [torch.zeros((), device=weight.device) for weight in weights],
+    }
+
+
+def _named(moments: Mapping[str, Sequence[Tensor]], names: Sequence[str]) -> dict[str, Tensor]:
+    return {
+        f"{kind}:{name}": tensor
+        for kind, tensors in moments.items()
+        for name, tensor in zip(names, tensors, strict=True)
+    }
+
+
+def _unnamed(state: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, list[Tensor]]:
+    kinds = dict.fromkeys(key.split(":", 1)[0] for key in state)
+    return {kind: [state[f"{kind}:{name}"].clone() for name in names] for kind in kinds}
+
+
+def _only(state: Mapping[str, Tensor], kinds: set[str], name: str) -> None:
+    if other := {key.split(":", 1)[0] for key in state} - kinds:
+        raise InputError(f"the checkpoint holds {', '.join(sorted(other))} of another optimizer, this run's is {name}")

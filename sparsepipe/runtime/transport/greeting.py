@@ -1,0 +1,115 @@
+"""Who connects to a rank: its peers, who know a secret, and strangers, who cost nothing but their own connections.
+
+All that have connected are listened to at once: whoever says the secret is let in, whoever says something else is shut
+out, and whoever says nothing is shut out after a while, or when too many do so.
+"""
+
+import secrets
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Collection
+from contextlib import suppress
+
+from ..failures import DeadlinePassed, seconds_left, translated
+
+Way = tuple[int, int]  # (peer, tag): what one connection carries
+
+SECRET_BYTES = 16
+_HELLO = struct.Struct(f"={SECRET_BYTES}sqq")  # secret, rank, tag
+_SECONDS = 10.0  # for a stranger that connects and says nothing
+_MOST_SILENT = 64  # connections that have not said who they are; beyond, the oldest is shut
+
+
+def hello(secret: bytes, rank: int, tag: int) -> bytes:
+    """Return what a rank says first on a connection to a peer with this secret."""
+    return _HELLO.pack(secret, rank, tag)
+
+
+def accept(
+    server: socket.socket, secret: bytes, expected: Collection[Way], *, deadline: float, message: str
+) -> dict[Way, socket.socket]:
+    """Return the connections of all that are `expected`, each of which says `hello` with this secret.
+
+    Raises DeadlinePassed once `deadline` (time.monotonic) has passed: `message`, in which `{peer}` becomes the rank
+    that is missing; PeerLost where the system refuses.
+    """
+    missing, come = set(expected), {}
+    silent: dict[socket.socket, tuple[float, bytearray]] = {}  # when it connected, and what it said so far
+    server.setblocking(False)
+    try:
+        with selectors.DefaultSelector() as selector:
+            selector.register(server, selectors.EVENT_READ)
+            while missing:
+                peer = min(missing)[0]
+                text = message.format(peer=peer)
+                if time.monotonic() >= deadline:
+                    raise DeadlinePassed(text, peer=peer)
+                with translated(text, peer=peer, deadline=deadline):
+                    ready = selector.select(min(seconds_left(deadline), _SECONDS))
+                    for key, _ in ready:
+                        if key.fileobj is server:
+                            _let_wait(server, silent, selector)
+                        elif isinstance(key.fileobj, socket.socket) and key.fileobj in silent:
+                            way = _heard(key.fileobj, silent, selector, secret)
+                            if way in missing:
+                                missing.remove(way)
+                                come[way] = key.fileobj
+                            elif key.fileobj not in silent:
+                                key.fileobj.close()
+                    _shut_silent(silent, selector)
+    except BaseException:
+        for connection in come.values():
+            connection.close()
+        raise
+    finally:
+        for connection in silent:
+            connection.close()
+    return come
+
+
+def _let_wait(
+    server: socket.socket, silent: dict[socket.socket, tuple[float, bytearray]], selector: selectors.BaseSelector
+) -> None:
+    with suppress(BlockingIOError, ConnectionError):  # who connected has gone already
+        connection, _ = server.accept()
+        connection.setblocking(False)
+        silent[connection] = (time.monotonic(), bytearray())
+        selector.register(connection, selectors.EVENT_READ)
+
+
+def _heard(
+    connection: socket.socket,
+    silent: dict[socket.socket, tuple[float, bytearray]],
+    selector: selectors.BaseSelector,
+    secret: bytes,
+) -> Way | None:
+    """Listen to a connection; once it has said all, or has ended, it is silent no more. Return whose and for what."""
+    said = silent[connection][1]
+    try:
+        more = connection.recv(_HELLO.size - len(said))
+    except BlockingIOError:
+        return None
+    except OSError:
+        more = b""
+    said += more
+    if more and len(said) < _HELLO.size:
+        return None
+    selector.unregister(connection)
+    del silent[connection]
+    if len(said) < _HELLO.size:
+        return None
+    told, peer, tag = _HELLO.unpack(said)
+    return (peer, tag) if secrets.compare_digest(told, secret) else None
+
+
+def _shut_silent(silent: dict[socket.socket, tuple[float, bytearray]], selector: selectors.BaseSelector) -> None:
+    latest = time.monotonic() - _SECONDS
+    beyond = len(silent) - _MOST_SILENT
+    for place, (connection, (since, _)) in enumerate(list(silent.items())):  # the oldest first
+        if since > latest and place >= beyond:
+            break
+        selector.unregister(connection)
+        del silent[connection]
+        connection.close()

@@ -1,0 +1,204 @@
+"""Memory that processes of one host share: payloads cross from one to another in it, with one copy and no socket.
+
+    sender    lends a free buffer, writes the payload there, and says in the packet's header (`pipes`) which one it was
+    receiver  maps the buffer when it first hears of it; rows are views of it, and the last of them gives it back
+
+A buffer is an anonymous file (memfd), which has no name and belongs to no folder: when its last process is gone, killed
+or not, so is the memory. Other processes open it through /proc, where the kernel asks whether they are the same user's;
+ranks that cannot (other hosts, other containers, no Linux) find out when they meet, and send through sockets. The same
+door leads to pipes.
+
+    | taken | given back | ... 64 bytes | payload, capacity bytes |
+
+Both counts are the receiver's to write, and how often the buffer was lent is the sender's to know: no word of memory
+has two writers.
+"""
+
+import json
+import mmap
+import os
+import time
+import weakref
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..failures import PacketMismatch, PeerLost, translated
+from .pipes import Pipes, make_pipe
+
+_HEAD = 64  # bytes before the payload, which is aligned to them
+_TAKEN, _GIVEN_BACK = 0, 1
+
+
+def _map(fd: int, size: int) -> mmap.mmap:
+    """Map a buffer with its pages at hand: none has to be brought in when a payload is written or read."""
+    return mmap.mmap(fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+
+
+class Buffer:
+    """Memory for one peer, lent for one payload after the other."""
+
+    def __init__(self) -> None:
+        self.fd = os.memfd_create("sparsepipe")
+        self.lent = 0
+        self.grow(0)
+
+    @property
+    def is_free(self) -> bool:
+        return int(self.counts[_GIVEN_BACK]) == self.lent
+
+    def grow(self, capacity: int) -> None:
+        """Make room for payloads of at least `capacity` bytes. Only of a free buffer: the receiver maps it anew."""
+        whole = -(-(_HEAD + capacity) // mmap.PAGESIZE) * mmap.PAGESIZE
+        os.ftruncate(self.fd, whole)
+        self.capacity, self.memory = whole - _HEAD, _map(self.fd, whole)
+        self.counts = np.frombuffer(self.memory, dtype=np.int64, count=2)
+
+
+class Lending:
+    """A buffer for one payload to one peer, chosen once its size is known: call it with the bytes."""
+
+    def __init__(self, buffers: list[Buffer]) -> None:
+        self._buffers = buffers
+        self._buffer: Buffer | None = None
+        self._number = 0
+
+    def __call__(self, size: int) -> Tensor:
+        """Return uint8 [size] of the smallest free buffer that has it, else of the largest free, else of a new one."""
+        free = sorted((buffer for buffer in self._buffers if buffer.is_free), key=lambda buffer: buffer.capacity)
+        found = next((buffer for buffer in free if buffer.capacity >= size), free[-1] if free else None)
+        if found is None:
+            found = Buffer()
+            self._buffers.append(found)
+        if found.capacity < size:
+            found.grow(size * 5 // 4)  # sizes change from minibatch to minibatch
+        found.lent += 1
+        self._buffer, self._number = found, found.lent
+        return torch.frombuffer(found.memory, dtype=torch.uint8, count=size, offset=_HEAD)
+
+    @property
+    def place(self) -> tuple[int, int] | None:
+        """Where the receiver finds the payload: file descriptor and capacity. None where nothing was lent."""
+        return (self._buffer.fd, self._buffer.capacity) if self._buffer else None
+
+    @property
+    def taken(self) -> bool:
+        """Whether the receiver has the payload, or there is none."""
+        return self._buffer is None or int(self._buffer.counts[_TAKEN]) >= self._number
+
+
+class SharedMemory:
+    """What this process shares with `peers` (rank → process id), and they with it; `pipes` bring the headers."""
+
+    def __init__(self, peers: Mapping[int, int], pipes: Pipes | None = None) -> None:
+        self.peers = dict(peers)
+        self.pipes = pipes or Pipes({}, {})
+        self.held_bytes = 0  # of payloads that came and are still in use here
+        self._own: defaultdict[int, list[Buffer]] = defaultdict(list)  # by the peer they are lent to
+        self._theirs: dict[tuple[int, int], mmap.mmap] = {}  # (peer, its file descriptor) → as mapped here
+
+    def lend(self, peer: int) -> Lending | None:
+        """Return what gives memory for the next payload to `peer`. None: it shares none."""
+        return Lending(self._own[peer]) if peer in self.peers else None
+
+    def receive(self, peer: int, fd: int, capacity: int, size: int) -> Tensor:
+        """Return the payload, uint8 [size], that `peer` has put in its buffer `fd`.
+
+        The buffer goes back to its owner when neither the tensor nor a view of it is left. Raises PeerLost.
+        """
+        memory = self._theirs.get((peer, fd))
+        if memory is None or len(memory) != _HEAD + capacity:
+            memory = self._theirs[peer, fd] = self._mapped(peer, fd, _HEAD + capacity)
+        if size > capacity:
+            raise PacketMismatch(f"rank {peer} says {size} bytes are in its buffer of {capacity}")
+        counts = np.frombuffer(memory, dtype=np.int64, count=2)
+        counts[_TAKEN] += 1
+        view = memoryview(memory)[_HEAD : _HEAD + size]
+        weakref.finalize(view, self._give_back, counts, size).atexit = False
+        self.held_bytes += size
+        return torch.frombuffer(view, dtype=torch.uint8)
+
+    def _mapped(self, peer: int, fd: int, length: int) -> mmap.mmap:
+        own = _open(self.peers[peer], fd, os.O_RDWR, peer=peer)
+        try:
+            if not 0 < length <= os.fstat(own).st_size:
+                raise PacketMismatch(f"rank {peer} says its buffer has {length} bytes, it has {os.fstat(own).st_size}")
+            return _map(own, length)
+        finally:
+            os.close(own)
+
+    def _give_back(self, counts: np.ndarray, size: int) -> None:
+        self.held_bytes -= size
+        counts[_GIVEN_BACK] += 1
+
+    def close(self) -> None:
+        """Let go of the buffers. Those that a peer has mapped live on until it lets go of them too."""
+        for buffer in (buffer for buffers in self._own.values() for buffer in buffers):
+            os.close(buffer.fd)
+        self._own.clear()
+        self._theirs.clear()
+        self.pipes.close()
+
+
+def meet(store: dist.Store, rank: int, ranks: Iterable[int]) -> SharedMemory | None:
+    """Find out with which other ranks this one can share memory: by trying, both ways. None where with nobody.
+
+    Every rank of `ranks` must come here, within the store's time; a system without memfd has nothing to show.
+    Raises DeadlinePassed or PeerLost.
+    """
+    others = [peer for peer in ranks if peer != rank]
+    own, secret = -1, os.urandom(16)
+    ends: dict[int, tuple[int, int]] = {}  # of the pipe from each peer: what is read here, what the peer opens
+    if hasattr(os, "memfd_create"):
+        own = os.memfd_create("sparsepipe-hello")
+        os.write(own, secret)
+        ends = {peer: make_pipe() for peer in others}
+    doors = {str(peer): end for peer, (_, end) in ends.items()}
+    store.set(f"memory/{rank}", json.dumps({"pid": os.getpid(), "fd": own, "secret": secret.hex(), "pipes": doors}))
+    seen, outgoing = {}, {}
+    for peer in others:
+        theirs = json.loads(_told(store, rank, "memory", peer))
+        if _reads(theirs["pid"], theirs["fd"], bytes.fromhex(theirs["secret"])):
+            outgoing[peer] = _open(theirs["pid"], theirs["pipes"][str(rank)], os.O_WRONLY, peer=peer)
+            seen[peer] = theirs["pid"]
+    store.set(f"memory-seen/{rank}", " ".join(map(str, seen)))
+    sees = {peer: _told(store, rank, "memory-seen", peer).decode().split() for peer in others}
+    both = {peer: pid for peer, pid in seen.items() if str(rank) in sees[peer]}
+    # Everybody has looked: a pipe that only its peer can write to ends with its peer.
+    of_no_use = [ends[peer][0] for peer in ends if peer not in both] + [outgoing[k] for k in seen if k not in both]
+    for fd in (own, *(end for _, end in ends.values()), *of_no_use):
+        if fd >= 0:
+            os.close(fd)
+    if not both:
+        return None
+    return SharedMemory(both, Pipes({peer: ends[peer][0] for peer in both}, {peer: outgoing[peer] for peer in both}))
+
+
+def _open(pid: int, fd: int, how: int, *, peer: int) -> int:
+    """Open anew what `peer`, another process, has open. Raises PeerLost."""
+    try:
+        return os.open(f"/proc/{pid}/fd/{fd}", how | os.O_CLOEXEC)
+    except OSError as error:
+        raise PeerLost(f"lost rank {peer}: {error.strerror} where its memory was") from error
+
+
+def _told(store: dist.Store, rank: int, what: str, peer: int) -> bytes:
+    """Return what `peer` says in the store. Raises DeadlinePassed after the store's own time, or PeerLost."""
+    seconds = store.timeout.total_seconds()
+    message = f"rank {rank} waited {seconds:g} s for rank {peer} to say what memory it shares"
+    with translated(message, peer=peer, deadline=time.monotonic() + seconds):
+        return store.get(f"{what}/{peer}")
+
+
+def _reads(pid: int, fd: int, secret: bytes) -> bool:
+    """Whether a file that another process has open is one that this process can open, map and find the secret in."""
+    try:
+        with Path(f"/proc/{pid}/fd/{fd}").open("r+b", buffering=0) as found:
+            return found.read(len(secret) + 1) == secret
+    except OSError:
+        return False

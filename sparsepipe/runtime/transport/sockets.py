@@ -1,0 +1,230 @@
+"""Packets between processes that share no memory: TCP, a connection for each direction of each cut between two ranks.
+
+    sender    a thread writes header and payload in one call, from where they are: (length, header, payload)
+    receiver  a thread reads the next few into memory of their own while the worker computes; then it stops reading,
+              and soon the sender cannot write (back-pressure)
+
+Not gloo's messages: it wakes a thread on both sides to agree on each one before it is sent, and a receive must know the
+size, which here only the sender does. At 1 MB that is half of the time.
+
+Each rank listens for as long as it takes its peers to connect, with a secret from the store, and no longer.
+"""
+
+import fcntl
+import json
+import os
+import queue
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..failures import DeadlinePassed, PacketMismatch, lost, seconds_left, translated
+from .greeting import SECRET_BYTES, Way, accept, hello
+from .packet import HEADER_BYTES, payload_bytes
+
+DEPTH = 3  # packets of a connection that have come and the worker has not taken
+_LENGTH_BYTES = 8
+_READ_BYTES = 2**16  # as much as a core's own cache holds between the kernel's copy and the next
+_BACKLOG = 128  # connections that may wait until this rank looks: strangers among them
+_INTERFACE_ADDRESS = 0x8915  # Linux's SIOCGIFADDR
+
+
+class Sending:
+    """A packet on its way out, whose memory is kept until the system has all of it."""
+
+    def __init__(self, header: Tensor, payload: Tensor) -> None:
+        length = payload.nbytes.to_bytes(_LENGTH_BYTES, "little")
+        self.left = [memoryview(length + header.numpy().tobytes()), memoryview(payload.numpy())]
+        self._end: queue.SimpleQueue[OSError | None] = queue.SimpleQueue()
+
+    def ended(self, error: OSError | None) -> None:
+        self.left.clear()
+        self._end.put(error)
+
+    def wait(self, limit: timedelta) -> None:
+        """Wait, once. Raises OSError where the connection broke, or not all of it was written within `limit`."""
+        try:
+            error = self._end.get(timeout=limit.total_seconds())
+        except queue.Empty:
+            raise TimeoutError("it does not read") from None
+        if error is not None:
+            raise error
+
+
+class _Outgoing:
+    """A connection and the thread that writes to it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._todo: queue.SimpleQueue[Sending | None] = queue.SimpleQueue()
+        threading.Thread(target=self._write, name="sockets out", daemon=True).start()
+
+    def send(self, header: Tensor, payload: Tensor) -> Sending:
+        sending = Sending(header, payload)
+        self._todo.put(sending)
+        return sending
+
+    def close(self) -> None:
+        self._todo.put(None)
+
+    def _write(self) -> None:
+        error: OSError | None = None
+        while (sending := self._todo.get()) is not None:
+            if error is None:
+                error = self._written(sending)
+            sending.ended(error)
+            del sending  # nor its memory, while the next is waited for
+        self._connection.close()
+
+    def _written(self, sending: Sending) -> OSError | None:
+        left = sending.left
+        try:
+            while left:
+                count = self._connection.sendmsg(left)
+                while left and count >= len(left[0]):
+                    count -= len(left.pop(0))
+                if left:
+                    left[0] = left[0][count:]
+        except OSError as error:
+            return error
+        return None
+
+
+class _Incoming:
+    """A connection and the thread that reads from it, `DEPTH` packets ahead of who takes them."""
+
+    def __init__(self, connection: socket.socket, *, pinned: bool) -> None:
+        self._connection, self._pinned = connection, pinned
+        self._arrived: queue.SimpleQueue[tuple[Tensor, Tensor] | Exception] = queue.SimpleQueue()
+        self._room = threading.Semaphore(DEPTH)
+        threading.Thread(target=self._read, name="sockets in", daemon=True).start()
+
+    def take(self, peer: int, *, deadline: float, message: str) -> tuple[Tensor, Tensor]:
+        try:
+            found = self._arrived.get(timeout=seconds_left(deadline))
+        except queue.Empty:
+            raise DeadlinePassed(message, peer=peer) from None
+        if isinstance(found, Exception):
+            self._arrived.put(found)  # whoever asks again
+            if isinstance(found, PacketMismatch):
+                raise found
+            raise lost(peer, str(found), message) from found
+        self._room.release()
+        return found
+
+    def close(self) -> None:
+        with suppress(OSError):  # its peer may have been first
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def _read(self) -> None:
+        try:
+            while True:
+                frame = bytearray(_LENGTH_BYTES + HEADER_BYTES)
+                self._fill(memoryview(frame))
+                length = int.from_bytes(frame[:_LENGTH_BYTES], "little")
+                header = torch.frombuffer(frame, dtype=torch.int64, offset=_LENGTH_BYTES)
+                # Of a packet whose payload goes over a wire or in shared memory the header comes alone.
+                if length not in (0, told := payload_bytes(header)):
+                    raise PacketMismatch(f"a frame of {length} bytes whose header says {told}")
+                payload = torch.empty(length, dtype=torch.uint8, pin_memory=self._pinned)
+                self._fill(memoryview(payload.numpy()))
+                self._room.acquire()
+                self._arrived.put((header, payload))
+                del frame, header, payload  # a peer that sends nothing more would have them kept
+        except Exception as error:  # handed on to the worker, who raises it
+            self._arrived.put(error)
+        finally:
+            self._connection.close()
+
+    def _fill(self, left: memoryview) -> None:
+        while left:
+            count = self._connection.recv_into(left, min(len(left), _READ_BYTES))
+            if count == 0:
+                raise ConnectionError("its end of a connection is closed")
+            left = left[count:]
+
+
+class Sockets:
+    """The connections of one rank to and from those that it shares no memory with."""
+
+    def __init__(
+        self, outgoing: Mapping[Way, socket.socket], incoming: Mapping[Way, socket.socket], *, pinned: bool = False
+    ) -> None:
+        for connection in (*outgoing.values(), *incoming.values()):
+            connection.settimeout(None)
+        self._outgoing = {way: _Outgoing(connection) for way, connection in outgoing.items()}
+        self._incoming = {way: _Incoming(connection, pinned=pinned) for way, connection in incoming.items()}
+
+    def carries(self, tag: int) -> bool:
+        """Whether packets with this tag leave here, to any peer."""
+        return any(own == tag for _, own in self._outgoing)
+
+    def send(self, peer: int, tag: int, header: Tensor, payload: Tensor) -> Sending:
+        """Start sending an int64 [512] and a uint8 [n] on the CPU. Nobody may write to them until that has ended."""
+        return self._outgoing[peer, tag].send(header, payload)
+
+    def take(self, peer: int, tag: int, *, deadline: float, message: str) -> tuple[Tensor, Tensor]:
+        """Return what `peer` sent next with `tag`. Raises DeadlinePassed (`message`) or PeerLost."""
+        return self._incoming[peer, tag].take(peer, deadline=deadline, message=message)
+
+    def close(self) -> None:
+        """Close once everything that was sent has ended."""
+        for connection in (*self._outgoing.values(), *self._incoming.values()):
+            connection.close()
+
+
+def connect(
+    store: dist.Store,
+    rank: int,
+    outgoing: Collection[Way],
+    incoming: Collection[Way],
+    *,
+    timeout: float,
+    pinned: bool = False,
+) -> Sockets:
+    """Connect with the peers, who must all come here within `timeout` seconds. Raises DeadlinePassed or PeerLost."""
+    if not outgoing and not incoming:
+        return Sockets({}, {})
+    deadline = time.monotonic() + timeout
+    secret = secrets.token_bytes(SECRET_BYTES)
+    address = _own_address()
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, 0), family=family, backlog=_BACKLOG) as server:
+        store.set(f"socket/{rank}", json.dumps([*server.getsockname()[:2], secret.hex()]))
+        to = {way: _connected(store, rank, *way, deadline=deadline, timeout=timeout) for way in sorted(outgoing)}
+        message = f"rank {rank} waited {timeout:g} s for rank {{peer}} to connect"
+        come = accept(server, secret, incoming, deadline=deadline, message=message)
+    return Sockets(to, come, pinned=pinned)
+
+
+def _connected(store: dist.Store, rank: int, peer: int, tag: int, *, deadline: float, timeout: float) -> socket.socket:
+    message = f"rank {rank} waited {timeout:g} s to connect to rank {peer}"
+    with translated(message, peer=peer, deadline=deadline):
+        store.wait([f"socket/{peer}"], timedelta(seconds=seconds_left(deadline)))
+        host, port, secret = json.loads(store.get(f"socket/{peer}"))
+        connection = socket.create_connection((host, port), timeout=seconds_left(deadline))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(hello(bytes.fromhex(secret), rank, tag))
+    return connection
+
+
+def _own_address() -> str:
+    """Return where others reach this host: at the interface that gloo is told to use, else as seen by the master."""
+    if name := os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]:
+        asked = struct.pack("256s", name.encode()[:15])
+        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # it has an IPv4 address
+            return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _INTERFACE_ADDRESS, asked)[20:24])
+    master = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    family, kind, protocol, _, where = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(where)  # a datagram's: nothing is sent
+        return str(probe.getsockname()[0])

@@ -1,0 +1,47 @@
+"""What a stage reads from disk, read by a thread while the minibatch before is computed."""
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..failures import DeadlinePassed
+
+
+class Loader:
+    """Calls `read` with the samples of one minibatch after the other, at most `depth` ahead of the worker."""
+
+    def __init__(
+        self,
+        read: Callable[[Sequence[int]], Any],
+        minibatches: Sequence[tuple[int, Sequence[int]]],
+        *,
+        depth: int = 2,
+    ) -> None:
+        self._ready: queue.SimpleQueue[tuple[int, Any] | BaseException] = queue.SimpleQueue()
+        self._room: queue.SimpleQueue[None] = queue.SimpleQueue()  # as many as may be read ahead
+        for _ in range(depth):
+            self._room.put(None)
+        if minibatches:
+            threading.Thread(target=self._read, args=(read, minibatches), name="loader", daemon=True).start()
+
+    def take(self, minibatch: int, *, timeout: float) -> Any:
+        """Return what was read for `minibatch`, the next in order. Raises what reading it raised."""
+        try:
+            found = self._ready.get(timeout=timeout)
+        except queue.Empty:
+            raise DeadlinePassed(f"reading minibatch {minibatch} took more than {timeout:g} s", peer=None) from None
+        if isinstance(found, BaseException):
+            raise found
+        assert found[0] == minibatch
+        self._room.put(None)
+        return found[1]
+
+    def _read(self, read: Callable[[Sequence[int]], Any], minibatches: Sequence[tuple[int, Sequence[int]]]) -> None:
+        try:
+            for minibatch, indices in minibatches:
+                self._room.get()
+                self._ready.put((minibatch, read(indices)))
+        except BaseException as error:  # handed to the worker, who raises it
+            error.add_note(f"while reading minibatch {minibatch} (samples {', '.join(map(str, indices[:5]))}, …)")
+            self._ready.put(error)

@@ -1,0 +1,96 @@
+"""One rank's run from its folder: what `python -m sparsepipe.runtime` does."""
+
+import gc
+import importlib
+import time
+from pathlib import Path
+
+import torch
+
+from ...plan import Plan
+from ...record.trace_file import bytes_of_rank
+from ..config import RunConfig
+from ..processes.process import Process, joined
+from ..reporting.clock import began
+from ..reporting.recorder import Recorder, forget_rows
+from ..training_state import checkpoint
+from ..workloads.point_clouds import Workload
+from ..workloads.replay import ENGINE, ReplayWorkload
+from .worker import Worker
+
+
+def run(
+    run_dir: Path,
+    plan: Plan,
+    config: RunConfig,
+    *,
+    resume: bool = False,
+    workload: Workload | ReplayWorkload | None = None,
+) -> None:
+    """Run this process's rank of `plan` to its end, with its record in `run_dir`.
+
+    `workload` is what `config` names unless given. With `resume` it goes on from the newest checkpoint, from the start
+    where there is none.
+    Raises InputError for a plan, data or a checkpoint that do not fit, and what the failures module names.
+    """
+    if workload is None:
+        workload = ReplayWorkload.open(run_dir, config) if config.engine == ENGINE else Workload.open(config)
+    workload.check(plan)
+    if config.engine != ENGINE:
+        # Autograd imports it in the first backward that is given gradients: most of a second and 10 MB, no stage's own.
+        importlib.import_module("torch.fx.experimental.symbolic_shapes")
+    with joined(
+        plan,
+        run_dir=run_dir,
+        device=config.device,
+        threads=config.threads,
+        timeout=config.timeout_seconds,
+        synchronise=config.synchronised_batch_norm,
+        share_memory=config.shared_memory,
+    ) as process:
+        found = _agree(run_dir, process) if resume else None
+        recorder = Recorder(
+            run_dir,
+            rank=process.rank,
+            stage=process.stage,
+            origin=_origin(run_dir, process),
+            whereabouts=process.whereabouts,
+            trace_bytes=bytes_of_rank(len(plan.ranks)),
+            epoch_minibatches=workload.epoch_minibatches,
+        )
+        try:
+            worker = Worker(run_dir, plan, config, process=process, workload=workload, recorder=recorder)
+            gc.freeze()  # modules and weights stay: not to be searched for garbage between minibatches
+            worker.run(found)
+        finally:
+            recorder.close()
+
+
+def _agree(run_dir: Path, process: Process) -> checkpoint.Checkpoint | None:
+    """Return the checkpoint to go on from: the one that rank 0 finds the newest. It also makes the metrics fit it."""
+    chosen = torch.zeros(1, dtype=torch.float64)
+    if process.rank == 0:
+        found = checkpoint.latest(run_dir)
+        chosen[0] = found.minibatches if found else 0
+        forget_rows(run_dir, int(chosen))
+    minibatches = int(process.sum(chosen, what="resume"))
+    return checkpoint.load(checkpoint.folder_of(run_dir, minibatches)) if minibatches else None
+
+
+def _origin(run_dir: Path, process: Process) -> float:
+    """Return when the run began on this process's monotonic clock, which all processes of a host share.
+
+    Ranks of a host agree on it to within 0.1 ms, those of several as far as their clocks do.
+    """
+    started = torch.zeros(1, dtype=torch.float64)
+    if process.rank == 0:
+        started[0] = began(run_dir)
+    process.sum(started, what="start")
+    return float(started) - _ahead()
+
+
+def _ahead() -> float:
+    """Return by how many seconds the clock is ahead of the monotonic one: of several looks, the one least held up."""
+    looks = [(time.monotonic(), time.time(), time.monotonic()) for _ in range(20)]
+    before, now, after = min(looks, key=lambda look: look[2] - look[0])
+    return now - (before + after) / 2

@@ -1,0 +1,77 @@
+"""One stage on one rank: what runs its layers, its weights, its replicas. Interleaved, a rank has several."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ...plan import Plan, Stage
+from ..config import RunConfig
+from ..processes.process import Process
+from ..replication.all_reduce import average_statistics
+from ..stages.network_stage import StageRunner
+from ..training_state import checkpoint
+from ..training_state.optimizer import optimizer
+from ..training_state.weights import Weights
+from ..workloads.point_clouds import Workload
+from ..workloads.replay import ReplayRunner, ReplayWorkload
+
+
+class WeightsNotFinite(RuntimeError):
+    """Weights, or what goes with them, are NaN or infinite: a checkpoint of them would be of no use."""
+
+
+@dataclass(eq=False)
+class Post:
+    """The stage, its place in the plan, and the process as it stands there."""
+
+    stage: int
+    own: Stage
+    process: Process
+    runner: StageRunner | ReplayRunner
+    weights: Weights
+
+    @classmethod
+    def open(
+        cls, stage: int, plan: Plan, config: RunConfig, *, process: Process, workload: Workload | ReplayWorkload
+    ) -> "Post":
+        process = process.at(stage)
+        runner = workload.runner(plan, process)
+        chosen = optimizer(config.optimizer, momentum=config.momentum, weight_decay=config.weight_decay)
+        weights = Weights(dict(runner.module.named_parameters()), chosen)
+        return cls(stage, plan.stages[stage], process, runner, weights)
+
+    @property
+    def writes(self) -> bool:
+        """Whether this replica writes the stage's part of a checkpoint."""
+        return self.process.rank == self.own.ranks[0]
+
+    def average_statistics(self) -> None:
+        """Bring the replicas' running statistics together."""
+        share = self.own.share(self.process.rank) / self.own.round
+        average_statistics(self.runner.module, share, self.process)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What this stage keeps, as checkpoints name it."""
+        state = self.weights.optimizer.state(self.weights.names)
+        buffers = dict(self.runner.module.named_buffers())
+        return checkpoint.as_tensor_map(self.weights.newest.tensors, state, buffers)
+
+    def not_finite(self) -> str | None:
+        """Name a tensor of this stage that is not finite, such as "weight conv1_1.kernel"; None where all are."""
+        for key, tensor in self.tensors().items():
+            if not bool(tensor.isfinite().all()):
+                return key.replace(":", " ", 1)
+        return None
+
+    def load(self, found: checkpoint.Checkpoint) -> None:
+        """Take this stage's layers from a checkpoint, whoever held them before."""
+        device = self.process.device  # where the optimizer keeps what it goes on from
+        tensors = {key: tensor.to(device) for key, tensor in found.read(self.own.layers).items()}
+        own = checkpoint.as_tensor_map(self.weights.newest.tensors, {}, dict(self.runner.module.named_buffers()))
+        found.check_shapes(tensors, own)
+        self.weights.load(checkpoint.without_prefix(tensors, "weight:"))
+        state = {key: tensor for key, tensor in tensors.items() if not key.startswith(("weight:", "buffer:"))}
+        self.weights.optimizer.load(self.weights.names, state)
+        buffers = checkpoint.without_prefix(tensors, "buffer:")
+        for name, buffer in self.runner.module.named_buffers():
+            buffer.copy_(buffers[name])

@@ -1,0 +1,382 @@
+"""The worker: one rank that obeys its list of actions, epoch after epoch."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from ...errors import InputError
+from ...host.background_load import Usage
+from ...plan import Plan
+from ...record.record_files import read_metrics
+from ...schedule import Action, Op, Program, check_runs, compile, compile_until_steady, feeds
+from ...trace import KINDS
+from ..config import RunConfig
+from ..failures import LossNotFinite, PeerLost
+from ..processes.process import Process
+from ..reporting import metrics
+from ..reporting.load import shared_load, worst_load
+from ..reporting.memory import PeakMemory
+from ..reporting.recorder import Recorder
+from ..stages.loss import Tally
+from ..training_state import checkpoint
+from ..training_state.async_checkpoint import Snapshots
+from ..training_state.learning_rate import LearningRate
+from ..training_state.loss_scale import LossScale
+from ..transport.channel import Outbox, Shelf
+from ..transport.packet import FORWARD, Packet
+from ..workloads.point_clouds import Workload
+from ..workloads.replay import ReplayWorkload
+from .epoch_executor import Segment
+from .inputs import Inputs
+from .stage_replica import Post, WeightsNotFinite
+
+_TOLD_OF_EPOCHS = ("train", "validation", "samples_per_second", "sent_bytes", "stages", "load")
+
+# Actions of a later epoch, to ask how much is held, which takes up to 0.5 ms: a minibatch has three. No number of which
+# cycles of forward, backward and update are whole, so that each comes to its turn.
+_LOOK_EVERY = 7
+
+
+class Worker:
+    """One rank's stages, their weights and its place in the plan."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        plan: Plan,
+        config: RunConfig,
+        *,
+        process: Process,
+        workload: Workload | ReplayWorkload,
+        recorder: Recorder,
+    ) -> None:
+        self.run_dir, self.plan, self.config, self.process = run_dir, plan, config, process
+        self.workload, self.recorder = workload, recorder
+        self.rank = process.rank
+        self.memory = PeakMemory(process.device, process.shared_memory)
+        own = plan.stages_of(self.rank)
+        self.posts = {k: Post.open(k, plan, config, process=process, workload=workload) for k in own}
+        self.learning_rate = LearningRate.of(config)
+        self.scales_loss = config.precision == "float16"
+        self.loss_scale = LossScale(config.loss_scale if self.scales_loss else 1.0)
+        self.snapshots = Snapshots(run_dir, timeout=config.timeout_seconds)
+        # Enough that ranks which send to each other never wait for each other to take: only evaluation is slowed.
+        steady = compile_until_steady(plan)
+        most = len(own) * (sum(steady.in_flight(k, self.rank) for k in own) + 2)
+        self.outbox = Outbox(limit=most, memory=process.shared_memory, sockets=process.sockets)
+        self.shelves: defaultdict[tuple[int, int], Shelf] = defaultdict(lambda: Shelf(self.rank))  # (direction, cut)
+        self.averaged: list[tuple[Post, list[Tensor]]] = []  # of this rank's stages, until all can step
+        self.last_rank = plan.stages[-1].ranks[0]  # tells the run's metrics
+        self._programs: dict[int, Program] = {}
+        self.sent_bytes = 0  # to other ranks since the epoch began
+        self.epochs: list[dict[str, Any]] = []
+        self.unproven: int | None = None  # minibatches of the checkpoint whose weights are not validated yet
+
+    def program(self, num_minibatches: int) -> Program:
+        """The plan compiled for a stretch of so many minibatches: once for each length."""
+        return self._programs.setdefault(num_minibatches, compile(self.plan, num_minibatches))
+
+    # --- the run -----------------------------------------------------------------------------------------------------
+
+    def run(self, resume_from: checkpoint.Checkpoint | None = None) -> None:
+        """Train what is left to train, with validation and checkpoints between epochs, and sum up.
+
+        Raises InputError where a list of actions would deadlock: warm-ups of another's may do in long epochs alone.
+        """
+        done = self._resume(resume_from) if resume_from else 0
+        for count in self.workload.segment_lengths(done):
+            check_runs(self.program(count), synchronised=self.config.synchronised_batch_norm)
+        if self.rank == self.last_rank:
+            shared = self.process.shared_memory
+            facts = {
+                "epoch_minibatches": self.workload.epoch_minibatches,
+                "minibatches": self.workload.total_minibatches,
+                "shares_memory_with": sorted(shared.peers) if shared else [],  # the other ranks: over sockets or NCCL
+            }
+            self.recorder.metric("start", **facts)
+        if resume_from:
+            self._validate_late(done)
+        for epoch, first, count in self.workload.segments(done):
+            self.sent_bytes = 0
+            self.recorder.restart()
+            row = self._train(epoch, first, count)
+            done += count
+            with self._meeting(epoch):
+                for post in self.posts.values():
+                    post.average_statistics()
+                self._check_finite(epoch, done)
+            last = done >= self.workload.total_minibatches
+            every = self.config.checkpoint_every
+            if every and (last or (epoch + 1) % every == 0):
+                if self.config.validate:
+                    self.unproven = done
+                    self._tell("trained", epoch, done, row)
+                self._checkpoint(done, last=last)
+            row["validation"] = self._validate(epoch) if self.config.validate else None
+            self._prove()
+            self.epochs.append(row)
+            self._tell("epoch", epoch, done, row)
+            self.recorder.flush()
+        self._summarise(done)
+
+    def _tell(self, event: str, epoch: int, done: int, row: Mapping[str, Any]) -> None:
+        """Write a row of an epoch: "trained" before its checkpoint, "epoch" once it is validated, too."""
+        if self.rank == self.last_rank:
+            told = {key: row[key] for key in _TOLD_OF_EPOCHS if key in row}
+            self.recorder.metric(event, epoch=epoch, minibatches=done, **told)
+
+    def _validate_late(self, done: int) -> None:
+        """Validate the epoch that the checkpoint closed, where the run ended before that was done, and tell of it."""
+        row: Mapping[str, Any] | None = None
+        if self.rank == self.last_rank:
+            rows = [one for one in read_metrics(self.run_dir / "metrics.jsonl") if one.get("minibatches") == done]
+            trained = [one for one in rows if one["event"] == "trained"]
+            row = trained[-1] if trained and not any(one["event"] == "epoch" for one in rows) else None
+        number = torch.zeros(1, dtype=torch.float64)
+        number[0] = 0 if row is None else row["epoch"] + 1
+        epoch = int(self.process.sum(number, what="resume")) - 1
+        if epoch < 0:
+            return
+        self.unproven = done
+        validation = self._validate(epoch) if self.config.validate else None
+        self._prove()
+        if row is not None:
+            whole = {**row, "validation": validation}
+            self._tell("epoch", epoch, done, whole)
+            if len(row["stages"]) == len(self.plan.stages):  # not of another plan
+                self.epochs.append(whole)
+
+    def _prove(self) -> None:
+        """Let the checkpoint before an epoch's go, once the epoch's weights are known to be of use."""
+        self.unproven = None
+        if self.rank == 0 and self.config.checkpoint_every and not self.snapshots.busy:
+            checkpoint.prune(self.run_dir, self.config.keep_checkpoints)
+
+    def _train(self, epoch: int, first: int, count: int) -> dict[str, Any]:
+        """Obey the action lists for `count` minibatches of an epoch, from an empty pipeline to an empty one."""
+        for post in self.posts.values():
+            post.runner.begin(training=True)
+        segments = {k: Segment(self, post, epoch, first, count) for k, post in self.posts.items()}
+        with self._meeting(epoch):
+            self.process.barrier(f"start of epoch {epoch}")
+        started, before = self.recorder.now(), Usage.now()
+        every = _LOOK_EVERY if self.epochs else 1  # the summary's pace is of epochs after the first
+        for place, action in enumerate(self.program(count).actions[self.rank]):
+            self.recorder.stage = action.stage
+            segments[action.stage].do(action)
+            if place % every == 0:
+                self.memory.look()
+        after = Usage.now()
+        with self._meeting(epoch):
+            self.outbox.finish(timeout=self.config.timeout_seconds)
+            row = self._epoch_row(segments, started)
+            return row | {"load": shared_load(self.process, before, after)}
+
+    @contextmanager
+    def _meeting(self, epoch: int) -> Iterator[None]:
+        """Record what is done between epochs until every rank is there as a wait for them."""
+        start = self.recorder.now()
+        yield
+        self.recorder.span("wait", f"{self.recorder.stage}E{epoch}", start, self.recorder.now())
+
+    def _epoch_row(self, segments: Mapping[int, Segment], started: float) -> dict[str, Any]:
+        """Bring together what the ranks know of an epoch."""
+        whole = torch.stack([segment.table for segment in segments.values()]).sum(dim=0)
+        table = self.process.sum(whole, what="end of an epoch")
+        times, samples, losses, counted, correct = table.unbind(dim=1)
+        window = metrics.steady_window(times.tolist(), self.plan)
+        start, end = (float(times[k]) for k in window) if window else (started, float(times.max()))
+        spans = self.recorder.restart()
+        seconds = torch.zeros(len(self.plan.stages), len(KINDS), dtype=torch.float64)
+        for k in segments:
+            own = metrics.busy_seconds([span[1:] for span in spans if span[0] == k], start, end)
+            seconds[k] = torch.tensor([own[kind] for kind in KINDS], dtype=torch.float64)
+        self.process.sum(seconds, what="end of an epoch")
+        stages = metrics.stage_summaries(
+            self.plan, [dict(zip(KINDS, row, strict=True)) for row in seconds.tolist()], end - start
+        )
+        memory = torch.zeros(len(self.plan.ranks), 2, dtype=torch.float64)
+        memory[self.rank] = torch.tensor([self.memory.bytes(), self.memory.held_bytes], dtype=torch.float64)
+        self.process.sum(memory, what="end of an epoch")
+        for entry in stages:
+            most = memory[entry["ranks"]].amax(dim=0).tolist()
+            entry |= dict(zip(metrics.MEMORY, map(int, most), strict=True))
+        sent = self.process.sum(torch.tensor([self.sent_bytes], dtype=torch.float64), what="end of an epoch")
+        total = max(float(counted.sum()), 1.0)
+        return {
+            "train": {"loss": float((losses * counted).sum()) / total, "accuracy": float(correct.sum()) / total},
+            "samples_per_second": metrics.pace(times.tolist(), samples.tolist(), window, started),
+            "sent_bytes": int(sent),
+            "stages": stages,
+        }
+
+    def _validate(self, epoch: int) -> dict[str, float]:
+        """Validate the newest weights. What fails costs no epoch: its checkpoint is whole when this raises."""
+        try:
+            return self._validated(epoch)
+        except InputError as error:
+            self.snapshots.wait()
+            kept = f"; epoch {epoch} is kept, resume the run then" if self.unproven is not None else ""
+            raise InputError(f"{error}{kept}") from None
+        except Exception:
+            self.snapshots.wait()
+            raise
+
+    def _validated(self, epoch: int) -> dict[str, float]:
+        """Run the validation split through the stages, forward only, the newest weights, running statistics."""
+        dataset, batches = self.workload.validation, self.workload.validation_order()
+        todo = compile(self.plan, len(batches)).evaluation[self.rank]
+        inputs = {}
+        for k, post in self.posts.items():
+            post.runner.begin(training=False)
+            inputs[k] = Inputs(self, post, dataset, dict(enumerate(batches)), todo=todo)
+        tally = Tally(self.workload.network.num_classes)
+        for action in todo:
+            self.recorder.stage, m = action.stage, action.minibatch
+            post = self.posts[action.stage]
+            runner = post.runner
+            arrived = inputs[action.stage].take(action)
+            labels = inputs[action.stage].take_labels(action) if runner.is_last else None
+            start = self.recorder.begin("evaluate", m)
+            voxels, outputs = runner.evaluate(arrived, post.weights.newest, m)
+            if labels is not None:
+                with torch.no_grad():
+                    _, outcome = runner.loss(outputs, labels, samples=len(batches[m]), detailed=True)
+                tally.add(outcome)
+            self.recorder.span("evaluate", str(action), start, self.recorder.now(), minibatch=m)
+            if not runner.is_last:
+                packet, _, _ = runner.leave(outputs, m, voxels)
+                self.send(packet, action)
+        with self._meeting(epoch):
+            self.outbox.finish(timeout=self.config.timeout_seconds)
+            self.process.sum(tally.values, what=f"validation of epoch {epoch}")
+        told = tally.report(per_voxel=self.workload.per_voxel)
+        if not math.isfinite(told["loss"]):
+            what = f"the validation loss after epoch {epoch} is {told['loss']}"
+            self._stop(LossNotFinite, what, told_by=self.rank == self.last_rank)
+        return told
+
+    def send(self, packet: Packet, action: Action) -> None:
+        """Send what an action made to the stage after or before."""
+        forward = packet.direction == FORWARD
+        target = feeds(action.stage, Op.FORWARD if forward else Op.BACKWARD, len(self.plan.stages))
+        assert target is not None, "stages at the ends send nothing outwards"
+        peer = self.plan.stages[target].replica(action.minibatch)
+        cut = action.stage + forward  # the one before stage `cut`
+        if peer == self.rank:
+            self.shelves[packet.direction, cut].put(packet)
+            return
+        self.sent_bytes += packet.num_bytes
+        start = self.recorder.now()
+        timeout, wire = self.config.timeout_seconds, self.process.wires.get((packet.direction, cut))
+        self.outbox.send(packet, peer, timeout=timeout, action=str(action), cut=cut, wire=wire)
+        self.recorder.span("send", str(action), start, self.recorder.now(), minibatch=packet.minibatch, peer=peer)
+
+    def _check_finite(self, epoch: int, done: int) -> None:
+        """Stop on every rank where the last updates of an epoch destroyed weights of any: no loss has told of it.
+
+        So they are not validated, and no checkpoint of them takes the place of a good one.
+        """
+        own = {k: name for k, post in self.posts.items() if (name := post.not_finite())}
+        found = torch.zeros(len(self.plan.stages))
+        found[list(own)] = 1.0
+        if self.process.sum(found, what=f"end of epoch {epoch}").any():
+            stage = int(found.argmax())
+            what = f"{own.get(stage)} in stage {stage} is not finite after minibatch {done - 1} (epoch {epoch})"
+            self._stop(WeightsNotFinite, what, told_by=stage in own)
+
+    def _stop(self, error: type[RuntimeError], what: str, *, told_by: bool) -> NoReturn:
+        """Raise `error` in the rank that it is told by, where all ranks know that training on is of no use."""
+        self.snapshots.wait()  # the good one may be under way
+        if self.rank == 0 and self.unproven is not None:
+            checkpoint.discard(self.run_dir, self.unproven)
+        self.process.barrier("end of a checkpoint")
+        if not told_by:
+            raise PeerLost("another rank tells why this run ends")
+        raise error(f"{what}; lower the learning rate, the last checkpoint is kept")
+
+    # --- checkpoints -------------------------------------------------------------------------------------------------
+
+    def _checkpoint(self, done: int, *, last: bool) -> None:
+        start = self.recorder.begin("checkpoint")
+        self.recorder.flush()  # what a run that resumes here will not do again must be on disk before
+        self.snapshots.wait()
+        if self.rank == 0:
+            checkpoint.prune(self.run_dir, self.config.keep_checkpoints)
+            checkpoint.begin(self.run_dir, done)
+        self.process.barrier("start of a checkpoint")
+        names = {f"stage{k}" for k in range(len(self.plan.stages))}
+        shards = {f"stage{k}": post.tensors() for k, post in self.posts.items() if post.writes}
+        finish = partial(checkpoint.finish, self.run_dir, done, **self._facts())
+        self.snapshots.write(done, shards=shards, finish=(names, finish) if self.rank == 0 else None)
+        if last or not self.config.asynchronous_checkpoints:
+            self.snapshots.wait()
+            self.process.barrier("end of a checkpoint")
+        self.recorder.span("checkpoint", f"{self.recorder.stage}C{done}", start, self.recorder.now())
+
+    def _facts(self) -> dict[str, Any]:
+        """What the manifest says of the run."""
+        config = self.config
+        return {
+            "keep": config.keep_checkpoints + (self.unproven is not None),  # the one before it, until it is validated
+            "layers": {id: f"stage{k}.safetensors" for k, s in enumerate(self.plan.stages) for id in s.layers},
+            "model": self.workload.network.name,
+            "optimizer": config.optimizer,
+            **self._order(),
+            "loss_scale": asdict(self.loss_scale) if self.scales_loss else None,
+        }
+
+    def _order(self) -> dict[str, Any]:
+        """What decides which samples a minibatch has and which classes they are of, besides the epoch."""
+        names = ("batch_size", "last_minibatch", "seed", "shuffle", "balance")
+        drawn = {name: getattr(self.config, name) for name in names}
+        return {"num_classes": self.workload.network.num_classes, "samples": self.workload.num_samples, **drawn}
+
+    def _resume(self, found: checkpoint.Checkpoint) -> int:
+        """Load the layers of this rank's stages and return the minibatches done."""
+        for post in self.posts.values():
+            found.check(model=self.workload.network.name, layers=post.own.layers)
+        found.check_minibatches(self._order(), epoch_minibatches=self.workload.epoch_minibatches)
+        for post in self.posts.values():
+            post.load(found)
+        if self.scales_loss and found.manifest.get("loss_scale"):
+            self.loss_scale = LossScale(**found.manifest["loss_scale"])
+        return found.minibatches
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def _summarise(self, done: int) -> None:
+        """Write the run's summary: medians over epochs, without the first (it reads the data) if there are others."""
+        if self.rank != self.last_rank:
+            return
+        if not self.epochs:  # it was killed between its last checkpoint and its end
+            told = read_metrics(self.run_dir / "metrics.jsonl", "epoch")
+            self.epochs = [row for row in told if len(row["stages"]) == len(self.plan.stages)]  # of this plan
+        if not self.epochs:
+            raise InputError(f"{self.run_dir / 'metrics.jsonl'}: has no epoch of this plan, so nothing to sum up")
+        steady = self.epochs[1:] or self.epochs
+        self.recorder.metric(
+            "summary",
+            run_dir=str(self.run_dir),
+            model=self.workload.network.name,
+            engine=self.workload.engine.name,
+            schedule=self.plan.schedule,
+            planner=self.plan.planner,
+            synthetic=self.workload.training.synthetic,
+            minibatches=done,
+            epochs=len(self.epochs),
+            samples_per_second=median(row["samples_per_second"] for row in steady),
+            train=self.epochs[-1]["train"],
+            validation=self.epochs[-1]["validation"] or {},
+            load=worst_load(steady),
+            stages=metrics.with_memory(metrics.median_summaries([row["stages"] for row in steady]), self.plan),
+        )

@@ -1,0 +1,224 @@
+"""A plan as the partition view draws it: numbers in words, stages, layers, what each rank does, what changed."""
+
+from dataclasses import replace
+from typing import Any
+
+from ..cluster import Cluster
+from ..display.html import counted
+from ..plan import Plan
+from ..planners import Problem, estimate
+from ..planners.estimate import port_seconds
+from ..planners.positions import Team, teams
+from ..plots.table import milliseconds, scaled_bytes
+from ..plots.theme import GREY, LIGHT_GREY, STAGE_COLORS, mixed
+from ..trace import KINDS, Trace
+
+CLOSE = 1e-9  # relative: periods that differ by less are the same
+COLORS = [[mixed(color, 0.45), color, mixed(color, -0.35)] for color in STAGE_COLORS]  # forward, backward, update
+PALETTE = {"stages": COLORS, "wait": LIGHT_GREY, "other": GREY, "kinds": list(KINDS)}
+
+
+def transfers(plan: Plan, problem: Problem) -> list[float]:
+    """Seconds a minibatch of each team's busier side: all that comes before its stages, or all that goes on after."""
+    ports, lap = port_seconds(plan, problem), plan.lap
+    return [max(sum(ports[k::lap]), sum(ports[k + 1 :: lap])) for k in range(lap)]
+
+
+def scene(
+    plan: Plan, problem: Problem, trace: Trace, *, bound: float | None, batch_size: int | None, before: Plan | None
+) -> dict[str, Any]:
+    """All that changes with a plan. `bound`: no plan has a smaller period. `before`: a plan to compare with."""
+    graph = problem.graph
+    place = {id: k for k, stage in enumerate(plan.stages) for id in stage.layers}
+    seconds = problem.table.seconds[problem.cluster.device_types[0].name][:, 0]
+    return {
+        "tiles": tiles(plan, problem.cluster, bound=bound, batch_size=batch_size),
+        "why": why(plan, problem),
+        "notes": list(plan.warnings),
+        "layers": [[graph.layers[k].id, float(seconds[k]), place[graph.layers[k].id]] for k in problem.layers],
+        "stages": stages(plan, problem),
+        "period": _period(plan),
+        "bound": bound,
+        "before": None if before is None else _before(before, plan, problem),
+        **timeline(trace),
+    }
+
+
+def tiles(plan: Plan, cluster: Cluster, *, bound: float | None, batch_size: int | None) -> list[list[str]]:
+    """[what, value, explanation] of each number that a plan promises."""
+    expected = plan.estimate
+    assert expected is not None
+    period = expected.period_seconds
+    found = [["a minibatch every", milliseconds(period), "in steady state, by the default cost model"]]
+    if batch_size:
+        found.append(["throughput", f"{batch_size / period:,.0f} samples/s", f"{batch_size} samples a minibatch"])
+    for name, seconds, what in (
+        ("over one device", expected.single_device_seconds, "all layers on the fastest device type"),
+        ("over data parallelism", expected.data_parallel_seconds, "all layers on every device, equal shares"),
+    ):
+        if seconds:
+            found.append([name, f"{seconds / period:.2f} ×", f"{what}: {milliseconds(seconds)} a minibatch"])
+    if bound is not None:
+        gap = max(0.0, (period - bound) / period)
+        found.append(["no plan is faster than", milliseconds(bound), "a proven lower bound for these devices"])
+        found.append(["gap to that bound", "none" if gap < CLOSE else f"{gap:.1%}", "none: no plan is better"])
+    elif plan.laps > 1:
+        told = "bounds are proven for plans with one stage a device, which interleaved stages can be better than"
+        found.append(["no plan is faster than", "not known", told])
+    team, limit = max(_memory(plan, cluster), key=lambda pair: (pair[0].memory / pair[1], pair[0].memory))
+    of = f" of {scaled_bytes(limit)}" if limit < float("inf") else ""
+    found.append(["fullest device", scaled_bytes(team.memory) + of, "weights, optimizer state, activations kept"])
+    return found
+
+
+def why(plan: Plan, problem: Problem) -> str:
+    """Which stage or boundary sets the pace, what makes it slow, and what moving one of its layers would do."""
+    assert plan.estimate is not None
+    if len(plan.stages) == 1:
+        return f"One stage holds the whole network: {_spent(teams(plan)[0])}. Nothing waits for another stage."
+    kind, k, seconds = bottleneck(plan, problem)
+    own, period = teams(plan)[k], plan.estimate.period_seconds
+    where = f"{own.name} ({devices(plan, k)})"
+    several = len(own.stages) > 1
+    if kind == "transfer":
+        sets = "boundaries of {} set the pace: their" if several else "boundary of {} sets the pace: its"
+        whose = "stages'" if several else "stage's"
+        text = f"The {sets.format(where)} transfers take {milliseconds(seconds)} a minibatch, "
+        text += f"the {whose} own work {milliseconds(own.busy)}."
+    else:
+        text = f"{where[0].upper()}{where[1:]} {'set' if several else 'sets'} the pace: {_spent(own)}."
+    waiting = max(0.0, 1 - seconds / period)
+    if plan.flushes:
+        text += f" Filling and draining take {waiting:.0%} of a step of {plan.num_microbatches} microbatches."
+    elif several and f"{waiting:.0%}" != "0%":
+        text += f" Waiting for other stages takes {waiting:.0%} of the time."
+    return text if several else " ".join([text, *_moves(plan, problem, k)])
+
+
+def bottleneck(plan: Plan, problem: Problem) -> tuple[str, int, float]:
+    """("compute" | "averaging" | "transfer", place in the pipeline, seconds a minibatch) of what takes longest."""
+    causes = []
+    for k, (team, transfer) in enumerate(zip(teams(plan), transfers(plan, problem), strict=True)):
+        own = "averaging" if team.averaging > team.compute else "compute"
+        causes += [(team.busy, k, own), (transfer, k, "transfer")]
+    seconds, place, cause = max(causes)
+    return cause, place, seconds
+
+
+def devices(plan: Plan, k: int) -> str:
+    """The devices of a stage: "2 × RTX + tv"."""
+    stage = plan.stages[k]
+    return counted(stage.device_types or tuple(f"rank {rank}" for rank in stage.ranks))
+
+
+def stages(plan: Plan, problem: Problem) -> list[dict[str, Any]]:
+    """One entry for each team: its stages, what they take together, whether it is the slowest.
+
+    A part is [stage, first layer, last layer, number of layers, seconds computing, bytes].
+    """
+    assert plan.estimate is not None
+    slowest, moved = bottleneck(plan, problem)[1], transfers(plan, problem)
+    rows = []
+    for k, (team, limit) in enumerate(_memory(plan, problem.cluster)):
+        parts = []
+        for s in team.stages:
+            layers, part = plan.stages[s].layers, plan.estimate.stages[s]
+            parts.append([s, layers[0], layers[-1], len(layers), part.compute_seconds, part.memory_bytes])
+        rows.append(
+            {
+                "devices": devices(plan, k),
+                "parts": parts,
+                "compute": team.compute,
+                "averaging": team.averaging,
+                "transfer": moved[k],
+                "memory": team.memory,
+                "limit": limit if limit < float("inf") else None,
+                "words": [milliseconds(team.busy), scaled_bytes(team.memory)],
+                "slowest": k == slowest,
+            }
+        )
+    return rows
+
+
+def timeline(trace: Trace) -> dict[str, Any]:
+    """Ranks and spans [row, start, end, kind, stage, minibatch]; seconds rounded to what a screen can show."""
+    rows = {rank: k for k, rank in enumerate(trace.ranks)}
+    digits = 9
+    spans = [
+        [rows[s.rank], round(s.start, digits), round(s.end, digits), KINDS.index(s.kind), s.stage, s.minibatch]
+        for s in trace.spans
+        if s.end > s.start
+    ]
+    return {"ranks": list(rows), "spans": spans, "end": trace.makespan}
+
+
+def changes(before: Plan, after: Plan) -> list[str]:
+    """How `after` differs from `before`, a line for each thing that a reader would ask for."""
+    found = before.diff(after)
+    lines = []
+    if found.speedup is not None:
+        faster = found.speedup
+        lines.append(f"B is {faster:.2f} × as fast as A" if abs(faster - 1) > CLOSE else "B is as fast as A")
+    if len(before.stages) != len(after.stages):
+        lines.append(f"{len(before.stages)} stages became {len(after.stages)}")
+    if before.laps != after.laps:
+        lines.append(f"{before.laps} a device became {after.laps}")
+    if before.schedule != after.schedule or before.weights != after.weights:
+        lines.append(f"{before.schedule} ({before.weights}) became {after.schedule} ({after.weights})")
+    lines += [f"layers {move}" for move in found.layers] + [f"rank {move}" for move in found.ranks]
+    return lines if not found.same else [*lines, "the same layers on the same devices"]
+
+
+def _before(before: Plan, after: Plan, problem: Problem) -> dict[str, Any]:
+    place = {id: k for k, stage in enumerate(before.stages) for id in stage.layers}
+    return {
+        "name": before.summary(),
+        "places": [place[problem.graph.layers[k].id] for k in problem.layers],
+        "stages": [[team.busy, team.memory] for team in teams(before)],
+        "period": _period(before),
+        "changes": changes(before, after),
+    }
+
+
+def _moves(plan: Plan, problem: Problem, k: int) -> list[str]:
+    """What handing the first layer of stage k to the stage before, or its last one to the next, would do."""
+    told = []
+    for step, verb in ((-1, "first"), (1, "last")):
+        to, own = k + step, plan.stages[k].layers
+        if not 0 <= to < len(plan.stages) or len(own) < 2:
+            continue
+        given, kept = (own[0], own[1:]) if step < 0 else (own[-1], own[:-1])
+        changed = list(plan.stages)
+        other = changed[to].layers
+        changed[k] = replace(changed[k], layers=kept)
+        changed[to] = replace(changed[to], layers=(*other, given) if step < 0 else (given, *other))
+        after = estimate(replace(plan, stages=tuple(changed)), problem)
+        slower = after.period_seconds - _period(plan)
+        if slower < -CLOSE * _period(plan):
+            told.append(f"Giving its {verb} layer {given} to stage {to} would save {milliseconds(-slower)}.")
+        else:
+            part = after.stages[to]
+            now = max(part.compute_seconds + part.averaging_seconds, part.transfer_seconds)
+            told.append(f"With its {verb} layer {given}, stage {to} would take {milliseconds(now)}.")
+    return told
+
+
+def _spent(team: Team) -> str:
+    its = "their" if len(team.stages) > 1 else "its"
+    text = f"{its} layers take {milliseconds(team.compute)} a minibatch"
+    if team.averaging:
+        share = team.averaging / max(team.busy, 1e-300)
+        text += f", averaging {its} gradients {milliseconds(team.averaging)} ({share:.0%})"
+    return text
+
+
+def _memory(plan: Plan, cluster: Cluster) -> list[tuple[Team, float]]:
+    """(what it does, bytes of its smallest device) of each team."""
+    found = teams(plan)
+    limits = [min(cluster.devices[rank].type.memory_bytes for rank in plan.stages[k].ranks) for k in range(len(found))]
+    return list(zip(found, limits, strict=True))
+
+
+def _period(plan: Plan) -> float:
+    assert plan.estimate is not None
+    return plan.estimate.period_seconds
