@@ -2,7 +2,7 @@
 
 import os
 
-from sparsepipe.launchers.base import prepare
+from sparsepipe.launchers.prepare import prepare
 from sparsepipe.models import network
 from sparsepipe.plan import Plan, Stage
 from sparsepipe.provenance import Provenance, plan_digest

@@ -13,10 +13,10 @@ import pytest
 from runtime_jobs import PLAIN, plan_of
 
 from sparsepipe import InputError, RunFailed
-from sparsepipe.launchers import local
-from sparsepipe.launchers.handle import Stranger
+from sparsepipe.launchers import attach
+from sparsepipe.launchers.followed_job import FollowedJob
+from sparsepipe.launchers.handle import AttachedProcess
 from sparsepipe.launchers.kept_rows import KeptRows
-from sparsepipe.launchers.local.launch_local import LocalJob
 from sparsepipe.launchers.lock import LOCK, hold, is_held
 from sparsepipe.launchers.metrics_tail import Tail
 from sparsepipe.record import RunRecord
@@ -97,7 +97,7 @@ def test_damaged_metrics_neither_end_nor_hang_the_wait(record, what: str) -> Non
     """The follower met an exception, and nobody ever said that the job had ended."""
     _write(record, {"event": "step", "minibatch": 0, "epoch": 0})
     guard = Held()
-    job = LocalJob(record, guard)
+    job = FollowedJob(record, guard)
     while not job.rows:
         time.sleep(0.01)
     _rubbish(record.folder / "metrics.jsonl", what)
@@ -118,7 +118,7 @@ def test_damaged_metrics_neither_end_nor_hang_the_wait(record, what: str) -> Non
 
 
 def test_lines_that_are_no_rows_are_told_of_once(record) -> None:
-    job = LocalJob(record, guard := Held())
+    job = FollowedJob(record, guard := Held())
     _write(record, SUMMARY)
     (record.folder / "metrics.jsonl").write_bytes(b"a\nb\n" + (record.folder / "metrics.jsonl").read_bytes())
     record.write_status("finished")
@@ -135,7 +135,7 @@ def test_a_damaged_status_ends_the_wait_with_its_name(record, status: str | None
         os.mkfifo(path)
     else:
         path.write_text(status)
-    job = LocalJob(record, guard := Held())
+    job = FollowedJob(record, guard := Held())
     guard.stop()
     with pytest.raises(RunFailed, match=r"run: how it ended is not known: .*status.json is damaged, ") as caught:
         job.wait(timeout=20)
@@ -154,7 +154,7 @@ def test_no_descriptors_for_a_moment_are_nothing_new_yet(record, monkeypatch) ->
         return real(path, *arguments, **options)
 
     monkeypatch.setattr(os, "open", scarce)
-    job = LocalJob(record, Stranger(record))
+    job = FollowedJob(record, AttachedProcess(record))
     time.sleep(0.3)
     assert job.running, "a lock that cannot be looked at now may be held"
     short.clear()
@@ -166,13 +166,13 @@ def test_no_descriptors_for_a_moment_are_nothing_new_yet(record, monkeypatch) ->
 def test_a_follower_that_fails_ends_the_wait_with_the_reason(record, monkeypatch) -> None:
     monkeypatch.setattr(Tail, "read", lambda self: 1 / 0)
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
-    job = LocalJob(record, Held())
+    job = FollowedJob(record, Held())
     with pytest.raises(RunFailed, match="it could not be followed .ZeroDivisionError: division by zero."):
         job.wait(timeout=20)
 
 
 def test_a_run_whose_folder_was_removed_is_said_to_be_gone(record) -> None:
-    job = LocalJob(record, guard := Held())
+    job = FollowedJob(record, guard := Held())
     record.folder.rename(record.folder.with_name("moved"))
     guard.stop()
     with pytest.raises(RunFailed, match="the run folder is gone: .*run was moved or removed"):
@@ -227,7 +227,7 @@ def test_a_lock_that_somebody_else_holds_is_named(record, monkeypatch) -> None:
             with pytest.raises(InputError, match=named):
                 hold(record.folder)
             monkeypatch.setattr("sparsepipe.launchers.handle._TO_START", 0.2)
-            job = local.attach(record.folder)
+            job = attach(record.folder)
             with pytest.raises(InputError, match=f"cannot be cancelled, {named}; end that process"):
                 job.cancel()
         finally:

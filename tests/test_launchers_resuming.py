@@ -10,7 +10,7 @@ from runtime_jobs import plan_of
 from sparsepipe.cli.arguments import parser
 from sparsepipe.cli.run_verbs import settings_of
 from sparsepipe.errors import InputError
-from sparsepipe.launchers.base import _changed
+from sparsepipe.launchers.prepare import _changed
 from sparsepipe.record import Origin, RunRecord
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.reporting.clock import began, last_recorded

@@ -7,7 +7,6 @@ import pytest
 import torch
 from engine_clouds import close, random_batch, real_batch
 
-from sparsepipe import profiler
 from sparsepipe.data import collate
 from sparsepipe.engines import Subnetwork, engine
 from sparsepipe.engines.native import direct, machine_code
@@ -15,7 +14,7 @@ from sparsepipe.engines.native.coordinates import CoordinateManager, pack
 from sparsepipe.errors import InputError
 from sparsepipe.models import INPUT, Network, Row, network
 from sparsepipe.profile import Profile, StepOverhead
-from sparsepipe.profiler import layer_timer, repeats
+from sparsepipe.profiler import layer_timer, measure, repeats
 
 NET = network("minkvgg11bn-narrow", num_classes=5)
 CPU = torch.device("cpu")
@@ -34,7 +33,7 @@ def batches(*points):
 
 def test_sizes_have_closed_forms(chosen):
     found = batches(300, 100, 200)
-    one = profiler.profile(NET, found, chosen, warmup=1, repeats=2, device_type="here")
+    one = measure.profile(NET, found, chosen, warmup=1, repeats=2, device_type="here")
     counts = sorted(batch.num_voxels for batch in found)
     assert one.voxel_counts == tuple(counts)
     assert one.device_types == ("here",)
@@ -92,7 +91,7 @@ def test_a_sweep_computes_the_gradients_of_a_whole_step(chosen):
 def test_sizes_of_a_unet():
     net = network("minkunet14a-narrow", num_classes=5)
     (batch,) = batches(200)
-    one = profiler.profile(net, [batch], engine("native"), warmup=0, repeats=1)
+    one = measure.profile(net, [batch], engine("native"), warmup=0, repeats=1)
     cost = {row.id: one.costs["cpu"][k].samples[0] for k, row in enumerate(net.rows)}
     assert {id for id, sample in cost.items() if sample.coordinate_bytes} == {f"conv{k}_down" for k in (1, 2, 3, 4)}
     for down, up in ((4, 5), (3, 6), (2, 7), (1, 8)):
@@ -133,7 +132,7 @@ def test_every_layer_with_a_kernel_map_counts_its_pairs(chosen):
         Row("fc", "linear", ("global_pool",), {"in_channels": 2, "out_channels": 2}),
     )
     (batch,) = batches(200)
-    one = profiler.profile(Network("all-maps", rows, 1, 2), [batch], chosen, warmup=0, repeats=1)
+    one = measure.profile(Network("all-maps", rows, 1, 2), [batch], chosen, warmup=0, repeats=1)
     cost = {row.id: one.costs["cpu"][k].samples[0] for k, row in enumerate(rows)}
     fine = {tuple(voxel) for voxel in batch.coordinates.tolist()}
     for ids, (near, far, size) in MAPS.items():
@@ -189,7 +188,7 @@ def told_clock(monkeypatch):
         step(optimizer)
 
     monkeypatch.setattr(layer_timer, "moment", lambda device: now[0])
-    monkeypatch.setattr(profiler, "Subnetwork", Told)
+    monkeypatch.setattr(measure, "Subnetwork", Told)
     monkeypatch.setattr(torch.autograd, "backward", told_backward)
     monkeypatch.setattr(torch.optim.SGD, "step", told_step)
     return now
@@ -199,7 +198,7 @@ def told_clock(monkeypatch):
 def test_every_second_is_of_the_layer_that_took_it(name, chosen, told_clock):
     """With shortcuts and skips too, whose tensors have several consumers: all of a step's seconds, each once."""
     net = network(name, num_classes=5)
-    one = profiler.profile(net, batches(60), chosen, warmup=0, repeats=1)
+    one = measure.profile(net, batches(60), chosen, warmup=0, repeats=1)
     for position, cost in enumerate(one.costs["cpu"]):
         assert cost.samples[0].forward == 1 + position
         begun = 5 if position == len(net.rows) - 1 else 0
@@ -219,7 +218,7 @@ def test_layers_without_a_backward_and_those_that_pass_their_input_on(chosen, to
         Row("fc", "linear", ("global_pool",), {"in_channels": 2, "out_channels": 2}),
     )
 
-    class Told(profiler.Subnetwork):
+    class Told(measure.Subnetwork):
         def run_layer(self, row, tensors, *, minibatch):
             if row.id in ("pool", "dropout"):
                 return Subnetwork.run_layer(self, row, tensors, minibatch=minibatch)
@@ -234,7 +233,7 @@ def test_layers_without_a_backward_and_those_that_pass_their_input_on(chosen, to
 @pytest.mark.parametrize("name", ["minkvgg11bn-narrow", "minkunet14a-narrow"])
 def test_on_a_gpu_every_layer_takes_time(name):
     """Its own stream tells the time there."""
-    found = profiler.profile(network(name, num_classes=5), batches(200), engine("native"), device="cuda")
+    found = measure.profile(network(name, num_classes=5), batches(200), engine("native"), device="cuda")
     (costs,) = found.costs.values()
     assert all(cost.samples[0].forward > 0 and cost.samples[0].backward > 0 for cost in costs)
     assert found.origin["layers_over_whole"] > 0 and all(rate > 0 for rate in found.update_rates.values())
@@ -251,7 +250,7 @@ def test_times_are_medians_of_the_repeats(told_clock, monkeypatch):
         return found
 
     monkeypatch.setattr(repeats, "sweep", counted)
-    one = profiler.profile(NET, batches(60), engine("native"), warmup=0, repeats=3)
+    one = measure.profile(NET, batches(60), engine("native"), warmup=0, repeats=3)
     assert one.origin["repeats"] == [len(passes)] == [3]
     for position, cost in enumerate(one.costs["cpu"]):
         begun = 5 if position == len(NET.rows) - 1 else 0
@@ -282,7 +281,7 @@ def test_repeated_until_short_steps_are_known_and_disturbances_over(slow, second
 
     monkeypatch.setattr(repeats, "sweep", timed)
     monkeypatch.setattr(repeats, "whole_step", lambda *args, **kwargs: seconds)
-    one = profiler.profile(NET, batches(60), engine("native"), warmup=0)
+    one = measure.profile(NET, batches(60), engine("native"), warmup=0)
     assert one.origin["repeats"] == [len(taken)] == [passes]
     assert one.origin["layers_over_whole"] == pytest.approx(2 if slow == 99 else 1)
 
@@ -307,7 +306,7 @@ def test_passes_under_other_load_are_taken_again(busy, given, kept, again, monke
 
     monkeypatch.setattr(repeats, "sweep", timed)
     monkeypatch.setattr(repeats, "waited_share", lambda before, after: 0.3 if taken[-1] == 1e-2 else 0.04)
-    one = profiler.profile(NET, batches(60), engine("native"), warmup=0, repeats=given)
+    one = measure.profile(NET, batches(60), engine("native"), warmup=0, repeats=given)
     assert (one.origin["repeats"], one.origin["repeated_again"]) == ([kept], [again])
     assert one.costs["cpu"][0].samples[0].forward == (1e-4 if busy == 99 else 1e-5)
     assert one.origin["background_load"]["run_queue_wait_share"] == pytest.approx(0.3 if busy == 99 else 0.04)
@@ -331,27 +330,27 @@ def test_what_a_step_takes_beside_its_layers_is_measured(processors, reading, to
         told_clock[0] += 0.25
         return judge(*args, **kwargs)
 
-    monkeypatch.setattr(profiler, "moment", lambda device: told_clock[0])
-    monkeypatch.setattr(profiler, "num_processors", lambda: processors)
+    monkeypatch.setattr(measure, "moment", lambda device: told_clock[0])
+    monkeypatch.setattr(measure, "num_processors", lambda: processors)
     chosen = engine("native")
-    tensor, judge = type(chosen).tensor, profiler.judge
+    tensor, judge = type(chosen).tensor, measure.judge
     monkeypatch.setattr(type(chosen), "tensor", put)
-    monkeypatch.setattr(profiler, "judge", judged)
-    one = profiler.profile(NET, batches(60), chosen, warmup=0, repeats=1, read=read)
+    monkeypatch.setattr(measure, "judge", judged)
+    one = measure.profile(NET, batches(60), chosen, warmup=0, repeats=1, read=read)
     assert one.step_overheads == {"cpu": StepOverhead(0.5 + reading, 0.25)}
     assert (one.origin["reading_seconds"], one.origin["input_seconds"]) == (3.0, 0.5)
 
 
 def test_where_nobody_tells_of_other_load_passes_count_as_they_are(monkeypatch):
     monkeypatch.setattr(repeats, "waited_share", lambda before, after: None)
-    one = profiler.profile(NET, batches(60), engine("native"), warmup=0, repeats=2)
+    one = measure.profile(NET, batches(60), engine("native"), warmup=0, repeats=2)
     assert (one.origin["repeats"], one.origin["repeated_again"]) == ([2], [0])
     assert one.origin["background_load"]["run_queue_wait_share"] is None
 
 
 def test_profile_of_a_model_on_real_clouds(shared_data, tmp_path):
     said = []
-    found = profiler.profile_model(
+    found = measure.profile_model(
         "minkvgg11bn-narrow",
         shared_data / "modelnet10-sample" / "ModelNet10",
         voxel_size=0.05,
@@ -373,12 +372,12 @@ def test_profile_of_a_model_on_real_clouds(shared_data, tmp_path):
 
 def test_batches_to_measure_on_are_sparse_typical_and_crowded(shared_data):
     typical = [real_batch(shared_data, num_samples=8)]
-    chosen = profiler.spread_batches(typical, batch_size=2)
+    chosen = measure.spread_batches(typical, batch_size=2)
     assert [len(batch) for batch in chosen] == [2, 2, 2]
     sizes = sorted(typical[0].voxel_counts.tolist())
     assert [batch.num_voxels for batch in chosen] == [sum(sizes[:2]), sum(sizes[3:5]), sum(sizes[6:])]
     alike = collate([typical[0].samples()[0]] * 4)  # no difference to find among like samples: take fewer of them
-    assert [len(batch) for batch in profiler.spread_batches([alike], batch_size=4)] == [1, 2, 4]
+    assert [len(batch) for batch in measure.spread_batches([alike], batch_size=4)] == [1, 2, 4]
 
 
 @pytest.mark.parametrize(
@@ -393,4 +392,4 @@ def test_batches_to_measure_on_are_sparse_typical_and_crowded(shared_data):
 )
 def test_bad_input(found, more, message):
     with pytest.raises(InputError, match=message):
-        profiler.profile(NET, found, engine("native"), **more)
+        measure.profile(NET, found, engine("native"), **more)

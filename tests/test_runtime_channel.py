@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from sparsepipe.runtime.failures import DeadlinePassed, PacketMismatch, PeerLost
-from sparsepipe.runtime.transport.channel import Inbox, Outbox, Shelf, tag_of
+from sparsepipe.runtime.transport.channel import Inbox, LocalQueue, Outbox, tag_of
 from sparsepipe.runtime.transport.packet import BACKWARD, FORWARD, Packet, Slot, encode
 from sparsepipe.runtime.transport.pipes import Pipes, make_pipe
 from sparsepipe.runtime.transport.shared_memory import SharedMemory
@@ -40,7 +40,7 @@ def test_a_packet_that_is_not_the_one_expected_is_refused_with_both_sides_number
     inbox = Inbox([(0, 4), (0, 5)], direction=FORWARD, boundary=7, memory=theirs)
     with pytest.raises(PacketMismatch, match="1F5 asks for minibatch 5, but 4 from rank 0 comes next"):
         inbox.take(5, timeout=5, action="1F5")
-    shelf = Shelf(0)
+    shelf = LocalQueue(0)
     with pytest.raises(PacketMismatch, match="1B2 asks for minibatch 2, but nothing is on the shelf"):
         shelf.take(2, timeout=5, action="1B2")
     shelf.put(_packet(3, direction=BACKWARD))

@@ -17,7 +17,7 @@ from sparsepipe import InputError, RunFailed, RunRecord
 from sparsepipe.data import make_shapes
 from sparsepipe.data.families import FAMILIES
 from sparsepipe.launchers import launch
-from sparsepipe.launchers.base import _changed
+from sparsepipe.launchers.prepare import _changed
 from sparsepipe.plan import Plan, Stage
 from sparsepipe.record import Origin
 from sparsepipe.runtime import RunConfig

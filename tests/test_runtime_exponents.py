@@ -14,7 +14,7 @@ from sparsepipe.engines import engine
 from sparsepipe.files import read_rows
 from sparsepipe.models import network
 from sparsepipe.runtime.failures import PacketMismatch
-from sparsepipe.runtime.stages.network_stage import Flight, Output, StageRunner
+from sparsepipe.runtime.stages.network_stage import InFlight, Output, StageRunner
 from sparsepipe.runtime.training_state.weights import Version
 from sparsepipe.runtime.transport.compression import Compressor, restored
 from sparsepipe.runtime.transport.exponent_coding import with_coded_exponents, with_plain_exponents
@@ -174,7 +174,7 @@ def test_a_gradient_goes_back_coded_and_for_the_features_that_are_not_zero_alone
     features, gradient = _normal(100, 16).relu(), _normal(16, 100).t()
     (slot,) = Compressor("lossless").shrink((Slot(features, 0, True),))
     present = slot.present
-    flight = Flight(0, Version(0, {}), (), (), leaves_present=(present,))
+    flight = InFlight(0, Version(0, {}), (), (), leaves_present=(present,))
     packet = _arrived(behind.answer(flight, [gradient]))
     assert packet.direction == BACKWARD and packet.slots[0].present is None
     assert packet.slots[0].upper is not None and packet.slots[0].rows.shape == (num_present(present),)

@@ -19,7 +19,7 @@ from sparsepipe.errors import InputError
 from sparsepipe.files import write_atomic
 from sparsepipe.runtime.failures import DeadlinePassed, PeerLost
 from sparsepipe.runtime.processes.process import backend, joined
-from sparsepipe.runtime.transport.channel import Inbox, Outbox, Wire, WireInbox, tag_of
+from sparsepipe.runtime.transport.channel import Inbox, NcclLink, Outbox, WireInbox, tag_of
 from sparsepipe.runtime.transport.packet import BACKWARD, FORWARD, Packet, Slot
 from sparsepipe.runtime.transport.shared_memory import meet
 from sparsepipe.runtime.transport.sockets import connect
@@ -110,7 +110,9 @@ def _exchange(folder: Path, how: str, rank: int) -> None:
     store = dist.FileStore(str(folder / "store"), 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
     wired = how == "wires"
-    wires = {way: Wire(dist.new_group([0, 1]), torch.device("cpu")) if wired else None for way in (FORWARD, BACKWARD)}
+    wires = {
+        way: NcclLink(dist.new_group([0, 1]), torch.device("cpu")) if wired else None for way in (FORWARD, BACKWARD)
+    }
     memory = meet(store, rank, range(2)) if how == "shared memory" else None
     out, back = (FORWARD, BACKWARD) if rank == 0 else (BACKWARD, FORWARD)
     peer, count = 1 - rank, 2 * len(_ROWS)
@@ -172,7 +174,7 @@ def _left_alone(folder: Path, how: str, rank: int) -> None:
         what = re.escape("batch norm in the forward of minibatch 3 of rank 0")
 
         def exchange(way: Callable[[torch.Tensor], object]) -> None:
-            process.whereabouts.tell("forward", 3)
+            process.heartbeats.tell("forward", 3)
             way(torch.ones(4))
 
         if how == "gone":

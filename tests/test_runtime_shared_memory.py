@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sparsepipe.runtime.failures import PeerLost
 from sparsepipe.runtime.transport import shared_memory
-from sparsepipe.runtime.transport.shared_memory import Lending, SharedMemory, meet
+from sparsepipe.runtime.transport.shared_memory import BufferLease, SharedMemory, meet
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="no memfd: this is not Linux")
 
@@ -24,13 +24,13 @@ def _pair() -> tuple[SharedMemory, SharedMemory]:
     return SharedMemory({1: os.getpid()}), SharedMemory({0: os.getpid()})
 
 
-def _lend(memory: SharedMemory) -> Lending:
+def _lend(memory: SharedMemory) -> BufferLease:
     lending = memory.lend(1)
     assert lending is not None
     return lending
 
 
-def _send(sender: SharedMemory, receiver: SharedMemory, payload: torch.Tensor) -> tuple[Lending, torch.Tensor]:
+def _send(sender: SharedMemory, receiver: SharedMemory, payload: torch.Tensor) -> tuple[BufferLease, torch.Tensor]:
     lending = _lend(sender)
     lending(len(payload)).copy_(payload)
     assert lending.place is not None and not lending.taken

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from sparsepipe.runtime.processes.heartbeats import Whereabouts
+from sparsepipe.runtime.processes.heartbeats import Heartbeats
 
 
-def _ranks(folder: Path, count: int) -> list[Whereabouts]:
-    return [Whereabouts(folder / "where", count, rank) for rank in range(count)]
+def _ranks(folder: Path, count: int) -> list[Heartbeats]:
+    return [Heartbeats(folder / "where", count, rank) for rank in range(count)]
 
 
 def test_the_one_who_does_not_wait_is_named(tmp_path) -> None:
@@ -16,7 +16,7 @@ def test_the_one_who_does_not_wait_is_named(tmp_path) -> None:
     ranks[1].tell("wait", 6, 2)
     ranks[2].tell("backward", 5)
     ranks[3].tell("forward", 9)
-    found = ranks[0].culprit(1)
+    found = ranks[0].find_straggler(1)
     assert (found.rank, found.kind, found.minibatch) == (2, "backward", 5)
     assert str(found).startswith("rank 2 has been in backward of minibatch 5 for 0.")
 
@@ -26,9 +26,9 @@ def test_those_who_meet_wait_for_the_one_who_does_not_come(tmp_path) -> None:
     ranks[1].tell("forward", 3)
     ranks[0].tell("average", 2)
     ranks[2].tell("meet")
-    assert ranks[0].culprit(-1).rank == 1
+    assert ranks[0].find_straggler(-1).rank == 1
     ranks[0].tell("wait", 4, 2)
-    assert ranks[0].culprit(2).rank == 1, "who waits for one that meets waits for whom that one misses"
+    assert ranks[0].find_straggler(2).rank == 1, "who waits for one that meets waits for whom that one misses"
 
 
 def test_of_a_circle_the_one_who_waited_first_is_named(tmp_path) -> None:
@@ -37,4 +37,4 @@ def test_of_a_circle_the_one_who_waited_first_is_named(tmp_path) -> None:
     ranks[1].tell("wait", 0, 0)
     ranks[2].tell("wait", 0, 1)
     ranks[0].tell("wait", 0, 2)
-    assert ranks[0].culprit(2).rank == 1
+    assert ranks[0].find_straggler(2).rank == 1

@@ -12,7 +12,7 @@ from sparsepipe import data
 from sparsepipe.engines import engine
 from sparsepipe.models import INPUT, Network, Row, network
 from sparsepipe.runtime.failures import PacketMismatch
-from sparsepipe.runtime.stages.network_stage import Flight, Output, StageRunner
+from sparsepipe.runtime.stages.network_stage import InFlight, Output, StageRunner
 from sparsepipe.runtime.training_state.weights import Version
 from sparsepipe.runtime.transport.compression import Compressor, restored
 from sparsepipe.runtime.transport.packet import BACKWARD, FORWARD, Packet, Slot, decode, encode
@@ -152,7 +152,7 @@ def test_a_gradient_of_another_size_is_refused(rows: torch.Tensor, clouds) -> No
     config, plan = settings(clouds, compression="zeros"), plan_of(PLAIN, [[0], [1]], schedule="1f1b", cuts=(2,))
     runner = StageRunner(network(PLAIN, num_classes=3), engine("native"), plan, 0, config=config, device=CPU)
     present = without_zeros(Slot(torch.eye(8))).present
-    flight = Flight(3, Version(0, {}), (), Output.of(torch.eye(8, requires_grad=True)), outputs_present=(present,))
+    flight = InFlight(3, Version(0, {}), (), Output.of(torch.eye(8, requires_grad=True)), outputs_present=(present,))
     with pytest.raises(PacketMismatch, match=r"gradients of minibatch 3 have shapes .*, its features had \[\(8,\)\]"):
         runner.check_answer(flight, Packet(BACKWARD, 3, 0, (Slot(rows),)))
 
@@ -163,7 +163,7 @@ def test_a_gradient_that_is_not_behind_a_relu_is_whole() -> None:
     runner = StageRunner(net, engine("native"), plan, 1, config=settings("none", compression="zeros"), device=CPU)
     arrived = Packet(FORWARD, 0, 0, (without_zeros(Slot(torch.zeros(9, 16), 0, True)),))
     assert arrived.slots[0].present is not None and runner._present(runner.before, arrived.slots) == (None,)
-    flight = Flight(0, Version(0, {}), (), (), leaves_present=(None,))
+    flight = InFlight(0, Version(0, {}), (), (), leaves_present=(None,))
     (slot,) = runner.answer(flight, [torch.ones(9, 16)]).slots
     assert slot.rows.shape == (9, 16)
 

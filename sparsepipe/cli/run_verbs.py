@@ -212,13 +212,13 @@ def _left_alone(folder: Path) -> Answer:
 
 def _alive(record: RunRecord) -> bool:
     """Whether a run is at work; what its status says counts only where it can be read."""
-    from ..launchers.handle import Stranger
+    from ..launchers.handle import AttachedProcess
 
     try:
         ended = record.status["state"] not in ("started", "running")
     except DamagedRecord:
         ended = False
-    return not ended and Stranger(record).alive()
+    return not ended and AttachedProcess(record).alive()
 
 
 def _state(record: RunRecord) -> str:

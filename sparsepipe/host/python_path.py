@@ -42,5 +42,5 @@ def python_path() -> str:
 
     An empty entry, as in `PYTHONPATH=:/my/modules`, would be the current folder: it is left out.
     """
-    own = str(Path(__file__).resolve().parent.parent)
+    own = str(Path(__file__).resolve().parents[2])
     return os.pathsep.join([own, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])

@@ -1,23 +1,14 @@
 """What every launcher gives: a job that runs on its own, whose record grows, to be waited for or cancelled."""
 
-import os
-import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from ..cluster import Cluster
-from ..errors import InputError
-from ..files import write_atomic, write_json
-from ..models import network
 from ..plan import Plan
 from ..profile import Profile
-from ..provenance import Provenance
-from ..record import Origin, RunRecord
+from ..record import RunRecord
 from ..runtime import RunConfig
-from ..schedule import check_runs, compile, round_length
-from .lock import hold, is_held
 
 Row = dict[str, Any]
 
@@ -65,183 +56,27 @@ class Job(Protocol):
         ...
 
 
-def prepare(
-    plan: Plan,
-    config: RunConfig,
-    *,
-    run_dir: Path | str,
-    resume: bool,
-    profile: Profile | None = None,
-    cluster: Cluster | None = None,
-    campaign: str | None = None,
-) -> tuple[RunRecord, int]:
-    """Write what the workers will read; return the record and the lock of its folder (see `lock.hold`).
+class Launcher(Protocol):
+    """A way to start worker processes, and to find again those that it started."""
 
-    Raises InputError where the plan cannot run or the folder is another run's.
-    """
-    if config.engine == "replay":
-        config = replace(config, validate=False, checkpoint_every=0)  # it trains nothing
-        if profile is None or cluster is None:
-            raise InputError("engine 'replay' needs the profile and the cluster that the plan was made for")
-        plan.check(profile.graph, cluster)
-    else:
-        model = network(config.model, num_classes=2)  # the layers do not depend on the number of classes
-        plan.check(model.graph())
-    if config.clip_norm is not None and not plan.flushes:
-        raise InputError(
-            f"clip_norm goes with schedules that flush: with weights {plan.weights!r} the stages update at different "
-            "times, and there is no norm of all gradients together"
-        )
-    if config.precision == "float16" and not plan.flushes:
-        raise InputError(
-            f"precision float16 goes with schedules that flush: with weights {plan.weights!r} no step of all stages "
-            "could be left out when gradients overflow; use bfloat16"
-        )
-    if sorted(plan.ranks) != list(range(len(plan.ranks))):
-        raise InputError(f"the plan uses ranks {sorted(plan.ranks)}, expected 0 to {len(plan.ranks) - 1}")
-    rounds = max(plan.num_microbatches, *(stage.round for stage in plan.stages))
-    check_runs(compile(plan, 2 * rounds + len(plan.ranks) + 1))
-    if config.synchronised_batch_norm:
-        _check_synchronised(plan, 2 * rounds + len(plan.ranks) + 1)
-    folder = Path(run_dir).resolve()
-    _check_name(folder)
-    lock = hold(folder)
-    try:
-        if resume and (folder / "plan.json").exists():
-            return _changed(folder, plan, config), lock
-        rests_on = Provenance.of(profile, cluster, [plan], config, campaign=campaign, data=config.data).to_json()
-        origin = Origin.here(campaign=campaign, provenance=rests_on, **_facts(plan, config))
-        record = RunRecord.create(folder, plan, config.to_json(), origin)
-        _note_company(record)
-        if profile is not None and cluster is not None:
-            profile.save(folder / "profile.json")
-            write_atomic(folder / "cluster.toml", cluster.to_toml())
-        return record, lock
-    except BaseException:
-        os.close(lock)
-        raise
+    def launch(
+        self,
+        plan: Plan,
+        config: RunConfig,
+        *,
+        run_dir: Path | str,
+        resume: bool,
+        profile: Profile | None,
+        cluster: Cluster | None,
+        campaign: str | None,
+        **options: Any,
+    ) -> Job:
+        """Start a process for each rank of `plan` and return at once; `options` are this launcher's own.
 
+        Raises InputError, before anything is started, for what cannot run, and RunFailed where the machine refuses.
+        """
+        ...
 
-def _changed(folder: Path, plan: Plan, config: RunConfig) -> RunRecord:
-    """Give a record the plan and the settings that its run goes on with; what it followed so far stays readable.
-
-    Raises InputError, with nothing changed, where its metrics are damaged, and for settings that no worker would go on
-    with from its newest checkpoint.
-    """
-    # Here: they bring torch, for which nobody else who launches need wait.
-    from ..runtime.training_state import checkpoint
-    from . import resuming
-
-    if (folder / "metrics.jsonl").exists():
-        RunRecord(folder).metrics()  # read now: what is damaged is told before anything starts
-    if found := checkpoint.latest(folder):
-        found.check(model=config.model, layers=())
-        found.check_minibatches({"batch_size": config.batch_size, "last_minibatch": config.last_minibatch})
-        resuming.check_end(found, config)
-        for text in resuming.told(folder, found, RunConfig.from_json(RunRecord.load(folder).config), config):
-            warnings.warn(text, stacklevel=5)
-    for name in ("plan.json", "config.json"):
-        _keep_old(folder, name)
-    plan.save(folder / "plan.json")
-    write_json(folder / "config.json", config.to_json())
-    return RunRecord.load(folder)
-
-
-def launch(
-    plan: Plan,
-    config: RunConfig,
-    *,
-    run_dir: Path | str,
-    launcher: str = "local",
-    resume: bool = False,
-    profile: Profile | None = None,
-    cluster: Cluster | None = None,
-    campaign: str | None = None,
-    **options: Any,
-) -> Job:
-    """Start `plan` as worker processes and return at once.
-
-    With engine "replay" the stages of `profile` on the devices of `cluster` are slept through: see
-    runtime/workloads/replay.py.
-    `campaign` names the runs that this one is made to be compared with (record/campaigns.py); it is kept in the record.
-    `resume` goes on from the newest checkpoint in `run_dir`, under the same plan or another. `options` are the
-    launcher's own. Raises InputError for a plan, a folder or an option that cannot be used, before anything is started.
-    """
-    if launcher not in LAUNCHERS:
-        raise InputError(f"unknown launcher {launcher!r}, expected one of {', '.join(LAUNCHERS)}")
-    return LAUNCHERS[launcher](
-        plan,
-        config,
-        run_dir=run_dir,
-        resume=resume,
-        profile=profile,
-        cluster=cluster,
-        campaign=campaign,
-        **options,
-    )
-
-
-def _local(*arguments: Any, **options: Any) -> Job:
-    from .local.launch_local import launch_local
-
-    return launch_local(*arguments, **options)
-
-
-def attach(run_dir: Path | str) -> Job:
-    """Return the job of a run on this machine that was launched with `detach=True`, or by another process.
-
-    Raises InputError where the folder holds no run.
-    """
-    from .local.launch_local import attach as attach_local
-
-    return attach_local(run_dir)
-
-
-LAUNCHERS: dict[str, Callable[..., Job]] = {"local": _local}
-
-
-def _check_synchronised(plan: Plan, num_minibatches: int) -> None:
-    """Raise InputError where replicas that share statistics would wait for each other for ever."""
-    for k, stage in enumerate(plan.stages):
-        count = len(stage.ranks)
-        if len(set(stage.shares)) > 1:
-            raise InputError(f"synchronised batch norm needs equal shares, stage {k} has {stage.shares}")
-        if plan.updates_by_step and round_length(plan, k) % count:
-            raise InputError(
-                f"synchronised batch norm needs steps of whole rounds: {round_length(plan, k)} minibatches of a step "
-                f"over {count} replicas of stage {k}; choose a multiple for num_microbatches"
-            )
-    try:
-        check_runs(compile(plan, num_minibatches), synchronised=True)
-    except InputError as error:
-        raise InputError(f"synchronised batch norm: {error}") from None
-
-
-def _facts(plan: Plan, config: RunConfig) -> dict[str, Any]:
-    return {"seed": config.seed, "model": config.model, "data": Path(config.data).name, "planner": plan.planner}
-
-
-def _note_company(record: RunRecord) -> None:
-    """Let this run, and each that is at work in the same folder of runs, know of the other."""
-    for path in record.folder.parent.glob("*/plan.json"):
-        try:
-            if path.parent == record.folder or not is_held(path.parent):
-                continue
-            RunRecord(path.parent).note_beside(record.name)
-            record.note_beside(path.parent.name)
-        except (InputError, OSError):  # a damaged record, or one that is not ours, stops no other run
-            continue
-
-
-def _check_name(folder: Path) -> None:
-    """Raise InputError for a folder whose name the workers could not pass on: torch takes names in UTF-8 alone."""
-    try:
-        os.fsencode(folder).decode("utf-8")
-    except UnicodeDecodeError:
-        raise InputError(f"{ascii(str(folder))}: a name that is not UTF-8; choose another --run-dir") from None
-
-
-def _keep_old(folder: Path, name: str) -> None:
-    path = folder / name
-    count = len(list(folder.glob(f"{path.stem}-before-*.json")))
-    path.replace(folder / f"{path.stem}-before-{count + 1}.json")
+    def attach(self, run_dir: Path | str) -> Job:
+        """Return the job of a run that another process launched. Raises InputError where the folder holds no run."""
+        ...

@@ -41,7 +41,7 @@ class Handle(Protocol):
         ...
 
 
-class Child:
+class ChildProcess:
     """A guard that this process started; it ends when the lifeline closes. Detached, it has no lifeline (-1)."""
 
     def __init__(self, process: subprocess.Popen, lifeline: int) -> None:
@@ -89,7 +89,7 @@ class Child:
             self._lifeline = -1
 
 
-class Stranger:
+class AttachedProcess:
     """A guard that some other process started, known by the lock that it holds and its command line."""
 
     def __init__(self, record: RunRecord) -> None:
@@ -148,7 +148,7 @@ def _is_guard(pid: int, folder: Path) -> bool:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
             return False
-        return any(word.endswith(b"guard.py") for word in words) and os.fsencode(folder) in words
+        return any(word.endswith(b"supervisor.py") for word in words) and os.fsencode(folder) in words
     try:  # a system that does not tell
         os.kill(pid, 0)
     except OSError:

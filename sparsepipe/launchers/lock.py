@@ -68,7 +68,7 @@ def guard_of(folder: Path) -> int | None:
     own = os.fsencode(folder.resolve())
     for pid in _processes():
         words = _words(pid)
-        if own in words and any(word.endswith(b"guard.py") for word in words):
+        if own in words and any(word.endswith(b"supervisor.py") for word in words):
             return pid
     return None
 

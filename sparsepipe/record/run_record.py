@@ -211,7 +211,7 @@ def _command() -> tuple[str, ...]:
 
 def _commit() -> str | None:
     """The commit of this code with "+" when changed since; None outside a checkout."""
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return None
 

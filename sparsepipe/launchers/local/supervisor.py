@@ -2,7 +2,7 @@
 
 Run as a script, with the standard library alone, so that it starts at once:
 
-    python guard.py LIFELINE RUN_DIR COMMAND ...
+    python supervisor.py LIFELINE RUN_DIR COMMAND ...
 
 LIFELINE is the reading end of a pipe whose writing end the parent keeps. When it closes, because the parent asked for
 it or died, the guard ends every process of the job: the command's group, and the workers, which have sessions of their
@@ -191,7 +191,7 @@ def _last_line(log: Path) -> str:
 
 def _memory_kills() -> Any:
     """Return the class of host/memory_kills.py, loaded as a file: this script stands alone, and starts at once."""
-    path = Path(__file__).parent.parent / "host" / "memory_kills.py"
+    path = Path(__file__).parents[2] / "host" / "memory_kills.py"
     spec = importlib.util.spec_from_file_location("memory_kills", path)
     assert spec is not None and spec.loader is not None
     module = sys.modules["memory_kills"] = importlib.util.module_from_spec(spec)

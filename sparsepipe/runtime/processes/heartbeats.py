@@ -34,7 +34,7 @@ class Whereabout:
         return f"rank {self.rank} has been in {self.kind}{minibatch} for {self.seconds:.1f} s"
 
 
-class Whereabouts:
+class Heartbeats:
     """The file, mapped. Writing to it costs about a microsecond."""
 
     def __init__(self, path: Path, world_size: int, rank: int) -> None:
@@ -56,7 +56,7 @@ class Whereabouts:
         kind, minibatch, peer, since = _RECORD.unpack_from(self._map, rank * _RECORD.size)
         return Whereabout(rank, _KINDS[kind], minibatch, peer, (time.monotonic_ns() - since) / 1e9)
 
-    def culprit(self, peer: int) -> Whereabout | None:
+    def find_straggler(self, peer: int) -> Whereabout | None:
         """Follow who waits for whom, from the rank that is waited for (-1: for several), to one that does not wait.
 
         Where all of them wait, one has been stopped while it did: the one that has waited longest.

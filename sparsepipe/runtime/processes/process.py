@@ -18,11 +18,11 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 from ...errors import InputError
 from ...plan import Plan
 from ..failures import DeadlinePassed, seconds_left, translated
-from ..transport.channel import Wire, tag_of, wait_for
+from ..transport.channel import NcclLink, tag_of, wait_for
 from ..transport.packet import BACKWARD, FORWARD
 from ..transport.shared_memory import SharedMemory, meet
 from ..transport.sockets import Sockets, Way, connect
-from .heartbeats import Whereabouts
+from .heartbeats import Heartbeats
 
 _NEVER = timedelta(days=7)  # receives are posted long before they are due; deadlines are kept where somebody waits
 
@@ -38,9 +38,9 @@ class Process:
     timeout: float
     stage_group: Any = None
     statistics_group: "Replicas | None" = None  # the same ranks, for what they exchange within a forward or backward
-    whereabouts: Whereabouts | None = None
+    heartbeats: Heartbeats | None = None
     groups: Mapping[int, tuple[Any, "Replicas | None"]] = field(default_factory=dict)  # stage → the two above
-    wires: Mapping[tuple[int, int], Wire] = field(default_factory=dict)  # (direction, cut) → what carries payloads
+    wires: Mapping[tuple[int, int], NcclLink] = field(default_factory=dict)  # (direction, cut) → what carries payloads
     shared_memory: SharedMemory | None = None  # with other ranks of this host
     sockets: Sockets | None = None  # to and from the others
 
@@ -72,8 +72,8 @@ class Process:
 
     def finish_sum(self, work: Any, *, what: str) -> None:
         """Wait for a sum, or the like, that was begun. Raises DeadlinePassed or PeerLost."""
-        if self.whereabouts:
-            self.whereabouts.tell("meet")
+        if self.heartbeats:
+            self.heartbeats.tell("meet")
         message = f"{what} of rank {self.rank} waited {self.timeout:g} s for the other ranks"
         wait_for(work, time.monotonic() + self.timeout, message, peer=-1)
 
@@ -113,13 +113,13 @@ class Replicas:
         if self.on_device:
             work.wait()
             return
-        start, whereabouts = time.monotonic(), self.process.whereabouts
-        if whereabouts is None:
+        start, heartbeats = time.monotonic(), self.process.heartbeats
+        if heartbeats is None:
             self.process.finish_sum(work, what="batch norm")
         else:
-            before = whereabouts.of(self.process.rank)
+            before = heartbeats.of(self.process.rank)
             self.process.finish_sum(work, what=f"batch norm in the {before.kind} of minibatch {before.minibatch}")
-            whereabouts.tell(before.kind, before.minibatch, before.peer)
+            heartbeats.tell(before.kind, before.minibatch, before.peer)
         self._waited += time.monotonic() - start
 
 
@@ -152,12 +152,12 @@ def joined(
         return
     if where.type == "cuda":
         torch.cuda.set_device(where)
-    whereabouts = Whereabouts(run_dir / "logs" / ".whereabouts", world_size, rank)
-    process = Process(rank, world_size, stage, where, timeout, whereabouts=whereabouts)
+    heartbeats = Heartbeats(run_dir / "logs" / ".whereabouts", world_size, rank)
+    process = Process(rank, world_size, stage, where, timeout, heartbeats=heartbeats)
     store = _store(run_dir, world_size, timeout)
-    _meet(store, rank, world_size, timeout)  # from then on what whereabouts say is of this attempt
+    _meet(store, rank, world_size, timeout)  # from then on what heartbeats say is of this attempt
     try:
-        whereabouts.tell("meet")
+        heartbeats.tell("meet")
         shared_memory = meet(store, rank, plan.ranks) if share_memory and where.type == "cpu" else None
         process = replace(process, shared_memory=shared_memory)
         message = f"rank {rank} waited {timeout:g} s for the other ranks to connect"
@@ -166,10 +166,10 @@ def joined(
         outgoing, incoming = _ways(plan, rank, shared_memory.peers if shared_memory else ())
         sockets = connect(store, rank, outgoing, incoming, timeout=timeout, pinned=where.type == "cuda")
         process = replace(process, sockets=sockets)
-        whereabouts.tell("starting")
+        heartbeats.tell("starting")
         yield process
     except DeadlinePassed as error:
-        raise _blamed(error, whereabouts) from error
+        raise _blamed(error, heartbeats) from error
     sockets.close()
     if shared_memory:
         shared_memory.close()
@@ -177,9 +177,9 @@ def joined(
     dist.destroy_process_group()
 
 
-def _blamed(error: DeadlinePassed, whereabouts: Whereabouts) -> DeadlinePassed:
+def _blamed(error: DeadlinePassed, heartbeats: Heartbeats) -> DeadlinePassed:
     """Return the error with the rank in it that everybody waits for, where that can be told."""
-    found = None if error.peer is None else whereabouts.culprit(error.peer)
+    found = None if error.peer is None else heartbeats.find_straggler(error.peer)
     return DeadlinePassed(f"{error}; {found}", peer=found.rank) if found else error
 
 
@@ -230,13 +230,13 @@ def backend(device: str) -> str:
     return "cpu:gloo,cuda:nccl"
 
 
-def _wires(plan: Plan, device: torch.device, limit: timedelta) -> dict[tuple[int, int], Wire]:
+def _wires(plan: Plan, device: torch.device, limit: timedelta) -> dict[tuple[int, int], NcclLink]:
     """Open a wire for each cut and direction. Every rank comes here, those that a wire does not touch too."""
     wires = {}
     for cut, (before, after) in enumerate(pairwise(plan.stages), start=1):
         ranks = sorted({*before.ranks, *after.ranks})
         for direction in (FORWARD, BACKWARD):
-            wires[direction, cut] = Wire(dist.new_group(ranks, timeout=limit), device)
+            wires[direction, cut] = NcclLink(dist.new_group(ranks, timeout=limit), device)
     return wires
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from ...files import cut_torn_row, write_atomic, write_rows
 from ...record.record_files import read_metrics
 from ...record.trace_file import TRACE_BYTES, thinned
-from ..processes.heartbeats import Whereabouts
+from ..processes.heartbeats import Heartbeats
 
 _ROWS_AT_ONCE = 256
 _SECONDS_AT_MOST = 0.5
@@ -72,11 +72,11 @@ class Recorder:
         rank: int,
         stage: int,
         origin: float,
-        whereabouts: Whereabouts | None = None,
+        heartbeats: Heartbeats | None = None,
         trace_bytes: int = TRACE_BYTES,
         epoch_minibatches: int | None = None,
     ) -> None:
-        self._whereabouts = whereabouts
+        self._heartbeats = heartbeats
         self.rank, self._origin = rank, origin
         self.stage = stage  # whose turn it is, where a rank has several
         trace = run_dir / f"trace-rank{rank}.jsonl"
@@ -91,8 +91,8 @@ class Recorder:
 
     def begin(self, kind: str, minibatch: int = -1, peer: int = -1) -> float:
         """Say to the other ranks what is done from now on. Returns now."""
-        if self._whereabouts:
-            self._whereabouts.tell(kind, minibatch, peer)
+        if self._heartbeats:
+            self._heartbeats.tell(kind, minibatch, peer)
         return self.now()
 
     def span(self, kind: str, name: str, start: float, end: float, *, minibatch: int = -1, peer: int = -1) -> None:

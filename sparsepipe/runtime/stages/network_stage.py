@@ -61,7 +61,7 @@ class Output:
 
 
 @dataclass(eq=False)
-class Flight:
+class InFlight:
     """A minibatch between its forward and its backward."""
 
     minibatch: int
@@ -114,7 +114,7 @@ class StageRunner:
         self.module.train(training)
         self._forwards, self._backwards = map(Compressor, self._compression)
 
-    def forward(self, arrived: Packet | Any, version: Version, minibatch: int) -> tuple[Flight, dict[str, Any]]:
+    def forward(self, arrived: Packet | Any, version: Version, minibatch: int) -> tuple[InFlight, dict[str, Any]]:
         """Run the stage on what arrived (a PointBatch in the first stage, a packet in others)."""
         alive, leaves, voxels = self._enter(arrived, trained=True)
         present = () if self.is_first else self._present(self.before, arrived.slots)
@@ -124,8 +124,8 @@ class StageRunner:
                 outputs = self._call(alive, version, minibatch)
                 for buffer, kept in zip(self.module.buffers(), statistics, strict=True):
                     buffer.copy_(kept)  # the second forward counts, not this one
-            return Flight(minibatch, version, leaves, (), voxels, alive, leaves_present=present), outputs
-        flight = Flight(minibatch, version, leaves, (), voxels, leaves_present=present)
+            return InFlight(minibatch, version, leaves, (), voxels, alive, leaves_present=present), outputs
+        flight = InFlight(minibatch, version, leaves, (), voxels, leaves_present=present)
         return flight, self._call(alive, version, minibatch, flight)
 
     def evaluate(self, arrived: Packet | Any, version: Version, minibatch: int) -> tuple[int, dict[str, Any]]:
@@ -161,7 +161,7 @@ class StageRunner:
         return judge(rows, labels, samples=samples, num_classes=self._num_classes, detailed=detailed)
 
     def backward(
-        self, flight: Flight, gradients: Sequence[Tensor | None], *, scale: float = 1.0
+        self, flight: InFlight, gradients: Sequence[Tensor | None], *, scale: float = 1.0
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Return the gradients of the stage's weights and of the features that arrived.
 
@@ -179,7 +179,7 @@ class StageRunner:
         return found[:count], found[count:]
 
     def backward_of_arrived(
-        self, flight: Flight, gradients: Sequence[Tensor | None], *, scale: float = 1.0
+        self, flight: InFlight, gradients: Sequence[Tensor | None], *, scale: float = 1.0
     ) -> tuple[list[Tensor], Later]:
         """Return the gradients of the features that arrived, and what is left to do for those of the weights."""
         if not flight.outputs:
@@ -191,11 +191,11 @@ class StageRunner:
         flight.outputs = ()
         return found
 
-    def backward_of_weights(self, flight: Flight, later: Later) -> list[Tensor]:
+    def backward_of_weights(self, flight: InFlight, later: Later) -> list[Tensor]:
         """Return the gradients of the stage's weights."""
         return later.compute()
 
-    def run_again(self, flight: Flight) -> dict[str, Any]:
+    def run_again(self, flight: InFlight) -> dict[str, Any]:
         """Run the forward a second time, now with its graph, on what arrived the first time.
 
         What left then is not sent again: of its tensors the flight gets those that a gradient comes back for.
@@ -207,7 +207,7 @@ class StageRunner:
             flight.outputs = _wanted(self._leaving(outputs)[1])
         return outputs
 
-    def answer(self, flight: Flight, gradients: Sequence[Tensor]) -> Packet:
+    def answer(self, flight: InFlight, gradients: Sequence[Tensor]) -> Packet:
         """Return the packet with the gradients of what arrived, for the stage before."""
         crossing = (
             gradient if present is None else values_at(present, gradient)
@@ -220,7 +220,7 @@ class StageRunner:
         """Return the mean gradient of a round of `count` minibatches over the stage's replicas."""
         return average_gradients(gradients, count, process, what=what)
 
-    def check_answer(self, flight: Flight, packet: Packet) -> list[Tensor]:
+    def check_answer(self, flight: InFlight, packet: Packet) -> list[Tensor]:
         """Return the gradients that came back.
 
         Raises PacketMismatch unless each has its output's shape, or one value for each element that it comes back for.
@@ -270,7 +270,7 @@ class StageRunner:
         return self.engine.join(Parts(sets, features)), tuple(leaves), arrived.voxels
 
     def _call(
-        self, alive: Mapping[str, Any], version: Version, minibatch: int, flight: Flight | None = None
+        self, alive: Mapping[str, Any], version: Version, minibatch: int, flight: InFlight | None = None
     ) -> dict[str, Any]:
         options, weights = {"minibatch": minibatch, "keep": self._keep}, version.tensors
         if self.splits and flight is not None:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ..failures import DeadlinePassed, PacketMismatch, PeerLost, seconds_left, translated
 from .packet import Packet, arrives_at, decode, encode, payload_bytes, place_of, set_place
-from .shared_memory import Lending, SharedMemory
+from .shared_memory import BufferLease, SharedMemory
 from .sockets import DEPTH, Sockets
 
 _NOTHING = torch.empty(0, dtype=torch.uint8)
@@ -40,7 +40,7 @@ def tag_of(direction: int, cut: int) -> int:
 
 
 @dataclass(frozen=True)
-class Wire:
+class NcclLink:
     """What carries the payloads of one cut in one direction from device to device: a group that carries nothing else.
 
     NCCL knows no tags, and two ranks that each send before they receive would wait for each other on one communicator.
@@ -124,7 +124,7 @@ class WireInbox(Inbox):
     the GPU: so none is posted before its header is here.
     """
 
-    def __init__(self, wire: Wire, expected: Sequence[tuple[int, int]], **options: Any) -> None:
+    def __init__(self, wire: NcclLink, expected: Sequence[tuple[int, int]], **options: Any) -> None:
         super().__init__(expected, **options)
         self._wire = wire
         self._arrived: queue.Queue[tuple[Tensor, Tensor] | BaseException] = queue.Queue(maxsize=DEPTH)
@@ -154,7 +154,7 @@ class WireInbox(Inbox):
             self._arrived.put(error)
 
 
-class Shelf:
+class LocalQueue:
     """An Inbox without a wire: what one stage of this rank puts there for the next, in order."""
 
     def __init__(self, rank: int) -> None:
@@ -187,7 +187,7 @@ class Outbox:
         self._under_way: deque[_Sent] = deque()
 
     def send(
-        self, packet: Packet, peer: int, *, timeout: float, action: str, cut: int = 0, wire: Wire | None = None
+        self, packet: Packet, peer: int, *, timeout: float, action: str, cut: int = 0, wire: NcclLink | None = None
     ) -> None:
         """Start sending; wait for the oldest packet only where too many are under way."""
         while len(self._under_way) >= self._limit:
@@ -237,10 +237,10 @@ class _Sent:
     action: str
     works: Sequence[Any] = ()
     payload: Tensor = _NOTHING
-    shared: Lending | None = None
+    shared: BufferLease | None = None
 
 
-def _lent(packet: Packet, lending: Lending) -> Tensor:
+def _lent(packet: Packet, lending: BufferLease) -> Tensor:
     """Write a packet's payload where the peer can read it; return the header, which says where."""
     header, _ = encode(packet, memory=lending, packed=False)  # nothing is sent: to pack saves nothing
     if lending.place:

@@ -60,7 +60,7 @@ class Buffer:
         self.counts = np.frombuffer(self.memory, dtype=np.int64, count=2)
 
 
-class Lending:
+class BufferLease:
     """A buffer for one payload to one peer, chosen once its size is known: call it with the bytes."""
 
     def __init__(self, buffers: list[Buffer]) -> None:
@@ -102,9 +102,9 @@ class SharedMemory:
         self._own: defaultdict[int, list[Buffer]] = defaultdict(list)  # by the peer they are lent to
         self._theirs: dict[tuple[int, int], mmap.mmap] = {}  # (peer, its file descriptor) → as mapped here
 
-    def lend(self, peer: int) -> Lending | None:
+    def lend(self, peer: int) -> BufferLease | None:
         """Return what gives memory for the next payload to `peer`. None: it shares none."""
-        return Lending(self._own[peer]) if peer in self.peers else None
+        return BufferLease(self._own[peer]) if peer in self.peers else None
 
     def receive(self, peer: int, fd: int, capacity: int, size: int) -> Tensor:
         """Return the payload, uint8 [size], that `peer` has put in its buffer `fd`.

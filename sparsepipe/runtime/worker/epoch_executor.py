@@ -13,11 +13,11 @@ from ...schedule import Action, Op, round_length, together
 from ..failures import LossNotFinite
 from ..replication.all_reduce import Averaging, clip, square_norm
 from ..stages.loss import Outcome
-from ..stages.network_stage import Flight, Output
-from ..transport.channel import Inbox, Shelf
+from ..stages.network_stage import InFlight, Output
+from ..transport.channel import Inbox, LocalQueue
 from ..transport.packet import BACKWARD, Packet
 from .inputs import Inputs, inbox
-from .stage_replica import Post
+from .stage_replica import StageReplica
 
 if TYPE_CHECKING:
     from .worker import Worker
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 _LOOK_INSIDE_EVERY = 8  # rounds: to ask how much is held takes some 5 us, and a stage has many weights
 
 
-class Segment:
+class EpochExecutor:
     """One drained stretch of training in one stage: minibatches in flight, gradients to come, what was measured."""
 
-    def __init__(self, worker: "Worker", post: Post, epoch: int, first: int, count: int) -> None:
+    def __init__(self, worker: "Worker", post: StageReplica, epoch: int, first: int, count: int) -> None:
         self.worker, self.post, self.epoch, self.count = worker, post, epoch, count
         workload = worker.workload
         self.base = epoch * workload.epoch_minibatches + first  # global id of minibatch 0 of this segment
@@ -42,15 +42,15 @@ class Segment:
         self.versions = {m: uses[post.stage, m] for _, op, m in todo if op is Op.FORWARD}
         self.first_version = post.weights.newest.index
         post.weights.expect(self.versions.values())
-        self.flights: dict[int, Flight] = {}
-        self.later: dict[int, tuple[Flight, Any]] = {}  # between the two halves of a split backward
+        self.flights: dict[int, InFlight] = {}
+        self.later: dict[int, tuple[InFlight, Any]] = {}  # between the two halves of a split backward
         self.outcomes: dict[int, Outcome] = {}
         # Of each minibatch, filled in by the last stage: time it was done, samples, mean loss, counted, correct.
         self.table = torch.zeros(count, 5, dtype=torch.float64)
         self.synchronised: bool | None = None  # as the module was left, nobody knows
         self.averaging: Averaging | None = None  # of the round whose last backward is done
         self.last_of_rounds = self._last_of_rounds(todo) if post.process.stage_group is not None else frozenset()
-        self.answers: Inbox | Shelf | None = None
+        self.answers: Inbox | LocalQueue | None = None
         if not post.runner.is_last:
             mine = [(action.minibatch, action.minibatch + self.base) for action in todo if action.op is Op.BACKWARD]
             self.answers = inbox(worker, post, mine, direction=BACKWARD)
@@ -107,7 +107,7 @@ class Segment:
             self.post.runner.module.synchronise(group if whole else None)
             self.synchronised = whole
 
-    def _take_loss(self, flight: Flight, outputs: dict[str, Any], m: int, labels: Tensor) -> None:
+    def _take_loss(self, flight: InFlight, outputs: dict[str, Any], m: int, labels: Tensor) -> None:
         loss, outcome = self.post.runner.loss(outputs, labels, samples=len(self.batches[m]))
         if not math.isfinite(outcome.loss):
             raise LossNotFinite(
@@ -185,7 +185,7 @@ class Segment:
         recorder.span("wait", str(action), start, recorder.now(), minibatch=m, peer=peer)
         return packet
 
-    def _recompute(self, flight: Flight, m: int) -> None:
+    def _recompute(self, flight: InFlight, m: int) -> None:
         self._synchronise(m)
         outputs = self.post.runner.run_again(flight)
         if self.post.runner.is_last:

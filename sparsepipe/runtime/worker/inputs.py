@@ -6,16 +6,18 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ...schedule import Action, Op, fed_by
-from ..transport.channel import Inbox, Shelf, WireInbox
+from ..transport.channel import Inbox, LocalQueue, WireInbox
 from ..transport.packet import FORWARD
 from .prefetch import Loader
-from .stage_replica import Post
+from .stage_replica import StageReplica
 
 if TYPE_CHECKING:
     from .worker import Worker
 
 
-def inbox(worker: "Worker", post: Post, minibatches: Sequence[tuple[int, int]], *, direction: int) -> Inbox | Shelf:
+def inbox(
+    worker: "Worker", post: StageReplica, minibatches: Sequence[tuple[int, int]], *, direction: int
+) -> Inbox | LocalQueue:
     """Return where the packets of these minibatches (in this segment, over the run) arrive at a stage."""
     forward = direction == FORWARD
     source = fed_by(post.stage, Op.FORWARD if forward else Op.BACKWARD, len(worker.plan.stages))
@@ -42,7 +44,7 @@ class Inputs:
     def __init__(
         self,
         worker: "Worker",
-        post: Post,
+        post: StageReplica,
         dataset: Any,
         batches: Mapping[int, Sequence[int]],
         *,

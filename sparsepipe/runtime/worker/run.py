@@ -54,7 +54,7 @@ def run(
             rank=process.rank,
             stage=process.stage,
             origin=_origin(run_dir, process),
-            whereabouts=process.whereabouts,
+            heartbeats=process.heartbeats,
             trace_bytes=bytes_of_rank(len(plan.ranks)),
             epoch_minibatches=workload.epoch_minibatches,
         )

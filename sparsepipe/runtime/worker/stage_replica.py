@@ -21,7 +21,7 @@ class WeightsNotFinite(RuntimeError):
 
 
 @dataclass(eq=False)
-class Post:
+class StageReplica:
     """The stage, its place in the plan, and the process as it stands there."""
 
     stage: int
@@ -33,7 +33,7 @@ class Post:
     @classmethod
     def open(
         cls, stage: int, plan: Plan, config: RunConfig, *, process: Process, workload: Workload | ReplayWorkload
-    ) -> "Post":
+    ) -> "StageReplica":
         process = process.at(stage)
         runner = workload.runner(plan, process)
         chosen = optimizer(config.optimizer, momentum=config.momentum, weight_decay=config.weight_decay)

@@ -31,13 +31,13 @@ from ..training_state import checkpoint
 from ..training_state.async_checkpoint import Snapshots
 from ..training_state.learning_rate import LearningRate
 from ..training_state.loss_scale import LossScale
-from ..transport.channel import Outbox, Shelf
+from ..transport.channel import LocalQueue, Outbox
 from ..transport.packet import FORWARD, Packet
 from ..workloads.point_clouds import Workload
 from ..workloads.replay import ReplayWorkload
-from .epoch_executor import Segment
+from .epoch_executor import EpochExecutor
 from .inputs import Inputs
-from .stage_replica import Post, WeightsNotFinite
+from .stage_replica import StageReplica, WeightsNotFinite
 
 _TOLD_OF_EPOCHS = ("train", "validation", "samples_per_second", "sent_bytes", "stages", "load")
 
@@ -64,7 +64,7 @@ class Worker:
         self.rank = process.rank
         self.memory = PeakMemory(process.device, process.shared_memory)
         own = plan.stages_of(self.rank)
-        self.posts = {k: Post.open(k, plan, config, process=process, workload=workload) for k in own}
+        self.posts = {k: StageReplica.open(k, plan, config, process=process, workload=workload) for k in own}
         self.learning_rate = LearningRate.of(config)
         self.scales_loss = config.precision == "float16"
         self.loss_scale = LossScale(config.loss_scale if self.scales_loss else 1.0)
@@ -73,8 +73,10 @@ class Worker:
         steady = compile_until_steady(plan)
         most = len(own) * (sum(steady.in_flight(k, self.rank) for k in own) + 2)
         self.outbox = Outbox(limit=most, memory=process.shared_memory, sockets=process.sockets)
-        self.shelves: defaultdict[tuple[int, int], Shelf] = defaultdict(lambda: Shelf(self.rank))  # (direction, cut)
-        self.averaged: list[tuple[Post, list[Tensor]]] = []  # of this rank's stages, until all can step
+        self.shelves: defaultdict[tuple[int, int], LocalQueue] = defaultdict(
+            lambda: LocalQueue(self.rank)
+        )  # (direction, cut)
+        self.averaged: list[tuple[StageReplica, list[Tensor]]] = []  # of this rank's stages, until all can step
         self.last_rank = plan.stages[-1].ranks[0]  # tells the run's metrics
         self._programs: dict[int, Program] = {}
         self.sent_bytes = 0  # to other ranks since the epoch began
@@ -165,7 +167,7 @@ class Worker:
         """Obey the action lists for `count` minibatches of an epoch, from an empty pipeline to an empty one."""
         for post in self.posts.values():
             post.runner.begin(training=True)
-        segments = {k: Segment(self, post, epoch, first, count) for k, post in self.posts.items()}
+        segments = {k: EpochExecutor(self, post, epoch, first, count) for k, post in self.posts.items()}
         with self._meeting(epoch):
             self.process.barrier(f"start of epoch {epoch}")
         started, before = self.recorder.now(), Usage.now()
@@ -188,7 +190,7 @@ class Worker:
         yield
         self.recorder.span("wait", f"{self.recorder.stage}E{epoch}", start, self.recorder.now())
 
-    def _epoch_row(self, segments: Mapping[int, Segment], started: float) -> dict[str, Any]:
+    def _epoch_row(self, segments: Mapping[int, EpochExecutor], started: float) -> dict[str, Any]:
         """Bring together what the ranks know of an epoch."""
         whole = torch.stack([segment.table for segment in segments.values()]).sum(dim=0)
         table = self.process.sum(whole, what="end of an epoch")

@@ -22,7 +22,7 @@ from ...schedule import compile_until_steady, weights_share
 from ..config import RunConfig
 from ..processes.process import Process
 from ..stages.loss import Outcome
-from ..stages.network_stage import Flight, Output
+from ..stages.network_stage import InFlight, Output
 from ..training_state.weights import Version
 from ..transport.emulated_links import Links
 from ..transport.packet import BACKWARD, FORWARD, Packet, Slot, boundary_id
@@ -129,10 +129,10 @@ class ReplayRunner:
     def begin(self, *, training: bool) -> None:
         """Nothing is kept between stretches."""
 
-    def forward(self, arrived: Any, version: Version, minibatch: int) -> tuple[Flight, dict[str, Any]]:
+    def forward(self, arrived: Any, version: Version, minibatch: int) -> tuple[InFlight, dict[str, Any]]:
         _sleep(self._forward[self._place(minibatch)])
         voxels = arrived.num_voxels if self.is_first else arrived.voxels
-        return Flight(minibatch, version, (), (), voxels), {}
+        return InFlight(minibatch, version, (), (), voxels), {}
 
     def leave(
         self, outputs: Mapping[str, Any], minibatch: int, voxels: int
@@ -144,26 +144,26 @@ class ReplayRunner:
         return torch.zeros(()), Outcome(0.0, samples, samples, 0)
 
     def backward(
-        self, flight: Flight, gradients: Sequence[Tensor | None], *, scale: float = 1.0
+        self, flight: InFlight, gradients: Sequence[Tensor | None], *, scale: float = 1.0
     ) -> tuple[list[Tensor], list[Tensor]]:
         _sleep(self._backward[self._place(flight.minibatch)])
         return [], []
 
     def backward_of_arrived(
-        self, flight: Flight, gradients: Sequence[Tensor | None], *, scale: float = 1.0
+        self, flight: InFlight, gradients: Sequence[Tensor | None], *, scale: float = 1.0
     ) -> tuple[list[Tensor], None]:
         _sleep(self._backward[self._place(flight.minibatch)])
         return [], None
 
-    def backward_of_weights(self, flight: Flight, later: None) -> list[Tensor]:
+    def backward_of_weights(self, flight: InFlight, later: None) -> list[Tensor]:
         _sleep(self._of_weights[self._place(flight.minibatch)])
         return []
 
-    def answer(self, flight: Flight, gradients: Sequence[Tensor]) -> Packet:
+    def answer(self, flight: InFlight, gradients: Sequence[Tensor]) -> Packet:
         num_bytes = int(self._bytes_before[self._place(flight.minibatch)])
         return self._packet(BACKWARD, flight.minibatch, self.id_before, num_bytes, flight.voxels)
 
-    def check_answer(self, flight: Flight, packet: Packet) -> list[Tensor]:
+    def check_answer(self, flight: InFlight, packet: Packet) -> list[Tensor]:
         return []
 
     def average(self, gradients: Sequence[Tensor], count: int, process: Process, *, what: str) -> list[Tensor]:

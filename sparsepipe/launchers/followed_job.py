@@ -1,0 +1,155 @@
+"""The job of a run whose record lies on this machine: its metrics followed, its end told, whoever started it."""
+
+import errno
+import threading
+import time
+import warnings
+from collections.abc import Callable
+
+from ..errors import InputError, RunFailed
+from ..host.limits import limit_met
+from ..record import RunRecord
+from .base import Row
+from .handle import Handle
+from .kept_rows import KeptRows
+from .local.supervisor import gone, read_status
+from .metrics_tail import Tail
+
+_POLLS_A_SECOND = 5
+_TO_END = 5.0  # seconds that a job has to end once it was asked to
+_TO_READ = 3.0  # seconds in which a status that cannot be read now may be readable again
+
+
+class FollowedJob:
+    """A run whose folder is at hand. One thread follows its metrics until its processes are gone, as its handle tells.
+
+    Whatever becomes of that thread, or of the files that it reads, the wait for the job ends when the job does. Rows in
+    memory are bounded (`KeptRows`); `wait` and `poll` read what they tell from the file.
+    """
+
+    def __init__(self, record: RunRecord, handle: Handle, tail: Tail | None = None) -> None:
+        self.record = record
+        self._handle = handle
+        self._tail = tail or Tail(record.folder / "metrics.jsonl")
+        self._start, self._polled = self._tail.copy(), self._tail.copy()
+        self._rows = KeptRows()
+        self._changed = threading.Condition()
+        self._ended = False
+        self._status: Row = {"state": "running"}
+        self._thread = threading.Thread(target=self._follow, name=f"job {record.name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def running(self) -> bool:
+        return not self._ended
+
+    @property
+    def state(self) -> str:
+        return str(self._status["state"])
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        with self._changed:
+            return self._rows.all()
+
+    def poll(self) -> list[Row]:
+        rows: list[Row] = []
+        while new := self._polled.read():
+            rows += new
+        return rows
+
+    def wait(self, timeout: float | None = None, on_row: Callable[[Row], None] | None = None) -> Row:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        tail = self._start.copy()
+        while True:
+            ended = self._ended
+            new = tail.read() if on_row else []
+            for row in new:
+                on_row(row)  # type: ignore[misc]  # there are none without it
+            if ended and not new:
+                return self._result()
+            if deadline is not None and time.monotonic() > deadline and not ended:
+                raise TimeoutError(f"{self.record.folder}: still running after {timeout:g} s")
+            with self._changed:
+                if not self._ended and not new:
+                    self._changed.wait(1 / _POLLS_A_SECOND)
+
+    def cancel(self) -> None:
+        if self._ended:
+            return
+        self._handle.stop()
+        self._thread.join(timeout=_TO_END)
+        if not self._ended:
+            raise RunFailed(
+                f"{self.record.folder}: still there {_TO_END:g} s after it was asked to end; its guard does not answer"
+            )
+
+    def _result(self) -> Row:
+        status = self._status
+        if self._tail.damaged:
+            where = self.record.folder / "metrics.jsonl"
+            warnings.warn(f"{where}: {self._tail.damaged} lines are no rows and were passed over", stacklevel=3)
+        if status["state"] == "finished":
+            if summary := self._rows.last("summary"):
+                return summary
+            raise RunFailed(f"{self.record.folder}: the run finished, but its metrics.jsonl has no summary any more")
+        reason = status.get("reason", f"ended in state {status['state']!r}")
+        if status.get("exit_code") == 2:
+            raise InputError(reason)
+        raise RunFailed(f"{self.record.folder}: {reason}")
+
+    def _follow(self) -> None:
+        """Read new rows until the processes are gone, then those of the end. However this ends, so does the wait."""
+        status: Row = {"state": "failed", "reason": "its follower ended"}
+        try:
+            while self._handle.alive():
+                self._read()
+                self._handle.wait(1 / _POLLS_A_SECOND)
+            self._read()
+            status = self._settled()
+            self._handle.let_go()
+        except BaseException as error:
+            told = limit_met(error) or f"{type(error).__name__}: {error}"
+            status = {"state": "failed", "reason": f"it could not be followed ({told}); runs attach follows it again"}
+            raise
+        finally:
+            with self._changed:
+                self._status, self._ended = status, True
+                self._changed.notify_all()
+
+    def _settled(self) -> Row:
+        """Return the status of a run whose processes are gone, and write it where they could not."""
+        if told := self._handle.last_words():
+            return told
+        status = self._status_on_disk()
+        if status["state"] not in ("started", "running"):
+            return status
+        if not self.record.folder.is_dir():
+            return {"state": "failed", "reason": gone(self.record.folder)}
+        try:
+            self.record.write_status("failed", reason="its guard was killed")
+        except OSError as error:
+            reason = f"how it ended could not be written ({error.strerror}); make room on its disk, then resume it"
+            return {"state": "failed", "reason": reason}
+        return {"state": "failed", "reason": "its guard was killed"}
+
+    def _status_on_disk(self) -> Row:
+        """Read how the run stands. What fails for want of descriptors is tried again; damage is an end of its own."""
+        deadline = time.monotonic() + _TO_READ
+        while True:
+            try:
+                return read_status(self.record.folder)
+            except ValueError as error:
+                why = f"{self.record.folder / 'status.json'} is damaged, {error}"
+            except OSError as error:
+                why = f"status.json cannot be read ({error.strerror})"
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM) and time.monotonic() < deadline:
+                    time.sleep(1 / _POLLS_A_SECOND)
+                    continue
+            return {"state": "unknown", "reason": f"how it ended is not known: {why}"}
+
+    def _read(self) -> None:
+        while rows := self._tail.read():
+            with self._changed:
+                self._rows.add(rows)
+                self._changed.notify_all()

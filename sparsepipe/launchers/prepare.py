@@ -1,0 +1,148 @@
+"""What every launcher does before it starts processes: the plan checked for this run, its record written and locked."""
+
+import os
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..cluster import Cluster
+from ..errors import InputError
+from ..files import write_atomic, write_json
+from ..models import network
+from ..plan import Plan
+from ..profile import Profile
+from ..provenance import Provenance
+from ..record import Origin, RunRecord
+from ..runtime import RunConfig
+from ..schedule import check_runs, compile, round_length
+from .lock import hold, is_held
+
+
+def prepare(
+    plan: Plan,
+    config: RunConfig,
+    *,
+    run_dir: Path | str,
+    resume: bool,
+    profile: Profile | None = None,
+    cluster: Cluster | None = None,
+    campaign: str | None = None,
+) -> tuple[RunRecord, int]:
+    """Write what the workers will read; return the record and the lock of its folder (see `lock.hold`).
+
+    Raises InputError where the plan cannot run or the folder is another run's.
+    """
+    if config.engine == "replay":
+        config = replace(config, validate=False, checkpoint_every=0)  # it trains nothing
+        if profile is None or cluster is None:
+            raise InputError("engine 'replay' needs the profile and the cluster that the plan was made for")
+        plan.check(profile.graph, cluster)
+    else:
+        model = network(config.model, num_classes=2)  # the layers do not depend on the number of classes
+        plan.check(model.graph())
+    if config.clip_norm is not None and not plan.flushes:
+        raise InputError(
+            f"clip_norm goes with schedules that flush: with weights {plan.weights!r} the stages update at different "
+            "times, and there is no norm of all gradients together"
+        )
+    if config.precision == "float16" and not plan.flushes:
+        raise InputError(
+            f"precision float16 goes with schedules that flush: with weights {plan.weights!r} no step of all stages "
+            "could be left out when gradients overflow; use bfloat16"
+        )
+    if sorted(plan.ranks) != list(range(len(plan.ranks))):
+        raise InputError(f"the plan uses ranks {sorted(plan.ranks)}, expected 0 to {len(plan.ranks) - 1}")
+    rounds = max(plan.num_microbatches, *(stage.round for stage in plan.stages))
+    check_runs(compile(plan, 2 * rounds + len(plan.ranks) + 1))
+    if config.synchronised_batch_norm:
+        _check_synchronised(plan, 2 * rounds + len(plan.ranks) + 1)
+    folder = Path(run_dir).resolve()
+    _check_name(folder)
+    lock = hold(folder)
+    try:
+        if resume and (folder / "plan.json").exists():
+            return _changed(folder, plan, config), lock
+        rests_on = Provenance.of(profile, cluster, [plan], config, campaign=campaign, data=config.data).to_json()
+        origin = Origin.here(campaign=campaign, provenance=rests_on, **_facts(plan, config))
+        record = RunRecord.create(folder, plan, config.to_json(), origin)
+        _note_company(record)
+        if profile is not None and cluster is not None:
+            profile.save(folder / "profile.json")
+            write_atomic(folder / "cluster.toml", cluster.to_toml())
+        return record, lock
+    except BaseException:
+        os.close(lock)
+        raise
+
+
+def _changed(folder: Path, plan: Plan, config: RunConfig) -> RunRecord:
+    """Give a record the plan and the settings that its run goes on with; what it followed so far stays readable.
+
+    Raises InputError, with nothing changed, where its metrics are damaged, and for settings that no worker would go on
+    with from its newest checkpoint.
+    """
+    # Here: they bring torch, for which nobody else who launches need wait.
+    from ..runtime.training_state import checkpoint
+    from . import resuming
+
+    if (folder / "metrics.jsonl").exists():
+        RunRecord(folder).metrics()  # read now: what is damaged is told before anything starts
+    if found := checkpoint.latest(folder):
+        found.check(model=config.model, layers=())
+        found.check_minibatches({"batch_size": config.batch_size, "last_minibatch": config.last_minibatch})
+        resuming.check_end(found, config)
+        for text in resuming.told(folder, found, RunConfig.from_json(RunRecord.load(folder).config), config):
+            warnings.warn(text, stacklevel=5)
+    for name in ("plan.json", "config.json"):
+        _keep_old(folder, name)
+    plan.save(folder / "plan.json")
+    write_json(folder / "config.json", config.to_json())
+    return RunRecord.load(folder)
+
+
+def _check_synchronised(plan: Plan, num_minibatches: int) -> None:
+    """Raise InputError where replicas that share statistics would wait for each other for ever."""
+    for k, stage in enumerate(plan.stages):
+        count = len(stage.ranks)
+        if len(set(stage.shares)) > 1:
+            raise InputError(f"synchronised batch norm needs equal shares, stage {k} has {stage.shares}")
+        if plan.updates_by_step and round_length(plan, k) % count:
+            raise InputError(
+                f"synchronised batch norm needs steps of whole rounds: {round_length(plan, k)} minibatches of a step "
+                f"over {count} replicas of stage {k}; choose a multiple for num_microbatches"
+            )
+    try:
+        check_runs(compile(plan, num_minibatches), synchronised=True)
+    except InputError as error:
+        raise InputError(f"synchronised batch norm: {error}") from None
+
+
+def _facts(plan: Plan, config: RunConfig) -> dict[str, Any]:
+    return {"seed": config.seed, "model": config.model, "data": Path(config.data).name, "planner": plan.planner}
+
+
+def _note_company(record: RunRecord) -> None:
+    """Let this run, and each that is at work in the same folder of runs, know of the other."""
+    for path in record.folder.parent.glob("*/plan.json"):
+        try:
+            if path.parent == record.folder or not is_held(path.parent):
+                continue
+            RunRecord(path.parent).note_beside(record.name)
+            record.note_beside(path.parent.name)
+        except (InputError, OSError):  # a damaged record, or one that is not ours, stops no other run
+            continue
+
+
+def _check_name(folder: Path) -> None:
+    """Raise InputError for a folder whose name the workers could not pass on: torch takes names in UTF-8 alone."""
+    try:
+        os.fsencode(folder).decode("utf-8")
+    except UnicodeDecodeError:
+        raise InputError(f"{ascii(str(folder))}: a name that is not UTF-8; choose another --run-dir") from None
+
+
+def _keep_old(folder: Path, name: str) -> None:
+    path = folder / name
+    count = len(list(folder.glob(f"{path.stem}-before-*.json")))
+    path.replace(folder / f"{path.stem}-before-{count + 1}.json")
