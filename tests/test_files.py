@@ -5,7 +5,7 @@ import pytest
 
 from sparsepipe.errors import InputError
 from sparsepipe.files import cut_torn_row, read_json, read_rows, read_text, write_atomic, write_json
-from sparsepipe.launchers.local.supervisor import tell_status
+from sparsepipe.launchers.supervisor import tell_status
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path):

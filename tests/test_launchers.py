@@ -233,7 +233,7 @@ def test_a_guard_kills_no_worker_of_another_run(tmp_path) -> None:
     for rank, worker in enumerate(workers):
         (own / "logs" / f"rank{rank}.pid").write_text(f"{worker.pid}\n")
         _until(lambda pid=worker.pid: b"--run-dir" in Path(f"/proc/{pid}/cmdline").read_bytes(), 10, "exec")
-    guard = REPOSITORY / "sparsepipe" / "launchers" / "local" / "supervisor.py"
+    guard = REPOSITORY / "sparsepipe" / "launchers" / "supervisor.py"
     subprocess.run([sys.executable, "-I", str(guard), "-1", str(own), "true"], check=True, timeout=60)
     assert workers[0].wait(timeout=10) == -signal.SIGKILL
     assert workers[1].poll() is None

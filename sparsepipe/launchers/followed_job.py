@@ -12,8 +12,8 @@ from ..record import RunRecord
 from .base import Row
 from .handle import Handle
 from .kept_rows import KeptRows
-from .local.supervisor import gone, read_status
 from .metrics_tail import Tail
+from .supervisor import gone, read_status
 
 _POLLS_A_SECOND = 5
 _TO_END = 5.0  # seconds that a job has to end once it was asked to

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from ..errors import InputError
 from ..record import RunRecord
-from .local.supervisor import read_status
 from .lock import guard_of, held_by, is_held
+from .supervisor import read_status
 
 _TO_START = 3.0  # seconds for a guard to say who it is
 _ENDS = ("finished", "failed", "cancelled")

@@ -4,7 +4,8 @@ import json
 import sys
 from typing import Any
 
-from ..engines import Subnetwork, engine_by_name
+from ..engines import Subnetwork
+from ..engines import engine as engine_by_name
 from ..host.contention import leave_with_who_asked, say_at_work
 from .layer_timer import update_step, whole_step
 from .measure import limited_to, opened, optimizer, usable

@@ -36,7 +36,7 @@ from ...runtime.processes.lifeline import watch
 from ...runtime.processes.run_folder import RunFolder, RunFolderGone
 from ...runtime.training_state.checkpoint import ASIDE
 from ..failure_cause import Verdict, clear, judge
-from .supervisor import say_status, tell_status
+from ..supervisor import say_status, tell_status
 
 _LOOPBACK = "127.0.0.1"
 

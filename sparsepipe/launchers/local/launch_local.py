@@ -64,7 +64,7 @@ def launch(
     # Neither end of the pipe outlives an exec, but for the guard, which is given the reading one; nor does the lock.
     reading, writing = (-1, -1) if detach else os.pipe()
     given = (lock,) if detach else (lock, reading)
-    guard = Path(__file__).with_name("supervisor.py")
+    guard = Path(__file__).parent.with_name("supervisor.py")
     try:
         with (record.folder / "logs" / "launcher.log").open("ab") as log:
             process = subprocess.Popen(

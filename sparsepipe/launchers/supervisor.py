@@ -191,7 +191,7 @@ def _last_line(log: Path) -> str:
 
 def _memory_kills() -> Any:
     """Return the class of host/memory_kills.py, loaded as a file: this script stands alone, and starts at once."""
-    path = Path(__file__).parents[2] / "host" / "memory_kills.py"
+    path = Path(__file__).parent.parent / "host" / "memory_kills.py"
     spec = importlib.util.spec_from_file_location("memory_kills", path)
     assert spec is not None and spec.loader is not None
     module = sys.modules["memory_kills"] = importlib.util.module_from_spec(spec)
