@@ -10,10 +10,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bench_widgets import CELLS
-from lab_driver import Lab, chromium, open_page, run_notebook, set_theme
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from sparsepipe.reproduce import reproduce
+from scripts.bench.widgets.cases import CELLS  # noqa: E402
+from scripts.lab_driver import Lab, chromium, open_page, run_notebook, set_theme  # noqa: E402
+from sparsepipe.reproduce import reproduce  # noqa: E402
 
 BOARD = """
 from sparsepipe import Cluster

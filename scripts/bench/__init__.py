@@ -1,0 +1,1 @@
+"""Benchmarks, a folder each: cases, competitors, rounds, report. Their commands are `scripts/bench_*.py`."""

@@ -1,0 +1,47 @@
+"""Chains of layers, mixes of devices, and published profiles."""
+
+import os
+import random
+from pathlib import Path
+
+from sparsepipe import Cluster, CostSample, DeviceType, Layer, LayerCost, LayerGraph, Link, Node, Profile
+
+from ..document import REPOSITORY
+
+LINK = Link(1e9, 10e-6)
+
+
+def reference() -> Path | None:
+    """The folder of published profiles, if it is there."""
+    folder = Path(os.environ.get("SPARSEPIPE_REFERENCE") or REPOSITORY.parent / "shared" / "reference")
+    return folder if (folder / "profiles").is_dir() else None
+
+
+def chain(num_layers: int, types: str, *, seed: int = 0) -> Profile:
+    """A random chain on device types of different speeds, each layer a little better or worse on each."""
+    rng = random.Random(seed)
+    layers = [Layer(f"l{k}", "", rng.choice([0, 1e4, 1e6, 4e6])) for k in range(num_layers)]
+    base = [(rng.uniform(1, 10) * 1e-3, rng.uniform(1, 10) * 1e5) for _ in layers]
+    costs = {}
+    for place, kind in enumerate(types):
+        times = [seconds * (1 + place / 2) * rng.uniform(0.8, 1.2) for seconds, _ in base]
+        samples = [CostSample(0, t, 2 * t, size) for t, (_, size) in zip(times, base, strict=True)]
+        costs[kind] = tuple(LayerCost((sample,)) for sample in samples)
+    return Profile(LayerGraph.chain(layers), costs)
+
+
+def devices(types: str, count: int) -> Cluster:
+    """One node with `count` devices, spread over `types`."""
+    kinds = tuple(DeviceType(types[k * len(types) // count]) for k in range(count))
+    return Cluster((Node("node", kinds, LINK),), LINK)
+
+
+def minkvgg16(folder: Path) -> tuple[Profile, Cluster]:
+    """MinkVGG16 as published, on 3 RTX, 3 TITAN V and 2 TITAN Xp."""
+    kinds = ("RTX", "tv", "txp")
+    paths = [folder / f"profiles/minkvgg/minkvgg_v0.02_b64_{kind}/graph.txt" for kind in kinds]
+    first, *others = (Profile.load(path, device_type=kind) for path, kind in zip(paths, kinds, strict=True))
+    for other in others:
+        first = first | other
+    listed = tuple(DeviceType(kind) for kind in ("RTX",) * 3 + ("tv",) * 3 + ("txp",) * 2)
+    return first, Cluster((Node("node", listed, LINK),), LINK)

@@ -1,0 +1,63 @@
+"""The plans that are run, and what the simulator says of one."""
+
+from dataclasses import replace
+
+from sparsepipe import simulator
+from sparsepipe.cluster import Cluster, Link
+from sparsepipe.plan import Plan
+from sparsepipe.planners import Problem, partition
+from sparsepipe.planners.by_hand import by_hand
+from sparsepipe.profile import LayerCost, Profile
+from sparsepipe.runtime.reporting.metrics import pace_of
+
+from .cases import Case
+
+CLUSTER = Cluster.uniform(2, device_type="cpu", link=Link(bandwidth=8e9, latency=2e-4))  # shared memory's
+
+
+def plans(found: Profile) -> tuple[Plan, int]:
+    """Return the plan that is fastest when it is simulated, and the layers before the best cut in two.
+
+    A simulation counts what estimates leave out, such as the kernel maps that each further stage makes anew. Stages are
+    interleaved where that is worth 1 % and more.
+    """
+    straight, laps = (
+        partition(found, CLUSTER, planner="model-parallel", schedule="1f1b", stages_per_device=count)
+        for count in (1, 2)
+    )
+    cut, best = len(straight.stages[0].layers), partition(found, CLUSTER, planner="optimal", schedule="1f1b")
+    if len(best.stages) == 1:  # data parallel is measured as such
+        best = straight
+    interleaved, period = _simulated_seconds(laps, found), _simulated_seconds(best, found)
+    return (laps if interleaved < 0.99 * period else best), cut
+
+
+def flush_plan(found: Profile, cut: int, torchs: dict[str, int] | None) -> Plan:
+    """Return a plan with flushes, at the cut and the number of micro-batches at which torch's schedule is best."""
+    cut = torchs["cut"] if torchs else cut
+    problem = Problem(found, CLUSTER, "1f1b-flush", torchs["microbatches"] if torchs else 8)
+    return by_hand(problem, [cut], [(1,), (1,)])
+
+
+def predict(plan: Plan, found: Profile, case: Case, *, step_seconds: float) -> float:
+    """Simulate the plan by a profile whose layers and update together take as long as a step of the limit, on average.
+
+    A profile has medians, a rate is of all seconds: those in which the machine was busy with something else too.
+    """
+    (costs,), rate = found.costs.values(), found.update_rates["cpu"]
+    layers = [cost.at(count) for count in found.voxel_counts for cost in costs]
+    step = sum(layer.forward + layer.backward for layer in layers) / len(found.voxel_counts)
+    scale = step_seconds / (step + rate * sum(layer.parameter_bytes for layer in found.graph.layers))
+    scaled = tuple(
+        LayerCost(tuple(replace(s, forward=scale * s.forward, backward=scale * s.backward) for s in cost.samples))
+        for cost in costs
+    )
+    found = replace(found, costs={"cpu": scaled}, update_rates={"cpu": scale * rate})
+    return case.batch_size / _simulated_seconds(plan, found)
+
+
+def _simulated_seconds(plan: Plan, found: Profile) -> float:
+    """Seconds per minibatch in steady state, as a run would report them."""
+    counts = [found.voxel_counts[k % len(found.voxel_counts)] for k in range(60)]
+    trace = simulator.simulate(plan, found, CLUSTER, counts)
+    return 1 / pace_of(trace, plan)

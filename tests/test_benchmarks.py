@@ -1,0 +1,142 @@
+"""Benchmarks: what they share, their commands, and that a network of images is fed images by every competitor."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as functional
+
+from scripts.bench.document import STDOUT, keep, tell
+from scripts.bench.rounds import quartiles, ratios, turns
+from scripts.bench.runtime.cases import CASES, Case, Repeated, case_engine, case_network, minibatches
+from scripts.bench.runtime.images import ImageBatch, of_images
+from scripts.bench.runtime.report import table
+from scripts.bench.runtime.rounds import COMPETITORS, summary
+from sparsepipe.data import PointBatch
+from sparsepipe.engines import Subnetwork, engine
+from sparsepipe.models import network
+from sparsepipe.plan import Plan, Stage
+from sparsepipe.profiler.measure import profile
+from sparsepipe.runtime.config import RunConfig
+
+SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
+IMAGES = Case("vgg16", 2, images=True)
+
+
+def as_cloud(batch: ImageBatch) -> PointBatch:
+    """Every pixel a voxel of the plane, in the order of the rows."""
+    size, channels, height, width = batch.images.shape
+    axes = (torch.arange(size), torch.arange(height), torch.arange(width))
+    coordinates = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).view(-1, 3).int()
+    return PointBatch(coordinates, batch.images.permute(0, 2, 3, 1).reshape(-1, channels), batch.labels)
+
+
+def gradients(subnetwork, inputs, labels):
+    last = subnetwork.table[-1].id
+    outputs = subnetwork({"input": inputs}, minibatch=0, keep=(last,))[last]
+    return outputs, torch.autograd.grad(functional.cross_entropy(outputs, labels), list(subnetwork.parameters()))
+
+
+def test_a_network_of_images_is_the_one_that_lays_clouds_out_without_that_layer(tmp_path):
+    """Same weights, same pixels: the same outputs and gradients, with no cloud on the way."""
+    batch = minibatches(IMAGES, tmp_path)[0]
+    assert batch.images.shape == (2, 3, 32, 32) and len(batch) == 2 and batch.num_voxels == 2 * 32 * 32
+    of_grid = network("vgg16", num_classes=10, in_channels=3)
+    assert [row.id for row in case_network(IMAGES).rows] == [row.id for row in of_grid.rows if row.kind != "dense_grid"]
+    native = engine("native")
+    theirs = gradients(Subnetwork(of_grid, native), native.tensor(as_cloud(batch)), batch.labels)
+    ours = case_engine(IMAGES)
+    found = gradients(Subnetwork(case_network(IMAGES), ours), ours.tensor(batch), batch.labels)
+    torch.testing.assert_close(found, theirs, rtol=1e-5, atol=1e-7)
+
+
+def test_a_network_of_clouds_has_no_grid_to_leave_out():
+    with pytest.raises(ValueError, match="minkvgg11bn-narrow begins with a convolution: expected a dense_grid"):
+        of_images(network("minkvgg11bn-narrow", num_classes=10))
+
+
+def test_every_case_has_its_own_kind_of_minibatch(tmp_path):
+    for name, case in CASES.items():
+        assert case.images == (case.model == "vgg16"), name
+    dataset = Repeated(IMAGES, minibatches(IMAGES, tmp_path), 20)
+    assert len(dataset) == 40 and dataset.in_channels == 3
+    assert dataset.batch([18, 19]) is dataset.pick(9) is dataset.pick(1)  # eight of them, again and again
+    assert dataset.labels[18:20] == dataset.pick(9).labels.tolist()
+
+
+def test_images_are_profiled_and_run_as_the_runtime_takes_them(tmp_path):
+    """A stage of the runtime gets an ImageBatch and sends on what the next one takes: a packet without coordinates."""
+    from sparsepipe.runtime.stages.network_stage import StageRunner
+    from sparsepipe.runtime.training_state.weights import Version
+
+    small = of_images(network("vgg16", num_classes=10, in_channels=3))
+    batch = minibatches(IMAGES, tmp_path)[0]
+    found = profile(small, [batch], case_engine(IMAGES), warmup=0, repeats=1)
+    assert found.voxel_counts == (2048,) and found.voxels() == 2048
+    ids = tuple(row.id for row in small.rows)
+    plan = Plan((Stage(ids[:9], (0,)), Stage(ids[9:], (1,))))
+    config = RunConfig("vgg16", "memory", batch_size=2)
+    runners = [
+        StageRunner(small, case_engine(IMAGES), plan, k, config=config, device=torch.device("cpu")) for k in (0, 1)
+    ]
+    versions = [Version(0, dict(runner.module.named_parameters())) for runner in runners]
+    flight, outputs = runners[0].forward(batch, versions[0], 0)
+    packet, _, _ = runners[0].leave(outputs, 0, flight.voxels)
+    assert packet.coordinate_sets == () and packet.voxels == 2048
+    _, outputs = runners[1].forward(packet, versions[1], 0)
+    loss, _ = runners[1].loss(outputs, batch.labels, samples=2)
+    assert torch.isfinite(loss)
+
+
+def test_competitors_take_turns_and_the_first_round_only_warms_them_up():
+    order: list[str] = []
+    found = turns(2, {"a": lambda: order.append("a") or len(order), "b": lambda: order.append("b") or len(order)})
+    assert order == ["a", "b"] * 3
+    assert found == {"a": [3, 5], "b": [4, 6]}
+
+
+def test_a_ratio_is_of_one_round_and_its_quartiles_lie_within_what_was_measured():
+    assert ratios([2.0, 9.0], [1.0, 3.0]) == [2.0, 3.0]
+    assert ratios([], [1.0]) == ratios([1.0], []) == []
+    assert quartiles([5.0]) == (5.0, 5.0, 5.0)
+    assert quartiles([1.0, 2.0, 3.0, 4.0, 5.0]) == (2.0, 3.0, 4.0)
+    low, middle, high = quartiles([1.0, 3.0])
+    assert 1.0 <= low < middle == 2.0 < high <= 3.0
+
+
+def test_a_document_goes_to_its_file_beside_the_table_or_takes_the_tables_place(tmp_path, capsys):
+    path = tmp_path / "found.json"
+    tell({"a": 1}, path, "the table")
+    assert json.loads(path.read_text()) == {"a": 1} and capsys.readouterr().out == "the table\n"
+    tell({"a": 1}, STDOUT, "the table")
+    assert json.loads(capsys.readouterr().out) == {"a": 1}
+    tell({"a": 1}, None, "the table")
+    assert capsys.readouterr().out == "the table\n"
+    keep({"a": 2}, None)
+    assert not Path("-").exists()
+
+
+@pytest.mark.parametrize("name", ["runtime", "engines", "planner", "widgets"])
+def test_every_benchmark_is_a_thin_command_before_a_folder(name):
+    command = SCRIPTS / f"bench_{name}.py"
+    assert len(command.read_text().splitlines()) < 20
+    done = subprocess.run([sys.executable, str(command), "--help"], capture_output=True, text=True, check=True)
+    assert "--json [FILE]" in done.stdout
+
+
+def test_the_table_has_every_competitor_and_the_ratios_of_neighbours():
+    rates = {name: [10.0 * (k + 1), 20.0 * (k + 1)] for k, name in enumerate(COMPETITORS) if name != "single"}
+    notes = {"load": [0.5, 0.5], "held": [0.9, 1.0], "peak": [1.1, 1.2], "layers_over_whole": 0.99}
+    found = summary({**rates, "single": []}, notes)
+    assert found["pipeline"] == 45 and found["single"] is None
+    assert (
+        found["pipeline/limit"] == {"median": 3, "low": 3, "high": 3}
+        and found["flush/torch_1f1b_larger"]["low"] == 8 / 7
+    )
+    lines = table({"vgg16": found}).splitlines()
+    assert lines[1].split() == ["limit", "15.0", "3.000", "[3.000,", "3.000]"]
+    assert [line.split()[0] for line in lines[1:10]] == list(COMPETITORS)
+    assert lines[10] == "  load [0.5, 0.5]; by the plan's figure the stages held 0.90, 1.00, their processes 1.10, 1.20"
