@@ -3,6 +3,7 @@
 import ast
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -378,6 +379,18 @@ def test_synthetic_data_is_said_in_the_title(profile):
     assert "synthetic" not in plots.layer_costs(honest).layout.title.text
     assert noted("synthetic shapes, seed 0", {"synthetic": True}) == "synthetic shapes, seed 0"
     assert is_synthetic([{"joined": [{"data": {"synthetic": True}}]}]) and not is_synthetic({"synthetic": "no"})
+
+
+def test_a_long_line_below_the_title_goes_on_in_the_next_line():
+    figure = theme.finished(
+        go.Figure(), "Costs", note="synthetic shapes · " + "one thread of a processor · " * 12, width=900
+    )
+    lines = figure.layout.title.text.split("<br>")[1:]
+    widest = max(len(re.sub("<[^>]*>", "", line)) for line in lines)
+    assert len(lines) == 3 and widest * 6.4 < 900 - 20
+    short = theme.finished(go.Figure(), "Costs", note="synthetic shapes", width=900)
+    further = figure.layout.margin.t - theme.TEMPLATE.layout.margin.t
+    assert further == figure.layout.height - short.layout.height == 40
 
 
 def test_no_button_uploads_the_data():

@@ -107,11 +107,13 @@ def finished(figure: go.Figure, title: str, *, note: str = "", width: int = WIDT
     """Give a figure its template, size and title, `note` in lines below it, and every trace a name that stays.
 
     Names in it are text from here on, not markup: see markup.py. plotly draws a random uid for a trace without one, and
-    the same figure would differ in every export. A note of several lines makes the figure higher: nothing else moves.
+    the same figure would differ in every export. A note of several lines, or of one longer than the figure is wide,
+    makes the figure higher: nothing else moves.
     """
-    further, margin = note.count("\n") * _LINE, figure.layout.margin.t or TEMPLATE.layout.margin.t
+    told = [line for given in note.split("\n") for line in _wrapped(given, width)]
+    further, margin = max(0, len(told) - 1) * _LINE, figure.layout.margin.t or TEMPLATE.layout.margin.t
     height += further
-    lines = Html("<br>").join(map(figure_text, note.split("\n"))) if note else Html("")
+    lines = Html("<br>").join(map(figure_text, told))
     second = Html("<br><span style='font-size:{}px;color:#555555'>{}</span>").format(SMALL, lines) if note else ""
     whole = Html("<b>{}</b>{}").format(figure_text(title), second)
     figure.update_layout(template=TEMPLATE, title={"text": whole}, width=width, height=height)
@@ -122,9 +124,16 @@ def finished(figure: go.Figure, title: str, *, note: str = "", width: int = WIDT
     return with_text_escaped(figure)
 
 
+_GLYPH = 6.4  # pixels of a character below the title, on average
+
+
+def _wrapped(line: str, width: float) -> list[str]:
+    """The lines that `line` becomes below the title of a figure `width` pixels wide."""
+    return wrap(line, max(20, int(width / _GLYPH) - 4))
+
+
 _DOUBT = "#B03A2E"  # a red that is read on white by eyes that do not tell red from green
 _ABOVE = 26  # pixels of a legend or of panels' titles above a plot
-_GLYPH = 6.4  # pixels of a character of such a line, on average
 
 
 def doubts_of(figure: go.Figure) -> tuple[str, ...]:
@@ -144,7 +153,7 @@ def doubted(figure: go.Figure, doubts: Iterable[str]) -> go.Figure:
         return figure
     result = go.Figure(figure)
     before = (result.layout.meta or {}).get("lines", ())
-    lines = wrap(line, max(20, int((result.layout.width or WIDTH) / _GLYPH) - 4))
+    lines = _wrapped(line, result.layout.width or WIDTH)
     text = Html(result.layout.title.text or "")  # of a finished figure: markup, whatever type a copy gave it
     for old in before:
         text = text.replace(_as_doubt(old), "")
