@@ -215,6 +215,7 @@ def _of_run(record: RunRecord) -> Facts:
         "campaign": record.campaign,
         "beside": list(record.beside),
         "plan": plan_digest(record.plan),
+        **({"plans": [[first, plan_digest(plan)] for first, plan in record.plans]} if len(record.plans) > 1 else {}),
         "settings": digest(record.config),
         "origin": canonical({key: value for key, value in record.origin.items() if key != "provenance"}),
         "load": canonical(record.other_load),

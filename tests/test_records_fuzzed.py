@@ -19,6 +19,7 @@ from sparsepipe.cli.run_verbs import runs_compare, runs_export, runs_list, runs_
 from sparsepipe.files import write_rows
 from sparsepipe.plots.epochs import working_epoch
 from sparsepipe.record import Origin
+from sparsepipe.record.plans import begin_plan
 from sparsepipe.record.record_files import CLOCK, read_fields
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.reporting.metrics import median_summaries
@@ -27,21 +28,22 @@ from sparsepipe.runtime.training_state import checkpoint
 from sparsepipe.widgets import runs_table
 from sparsepipe.widgets.live import doings, doings_table, learned, phase
 
-EXAMPLES = 150  # of each file, in each of two ways; each is put to fourteen uses
+EXAMPLES = 150  # of each file, in each of two ways; each is put to fifteen uses
 fuzzed = settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
 LAYERS = ("conv0", "conv1")
 ORDER = {"num_classes": 3, "samples": 8, "batch_size": 4, "seed": 0, "shuffle": True, "balance": None}
 FILES = (
     *("plan.json", "config.json", "origin.json", "status.json", "beside.json", "metrics.jsonl", "trace-rank0.jsonl"),
-    *("logs/clock.json", "checkpoints/minibatch-00000002/manifest.json"),
+    *("plans/000.json", "plans/001.json", "logs/clock.json", "checkpoints/minibatch-00000002/manifest.json"),
 )
 
 
 def record(folder: Path) -> RunRecord:
-    """A whole record of two ranks, one epoch of two minibatches, with its checkpoint."""
+    """A whole record of two ranks under two plans, one epoch of two minibatches, with its checkpoint."""
     plan = Plan(tuple(Stage((layer,), (k,)) for k, layer in enumerate(LAYERS)))
     config = RunConfig("net", "d", batch_size=4).to_json()
     made = RunRecord.create(folder, plan, config, Origin.here(seed=0, data="d", synthetic=True))
+    begin_plan(folder, plan.with_schedule("gpipe"), 1)
     made.write_status("finished")
     made.note_beside("other")
     scores = {"loss": 1.5, "accuracy": 0.5}
@@ -145,6 +147,7 @@ def uses(folder: Path, other: RunRecord) -> Iterator[tuple[str, Callable[[], Any
     yield "compression", together(plots.compression_table)
     yield "live", live
     yield "trace", traced
+    yield "plans", lambda: (found().plans, found().plan_of_epoch(0))
     yield "epoch", lambda: working_epoch(found(), 0)
     yield "checkpoint", loaded
     yield "resume", resumed  # last: it writes
@@ -223,6 +226,9 @@ SAMPLES = [
     ("config.json", b"null"),
     ("origin.json", b'{"facts": []}'),
     ("plan.json", b"{}"),
+    ("plans/000.json", b'{"first_minibatch": 0}'),
+    ("plans/000.json", b'{"first_minibatch": true, "plan": {}}'),
+    ("plans/001.json", b'{"first_minibatch": 1, "plan": []}'),
     ("logs/clock.json", b"{}"),
     ("logs/clock.json", b'{"started": NaN}'),
     ("trace-rank0.jsonl", b'{"rank": 0, "name": "x", "start": 0, "end": 1, "colour": 2}\n'),

@@ -133,7 +133,9 @@ def test_metrics_that_are_gone_or_damaged_are_said_before_a_run_goes_on(tmp_path
     (tmp_path / "metrics.jsonl").write_text('{"event": "step"}\n[]\n')
     with pytest.raises(InputError, match="metrics.jsonl:2: not a row of JSON"):
         _changed(tmp_path, plan, config)
-    assert not (tmp_path / "plan-before-2.json").exists(), "nothing is changed"
+    with pytest.raises(InputError, match="metrics.jsonl:2: not a row of JSON"):
+        _changed(tmp_path, plan.with_schedule("gpipe"), config)
+    assert len(RunRecord(tmp_path).plans) == 1, "nothing is changed"
 
 
 def _killed_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,6 +118,9 @@ def runs_show(options: argparse.Namespace) -> Answer:
         "status": record.status,
     }
     lines = [f"{key}: {cell(value)}" for key, value in row.items()]
+    if len(record.plans) > 1:
+        document["plans"] = [{"first_minibatch": first, "plan": plan.to_json()} for first, plan in record.plans]
+        lines += [f"plan from minibatch {cell(first)}: {plan.summary()}" for first, plan in record.plans]
     return Answer(document, "\n".join([*lines, str(record.plan)]))
 
 

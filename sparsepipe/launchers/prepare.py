@@ -14,6 +14,7 @@ from ..plan import Plan
 from ..profile import Profile
 from ..provenance import Provenance
 from ..record import Origin, RunRecord
+from ..record.plans import begin_plan
 from ..runtime import RunConfig
 from ..schedule import check_runs, compile, round_length
 from .lock import hold, is_held
@@ -79,8 +80,8 @@ def prepare(
 def _changed(folder: Path, plan: Plan, config: RunConfig) -> RunRecord:
     """Give a record the plan and the settings that its run goes on with; what it followed so far stays readable.
 
-    Raises InputError, with nothing changed, where its metrics are damaged, and for settings that no worker would go on
-    with from its newest checkpoint.
+    Raises InputError, with nothing changed, where its metrics or earlier plans are damaged, and for settings that no
+    worker would go on with from its newest checkpoint.
     """
     # Here: they bring torch, for which nobody else who launches need wait.
     from ..runtime.training_state import checkpoint
@@ -94,9 +95,8 @@ def _changed(folder: Path, plan: Plan, config: RunConfig) -> RunRecord:
         resuming.check_end(found, config)
         for text in resuming.told(folder, found, RunConfig.from_json(RunRecord.load(folder).config), config):
             warnings.warn(text, stacklevel=5)
-    for name in ("plan.json", "config.json"):
-        _keep_old(folder, name)
-    plan.save(folder / "plan.json")
+    begin_plan(folder, plan, found.minibatches if found else 0)
+    _keep_old(folder, "config.json")
     write_json(folder / "config.json", config.to_json())
     return RunRecord.load(folder)
 

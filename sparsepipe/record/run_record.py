@@ -1,6 +1,7 @@
-"""One run on disk: the plan it followed, what it measured, and where it came from.
+"""One run on disk: the plans it followed, what it measured, and where it came from.
 
 runs/<name>/plan.json config.json origin.json   what was asked, by which code, on which data
+            plans/000.json …                    every plan it followed, with the minibatch each began at: see plans.py
             beside.json                         runs that shared the machine with it, where there were any
             status.json                         how it stands: running, finished, failed (and why)
             metrics.jsonl                       rows of the run, in the order in which they were told
@@ -20,12 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from ..display import html
-from ..errors import DamagedRecord, InputError
+from ..errors import InputError
 from ..files import write_json
 from ..host import cpu
 from ..host.background_load import BackgroundLoad
 from ..plan import Plan
 from ..trace import Source, Trace
+from .plans import FollowedPlan, begin_plan, followed_plans, newest_plan, plan_at
 from .record_files import CONFIG, ORIGIN, STATUS, read_beside, read_fields, read_metrics
 from .trace_file import bytes_of_rank, put_together, read_spans
 
@@ -85,7 +87,7 @@ class RunRecord:
             raise InputError(f"{folder}: cannot hold a run ({error.strerror}); choose another --run-dir") from None
         write_json(folder / "config.json", dict(config))
         write_json(folder / "origin.json", origin.to_json())
-        plan.save(folder / "plan.json")
+        begin_plan(folder, plan, 0)
         return cls(folder)
 
     @classmethod
@@ -102,10 +104,21 @@ class RunRecord:
 
     @cached_property
     def plan(self) -> Plan:
-        try:
-            return Plan.load(self.folder / "plan.json")
-        except InputError as error:
-            raise DamagedRecord(str(error)) from None
+        """The newest plan."""
+        return newest_plan(self.folder)
+
+    @property
+    def plans(self) -> tuple[FollowedPlan, ...]:
+        """Every plan that the run followed as (first minibatch, plan), the newest last.
+
+        The minibatch is None where it was not written down, as by earlier versions.
+        """
+        return followed_plans(self.folder)
+
+    def plan_of_epoch(self, epoch: int) -> Plan:
+        """Return the plan under which the last minibatch of an epoch was trained; the newest where none was."""
+        minibatches = [row["minibatch"] for row in self.metrics("step") if row["epoch"] == epoch]
+        return plan_at(self.plans, max(minibatches)) if minibatches else self.plan
 
     @cached_property
     def config(self) -> dict[str, Any]:

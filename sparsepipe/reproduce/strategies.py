@@ -163,7 +163,7 @@ class Strategies:
 
 def simulated_epoch(strategies: Strategies, record: RunRecord, epoch: int) -> Trace:
     """The simulation of the minibatches of one epoch of a run, by their voxels."""
-    return simulate(record.plan, strategies.profile, strategies.cluster, _voxels(record, epoch))
+    return simulate(record.plan_of_epoch(epoch), strategies.profile, strategies.cluster, _voxels(record, epoch))
 
 
 def replayed_epoch(strategies: Strategies, record: RunRecord, epoch: int) -> Trace:
@@ -171,7 +171,7 @@ def replayed_epoch(strategies: Strategies, record: RunRecord, epoch: int) -> Tra
     voxels = _voxels(record, epoch)
     profile = replace(strategies.profile, voxel_counts=voxels)
     runs = strategies.place.root / "runs"
-    return working_epoch(replay(runs, record.plan, profile, strategies.cluster, len(voxels)), 0)
+    return working_epoch(replay(runs, record.plan_of_epoch(epoch), profile, strategies.cluster, len(voxels)), 0)
 
 
 def _voxels(record: RunRecord, epoch: int) -> tuple[float, ...]:

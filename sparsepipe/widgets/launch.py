@@ -239,7 +239,10 @@ class _Details:
         traces = {"measured": measured}
         voxels = [row["voxels"] for row in record.metrics("step") if row["epoch"] == last]
         if self.board.profile is not None and self.board.cluster is not None:
-            traces = {"simulated": simulate(record.plan, self.board.profile, self.board.cluster, voxels), **traces}
+            traces = {
+                "simulated": simulate(record.plan_of_epoch(last), self.board.profile, self.board.cluster, voxels),
+                **traces,
+            }
         first = len(voxels) // 3
         note = f"{record.name}, last epoch"
         window = (first, min(first + 7, len(voxels)))
