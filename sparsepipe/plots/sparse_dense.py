@@ -62,7 +62,7 @@ def sparse_dense(found: Mapping[str, Measured], *, note: str = "") -> go.Figure:
     ticks = {"tickvals": sizes, "ticktext": [f"1/{round(1 / size)}" for size in sizes]}
     figure.update_xaxes(type="log", autorange="reversed", title_text="voxel size (finer to the right)", **ticks)
     figure.update_yaxes(type="log", dtick="D2")
-    figure.update_yaxes(title_text="forward and backward (ms per sample, log scale)", row=1, col=1)
-    figure.update_yaxes(title_text="kept for the backward (MB per sample, log scale)", row=1, col=2)
+    figure.update_yaxes(title_text=Html("forward and backward<br>(ms per sample, log scale)"), row=1, col=1)
+    figure.update_yaxes(title_text=Html("kept for the backward<br>(MB per sample, log scale)"), row=1, col=2)
     figure.update_layout(legend={"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top"}, margin={"b": 100})
     return finished(figure, "Sparse against dense convolutions", note=note, width=900, height=430)
