@@ -32,7 +32,7 @@ class LayerTable:
     """
 
     graph: LayerGraph
-    voxels: Array  # [V]
+    sizes: Array  # [V], of minibatches, in the profile's unit
     forward: dict[str, Array]  # device type → seconds [L, V]
     backward: dict[str, Array]
     map_seconds: dict[str, Array]  # of making the kernel map a layer multiplies by
@@ -44,12 +44,12 @@ class LayerTable:
     update_rates: dict[str, float]  # device type → seconds of the optimizer for each byte of weights
 
     @classmethod
-    def of(cls, profile: Profile, voxels: Sequence[float] | Array, types: Iterable[str] | None = None) -> "LayerTable":
-        """Evaluate the costs of `types` (all of the profile when not given) at each of `voxels`.
+    def of(cls, profile: Profile, sizes: Sequence[float] | Array, types: Iterable[str] | None = None) -> "LayerTable":
+        """Evaluate the costs of `types` (all of the profile when not given) at each of `sizes`.
 
         Raises InputError for a type that was not profiled.
         """
-        graph, counts = profile.graph, np.asarray(voxels, dtype=float)
+        graph, counts = profile.graph, np.asarray(sizes, dtype=float)
         inputs = graph.input_layers
         computes = np.array([[0.0 if k in inputs else 1.0] for k in range(len(graph.layers))])
         names = tuple(dict.fromkeys(profile.device_types if types is None else types))
@@ -57,11 +57,11 @@ class LayerTable:
             profile.cost(0, name)
         fields = ("forward", "backward", "kernel_map_seconds", "output_bytes", "coordinate_bytes", "saved_bytes")
         columns = {field: {name: _evaluate(profile.costs[name], field, counts) for name in names} for field in fields}
-        sizes = {
+        most = {
             f: np.maximum.reduce(list(columns[f].values())) for f in ("output_bytes", "coordinate_bytes", "saved_bytes")
         }
-        if not sizes["saved_bytes"].any():  # a graph.txt does not tell: autograd keeps about what each layer puts out
-            sizes["saved_bytes"] = sizes["output_bytes"] * computes
+        if not most["saved_bytes"].any():  # a graph.txt does not tell: autograd keeps about what each layer puts out
+            most["saved_bytes"] = most["output_bytes"] * computes
         forward = {name: times * computes for name, times in columns["forward"].items()}
         computing = np.flatnonzero(computes)
         for name, overhead in profile.step_overheads.items():
@@ -75,9 +75,9 @@ class LayerTable:
             {name: times * computes for name, times in columns["backward"].items()},
             columns["kernel_map_seconds"],
             _map_makers(profile),
-            sizes["output_bytes"],
-            sizes["coordinate_bytes"],
-            sizes["saved_bytes"],
+            most["output_bytes"],
+            most["coordinate_bytes"],
+            most["saved_bytes"],
             np.array([layer.parameter_bytes for layer in graph.layers], dtype=float),
             {name: profile.update_rates.get(name, 0.0) for name in names},
         )
@@ -115,7 +115,7 @@ class LayerTable:
     @cached_property
     def input_coordinates(self) -> Array:
         """Bytes of the input's coordinates [V]; 0 for a dense network, where no layer makes coordinates."""
-        return self.voxels * COORDINATE_BYTES if self.coordinate_bytes.any() else np.zeros_like(self.voxels)
+        return self.sizes * COORDINATE_BYTES if self.coordinate_bytes.any() else np.zeros_like(self.sizes)
 
     def payload(self, before: Iterable[int]) -> tuple[Array, Array]:
         """Bytes that cross the cut after the down-set `before`, forwards and backwards, each `[V]`.
@@ -140,21 +140,21 @@ def _map_makers(profile: Profile) -> tuple[int, ...]:
     return tuple(makers)
 
 
-def _evaluate(costs: Sequence[LayerCost], field: str, voxels: Array) -> Array:
-    """`LayerCost.at` for many layers and voxel counts at once: layers measured at the same counts go together."""
-    rows = np.empty((len(costs), len(voxels)))
+def _evaluate(costs: Sequence[LayerCost], field: str, sizes: Array) -> Array:
+    """`LayerCost.at` for many layers and sizes of minibatch at once: layers measured at the same sizes go together."""
+    rows = np.empty((len(costs), len(sizes)))
     alike: dict[tuple[float, ...], list[int]] = {}
     for k, cost in enumerate(costs):
-        alike.setdefault(tuple(sample.voxels for sample in cost.samples), []).append(k)
+        alike.setdefault(tuple(sample.size for sample in cost.samples), []).append(k)
     for counts, members in alike.items():
         values = np.array([[getattr(sample, field) for sample in costs[k].samples] for k in members], dtype=float)
         if len(counts) == 1:
             rows[members] = values
             continue
         x = np.array(counts)
-        upper = np.clip(np.searchsorted(x, voxels), 1, len(x) - 1)
+        upper = np.clip(np.searchsorted(x, sizes), 1, len(x) - 1)
         slope = np.diff(values, axis=1) / np.diff(x)
-        rows[members] = np.maximum(0.0, values[:, upper - 1] + (voxels - x[upper - 1]) * slope[:, upper - 1])
+        rows[members] = np.maximum(0.0, values[:, upper - 1] + (sizes - x[upper - 1]) * slope[:, upper - 1])
     return rows
 
 

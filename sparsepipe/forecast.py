@@ -56,14 +56,14 @@ class Forecast:
         }
 
 
-def forecast(plan: Plan, profile: Profile, cluster: Cluster, voxels: Sequence[float]) -> Forecast:
+def forecast(plan: Plan, profile: Profile, cluster: Cluster, sizes: Sequence[float]) -> Forecast:
     """Simulate `plan` on minibatches of these voxel counts and sum it up. Raises InputError as `simulate` does."""
-    trace = simulate(plan, profile, cluster, voxels)
+    trace = simulate(plan, profile, cluster, sizes)
     return Forecast(
         trace,
-        steady_rate(trace, plan, len(voxels)),
-        split_bubble(trace, plan, profile, cluster, voxels),
-        peak_bytes(plan, profile, cluster, voxels),
+        steady_rate(trace, plan, len(sizes)),
+        split_bubble(trace, plan, profile, cluster, sizes),
+        peak_bytes(plan, profile, cluster, sizes),
     )
 
 
@@ -82,13 +82,13 @@ def steady_rate(trace: Trace, plan: Plan, num_minibatches: int) -> float:
     return float((last - first) / seconds) if seconds else float("inf")
 
 
-def split_bubble(trace: Trace, plan: Plan, profile: Profile, cluster: Cluster, voxels: Sequence[float]) -> Bubble:
+def split_bubble(trace: Trace, plan: Plan, profile: Profile, cluster: Cluster, sizes: Sequence[float]) -> Bubble:
     """Split idle time by what would be left of it if transfers were free, and if nothing ever waited."""
     makespan, ranks = trace.makespan, trace.ranks
     if not makespan:
         return Bubble(0.0, 0.0, 0.0)
     free = Cluster(tuple(replace(node, link=Link()) for node in cluster.nodes), Link())
-    without_transfers = simulate(plan, profile, free, voxels).makespan
+    without_transfers = simulate(plan, profile, free, sizes).makespan
     busy = [trace.busy(rank) for rank in ranks]
     return Bubble(
         (max(busy) - sum(busy) / len(busy)) / makespan,
@@ -97,9 +97,9 @@ def split_bubble(trace: Trace, plan: Plan, profile: Profile, cluster: Cluster, v
     )
 
 
-def peak_bytes(plan: Plan, profile: Profile, cluster: Cluster, voxels: Sequence[float]) -> dict[int, float]:
+def peak_bytes(plan: Plan, profile: Profile, cluster: Cluster, sizes: Sequence[float]) -> dict[int, float]:
     """Bytes on each rank at its fullest: weights and optimizer state, and the minibatches in flight at that moment."""
-    distinct, which = np.unique(np.asarray(voxels, dtype=float), return_inverse=True)
+    distinct, which = np.unique(np.asarray(sizes, dtype=float), return_inverse=True)
     table = LayerTable.of(profile, distinct, {cluster.devices[rank].type.name for rank in plan.ranks})
     index, before = profile.graph.index, set(profile.graph.input_layers)
     weights, saved, incoming = [], [], []  # of each stage; of each minibatch there
@@ -110,7 +110,7 @@ def peak_bytes(plan: Plan, profile: Profile, cluster: Cluster, voxels: Sequence[
         incoming.append(table.payload(before)[0][which].tolist())
         before |= set(own)
     most = dict.fromkeys(sorted(plan.ranks), 0.0)
-    program = compile(plan, len(voxels))
+    program = compile(plan, len(sizes))
     for rank in most:
         for action, held in program.holdings(rank):
             total = 0.0

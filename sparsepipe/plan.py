@@ -12,12 +12,14 @@ from .display import html
 from .display.markup import one_line
 from .display.plan_diff import PlanDiff, diff, listed
 from .errors import InputError
-from .fields import MOST_DEVICES, MOST_MINIBATCHES, integer, number, shown, text, texts
+from .fields import MOST_DEVICES, MOST_MINIBATCHES, integer, number, one_of, shown, text, texts
 from .files import read_json, write_json
 from .graph import LayerGraph
 from .schedule_rules import INTERLEAVING, SCHEDULE_RULES, WEIGHT_POLICIES, WEIGHT_RULES, ScheduleRules
+from .sizes import SIZE_UNITS, size_words
 
 FORMAT = "sparsepipe-plan-1"
+_size_unit = one_of(*SIZE_UNITS)
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,9 @@ class Estimate:
     plan_seconds: float = 0.0
     single_device_seconds: float | None = None  # period of one device (the fastest type)
     data_parallel_seconds: float | None = None  # period of one stage over all devices
-    voxels: float | None = None  # active voxels of the minibatch the times hold for: the mean one
-    memory_voxels: float | None = None  # active voxels of the minibatch that memory must do for: a large one
+    size: float | None = None  # of the minibatch the times hold for: the mean one
+    memory_size: float | None = None  # of the minibatch that memory must do for: a large one
+    size_unit: str = "voxels"  # what both count
 
     @property
     def gap(self) -> float | None:
@@ -291,8 +294,9 @@ class Plan:
             "plan_seconds": estimate.plan_seconds if estimate else None,
             "single_device_seconds": estimate.single_device_seconds if estimate else None,
             "data_parallel_seconds": estimate.data_parallel_seconds if estimate else None,
-            "voxels": estimate.voxels if estimate else None,
-            "memory_voxels": estimate.memory_voxels if estimate else None,
+            "voxels": estimate.size if estimate else None,
+            "memory_voxels": estimate.memory_size if estimate else None,
+            **({"size_unit": estimate.size_unit} if estimate and estimate.size_unit != "voxels" else {}),
             "schedule": self.schedule,
             "weights": self.weights,
             "routing": self.routing,
@@ -366,10 +370,10 @@ class Plan:
             text += f", {self.estimate.period_seconds * 1e3:.2f} ms a minibatch"
             if self.estimate.gap is not None:
                 text += f", gap {self.estimate.gap:.1%}"
-            if self.estimate.voxels:
-                text += f"; at {self.estimate.voxels:.0f} active voxels"
-                if self.estimate.memory_voxels:
-                    text += f", memory at {self.estimate.memory_voxels:.0f}"
+            if self.estimate.size:
+                text += f"; at {self.estimate.size:.0f} {size_words(self.estimate.size_unit)}"
+                if self.estimate.memory_size:
+                    text += f", memory at {self.estimate.memory_size:.0f}"
         return text
 
 
@@ -465,4 +469,5 @@ def _estimate_from_json(document: Mapping[str, Any]) -> Estimate | None:
         known("data_parallel_seconds"),
         known("voxels"),
         known("memory_voxels"),
+        _size_unit(document.get("size_unit", "voxels"), "size_unit"),
     )

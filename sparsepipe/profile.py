@@ -1,4 +1,4 @@
-"""What each layer costs on each device type, as a function of the active voxels of a minibatch."""
+"""What each layer costs on each device type, as a function of a minibatch's size (voxels, tokens or samples)."""
 
 import math
 from bisect import bisect_left
@@ -11,21 +11,23 @@ from typing import Any
 from .digests import digest
 from .display import html
 from .errors import InputError
-from .fields import number, text, texts
+from .fields import number, shown, text, texts
 from .files import read_json, write_json
 from .graph import Layer, LayerGraph
 from .graph_text import GraphText, GraphTextNode
 from .host.background_load import BackgroundLoad
+from .sizes import SIZE_UNITS
 
 FORMAT = "sparsepipe-profile-1"
+_OF_VOXELS = {"size": "voxels", "sizes": "voxel_counts"}  # as files name them where the unit is voxels
 AGREEMENT = 0.1  # share of a whole step by which the sum over measured layers may differ from it
 
 
 @dataclass(frozen=True, slots=True)
 class CostSample:
-    """One layer measured on a minibatch with `voxels` active voxels at the input of the network."""
+    """One layer measured on a minibatch of this size at the input of the network, in the profile's `size_unit`."""
 
-    voxels: float
+    size: float
     forward: float  # seconds, median
     backward: float  # seconds, median
     output_bytes: float  # features of the output
@@ -46,31 +48,31 @@ COST_FIELDS = tuple(item.name for item in fields(CostSample))
 
 @dataclass(frozen=True)
 class LayerCost:
-    """Samples at growing voxel counts; straight lines between them, the outer lines prolonged and never below 0.
+    """Samples at growing sizes; straight lines between them, the outer lines prolonged and never below 0.
 
-    A single sample holds at every voxel count: that is what a dense layer, or a graph.txt, says.
+    A single sample holds at every size: that is what a dense layer, or a graph.txt, says.
     """
 
     samples: tuple[CostSample, ...]
 
     def __post_init__(self) -> None:
-        counts = [sample.voxels for sample in self.samples]
+        counts = [sample.size for sample in self.samples]
         if not counts or any(b <= a for a, b in zip(counts, counts[1:], strict=False)):
-            raise InputError(f"cost samples at voxel counts {counts}: expected one or more, growing")
+            raise InputError(f"cost samples at sizes {counts}: expected one or more, growing")
 
-    def at(self, voxels: float) -> CostSample:
-        """The cost at `voxels` active voxels, interpolated."""
+    def at(self, size: float) -> CostSample:
+        """The cost of a minibatch of this size, interpolated."""
         if len(self.samples) == 1:
             return self.samples[0]
-        upper = min(max(bisect_left(self.samples, voxels, key=lambda s: s.voxels), 1), len(self.samples) - 1)
+        upper = min(max(bisect_left(self.samples, size, key=lambda s: s.size), 1), len(self.samples) - 1)
         low, high = self.samples[upper - 1], self.samples[upper]
-        weight = (voxels - low.voxels) / (high.voxels - low.voxels)
+        weight = (size - low.size) / (high.size - low.size)
 
         def blend(name: str) -> float:
             a, b = getattr(low, name), getattr(high, name)
             return max(0.0, a + weight * (b - a))
 
-        return CostSample(voxels, *(blend(name) for name in COST_FIELDS[1:]))
+        return CostSample(size, *(blend(name) for name in COST_FIELDS[1:]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,20 +98,23 @@ OVERHEAD_FIELDS = tuple(item.name for item in fields(StepOverhead))
 class Profile:
     """Costs of the layers of one graph on one or more device types.
 
-    `voxel_counts` are the active voxels of typical minibatches (what plans are made for); `origin` says
-    where the numbers come from. `update_rates` are the seconds that the optimizer takes for each byte of weights, by
-    device type; `step_overheads` what a step takes there besides. None is known, and none counted, for a type that is
-    not there.
+    `sizes` are those of typical minibatches (what plans are made for), in `size_unit`: "voxels" (active ones),
+    "tokens" or "samples". `origin` says where the numbers come from. `update_rates` are the seconds that the
+    optimizer takes for each byte of weights, by device type; `step_overheads` what a step takes there besides. None
+    is known, and none counted, for a type that is not there.
     """
 
     graph: LayerGraph
     costs: Mapping[str, tuple[LayerCost, ...]]  # device type → one cost per layer
-    voxel_counts: tuple[float, ...] = ()
+    sizes: tuple[float, ...] = ()
     origin: Mapping[str, Any] = field(default_factory=dict)
     update_rates: Mapping[str, float] = field(default_factory=dict)
     step_overheads: Mapping[str, StepOverhead] = field(default_factory=dict)
+    size_unit: str = "voxels"
 
     def __post_init__(self) -> None:
+        if self.size_unit not in SIZE_UNITS:
+            raise InputError(f"size_unit {shown(self.size_unit)}: expected one of {', '.join(SIZE_UNITS)}")
         for what, named in (("update_rates", self.update_rates), ("step_overheads", self.step_overheads)):
             if unknown := named.keys() - self.costs.keys():
                 raise InputError(
@@ -124,8 +129,8 @@ class Profile:
                 )
         if not self.costs:
             raise InputError("a profile without a device type: expected costs for at least one")
-        if any(not 0 <= count < math.inf for count in self.voxel_counts):
-            raise InputError("voxel_counts of a profile: expected finite numbers, 0 or more")
+        if any(not 0 <= size < math.inf for size in self.sizes):
+            raise InputError("sizes of a profile's minibatches: expected finite numbers, 0 or more")
 
     @property
     def device_types(self) -> tuple[str, ...]:
@@ -156,11 +161,21 @@ class Profile:
         """Names the profile: its graph, its costs, its minibatches and where it was measured."""
         return digest(self.to_json())
 
-    def voxels(self, quantile: float | None = None) -> float:
-        """Mean voxel count of a minibatch, or its `quantile` in [0, 1] (linear between counts)."""
-        counts = sorted(self.voxel_counts)
+    @property
+    def sized(self) -> bool:
+        """Whether the size of a minibatch matters: whether any is told, or costs were measured at several."""
+        return bool(self.sizes) or any(len(cost.samples) > 1 for costs in self.costs.values() for cost in costs)
+
+    @property
+    def typical_sizes(self) -> tuple[float, ...]:
+        """The sizes of typical minibatches: one mean where none were given."""
+        return self.sizes or (self.size(),)
+
+    def size(self, quantile: float | None = None) -> float:
+        """Mean size of a minibatch, or its `quantile` in [0, 1] (linear between sizes)."""
+        counts = sorted(self.sizes)
         if not counts:
-            counts = [sample.voxels for sample in next(iter(self.costs.values()))[0].samples]
+            counts = [sample.size for sample in next(iter(self.costs.values()))[0].samples]
         if quantile is None:
             return sum(counts) / len(counts)
         place = quantile * (len(counts) - 1)
@@ -168,13 +183,13 @@ class Profile:
         high = min(low + 1, len(counts) - 1)
         return counts[low] + (place - low) * (counts[high] - counts[low])
 
-    def cost(self, layer: int, device_type: str, voxels: float | None = None) -> CostSample:
-        """Cost of one layer on one device type at `voxels` (the mean minibatch when not given)."""
-        return self._of(device_type)[layer].at(self.voxels() if voxels is None else voxels)
+    def cost(self, layer: int, device_type: str, size: float | None = None) -> CostSample:
+        """Cost of one layer on one device type for a minibatch of this size (the mean one when not given)."""
+        return self._of(device_type)[layer].at(self.size() if size is None else size)
 
-    def time(self, layers: Iterable[int], device_type: str, voxels: float | None = None) -> tuple[float, float]:
+    def time(self, layers: Iterable[int], device_type: str, size: float | None = None) -> tuple[float, float]:
         """Forward and backward seconds of `layers` together."""
-        costs = [self.cost(layer, device_type, voxels) for layer in layers]
+        costs = [self.cost(layer, device_type, size) for layer in layers]
         return sum(cost.forward for cost in costs), sum(cost.backward for cost in costs)
 
     def _repr_html_(self) -> str:
@@ -199,15 +214,21 @@ class Profile:
             raise InputError(
                 f"device type {min(both)!r} is in both profiles: give one of them another name (TYPE=FILE)"
             )
+        units = {one.size_unit for one in (self, other) if one.sized} or {self.size_unit}
+        if len(units) > 1:
+            raise InputError(
+                f"profiles over {' and over '.join(sorted(units))} cannot be joined: expected one unit of size"
+            )
         common = {key: value for key, value in self.origin.items() if other.origin.get(key) == value}
         joined = [part for profile in (self, other) for part in profile._joined()]
         return Profile(
             self.graph,
             {**self.costs, **other.costs},
-            self.voxel_counts or other.voxel_counts,
+            self.sizes or other.sizes,
             {**common, "joined": joined},
             {**self.update_rates, **other.update_rates},
             {**self.step_overheads, **other.step_overheads},
+            units.pop(),
         )
 
     def _joined(self) -> list[dict[str, Any]]:
@@ -220,7 +241,7 @@ class Profile:
         ((old, costs),) = self.costs.items()
         rates = {device_type: self.update_rates[old]} if old in self.update_rates else {}
         overheads = {device_type: self.step_overheads[old]} if old in self.step_overheads else {}
-        return Profile(self.graph, {device_type: costs}, self.voxel_counts, self.origin, rates, overheads)
+        return Profile(self.graph, {device_type: costs}, self.sizes, self.origin, rates, overheads, self.size_unit)
 
     def to_json(self) -> dict[str, Any]:
         """What the profile's file holds."""
@@ -228,8 +249,7 @@ class Profile:
             "format": FORMAT,
             "layers": [asdict(layer) for layer in self.graph.layers],
             "edges": [[self.graph.layers[i].id, self.graph.layers[j].id] for i, j in self.graph.edges],
-            "voxel_counts": list(self.voxel_counts),
-            "columns": list(COST_FIELDS),
+            **_sizes_written(self),
             "costs": {
                 name: [
                     [[getattr(sample, column) for column in COST_FIELDS] for sample in cost.samples] for cost in costs
@@ -290,13 +310,13 @@ class Profile:
         }
         return cls(text.graph, {device_type: costs}, (), origin)
 
-    def to_graph_text(self, device_type: str | None = None, voxels: float | None = None) -> GraphText:
-        """Costs of one device type at one voxel count as a graph.txt."""
+    def to_graph_text(self, device_type: str | None = None, size: float | None = None) -> GraphText:
+        """Costs of one device type for one size of minibatch as a graph.txt."""
         name = device_type or next(iter(self.costs))
         lists, stages = self.origin.get("activation_lists", {}), self.origin.get("stage_ids", {})
         nodes = {}
         for k, layer in enumerate(self.graph.layers):
-            cost = self.cost(k, name, voxels)
+            cost = self.cost(k, name, size)
             nodes[layer.id] = GraphTextNode(
                 layer.id,
                 layer.description or layer.id,
@@ -350,16 +370,28 @@ def _from_document(document: Mapping[str, Any]) -> Profile:
     graph = LayerGraph.from_ids(layers, [(text(a, "edge"), text(b, "edge")) for a, b in document["edges"]])
     if graph.layers != tuple(layers):
         raise InputError("the layers are not in topological order")
-    columns = texts(document["columns"], "columns")
+    unit = text(document.get("size_unit", "voxels"), "size_unit")
+    sizes, size = (_OF_VOXELS[name] if unit == "voxels" else name for name in ("sizes", "size"))
+    columns = ["size" if column == size else column for column in texts(document["columns"], "columns")]
     costs = {}
     for name, rows in document["costs"].items():
         costs[name] = tuple(_cost(samples, columns, f"{name}, layer {k}") for k, samples in enumerate(rows))
-    counts = tuple(number(count, "voxel_counts") for count in document["voxel_counts"])
+    counts = tuple(number(count, sizes) for count in document[sizes])
     if not isinstance(document["origin"], Mapping):
         raise InputError("origin is not an object: expected where the numbers come from")
     rates = {name: number(rate, "update_rates") for name, rate in document.get("update_rates", {}).items()}
     overheads = {name: _overhead(told, name) for name, told in document.get("step_overheads", {}).items()}
-    return Profile(graph, costs, counts, document["origin"], rates, overheads)
+    return Profile(graph, costs, counts, document["origin"], rates, overheads, unit)
+
+
+def _sizes_written(profile: Profile) -> dict[str, Any]:
+    """How a file names sizes: profiles over voxels as they always did, others by the unit that they state."""
+    if profile.size_unit == "voxels":
+        return {
+            _OF_VOXELS["sizes"]: list(profile.sizes),
+            "columns": [_OF_VOXELS.get(name, name) for name in COST_FIELDS],
+        }
+    return {"size_unit": profile.size_unit, "sizes": list(profile.sizes), "columns": list(COST_FIELDS)}
 
 
 def _written(overheads: Mapping[str, StepOverhead]) -> dict[str, dict[str, float]]:

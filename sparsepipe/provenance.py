@@ -175,8 +175,8 @@ def plan_digest(plan: Plan) -> str:
 
 
 def _of_profile(profile: Profile) -> Facts:
-    facts = {"digest": profile.digest, "device_types": list(profile.device_types)}
-    return facts | {"voxels": profile.voxels(), "origin": canonical(profile.origin), "warnings": list(profile.warnings)}
+    facts = {"digest": profile.digest, "device_types": list(profile.device_types), profile.size_unit: profile.size()}
+    return facts | {"origin": canonical(profile.origin), "warnings": list(profile.warnings)}
 
 
 def _of_cluster(cluster: Cluster) -> Facts:

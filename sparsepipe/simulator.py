@@ -28,15 +28,15 @@ KINDS = ("forward", "backward", "weights", "update")
 LETTERS = "FBWU"
 
 
-def simulate(plan: Plan, profile: Profile, cluster: Cluster, voxels: Sequence[float]) -> Trace:
-    """Run `plan` on minibatches with `voxels` active voxels at the network's input, one entry each.
+def simulate(plan: Plan, profile: Profile, cluster: Cluster, sizes: Sequence[float]) -> Trace:
+    """Run `plan` on one minibatch of each of `sizes` (at the input of the network, in the profile's unit).
 
     The optimizer's step takes no time where the profile has no rate for it. Raises InputError for a plan that cannot
     run.
     """
     plan.check(profile.graph, cluster)
     with _collector_paused():
-        return Trace(tuple(_Simulation(compile(plan, len(voxels)), profile, cluster, voxels).run()), "simulated")
+        return Trace(tuple(_Simulation(compile(plan, len(sizes)), profile, cluster, sizes).run()), "simulated")
 
 
 @contextmanager
@@ -69,13 +69,13 @@ class _Simulation:
     before; of a backward, the gradients of the stage after (its own forward came earlier in its rank's list).
     """
 
-    def __init__(self, program: Program, profile: Profile, cluster: Cluster, voxels: Sequence[float]) -> None:
+    def __init__(self, program: Program, profile: Profile, cluster: Cluster, sizes: Sequence[float]) -> None:
         plan = self.plan = program.plan
         self.program = program
         stages = range(len(plan.stages))
         # As tables, since they are asked for every action: whom an operation of a stage feeds, and by whom it is fed.
         self.target = {CODES[op]: [program.target(s, op) for s in stages] for op in (Op.FORWARD, Op.BACKWARD)}
-        seconds, self.averaging, self.updates, self.transfers = _durations(plan, profile, cluster, voxels)
+        seconds, self.averaging, self.updates, self.transfers = _durations(plan, profile, cluster, sizes)
         # Updates that take no time need not be simulated, but where replicas wait for each other.
         alone = {s for s, stage in enumerate(plan.stages) if len(stage.ranks) == 1}
         idle = {s for s in alone if not self.updates[s, plan.stages[s].ranks[0]]}
@@ -83,11 +83,11 @@ class _Simulation:
         for rank, own in program.actions.items():
             todo = [(CODES[op], s, m) for s, op, m in own if op is not Op.UPDATE or s not in idle]
             self.ranks[rank] = _Rank(rank, seconds[rank], todo)
-        self.replicas = [[self.ranks[s.replica(m)] for m in range(len(voxels))] for s in plan.stages]
+        self.replicas = [[self.ranks[s.replica(m)] for m in range(len(sizes))] for s in plan.stages]
         # An update's span names the last minibatch of its round, as a run's does: rounds of stages differ in length.
         self.last_of_round = [[program.members(s, k)[-1] for k in range(program.num_updates(s))] for s in stages]
-        unknown: list[float | None] = [None] * len(voxels)
-        there: list[float | None] = [0.0] * len(voxels)  # what needs no transfer
+        unknown: list[float | None] = [None] * len(sizes)
+        there: list[float | None] = [0.0] * len(sizes)  # what needs no transfer
         self.arrivals = (
             [there if program.source(s, Op.FORWARD) is None else unknown.copy() for s in stages],
             [there if program.source(s, Op.BACKWARD) is None else unknown.copy() for s in stages],
@@ -194,25 +194,25 @@ class _Transfers(dict):
 
     def __missing__(self, key: tuple[int, int, int, int]) -> tuple[list[float], _Port, _Port]:
         operation, stage, rank, peer = key
-        sizes = self.bytes[operation, stage]
+        num_bytes = self.bytes[operation, stage]
         if rank == peer:  # what stays on a device takes no time
-            self[key] = [0.0] * len(sizes), _Port(), _Port()
+            self[key] = [0.0] * len(num_bytes), _Port(), _Port()
             return self[key]
         link = self.cluster.link(rank, peer)
-        seconds = (link.latency + sizes / link.bandwidth).tolist()
+        seconds = (link.latency + num_bytes / link.bandwidth).tolist()
         leaving, entering = (self.ports[port] for port in ports(self.cluster, rank, peer, forward=operation == FORWARD))
         self[key] = seconds, leaving, entering
         return self[key]
 
 
 def _durations(
-    plan: Plan, profile: Profile, cluster: Cluster, voxels: Sequence[float]
+    plan: Plan, profile: Profile, cluster: Cluster, sizes: Sequence[float]
 ) -> tuple[dict[int, dict[int, tuple[list[float], ...]]], list[float], dict[tuple[int, int], float], _Transfers]:
     """(rank → stage → seconds of each minibatch forwards, backwards, for weights; stage → those of averaging;
     (stage, rank) → those of the optimizer's step; transfers).
     """
     index = profile.graph.index
-    distinct, which = np.unique(np.asarray(voxels, dtype=float), return_inverse=True)
+    distinct, which = np.unique(np.asarray(sizes, dtype=float), return_inverse=True)
     table = LayerTable.of(profile, distinct, {cluster.devices[rank].type.name for rank in plan.ranks})
     seconds: dict[int, dict[int, tuple[list[float], ...]]] = {rank: {} for rank in plan.ranks}
     averaging, updates, transfers = [], {}, _Transfers(cluster)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "sparsepipe"
 LEVELS = [  # lowest first; a module may import its own level's files only inside its own folder, and anything lower
-    {"display", "schedule_rules", "digests"},
+    {"display", "schedule_rules", "digests", "sizes"},
     {"errors"},
     {"host"},
     {"files", "fields"},

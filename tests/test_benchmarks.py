@@ -75,7 +75,7 @@ def test_images_are_profiled_and_run_as_the_runtime_takes_them(tmp_path):
     small = of_images(network("vgg16", num_classes=10, in_channels=3))
     batch = minibatches(IMAGES, tmp_path)[0]
     found = profile(small, [batch], case_engine(IMAGES), warmup=0, repeats=1)
-    assert found.voxel_counts == (2048,) and found.voxels() == 2048
+    assert found.sizes == (2048,) and found.size() == 2048
     ids = tuple(row.id for row in small.rows)
     plan = Plan((Stage(ids[:9], (0,)), Stage(ids[9:], (1,))))
     config = RunConfig("vgg16", "memory", batch_size=2)

@@ -51,7 +51,7 @@ class BruteForce:
 
     def __init__(self, problem):
         self.problem, self.graph, self.cluster = problem, problem.graph, problem.cluster
-        self.voxels, self.high = problem.voxels, problem.profile.voxels(0.99)
+        self.typical, self.high = problem.size, problem.profile.size(0.99)
         self.totals = {
             k.name: self.time(tuple(range(len(self.graph.layers))), k.name) for k in self.cluster.device_types
         }
@@ -63,14 +63,14 @@ class BruteForce:
             setattr(self, name, cache(getattr(self, name)))
 
     def time(self, layers, kind):
-        forward, backward = self.problem.profile.time(layers, kind, self.voxels)
+        forward, backward = self.problem.profile.time(layers, kind, self.typical)
         return forward + backward
 
     def size(self, layer, field, voxels):
         return max(getattr(self.problem.profile.cost(layer, k.name, voxels), field) for k in self.cluster.device_types)
 
     def owner(self, layer):
-        if self.size(layer, "coordinate_bytes", self.high) or self.size(layer, "coordinate_bytes", self.voxels):
+        if self.size(layer, "coordinate_bytes", self.high) or self.size(layer, "coordinate_bytes", self.typical):
             return layer
         return self.owner(self.graph.inputs[layer][0]) if self.graph.inputs[layer] else None
 
@@ -119,7 +119,7 @@ class BruteForce:
                 port = rank if len(nodes) == 1 else self.node(rank)
                 load[port] = load.get(port, 0) + share
             busiest = max(busiest, max(load.values()) / sum(shares))
-        forward, backward = (link.latency + size / link.bandwidth for size in self.payload(before, self.voxels))
+        forward, backward = (link.latency + size / link.bandwidth for size in self.payload(before, self.typical))
         return busiest * max(forward, backward), forward + backward
 
     def fits(self, before, layers, ranks, behind):

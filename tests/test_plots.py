@@ -136,7 +136,7 @@ def test_layer_costs_show_their_table(profile):
     shows(figure, table.backward_seconds * 1e3)
     shows(figure, table.output_bytes / 1e6)
     shows(figure, table.parameter_bytes / 1e6)
-    at_1000 = plots.layer_costs_table(profile, voxels=1000)
+    at_1000 = plots.layer_costs_table(profile, size=1000)
     assert math.isclose(at_1000.forward_seconds.iloc[0], 0.01)
 
 

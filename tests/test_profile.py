@@ -28,9 +28,9 @@ def test_a_single_sample_holds_everywhere():
 
 
 def test_voxels_are_the_mean_or_a_quantile():
-    assert profile().voxels() == 130
-    assert profile().voxels(0.5) == 130
-    assert profile().voxels(1.0) == 160
+    assert profile().size() == 130
+    assert profile().size(0.5) == 130
+    assert profile().size(1.0) == 160
 
 
 def test_profiles_of_the_same_graph_join():
@@ -171,3 +171,22 @@ def test_bad_profile_files_are_named(tmp_path, change, message):
     with pytest.raises(InputError, match=message) as caught:
         Profile.load(path)
     assert str(caught.value).startswith(str(path))
+
+
+@pytest.mark.parametrize("unit", ["tokens", "samples"])
+def test_a_profile_may_count_in_another_unit_than_voxels(unit, tmp_path):
+    one = replace(profile(), size_unit=unit)
+    path = one.save(tmp_path / "p.json")
+    assert Profile.load(path) == one and json.loads(path.read_text())["sizes"] == list(one.sizes)
+    assert f" {unit} a minibatch" in one._repr_html_()
+    with pytest.raises(
+        InputError, match=f"profiles over {' and over '.join(sorted(['voxels', unit]))} cannot be joined"
+    ):
+        _ = one | profile().renamed("another")
+    with pytest.raises(InputError, match="size_unit 'litres': expected one of voxels, tokens, samples"):
+        replace(one, size_unit="litres")
+
+
+def test_files_over_voxels_are_written_as_before():
+    document = profile().to_json()
+    assert document["columns"][0] == "voxels" and document["voxel_counts"] and "size_unit" not in document

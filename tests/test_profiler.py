@@ -35,13 +35,13 @@ def test_sizes_have_closed_forms(chosen):
     found = batches(300, 100, 200)
     one = measure.profile(NET, found, chosen, warmup=1, repeats=2, device_type="here")
     counts = sorted(batch.num_voxels for batch in found)
-    assert one.voxel_counts == tuple(counts)
+    assert one.sizes == tuple(counts)
     assert one.device_types == ("here",)
     assert one.graph == NET.graph()
     for batch, position in zip(sorted(found, key=lambda b: b.num_voxels), range(3), strict=True):
         cost = {row.id: one.costs["here"][k].samples[position] for k, row in enumerate(NET.rows)}
         coarse = {(0, *(c[0], *(v // 2 for v in c[1:]))) for c in batch.coordinates.tolist()}
-        assert {sample.voxels for sample in cost.values()} == {batch.num_voxels}
+        assert {sample.size for sample in cost.values()} == {batch.num_voxels}
         assert cost["conv1_1"].output_bytes == batch.num_voxels * 16 * 4
         assert cost["conv1_1"].coordinate_bytes == 0  # they are the input's
         assert cost["pool1"].coordinate_bytes == len(coarse) * 4 * 4
@@ -363,7 +363,7 @@ def test_profile_of_a_model_on_real_clouds(shared_data, tmp_path):
     measured = found.origin["measured_voxels"]
     assert len(measured) == len(said) == 3
     assert measured == sorted(set(measured))
-    assert all(measured[0] <= count <= measured[-1] for count in found.voxel_counts)
+    assert all(measured[0] <= count <= measured[-1] for count in found.sizes)
     assert found.origin["batch_size"] == 4
     assert found.origin["engine"] == "native"
     assert found.origin["layers_over_whole"] > 0

@@ -28,13 +28,13 @@ SECONDS = (0.010, 0.014, 0.007, 0.022, 0.009, 0.016, 0.012)
 SPEEDS = {"tv": 1.0, "txp": 1.3, "rtx": 0.6}
 
 
-def profile_of(origin=None, voxel_counts=(1000.0,)):
+def profile_of(origin=None, sizes=(1000.0,)):
     layers = tuple(Layer(f"conv{k}", "", 4e6) for k in range(len(SECONDS)))
     costs = {}
     for name, speed in SPEEDS.items():
         few = [CostSample(1000, s * speed, 2 * s * speed, 3e6, 0, 3e6) for s in SECONDS]
         costs[name] = tuple(LayerCost((f, CostSample(2000, 2 * f.forward, 2 * f.backward, 6e6, 0, 6e6))) for f in few)
-    return Profile(LayerGraph.chain(layers), costs, voxel_counts, origin or {"batch_size": 16, "voxel_size": 0.04})
+    return Profile(LayerGraph.chain(layers), costs, sizes, origin or {"batch_size": 16, "voxel_size": 0.04})
 
 
 PROFILE = profile_of()
@@ -165,8 +165,8 @@ def test_a_server_file_of_mixed_servers_is_shown_as_it_is(tmp_path):
     assert timeless(explorer.plan) == timeless(partition(PROFILE, cluster))
 
 
-def test_a_profile_without_voxel_counts_is_planned_as_it_is():
-    profile = profile_of(voxel_counts=())
+def test_a_profile_without_sizes_is_planned_as_it_is():
+    profile = profile_of(sizes=())
     cluster = Cluster.uniform(3, device_type="tv", link=Link(12e9))
     explorer = PartitionExplorer(profile, cluster)
     assert timeless(explorer.plan) == timeless(partition(profile, cluster))

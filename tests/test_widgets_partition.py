@@ -89,7 +89,7 @@ def test_every_control_changes_the_plan_on_screen(explorer):
     explorer.batch_size.value = 32
     assert explorer.plan.estimate.period_seconds == pytest.approx(2 * before, rel=0.05)
     explorer.voxel_size.value = 0.08
-    assert explorer.problem.voxels == pytest.approx(1000 * 2 / 4)
+    assert explorer.problem.size == pytest.approx(1000 * 2 / 4)
     explorer.planner.value = "data-parallel"
     assert len(explorer.plan.stages) == 1
     assert "gap" not in tile(explorer, "gap to that bound") and tile(explorer, "gap to that bound") != "none"
@@ -301,7 +301,7 @@ def test_export_writes_what_is_on_screen(explorer, tmp_path, monkeypatch):
 def test_a_graph_with_branches_is_drawn_and_a_chain_is_not(explorer, cluster, profile):
     assert explorer.view.graph == "{}"
     branches = LayerGraph.chain(profile.graph.layers, skips=[(0, 3)])
-    other = PartitionExplorer(Profile(branches, profile.costs, profile.voxel_counts, FACTS), cluster)
+    other = PartitionExplorer(Profile(branches, profile.costs, profile.sizes, FACTS), cluster)
     graph = json.loads(other.view.graph)
     assert len(graph["positions"]) == NUM_LAYERS and len(graph["routes"]) == NUM_LAYERS
 

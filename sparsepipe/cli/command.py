@@ -196,7 +196,7 @@ def profile(options: argparse.Namespace) -> Answer:
         "out": str(options.out),
         "device_type": name,
         "layers": len(found.graph.layers),
-        "voxels": found.voxels(),
+        found.size_unit: found.size(),
         "forward_seconds": forward,
         "backward_seconds": backward,
         "update_seconds": update,
@@ -205,7 +205,7 @@ def profile(options: argparse.Namespace) -> Answer:
     return Answer(
         document,
         f"{options.out}: {len(found.graph.layers)} layers on {name}, forward {forward * 1e3:.1f} ms, "
-        f"backward {backward * 1e3:.1f} ms at {found.voxels():.0f} voxels, update {update * 1e3:.1f} ms; "
+        f"backward {backward * 1e3:.1f} ms at {found.size():.0f} {found.size_unit}, update {update * 1e3:.1f} ms; "
         f"the layers' sum is {found.origin['layers_over_whole']:.2f} x a whole step",
     )
 
@@ -277,7 +277,7 @@ def simulate(options: argparse.Namespace) -> Answer:
     found, cluster = _profile_and_cluster(options)
     chosen = load_plan(options.plan, found.graph).check(found.graph, cluster)
     _say(f"plan: {text}" for text in _beyond(chosen, found))
-    counts = found.voxel_counts or (found.voxels(),)
+    counts = found.typical_sizes
     told = forecast(chosen, found, cluster, [counts[m % len(counts)] for m in range(options.minibatches)])
     beyond = [text for text in (told.beyond_memory(cluster),) if text]
     _say(beyond)

@@ -78,7 +78,7 @@ def replay(plan: Plan, profile: Profile, cluster: Cluster, options: argparse.Nam
     from ..launchers import launch
     from ..runtime import RunConfig
 
-    counts = profile.voxel_counts or (profile.voxels(),)
+    counts = profile.typical_sizes
     told = forecast(plan, profile, cluster, [counts[m % len(counts)] for m in range(options.minibatches)])
     if text := told.beyond_memory(cluster):
         progress_line(f"warning: {text}")

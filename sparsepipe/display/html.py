@@ -45,7 +45,7 @@ def plan(value: Any) -> str:
 
 def profile(value: Any) -> str:
     """Layers as bars, as high as their time on each device type; totals as rows."""
-    layers, voxels = range(len(value.graph.layers)), value.voxels()
+    layers, size = range(len(value.graph.layers)), value.size()
     rows, drawn, height = [], [], 44
     seconds = {kind: [sum(value.time([k], kind)) for k in layers] for kind in value.device_types}
     top = max((max(found) for found in seconds.values()), default=0.0) or 1.0
@@ -59,8 +59,8 @@ def profile(value: Any) -> str:
             y = place * height + height - high
             title = f"{value.graph.layers[k].id} on {kind}: {_seconds(found[k])}"
             drawn.append(_rect(k * width, y, max(width - 0.6, 0.4), high, _color(place), title=title))
-    voxels_told = f", {voxels:,.0f} voxels a minibatch" if voxels else ""
-    told = f"profile of {len(layers)} layers on {counted(value.device_types)}{voxels_told}"
+    sizes_told = f", {size:,.0f} {value.size_unit} a minibatch" if size else ""
+    told = f"profile of {len(layers)} layers on {counted(value.device_types)}{sizes_told}"
     picture = _svg(drawn, height * len(seconds), "time of each layer")
     table = _table(["device type", "forward", "backward", "dearest layer"], rows)
     return _page(told, picture, table, _notes(value.warnings))

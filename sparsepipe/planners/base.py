@@ -55,19 +55,19 @@ class Problem:
         return WEIGHT_RULES[self.rules.weights[0]].flushes
 
     @cached_property
-    def voxels(self) -> float:
-        """Active voxels of the minibatch that times are planned for."""
-        return self.profile.voxels()
+    def size(self) -> float:
+        """Size of the minibatch that times are planned for."""
+        return self.profile.size()
 
     @cached_property
-    def memory_voxels(self) -> float:
-        """Active voxels of the minibatch that memory must do for."""
-        return self.profile.voxels(MEMORY_QUANTILE)
+    def memory_size(self) -> float:
+        """Size of the minibatch that memory must do for."""
+        return self.profile.size(MEMORY_QUANTILE)
 
     @cached_property
     def table(self) -> LayerTable:
         """Costs at two voxel counts: column 0 the mean, for times; column 1 a high quantile, for memory."""
-        counts = (self.voxels, self.memory_voxels)
+        counts = (self.size, self.memory_size)
         return LayerTable.of(self.profile, counts, [kind.name for kind in self.cluster.device_types])
 
     @cached_property

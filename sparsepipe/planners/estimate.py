@@ -60,8 +60,9 @@ def estimate(plan: Plan, problem: Problem) -> Estimate:
         tuple(stages),
         single_device_seconds=single,
         data_parallel_seconds=period if plan.stages == everyone.stages else _period_of_one(everyone, problem),
-        voxels=problem.voxels,
-        memory_voxels=problem.memory_voxels,
+        size=problem.size,
+        memory_size=problem.memory_size,
+        size_unit=problem.profile.size_unit,
     )
 
 
@@ -72,7 +73,7 @@ def with_sizes(plan: Plan, own: Estimate, problem: Problem) -> Plan:
         replace(stage, memory_bytes=size.memory_bytes, sent_bytes=size.sent_bytes)
         for stage, size in zip(own.stages, sizes.stages, strict=True)
     )
-    return replace(plan, estimate=replace(own, stages=stages, memory_voxels=sizes.memory_voxels))
+    return replace(plan, estimate=replace(own, stages=stages, memory_size=sizes.memory_size))
 
 
 def crossing_seconds(plan: Plan, problem: Problem) -> list[float]:

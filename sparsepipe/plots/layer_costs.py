@@ -6,15 +6,16 @@ from plotly.subplots import make_subplots
 
 from ..display.markup import Html
 from ..profile import Profile
+from ..sizes import size_words
 from .table import noted
 from .theme import BACKWARD, BESIDE_TITLE, FORWARD, GREY, SMALL, finished
 
 _NAMED = 80  # layers that can be named along the axis; of more, plotly names some
 
 
-def layer_costs_table(profile: Profile, *, voxels: float | None = None) -> pd.DataFrame:
-    """One row for each layer and device type, at `voxels` active voxels (the mean minibatch when not given)."""
-    at = profile.voxels() if voxels is None else voxels
+def layer_costs_table(profile: Profile, *, size: float | None = None) -> pd.DataFrame:
+    """One row for each layer and device type, for a minibatch of this size (the mean one when not given)."""
+    at = profile.size() if size is None else size
     rows = []
     for kind in profile.device_types:
         for k, layer in enumerate(profile.graph.layers):
@@ -23,7 +24,7 @@ def layer_costs_table(profile: Profile, *, voxels: float | None = None) -> pd.Da
                 {
                     "layer": layer.id,
                     "device_type": kind,
-                    "voxels": at,
+                    profile.size_unit: at,
                     "forward_seconds": cost.forward,
                     "backward_seconds": cost.backward,
                     "forward_spread_seconds": cost.forward_spread,
@@ -35,12 +36,12 @@ def layer_costs_table(profile: Profile, *, voxels: float | None = None) -> pd.Da
     return pd.DataFrame(rows)
 
 
-def layer_costs(profile: Profile, *, voxels: float | None = None, note: str = "") -> go.Figure:
+def layer_costs(profile: Profile, *, size: float | None = None, note: str = "") -> go.Figure:
     """Draw each layer's forward and backward time (a panel for each device type), its output and its parameters.
 
     The thin line on a bar is the interquartile range of its time.
     """
-    table = layer_costs_table(profile, voxels=voxels)
+    table = layer_costs_table(profile, size=size)
     kinds = profile.device_types
     figure = make_subplots(rows=len(kinds) + 2, cols=1, shared_xaxes=True, vertical_spacing=0.045)
     for row, kind in enumerate(kinds, start=1):
@@ -87,7 +88,8 @@ def layer_costs(profile: Profile, *, voxels: float | None = None, note: str = ""
     figure.update_xaxes(tickangle=-90, tickfont_size=SMALL - 2, dtick=1 if few else None, row=len(kinds) + 2, col=1)
     figure.update_xaxes(ticks="", row=1, col=1)
     text = noted(note, profile.origin)
-    count = f"{table.voxels.iloc[0]:,.0f} active voxels a minibatch" if table.voxels.iloc[0] else ""
+    at = table[profile.size_unit].iloc[0]
+    count = f"{at:,.0f} {size_words(profile.size_unit)} a minibatch" if at else ""
     spread = "thin lines: interquartile range over passes" if table.backward_spread_seconds.any() else ""
     second = " · ".join(part for part in (text, count, spread) if part)
     return finished(figure, "Cost of each layer", note=second, width=900, height=260 + 150 * (len(kinds) + 1))

@@ -26,8 +26,8 @@ def layer_graph_table(
     profile = source if isinstance(source, Profile) else None
     graph = profile.graph if profile else source
     kind = (device_type or profile.device_types[0]) if profile else None
-    voxels = profile.voxels() if profile else 0.0
-    costs = LayerTable.of(profile, [voxels], [kind]) if profile else None
+    size = profile.size() if profile else 0.0
+    costs = LayerTable.of(profile, [size], [kind]) if profile else None
     rows = []
     for k, (layer, stage) in enumerate(zip(graph.layers, stage_of_layers(graph, plan), strict=True)):
         row = {
@@ -38,7 +38,7 @@ def layer_graph_table(
             "stage": stage,
         }
         if profile:
-            cost = profile.cost(k, kind, voxels)
+            cost = profile.cost(k, kind, size)
             features, coordinates = crossing(costs, range(k + 1))
             row |= {
                 "device_type": kind,
@@ -54,7 +54,7 @@ def layer_graph_table(
 
 def cuts_table(profile: Profile, plan: Plan, *, device_type: str | None = None) -> pd.DataFrame:
     """One row for each boundary between stages: the layers whose outputs cross it, and the bytes of one minibatch."""
-    costs = LayerTable.of(profile, [profile.voxels()], [device_type or profile.device_types[0]])
+    costs = LayerTable.of(profile, [profile.size()], [device_type or profile.device_types[0]])
     rows, before = [], set()
     for k, stage in enumerate(plan.stages[:-1]):
         before |= {profile.graph.index[id] for id in stage.layers}

@@ -28,7 +28,7 @@ def sparse_dense_table(found: Mapping[str, Measured]) -> pd.DataFrame:
                 {
                     "network": network,
                     "voxel_size": voxel_size,
-                    "voxels": profile.voxels() / batch_size,
+                    "voxels": profile.size() / batch_size,
                     "cells": round(1 / voxel_size) ** 3,
                     "seconds": sum(profile.time(layers, kind)) / batch_size,
                     "memory_bytes": kept / batch_size,

@@ -60,7 +60,7 @@ def profile_model(
 ) -> Profile:
     """Profile a named model on minibatches of a data set's training split, sparse, typical and crowded ones.
 
-    `voxel_counts` of the profile are those of random minibatches. On a CPU, `threads` cores make one device: measure
+    `sizes` of the profile are those of random minibatches. On a CPU, `threads` cores make one device: measure
     with as many as each worker will have, and with `beside` so many further processes at the same work, as the other
     workers of the machine will be. Raises InputError for unknown names and bad data.
     """
@@ -93,7 +93,7 @@ def profile_model(
             device_type=device_type,
             repeats=repeats,
             seed=seed,
-            voxel_counts=counts,
+            sizes=counts,
             origin=origin,
             progress=progress,
             others=others,
@@ -160,7 +160,7 @@ def profile(
     warmup: int = 2,
     repeats: int | None = None,
     seed: int = 0,
-    voxel_counts: Sequence[float] = (),
+    sizes: Sequence[float] = (),
     origin: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     others: Sequence[int] = (),
@@ -175,7 +175,7 @@ def profile(
     Passes whose threads waited for a processor are taken again, for a while; `origin` says what other load there was.
     `others`: processes (their ids) that are at work on our behalf meanwhile. `read`: reads one of the data set's
     minibatches, by a number; a step is told what that takes where every processor is at work on layers, as the thread
-    that reads ahead then takes the time of one. `voxel_counts` defaults to those of `batches`.
+    that reads ahead then takes the time of one. `sizes` defaults to those of `batches`.
     Raises InputError without batches, without repeats, for two batches of the same voxel count, or without the device.
     """
     batches = sorted(batches, key=lambda batch: batch.num_voxels)
@@ -226,7 +226,7 @@ def profile(
     updates = [seconds for one in rounds for seconds in one.updates]
     rates = {name: statistics.median(updates) / num_bytes} if num_bytes else {}
     overhead = StepOverhead(facts["input_seconds"] + (reading if crowd >= 1 else 0.0), loss_seconds)
-    typical = tuple(voxel_counts or counts)
+    typical = tuple(sizes or counts)
     return Profile(network.graph(), {name: costs}, typical, {**facts, **(origin or {})}, rates, {name: overhead})
 
 

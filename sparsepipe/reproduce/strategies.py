@@ -169,7 +169,7 @@ def simulated_epoch(strategies: Strategies, record: RunRecord, epoch: int) -> Tr
 def replayed_epoch(strategies: Strategies, record: RunRecord, epoch: int) -> Trace:
     """A replay of the minibatches of one epoch of a run, by their voxels, from its first to its last work."""
     voxels = _voxels(record, epoch)
-    profile = replace(strategies.profile, voxel_counts=voxels)
+    profile = replace(strategies.profile, sizes=voxels)
     runs = strategies.place.root / "runs"
     return working_epoch(replay(runs, record.plan_of_epoch(epoch), profile, strategies.cluster, len(voxels)), 0)
 

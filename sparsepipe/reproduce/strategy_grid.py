@@ -102,7 +102,7 @@ def _alone(machines: Machines, cluster: Cluster) -> Plan:
 def _simulated(name: str, plan: Plan, machines: Machines, cluster: Cluster, label: str) -> Point:
     problem = Problem(machines.profile, cluster, plan.schedule, plan.num_microbatches)
     expected = estimate(plan, problem)  # by one cost model, whatever the planner's own
-    rate = _steady_rate(plan, machines.profile, cluster, problem.voxels)
+    rate = _steady_rate(plan, machines.profile, cluster, problem.size)
     crossing, averaged = traffic(plan, problem)
     return Point(
         name,

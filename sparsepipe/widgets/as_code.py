@@ -20,8 +20,8 @@ def as_code(
     if planner:
         if factor != 1:
             lines.insert(1, "from dataclasses import replace")
-            lines.append("counts = profile.voxel_counts or (profile.voxels(),)")
-            lines.append(f"profile = replace(profile, voxel_counts=tuple(n * {factor!r} for n in counts))")
+            lines.append("counts = profile.typical_sizes")
+            lines.append(f"profile = replace(profile, sizes=tuple(n * {factor!r} for n in counts))")
         if compression != 1:
             lines.insert(1, "from sparsepipe.widgets.hypothetical import compressed")
             lines.append(f"profile = compressed(profile, {compression!r})")

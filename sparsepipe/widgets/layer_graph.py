@@ -47,13 +47,13 @@ class LayerGraphExplorer:
 
 
 def layer_details(profile: Profile, layer: int) -> Html:
-    """All that a profile knows of one layer as HTML: a row for each device type and voxel count it was measured at."""
+    """All that a profile knows of one layer as HTML: a row for each device type and size it was measured at."""
     found, graph = profile.graph.layers[layer], profile.graph
     inputs = ", ".join(graph.layers[i].id for i in graph.inputs[layer]) or "the input"
     consumers = ", ".join(graph.layers[i].id for i in graph.consumers[layer]) or "the loss"
     head = (
         "device type",
-        "voxels",
+        profile.size_unit,
         "forward",
         "spread",
         "backward",
@@ -71,7 +71,7 @@ def layer_details(profile: Profile, layer: int) -> Html:
             rows.append(
                 (
                     kind,
-                    f"{s.voxels:,.0f}",
+                    f"{s.size:,.0f}",
                     *(f"{t * 1e3:.3f} ms" for t in times),
                     *map(scaled_bytes, sizes),
                     f"{s.kernel_map_pairs:,.0f}",

@@ -72,7 +72,7 @@ class Planning:
         """Plan and simulate. Raises InputError for settings that cannot be planned."""
         problem = self._problem(settings)
         plan, bound = self._plan(problem, settings)
-        counts = problem.profile.voxel_counts or (problem.voxels,)
+        counts = problem.profile.typical_sizes
         number = max(self.minibatches, 2 * plan.num_microbatches)
         trace = simulate(plan, problem.profile, problem.cluster, [counts[k % len(counts)] for k in range(number)])
         return Answer(settings, problem, plan, bound, trace, self._factor(settings))
@@ -90,8 +90,8 @@ class Planning:
         profile = self._compressed[ratio]
         if factor == 1:
             return profile
-        counts = self.profile.voxel_counts or (self.profile.voxels(),)
-        return replace(profile, voxel_counts=tuple(count * factor for count in counts))
+        counts = self.profile.typical_sizes
+        return replace(profile, sizes=tuple(count * factor for count in counts))
 
     def _problem(self, settings: Settings) -> Problem:
         """What is asked for; the same object while it is the same, as it holds the costs worked out."""

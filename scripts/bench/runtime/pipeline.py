@@ -34,7 +34,7 @@ def role_profile(case: Case, folder: Path, seconds: float) -> dict[str, Any]:
     batches = _by_voxels(case, folder)
     counts = sorted(batches)
     chosen = [batches[count] for count in dict.fromkeys((counts[0], _middle(counts), counts[-1]))]
-    found = profile(case_network(case), chosen, case_engine(case), repeats=7, voxel_counts=counts)
+    found = profile(case_network(case), chosen, case_engine(case), repeats=7, sizes=counts)
     found.renamed("cpu").save(folder / f"profile-{os.environ['RANK']}.json")
     return {}
 

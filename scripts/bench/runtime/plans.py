@@ -45,8 +45,8 @@ def predict(plan: Plan, found: Profile, case: Case, *, step_seconds: float) -> f
     A profile has medians, a rate is of all seconds: those in which the machine was busy with something else too.
     """
     (costs,), rate = found.costs.values(), found.update_rates["cpu"]
-    layers = [cost.at(count) for count in found.voxel_counts for cost in costs]
-    step = sum(layer.forward + layer.backward for layer in layers) / len(found.voxel_counts)
+    layers = [cost.at(count) for count in found.sizes for cost in costs]
+    step = sum(layer.forward + layer.backward for layer in layers) / len(found.sizes)
     scale = step_seconds / (step + rate * sum(layer.parameter_bytes for layer in found.graph.layers))
     scaled = tuple(
         LayerCost(tuple(replace(s, forward=scale * s.forward, backward=scale * s.backward) for s in cost.samples))
@@ -58,6 +58,6 @@ def predict(plan: Plan, found: Profile, case: Case, *, step_seconds: float) -> f
 
 def _simulated_seconds(plan: Plan, found: Profile) -> float:
     """Seconds per minibatch in steady state, as a run would report them."""
-    counts = [found.voxel_counts[k % len(found.voxel_counts)] for k in range(60)]
+    counts = [found.sizes[k % len(found.sizes)] for k in range(60)]
     trace = simulator.simulate(plan, found, CLUSTER, counts)
     return 1 / pace_of(trace, plan)

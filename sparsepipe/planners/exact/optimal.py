@@ -135,7 +135,7 @@ class Found:
 def _simulated_rate(plan: Plan, problem: Problem) -> float:
     """Minibatches per second in steady state, as simulated."""
     count = 4 * (len(plan.ranks) + 2 * max(plan.num_microbatches, *(stage.round for stage in plan.stages)))
-    trace = simulate(plan, problem.profile, problem.cluster, [problem.voxels] * count)
+    trace = simulate(plan, problem.profile, problem.cluster, [problem.size] * count)
     return steady_rate(trace, plan, count)
 
 

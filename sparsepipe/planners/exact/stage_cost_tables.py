@@ -114,7 +114,7 @@ def published_model(problem: Problem, cuts: Cuts, teams: Teams, ratio: float | N
     nothing where no activation compression `ratio` is given.
     """
     first = problem.cluster.devices[0].type.name
-    of_first = [problem.profile.cost(k, first, problem.voxels).output_bytes for k in range(len(problem.graph.layers))]
+    of_first = [problem.profile.cost(k, first, problem.size).output_bytes for k in range(len(problem.graph.layers))]
     seconds = np.stack([problem.table.seconds[name][:, 0] for name in teams.types])
     slow_to_fast = np.argsort(-seconds.sum(axis=1), kind="stable")
     slowest = slow_to_fast[(teams.shares[:, slow_to_fast] > 0).argmax(axis=1)]

@@ -213,13 +213,13 @@ class PipeDream:
         )
         weights = float(sum(problem.graph.layers[k].parameter_bytes for k in states.layers))
         estimate = Estimate(
-            period, estimates, None, 0.0, total, data_parallel(total, weights, sizes, self.factor), problem.voxels
+            period, estimates, None, 0.0, total, data_parallel(total, weights, sizes, self.factor), problem.size
         )
         return with_sizes(problem.plan(stages, self.name, warnings), estimate, problem)
 
 
 def _times(problem: Problem, layer: int, kind: str) -> tuple[float, float]:
-    cost = problem.profile.cost(layer, kind, problem.voxels)
+    cost = problem.profile.cost(layer, kind, problem.size)
     return cost.forward, cost.backward
 
 
@@ -234,7 +234,7 @@ def build_levels(
     """Chain the levels: one level's best plan on all its devices is one device of the next."""
     problem = states.problem
     parameters = states.between(states.total(lambda k: problem.graph.layers[k].parameter_bytes))
-    activations = states.between(states.total(lambda k: problem.profile.cost(k, kind, problem.voxels).output_bytes))
+    activations = states.between(states.total(lambda k: problem.profile.cost(k, kind, problem.size).output_bytes))
     seconds = total_seconds_between(states, kind)
     levels: list[Level] = []
     below = 1

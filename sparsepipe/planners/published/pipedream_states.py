@@ -51,7 +51,7 @@ class States:
                 ancestors[k] |= ancestors[p] | 1 << p
         source = next(k for k in layers if not inputs[k])
         down_sets = _enumerate(source, inputs, consumers, ancestors)
-        output = [problem.profile.cost(k, sizes_from, problem.voxels).output_bytes for k in range(len(graph.layers))]
+        output = [problem.profile.cost(k, sizes_from, problem.size).output_bytes for k in range(len(graph.layers))]
         out = [_bytes_out(d, consumers, ancestors, output) for d in down_sets]
         return cls(problem, tuple(down_sets), layers, np.array(out))
 

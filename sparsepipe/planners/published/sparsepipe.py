@@ -162,9 +162,7 @@ class SparsePipe:
         settings = Settings(self.activation_compression_ratio, memory, self.straight_pipeline)
         states = States.of(problem, first)
         parameters = states.between(states.total(lambda k: problem.graph.layers[k].parameter_bytes))
-        activations = states.between(
-            states.total(lambda k: problem.profile.cost(k, first, problem.voxels).output_bytes)
-        )
+        activations = states.between(states.total(lambda k: problem.profile.cost(k, first, problem.size).output_bytes))
         servers: dict[str, Slices] = {}
         for node in cluster.nodes:
             counts: dict[str, int] = {}
@@ -224,7 +222,7 @@ class SparsePipe:
         single = sum(sum(_times(problem, k, first)) for k in problem.layers)
         weights = sum(layer.parameter_bytes for layer in problem.graph.layers)
         estimate = Estimate(
-            period, tuple(estimates), None, 0.0, single, _data_parallel(problem, single, weights), problem.voxels
+            period, tuple(estimates), None, 0.0, single, _data_parallel(problem, single, weights), problem.size
         )
         return with_sizes(problem.plan(stages, self.name, warnings if idle else []), estimate, problem)
 

@@ -87,7 +87,7 @@ class ReplayWorkload:
     @cached_property
     def voxels(self) -> list[float]:
         """Active voxels of each minibatch: those of the profile's minibatches, again and again."""
-        counts = self.profile.voxel_counts or (self.profile.voxels(),)
+        counts = self.profile.typical_sizes
         return [counts[m % len(counts)] for m in range(self.total_minibatches)]
 
 
