@@ -105,20 +105,17 @@ class Provenance:
             _distinct([*self.plans, *other.plans]),
             {**self.settings, **other.settings},
             _distinct([*self.runs, *other.runs]),
-            self.campaign
-            if self.campaign == other.campaign or not other.runs
-            else other.campaign
-            if not self.runs
-            else None,
-            self.load if other.load is None else other.load if self.load is None else [self.load, other.load],
+            self._campaign_with(other),
+            _of_either(self.load, other.load, both=[self.load, other.load]),
             _once([*self.warnings, *other.warnings]),
             _once([*self.doubts, *other.doubts]),
-            self.data
-            if other.data in (None, self.data)
-            else other.data
-            if self.data is None
-            else [self.data, other.data],
+            _of_either(self.data, other.data, both=[self.data, other.data]),
         )
+
+    def _campaign_with(self, other: "Provenance") -> str | None:
+        if not other.runs:
+            return self.campaign
+        return other.campaign if not self.runs or self.campaign == other.campaign else None
 
     def with_warnings(self, *warnings: str) -> "Provenance":
         """The same, doubtful for further reasons too. One that is among the doubts, in whatever words, is known."""
@@ -233,6 +230,13 @@ def _several(value: Value | Sequence[Value] | None) -> list[Value]:
     if value is None:
         return []
     return list(value) if isinstance(value, list | tuple) else [value]  # type: ignore[list-item]
+
+
+def _of_either(one: Any, other: Any, *, both: Any) -> Any:
+    """The one of two that is there, or what they agree on; `both` where they differ."""
+    if one is None or one == other:
+        return other
+    return one if other is None else both
 
 
 def _distinct(facts: Iterable[Facts]) -> tuple[Facts, ...]:

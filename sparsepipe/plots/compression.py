@@ -83,7 +83,7 @@ def compression(*records: RunRecord, note: str = "") -> go.Figure:
         figure.add_trace(trace, row=1, col=2)
     figure.update_yaxes(title_text="sent (kB a minibatch)", rangemode="tozero", row=1, col=1)
     figure.update_yaxes(title_text="validation accuracy (%)", row=1, col=2)
-    figure.update_xaxes(ticks="", showgrid=False, tickangle=-30)
+    figure.update_xaxes(ticks="", showgrid=False, zeroline=False, tickangle=-30)
     figure.update_xaxes(tickvals=list(range(len(ways))), ticktext=ways, row=1, col=2)
     figure.update_layout(legend={"orientation": "h", "x": 1, "xanchor": "right", "y": -0.26, "yanchor": "top"})
     text = noted(note, told_by(records)) if note else trained_on(records)
