@@ -1,6 +1,7 @@
 """Settings of a run: read as they were written, refused in one line where they make no sense."""
 
 import json
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from sparsepipe import InputError
 from sparsepipe.runtime import RunConfig
+from sparsepipe.runtime.config import PARTS, DataConfig, OptimizerConfig, ProcessConfig
 
 
 def test_settings_are_read_as_they_were_written() -> None:
@@ -88,3 +90,56 @@ def test_settings_written_before_there_was_a_choice_keep_the_last_minibatch() ->
     del written["last_minibatch"]
     assert RunConfig.from_json(written).last_minibatch == "keep"
     assert RunConfig("minkvgg11bn", "x").last_minibatch == "merge"
+
+
+def test_every_setting_belongs_to_one_part() -> None:
+    config = RunConfig("minkvgg11bn", "x", learning_rate=0.5, seed=3)
+    names = [item.name for part in PARTS.values() for item in fields(part)]
+    assert names == [item.name for item in fields(RunConfig)] == list(config.to_json())
+    assert {k: v for part in config.parts.values() for k, v in part.to_json().items()} == config.to_json()
+    assert config.parts["optimizer"] == OptimizerConfig(learning_rate=0.5) != OptimizerConfig()
+    assert RunConfig("y", "y").replace(*config.parts.values()) == config
+
+
+def test_settings_are_replaced_by_name_or_by_part() -> None:
+    config = RunConfig("minkvgg11bn", "x", learning_rate=0.5, momentum=0.1, features=("normals",))
+    adam = config.replace(OptimizerConfig(optimizer="adam"), seed=1)
+    assert (adam.optimizer, adam.momentum, adam.seed, adam.features) == ("adam", 0.9, 1, ("normals",))
+    assert config.replace(seed=1) == replace(config, seed=1) and config.seed == 0
+    assert config.diff(adam) == {
+        "optimizer": ("sgd", "adam"),
+        "learning_rate": (0.5, 0.01),
+        "momentum": (0.1, 0.9),
+        "seed": (0, 1),
+    }
+    with pytest.raises(InputError, match="unknown setting 'learning_rte' of a run"):
+        config.replace(learning_rte=1)
+    with pytest.raises(InputError, match="seed is -1, expected a whole number of at least 0"):
+        config.replace(seed=-1)
+
+
+def test_settings_are_printed_by_part_and_without_defaults() -> None:
+    config = RunConfig("minkvgg11bn", "x", epochs=3, device="cuda:1")
+    assert str(config).splitlines() == [
+        "data         model 'minkvgg11bn', data 'x'",
+        "optimizer    epochs 3",
+        "numerics     as by default",
+        "checkpoints  as by default",
+        "processes    device 'cuda:1'",
+    ]
+    assert repr(config) == "RunConfig(model='minkvgg11bn', data='x', epochs=3, device='cuda:1')"
+    assert eval(repr(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("part", "setting", "message"),
+    [
+        (OptimizerConfig, {"momentum": 2}, "momentum is 2, expected a number from 0 to 1"),
+        (ProcessConfig, {"device": "tpu"}, "device 'tpu' given, expected cpu or cuda"),
+        (ProcessConfig, {"threads": 0}, "threads is 0, expected a whole number of at least 1"),
+        (DataConfig, {"model": "m", "data": "d", "cache": ""}, "cache is '', expected text such as a folder, or 'off'"),
+    ],
+)
+def test_a_part_is_checked_on_its_own(part: type, setting: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        part(**setting)

@@ -2,7 +2,6 @@
 
 import os
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ def prepare(
     Raises InputError where the plan cannot run or the folder is another run's.
     """
     if config.engine == "replay":
-        config = replace(config, validate=False, checkpoint_every=0)  # it trains nothing
+        config = config.replace(validate=False, checkpoint_every=0)  # it trains nothing
         if profile is None or cluster is None:
             raise InputError("engine 'replay' needs the profile and the cluster that the plan was made for")
         plan.check(profile.graph, cluster)

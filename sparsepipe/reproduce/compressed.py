@@ -1,7 +1,6 @@
 """What compressed boundaries cost in accuracy: the same pipeline trained with each way of it, seed by seed."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from ..models import network
@@ -26,7 +25,7 @@ def compressed(runs: Path, config: RunConfig, seeds: Sequence[int]) -> list[RunR
     Finished runs under the same configuration are taken.
     """
     asked = [(how, seed) for seed in seeds for how in ("none", *LOSSY)] + [(how, seeds[0]) for how in EXACT]
-    return [_trained(runs, replace(config, compression=how, seed=seed)) for how, seed in asked]
+    return [_trained(runs, config.replace(compression=how, seed=seed)) for how, seed in asked]
 
 
 def _trained(runs: Path, config: RunConfig) -> RunRecord:

@@ -1,70 +1,46 @@
 """What to train and how: everything a run needs to know besides its plan."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from os import PathLike, fspath
-from typing import Any
+from typing import Annotated, Any
 
 from ..data.order import KEEP, LAST_MINIBATCH, MERGE
 from ..errors import InputError
-from ..fields import shown
+from .settings import MANY, Choice, Flag, Names, Number, Settings, Text, WholeNumber
 
 OPTIMIZERS = ("sgd", "adam", "adamw", "lamb")
-PRECISIONS = ("float32", "bfloat16", "float16")
-COMPRESSIONS = (None, "none", "zeros", "lossless", "bfloat16", "float16", "int8")
-BALANCES = (None, "voxels", "classes")
 LEARNING_RATE_SCHEDULES = ("constant", "step", "exponential", "polynomial", "cosine")
+PRECISIONS = ("float32", "bfloat16", "float16")
+COMPRESSIONS = ("none", "zeros", "lossless", "bfloat16", "float16", "int8")
+BALANCES = ("voxels", "classes")
+DEVICES = ("cpu", "cuda")
+_WEEK = 7 * 24 * 3600.0
 
 
-@dataclass(frozen=True)
-class RunConfig:
-    """Settings of a run. `minibatches`, where given, ends the run after so many, whatever `epochs` says.
+@dataclass(frozen=True, repr=False)
+class DataConfig(Settings):
+    """Which network learns from which samples, and how samples become minibatches."""
 
-    With a flush schedule `batch_size` samples make a microbatch and the plan's `num_microbatches` of them a step.
-    Raises InputError for a setting outside its range.
-    """
-
-    model: str
-    data: str
-    voxel_size: float = 0.02
-    batch_size: int = 32
-    num_points: int | None = 1024  # None: all
-    task: str | None = None  # classification or segmentation; None: what the model's name and the data say
-    engine: str = "auto"
-    epochs: int = 1
-    minibatches: int | None = None
-    optimizer: str = "sgd"  # or adam, adamw, lamb
-    learning_rate: float = 0.01
-    learning_rate_schedule: str = "constant"  # or step, exponential, polynomial, cosine
-    warmup_minibatches: int = 0  # of the learning rate, linear
-    learning_rate_decay: float = 0.1  # the factor of step and exponential, the power of polynomial
-    decay_epochs: float = 30.0  # from one such factor to the next
-    momentum: float = 0.9  # of sgd
-    weight_decay: float = 0.0
-    synchronised_batch_norm: bool = False  # replicas of a stage share the statistics of a round's minibatches
-    clip_norm: float | None = None  # of all gradients together; for schedules that flush
-    precision: str = "float32"  # or bfloat16, float16 (loss scaled): autocast, weights stay float32
-    loss_scale: float = 2.0**16  # of float16: the first; halved when gradients overflow, doubled after 2000 good steps
-    compression: str | None = None  # of what crosses boundaries; None: lossless from a CPU through a socket
-    shared_memory: bool = True  # payloads between processes of one host; False: through sockets, as between hosts
-    seed: int = 0
-    device: str = "cpu"
-    threads: int | None = None  # of each worker; None: the cores shared evenly
-    shuffle: bool = True
-    balance: str | None = None  # minibatches of like voxel counts (so replicas get equal work) or of like class counts
+    model: Annotated[str, Text("'minkvgg11bn', of sparsepipe.models.NETWORKS")]
+    data: Annotated[str, Text("a folder, or a manifest's name")]
+    voxel_size: Annotated[float, Number(0, 1, above=True)] = 0.02
+    batch_size: Annotated[int, WholeNumber(1)] = 32  # samples of a minibatch
+    num_points: Annotated[int | None, WholeNumber(1)] = 1024  # None: all
+    # classification or segmentation; None: what the model's name and the data say
+    task: Annotated[str | None, Text("'classification'")] = None
+    features: Annotated[tuple[str, ...], Names("('occupancy',)")] = ("occupancy",)  # of each voxel: see data.recipe
+    augmentation: Annotated[str | None, Text("'shapes'")] = None  # of the training split, by name
+    shuffle: Annotated[bool, Flag()] = True
+    # minibatches of like voxel counts (so replicas get equal work) or of like class counts
+    balance: Annotated[str | None, Choice(BALANCES)] = None
     # Of an epoch: keep; merge one of a single sample, which may be too small for batch norm, into the one before it; or
     # drop one that has fewer samples than the others. See data.sizes.
-    last_minibatch: str = MERGE
-    augmentation: str | None = None  # of the training split, by name
-    features: tuple[str, ...] = ("occupancy",)  # of each voxel: see data.recipe
-    cache: str | None = None  # folder for prepared samples; None: the user's own; off: none
-    validate: bool = True  # after each epoch
-    validation_split: str = "test"
-    checkpoint_every: int = 1  # epochs; 0: none
-    keep_checkpoints: int = 2
-    asynchronous_checkpoints: bool = False  # written beside the next epoch, from a copy
-    timeout_seconds: float = 300.0  # longest wait for another rank
-    max_restarts: int = 0  # from the last checkpoint, after a worker was killed or went silent
+    last_minibatch: Annotated[str, Choice(LAST_MINIBATCH)] = MERGE
+    validate: Annotated[bool, Flag()] = True  # after each epoch
+    validation_split: Annotated[str, Text("'test'")] = "test"
+    # folder for prepared samples; None: the user's own; off: none
+    cache: Annotated[str | None, Text("a folder, or 'off'")] = None
 
     def __post_init__(self) -> None:
         for name in ("data", "cache"):
@@ -72,126 +48,124 @@ class RunConfig:
                 object.__setattr__(self, name, fspath(getattr(self, name)))
         if isinstance(self.features, list):
             object.__setattr__(self, "features", tuple(self.features))
-        for name in _TEXTS:
-            _require_text(name, getattr(self, name))
-        for name in _FLAGS:
-            if not isinstance(getattr(self, name), bool):
-                raise InputError(f"{name} is {_told(getattr(self, name))}, expected true or false")
-        for name, (least, most) in _WHOLE_NUMBERS.items():
-            if getattr(self, name) is not None or name not in _MAY_BE_NONE:
-                _require_integer(name, getattr(self, name), least, most)
-        for name, bounds in _NUMBERS.items():
-            if getattr(self, name) is not None or name not in _MAY_BE_NONE:
-                _require_number(name, getattr(self, name), *bounds)
-        for name, known in _CHOICES.items():
-            if getattr(self, name) not in known:
-                raise InputError(
-                    f"{name} is {_told(getattr(self, name))}, expected one of {', '.join(map(str, known))}"
-                )
-        if not isinstance(self.features, tuple) or not all(isinstance(name, str) for name in self.features):
-            raise InputError(f"features are {_told(self.features)}, expected a tuple of names such as ('occupancy',)")
+        super().__post_init__()
         if self.balance and not self.shuffle:
             raise InputError(f"minibatches balanced by {self.balance} are shuffled: leave out balance, or shuffle")
-        if self.device.split(":")[0] not in ("cpu", "cuda"):
-            raise InputError(f"device {self.device!r} given, expected cpu or cuda")
+
+
+@dataclass(frozen=True, repr=False)
+class OptimizerConfig(Settings):
+    """How long the network learns, by which optimizer and at which learning rate.
+
+    `minibatches`, where given, ends the run after so many, whatever `epochs` says.
+    """
+
+    epochs: Annotated[int, WholeNumber(1)] = 1
+    minibatches: Annotated[int | None, WholeNumber(1)] = None
+    optimizer: Annotated[str, Choice(OPTIMIZERS)] = "sgd"
+    learning_rate: Annotated[float, Number(0, 1e300)] = 0.01
+    learning_rate_schedule: Annotated[str, Choice(LEARNING_RATE_SCHEDULES)] = "constant"
+    warmup_minibatches: Annotated[int, WholeNumber(0)] = 0  # of the learning rate, linear
+    learning_rate_decay: Annotated[float, Number(0, 1e300)] = 0.1  # factor of step, exponential; power of polynomial
+    decay_epochs: Annotated[float, Number(1e-6, 1e15)] = 30.0  # from one such factor to the next
+    momentum: Annotated[float, Number(0, 1)] = 0.9  # of sgd
+    weight_decay: Annotated[float, Number(0, 1e30)] = 0.0
+    # of all gradients together; for schedules that flush
+    clip_norm: Annotated[float | None, Number(0, 1e30, above=True)] = None
 
     def total_minibatches(self, epoch_minibatches: int) -> int:
         """Return after how many minibatches the run ends."""
         return self.epochs * epoch_minibatches if self.minibatches is None else self.minibatches
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+
+@dataclass(frozen=True, repr=False)
+class NumericsConfig(Settings):
+    """What the numbers are computed by, from which random seed, and how exactly."""
+
+    engine: Annotated[str, Text("'auto'")] = "auto"
+    seed: Annotated[int, WholeNumber(0, 2**64)] = 0
+    precision: Annotated[str, Choice(PRECISIONS)] = "float32"  # 16 bits: autocast, weights stay float32
+    # of float16: the first; halved when gradients overflow, doubled after 2000 good steps
+    loss_scale: Annotated[float, Number(1, 2.0**64)] = 2.0**16
+    # replicas of a stage share the statistics of a round's minibatches
+    synchronised_batch_norm: Annotated[bool, Flag()] = False
+    # of what crosses boundaries; None: lossless from a CPU through a socket
+    compression: Annotated[str | None, Choice(COMPRESSIONS)] = None
+
+
+@dataclass(frozen=True, repr=False)
+class CheckpointConfig(Settings):
+    """When training states are written, and how many stay."""
+
+    checkpoint_every: Annotated[int, WholeNumber(0)] = 1  # epochs; 0: none
+    keep_checkpoints: Annotated[int, WholeNumber(1)] = 2
+    asynchronous_checkpoints: Annotated[bool, Flag()] = False  # written beside the next epoch, from a copy
+
+
+@dataclass(frozen=True, repr=False)
+class ProcessConfig(Settings):
+    """What a worker process runs on, how it sends to others, and how long it waits for them."""
+
+    device: Annotated[str, Text("'cpu'")] = "cpu"  # or cuda, cuda:1
+    # of each worker; None: the cores shared evenly. How many cores there are is asked where it is launched.
+    threads: Annotated[int | None, WholeNumber(1, 65_536)] = None
+    # payloads between processes of one host; False: through sockets, as between hosts
+    shared_memory: Annotated[bool, Flag()] = True
+    timeout_seconds: Annotated[float, Number(0.01, _WEEK)] = 300.0  # longest wait for another rank
+    # from the last checkpoint, after a worker was killed or went silent
+    max_restarts: Annotated[int, WholeNumber(0, MANY)] = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.device.split(":")[0] not in DEVICES:
+            raise InputError(f"device {self.device!r} given, expected {' or '.join(DEVICES)}")
+
+
+PARTS: Mapping[str, type[Settings]] = {
+    "data": DataConfig,
+    "optimizer": OptimizerConfig,
+    "numerics": NumericsConfig,
+    "checkpoints": CheckpointConfig,
+    "processes": ProcessConfig,
+}
+
+
+# Python collects the fields of bases from the last to the first: model and data come first.
+@dataclass(frozen=True, repr=False)
+class RunConfig(ProcessConfig, CheckpointConfig, NumericsConfig, OptimizerConfig, DataConfig):
+    """Settings of a run: those of all five parts, each by its own name.
+
+    What reads one part alone asks for that part in its signature, and takes the settings of a run or the part itself:
+
+        config = RunConfig("minkvgg16bn", "modelnet10", batch_size=16, learning_rate=0.1)
+        config.parts["optimizer"]                                   # OptimizerConfig(learning_rate=0.1)
+        config.replace(OptimizerConfig(optimizer="adam"), seed=1)   # another optimizer with its defaults, and a seed
+
+    With a flush schedule `batch_size` samples make a microbatch and the plan's `num_microbatches` of them a step.
+    Raises InputError for a setting outside its range.
+    """
+
+    @property
+    def parts(self) -> dict[str, Settings]:
+        """The five parts by name."""
+        return {
+            name: part(**{item.name: getattr(self, item.name) for item in fields(part)}) for name, part in PARTS.items()
+        }
+
+    def __str__(self) -> str:
+        """A line for each part, of the settings that are not as by default."""
+        lines = []
+        for name, part in self.parts.items():
+            chosen = ", ".join(f"{key} {value!r}" for key, value in part.chosen.items())
+            lines.append(f"{name:<{max(map(len, PARTS))}}  {chosen or 'as by default'}")
+        return "\n".join(lines)
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> "RunConfig":
         """Read what `to_json` wrote. Raises InputError for a setting that is unknown or missing."""
-        known = {field.name for field in fields(cls)}
-        if unknown := sorted(set(document) - known):
-            raise InputError(f"unknown setting {unknown[0]!r} of a run, expected some of {', '.join(sorted(known))}")
         # Written before the setting was there: the last minibatch was trained as it was.
-        document = {"last_minibatch": KEEP, **document}
+        document = {"last_minibatch": KEEP, **cls.known(document)}
         try:
             return cls(**document)
         except TypeError as error:
             raise InputError(f"not the settings of a run: {error}") from None
-
-
-_MANY = 10**15  # of anything that is counted: no run gets there, and floats still tell such numbers apart
-_WEEK = 7 * 24 * 3600.0
-_WHOLE_NUMBERS = {  # setting: (least, most)
-    "batch_size": (1, _MANY),
-    "num_points": (1, _MANY),
-    "epochs": (1, _MANY),
-    "minibatches": (1, _MANY),
-    "warmup_minibatches": (0, _MANY),
-    "seed": (0, 2**64),
-    "threads": (1, 65_536),  # how many cores there are is asked where it is launched
-    "checkpoint_every": (0, _MANY),
-    "keep_checkpoints": (1, _MANY),
-    "max_restarts": (0, _MANY),
-}
-_NUMBERS = {  # setting: (least, most, whether the least itself is one of them)
-    "voxel_size": (0, 1, False),
-    "learning_rate": (0, 1e300, True),
-    "learning_rate_decay": (0, 1e300, True),
-    "decay_epochs": (1e-6, 1e15, True),
-    "momentum": (0, 1, True),
-    "weight_decay": (0, 1e30, True),
-    "clip_norm": (0, 1e30, False),
-    "loss_scale": (1, 2.0**64, True),
-    "timeout_seconds": (0.01, _WEEK, True),
-}
-_MAY_BE_NONE = frozenset({"minibatches", "threads", "num_points", "clip_norm", "task", "augmentation", "cache"})
-_CHOICES: Mapping[str, tuple[str | None, ...]] = {
-    "optimizer": OPTIMIZERS,
-    "learning_rate_schedule": LEARNING_RATE_SCHEDULES,
-    "precision": PRECISIONS,
-    "compression": COMPRESSIONS,
-    "balance": BALANCES,
-    "last_minibatch": LAST_MINIBATCH,
-}
-_TEXTS = {  # setting: an example
-    "model": "'minkvgg11bn', of sparsepipe.models.NETWORKS",
-    "data": "a folder, or a manifest's name",
-    "engine": "'auto'",
-    "device": "'cpu'",
-    "validation_split": "'test'",
-    "task": "'classification'",
-    "augmentation": "'shapes'",
-    "cache": "a folder, or 'off'",
-}
-_FLAGS = (
-    "synchronised_batch_norm",
-    "shared_memory",
-    "shuffle",
-    "validate",
-    "asynchronous_checkpoints",
-)
-
-
-def _told(value: Any) -> str:
-    """Write a value in a line: those of Python's own simple types as they are, of others the type alone."""
-    simple = value is None or isinstance(value, (bool, int, float, str, list, tuple, dict))
-    return " ".join(shown(value).split()) if simple else f"a {type(value).__name__}"
-
-
-def _require_text(name: str, value: Any) -> None:
-    if value is None and name in _MAY_BE_NONE:
-        return
-    if not isinstance(value, str) or not value or "\0" in value:
-        raise InputError(f"{name} is {_told(value)}, expected text such as {_TEXTS[name]}")
-
-
-def _require_integer(name: str, value: Any, least: int, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InputError(f"{name} is {_told(value)}, expected a whole number of at least {least}")
-    if value > most:
-        raise InputError(f"{name} is {_told(value)}, expected a whole number from {least} to {most}")
-
-
-def _require_number(name: str, value: Any, least: float, most: float, closed: bool) -> None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if number and value == 0 < most and not closed:
-        raise InputError(f"{name} is 0, expected a number above 0, at most {most:g}")
-    if not number or not least <= value <= most:
-        raise InputError(f"{name} is {_told(value)}, expected a number from {least:g} to {most:g}")

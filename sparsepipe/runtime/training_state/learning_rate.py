@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..config import RunConfig
+from ..config import OptimizerConfig
 
 # name -> factor on the learning rate, from (epochs done, share of the run done, decay, decay_epochs)
 SCHEDULES: dict[str, Callable[[float, float, float, float], float]] = {
@@ -30,7 +30,7 @@ class LearningRate:
     decay_epochs: float = 30.0
 
     @classmethod
-    def of(cls, config: RunConfig) -> "LearningRate":
+    def of(cls, config: OptimizerConfig) -> "LearningRate":
         """The rate that the settings of a run ask for."""
         return cls(
             config.learning_rate,
