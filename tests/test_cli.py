@@ -12,6 +12,8 @@ import pytest
 
 from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Plan, Profile, Stage
 from sparsepipe.cli import main
+from sparsepipe.cli.arguments import OPTIONS
+from sparsepipe.cli.command import VERBS
 
 
 @pytest.fixture
@@ -25,6 +27,27 @@ def run(*arguments, capsys):
     code = main([str(argument) for argument in arguments])
     output = capsys.readouterr()
     return code, output.out, output.err
+
+
+def test_every_verb_has_its_options_and_its_help(capsys):
+    assert set(OPTIONS) == set(VERBS)
+    for name in VERBS:
+        with pytest.raises(SystemExit) as ended:
+            main([*name.split(), "--help"])
+        assert ended.value.code == 0
+        told = capsys.readouterr().out
+        assert f"usage: sparsepipe {name} " in told and "--json" in told
+
+
+def test_the_parser_does_without_torch():
+    """Its choices are the library's tables: help, and a word that is none of them, wait for nothing heavy."""
+    heavy = {"torch", "plotly", "ipywidgets", "trimesh", "sklearn", "MinkowskiEngine"}
+    code = (
+        "import sys; from sparsepipe.cli.arguments import parser\n"
+        f"parser().parse_args(['plan']); print(sorted({heavy!r} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_data_verbs(tmp_path, capsys):

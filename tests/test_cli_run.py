@@ -1,5 +1,6 @@
 """`sparsepipe run` end to end: real processes, what goes wrong, and going on from there."""
 
+import argparse
 import json
 import os
 import signal
@@ -8,13 +9,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
 from sparsepipe import CostSample, Layer, LayerCost, LayerGraph, Plan, Profile, RunRecord, Stage
+from sparsepipe.cli.arguments import OPTIONS
 from sparsepipe.data import make_shapes
 from sparsepipe.data.families import FAMILIES
 from sparsepipe.host.background_load import BackgroundLoad
+from sparsepipe.launchers import LAUNCHERS
 from sparsepipe.models import network
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -168,15 +172,24 @@ def test_data_that_cannot_be_read_names_the_file(plan, tmp_path):
     assert victim.name in errors[-1]
 
 
-def test_the_words_of_the_command_are_the_librarys():
-    from sparsepipe.cli import arguments
-    from sparsepipe.runtime import config
+def test_run_offers_what_its_settings_take() -> None:
+    """Choices are the library's own: a setting takes each of them and nothing else, and all of them are offered."""
+    from sparsepipe.runtime import RunConfig
+    from sparsepipe.runtime.settings import Choice
 
-    for name in ("OPTIMIZERS", "PRECISIONS", "LEARNING_RATE_SCHEDULES"):
-        assert getattr(arguments, name) == getattr(config, name)
-    assert (None, *arguments.COMPRESSIONS) == config.COMPRESSIONS
-    assert (None, *arguments.BALANCES) == config.BALANCES
-    assert arguments.LAST_MINIBATCH == config.LAST_MINIBATCH
+    verb = argparse.ArgumentParser()
+    OPTIONS["run"][1](verb)
+    offered = {action.dest: action.choices for action in verb._actions if action.choices}
+    assert {"engine", "launcher", "optimizer", "precision", "compression", "balance", "task"} <= offered.keys()
+    for name, choices in offered.items():
+        if name == "launcher":
+            assert set(choices) == set(LAUNCHERS)
+            continue
+        taken = [getattr(RunConfig("m", "d", **{name: choice}), name) for choice in choices]
+        assert taken == list(choices)
+    kinds = {name: hint.__metadata__[0] for name, hint in get_type_hints(RunConfig, include_extras=True).items()}
+    chosen = {name: kind.names for name, kind in kinds.items() if isinstance(kind, Choice)}
+    assert chosen == {name: tuple(offered[name]) for name in chosen}
 
 
 def sparsepipe(*words, cwd=None):

@@ -7,7 +7,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..cluster import Cluster
 from ..display.html import left_out
 from ..display.markup import one_line
 from ..errors import DamagedRecord, InputError
@@ -15,11 +14,10 @@ from ..files import write_json
 from ..forecast import forecast
 from ..formats.pipedream_conf import load_plan
 from ..host.background_load import BackgroundLoad
-from ..plan import Plan
-from ..profile import Profile
 from ..provenance import Provenance
 from ..record import RunRecord, load_warnings
 from .output import Answer, cell, progress_line, table
+from .profile_and_cluster import profile_and_cluster
 
 if TYPE_CHECKING:
     from ..runtime import RunConfig
@@ -73,11 +71,16 @@ def settings_of(options: argparse.Namespace, *, before: Mapping[str, Any] | None
     return RunConfig.from_json({**before, **given})
 
 
-def replay(plan: Plan, profile: Profile, cluster: Cluster, options: argparse.Namespace) -> Answer:
-    """Replay `plan` in real processes and say beside it what the simulator expects."""
+def replay(options: argparse.Namespace) -> Answer:
+    """Sleep through a plan: the real runtime on this machine, the profile's times, the cluster's links.
+
+    The answer says beside it what the simulator expects.
+    """
     from ..launchers import launch
     from ..runtime import RunConfig
 
+    profile, cluster = profile_and_cluster(options)
+    plan = load_plan(options.plan, profile.graph).check(profile.graph, cluster)
     counts = profile.typical_sizes
     told = forecast(plan, profile, cluster, [counts[m % len(counts)] for m in range(options.minibatches)])
     if text := told.beyond_memory(cluster):
@@ -287,6 +290,7 @@ def _progress_row(row: dict[str, Any]) -> None:
 
 VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {
     "run": run,
+    "replay": replay,
     "runs list": runs_list,
     "runs show": runs_show,
     "runs compare": runs_compare,

@@ -1,3 +1,4 @@
-"""The label of what has none."""
+"""What labels are for: the tasks, and the class of what has no label."""
 
-IGNORED = -100  # a voxel without a class: what torch's cross_entropy leaves out unless told otherwise
+CLASSIFICATION, SEGMENTATION = TASKS = ("classification", "segmentation")  # one label a sample; one a point, or voxel
+IGNORED = -100  # a voxel without a class: the `ignore_index` of torch's cross_entropy, unless told otherwise

@@ -1,23 +1,31 @@
-"""Sparse engines by name. Only the chosen engine is imported, so that no engine is needed to use another."""
+"""Sparse engines by name. Only the chosen engine is imported, so that no engine is needed to use another.
+
+Classes are imported when first asked for, so that the names of engines are known without torch.
+"""
 
 import sys
 from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
-from .allocator import keep_freed_memory
-from .base import CoordinateSet, Engine, Feature, Parts
-from .subnetwork import Subnetwork
+
+if TYPE_CHECKING:
+    from .base import CoordinateSet, Engine, Feature, Parts
+    from .subnetwork import Subnetwork
+
+_HOMES = {"CoordinateSet": "base", "Engine": "base", "Feature": "base", "Parts": "base", "Subnetwork": "subnetwork"}
 
 __all__ = ["ENGINES", "CoordinateSet", "Engine", "Feature", "Parts", "Subnetwork", "engine"]
 
 
-def _native() -> Engine:
+def _native() -> "Engine":
     from .native import NativeEngine
 
     return NativeEngine()
 
 
-def _minkowski() -> Engine:
+def _minkowski() -> "Engine":
     try:
         from .minkowski import MinkowskiEngine
     except ImportError as error:
@@ -27,7 +35,7 @@ def _minkowski() -> Engine:
     return MinkowskiEngine()
 
 
-def _auto() -> Engine:
+def _auto() -> "Engine":
     try:
         chosen, why = _minkowski(), "MinkowskiEngine imports"
     except InputError:
@@ -36,15 +44,25 @@ def _auto() -> Engine:
     return chosen
 
 
-ENGINES: dict[str, Callable[[], Engine]] = {"native": _native, "minkowski": _minkowski, "auto": _auto}
+ENGINES: dict[str, Callable[[], "Engine"]] = {"native": _native, "minkowski": _minkowski, "auto": _auto}
 
 
-def engine(name: str) -> Engine:
+def engine(name: str) -> "Engine":
     """Return an engine by name; "auto" is minkowski where it imports, else native, and says which on stderr.
 
     Raises InputError for an unknown name, and for an engine that does not import.
     """
+    from .allocator import keep_freed_memory
+
     if name not in ENGINES:
         raise InputError(f"unknown engine {name!r}, expected one of {', '.join(ENGINES)}")
     keep_freed_memory()
     return ENGINES[name]()
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    globals()[name] = value
+    return value

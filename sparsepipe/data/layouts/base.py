@@ -9,13 +9,12 @@ from pathlib import Path
 from ...errors import InputError
 from ...files import read_json, read_text
 from ..formats import READERS, Cloud, Mesh, Reading
+from ..labels import CLASSIFICATION, SEGMENTATION
 from .splits import SPLITS
 
 # Optional, at the top: {"name": …, "synthetic": true, "parts": […], "metric": true, "files": {…}}, and Reading's keys.
 MARKER = "dataset.json"
-CLASSIFICATION = "classification"  # one label a sample
 _MOST_SHOWN = 400  # characters of a path in a message
-SEGMENTATION = "segmentation"  # one label a point, hence a voxel
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,68 @@
+"""What an option's text is read as: argparse calls these, and tells in one line what they refuse."""
+
+from argparse import ArgumentTypeError
+from collections.abc import Callable
+
+from ..errors import InputError
+from ..fields import shown
+from ..quantities import Quantity
+
+MANY = 10**15  # of what is only counted; the library says what of it makes sense
+
+
+def whole(least: int, most: int = MANY) -> Callable[[str], int]:
+    """Return what reads a whole number from `least` to `most`, written 1000000 or 1e6."""
+
+    def read(text: str) -> int:
+        try:
+            value = int(text) if len(text) < 100 else None
+        except ValueError:
+            value = _of_float(text)
+        if value is None:
+            raise ArgumentTypeError(f"{shown(text)} is not a whole number")
+        if value < least:
+            raise ArgumentTypeError(f"{value}: expected {least} or more")
+        if value > most:
+            raise ArgumentTypeError(f"{shown(value)}: expected {most} at most")
+        return value
+
+    return read
+
+
+def _of_float(text: str) -> int | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return int(value) if value.is_integer() and abs(value) <= MANY else None
+
+
+count = whole(1)
+
+
+def quantity(unit: Quantity) -> Callable[[str], float]:
+    """Return what reads a number with a unit, such as 10GB/s."""
+
+    def read(text: str) -> float:
+        try:
+            return unit.read(text)
+        except InputError as error:
+            raise ArgumentTypeError(str(error)) from None
+
+    return read
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Read names with commas between them."""
+    return tuple(name.strip() for name in text.split(","))
+
+
+def positive(text: str) -> float:
+    """Read a number that is finite and above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{shown(text)} is not a number") from None
+    if not 0 < value < float("inf"):
+        raise ArgumentTypeError(f"{text[:60]}: expected more than 0 and finite")
+    return value

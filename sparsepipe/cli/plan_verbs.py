@@ -1,0 +1,164 @@
+"""The verbs of the command line that measure a model, choose a plan for it, predict its timeline and write its files.
+
+torch is imported only by `profile`, which computes with it, so that planning answers at once.
+"""
+
+import argparse
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any
+
+from ..errors import InputError
+from ..files import write_json
+from ..formats.pipedream_conf import export_plan, load_plan
+from ..host.openmp import waiting
+from ..plan import Plan
+from ..profile import Profile
+from .output import Answer, progress_line
+from .profile_and_cluster import beyond_profile, profile_and_cluster, warn, warn_of
+
+
+def profile(options: argparse.Namespace) -> Answer:
+    for name in ("model", "data", "voxel_size", "batch_size"):
+        if getattr(options, name) is None:
+            raise InputError(f"no {name}: give --{name.replace('_', '-')}")
+    # Before torch comes in with the profiler: the workers of a run get the same.
+    os.environ.update(waiting(options.engine or "auto", options.threads or 1))
+    from ..profiler.measure import profile_model
+
+    names = ("num_points", "engine", "device", "device_type", "repeats", "threads", "seed", "beside")
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    found = profile_model(
+        options.model,
+        options.data,
+        voxel_size=options.voxel_size,
+        batch_size=options.batch_size,
+        progress=progress_line,
+        **given,
+    )
+    found.save(options.out)
+    warn_of(found)
+    name = found.device_types[0]
+    forward, backward = found.time(range(len(found.graph.layers)), name)
+    update = found.update_rates.get(name, 0.0) * sum(layer.parameter_bytes for layer in found.graph.layers)
+    document = {
+        "out": str(options.out),
+        "device_type": name,
+        "layers": len(found.graph.layers),
+        found.size_unit: found.size(),
+        "forward_seconds": forward,
+        "backward_seconds": backward,
+        "update_seconds": update,
+        "origin": dict(found.origin),
+    }
+    return Answer(
+        document,
+        f"{options.out}: {len(found.graph.layers)} layers on {name}, forward {forward * 1e3:.1f} ms, "
+        f"backward {backward * 1e3:.1f} ms at {found.size():.0f} {found.size_unit}, update {update * 1e3:.1f} ms; "
+        f"the layers' sum is {found.origin['layers_over_whole']:.2f} x a whole step",
+    )
+
+
+def plan(options: argparse.Namespace) -> Answer:
+    from ..planners import comparable, partition
+    from .plan_table import side_by_side
+
+    found, cluster = profile_and_cluster(options, warn=options.json)  # else the first plan's own text does
+    settings = {
+        "schedule": options.schedule,
+        "num_microbatches": options.num_microbatches,
+        "recompute": options.recompute,
+    }
+    plans = [
+        partition(found, cluster, planner=name, **settings, **given)
+        for name, given in _planner_options(options, options.planner or ["optimal"])
+    ]
+    if options.out:
+        plans[0].save(options.out)
+    if options.json:  # else their texts do
+        for one in plans:
+            warn(f"{one.planner}: {text}" for text in beyond_profile(one, found))
+    if len(plans) == 1:
+        return Answer(plans[0].to_json(), str(plans[0]))
+    judged = comparable(plans, found, cluster)
+    told = [f"{plan.planner} expects {_own_period(plan)} by its own cost model" for plan in plans]
+    told += [f"warning: {plan.planner}: {text}" for plan in plans[1:] for text in beyond_profile(plan, found)]
+    document = {
+        "plans": [plan.to_json() for plan in judged],
+        "own_period_seconds": [plan.estimate.period_seconds if plan.estimate else None for plan in plans],
+        "differences": [judged[0].diff(other).to_json() for other in judged[1:]],
+    }
+    text = "\n".join([side_by_side(judged), "", *told])
+    return Answer(document, text)
+
+
+def _own_period(plan: Plan) -> str:
+    assert plan.estimate is not None
+    return f"{plan.estimate.period_seconds * 1e3:.2f} ms a minibatch"
+
+
+def _planner_options(options: argparse.Namespace, names: list[str]) -> list[tuple[str, dict[str, Any]]]:
+    """Give each planner those of the options that it knows. Raises InputError for one that none of them knows."""
+    from ..planners import PLANNERS
+
+    given = {
+        "cost_model": None if options.cost_model == "default" else options.cost_model,
+        "all_devices": options.all_devices or None,
+        "activation_compression_ratio": options.activation_compression_ratio,
+        "straight_pipeline": options.straight_pipeline or None,
+        "use_fewer_machines": options.use_fewer_machines or None,
+        "rescore": options.rescore,
+        "factor": options.factor,
+        "stages_per_device": options.stages_per_device,
+        "use_memory_constraint": options.use_memory_constraint or None,
+    }
+    given = {key: value for key, value in given.items() if value is not None}
+    known = {name: {field.name for field in fields(PLANNERS[name])} for name in names}
+    for key in given:
+        if not any(key in fields_ for fields_ in known.values()):
+            raise InputError(f"--{key.replace('_', '-')} means nothing to planner {', '.join(names)}: leave it out")
+    return [(name, {key: value for key, value in given.items() if key in known[name]}) for name in names]
+
+
+def simulate(options: argparse.Namespace) -> Answer:
+    from ..forecast import forecast
+
+    found, cluster = profile_and_cluster(options)
+    chosen = load_plan(options.plan, found.graph).check(found.graph, cluster)
+    warn(f"plan: {text}" for text in beyond_profile(chosen, found))
+    counts = found.typical_sizes
+    told = forecast(chosen, found, cluster, [counts[m % len(counts)] for m in range(options.minibatches)])
+    beyond = [text for text in (told.beyond_memory(cluster),) if text]
+    warn(beyond)
+    if options.trace:
+        write_json(options.trace, told.trace.to_chrome())
+    makespan = told.trace.makespan
+    busy = {str(rank): told.trace.busy(rank) / makespan if makespan else 0.0 for rank in told.trace.ranks}
+    document = {"minibatches": options.minibatches, **told.to_json(), "busy_fraction": busy}
+    document["warnings"] = [*found.warnings, *beyond_profile(chosen, found), *beyond]
+    causes = ", ".join(f"{cause} {share:.1%}" for cause, share in document["bubble"].items())
+    text = (
+        f"{options.minibatches} minibatches in {makespan:.3f} s simulated, "
+        f"{told.minibatches_per_second:.2f} a second when steady, bubble {told.trace.bubble_fraction:.1%} ({causes})"
+    )
+    return Answer(document, text)
+
+
+def export(options: argparse.Namespace) -> Answer:
+    chosen = Plan.load(options.plan)
+    written = export_plan(chosen, options.out, profile=Profile.load(options.profile) if options.profile else None)
+    if options.model:
+        from ..formats.stage_modules import write_stage_modules
+        from ..models import network
+
+        written += write_stage_modules(chosen, network(options.model, num_classes=options.classes), options.out)
+    return Answer({"files": [str(path) for path in written]}, "\n".join(map(str, written)))
+
+
+VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {
+    "profile": profile,
+    "plan": plan,
+    "simulate": simulate,
+    "export": export,
+}

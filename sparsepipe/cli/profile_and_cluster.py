@@ -1,0 +1,80 @@
+"""The profile and the cluster that verbs are given as options, and what makes them worth less, said aside."""
+
+import argparse
+from collections.abc import Iterable
+from math import prod
+
+from ..cluster import Cluster, DeviceType, Link, Node
+from ..errors import InputError
+from ..fields import MOST_LIKE_DEVICES
+from ..plan import Plan
+from ..profile import Profile
+from .output import progress_line
+
+
+def profile_and_cluster(options: argparse.Namespace, *, warn: bool = True) -> tuple[Profile, Cluster]:
+    """Join the profiles given and build the cluster given; --server-file brings both.
+
+    `warn`: say at once what makes a profile worth less.
+    """
+    if options.server_file:
+        from ..formats.sparsepipe_servers import ServerFile
+
+        servers = ServerFile.load(options.server_file)
+        names = ("bandwidth", "network")  # inside a server, between servers
+        links = dict(zip(names, options.bandwidth or (), strict=False))
+        return servers.profile(), servers.cluster(**links, memory_bytes=options.memory or float("inf"))
+    if not options.profile:
+        raise InputError("no profile: give --profile [TYPE=]FILE, or --server-file, which names its profiles")
+    joined: Profile | None = None
+    for text in options.profile:
+        name, equals, path = text.partition("=")
+        one = Profile.load(path, device_type=name) if equals else Profile.load(text)
+        try:
+            joined = joined | one if joined else one
+        except InputError as error:
+            raise InputError(f"{path or text}: {error}") from None
+    assert joined is not None
+    if warn:
+        warn_of(joined)
+    if options.cluster:
+        return joined, Cluster.load(options.cluster)
+    if not options.devices:
+        raise InputError("no devices: give --cluster FILE, --server-file FILE or --devices N")
+    return joined, _like_devices(joined, options.devices, options.bandwidth, options.memory)
+
+
+def beyond_profile(plan: Plan, found: Profile) -> list[str]:
+    """A plan's warnings but those that the profile has already said."""
+    return [text for text in plan.warnings if text not in found.warnings]
+
+
+def warn_of(found: Profile) -> None:
+    warn(found.warnings)
+
+
+def warn(texts: Iterable[str]) -> None:
+    for text in texts:
+        progress_line(f"warning: {text}")
+
+
+def _like_devices(found: Profile, counts: list[int], bandwidths: list[float] | None, memory: float | None) -> Cluster:
+    """`--devices 4 --devices 2`: two nodes of four like devices, with a bandwidth for each level."""
+    if len(found.device_types) > 1:
+        raise InputError(
+            f"--devices means like devices, but the profile has {', '.join(found.device_types)}: use --cluster"
+        )
+    if len(counts) > 2:
+        raise InputError(f"--devices was given {len(counts)} times: expected once, or twice (devices a node, nodes)")
+    if any(count < 1 for count in counts):
+        raise InputError(f"a device count of {min(counts)}: expected at least 1")
+    if prod(counts) > MOST_LIKE_DEVICES:
+        raise InputError(
+            f"--devices {' --devices '.join(map(str, counts))}: expected {MOST_LIKE_DEVICES} at most in all"
+        )
+    if bandwidths and len(bandwidths) != len(counts):
+        raise InputError(f"{len(bandwidths)} --bandwidth for {len(counts)} --devices: expected one for each level")
+    links = [Link(bandwidth) for bandwidth in bandwidths] if bandwidths else [Link()] * len(counts)
+    kind = DeviceType(found.device_types[0], memory or float("inf"))
+    nodes = range(counts[1] if len(counts) == 2 else 1)
+    return Cluster(tuple(Node(f"node{k}", (kind,) * counts[0], links[0]) for k in nodes), links[-1])
