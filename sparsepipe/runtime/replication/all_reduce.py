@@ -111,18 +111,3 @@ def average_statistics(module: nn.Module, share: float, process: Process) -> Non
     process.sum_over_stage(flat, what="averaging of batch-norm statistics")
     for buffer, part in zip(buffers, flat.split([buffer.numel() for buffer in buffers]), strict=True):
         buffer.copy_(part.view(buffer.shape))
-
-
-def square_norm(gradients: Sequence[Tensor], *, replicas: int) -> Tensor:
-    """Return this rank's part, [1], of the square of the norm over the network: the parts of all ranks sum to it.
-
-    Replicas of a stage hold the same gradients and count once.
-    """
-    own = sum((gradient.double().square().sum() for gradient in gradients), torch.zeros((), dtype=torch.float64))
-    return (own / replicas).reshape(1)
-
-
-def clip(gradients: Sequence[Tensor], most: float, norm: float) -> None:
-    """Scale the gradients, in place, so that their norm over the network, which is `norm`, is `most` at most."""
-    if gradients and norm > most:
-        torch._foreach_mul_(list(gradients), most / norm)

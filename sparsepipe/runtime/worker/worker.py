@@ -1,7 +1,6 @@
-"""The worker: one rank that obeys its list of actions, epoch after epoch."""
+"""The worker: one rank that does its list of actions, epoch after epoch."""
 
 import math
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -17,7 +16,7 @@ from ...errors import InputError
 from ...host.background_load import Usage
 from ...plan import Plan
 from ...record.record_files import read_metrics
-from ...schedule import Action, Op, Program, check_runs, compile, compile_until_steady, feeds
+from ...schedule import Program, check_runs, compile, compile_until_steady
 from ...trace import KINDS
 from ..config import RunConfig
 from ..failures import LossNotFinite, PeerLost
@@ -26,18 +25,17 @@ from ..reporting import metrics
 from ..reporting.load import shared_load, worst_load
 from ..reporting.memory import PeakMemory
 from ..reporting.recorder import Recorder
-from ..stages.loss import Tally
 from ..training_state import checkpoint
 from ..training_state.async_checkpoint import Snapshots
-from ..training_state.learning_rate import LearningRate
 from ..training_state.loss_scale import LossScale
-from ..transport.channel import LocalQueue, Outbox
-from ..transport.packet import FORWARD, Packet
 from ..workloads.point_clouds import Workload
 from ..workloads.replay import ReplayWorkload
-from .epoch_executor import EpochExecutor
-from .inputs import Inputs
+from .context import WorkerContext
+from .epoch_executor import EpochExecutor, EpochPart
+from .packet_exchange import PacketExchange
 from .stage_replica import StageReplica, WeightsNotFinite
+from .validation import validate
+from .weight_update import WeightUpdate
 
 _TOLD_OF_EPOCHS = ("train", "validation", "samples_per_second", "sent_bytes", "stages", "load")
 
@@ -62,29 +60,20 @@ class Worker:
         self.run_dir, self.plan, self.config, self.process = run_dir, plan, config, process
         self.workload, self.recorder = workload, recorder
         self.rank = process.rank
-        self.memory = PeakMemory(process.device, process.shared_memory)
-        own = plan.stages_of(self.rank)
-        self.posts = {k: StageReplica.open(k, plan, config, process=process, workload=workload) for k in own}
-        self.learning_rate = LearningRate.of(config)
-        self.scales_loss = config.precision == "float16"
-        self.loss_scale = LossScale(config.loss_scale if self.scales_loss else 1.0)
-        self.snapshots = Snapshots(run_dir, timeout=config.timeout_seconds)
-        # Enough that ranks which send to each other never wait for each other to take: only evaluation is slowed.
-        steady = compile_until_steady(plan)
-        most = len(own) * (sum(steady.in_flight(k, self.rank) for k in own) + 2)
-        self.outbox = Outbox(limit=most, memory=process.shared_memory, sockets=process.sockets)
-        self.shelves: defaultdict[tuple[int, int], LocalQueue] = defaultdict(
-            lambda: LocalQueue(self.rank)
-        )  # (direction, cut)
-        self.averaged: list[tuple[StageReplica, list[Tensor]]] = []  # of this rank's stages, until all can step
-        self.last_rank = plan.stages[-1].ranks[0]  # tells the run's metrics
+        memory = PeakMemory(process.device, process.shared_memory)  # of what is made from here on
+        stages = plan.stages_of(self.rank)
+        self.replicas = {k: StageReplica.open(k, plan, config, process=process, workload=workload) for k in stages}
+        timeout = config.timeout_seconds
+        exchange = PacketExchange(compile_until_steady(plan), process, recorder, timeout=timeout)
+        self.context = WorkerContext(plan, process, workload, exchange, recorder, memory, timeout)
+        self.weight_update = WeightUpdate(self.context, config, num_stages=len(stages))
+        self.snapshots = Snapshots(run_dir, timeout=timeout)
         self._programs: dict[int, Program] = {}
-        self.sent_bytes = 0  # to other ranks since the epoch began
         self.epochs: list[dict[str, Any]] = []
         self.unproven: int | None = None  # minibatches of the checkpoint whose weights are not validated yet
 
     def program(self, num_minibatches: int) -> Program:
-        """The plan compiled for a stretch of so many minibatches: once for each length."""
+        """The plan compiled for so many minibatches: once for each number."""
         return self._programs.setdefault(num_minibatches, compile(self.plan, num_minibatches))
 
     # --- the run -----------------------------------------------------------------------------------------------------
@@ -97,7 +86,7 @@ class Worker:
         done = self._resume(resume_from) if resume_from else 0
         for count in self.workload.segment_lengths(done):
             check_runs(self.program(count), synchronised=self.config.synchronised_batch_norm)
-        if self.rank == self.last_rank:
+        if self.context.writes_metrics:
             shared = self.process.shared_memory
             facts = {
                 "epoch_minibatches": self.workload.epoch_minibatches,
@@ -108,13 +97,13 @@ class Worker:
         if resume_from:
             self._validate_late(done)
         for epoch, first, count in self.workload.segments(done):
-            self.sent_bytes = 0
+            self.context.exchange.sent_bytes = 0
             self.recorder.restart()
             row = self._train(epoch, first, count)
             done += count
             with self._meeting(epoch):
-                for post in self.posts.values():
-                    post.average_statistics()
+                for replica in self.replicas.values():
+                    replica.average_statistics()
                 self._check_finite(epoch, done)
             last = done >= self.workload.total_minibatches
             every = self.config.checkpoint_every
@@ -132,14 +121,14 @@ class Worker:
 
     def _tell(self, event: str, epoch: int, done: int, row: Mapping[str, Any]) -> None:
         """Write a row of an epoch: "trained" before its checkpoint, "epoch" once it is validated, too."""
-        if self.rank == self.last_rank:
+        if self.context.writes_metrics:
             told = {key: row[key] for key in _TOLD_OF_EPOCHS if key in row}
             self.recorder.metric(event, epoch=epoch, minibatches=done, **told)
 
     def _validate_late(self, done: int) -> None:
         """Validate the epoch that the checkpoint closed, where the run ended before that was done, and tell of it."""
         row: Mapping[str, Any] | None = None
-        if self.rank == self.last_rank:
+        if self.context.writes_metrics:
             rows = [one for one in read_metrics(self.run_dir / "metrics.jsonl") if one.get("minibatches") == done]
             trained = [one for one in rows if one["event"] == "trained"]
             row = trained[-1] if trained and not any(one["event"] == "epoch" for one in rows) else None
@@ -164,23 +153,27 @@ class Worker:
             checkpoint.prune(self.run_dir, self.config.keep_checkpoints)
 
     def _train(self, epoch: int, first: int, count: int) -> dict[str, Any]:
-        """Obey the action lists for `count` minibatches of an epoch, from an empty pipeline to an empty one."""
-        for post in self.posts.values():
-            post.runner.begin(training=True)
-        segments = {k: EpochExecutor(self, post, epoch, first, count) for k, post in self.posts.items()}
+        """Do the action list for `count` minibatches of an epoch, from an empty pipeline to an empty one."""
+        for replica in self.replicas.values():
+            replica.runner.begin(training=True)
+        part = EpochPart(epoch, first, self.program(count))
+        executors = {
+            k: EpochExecutor(self.context, replica, part, weight_update=self.weight_update)
+            for k, replica in self.replicas.items()
+        }
         with self._meeting(epoch):
             self.process.barrier(f"start of epoch {epoch}")
         started, before = self.recorder.now(), Usage.now()
         every = _LOOK_EVERY if self.epochs else 1  # the summary's pace is of epochs after the first
-        for place, action in enumerate(self.program(count).actions[self.rank]):
+        for place, action in enumerate(part.program.actions[self.rank]):
             self.recorder.stage = action.stage
-            segments[action.stage].do(action)
+            executors[action.stage].do(action)
             if place % every == 0:
-                self.memory.look()
+                self.context.memory.look()
         after = Usage.now()
         with self._meeting(epoch):
-            self.outbox.finish(timeout=self.config.timeout_seconds)
-            row = self._epoch_row(segments, started)
+            self.context.exchange.finish()
+            row = self._epoch_row({k: executor.table for k, executor in executors.items()}, started)
             return row | {"load": shared_load(self.process, before, after)}
 
     @contextmanager
@@ -190,29 +183,33 @@ class Worker:
         yield
         self.recorder.span("wait", f"{self.recorder.stage}E{epoch}", start, self.recorder.now())
 
-    def _epoch_row(self, segments: Mapping[int, EpochExecutor], started: float) -> dict[str, Any]:
+    def _epoch_row(self, tables: Mapping[int, Tensor], started: float) -> dict[str, Any]:
         """Bring together what the ranks know of an epoch."""
-        whole = torch.stack([segment.table for segment in segments.values()]).sum(dim=0)
+        whole = torch.stack(list(tables.values())).sum(dim=0)
         table = self.process.sum(whole, what="end of an epoch")
         times, samples, losses, counted, correct = table.unbind(dim=1)
         window = metrics.steady_window(times.tolist(), self.plan)
         start, end = (float(times[k]) for k in window) if window else (started, float(times.max()))
         spans = self.recorder.restart()
         seconds = torch.zeros(len(self.plan.stages), len(KINDS), dtype=torch.float64)
-        for k in segments:
-            own = metrics.busy_seconds([span[1:] for span in spans if span[0] == k], start, end)
-            seconds[k] = torch.tensor([own[kind] for kind in KINDS], dtype=torch.float64)
+        for k in tables:
+            busy = metrics.busy_seconds([span[1:] for span in spans if span[0] == k], start, end)
+            seconds[k] = torch.tensor([busy[kind] for kind in KINDS], dtype=torch.float64)
         self.process.sum(seconds, what="end of an epoch")
         stages = metrics.stage_summaries(
             self.plan, [dict(zip(KINDS, row, strict=True)) for row in seconds.tolist()], end - start
         )
         memory = torch.zeros(len(self.plan.ranks), 2, dtype=torch.float64)
-        memory[self.rank] = torch.tensor([self.memory.bytes(), self.memory.held_bytes], dtype=torch.float64)
+        memory[self.rank] = torch.tensor(
+            [self.context.memory.bytes(), self.context.memory.held_bytes], dtype=torch.float64
+        )
         self.process.sum(memory, what="end of an epoch")
         for entry in stages:
             most = memory[entry["ranks"]].amax(dim=0).tolist()
             entry |= dict(zip(metrics.MEMORY, map(int, most), strict=True))
-        sent = self.process.sum(torch.tensor([self.sent_bytes], dtype=torch.float64), what="end of an epoch")
+        sent = self.process.sum(
+            torch.tensor([self.context.exchange.sent_bytes], dtype=torch.float64), what="end of an epoch"
+        )
         total = max(float(counted.sum()), 1.0)
         return {
             "train": {"loss": float((losses * counted).sum()) / total, "accuracy": float(correct.sum()) / total},
@@ -224,7 +221,10 @@ class Worker:
     def _validate(self, epoch: int) -> dict[str, float]:
         """Validate the newest weights. What fails costs no epoch: its checkpoint is whole when this raises."""
         try:
-            return self._validated(epoch)
+            tally = validate(self.context, self.replicas)
+            with self._meeting(epoch):
+                self.context.exchange.finish()
+                self.process.sum(tally.values, what=f"validation of epoch {epoch}")
         except InputError as error:
             self.snapshots.wait()
             kept = f"; epoch {epoch} is kept, resume the run then" if self.unproven is not None else ""
@@ -232,63 +232,18 @@ class Worker:
         except Exception:
             self.snapshots.wait()
             raise
-
-    def _validated(self, epoch: int) -> dict[str, float]:
-        """Run the validation split through the stages, forward only, the newest weights, running statistics."""
-        dataset, batches = self.workload.validation, self.workload.validation_order()
-        todo = compile(self.plan, len(batches)).evaluation[self.rank]
-        inputs = {}
-        for k, post in self.posts.items():
-            post.runner.begin(training=False)
-            inputs[k] = Inputs(self, post, dataset, dict(enumerate(batches)), todo=todo)
-        tally = Tally(self.workload.network.num_classes)
-        for action in todo:
-            self.recorder.stage, m = action.stage, action.minibatch
-            post = self.posts[action.stage]
-            runner = post.runner
-            arrived = inputs[action.stage].take(action)
-            labels = inputs[action.stage].take_labels(action) if runner.is_last else None
-            start = self.recorder.begin("evaluate", m)
-            voxels, outputs = runner.evaluate(arrived, post.weights.newest, m)
-            if labels is not None:
-                with torch.no_grad():
-                    _, outcome = runner.loss(outputs, labels, samples=len(batches[m]), detailed=True)
-                tally.add(outcome)
-            self.recorder.span("evaluate", str(action), start, self.recorder.now(), minibatch=m)
-            if not runner.is_last:
-                packet, _, _ = runner.leave(outputs, m, voxels)
-                self.send(packet, action)
-        with self._meeting(epoch):
-            self.outbox.finish(timeout=self.config.timeout_seconds)
-            self.process.sum(tally.values, what=f"validation of epoch {epoch}")
         told = tally.report(per_voxel=self.workload.per_voxel)
         if not math.isfinite(told["loss"]):
             what = f"the validation loss after epoch {epoch} is {told['loss']}"
-            self._stop(LossNotFinite, what, told_by=self.rank == self.last_rank)
+            self._stop(LossNotFinite, what, told_by=self.context.writes_metrics)
         return told
-
-    def send(self, packet: Packet, action: Action) -> None:
-        """Send what an action made to the stage after or before."""
-        forward = packet.direction == FORWARD
-        target = feeds(action.stage, Op.FORWARD if forward else Op.BACKWARD, len(self.plan.stages))
-        assert target is not None, "stages at the ends send nothing outwards"
-        peer = self.plan.stages[target].replica(action.minibatch)
-        cut = action.stage + forward  # the one before stage `cut`
-        if peer == self.rank:
-            self.shelves[packet.direction, cut].put(packet)
-            return
-        self.sent_bytes += packet.num_bytes
-        start = self.recorder.now()
-        timeout, wire = self.config.timeout_seconds, self.process.wires.get((packet.direction, cut))
-        self.outbox.send(packet, peer, timeout=timeout, action=str(action), cut=cut, wire=wire)
-        self.recorder.span("send", str(action), start, self.recorder.now(), minibatch=packet.minibatch, peer=peer)
 
     def _check_finite(self, epoch: int, done: int) -> None:
         """Stop on every rank where the last updates of an epoch destroyed weights of any: no loss has told of it.
 
         So they are not validated, and no checkpoint of them takes the place of a good one.
         """
-        own = {k: name for k, post in self.posts.items() if (name := post.not_finite())}
+        own = {k: name for k, replica in self.replicas.items() if (name := replica.not_finite())}
         found = torch.zeros(len(self.plan.stages))
         found[list(own)] = 1.0
         if self.process.sum(found, what=f"end of epoch {epoch}").any():
@@ -317,7 +272,7 @@ class Worker:
             checkpoint.begin(self.run_dir, done)
         self.process.barrier("start of a checkpoint")
         names = {f"stage{k}" for k in range(len(self.plan.stages))}
-        shards = {f"stage{k}": post.tensors() for k, post in self.posts.items() if post.writes}
+        shards = {f"stage{k}": replica.tensors() for k, replica in self.replicas.items() if replica.writes}
         finish = partial(checkpoint.finish, self.run_dir, done, **self._facts())
         self.snapshots.write(done, shards=shards, finish=(names, finish) if self.rank == 0 else None)
         if last or not self.config.asynchronous_checkpoints:
@@ -334,7 +289,7 @@ class Worker:
             "model": self.workload.network.name,
             "optimizer": config.optimizer,
             **self._order(),
-            "loss_scale": asdict(self.loss_scale) if self.scales_loss else None,
+            "loss_scale": asdict(self.weight_update.loss_scale) if self.weight_update.scales_loss else None,
         }
 
     def _order(self) -> dict[str, Any]:
@@ -345,20 +300,20 @@ class Worker:
 
     def _resume(self, found: checkpoint.Checkpoint) -> int:
         """Load the layers of this rank's stages and return the minibatches done."""
-        for post in self.posts.values():
-            found.check(model=self.workload.network.name, layers=post.own.layers)
+        for replica in self.replicas.values():
+            found.check(model=self.workload.network.name, layers=replica.own.layers)
         found.check_minibatches(self._order(), epoch_minibatches=self.workload.epoch_minibatches)
-        for post in self.posts.values():
-            post.load(found)
-        if self.scales_loss and found.manifest.get("loss_scale"):
-            self.loss_scale = LossScale(**found.manifest["loss_scale"])
+        for replica in self.replicas.values():
+            replica.load(found)
+        if self.weight_update.scales_loss and found.manifest.get("loss_scale"):
+            self.weight_update.loss_scale = LossScale(**found.manifest["loss_scale"])
         return found.minibatches
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def _summarise(self, done: int) -> None:
         """Write the run's summary: medians over epochs, without the first (it reads the data) if there are others."""
-        if self.rank != self.last_rank:
+        if not self.context.writes_metrics:
             return
         if not self.epochs:  # it was killed between its last checkpoint and its end
             told = read_metrics(self.run_dir / "metrics.jsonl", "epoch")

@@ -1,0 +1,33 @@
+"""What the parts of a worker share: a value handed to them, so that none of them needs to know the worker."""
+
+from dataclasses import dataclass
+
+from ...plan import Plan
+from ..processes.process import Process
+from ..reporting.memory import PeakMemory
+from ..reporting.recorder import Recorder
+from ..workloads.point_clouds import Workload
+from ..workloads.replay import ReplayWorkload
+from .packet_exchange import PacketExchange
+
+
+@dataclass(frozen=True, eq=False)
+class WorkerContext:
+    """One rank's view of a run: its plan, what it trains on, and what carries, records and times its work."""
+
+    plan: Plan
+    process: Process
+    workload: Workload | ReplayWorkload
+    exchange: PacketExchange
+    recorder: Recorder
+    memory: PeakMemory
+    timeout: float  # seconds, the longest wait for another rank
+
+    @property
+    def rank(self) -> int:
+        return self.process.rank
+
+    @property
+    def writes_metrics(self) -> bool:
+        """Whether this rank writes the run's metrics: the first of the last stage, which knows the losses."""
+        return self.rank == self.plan.stages[-1].ranks[0]

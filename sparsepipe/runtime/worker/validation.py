@@ -1,0 +1,43 @@
+"""The validation split through the stages: forward only, the newest weights, running statistics."""
+
+from collections.abc import Mapping
+
+import torch
+
+from ...schedule import compile
+from ..stages.loss import Tally
+from .context import WorkerContext
+from .inputs import Inputs
+from .stage_replica import StageReplica
+
+
+def validate(context: WorkerContext, replicas: Mapping[int, StageReplica]) -> Tally:
+    """Evaluate this rank's part of the validation split. Returns what its last stage found, if it has that.
+
+    Packets may still be on their way then. Raises what reading, computing and waiting for other ranks raise.
+    """
+    workload, recorder = context.workload, context.recorder
+    dataset, batches = workload.validation, workload.validation_order()
+    todo = compile(context.plan, len(batches)).evaluation[context.rank]
+    inputs = {}
+    for k, replica in replicas.items():
+        replica.runner.begin(training=False)
+        inputs[k] = Inputs(context, replica, dataset, dict(enumerate(batches)), todo=todo)
+    tally = Tally(workload.network.num_classes)
+    for action in todo:
+        recorder.stage, m = action.stage, action.minibatch
+        replica = replicas[action.stage]
+        runner = replica.runner
+        received = inputs[action.stage].take(action)
+        labels = inputs[action.stage].take_labels(action) if runner.is_last else None
+        start = recorder.begin("evaluate", m)
+        voxels, outputs = runner.evaluate(received, replica.weights.newest, m)
+        if labels is not None:
+            with torch.no_grad():
+                _, outcome = runner.loss(outputs, labels, samples=len(batches[m]), detailed=True)
+            tally.add(outcome)
+        recorder.span("evaluate", str(action), start, recorder.now(), minibatch=m)
+        if not runner.is_last:
+            packet, _, _ = runner.leave(outputs, m, voxels)
+            context.exchange.send(packet, action)
+    return tally

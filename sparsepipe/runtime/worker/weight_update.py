@@ -1,0 +1,92 @@
+"""Averaged gradients become the next weights of a rank's stages: unscaled, clipped, stepped."""
+
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ...schedule import Action
+from ..config import RunConfig
+from ..training_state.clipping import clip, square_norm
+from ..training_state.learning_rate import LearningRate
+from ..training_state.loss_scale import LossScale
+from .context import WorkerContext
+from .stage_replica import StageReplica
+
+
+class WeightUpdate:
+    """Steps each stage as soon as its gradients are averaged; under a schedule that flushes, all of a rank's at once.
+
+    Only then is it known whether any gradients overflowed, and how long they are together.
+    """
+
+    def __init__(self, context: WorkerContext, config: RunConfig, *, num_stages: int) -> None:
+        self._context, self._clip_norm = context, config.clip_norm
+        self._schedule = LearningRate.of(config)
+        self.scales_loss = config.precision == "float16"
+        self.loss_scale = LossScale(config.loss_scale if self.scales_loss else 1.0)
+        self._most_waiting = num_stages if context.plan.flushes else 1
+        self._averaged: list[tuple[StageReplica, list[Tensor]]] = []  # of this rank's stages, until all can step
+
+    def learning_rate(self, minibatch: int) -> float:
+        """The rate of the update whose first minibatch is `minibatch` of the run."""
+        workload = self._context.workload
+        return self._schedule.at(
+            minibatch, epoch_minibatches=workload.epoch_minibatches, total_minibatches=workload.total_minibatches
+        )
+
+    def take(
+        self, replica: StageReplica, gradients: list[Tensor], *, action: Action, minibatches: range, start: float
+    ) -> float:
+        """Take a stage's averaged gradients of `minibatches` (of the run), and step where nothing else is waited for.
+
+        `start` is when this update began. Returns since when the rank works on it: from its last wait for the other
+        ranks, if there was one.
+        """
+        self._averaged.append((replica, gradients))
+        if len(self._averaged) < self._most_waiting:
+            return start
+        ready, self._averaged = self._averaged, []
+        together = [gradient for _, own in ready for gradient in own]
+        last = minibatches[-1]
+        if self.scales_loss:
+            overflows = self._unscale(together)
+            start = self._sum(overflows, action, last, start, what="overflow of the gradients")
+            self._note(last, overflowed=float(overflows) > 0)
+            if float(overflows) > 0:
+                for stepped, _ in ready:
+                    stepped.weights.skip()
+                return start
+        if self._clip_norm is not None:
+            square = square_norm(together, replicas=len(replica.own.ranks))
+            start = self._sum(square, action, last, start, what="norm of the gradients")
+            clip(together, self._clip_norm, float(square.sqrt()))
+        rate = self.learning_rate(minibatches[0])
+        for stepped, own in ready:
+            stepped.weights.update(own, rate)
+            if stepped.runner.step_seconds:
+                time.sleep(stepped.runner.step_seconds)
+        return start
+
+    def _unscale(self, gradients: Sequence[Tensor]) -> Tensor:
+        """Take the loss scale out of the gradients, in place. Returns how many are not finite, [1]."""
+        if gradients:
+            torch._foreach_mul_(list(gradients), 1 / self.loss_scale.factor)
+        return torch.tensor([float(sum(not bool(gradient.isfinite().all()) for gradient in gradients))])
+
+    def _note(self, minibatch: int, *, overflowed: bool) -> None:
+        """Let the loss scale know whether gradients of any stage overflowed, and the run's metrics."""
+        if overflowed and self._context.writes_metrics:
+            self._context.recorder.metric("overflow", minibatch=minibatch, loss_scale=self.loss_scale.factor)
+        self.loss_scale.update(overflowed=overflowed)
+
+    def _sum(self, values: Tensor, action: Action, minibatch: int, start: float, *, what: str) -> float:
+        """Sum `values` over all ranks, in place: an update begun at `start` waits for it. Returns when it goes on."""
+        recorder = self._context.recorder
+        waits = recorder.begin("wait", minibatch)
+        recorder.span("update", str(action), start, waits, minibatch=minibatch)
+        self._context.process.sum(values, what=what)
+        goes_on = recorder.begin("update", minibatch)
+        recorder.span("wait", str(action), waits, goes_on, minibatch=minibatch)
+        return goes_on
