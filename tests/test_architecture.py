@@ -6,36 +6,42 @@ import sys
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "sparsepipe"
-LEVELS = [  # lowest first; a module may import its own level's files only inside its own folder, and anything lower
+LEVELS = [  # lowest first; a module may import its own folder's files, and anything lower
     {"display", "schedule_rules", "digests", "sizes"},
     {"errors"},
-    {"host"},
-    {"files", "fields"},
-    {"graph", "cluster", "trace", "quantities"},
-    {"graph_text"},
-    {"profile", "plan"},
-    {"schedule", "record"},
-    {"costs"},
-    {"provenance"},
-    {"data", "models"},
-    {"simulator", "formats"},
-    {"forecast"},
+    {"host", "files", "fields", "graph"},
+    {"cluster", "trace", "quantities", "graph_text", "data", "models"},
+    {"profile", "plan", "engines"},
+    {"schedule", "record", "formats"},
+    {"costs", "provenance"},
+    {"simulator", "runtime"},
+    {"forecast", "profiler", "launchers"},
     {"planners"},
-    {"engines"},
-    {"runtime"},
-    {"profiler"},
-    {"launchers"},
-    {"dynamics"},
-    {"widgets"},
-    {"reproduce"},
+    {"widgets", "reproduce"},
     {"cli"},
     {"__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
 VIEWS = {"plots"}  # draws values: sees levels 0-1 and their costs alone, is seen by widgets and the entry points
-VALUES = set().union(*LEVELS[:10])
+VALUES = {
+    *(
+        "display",
+        "schedule_rules",
+        "digests",
+        "sizes",
+        "errors",
+        "host",
+        "files",
+        "fields",
+        "graph",
+        "cluster",
+        "trace",
+    ),
+    *("quantities", "graph_text", "profile", "plan", "schedule", "record", "costs", "provenance"),
+}
+DECISIONS = {"planners", "simulator", "forecast", "formats", "models"}  # made of values alone
 HEAVY = {"torch", "MinkowskiEngine", "plotly", "ray", "pandas", "ipywidgets", "papermill"}
-TORCH_FREE = {*VALUES, "planners", "simulator", "forecast", "plots", "widgets"}
+TORCH_FREE = {*VALUES, *DECISIONS, "plots", "widgets"}
 
 
 def sources():
@@ -62,6 +68,17 @@ def imports(path, parts):
                 yield node.module
 
 
+def imported_names(path, parts):
+    """As `imports`, with each name that is taken from a module: it may be a module itself."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            folder = ("sparsepipe", *parts)[: len(parts) + 1 - node.level] if node.level else ()
+            base = ".".join((*folder, *filter(None, [node.module])))
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
 def test_imports_point_down():
     upward = []
     for path, parts in sources():
@@ -82,6 +99,76 @@ def test_imports_point_down():
             if not allowed:
                 upward.append(f"{'.'.join(parts)} imports {name}")
     assert not upward
+
+
+def test_values_and_decisions_stand_on_each_other_alone():
+    """Nor do they reach tensors and processes through somebody else."""
+    found = [
+        f"{'.'.join(parts)} imports {name}"
+        for path, parts in sources()
+        if parts[0] in VALUES | DECISIONS
+        for name in imports(path, parts)
+        if name.startswith("sparsepipe.") and name.split(".")[1] not in VALUES | DECISIONS | {parts[0]}
+    ]
+    assert not found
+
+
+def test_nothing_imports_in_circles():
+    """Neither files, nor what a folder holds, wherever the import stands: one for type checkers counts too."""
+    files = file_graph()
+    assert not circles(files)
+    folders = {name.rsplit(".", 1)[0] for name in files if "." in name}
+    for folder in sorted(folders):
+        assert not circles(inside(folder, files)), f"in {folder}/"
+
+
+def test_circles_are_found():
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+    assert circles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+    crossing = {"x.a.one": {"x.b.one"}, "x.b.one": set(), "x.b.two": {"x.a.two"}, "x.a.two": set()}
+    assert not circles(crossing) and circles(inside("x", crossing)) == [["a", "b"]]
+
+
+def file_graph():
+    """Module -> the modules of the package that it imports; a folder's own is its `__init__`."""
+    names = {".".join(("sparsepipe", *parts)).removesuffix(".__init__"): (path, parts) for path, parts in sources()}
+    graph = {}
+    for name, (path, parts) in names.items():
+        targets = {next((t for t in stems(target) if t in names), name) for target in imported_names(path, parts)}
+        graph[name] = targets - {name}
+    return graph
+
+
+def stems(name):
+    """The dotted name, and those of the folders that it lies in, the innermost first."""
+    words = name.split(".")
+    return (".".join(words[:count]) for count in range(len(words), 0, -1))
+
+
+def inside(folder, graph):
+    """What imports what among a folder's own files and sub-folders."""
+    depth = folder.count(".") + 1
+    within = {name: name.split(".")[depth] for name in graph if name.startswith(f"{folder}.")}
+    found = {child: set() for child in within.values()}
+    for name, child in within.items():
+        found[child] |= {within[target] for target in graph[name] if target in within} - {child}
+    return found
+
+
+def circles(graph):
+    """Groups of nodes of which each leads to each other, sorted."""
+    ahead = {node: reachable(node, graph) for node in graph}
+    groups = {tuple(sorted(n for n in ahead[node] if node in ahead[n])) for node in graph if node in ahead[node]}
+    return [list(group) for group in sorted(groups)]
+
+
+def reachable(node, graph):
+    found, todo = set(), [node]
+    while todo:
+        for target in graph[todo.pop()] - found:
+            found.add(target)
+            todo.append(target)
+    return found
 
 
 def test_every_module_has_its_level():
