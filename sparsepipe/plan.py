@@ -155,20 +155,23 @@ class Plan:
         """The stages that `rank` serves: several where stages are interleaved."""
         return tuple(k for k, stage in enumerate(self.stages) if rank in stage.ranks)
 
-    @property
-    def lap(self) -> int:
-        """Stages before the ranks come round again: all of them unless stages are interleaved.
-
-        Interleaved, stage k + lap is on the ranks of stage k: with 4 stages in laps of 2, rank 0 has stages 0 and 2.
-        """
-        first = set(self.stages[0].ranks) if self.stages else set()
-        again = (k for k, stage in enumerate(self.stages) if k and first & set(stage.ranks))
-        return next(again, len(self.stages))
+    @cached_property
+    def positions(self) -> tuple[tuple[int, ...], ...]:
+        """The stages of each place in the pipeline, those on the same ranks: ((0, 2), (1, 3)) for 4 on 2 ranks."""
+        found: dict[frozenset[int], list[int]] = {}
+        for k, stage in enumerate(self.stages):
+            found.setdefault(frozenset(stage.ranks), []).append(k)
+        return tuple(map(tuple, found.values()))
 
     @property
-    def laps(self) -> int:
-        """How often the stages go over the ranks: 1 unless stages are interleaved."""
-        return -(-len(self.stages) // self.lap) if self.stages else 1
+    def pipeline_size(self) -> int:
+        """Places in the pipeline, each a rank with its replicas: as many as stages unless stages share ranks."""
+        return len(self.positions)
+
+    @property
+    def stages_per_rank(self) -> int:
+        """Stages that each rank serves: 1 unless stages share ranks (torch: local stages, Megatron: virtual ones)."""
+        return max(map(len, self.positions), default=1)
 
     def with_schedule(self, schedule: str, *, num_microbatches: int | None = None) -> "Plan":
         """The same stages under another schedule, with that schedule's default weight policy."""
@@ -181,7 +184,7 @@ class Plan:
 
     def violations(self, graph: LayerGraph, cluster: Cluster | None = None) -> list[str]:
         """Every reason why this plan cannot run on `graph` (and `cluster`), each in one line."""
-        found = [*self._of_settings(), *self._of_stages(), *self._of_laps(), *self._of_layers(graph)]
+        found = [*self._of_settings(), *self._of_stages(), *self._of_placement(), *self._of_layers(graph)]
         if cluster is not None:
             count = len(cluster.devices)
             found += [f"rank {rank} is not in a cluster of {count} devices" for rank in self.ranks if rank >= count]
@@ -234,25 +237,28 @@ class Plan:
         found += [f"rank {rank} is negative" for rank in self.ranks if rank < 0]
         return found
 
-    def _of_laps(self) -> list[str]:
-        """What interleaved stages ask for: laps over the same replicas, and a schedule that knows how."""
+    def _of_placement(self) -> list[str]:
+        """What stages that share ranks ask for: a schedule that knows how, and its placement over the same replicas."""
+        rules, count = SCHEDULE_RULES.get(self.schedule), self.stages_per_rank
         shared = [rank for rank in self.ranks if len(self.stages_of(rank)) > 1]
-        if not shared:
-            return []
-        if self.schedule not in INTERLEAVING or (self.updates_by_step and not self.flushes):
+        if shared and (rules is None or not rules.interleaves or (self.updates_by_step and not self.flushes)):
             return [
                 f"rank {rank} serves more than one replica, stages {listed(self.stages_of(rank))}: only schedules "
-                f"{' and '.join(map(repr, INTERLEAVING))} interleave stages, and not with weights '2bw'"
+                f"{', '.join(map(repr, INTERLEAVING))} interleave stages, and not with weights '2bw'"
                 for rank in sorted(shared)
             ]
-        lap, first = self.lap, self.stages[: self.lap]
-        if len(self.stages) % lap or sum(len(stage.ranks) for stage in first) != len(self.ranks):
+        if rules is None or not (shared or rules.check_stages_per_rank(count)):
+            return []
+        size, first = self.pipeline_size, self.stages[: self.pipeline_size]
+        if len(self.stages) % size or sorted(rank for stage in first for rank in stage.ranks) != sorted(self.ranks):
             return [f"interleaved stages come in whole laps over all ranks, each once; {len(self.stages)} do not"]
+        if told := rules.check_stages_per_rank(count):
+            return [f"schedule {self.schedule!r} {told}, this plan {count}"]
         found = []
         for k, stage in enumerate(self.stages):
-            expected = first[k % lap].ranks
-            if stage.ranks != expected:
-                found.append(f"stage {k} is on ranks {stage.ranks}, expected {expected} as stage {k % lap}")
+            before = rules.position(k, size)
+            if stage.ranks != first[before].ranks:
+                found.append(f"stage {k} is on ranks {stage.ranks}, expected {first[before].ranks} as stage {before}")
             if not self.flushes and len(set(stage.shares)) > 1:
                 found.append(f"stage {k} has shares {stage.shares}, without flushes interleaved stages need equal ones")
             if stage.shares != first[0].shares:

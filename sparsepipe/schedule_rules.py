@@ -1,11 +1,12 @@
 """What a schedule and a weight policy are, as rows of facts.
 
-A new schedule is one row here and one order function in the schedule family. No other code compares names: it asks a
-fact, so that a new row is planned, simulated, drawn and run wherever its facts are known.
+A new schedule is one row here and one file in the schedule family, with its order function. No other code compares
+names: it asks a fact, so that a new row is planned, simulated, drawn and run like the others.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -23,11 +24,39 @@ class ScheduleRules:
 
     weights: tuple[str, ...]  # policies it can keep, its default first
     summary: str  # what it does and who proposed it
-    interleaves: bool = False  # a rank may serve several stages
-    splits_backward: bool = False  # gradients of the input (B) and of the weights (W) are two actions
+    order: str  # the module of the schedule family whose `order` says who does what
+    interleaved_order: str = ""  # likewise for several stages on each rank; the same when empty
+    stages_per_rank: tuple[int, int | None] = (1, 1)  # fewest and most; None: no limit
+    placement: Literal["loop", "v"] = "loop"  # of several stages on each rank: see `position`
+    splits_backward: bool = False  # gradients of the input (I) and of the weights (W) may be two actions
+    all_forwards_first: bool = False  # a step's backwards begin when its forwards are done
     one_forward_one_backward: bool = False  # a deeper warm-up hides transfers and averaging
     one_minibatch_at_a_time: bool = False  # no two minibatches are in the pipeline together
     planned_as: str = ""  # the schedule whose closed form stands for its own; its own when empty
+    simulated: bool = False  # no closed form says what a step takes: estimates simulate one
+
+    @property
+    def interleaves(self) -> bool:
+        """Whether a rank may serve several stages."""
+        return self.stages_per_rank[1] != 1
+
+    def position(self, stage: int, pipeline_size: int) -> int:
+        """The place of a stage's ranks in a pipeline of so many: round and round, or there and back.
+
+        Two stages on each of three ranks: 0 1 2 0 1 2 in a loop, 0 1 2 2 1 0 in a V, whose lowest rank has two
+        neighbouring stages.
+        """
+        lap, place = divmod(stage, pipeline_size)
+        return pipeline_size - 1 - place if self.placement == "v" and lap % 2 else place
+
+    def check_stages_per_rank(self, count: int) -> str:
+        """Say what is wrong with `count` stages on each rank; nothing where they are allowed."""
+        fewest, most = self.stages_per_rank
+        if fewest <= count and (most is None or count <= most):
+            return ""
+        if most == 1:
+            return "does not interleave stages"
+        return f"puts {fewest if fewest == most else f'at least {fewest}'} stages on each rank"
 
 
 WEIGHT_RULES: Mapping[str, WeightRules] = {
@@ -41,25 +70,79 @@ SCHEDULE_RULES: Mapping[str, ScheduleRules] = {
     "1f1b": ScheduleRules(
         ("stash", "vertical-sync", "2bw"),
         "asynchronous, each backward with the weights of its forward (PipeDream); stages may share ranks",
-        interleaves=True,
+        "one_forward_one_backward",
+        "interleaved",
+        (1, None),
         one_forward_one_backward=True,
     ),
-    "2bw": ScheduleRules(("2bw",), "asynchronous, two weight versions, one update a step (PipeDream-2BW)"),
+    "2bw": ScheduleRules(
+        ("2bw",),
+        "asynchronous, two weight versions, one update a step (PipeDream-2BW)",
+        "one_forward_one_backward",
+    ),
     "1f1b-flush": ScheduleRules(
         ("flush",),
         "one forward, one backward, weights updated once a step (DAPPLE); stages may share ranks",
-        interleaves=True,
+        "one_forward_one_backward",
+        "interleaved",
+        (1, None),
         one_forward_one_backward=True,
     ),
     "zero-bubble": ScheduleRules(
         ("flush",),
         "1f1b-flush whose weight gradients fill the waiting, weights updated once a step (ZB-H1)",
+        "zero_bubble",
         splits_backward=True,
         # No closed form says what a step of it takes: no longer than one of 1F1B.
         planned_as="1f1b-flush",
     ),
-    "gpipe": ScheduleRules(("flush",), "all forwards, then all backwards, weights updated once a step (GPipe)"),
-    "sequential": ScheduleRules(("flush",), "one minibatch in the pipeline at a time", one_minibatch_at_a_time=True),
+    "interleaved-zero-bubble": ScheduleRules(
+        ("flush",),
+        "several stages on each rank, weight gradients fill the waiting, weights updated once a step (ZB-H1)",
+        "interleaved_zero_bubble",
+        stages_per_rank=(2, None),
+        splits_backward=True,
+        simulated=True,
+    ),
+    "zbv": ScheduleRules(
+        ("flush",),
+        "two stages a rank, there and back, weight gradients fill the waiting, weights updated once a step (ZB-V)",
+        "zbv",
+        stages_per_rank=(2, 2),
+        placement="v",
+        splits_backward=True,
+        simulated=True,
+    ),
+    "dualpipe-v": ScheduleRules(
+        ("flush",),
+        "two stages a rank, there and back, one's forwards beside the other's backwards, weights updated once a step "
+        "(DualPipeV)",
+        "dualpipe_v",
+        stages_per_rank=(2, 2),
+        placement="v",
+        splits_backward=True,
+        simulated=True,
+    ),
+    "gpipe": ScheduleRules(
+        ("flush",),
+        "all forwards, then all backwards, weights updated once a step (GPipe)",
+        "one_forward_one_backward",
+        all_forwards_first=True,
+    ),
+    "looped-bfs": ScheduleRules(
+        ("flush",),
+        "all forwards of a rank's first stage, then of its next, then all backwards, weights updated once a step "
+        "(breadth-first)",
+        "looped_bfs",
+        stages_per_rank=(1, None),
+        all_forwards_first=True,
+    ),
+    "sequential": ScheduleRules(
+        ("flush",),
+        "one minibatch in the pipeline at a time",
+        "one_forward_one_backward",
+        one_minibatch_at_a_time=True,
+    ),
 }
 WEIGHT_POLICIES: Mapping[str, tuple[str, ...]] = {name: rules.weights for name, rules in SCHEDULE_RULES.items()}
-INTERLEAVING = tuple(sorted((name for name, rules in SCHEDULE_RULES.items() if rules.interleaves), reverse=True))
+INTERLEAVING = tuple(name for name, rules in SCHEDULE_RULES.items() if rules.interleaves)

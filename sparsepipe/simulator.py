@@ -22,10 +22,16 @@ from .profile import Profile
 from .schedule import Action, Op, Program, compile, compile_until_steady, refuse_stuck, weights_share
 from .trace import Span, Trace
 
-FORWARD, BACKWARD, WEIGHTS, UPDATE = range(4)  # operations as numbers: they index what is kept for each
-CODES = {Op.FORWARD: FORWARD, Op.BACKWARD: BACKWARD, Op.WEIGHTS: WEIGHTS, Op.UPDATE: UPDATE}
-KINDS = ("forward", "backward", "weights", "update")
-LETTERS = "FBWU"
+FORWARD, BACKWARD, INPUT, WEIGHT, UPDATE = range(5)  # operations as numbers: they index what is kept for each
+CODES = {
+    Op.FORWARD: FORWARD,
+    Op.BACKWARD: BACKWARD,
+    Op.BACKWARD_INPUT: INPUT,
+    Op.BACKWARD_WEIGHT: WEIGHT,
+    Op.UPDATE: UPDATE,
+}
+KINDS = ("forward", "backward", "backward", "weights", "update")
+LETTERS = "".join(CODES)
 
 
 def simulate(plan: Plan, profile: Profile, cluster: Cluster, sizes: Sequence[float]) -> Trace:
@@ -74,7 +80,8 @@ class _Simulation:
         self.program = program
         stages = range(len(plan.stages))
         # As tables, since they are asked for every action: whom an operation of a stage feeds, and by whom it is fed.
-        self.target = {CODES[op]: [program.target(s, op) for s in stages] for op in (Op.FORWARD, Op.BACKWARD)}
+        sending = (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT)
+        self.target = {CODES[op]: [program.target(s, op) for s in stages] for op in sending}
         seconds, self.averaging, self.updates, self.transfers = _durations(plan, profile, cluster, sizes)
         # Updates that take no time need not be simulated, but where replicas wait for each other.
         alone = {s for s, stage in enumerate(plan.stages) if len(stage.ranks) == 1}
@@ -88,11 +95,11 @@ class _Simulation:
         self.last_of_round = [[program.members(s, k)[-1] for k in range(program.num_updates(s))] for s in stages]
         unknown: list[float | None] = [None] * len(sizes)
         there: list[float | None] = [0.0] * len(sizes)  # what needs no transfer
-        self.arrivals = (
-            [there if program.source(s, Op.FORWARD) is None else unknown.copy() for s in stages],
-            [there if program.source(s, Op.BACKWARD) is None else unknown.copy() for s in stages],
-            [there] * len(plan.stages),
+        forward, backward = (
+            [there if program.source(s, op) is None else unknown.copy() for s in stages]
+            for op in (Op.FORWARD, Op.BACKWARD)
         )
+        self.arrivals = (forward, backward, backward, [there] * len(plan.stages))  # of each operation
         self.waiting: dict[tuple[int, int], list[_Rank]] = {}  # (stage, round) → replicas that wait for the others
         self.running: list[tuple[float, int, _Rank]] = []  # heap of (end, order, rank)
         self.order = 0
@@ -108,7 +115,7 @@ class _Simulation:
             operation, stage, minibatch = rank.todo[rank.place]
             rank.place += 1
             rank.free = now
-            if operation in (FORWARD, BACKWARD):
+            if operation <= INPUT:  # it has a result that another stage may wait for
                 self.send(rank, operation, stage, minibatch, now)
             if rank.free is not None and rank.place < len(rank.todo):
                 self.start(rank, now)
@@ -170,8 +177,10 @@ class _Simulation:
             self.rows.append((rank.rank, name, begin, end, "send", stage, minibatch, peer.rank))
         self.arrivals[operation][target][minibatch] = end
         free = peer.free
-        if free is not None and peer.place < len(peer.todo) and peer.todo[peer.place] == (operation, target, minibatch):
-            self.start(peer, free)
+        if free is not None and peer.place < len(peer.todo):
+            waits, own, due = peer.todo[peer.place]
+            if own == target and due == minibatch and waits != UPDATE:
+                self.start(peer, free)
 
 
 class _Port:
@@ -194,7 +203,7 @@ class _Transfers(dict):
 
     def __missing__(self, key: tuple[int, int, int, int]) -> tuple[list[float], _Port, _Port]:
         operation, stage, rank, peer = key
-        num_bytes = self.bytes[operation, stage]
+        num_bytes = self.bytes[FORWARD if operation == FORWARD else BACKWARD, stage]
         if rank == peer:  # what stays on a device takes no time
             self[key] = [0.0] * len(num_bytes), _Port(), _Port()
             return self[key]
@@ -208,7 +217,7 @@ class _Transfers(dict):
 def _durations(
     plan: Plan, profile: Profile, cluster: Cluster, sizes: Sequence[float]
 ) -> tuple[dict[int, dict[int, tuple[list[float], ...]]], list[float], dict[tuple[int, int], float], _Transfers]:
-    """(rank → stage → seconds of each minibatch forwards, backwards, for weights; stage → those of averaging;
+    """(rank → stage → seconds of each minibatch in the operations F, B, I and W; stage → those of averaging;
     (stage, rank) → those of the optimizer's step; transfers).
     """
     index = profile.graph.index
@@ -230,7 +239,8 @@ def _durations(
             forward, backward = table.stage_forward(own, kind), table.backward[kind][own].sum(axis=0)
             again = forward if stage.recompute else 0.0
             late = weights_share(plan, s) * backward
-            of_kind[kind] = tuple(part[which].tolist() for part in (forward, backward - late + again, late))
+            parts = (forward, backward + again, backward - late + again, late)
+            of_kind[kind] = tuple(part[which].tolist() for part in parts)
         for rank in stage.ranks:
             kind = cluster.devices[rank].type.name
             seconds[rank][s] = of_kind[kind]

@@ -99,7 +99,7 @@ class Trace:
     @classmethod
     def from_rows(cls, rows: Iterable[dict[str, Any]], source: Source) -> "Trace":
         """Read what `to_rows` wrote. Raises InputError for a row that is not a span's."""
-        return cls(tuple(map(span_of, rows)), source)
+        return cls(with_input_halves(map(span_of, rows)), source)
 
     def to_chrome(self) -> dict[str, Any]:
         """Chrome/Perfetto trace events: one thread per rank, microseconds."""
@@ -127,7 +127,7 @@ class Trace:
     def from_chrome(cls, document: dict[str, Any]) -> "Trace":
         """Read what `to_chrome` wrote. Raises InputError where an event lacks a field."""
         try:
-            spans = tuple(
+            spans = with_input_halves(
                 span_of(
                     {
                         "rank": event["tid"],
@@ -160,6 +160,20 @@ def _pair(value: Any, what: str) -> list[int]:
 _LEFT_OUT = fields({"minibatches": each(_pair), "spans": integer, "seconds": real})
 _SOURCES = ("simulated", "replayed", "measured")
 _MOST_ID = 2**53  # ranks, stages and minibatches: what a page's numbers can tell apart
+
+
+def with_input_halves(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """The spans, those of a backward's input half named I where an older file calls them B: where W follows, B is I."""
+    spans = tuple(spans)
+    late = {(span.stage, span.minibatch) for span in spans if span.kind == "weights"}
+    if not late:
+        return spans
+    return tuple(
+        span._replace(name=span.name.replace("B", "I", 1))
+        if "B" in span.name and (span.stage, span.minibatch) in late
+        else span
+        for span in spans
+    )
 
 
 def span_of(row: dict[str, Any]) -> Span:

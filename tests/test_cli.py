@@ -187,7 +187,14 @@ def test_stages_interleaved_on_each_device(tmp_path, profile, capsys):
     code, out, _ = run(*words, "--schedule", "1f1b", capsys=capsys)
     assert code == 0 and json.loads(out)["weights"] == "stash" and len(json.loads(out)["stages"]) == 4
     code, _, told = run(*words, "--schedule", "gpipe", capsys=capsys)
-    assert code == 2 and "schedule 'gpipe' does not interleave, 1f1b-flush and 1f1b do" in told
+    assert code == 2 and "schedule 'gpipe' does not interleave stages; 1f1b, 1f1b-flush, " in told
+    words = [*words[:-3], "--json"]
+    code, out, _ = run(*words, "--schedule", "zbv", "--out", tmp_path / "bent.json", capsys=capsys)
+    assert [[one["rank"] for one in stage["replicas"]] for stage in json.loads(out)["stages"]] == [[0], [1], [1], [0]]
+    code, out, _ = run("simulate", tmp_path / "bent.json", *machines, "--json", capsys=capsys)
+    assert code == 0 and json.loads(out)["busy_fraction"].keys() == {"0", "1"}
+    code, _, told = run(*words[:-3], "--json", "--schedule", "zbv", capsys=capsys)
+    assert code == 2 and "1 stage a device: schedule 'zbv' puts 2 stages on each rank" in told
 
 
 def test_a_cluster_file_and_types_by_name(tmp_path, profile, capsys):

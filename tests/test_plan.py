@@ -85,10 +85,14 @@ def test_violations_are_told(changes, message):
     ("ranks", "changes", "message"),
     [
         ([0, 1, 0, 1], {"schedule": "2bw"}, "rank 0 serves more than one replica, stages 0 and 2: only schedule"),
-        ([0, 1, 0, 1], {"schedule": "gpipe"}, "only schedules '1f1b-flush' and '1f1b' interleave stages"),
+        ([0, 1, 0, 1], {"schedule": "gpipe"}, "only schedules '1f1b', '1f1b-flush', .* interleave stages"),
         ([0, 1, 0, 1], {"schedule": "1f1b", "weights": "2bw"}, "and not with weights '2bw'"),
         ([(0, 1), 2, (0, 1), 2], {"schedule": "1f1b", "shares": (2, 1)}, "stage 0 has shares .2, 1., without flushes"),
         ([0, 1, 1, 0], {}, "stage 2 is on ranks .1,., expected .0,. as stage 0|whole laps"),
+        ([0, 1, 0, 1], {"schedule": "zbv"}, "stage 2 is on ranks .0,., expected .1,. as stage 1"),
+        ([0, 1, 2, 3], {"schedule": "zbv"}, "schedule 'zbv' puts 2 stages on each rank, this plan 1"),
+        ([0, 0, 0, 0], {"schedule": "dualpipe-v"}, "schedule 'dualpipe-v' puts 2 stages on each rank, this plan 4"),
+        ([0, 1, 2, 3], {"schedule": "interleaved-zero-bubble"}, "puts at least 2 stages on each rank, this plan 1"),
         ([0, 1, 2, 0], {}, "whole laps over all ranks"),
         ([0, 1, 0, 2], {}, "whole laps over all ranks"),
         ([0, 0, 0, 1], {}, "whole laps over all ranks"),
@@ -109,9 +113,9 @@ def test_interleaved_stages_come_in_laps(ranks, changes, message):
 def test_a_plan_of_laps_names_each_rank_once():
     made = Plan(tuple(Stage((id,), (k % 2,)) for k, id in enumerate("abcd")), "1f1b-flush", num_microbatches=4)
     assert made.check(GRAPH, Cluster.uniform(2)) is made
-    assert (made.laps, plan().laps) == (2, 1)
-    assert (made.ranks, made.lap, made.stages_of(1), made.stages_of(7)) == ((0, 1), 2, (1, 3), ())
-    assert "4 stages on 2 devices" in made.summary() and plan().lap == len(plan().stages)
+    assert (made.stages_per_rank, plan().stages_per_rank) == (2, 1)
+    assert (made.ranks, made.pipeline_size, made.stages_of(1), made.stages_of(7)) == ((0, 1), 2, (1, 3), ())
+    assert "4 stages on 2 devices" in made.summary() and plan().pipeline_size == len(plan().stages)
 
 
 def test_input_layers_belong_to_no_stage():

@@ -75,7 +75,7 @@ def test_interleaving_never_leaves_a_device_unused(layers, devices, stages, best
     ):
         partition(profile, cluster, planner="model-parallel", stages_per_device=stages)
     plan = partition(profile, cluster, planner="model-parallel", schedule="1f1b-flush", stages_per_device=best)
-    assert (len(plan.ranks), plan.laps, plan.warnings) == (devices, best, ())
+    assert (len(plan.ranks), plan.stages_per_rank, plan.warnings) == (devices, best, ())
 
 
 @pytest.mark.parametrize("planner", PLANNERS)

@@ -2,13 +2,15 @@
 
 from dataclasses import replace
 from functools import lru_cache
+from itertools import accumulate
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sparsepipe import Action, InputError, Op, Plan, Stage, actions, inputs, schedule
-from sparsepipe.schedule import SCHEDULES, compile, compile_until_steady, round_length, warmup
+from sparsepipe.schedule import compile, compile_until_steady, round_length, warmup
+from sparsepipe.schedule_rules import SCHEDULE_RULES
 
 
 def check_runs(plan, num_minibatches, **options):
@@ -26,6 +28,8 @@ def forward_actions(plan, num_minibatches):
 def round_minibatches(plan, stage, index, num_minibatches):
     return compile(plan, num_minibatches).members(stage, index)
 
+
+INPUT_GRADIENTS, WEIGHT_GRADIENTS = (Op.BACKWARD, Op.BACKWARD_INPUT), (Op.BACKWARD, Op.BACKWARD_WEIGHT)
 
 steady = lru_cache(compile_until_steady)  # every stage and rank of a plan is asked for
 
@@ -83,10 +87,10 @@ def test_gpipe_with_a_last_partial_step():
 
 
 def test_zero_bubble_fills_the_waiting_with_weight_gradients():
-    """Drawn in zero_bubble.py; the first stage leaves nothing to W, but its list has it all the same."""
+    """Drawn in zero_bubble.py: nobody waits for the first stage, so its backwards are whole."""
     assert spell(pipeline(1, 1, schedule="zero-bubble", num_microbatches=4), 4) == {
-        0: "0F0 0F1 0B0 0W0 0F2 0B1 0W1 0F3 0B2 0W2 0B3 0W3 0U0",
-        1: "1F0 1B0 1F1 1B1 1W0 1F2 1B2 1W1 1F3 1B3 1W2 1W3 1U0",
+        0: "0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3 0U0",
+        1: "1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1F3 1I3 1W2 1W3 1U0",
     }
 
 
@@ -96,9 +100,10 @@ def test_zero_bubble_holds_no_more_than_1f1b_does_in_its_first_stage():
 
 
 def interleaved(lap, laps, num_microbatches=1, *, replicas=1, schedule="1f1b-flush") -> Plan:
-    """A plan in which stage k is on the ranks of stage k - lap."""
+    """A plan of `lap` positions, each with `laps` stages, placed as the schedule says."""
     teams = [tuple(range(k * replicas, (k + 1) * replicas)) for k in range(lap)]
-    stages = (Stage((f"l{k}",), teams[k % lap]) for k in range(lap * laps))
+    place = SCHEDULE_RULES[schedule].position
+    stages = (Stage((f"l{k}",), teams[place(k, lap)]) for k in range(lap * laps))
     return Plan(tuple(stages), schedule, num_microbatches=num_microbatches)
 
 
@@ -110,25 +115,58 @@ def test_interleaved_stages_go_lap_by_lap():
     }
 
 
+def test_a_v_turns_round_on_the_last_rank():
+    """Drawn in zbv.py and dualpipe_v.py; torch's own lists are in test_schedule_torch.py."""
+    assert spell(interleaved(2, 2, 3, schedule="zbv"), 3) == {
+        0: "0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0I0 0W0 3F2 3I2 3W2 0I1 0W1 0I2 0W2 0U0 3U0",
+        1: "1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1I1 2I2 1I2 1W1 2W2 1W2 1U0 2U0",
+    }
+    assert spell(interleaved(1, 2, 2, schedule="dualpipe-v"), 2) == {0: "0F0 1F0 0F1 1B0 1F1 0B0 1B1 0I1 0W1 0U0 1U0"}
+
+
+def test_breadth_first_runs_a_stage_on_all_minibatches():
+    assert spell(interleaved(2, 2, 2, schedule="looped-bfs"), 2) == {
+        0: "0F0 0F1 2F0 2F1 2B1 2B0 0B1 0B0 0U0 2U0",
+        1: "1F0 1F1 3F0 3F1 3B1 3B0 1B1 1B0 1U0 3U0",
+    }
+
+
+def test_interleaved_zero_bubble_puts_weight_gradients_off_by_the_ranks_before():
+    assert spell(interleaved(2, 2, 2, schedule="interleaved-zero-bubble"), 2) == {
+        0: "0F0 0F1 2F0 2F1 2I0 2W0 2I1 2W1 0I0 0W0 0I1 0W1 0U0 2U0",
+        1: "1F0 1F1 3F0 3I0 3F1 3I1 3W0 1I0 3W1 1I1 1W0 1W1 1U0 3U0",
+    }
+
+
 def test_interleaved_stages_of_one_rank_need_nobody_else():
     assert spell(interleaved(1, 2, 2), 2) == {0: "0F0 1F0 1B0 0F1 0B0 1F1 1B1 0B1 0U0 1U0"}
 
 
+FLUSHING = [name for name, rules in SCHEDULE_RULES.items() if rules.interleaves and rules.weights == ("flush",)]
+
+
+def test_schedules_of_interleaved_stages_that_flush():
+    assert FLUSHING == ["1f1b-flush", "interleaved-zero-bubble", "zbv", "dualpipe-v", "looped-bfs"]
+
+
+@pytest.mark.parametrize("schedule", FLUSHING)
+@settings(max_examples=40)
 @given(st.integers(1, 5), st.integers(2, 4), st.integers(1, 3), st.integers(1, 12), st.integers(1, 25))
-def test_interleaved_stages_never_wait_for_themselves(lap, laps, replicas, num_microbatches, num_minibatches):
-    plan = interleaved(lap, laps, num_microbatches, replicas=replicas)
+def test_interleaved_stages_never_wait_for_themselves(schedule, lap, laps, replicas, num_microbatches, num_minibatches):
+    laps = SCHEDULE_RULES[schedule].stages_per_rank[1] or laps
+    plan = interleaved(lap, laps, num_microbatches, replicas=replicas, schedule=schedule)
     check_runs(plan, num_minibatches)
     lists = actions(plan, num_minibatches)
     for s, stage in enumerate(plan.stages):
-        for op in (Op.FORWARD, Op.BACKWARD):
-            seen = [a.minibatch for rank in stage.ranks for a in lists[rank] if a.op is op and a.stage == s]
+        for ops in ([Op.FORWARD], INPUT_GRADIENTS, WEIGHT_GRADIENTS):
+            seen = [a.minibatch for rank in stage.ranks for a in lists[rank] if a.op in ops and a.stage == s]
             assert sorted(seen) == list(range(num_minibatches))
         for rank in stage.ranks:
             own = [action for action in lists[rank] if action.stage == s]
             rounds = [action.minibatch for action in own if action.op is Op.UPDATE]
             assert rounds == list(range(-(-num_minibatches // num_microbatches)))
-            flying = [sum((a.op is Op.FORWARD) - (a.op is Op.BACKWARD) for a in own[: k + 1]) for k in range(len(own))]
-            assert max(flying) <= in_flight(plan, s, rank)
+            held = [(a.op is Op.FORWARD) - (a.op in WEIGHT_GRADIENTS) for a in own]
+            assert max(accumulate(held)) <= in_flight(plan, s, rank)
 
 
 def test_interleaved_stages_without_flushes():
@@ -250,9 +288,12 @@ def test_evaluation_of_interleaved_stages_goes_lap_by_lap():
     }
 
 
-@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3), st.integers(1, 25))
-def test_evaluation_reaches_its_end_with_no_more_between_two_stages_of_a_rank_than_a_lap(lap, laps, replicas, count):
-    plan = interleaved(lap, laps, replicas=replicas)
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3), st.integers(1, 25), st.booleans())
+def test_evaluation_reaches_its_end_with_no_more_between_two_stages_of_a_rank_than_a_lap(
+    lap, laps, replicas, count, bent
+):
+    laps, schedule = (2, "zbv") if bent else (laps, "1f1b-flush")
+    plan = interleaved(lap, laps, replicas=replicas, schedule=schedule)
     lists = forward_actions(plan, count)
     for s, stage in enumerate(plan.stages):
         assert sorted(a.minibatch for rank in stage.ranks for a in lists[rank] if a.stage == s) == list(range(count))
@@ -261,7 +302,8 @@ def test_evaluation_reaches_its_end_with_no_more_between_two_stages_of_a_rank_th
         for s, op, _ in todo:
             assert op is Op.FORWARD
             done[s] += 1
-            assert s + lap >= len(plan.stages) or done[s] - done[s + lap] <= lap
+            later = [other for other in plan.stages_of(plan.stages[s].ranks[0]) if other > s]
+            assert not later or done[s] - done[later[0]] <= lap
     place, arrived = dict.fromkeys(lists, 0), set()
     while (before := sum(place.values())) < sum(map(len, lists.values())):
         for rank, todo in lists.items():
@@ -321,7 +363,7 @@ shares = st.integers(1, 3) | st.lists(st.integers(1, 3), min_size=1, max_size=3)
 plans = st.builds(
     lambda replicas, schedule, count: pipeline(*replicas, schedule=schedule, num_microbatches=count),
     st.lists(shares, min_size=1, max_size=4),
-    st.sampled_from(sorted(SCHEDULES)),
+    st.sampled_from(sorted(name for name, rules in SCHEDULE_RULES.items() if rules.stages_per_rank[0] == 1)),
     st.integers(1, 6),
 )
 
@@ -331,8 +373,8 @@ def test_every_minibatch_once_forward_then_backward_then_update(plan, num_miniba
     check_runs(plan, num_minibatches)
     for s, stage in enumerate(plan.stages):
         lists = {rank: actions(plan, num_minibatches)[rank] for rank in stage.ranks}
-        for op in (Op.FORWARD, Op.BACKWARD, *([Op.WEIGHTS] if plan.schedule == "zero-bubble" else [])):
-            seen = sorted(a.minibatch for todo in lists.values() for a in todo if a.op is op)
+        for ops in ([Op.FORWARD], INPUT_GRADIENTS, WEIGHT_GRADIENTS):
+            seen = sorted(a.minibatch for todo in lists.values() for a in todo if a.op in ops)
             assert seen == list(range(num_minibatches))
         for todo in lists.values():
             place = {action: k for k, action in enumerate(todo)}
@@ -356,8 +398,7 @@ def test_no_more_in_flight_than_said(plan, num_minibatches):
         for rank in stage.ranks:
             flying = most = 0
             for action in actions(plan, num_minibatches)[rank]:
-                last = Op.WEIGHTS if plan.schedule == "zero-bubble" else Op.BACKWARD
-                flying += (action.op is Op.FORWARD) - (action.op is last)
+                flying += (action.op is Op.FORWARD) - (action.op in WEIGHT_GRADIENTS)
                 most = max(most, flying)
             assert most <= in_flight(plan, s, rank)
 
@@ -373,7 +414,7 @@ def test_no_forward_meets_weights_that_are_not_there_yet_or_any_more(plan, num_m
                 if action.op is Op.FORWARD:
                     held[action.minibatch] = uses[s, action.minibatch]
                     assert held[action.minibatch] <= updates
-                elif action.op is Op.BACKWARD:
+                elif action.op in WEIGHT_GRADIENTS:
                     del held[action.minibatch]
                 updates += action.op is Op.UPDATE
                 assert len({updates, *held.values()}) <= most

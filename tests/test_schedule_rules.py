@@ -1,6 +1,7 @@
 """A schedule is a row of facts: outside the schedule family nothing compares names."""
 
 import ast
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,8 @@ def test_no_code_outside_the_family_compares_a_schedules_name():
 @pytest.mark.parametrize("name", SCHEDULE_RULES)
 def test_a_row_is_complete(name):
     rules = SCHEDULE_RULES[name]
+    for module in (rules.order, rules.interleaved_order):
+        assert not module or callable(import_module(f"sparsepipe.schedule.{module}").order)
     assert rules.summary and set(rules.weights) <= set(WEIGHT_RULES)
     assert rules.planned_as in ("", *SCHEDULE_RULES)
     plan = Plan((Stage(("a",), (0,)),), name)

@@ -127,6 +127,54 @@ def test_interleaved_stages_divide_the_bubble_by_the_laps(ranks, laps, minibatch
     assert [span - work for span in makespans] == pytest.approx([3.0 * (ranks - 1), 3.0 * (ranks - 1) * laps])
 
 
+@pytest.mark.parametrize(("ranks", "minibatches"), [(1, 3), (2, 4), (3, 6), (4, 8), (4, 12)])
+@pytest.mark.parametrize("schedule", ["interleaved-zero-bubble", "zbv", "dualpipe-v"])
+def test_split_backwards_leave_only_the_wait_for_the_first_forwards(ranks, minibatches, schedule):
+    """Of equal F, I and W: the last rank waits for a forward of each rank before it, and then none waits again."""
+    count = 2 * ranks
+    _, profile, _ = pipeline([1.0] * count, [2.0] * count)
+    cluster = Cluster.uniform(ranks, device_type="d", link=Link(1e12, 0.0))
+    settings_ = {"planner": "model-parallel", "schedule": schedule, "stages_per_device": 2}
+    plan = partition(profile, cluster, num_microbatches=minibatches, **settings_)
+    step = simulate(plan, profile, cluster, [1] * minibatches).makespan
+    assert (
+        step
+        == pytest.approx(6.0 * minibatches + ranks - 1)
+        == pytest.approx(minibatches * plan.estimate.period_seconds)
+    )
+
+
+@pytest.mark.parametrize(("ranks", "laps", "minibatches"), [(2, 2, 4), (4, 2, 9), (4, 1, 8), (3, 3, 5)])
+def test_breadth_first_has_the_bubble_of_interleaved_stages(ranks, laps, minibatches):
+    """Lamy-Poirier, MLSys 2023, section 3: as much shorter than GPipe's as there are stages on a rank."""
+    count = ranks * laps
+    _, profile, _ = pipeline([1.0] * count, [2.0] * count)
+    cluster = Cluster.uniform(ranks, device_type="d", link=Link(1e12, 0.0))
+    settings_ = {"planner": "model-parallel", "schedule": "looped-bfs", "stages_per_device": laps}
+    plan = partition(profile, cluster, num_microbatches=minibatches, **settings_)
+    step = simulate(plan, profile, cluster, [1] * minibatches).makespan
+    assert step == pytest.approx(3.0 * laps * minibatches + 3.0 * (ranks - 1))
+    assert step == pytest.approx(minibatches * plan.estimate.period_seconds)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "options", "message"),
+    [
+        ("zbv", {"planner": "optimal"}, "1 stage a device: schedule 'zbv' puts 2 stages on each rank.*model-parallel"),
+        ("zbv", {"planner": "model-parallel", "stages_per_device": 3}, "3 stages a device: schedule 'zbv' puts 2"),
+        (
+            "interleaved-zero-bubble",
+            {"planner": "data-parallel"},
+            "1 stage a device: .* at least 2 stages on",
+        ),
+    ],
+)
+def test_stages_that_a_schedule_does_not_place_are_not_planned(schedule, options, message):
+    _, profile, _ = pipeline([1.0] * 8, [2.0] * 8)
+    with pytest.raises(InputError, match=message):
+        partition(profile, Cluster.uniform(2, device_type="d"), schedule=schedule, **options)
+
+
 def test_a_planner_lays_interleaved_stages_over_the_devices_and_knows_their_step():
     _, profile, _ = pipeline([1.0] * 8, [2.0] * 8, parameter_bytes=1e7)
     cluster = Cluster.uniform(2, device_type="d", link=Link(100.0, 0.0))

@@ -26,6 +26,22 @@ def test_rows_and_chrome_round_trips():
     assert Trace.from_chrome(TRACE.to_chrome()) == TRACE
 
 
+def test_the_input_half_of_a_backward_is_i_in_older_files_too():
+    """Files once called it B, as they did whole backwards: where W follows in the stage, B was I."""
+    older = (
+        Span(0, "0B0", 2.0, 3.0, "backward", 0, 0),
+        Span(1, "1B0", 0.0, 1.0, "backward", 1, 0),
+        Span(1, "1B0", 1.0, 1.5, "send", 1, 0, 0),
+        Span(1, "1W0", 1.0, 2.0, "weights", 1, 0),
+        Span(1, "1B1", 2.0, 4.0, "backward", 1, 1),
+    )
+    names = ["0B0", "1I0", "1I0", "1W0", "1B1"]
+    rows, document = Trace(older, "measured").to_rows(), Trace(older, "measured").to_chrome()
+    for read in (Trace.from_rows(rows, "measured"), Trace.from_chrome(document)):
+        assert [span.name for span in read.spans] == names
+        assert Trace.from_rows(read.to_rows(), "measured") == read
+
+
 def test_an_empty_trace_has_no_time():
     assert Trace((), "measured").makespan == Trace((), "measured").bubble_fraction == 0.0
 

@@ -378,7 +378,7 @@ def test_without_flushes_the_pace_is_that_of_the_busiest_device(explorer):
     straight = explorer.plan.estimate.period_seconds
     explorer.stages_per_device.slider.value = 2
     plan = explorer.plan
-    assert plan.laps == 2 and plan.lap == 3 and explorer.messages.value == ""
+    assert plan.stages_per_rank == 2 and plan.pipeline_size == 3 and explorer.messages.value == ""
     busy = [team.busy for team in teams(plan)]
     factors = {"fast": 0.03, "slow": 0.06}
     assert busy == pytest.approx(
@@ -449,9 +449,11 @@ def test_what_cannot_interleave_disables_the_slider_and_says_why(explorer, profi
             settings = {"schedule": schedule, "stages_per_device": 2}
             partition(profile, explorer.shown_cluster, planner="model-parallel", **settings)
         assert choice.slider.disabled and str(refused.value) in html.unescape(choice.note.value)
-        assert explorer.plan.laps == 1 and explorer.plan.schedule == schedule and explorer.messages.value == ""
+        assert (
+            explorer.plan.stages_per_rank == 1 and explorer.plan.schedule == schedule and explorer.messages.value == ""
+        )
     explorer.schedule.value = "1f1b"
-    assert explorer.plan.laps == 2, "the slider has kept its value"
+    assert explorer.plan.stages_per_rank == 2, "the slider has kept its value"
     explorer.planner.value = "optimal"
     assert explorer.plan == partition_again(explorer, profile)
 
@@ -521,7 +523,7 @@ def test_the_code_makes_an_interleaved_plan_again(explorer, profile, change):
         again, shown = replace(again, estimate=None), replace(explorer.plan, estimate=None)
     else:
         shown = explorer.plan
-    assert again == shown and again.laps == (3 if change == "three" else 2)
+    assert again == shown and again.stages_per_rank == (3 if change == "three" else 2)
     explorer.stages_per_device.slider.value = 1
     assert "stages_per_device" not in scene(explorer)["code"]
 

@@ -73,6 +73,8 @@ def partition(
         flush = known_rules is not None and WEIGHT_RULES[known_rules.weights[0]].flushes
         num_microbatches = 2 * len(cluster.devices) if flush else 1
     planned_for = _planned_as(schedule)
+    if "stages_per_device" not in known:
+        check_interleaves(schedule, 1)
     problem = Problem(profile, cluster, planned_for, num_microbatches, recompute)
     start = time.perf_counter()
     plan = PLANNERS[planner](**options).plan(problem)
@@ -121,7 +123,7 @@ def bound_of(plan: Plan, proven: float | None) -> float | None:
 
     Several stages a device can share out work more evenly, and wait less, than any plan that the bound is for.
     """
-    return proven if plan.laps == 1 else None
+    return proven if plan.stages_per_rank == 1 else None
 
 
 def _planned_as(schedule: str) -> str:
@@ -133,7 +135,7 @@ def _planned_as(schedule: str) -> str:
 def _for_another(plan: Plan, schedule: str) -> Plan:
     """The plan under a schedule that it was not planned for: its estimate stays, a proof does not."""
     assert plan.estimate is not None
-    check_interleaves(schedule, plan.laps)
+    check_interleaves(schedule, plan.stages_per_rank)
     estimate = replace(plan.estimate, lower_bound_seconds=None)
     told = f"planned and estimated for {plan.schedule}; simulate it to see what {schedule} makes of it"
     return replace(plan.with_schedule(schedule), estimate=estimate, warnings=(*plan.warnings, told))

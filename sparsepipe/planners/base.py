@@ -118,12 +118,16 @@ class Problem:
 
 
 def check_interleaves(schedule: str, stages_per_device: int) -> None:
-    """Raise InputError for several stages a device under a schedule that does not interleave."""
-    if stages_per_device > 1 and schedule not in INTERLEAVING:
-        raise InputError(
-            f"{stages_per_device} stages a device: schedule {schedule!r} does not interleave, "
-            f"{' and '.join(INTERLEAVING)} do"
-        )
+    """Raise InputError for more or fewer stages a device than a schedule allows."""
+    rules = SCHEDULE_RULES.get(schedule)
+    if rules is None or not (told := rules.check_stages_per_rank(stages_per_device)):
+        return
+    if not rules.interleaves:
+        told += f"; {', '.join(INTERLEAVING)} do"
+    elif stages_per_device < rules.stages_per_rank[0]:
+        told += ": take planner 'model-parallel', or give that many"
+    stages = "1 stage" if stages_per_device == 1 else f"{stages_per_device} stages"
+    raise InputError(f"{stages} a device: schedule {schedule!r} {told}")
 
 
 class Planner(Protocol):

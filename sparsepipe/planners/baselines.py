@@ -26,43 +26,46 @@ class DataParallel:
 class ModelParallel:
     """One device a stage, in rank order, cut where the slowest stage is least slow; transfers are not looked at.
 
-    `stages_per_device`: so many laps over the devices, interleaved (Narayanan et al., SC 2021). Without flushes
-    the busiest device is then least busy with all its stages (laps.py); with them, small stages make a small bubble.
-    Devices beyond the number of layers stay unused, which a warning says; several stages a device that no longer leave
-    a layer for each of all devices' stages are refused.
+    `stages_per_device`: so many on each, interleaved (Narayanan et al., SC 2021), placed as the schedule says; as few
+    as it allows when not given. Without flushes the busiest device is then least busy with all its stages
+    (interleaved_cuts.py); with them, small stages make a small bubble. Devices beyond the number of layers stay unused,
+    which a warning says; several stages a device that no longer leave a layer for each of all devices' stages are
+    refused.
     """
 
-    stages_per_device: int = 1
+    stages_per_device: int | None = None
     name = "model-parallel"
 
     def __post_init__(self) -> None:
-        if self.stages_per_device < 1:
+        if self.stages_per_device is not None and self.stages_per_device < 1:
             raise InputError(f"stages_per_device is {self.stages_per_device}, expected 1 or more")
 
     def plan(self, problem: Problem) -> Plan:
-        check_interleaves(problem.schedule, self.stages_per_device)
+        rules = problem.rules
+        several = rules.stages_per_rank[0] if self.stages_per_device is None else self.stages_per_device
+        check_interleaves(problem.schedule, several)
         layers, num_devices = problem.layers, len(problem.cluster.devices)
-        if self.stages_per_device > len(layers):
+        if several > len(layers):
+            raise InputError(f"{several} stages for {len(layers)} layers: expected at least one layer each")
+        if several > 1 and several * num_devices > len(layers):
             raise InputError(
-                f"{self.stages_per_device} stages for {len(layers)} layers: expected at least one layer each"
-            )
-        if self.stages_per_device > 1 and self.stages_per_device * num_devices > len(layers):
-            raise InputError(
-                f"{self.stages_per_device} stages on each of {num_devices} devices, but the network has {len(layers)} "
+                f"{several} stages on each of {num_devices} devices, but the network has {len(layers)} "
                 f"layers, one at least for each stage: expected {max(1, len(layers) // num_devices)} stages a device "
                 "at most"
             )
         used = min(num_devices, len(layers))
         kinds = [device.type.name for device in problem.cluster.devices[:used]]
-        seconds = [problem.alone(kind)[list(layers)].tolist() for kind in kinds]
-        seconds *= self.stages_per_device
+        of_device = [problem.alone(kind)[list(layers)].tolist() for kind in kinds]
+        devices = [rules.position(k, used) for k in range(several * used)]
+        seconds = [of_device[device] for device in devices]
         bounds = _balanced(seconds)
-        if self.stages_per_device > 1 and not problem.synchronous:
+        if several > 1 and not problem.synchronous:
             sizes = Cuts.along(problem.table, layers).payloads(problem.table)
             crossing = (sizes[0] + sizes[1])[:, 0].tolist() if used > 1 else [0.0] * (len(layers) + 1)
             kept = problem.table.parameter_bytes[list(layers)].tolist()
             bounds = lap_bounds(bounds, seconds, used, crossing=crossing, kept=kept)
-        stages = [problem.stage(layers[a:b], (k % used,)) for k, (a, b) in enumerate(pairwise(bounds))]
+        runs = zip(devices, pairwise(bounds), strict=True)
+        stages = [problem.stage(layers[a:b], (device,)) for device, (a, b) in runs]
         unused = f"{num_devices - used} of {num_devices} devices stay unused: the network has {len(layers)} layers"
         plan = problem.plan(stages, self.name, [unused] if used < num_devices else [])
         return replace(plan, estimate=estimate(plan, problem))

@@ -13,7 +13,7 @@ import numpy as np
 from ..costs import Array
 from ..errors import InputError
 from ..plan import Plan
-from .base import Problem
+from .base import Problem, check_interleaves
 from .cuts import Cuts
 from .device_groups import Teams, device_classes
 from .estimate import estimate
@@ -29,6 +29,7 @@ def by_hand(problem: Problem, ends: Sequence[int], groups: Sequence[Counts]) -> 
 
     Raises InputError for cuts that do not grow, devices that the cluster does not have, and a stage without any.
     """
+    check_interleaves(problem.schedule, 1)
     _check_cuts(problem, ends)
     _check_groups(problem, groups)
     if len(groups) != len(ends) + 1:

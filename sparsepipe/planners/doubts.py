@@ -32,7 +32,7 @@ def beyond_memory(plan: Plan, cluster: Cluster) -> str:
     if not over:
         return ""
     _, worst, kind = max(over, key=lambda one: one[0])
-    others = f" (so for {len(over)} of {plan.lap} groups of devices)" if len(over) > 1 else ""
+    others = f" (so for {len(over)} of {plan.pipeline_size} groups of devices)" if len(over) > 1 else ""
     return (
         f"the plan does not fit into memory: {worst.name} needs {worst.memory / 1e6:.1f} MB on a device of type "
         f"{kind.name!r}, which has {kind.memory_bytes / 1e6:.1f} MB{others}; planner 'optimal' looks for one that fits"

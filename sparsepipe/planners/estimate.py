@@ -13,6 +13,7 @@ flush            step = Σ L + Σ (C forwards + C backwards) + max_i (Wᵢ − L
                  Σ (T + 2C) + (M − 1)·max T, the length of GPipe's and DAPPLE's critical path; a boundary limits with
                  (M − 1) × its busiest port. Interleaved, Σ goes over the first lap and i over ranks with all their
                  stages (Narayanan et al., SC 2021, section 2.2: only a lap is filled and drained)
+without a closed form (`ScheduleRules.simulated`)    what a simulated step of mean minibatches takes, by minibatch
 sequential       one minibatch in each replica of the first stage: (Σ L + Σ C) / replicas, at least max T
 """
 
@@ -22,6 +23,7 @@ from dataclasses import replace
 from ..costs import Array, MemoryNeed, averaging_time, boundary_link, depth, port_share
 from ..plan import Estimate, Plan, Stage, StageEstimate
 from ..schedule import compile_until_steady, steady_period
+from ..simulator import simulate
 from .base import Problem
 
 
@@ -42,7 +44,7 @@ def estimate(plan: Plan, problem: Problem) -> Estimate:
     # An order that goes by the pace of the stages sets how many minibatches they hold.
     paced = replace(plan, estimate=Estimate(0.0, tuple(map(StageEstimate, computes))))
     needs = [memory_need(problem, own, float(before[0][1])) for own, before in zip(layers, payloads, strict=False)]
-    if plan.laps > 1:
+    if plan.stages_per_rank > 1:
         memory = _interleaved_memory(paced, needs)
     else:
         memory = [stage_memory(paced, k, need) for k, need in enumerate(needs)]
@@ -51,8 +53,11 @@ def estimate(plan: Plan, problem: Problem) -> Estimate:
         sent = float(payloads[k + 1][0][0]) * (k + 1 < len(plan.stages)) + float(payloads[k][1][0]) * (k > 0)
         transfer = max(ports[k], ports[k + 1])
         stages.append(StageEstimate(computes[k], memory[k], transfer, averagings[k], sent))
-    crossing = sum(both for _, both in transfers[: plan.lap - 1])
-    period = plan_period(plan, stages, latencies, works, ports, crossing)
+    crossing = sum(both for _, both in transfers[: plan.pipeline_size - 1])
+    if plan.rules.simulated:
+        period = _simulated_period(plan, problem)
+    else:
+        period = plan_period(plan, stages, latencies, works, ports, crossing)
     everyone = baseline_data_parallel(problem)
     single = min(float(problem.alone(kind.name).sum()) for kind in problem.cluster.device_types)
     return Estimate(
@@ -108,6 +113,12 @@ def _transfers(plan: Plan, problem: Problem, payloads: Sequence[tuple[Array, Arr
     return [boundary_times(problem, plan.stages[k : k + 2], payloads[k + 1]) for k in range(len(plan.stages) - 1)]
 
 
+def _simulated_period(plan: Plan, problem: Problem) -> float:
+    """Seconds per minibatch of one step of mean minibatches."""
+    sizes = [problem.size] * plan.num_microbatches
+    return simulate(plan, problem.profile, problem.cluster, sizes).makespan / plan.num_microbatches
+
+
 def plan_period(
     plan: Plan,
     stages: Sequence[StageEstimate],
@@ -121,12 +132,13 @@ def plan_period(
     if plan.rules.one_minibatch_at_a_time:
         return max([(sum(latencies) + crossing) * max(plan.stages[0].shares) / plan.stages[0].round, *busy])
     if plan.flushes:
-        count, lap = plan.num_microbatches, plan.lap
-        longest = max(sum(works[k::lap]) - latencies[k] for k in range(lap))
-        busiest = max(sum(ports[k::lap]) for k in range(lap))
-        return (sum(latencies[:lap]) + crossing + max(longest, (count - 1) * busiest)) / count
-    if plan.laps > 1:
-        return max(steady_period(tuple(busy), plan.lap), *(sum(ports[k :: plan.lap]) for k in range(plan.lap)))
+        count, size = plan.num_microbatches, plan.pipeline_size
+        longest = max(sum(works[k::size]) - latencies[k] for k in range(size))
+        busiest = max(sum(ports[k::size]) for k in range(size))
+        return (sum(latencies[:size]) + crossing + max(longest, (count - 1) * busiest)) / count
+    if plan.stages_per_rank > 1:
+        size = plan.pipeline_size
+        return max(steady_period(tuple(busy), size), *(sum(ports[k::size]) for k in range(size)))
     return max([*busy, *ports])
 
 

@@ -15,13 +15,14 @@ _ALIKE = 1.005  # most loaded devices that count as equally loaded
 
 
 def lap_bounds(
-    start: Bounds, seconds: Sequence[Sequence[float]], lap: int, *, crossing: Sequence[float], kept: Sequence[float]
+    start: Bounds, seconds: Sequence[Sequence[float]], size: int, *, crossing: Sequence[float], kept: Sequence[float]
 ) -> Bounds:
     """Cut where the most loaded device has least to do; among cuts that are alike, where fewest bytes move.
 
-    `seconds[k]` are those of every layer on the device of stage k. Bytes move across cuts, `crossing` at each place,
-    and in the update of every stage but the last: `kept` of each layer, whose older versions stay. All cuts are tried
-    where there are few; else those of `start` are moved, two at a time, until no pair helps.
+    `seconds[k]` are those of every layer on the device of stage k, which is that of stage k + `size` too. Bytes move
+    across cuts, `crossing` at each place, and in the update of every stage but the last: `kept` of each layer, whose
+    older versions stay. All cuts are tried where there are few; else those of `start` are moved, two at a time, until
+    no pair helps.
     """
     before = [np.concatenate([[0.0], np.cumsum(row)]) for row in seconds]
     crosses, weights = np.asarray(crossing), np.concatenate([[0.0], np.cumsum(kept)])
@@ -29,7 +30,7 @@ def lap_bounds(
     def loads(bounds: Index) -> Array:
         """Seconds of the most loaded device, for each row of bounds."""
         stages = [row[b] - row[a] for row, a, b in zip(before, bounds.T, bounds.T[1:], strict=False)]
-        return np.max([sum(stages[k::lap]) for k in range(lap)], axis=0)
+        return np.max([sum(stages[k::size]) for k in range(size)], axis=0)
 
     num_layers, num_cuts = start[-1], len(seconds) - 1
     if comb(num_layers - 1, num_cuts) <= _FEW:

@@ -30,8 +30,8 @@ def teams(plan: Plan) -> list[Team]:
     """Who works on a plan that has an estimate, in pipeline order."""
     assert plan.estimate is not None
     found = []
-    for k in range(plan.lap):
-        own = plan.estimate.stages[k :: plan.lap]
+    for stages in plan.positions:
+        own = [plan.estimate.stages[k] for k in stages]
         sums = (sum(e.compute_seconds for e in own), sum(e.averaging_seconds for e in own))
-        found.append(Team(tuple(range(k, len(plan.stages), plan.lap)), *sums, sum(e.memory_bytes for e in own)))
+        found.append(Team(stages, *sums, sum(e.memory_bytes for e in own)))
     return found

@@ -23,7 +23,7 @@ from typing import Any
 from ..errors import DamagedRecord, InputError
 from ..fields import integer
 from ..files import read_numbered_rows
-from ..trace import WORK, Span, span_of
+from ..trace import WORK, Span, span_of, with_input_halves
 
 TRACE_BYTES = 16 * 2**20  # of all ranks of a run
 MEGABYTES = "SPARSEPIPE_TRACE_MEGABYTES"
@@ -83,7 +83,7 @@ def read_spans(path: Path, *, most_bytes: int | None = None, epoch_minibatches: 
                 spans.append(span_of(row))
         except InputError as error:
             raise DamagedRecord(f"{path}:{place}: {error}; take the line out") from None
-    return RankSpans(tuple(spans), tuple(merged(left_out)), count)
+    return RankSpans(with_input_halves(spans), tuple(merged(left_out)), count)
 
 
 def put_together(ranks: Sequence[RankSpans]) -> tuple[list[Span], dict[str, Any]]:

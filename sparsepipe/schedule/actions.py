@@ -1,8 +1,8 @@
 """What a rank does, one action after the other; and who feeds whom, the one place that says it.
 
-F is the forward and B the backward of a minibatch. A schedule that splits the backward has B for the gradients of what
-arrived alone, and W for those of the weights. U averages the gradients of one round over a stage's replicas and updates
-the weights.
+The letters are torch.distributed.pipelining's: F is the forward of a minibatch and B its whole backward. A backward
+that is split has I, the gradients of the stage's input, and later W, those of its weights. U, ours, averages the
+gradients of one round over a stage's replicas and updates the weights.
 """
 
 import re
@@ -15,8 +15,9 @@ from ..errors import InputError
 class Op(StrEnum):
     FORWARD = "F"
     BACKWARD = "B"
+    BACKWARD_INPUT = "I"
+    BACKWARD_WEIGHT = "W"
     UPDATE = "U"
-    WEIGHTS = "W"  # gradients of the weights, where the schedule does not leave them to B
 
 
 class Action(NamedTuple):
@@ -29,9 +30,9 @@ class Action(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Action":
-        found = re.fullmatch(r"(\d+)([FBUW])(\d+)", text)
+        found = re.fullmatch(r"(\d+)([FBIWU])(\d+)", text)
         if not found:
-            raise InputError(f"{text!r} is not an action: expected stage, F, B, U or W, minibatch, such as 1F3")
+            raise InputError(f"{text!r} is not an action: expected stage, F, B, I, W or U, minibatch, such as 1F3")
         return cls(int(found[1]), Op(found[2]), int(found[3]))
 
 
@@ -50,4 +51,5 @@ def fed_by(stage: int, op: Op, num_stages: int) -> int | None:
     return source if source != stage and 0 <= source < num_stages else None
 
 
-_DIRECTION = {Op.FORWARD: 1, Op.BACKWARD: -1}  # along the pipeline; all else stays in its stage
+# Along the pipeline; all else stays in its stage.
+_DIRECTION = {Op.FORWARD: 1, Op.BACKWARD: -1, Op.BACKWARD_INPUT: -1}

@@ -42,10 +42,11 @@ def refuse_stuck(program: Program, stuck: Mapping[int, Action]) -> None:
 def _all_there(action: Action, program: Program, done: set[Action], place: Mapping[int, int]) -> bool:
     """Whether every replica is at its part of a pass that they run together, or past it, and has what it needs."""
     s, op, m = action
-    if op not in (Op.FORWARD, Op.BACKWARD):
+    if op not in (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT):
         return True
     for other in together(program.plan, s, m, program.num_minibatches):
-        partner, rank = Action(s, op, other), program.rank_of(s, other)
+        partner = Action(s, op, other) if op is Op.FORWARD else program.backward(s, other)
+        rank = program.rank_of(s, other)
         todo = program.actions[rank]
         if partner in done:
             continue

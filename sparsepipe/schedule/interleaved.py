@@ -26,21 +26,21 @@ from .list_scheduler import BACKWARD, Ordered, Part, timed_order
 from .rounds import num_rounds, paces, round_minibatches, turns_of
 
 
-def forwards(minibatches: Sequence[int], stages: Sequence[int], lap: int) -> list[tuple[int, int]]:
+def forwards(minibatches: Sequence[int], stages: Sequence[int], size: int) -> list[tuple[int, int]]:
     """Return (stage, minibatch) of each forward of a rank with these stages, in order."""
-    groups = (minibatches[first : first + lap] for first in range(0, len(minibatches), lap))
+    groups = (minibatches[first : first + size] for first in range(0, len(minibatches), size))
     return [(stage, m) for group in groups for stage in stages for m in group]
 
 
-def step(minibatches: Sequence[int], stages: Sequence[int], lap: int) -> list[tuple[str, int, int]]:
+def step(minibatches: Sequence[int], stages: Sequence[int], size: int) -> list[tuple[str, int, int]]:
     """Return ("F" or "B", stage, minibatch) of one step of a rank: warm-up, one forward one backward, drain.
 
     A last group that is not whole gets the order of one that is, without what is not there: nobody then waits for more
     than in an order without deadlock.
     """
-    padded = [*minibatches, *[_NONE] * (-len(minibatches) % lap)]
-    ahead, behind = forwards(padded, stages, lap), forwards(padded, stages[::-1], lap)
-    warmup = min(len(ahead), 2 * (lap - 1 - stages[0]) + (len(stages) - 1) * lap)
+    padded = [*minibatches, *[_NONE] * (-len(minibatches) % size)]
+    ahead, behind = forwards(padded, stages, size), forwards(padded, stages[::-1], size)
+    warmup = min(len(ahead), 2 * (size - 1 - stages[0]) + (len(stages) - 1) * size)
     order = [("F", *one) for one in ahead[:warmup]]
     for forward, backward in zip(ahead[warmup:], behind, strict=False):
         order += [("F", *forward), ("B", *backward)]
@@ -52,7 +52,7 @@ _NONE = -1  # no minibatch
 
 
 @lru_cache(maxsize=64)  # a plan is compiled once for each number of minibatches: for its memory, its trace, its run
-def continuous(count: int, stage_paces: tuple[float, ...], lap: int) -> Ordered:
+def continuous(count: int, stage_paces: tuple[float, ...], size: int) -> Ordered:
     """Order the first `count` minibatches of an endless run, without flushes, through stages of these paces.
 
     Ranks are counted from 0 in pipeline order. Each takes its stages' forwards and backwards in turn: of those that it
@@ -60,8 +60,8 @@ def continuous(count: int, stage_paces: tuple[float, ...], lap: int) -> Ordered:
     the busiest rank hardly ever waits. No more minibatches are in flight than 1F1B has with a rank for each stage.
     """
     endless = count + len(stage_paces)
-    positions = {k: _Position(range(k, len(stage_paces), lap), stage_paces, endless) for k in range(lap)}
-    found = timed_order(positions, lambda stage, _: stage % lap, len(stage_paces), range(endless))
+    positions = {k: _Position(range(k, len(stage_paces), size), stage_paces, endless) for k in range(size)}
+    found = timed_order(positions, lambda stage, _: stage % size, len(stage_paces), range(endless))
     return replace(found, parts={k: [part for part in own if part[2] < count] for k, own in found.parts.items()})
 
 
@@ -69,23 +69,22 @@ _STEADY = (8, 24)  # times as many minibatches as there are stages
 
 
 @lru_cache(maxsize=64)  # asked for again wherever a plan is judged once more
-def steady_period(stage_paces: tuple[float, ...], lap: int) -> float:
+def steady_period(stage_paces: tuple[float, ...], size: int) -> float:
     """Return the seconds per minibatch of `continuous` once the pipeline is full.
 
     Where two ranks have nearly as much to do, the order comes to its cycle late, in a step that may cost a minibatch's
     time: the mean is over many.
     """
     depth, (first, last) = len(stage_paces), _STEADY
-    ends = continuous(last * depth, stage_paces, lap).ends
+    ends = continuous(last * depth, stage_paces, size).ends
     seconds = ends["B", depth - 1, last * depth] - ends["B", depth - 1, first * depth]
-    busiest = max(
-        sum(stage_paces[k::lap]) for k in range(lap)
-    )  # a window of whole minibatches may miss part of a cycle
+    # A window of whole minibatches may miss part of a cycle.
+    busiest = max(sum(stage_paces[k::size]) for k in range(size))
     return max(seconds / ((last - first) * depth) / sum(_PARTS.values()), busiest)
 
 
 class _Position:
-    """A rank by its place in the lap: what its stages have done, and whose turn it is."""
+    """A rank by its place in the pipeline: what its stages have done, and whose turn it is."""
 
     def __init__(self, stages: Sequence[int], paces: Sequence[float], count: int) -> None:
         self.paces, self.count = paces, count
@@ -124,7 +123,7 @@ def _steps_of(plan: Plan, rank: int, num_minibatches: int) -> tuple[Action, ...]
     own, done = plan.stages_of(rank), list[Action]()
     for k in range(num_rounds(plan, own[0], num_minibatches)):
         mine = turns_of(plan.stages[own[0]], rank, round_minibatches(plan, own[0], k, num_minibatches))
-        done += [Action(s, Op(op), m) for op, s, m in step(mine, own, plan.lap)]
+        done += [Action(s, Op(op), m) for op, s, m in step(mine, own, plan.pipeline_size)]
         done += [Action(s, Op.UPDATE, k) for s in own]
     return tuple(done)
 
@@ -137,7 +136,7 @@ def _without_flushes(plan: Plan, num_minibatches: int) -> dict[int, tuple[Action
     """
     count = num_rounds(plan, 0, num_minibatches) * plan.accumulation  # of each replica, in whole rounds
     lists = {}
-    for position, parts in continuous(count, tuple(paces(plan)), plan.lap).parts.items():
+    for position, parts in continuous(count, tuple(paces(plan)), plan.pipeline_size).parts.items():
         team = plan.stages[position]
         for rank in team.ranks:
             mine = turns_of(team, rank, range(count * team.round))
@@ -152,11 +151,12 @@ def _without_flushes(plan: Plan, num_minibatches: int) -> dict[int, tuple[Action
 
 
 def evaluation_order(plan: Plan, num_minibatches: int) -> dict[int, tuple[Action, ...]]:
-    """Each rank's forwards alone, of all its stages."""
+    """Each rank's forwards alone, of all its stages: a group of as many minibatches as ranks in one after the other."""
     whole = range(num_minibatches)
     return {
         rank: tuple(
-            Action(s, Op.FORWARD, m) for s, m in forwards(turns_of(plan.stages[own[0]], rank, whole), own, plan.lap)
+            Action(s, Op.FORWARD, m)
+            for s, m in forwards(turns_of(plan.stages[own[0]], rank, whole), own, plan.pipeline_size)
         )
         for rank in plan.ranks
         for own in [plan.stages_of(rank)]

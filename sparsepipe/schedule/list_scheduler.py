@@ -10,7 +10,7 @@ from typing import Protocol
 
 from .actions import Op, feeds
 
-Part = tuple[str, int, int]  # "F", "B" or "W", stage, minibatch
+Part = tuple[str, int, int]  # the letter of an operation, stage, minibatch
 BACKWARD = 2.0  # times a forward: a matrix product has two gradients
 
 
@@ -39,19 +39,19 @@ def timed_order(
 ) -> Ordered:
     """Run `ranks` on the minibatches `first` of the first stage. `serving(stage, minibatch)` names a rank.
 
-    A forward waits for that of the stage before, a backward for its own forward and the backward of the stage after;
-    sending takes no time.
+    A forward waits for that of the stage before, a backward or its input's half for its own forward and for the stage
+    after; the weights' half waits for nothing. Sending takes no time.
     """
     parts: dict[int, list[Part]] = {rank: [] for rank in ranks}
     ends: dict[Part, float] = {}
-    arrived = {("F", 0, m) for m in first}
+    arrived = {(True, 0, m) for m in first}  # (forward or backward, stage, minibatch)
     running: list[tuple[float, int, Part]] = []  # heap of (end, rank, part)
     busy: set[int] = set()
 
     def begin(rank: int, now: float) -> None:
         own = ranks[rank]
         for part in () if rank in busy else own.candidates():
-            if part[0] == "W" or part in arrived:
+            if part[0] == "W" or (part[0] == "F", *part[1:]) in arrived:
                 parts[rank].append(part)
                 busy.add(rank)
                 heapq.heappush(running, (now + own.seconds(part), rank, part))
@@ -69,14 +69,12 @@ def timed_order(
             ranks[rank].finish(part)
             woken.add(rank)
             op, stage, m = part
-            target = feeds(stage, Op(op), num_stages)
+            forward, target = op == "F", feeds(stage, Op(op), num_stages)
+            if target is None and forward:  # the last stage's forward is what its own backward waits for
+                forward, target = False, stage
             if target is not None:
-                told: Part | None = (op, target, m)
-            else:  # the last stage's forward is what its own backward waits for
-                told = ("B", stage, m) if op == "F" else None
-            if told:
-                arrived.add(told)
-                woken.add(serving(told[1], m))
+                arrived.add((forward, target, m))
+                woken.add(serving(target, m))
         for rank in woken:
             begin(rank, now)
     return Ordered(parts, ends)

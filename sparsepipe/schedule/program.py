@@ -8,25 +8,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from math import lcm
 from typing import NamedTuple
 
+from ..errors import InputError
 from ..plan import Plan
-from . import interleaved, one_forward_one_backward, zero_bubble
+from . import one_forward_one_backward
 from .actions import Action, Op, fed_by, feeds
+from .interleaved import evaluation_order
 from .rounds import lookahead, num_rounds, round_length, round_minibatches, turns_of, warmup
 
 Order = Callable[[Plan, int], dict[int, tuple[Action, ...]]]
-# The order function of each schedule, for stages on ranks of their own and for interleaved ones.
-ORDERS: Mapping[str, Order] = {
-    "1f1b": one_forward_one_backward.order,
-    "2bw": one_forward_one_backward.order,
-    "1f1b-flush": one_forward_one_backward.order,
-    "gpipe": one_forward_one_backward.order,
-    "sequential": one_forward_one_backward.order,
-    "zero-bubble": zero_bubble.order,
-}
-INTERLEAVED_ORDERS: Mapping[str, Order] = {"1f1b": interleaved.order, "1f1b-flush": interleaved.order}
 
 
 class Held(NamedTuple):
@@ -34,6 +27,19 @@ class Held(NamedTuple):
 
     versions: set[int]  # of the weights, each named by the updates it is made of
     minibatches: set[int]  # in flight: their forward has been run, and of their backward not all
+
+
+def order_of(plan: Plan) -> Order:
+    """The order function that the plan's schedule names, of stages on ranks of their own or of interleaved ones.
+
+    Raises InputError for a schedule that is unknown, and for more or fewer stages on a rank than it allows.
+    """
+    rules, count = plan.rules, plan.stages_per_rank
+    if told := rules.check_stages_per_rank(count):
+        raise InputError(f"schedule {plan.schedule!r} {told}, this plan {count}")
+    name = rules.interleaved_order if count > 1 and rules.interleaved_order else rules.order
+    order: Order = import_module(f".{name}", __package__).order
+    return order
 
 
 Moment = tuple[int | None, tuple[tuple[int, int], ...]]
@@ -57,7 +63,7 @@ def compile_until_steady(plan: Plan) -> "Program":
     turns = [lcm(length, own) - length for length, own in zip(lengths, rounds, strict=True)]
     depth = max(warmup(plan, s, other) for s, own in enumerate(plan.stages) for other in own.ranks)
     ranks = sum(len(stage.ranks) for stage in plan.stages)
-    return Program(plan, max(lengths) * plan.laps * (depth + 3) + max(turns) + ranks)
+    return Program(plan, max(lengths) * plan.stages_per_rank * (depth + 3) + max(turns) + ranks)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,13 +76,11 @@ class Program:
     @cached_property
     def actions(self) -> Mapping[int, tuple[Action, ...]]:
         """Every action of every rank, in order."""
-        orders = INTERLEAVED_ORDERS if self.plan.laps > 1 else ORDERS
-        return orders[self.plan.schedule](self.plan, self.num_minibatches)
+        return order_of(self.plan)(self.plan, self.num_minibatches)
 
     def actions_of(self, rank: int) -> tuple[Action, ...]:
         """The actions of one rank. Does not build the other ranks' lists if the schedule allows it."""
-        order = ORDERS.get(self.plan.schedule)
-        if "actions" in vars(self) or self.plan.laps > 1 or order is not one_forward_one_backward.order:
+        if "actions" in vars(self) or order_of(self.plan) is not one_forward_one_backward.order:
             return self.actions[rank]
         (stage,) = self.plan.stages_of(rank)
         return one_forward_one_backward.rank_order(self.plan, stage, rank, self.num_minibatches)
@@ -84,13 +88,7 @@ class Program:
     @cached_property
     def evaluation(self) -> Mapping[int, tuple[Action, ...]]:
         """Every forward of every rank, in order: what evaluates the minibatches without training on them."""
-        if self.plan.laps > 1:
-            return interleaved.evaluation_order(self.plan, self.num_minibatches)
-        return {
-            rank: tuple(Action(s, Op.FORWARD, m) for m in turns_of(stage, rank, range(self.num_minibatches)))
-            for s, stage in enumerate(self.plan.stages)
-            for rank in stage.ranks
-        }
+        return evaluation_order(self.plan, self.num_minibatches)
 
     def rank_of(self, stage: int, minibatch: int) -> int:
         """The rank that runs a minibatch in a stage."""
@@ -108,15 +106,32 @@ class Program:
         """The actions whose results this one consumes, in this stage and in others."""
         s, op, m = action
         if op is Op.UPDATE:
-            return [Action(s, self.last_op, k) for k in self.members(s, m)]
-        own = {Op.BACKWARD: [Action(s, Op.FORWARD, m)], Op.WEIGHTS: [Action(s, Op.BACKWARD, m)]}.get(op, [])
+            return [self.last(s, k) for k in self.members(s, m)]
+        if op is Op.BACKWARD_WEIGHT:
+            return [Action(s, Op.BACKWARD_INPUT, m)]
+        own = [] if op is Op.FORWARD else [Action(s, Op.FORWARD, m)]
         source = self.source(s, op)
-        return own if source is None else [*own, Action(source, op, m)]
+        if source is None:
+            return own
+        return [*own, Action(source, op, m) if op is Op.FORWARD else self.backward(source, m)]
 
-    @property
-    def last_op(self) -> Op:
-        """The operation that finishes a minibatch in a stage: its gradients are complete after it."""
-        return Op.WEIGHTS if self.plan.rules.splits_backward else Op.BACKWARD
+    @cached_property
+    def _split(self) -> frozenset[tuple[int, int]]:
+        """The (stage, minibatch) whose backward is split."""
+        if not self.plan.rules.splits_backward:
+            return frozenset()
+        late = (action for todo in self.actions.values() for action in todo if action.op is Op.BACKWARD_WEIGHT)
+        return frozenset((action.stage, action.minibatch) for action in late)
+
+    def backward(self, stage: int, minibatch: int) -> Action:
+        """The action that makes the gradients of a stage's input: B, or I where the backward is split."""
+        split = (stage, minibatch) in self._split
+        return Action(stage, Op.BACKWARD_INPUT if split else Op.BACKWARD, minibatch)
+
+    def last(self, stage: int, minibatch: int) -> Action:
+        """The action that finishes a minibatch in a stage, its gradients complete: B, or W where it is split."""
+        split = (stage, minibatch) in self._split
+        return Action(stage, Op.BACKWARD_WEIGHT if split else Op.BACKWARD, minibatch)
 
     def members(self, stage: int, index: int) -> range:
         """The minibatches that update `index` of a stage is made of; its replicas average over them."""
@@ -157,9 +172,8 @@ class Program:
                 if flush or not users[s, old]:
                     held[s].versions.discard(old)
             yield action, held
-            if op is self.last_op:
+            if op in (Op.BACKWARD, Op.BACKWARD_WEIGHT):  # its last
                 held[s].minibatches.discard(m)
-            if op is Op.BACKWARD:
                 version = uses[s, m]
                 users[s, version] -= 1
                 if version < newest[s] and not users[s, version]:
@@ -191,8 +205,8 @@ class Program:
 
     def in_flight(self, stage: int, rank: int) -> int:
         """Most minibatches whose forward `rank` has run in a stage and whose backward it has not, all of it."""
-        plan, order = self.plan, ORDERS.get(self.plan.schedule)
-        if plan.flushes and plan.laps == 1 and order is one_forward_one_backward.order:
+        plan = self.plan
+        if plan.flushes and order_of(plan) is one_forward_one_backward.order:
             # Steps need not be whole rounds, so they differ in how many minibatches a rank gets.
             own, ahead = plan.stages[stage], min(1 + lookahead(plan, stage), plan.num_microbatches)
             return max(len(turns_of(own, rank, range(k, k + ahead))) for k in range(own.round))

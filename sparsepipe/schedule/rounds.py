@@ -47,7 +47,7 @@ def lookahead(plan: Plan, stage: int) -> int:
         return own.warmup * replicas
     if plan.rules.one_minibatch_at_a_time:
         return 0
-    if plan.schedule == "gpipe":
+    if plan.rules.all_forwards_first:
         return plan.num_microbatches
     later = sum(len(other.ranks) for other in plan.stages[stage + 1 :])
     return ceil(later / replicas) * replicas if len(set(own.shares)) == 1 else later

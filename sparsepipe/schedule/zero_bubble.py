@@ -1,10 +1,11 @@
 """The zero-bubble order of one step: weight gradients fill the time in which a stage would wait (Qi et al., ICLR 2024).
 
-A backward is cut in two. B, the gradients of what arrived, is what the stage before waits for; W, the gradients of the
-weights, is what nobody waits for but the update. Equal stages, F, B and W of one second each:
+A backward is cut in two. I, the gradients of the input, is what the stage before waits for; W, the gradients of the
+weights, is what nobody waits for but the update. Nobody waits for the first stage: its backwards are whole. Equal
+stages, F, I and W of one second each, B of two:
 
-    stage 0   F0 F1          B0 W0 F2 B1 W1 F3 B2 W2 B3 W3
-    stage 1      F0 B0 F1 B1 W0 ...
+    stage 0   F0 F1    B0    F2 B1    F3 B2    B3
+    stage 1      F0 I0 F1 I1 W0 F2 I2 W1 F3 I3 W2 W3
 
 Stages need not be equal: the order is that of a timed run in which every replica, whenever it is free, does the first
 of these that it can: a forward that 1F1B would run by then, a backward, the oldest weight gradient. No replica holds
@@ -26,31 +27,36 @@ class Replica:
 
     stage: int
     minibatches: Sequence[int]
-    lasts: Mapping[str, float]  # seconds of F, B and W
+    backward: str  # "B", or "I" where its W comes later
+    lasts: Mapping[str, float]  # seconds of each operation
     ahead: int  # minibatches that forwards may be beyond the next backward
     window: int  # and beyond the oldest weight gradient to come: that is what memory holds
-    done: dict[str, int] = field(default_factory=lambda: dict.fromkeys("FBW", 0))
+    done: dict[str, int] = field(default_factory=lambda: dict.fromkeys("FBIW", 0))
 
     def candidates(self) -> list[Part]:
         """The parts it may run now as far as it is concerned, the most wanted first."""
         if not self.minibatches:
             return []
-        forward, backward, weights = (self._next(op) for op in "FBW")
-        late = [("W", self.stage, weights)] if self.done["W"] < self.done["B"] else []
-        if late and not self.lasts["W"]:  # it makes room and takes no time
-            return late
+        forward, backward = self._next("F"), self._next(self.backward)
+        oldest = self._next("W") if self.backward == "I" else backward  # of those that memory holds
         found = []
-        if forward <= min(backward + self.ahead, weights + self.window) and self.done["F"] < len(self.minibatches):
+        if forward <= min(backward + self.ahead, oldest + self.window) and self.done["F"] < len(self.minibatches):
             found.append(("F", self.stage, forward))
-        if self.done["B"] < self.done["F"]:
-            found.append(("B", self.stage, backward))
-        return found + late
+        if self.done[self.backward] < self.done["F"]:
+            found.append((self.backward, self.stage, backward))
+        if self.done["W"] < self.done["I"]:
+            found.append(("W", self.stage, oldest))
+        return found
 
     def seconds(self, part: Part) -> float:
         return self.lasts[part[0]]
 
     def finish(self, part: Part) -> None:
         self.done[part[0]] += 1
+
+    @property
+    def finished(self) -> bool:
+        return self.done["W" if self.backward == "I" else "B"] == len(self.minibatches)
 
     def _next(self, op: str) -> int:
         done = self.done[op]
@@ -73,21 +79,20 @@ def _step(plan: Plan, span: range) -> Mapping[int, list[Part]]:
     for s, stage in enumerate(plan.stages):
         late = weights_share(plan, s)
         for rank, share in zip(stage.ranks, stage.shares, strict=True):
-            forward = (
-                seconds[s] * stage.round / share
-            )  # in units that leave equal stages equal: thirds would not add up
+            forward = seconds[s] * stage.round / share  # in units that leave equal stages equal: thirds do not add up
             backward = BACKWARD * forward
-            parts = {"F": forward, "B": (1 - late) * backward, "W": late * backward}
+            parts = {"F": forward, "B": backward, "I": (1 - late) * backward, "W": late * backward}
             turns = turns_of(stage, rank, span)
-            replicas[rank] = Replica(s, turns, parts, lookahead(plan, s), lookahead(plan, 0))
+            kind = "I" if late else "B"
+            replicas[rank] = Replica(s, turns, kind, parts, lookahead(plan, s), lookahead(plan, 0))
     found = timed_order(replicas, lambda s, m: plan.stages[s].replica(m), len(plan.stages), span)
-    assert all(own.done["W"] == len(own.minibatches) for own in replicas.values()), "every part has had its turn"
+    assert all(own.finished for own in replicas.values()), "every part has had its turn"
     return found.parts
 
 
 def weights_share(plan: Plan, stage: int) -> float:
-    """The share of a backward's time that the gradients of the weights take, where they have an action of their own.
+    """The share of a split backward's time that the gradients of the weights take.
 
-    A matrix product's two gradients cost the same. Nobody waits for what the first stage sends back: it does all in B.
+    A matrix product's two gradients cost the same. The first stage's input wants none: its I or B does all there is.
     """
     return 0.5 if plan.rules.splits_backward and stage > 0 else 0.0

@@ -25,7 +25,7 @@ def as_code(
         if compression != 1:
             lines.insert(1, "from sparsepipe.widgets.hypothetical import compressed")
             lines.append(f"profile = compressed(profile, {compression!r})")
-        several = f", stages_per_device={plan.laps}" if plan.laps > 1 else ""
+        several = f", stages_per_device={plan.stages_per_rank}" if plan.stages_per_rank > 1 else ""
         several += ", recompute=True" if recompute else ""
         lines.append(
             f"plan = partition(profile, cluster, planner={planner!r}, schedule={plan.schedule!r}, "

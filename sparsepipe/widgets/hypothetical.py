@@ -28,7 +28,8 @@ def compressed(profile: Profile, ratio: float) -> Profile:
 def judged(plan: Plan, problem: Problem) -> Plan:
     """The plan with what the default cost model expects, memory under the plan's own weight policy included."""
     expected = estimate(plan, problem)
-    if plan.weights != WEIGHT_POLICIES[plan.schedule][0] and plan.laps == 1:  # of interleaved stages it counts them
+    straight = plan.stages_per_rank == 1  # of interleaved stages it counts them
+    if plan.weights != WEIGHT_POLICIES[plan.schedule][0] and straight:
         parts, program = [], compile_until_steady(plan)
         for k, (stage, part) in enumerate(zip(plan.stages, expected.stages, strict=True)):
             fullest = max(zip(stage.shares, stage.ranks, strict=True))[1]

@@ -213,7 +213,7 @@ class PartitionExplorer:
             schedule=self.schedule.value,
             weights=self.weights.value,
             num_microbatches=1 if self.microbatches.disabled else self.microbatches.value,
-            stages_per_device=self.stages_per_device.laps,
+            stages_per_device=self.stages_per_device.number,
             recompute=self.recompute.value,
             cuts=tuple(self.ends) if self.pin_cuts.value else None,
             stage_devices=groups if self.pin_devices.value else None,
@@ -330,7 +330,7 @@ class PartitionExplorer:
         self.exporter.block(_NO_PLAN if reason else "")
         self.pin.disabled = bool(reason)
         self.pin.tooltip = _NO_PLAN if reason else "compare the next plans with it"
-        several = self.stages_per_device.laps > 1
+        several = self.stages_per_device.number > 1
         for one, tip in ((self.pin_cuts, _PIN_CUTS), (self.pin_devices, _PIN_DEVICES)):
             stuck = bool(reason) and not one.value  # what is pinned can be let go
             one.disabled, one.tooltip = several or stuck, _NO_PLAN if stuck else tip

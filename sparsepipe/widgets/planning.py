@@ -104,16 +104,16 @@ class Planning:
 
     def _plan(self, problem: Problem, settings: Settings) -> tuple[Plan, float | None]:
         """(the plan as the default cost model sees it, a lower bound of every plan's period where one is known)."""
-        laps = settings.stages_per_device
+        several = settings.stages_per_device
         try:
             best, refused = self._planned(problem, "optimal"), ""  # which also bounds others
         except InputError as error:
             best, refused = None, str(error)
         plan = _by_hand(problem, settings)
         if plan is None:
-            if best is None and laps == 1:
+            if best is None and several == 1:
                 raise InputError(refused)
-            plan = self._planned(problem, settings.planner, **({"stages_per_device": laps} if laps > 1 else {}))
+            plan = self._planned(problem, settings.planner, **({"stages_per_device": several} if several > 1 else {}))
         if plan.weights != settings.weights:
             plan = replace(plan, weights=settings.weights).check(problem.graph, problem.cluster)
         plan = judged(plan, problem)

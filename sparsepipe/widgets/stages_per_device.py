@@ -10,7 +10,7 @@ _MOST, _MOST_OF_ALL = 4, 16  # stages per device, stages of all devices: more ar
 
 
 class StagesPerDevice:
-    """`slider` and `note` are what to display, `laps` is what to plan with: 1 while the slider is disabled."""
+    """`slider` and `note` are what to display, `number` is what to plan with: 1 while the slider is disabled."""
 
     def __init__(self, *, num_layers: int, num_devices: int) -> None:
         high = max(2, min(_MOST, min(_MOST_OF_ALL, num_layers) // num_devices))
@@ -18,14 +18,14 @@ class StagesPerDevice:
         self.note = HtmlView(layout={"width": "330px"})
 
     @property
-    def laps(self) -> int:
+    def number(self) -> int:
         return 1 if self.slider.disabled else self.slider.value
 
     def offer(self, planner: str, schedule: str, *, pinned: bool) -> None:
         """Let the slider be moved where planner and schedule know what to do with several stages a device."""
         reason = self._refused(planner, schedule, pinned)
         self.slider.disabled = bool(reason)
-        told = "to pin cuts or devices, move it to 1" if self.laps > 1 else reason
+        told = "to pin cuts or devices, move it to 1" if self.number > 1 else reason
         self.note.value = Html("<div style='font-size:12px;line-height:1.4'>{}</div>").format(told) if told else ""
 
     def _refused(self, planner: str, schedule: str, pinned: bool) -> str:

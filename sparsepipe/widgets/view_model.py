@@ -20,8 +20,8 @@ PALETTE = {"stages": COLORS, "wait": LIGHT_GREY, "other": GREY, "kinds": list(KI
 
 def transfers(plan: Plan, problem: Problem) -> list[float]:
     """Seconds a minibatch of each team's busier side: all that comes before its stages, or all that goes on after."""
-    ports, lap = port_seconds(plan, problem), plan.lap
-    return [max(sum(ports[k::lap]), sum(ports[k + 1 :: lap])) for k in range(lap)]
+    ports = port_seconds(plan, problem)
+    return [max(sum(ports[k] for k in own), sum(ports[k + 1] for k in own)) for own in plan.positions]
 
 
 def scene(
@@ -62,7 +62,7 @@ def tiles(plan: Plan, cluster: Cluster, *, bound: float | None, batch_size: int 
         gap = max(0.0, (period - bound) / period)
         found.append(["no plan is faster than", milliseconds(bound), "a proven lower bound for these devices"])
         found.append(["gap to that bound", "none" if gap < CLOSE else f"{gap:.1%}", "none: no plan is better"])
-    elif plan.laps > 1:
+    elif plan.stages_per_rank > 1:
         told = "bounds are proven for plans with one stage a device, which interleaved stages can be better than"
         found.append(["no plan is faster than", "not known", told])
     team, limit = max(_memory(plan, cluster), key=lambda pair: (pair[0].memory / pair[1], pair[0].memory))
@@ -161,8 +161,8 @@ def changes(before: Plan, after: Plan) -> list[str]:
         lines.append(f"B is {faster:.2f} × as fast as A" if abs(faster - 1) > CLOSE else "B is as fast as A")
     if len(before.stages) != len(after.stages):
         lines.append(f"{len(before.stages)} stages became {len(after.stages)}")
-    if before.laps != after.laps:
-        lines.append(f"{before.laps} a device became {after.laps}")
+    if before.stages_per_rank != after.stages_per_rank:
+        lines.append(f"{before.stages_per_rank} a device became {after.stages_per_rank}")
     if before.schedule != after.schedule or before.weights != after.weights:
         lines.append(f"{before.schedule} ({before.weights}) became {after.schedule} ({after.weights})")
     lines += [f"layers {move}" for move in found.layers] + [f"rank {move}" for move in found.ranks]

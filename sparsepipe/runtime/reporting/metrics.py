@@ -58,8 +58,10 @@ def busy_seconds(spans: Sequence[tuple[str, float, float]], start: float, end: f
 def stage_summaries(plan: Plan, seconds: Sequence[dict[str, float]], window_seconds: float) -> list[dict[str, Any]]:
     """Return `stage_summary` of every stage. Of ranks with several stages, only what none of them uses is bubble."""
     found = [stage_summary(k, stage.ranks, seconds[k], window_seconds) for k, stage in enumerate(plan.stages)]
-    for k, entry in enumerate(found):
-        entry["bubble_fraction"] = 1 - sum(other["busy_fraction"] for other in found[k % plan.lap :: plan.lap])
+    for stages in plan.positions:
+        idle = 1 - sum(found[k]["busy_fraction"] for k in stages)
+        for k in stages:
+            found[k]["bubble_fraction"] = idle
     return found
 
 
@@ -87,5 +89,7 @@ def with_memory(stages: Sequence[dict[str, Any]], plan: Plan) -> list[dict[str, 
     """Return the summaries with the memory that the planner expected of a rank of each stage, where it said so."""
     if plan.estimate is None:
         return list(stages)
-    planned = [stage.memory_bytes for stage in plan.estimate.stages]
-    return [entry | {"planned_bytes": sum(planned[entry["stage"] % plan.lap :: plan.lap])} for entry in stages]
+    planned = {}
+    for own in plan.positions:
+        planned |= dict.fromkeys(own, sum(plan.estimate.stages[k].memory_bytes for k in own))
+    return [entry | {"planned_bytes": planned[entry["stage"]]} for entry in stages]

@@ -178,7 +178,7 @@ class StageRunner:
         count = len(flight.version.tensors)
         return found[:count], found[count:]
 
-    def backward_of_arrived(
+    def backward_input(
         self, flight: InFlight, gradients: Sequence[Tensor | None], *, scale: float = 1.0
     ) -> tuple[list[Tensor], Later]:
         """Return the gradients of the features that arrived, and what is left to do for those of the weights."""
@@ -191,7 +191,7 @@ class StageRunner:
         flight.outputs = ()
         return found
 
-    def backward_of_weights(self, flight: InFlight, later: Later) -> list[Tensor]:
+    def backward_weight(self, flight: InFlight, later: Later) -> list[Tensor]:
         """Return the gradients of the stage's weights."""
         return later.compute()
 

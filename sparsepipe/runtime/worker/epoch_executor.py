@@ -62,12 +62,14 @@ class EpochExecutor:
         self.last_of_rounds = self._last_of_rounds(todo) if replica.process.stage_group is not None else frozenset()
         self.answers: Inbox | LocalQueue | None = None
         if not replica.runner.is_last:
-            mine = [(action.minibatch, action.minibatch + self.base) for action in todo if action.op is Op.BACKWARD]
+            backwards = (action.minibatch for action in todo if action.op in (Op.BACKWARD, Op.BACKWARD_INPUT))
+            mine = [(m, m + self.base) for m in backwards]
             self.answers = context.exchange.inbox(replica, mine, direction=BACKWARD)
         self._steps = {
             Op.FORWARD: self.forward,
             Op.BACKWARD: self.backward,
-            Op.WEIGHTS: self.weights,
+            Op.BACKWARD_INPUT: self.backward,
+            Op.BACKWARD_WEIGHT: self.backward_weight,
             Op.UPDATE: self.update,
         }
 
@@ -76,15 +78,15 @@ class EpochExecutor:
         self._steps[action.op](action)
 
     def _last_of_rounds(self, todo: Sequence[Action]) -> frozenset[int]:
-        """The minibatches whose backward is this rank's last of a round: averaging need not wait for its end."""
-        last: int | None = None
+        """The minibatches whose B ends this rank's part of a round: averaging need not wait for the end of it."""
+        last: Action | None = None
         found = set()
         for action in todo:
-            if action.op is Op.BACKWARD:
-                last = action.minibatch
-            elif action.op is Op.UPDATE and last is not None:
+            if action.op in (Op.BACKWARD, Op.BACKWARD_WEIGHT):
+                last = action
+            elif action.op is Op.UPDATE and last is not None and last.op is Op.BACKWARD:
                 members = self.program.members(self.replica.stage, action.minibatch)
-                found |= {last} & set(members)
+                found |= {last.minibatch} & set(members)
         return frozenset(found)
 
     def forward(self, action: Action) -> None:
@@ -129,6 +131,7 @@ class EpochExecutor:
         self.outcomes[m] = outcome
 
     def backward(self, action: Action) -> None:
+        """Run a backward, all of it or as far as the stage before waits for it."""
         context, replica, m = self.context, self.replica, action.minibatch
         runner, recorder = replica.runner, context.recorder
         flight = self.flights.pop(m)
@@ -138,8 +141,8 @@ class EpochExecutor:
             self._recompute(flight, m)
         gradients = [None] if packet is None else runner.check_answer(flight, packet)
         scale = 1.0 if packet is not None else self._weight_in_step(m) * self.weight_update.loss_scale.factor
-        if runner.splits:
-            features, later = runner.backward_of_arrived(flight, gradients, scale=scale)
+        if action.op is Op.BACKWARD_INPUT:
+            features, later = runner.backward_input(flight, gradients, scale=scale)
             self.later[m] = flight, later
         else:
             own = list(flight.version.tensors.values())
@@ -163,12 +166,12 @@ class EpochExecutor:
         if runner.is_last:
             self._tell(m, flight.voxels, end)
 
-    def weights(self, action: Action) -> None:
-        """Compute the gradients of the weights that the backward left for later."""
+    def backward_weight(self, action: Action) -> None:
+        """Compute the gradients of the weights that the input's half of the backward left for later."""
         context, m = self.context, action.minibatch
         start = context.recorder.begin("weights", m + self.base)
         flight, later = self.later.pop(m)
-        self.replica.weights.accumulate(self.replica.runner.backward_of_weights(flight, later))
+        self.replica.weights.accumulate(self.replica.runner.backward_weight(flight, later))
         self.replica.weights.release(flight.version)
         self._tell_work("weights", action, start)
 

@@ -116,8 +116,9 @@ class ReplayRunner:
         }
         self._forward = table.stage_forward(layers, kind)
         whole = table.backward[kind][layers].sum(axis=0)
-        self._of_weights = weights_share(plan, stage) * whole
-        self._backward = whole - self._of_weights + (self._forward if own.recompute else 0.0)
+        self._backward = whole + (self._forward if own.recompute else 0.0)
+        self._backward_weight = weights_share(plan, stage) * whole
+        self._backward_input = self._backward - self._backward_weight
         self._bytes_after = table.payload(before | set(layers))[0]
         self._bytes_before = table.payload(before)[1]
         # One tensor for all packets: new memory for each would take the time of bringing its pages in.
@@ -149,14 +150,14 @@ class ReplayRunner:
         _sleep(self._backward[self._place(flight.minibatch)])
         return [], []
 
-    def backward_of_arrived(
+    def backward_input(
         self, flight: InFlight, gradients: Sequence[Tensor | None], *, scale: float = 1.0
     ) -> tuple[list[Tensor], None]:
-        _sleep(self._backward[self._place(flight.minibatch)])
+        _sleep(self._backward_input[self._place(flight.minibatch)])
         return [], None
 
-    def backward_of_weights(self, flight: InFlight, later: None) -> list[Tensor]:
-        _sleep(self._of_weights[self._place(flight.minibatch)])
+    def backward_weight(self, flight: InFlight, later: None) -> list[Tensor]:
+        _sleep(self._backward_weight[self._place(flight.minibatch)])
         return []
 
     def answer(self, flight: InFlight, gradients: Sequence[Tensor]) -> Packet:

@@ -1,0 +1,49 @@
+"""Orders of one step, the same for all replicas: repeated step after step, each with an update of every stage."""
+
+from collections.abc import Callable, Sequence
+
+from ..plan import Plan
+from .actions import Action, Op
+from .rounds import num_rounds, round_minibatches, turns_of
+
+Part = tuple[str, int, int]  # the letter of an operation, stage, which of the rank's minibatches in the step
+# (minibatches of a step, the rank's position in the pipeline, its stages) → its parts of the step
+StepOrder = Callable[[int, int, Sequence[int]], list[Part]]
+
+
+def step_by_step(plan: Plan, num_minibatches: int, step: StepOrder) -> dict[int, tuple[Action, ...]]:
+    """Each rank's actions. A step that is not whole has the order of one that is, without what is not there.
+
+    That makes no deadlock, as what is left waits for less, and needs no more memory.
+    """
+    lists = {}
+    for position, own in enumerate(plan.positions):
+        stage = plan.stages[own[0]]
+        for rank, share in zip(stage.ranks, stage.shares, strict=True):
+            done: list[Action] = []
+            whole = -(-plan.num_microbatches * share // stage.round)
+            for k in range(num_rounds(plan, own[0], num_minibatches)):
+                mine = turns_of(stage, rank, round_minibatches(plan, own[0], k, num_minibatches))
+                parts = step(max(whole, len(mine)), position, own) if mine else []
+                done += [Action(s, Op(op), mine[m]) for op, s, m in parts if m < len(mine)]
+                done += [Action(s, Op.UPDATE, k) for s in own]
+            lists[rank] = tuple(done)
+    return lists
+
+
+class LocalStage:
+    """One of a rank's stages within a step: how many minibatches have gone through each of its operations."""
+
+    def __init__(self, stage: int) -> None:
+        self.stage = stage
+        self.done = dict.fromkeys("FIW", 0)
+
+    def run(self, letters: str) -> list[Part]:
+        """Run these operations, each on its next minibatch; a B is an I and a W at once."""
+        parts = []
+        for letter in letters:
+            counted = "IW" if letter == "B" else letter
+            parts.append((letter, self.stage, self.done[counted[0]]))
+            for one in counted:
+                self.done[one] += 1
+        return parts
