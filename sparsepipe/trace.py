@@ -10,7 +10,7 @@ from .fields import MOST, each, fields, integer, real, shown, shown_key
 
 Source = Literal["simulated", "replayed", "measured"]
 WORK = ("forward", "backward", "weights", "update")  # what keeps a device busy for the training's own sake
-KINDS = (*WORK, "average", "send", "wait", "load", "evaluate", "checkpoint")
+SPAN_KINDS = (*WORK, "average", "send", "wait", "load", "evaluate", "checkpoint")
 
 
 class Span(NamedTuple):
@@ -43,10 +43,11 @@ class Trace:
     facts: dict[str, Any] = field(default_factory=dict)  # what the run adds: peak bytes of each rank and the like
 
     def __post_init__(self) -> None:
-        if unknown := {span.kind for span in self.spans} - set(KINDS):
+        if unknown := {span.kind for span in self.spans} - set(SPAN_KINDS):
             span = next(span for span in self.spans if span.kind in unknown)
             raise InputError(
-                f"span {span.name!r} of rank {span.rank} has kind {span.kind!r}, expected one of {', '.join(KINDS)}"
+                f"span {span.name!r} of rank {span.rank} has kind {span.kind!r}, "
+                f"expected one of {', '.join(SPAN_KINDS)}"
             )
 
     @property
@@ -203,7 +204,7 @@ def span_of(row: dict[str, Any]) -> Span:
         and -1 <= span.peer <= _MOST_ID
         and -MOST <= span.start <= span.end <= MOST
         and type(span.kind) is str
-        and span.kind in KINDS
+        and span.kind in SPAN_KINDS
     ):
         raise InputError(_wrong(span))
     return span
@@ -217,8 +218,8 @@ def _wrong(span: Span) -> str:
             return f"{name} = {shown(value)}: expected a whole number, at least {least}"
     if type(span.name) is not str:
         return f"name = {shown(span.name)}: expected a string"
-    if type(span.kind) is not str or span.kind not in KINDS:
-        return f"kind {shown(span.kind)}: expected one of {', '.join(KINDS)}"
+    if type(span.kind) is not str or span.kind not in SPAN_KINDS:
+        return f"kind {shown(span.kind)}: expected one of {', '.join(SPAN_KINDS)}"
     return (
         f"start = {shown(span.start)}, end = {shown(span.end)}: expected finite seconds, the end not before the start"
     )

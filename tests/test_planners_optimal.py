@@ -268,7 +268,7 @@ def test_equals_brute_force(problem):
 @settings(max_examples=80)
 @given(problems(max_layers=4, max_devices=5))
 def test_leaving_out_useless_moves_loses_nothing(problem):
-    """A plan was missed where a team can hold no layer from the best cut of the others, but one from a later cut."""
+    """A plan was missed where a group can hold no layer from the best cut of the others, but one from a later cut."""
     with mock.patch.multiple(min_period, WORTH_PRUNING=0, PRUNABLE=inf):
         check_against_brute_force(problem)
 

@@ -83,7 +83,7 @@ def test_a_sweep_computes_the_gradients_of_a_whole_step(chosen):
         module = Subnetwork(net, chosen, seed=2)
         layer_timer.whole_step(module, batch, device=CPU)
         whole = {name: p.grad.clone() for name, p in module.named_parameters()}
-        layer_timer.sweep(module, batch, device=CPU)
+        layer_timer.time_layers(module, batch, device=CPU)
         for name, parameter in module.named_parameters():
             close(parameter.grad, whole[name], 1e-4)
 
@@ -224,7 +224,7 @@ def test_layers_without_a_backward_and_those_that_pass_their_input_on(chosen, to
                 return Subnetwork.run_layer(self, row, tensors, minibatch=minibatch)
             return super().run_layer(row, tensors, minibatch=minibatch)
 
-    found = layer_timer.sweep(Told(Network("odd", rows, 1, 2), chosen), batches(60)[0], device=CPU)
+    found = layer_timer.time_layers(Told(Network("odd", rows, 1, 2), chosen), batches(60)[0], device=CPU)
     assert found.forward == {"pool": 0, "conv": 2, "unread": 3, "dropout": 0, "global_pool": 5, "fc": 6}
     assert found.backward == {"pool": 0, "conv": 4, "unread": 0, "dropout": 0, "global_pool": 10, "fc": 12 + 5}
 
@@ -243,13 +243,13 @@ def test_times_are_medians_of_the_repeats(told_clock, monkeypatch):
     passes = []
 
     def counted(*args, **kwargs):
-        found = layer_timer.sweep(*args, **kwargs)
+        found = layer_timer.time_layers(*args, **kwargs)
         if len(passes) == 1:  # one repeat out of three is disturbed
             found = replace(found, **{way: {k: v + 100 for k, v in getattr(found, way).items()} for way in WAYS})
         passes.append(found)
         return found
 
-    monkeypatch.setattr(repeats, "sweep", counted)
+    monkeypatch.setattr(repeats, "time_layers", counted)
     one = measure.profile(NET, batches(60), engine("native"), warmup=0, repeats=3)
     assert one.origin["repeats"] == [len(passes)] == [3]
     for position, cost in enumerate(one.costs["cpu"]):
@@ -274,12 +274,12 @@ def test_repeated_until_short_steps_are_known_and_disturbances_over(slow, second
     taken = []
 
     def timed(*args, **kwargs):
-        found = layer_timer.sweep(*args, **kwargs)
+        found = layer_timer.time_layers(*args, **kwargs)
         share = seconds / 2 / len(NET.rows) * (2 if len(taken) < slow else 1)
         taken.append(found)
         return replace(found, **{way: dict.fromkeys(getattr(found, way), share) for way in WAYS})
 
-    monkeypatch.setattr(repeats, "sweep", timed)
+    monkeypatch.setattr(repeats, "time_layers", timed)
     monkeypatch.setattr(repeats, "whole_step", lambda *args, **kwargs: seconds)
     one = measure.profile(NET, batches(60), engine("native"), warmup=0)
     assert one.origin["repeats"] == [len(taken)] == [passes]
@@ -300,11 +300,11 @@ def test_passes_under_other_load_are_taken_again(busy, given, kept, again, monke
     taken = []
 
     def timed(*args, **kwargs):
-        found = layer_timer.sweep(*args, **kwargs)
+        found = layer_timer.time_layers(*args, **kwargs)
         taken.append(1e-3 if len(taken) >= busy else 1e-2)
         return replace(found, **{way: dict.fromkeys(getattr(found, way), taken[-1] / 100) for way in WAYS})
 
-    monkeypatch.setattr(repeats, "sweep", timed)
+    monkeypatch.setattr(repeats, "time_layers", timed)
     monkeypatch.setattr(repeats, "waited_share", lambda before, after: 0.3 if taken[-1] == 1e-2 else 0.04)
     one = measure.profile(NET, batches(60), engine("native"), warmup=0, repeats=given)
     assert (one.origin["repeats"], one.origin["repeated_again"]) == ([kept], [again])

@@ -3,7 +3,7 @@
 import pytest
 
 from sparsepipe.runtime.config import LEARNING_RATE_SCHEDULES
-from sparsepipe.runtime.training_state.learning_rate import SCHEDULES, LearningRate
+from sparsepipe.runtime.training_state.learning_rate import LR_SCHEDULES, LearningRate
 
 
 def _at(rate: LearningRate, minibatch: int) -> float:
@@ -27,4 +27,4 @@ def test_rates_are_their_formulas(rate: LearningRate, expected: dict[int, float]
 
 
 def test_settings_know_every_schedule() -> None:
-    assert set(LEARNING_RATE_SCHEDULES) == set(SCHEDULES)
+    assert set(LEARNING_RATE_SCHEDULES) == set(LR_SCHEDULES)

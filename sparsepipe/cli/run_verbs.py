@@ -228,7 +228,7 @@ def _alive(record: RunRecord) -> bool:
 
 
 def _state(record: RunRecord) -> str:
-    """How a run stands; one whose guard was killed could not say so itself."""
+    """How a run stands; one whose supervisor was killed could not say so itself."""
     state = record.status["state"]
     return "killed" if state == "running" and not _alive(record) else state
 

@@ -1,7 +1,7 @@
-"""Processes at work beside one that is measured.
+"""Contention on purpose: processes that compute while another one is profiled, as a run's other workers will.
 
-The cores of a machine share caches, memory and often, two by two, their arithmetic units: one that is measured alone is
-faster than each of several at work.
+The cores of a machine share caches, memory and often, two by two, their arithmetic units: a process measured alone is
+faster than each of several.
 """
 
 import json
@@ -20,12 +20,12 @@ _AT_WORK = "at work"
 
 
 @contextmanager
-def company(count: int, module: str, settings: Mapping[str, Any]) -> Iterator[tuple[int, ...]]:
-    """Have `count` processes run `python -m module` with `settings` (as JSON) while the block runs.
+def contending_processes(count: int, module: str, settings: Mapping[str, Any]) -> Iterator[tuple[int, ...]]:
+    """Run `count` processes `python -m module SETTINGS` (`settings` as JSON) while the `with` block runs.
 
-    The block gets their process ids and starts once all are at work. They end with it, and with this process, however
-    that ends.
-    Raises InputError for one that ends before, with what it said.
+    The block starts once all of them have called `report_started`, and gets their process ids. They are killed at its
+    end, and when this process dies, whatever kills it.
+    Raises InputError for a process that ends before it has started, with its last line.
     """
     command = python_command(module, json.dumps(settings))
     others: list[subprocess.Popen[str]] = []
@@ -53,13 +53,13 @@ def company(count: int, module: str, settings: Mapping[str, Any]) -> Iterator[tu
             other.communicate()
 
 
-def leave_with_who_asked() -> None:
-    """In such a process: end as soon as nobody holds the other end of standard input."""
-    threading.Thread(target=_wait_for_end, name="company", daemon=True).start()
+def exit_with_parent() -> None:
+    """Called by a contending process: exit as soon as the parent, which holds the other end of stdin, is gone."""
+    threading.Thread(target=_wait_for_end, name="parent watch", daemon=True).start()
 
 
-def say_at_work() -> None:
-    """In such a process: let the block start."""
+def report_started() -> None:
+    """Called by a contending process, once it computes: let the parent's `with` block start."""
     print(_AT_WORK, flush=True)
 
 

@@ -10,7 +10,7 @@ from ..profile import Profile
 from ..record import RunRecord
 from ..runtime import RunConfig
 
-Row = dict[str, Any]
+MetricsRow = dict[str, Any]
 
 
 class Job(Protocol):
@@ -29,18 +29,18 @@ class Job(Protocol):
         ...
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[MetricsRow, ...]:
         """The rows of metrics seen so far; of a run that resumes, those since (the record has all).
 
         Of a long run the newest and, of older ones, evenly fewer: what is kept in memory is bounded.
         """
         ...
 
-    def poll(self) -> list[Row]:
+    def poll(self) -> list[MetricsRow]:
         """Return the rows of metrics that came since the last call."""
         ...
 
-    def wait(self, timeout: float | None = None, on_row: Callable[[Row], None] | None = None) -> Row:
+    def wait(self, timeout: float | None = None, on_row: Callable[[MetricsRow], None] | None = None) -> MetricsRow:
         """Wait for the end and return the run's summary; `on_row` is called with each new row meanwhile.
 
         Raises RunFailed in one line (which rank, what it met, where its traceback is), InputError where the user's

@@ -15,7 +15,7 @@ _LOG_BYTES = 2000  # of the end of a log
 
 
 @dataclass(frozen=True)
-class Verdict:
+class FailureCause:
     """The cause in one line. `lasting`: a restart would meet it again."""
 
     reason: str
@@ -28,14 +28,14 @@ class Verdict:
         return asdict(self)
 
 
-def judge(
+def find_cause(
     run_dir: Path,
     plan: Plan,
     exits: Mapping[int, int],
     *,
     said: Sequence[Mapping[str, Any]] = (),
     killed: str | None = None,
-) -> Verdict:
+) -> FailureCause:
     """Find the cause among what the workers wrote or `said`, and how they exited (`exits`: rank → code, -9: SIGKILL).
 
     A run whose folder is gone comes first; then a worker's own exception; then a worker that was killed (`killed`: what
@@ -45,7 +45,7 @@ def judge(
     by_rank |= {error["rank"]: {**error, "written": error["rank"] in by_rank} for error in said}
     errors = sorted(by_rank.values(), key=lambda error: error["time"])
     if gone := [error for error in errors if error["kind"] == "RunFolderGone"]:
-        return Verdict(gone[0]["message"], None, None, lasting=True)
+        return FailureCause(gone[0]["message"], None, None, lasting=True)
     own = [error for error in errors if not error["secondary"] and error["kind"] != "DeadlinePassed"]
     if own:
         return _of_error(own[0], plan)
@@ -54,7 +54,7 @@ def judge(
         if code < 0 and rank not in told:
             why = killed if code == -signal.SIGKILL else limit_in(_end_of_log(run_dir, rank), where=run_dir)
             reason = f"{_named(rank, plan)}: killed by signal {_signal(-code)}{f', {why}' if why else ''}"
-            return Verdict(reason, rank, _stage(rank, plan))
+            return FailureCause(reason, rank, _stage(rank, plan))
     waiting = [error for error in errors if error["kind"] == "DeadlinePassed"]
     if waiting:
         return _of_error(waiting[0], plan)
@@ -63,8 +63,8 @@ def judge(
     for rank, code in sorted(exits.items()):
         limit = limit_in(_end_of_log(run_dir, rank), where=run_dir)
         reason = f"{_named(rank, plan)}: {limit or f'ended with code {code}'}; see logs/rank{rank}.log"
-        return Verdict(reason, rank, _stage(rank, plan))
-    return Verdict("it ended without a word; see logs/launcher.log", None, None)
+        return FailureCause(reason, rank, _stage(rank, plan))
+    return FailureCause("it ended without a word; see logs/launcher.log", None, None)
 
 
 def clear(run_dir: Path, attempt: int) -> None:
@@ -94,14 +94,14 @@ def _named(rank: int, plan: Plan) -> str:
     return f"rank {rank} (stages {', '.join(map(str, own))})"
 
 
-def _of_error(error: Mapping[str, Any], plan: Plan) -> Verdict:
+def _of_error(error: Mapping[str, Any], plan: Plan) -> FailureCause:
     rank, stage = error["rank"], error["stage"]
     plain = error["input_error"] or error.get("limit", False)
     what = error["message"] if plain else f"{error['kind']}: {error['message']}"
     unwritten = error["input_error"] or not error.get("written", True)
     where = "" if unwritten else f"; traceback in logs/rank{rank}.error.json"
     code = 2 if error["input_error"] else 1
-    return Verdict(f"{_named(rank, plan)}: {what}{where}", rank, stage, code, error["lasting"])
+    return FailureCause(f"{_named(rank, plan)}: {what}{where}", rank, stage, code, error["lasting"])
 
 
 def _end_of_log(run_dir: Path, rank: int) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from ..errors import InputError, RunFailed
 from ..host.limits import limit_met
 from ..record import RunRecord
-from .base import Row
+from .base import MetricsRow
 from .handle import Handle
 from .kept_rows import KeptRows
 from .metrics_tail import Tail
@@ -35,7 +35,7 @@ class FollowedJob:
         self._rows = KeptRows()
         self._changed = threading.Condition()
         self._ended = False
-        self._status: Row = {"state": "running"}
+        self._status: MetricsRow = {"state": "running"}
         self._thread = threading.Thread(target=self._follow, name=f"job {record.name}", daemon=True)
         self._thread.start()
 
@@ -48,17 +48,17 @@ class FollowedJob:
         return str(self._status["state"])
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[MetricsRow, ...]:
         with self._changed:
             return self._rows.all()
 
-    def poll(self) -> list[Row]:
-        rows: list[Row] = []
+    def poll(self) -> list[MetricsRow]:
+        rows: list[MetricsRow] = []
         while new := self._polled.read():
             rows += new
         return rows
 
-    def wait(self, timeout: float | None = None, on_row: Callable[[Row], None] | None = None) -> Row:
+    def wait(self, timeout: float | None = None, on_row: Callable[[MetricsRow], None] | None = None) -> MetricsRow:
         deadline = None if timeout is None else time.monotonic() + timeout
         tail = self._start.copy()
         while True:
@@ -84,7 +84,7 @@ class FollowedJob:
                 f"{self.record.folder}: still there {_TO_END:g} s after it was asked to end; its guard does not answer"
             )
 
-    def _result(self) -> Row:
+    def _result(self) -> MetricsRow:
         status = self._status
         if self._tail.damaged:
             where = self.record.folder / "metrics.jsonl"
@@ -100,7 +100,7 @@ class FollowedJob:
 
     def _follow(self) -> None:
         """Read new rows until the processes are gone, then those of the end. However this ends, so does the wait."""
-        status: Row = {"state": "failed", "reason": "its follower ended"}
+        status: MetricsRow = {"state": "failed", "reason": "its follower ended"}
         try:
             while self._handle.alive():
                 self._read()
@@ -117,7 +117,7 @@ class FollowedJob:
                 self._status, self._ended = status, True
                 self._changed.notify_all()
 
-    def _settled(self) -> Row:
+    def _settled(self) -> MetricsRow:
         """Return the status of a run whose processes are gone, and write it where they could not."""
         if told := self._handle.last_words():
             return told
@@ -133,7 +133,7 @@ class FollowedJob:
             return {"state": "failed", "reason": reason}
         return {"state": "failed", "reason": "its guard was killed"}
 
-    def _status_on_disk(self) -> Row:
+    def _status_on_disk(self) -> MetricsRow:
         """Read how the run stands. What fails for want of descriptors is tried again; damage is an end of its own."""
         deadline = time.monotonic() + _TO_READ
         while True:

@@ -1,4 +1,4 @@
-"""A job's guard from outside: whether it is at work, how to end it, and what it said last."""
+"""A handle on a job's supervisor process: whether it is alive, how to stop it, and its last status."""
 
 import json
 import os
@@ -14,22 +14,25 @@ from ..record import RunRecord
 from .lock import guard_of, held_by, is_held
 from .supervisor import read_status
 
-_TO_START = 3.0  # seconds for a guard to say who it is
+_TO_START = 3.0  # seconds for a supervisor to say who it is
 _ENDS = ("finished", "failed", "cancelled")
 _MOST_LAST_WORDS = 65536  # bytes: what a pipe holds
 
 
 class Handle(Protocol):
-    """The guard of a job."""
+    """The supervisor process of a job, seen from outside."""
 
     def alive(self) -> bool: ...
 
     def wait(self, seconds: float) -> None:
-        """Return when the guard has ended, at the latest after `seconds`."""
+        """Return when the supervisor has ended, at the latest after `seconds`."""
         ...
 
     def stop(self) -> None:
-        """Ask the guard to end the job. Harmless when it has ended. Raises InputError where there is none to ask."""
+        """Ask the supervisor to end the job; harmless when it has ended.
+
+        Raises InputError where the supervisor is another user's.
+        """
         ...
 
     def last_words(self) -> dict[str, Any] | None:
@@ -37,12 +40,12 @@ class Handle(Protocol):
         ...
 
     def let_go(self) -> None:
-        """Close what is open. The guard must have ended, or be meant to go on alone."""
+        """Close what is open. The supervisor must have ended, or be meant to go on alone."""
         ...
 
 
 class ChildProcess:
-    """A guard that this process started; it ends when the lifeline closes. Detached, it has no lifeline (-1)."""
+    """A supervisor that this process started; it ends when the lifeline closes. Detached, it has no lifeline (-1)."""
 
     def __init__(self, process: subprocess.Popen, lifeline: int) -> None:
         self._process, self._lifeline = process, lifeline
@@ -66,12 +69,12 @@ class ChildProcess:
     def last_words(self) -> dict[str, Any] | None:
         if self._process.stdout is None:
             return None
-        os.set_blocking(self._process.stdout.fileno(), False)  # a process that outlives the guard may have it open
+        os.set_blocking(self._process.stdout.fileno(), False)  # a process that outlives the supervisor may have it open
         try:
             lines = os.read(self._process.stdout.fileno(), _MOST_LAST_WORDS).splitlines()
         except OSError:
             return None
-        for line in lines:  # the launcher's, which knows the cause, come before the guard's
+        for line in lines:  # the launcher's, which knows the cause, come before the supervisor's
             with suppress(ValueError):
                 found = json.loads(line)
                 if isinstance(found, dict) and found.get("state") in _ENDS:
@@ -90,7 +93,7 @@ class ChildProcess:
 
 
 class AttachedProcess:
-    """A guard that some other process started, known by the lock that it holds and its command line."""
+    """A supervisor that some other process started, known by the lock that it holds and its command line."""
 
     def __init__(self, record: RunRecord) -> None:
         self._folder = record.folder.resolve()
@@ -142,7 +145,7 @@ class AttachedProcess:
 
 
 def _is_guard(pid: int, folder: Path) -> bool:
-    """Whether process `pid` guards the run in `folder`, and has not become somebody else since."""
+    """Whether process `pid` is the supervisor of the run in `folder`, and not another process with the same id."""
     if Path("/proc/self").exists():
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")

@@ -1,7 +1,7 @@
-"""The lock of a run's folder: one run in a folder at a time, and whoever looks knows whether it is at work.
+"""The lock of a run's folder: one run in a folder at a time, and everybody can see whether a run is alive.
 
-A guard holds it from before it starts to its end, however it ends. Any process of the same user can hold it too, by
-`flock` on the file: then nothing is at work, and who holds it is named.
+The run's supervisor holds it from before it starts to its end, however it ends. Any process of the same user can hold
+it too, by `flock` on the file: then no run is alive, and messages name the process that holds it.
 """
 
 import errno
@@ -37,10 +37,10 @@ def hold(folder: Path) -> int:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether a run is at work in the folder, or about to be.
+    """Whether a run is alive in the folder, or about to start.
 
-    Who may not open the lock, as the run is another user's, looks for its guard. Raises OSError where neither can be
-    told at this moment, as with too many files open.
+    Where the lock is another user's and cannot be opened, the supervisor process is looked for instead. Raises OSError
+    where neither can be found out at this moment, as with too many files open.
     """
     try:
         lock = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
@@ -64,7 +64,7 @@ def held_by(folder: Path) -> str | None:
 
 
 def guard_of(folder: Path) -> int | None:
-    """Return the process id of the guard that is at work in the folder, None where none is found."""
+    """Return the process id of the supervisor that is at work in the folder, None where none is found."""
     own = os.fsencode(folder.resolve())
     for pid in _processes():
         words = _words(pid)

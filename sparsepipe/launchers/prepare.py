@@ -66,7 +66,7 @@ def prepare(
         rests_on = Provenance.of(profile, cluster, [plan], config, campaign=campaign, data=config.data).to_json()
         origin = Origin.here(campaign=campaign, provenance=rests_on, **_facts(plan, config))
         record = RunRecord.create(folder, plan, config.to_json(), origin)
-        _note_company(record)
+        _note_concurrent_runs(record)
         if profile is not None and cluster is not None:
             profile.save(folder / "profile.json")
             write_atomic(folder / "cluster.toml", cluster.to_toml())
@@ -121,7 +121,7 @@ def _facts(plan: Plan, config: RunConfig) -> dict[str, Any]:
     return {"seed": config.seed, "model": config.model, "data": Path(config.data).name, "planner": plan.planner}
 
 
-def _note_company(record: RunRecord) -> None:
+def _note_concurrent_runs(record: RunRecord) -> None:
     """Let this run, and each that is at work in the same folder of runs, know of the other."""
     for path in record.folder.parent.glob("*/plan.json"):
         try:

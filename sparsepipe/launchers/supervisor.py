@@ -1,17 +1,19 @@
-"""The guard: a small process between a job and whoever started it, which ends the job however that one ends.
+"""The supervisor: a small process between a job and whoever started it, which ends the job however that one ends.
 
 Run as a script, with the standard library alone, so that it starts at once:
 
     python supervisor.py LIFELINE RUN_DIR COMMAND ...
 
 LIFELINE is the reading end of a pipe whose writing end the parent keeps. When it closes, because the parent asked for
-it or died, the guard ends every process of the job: the command's group, and the workers, which have sessions of their
-own. LIFELINE -1 is a job of its own (detached): it ends by itself or by SIGTERM to the guard.
+it or died, the supervisor ends every process of the job: the command's group, and the workers, which have sessions of
+their own. LIFELINE -1 is a detached job: it ends by itself or by SIGTERM to the supervisor. In status.json and in
+messages the supervisor is called the run's guard.
 
-        kernel ──pipe──► guard ──named pipe──► launcher, worker 0, worker 1 …     each ends when its writer is gone
+        parent ──pipe──► supervisor ──named pipe──► launcher, worker 0, worker 1 …     each ends when its writer is gone
 
-It stands in the run's folder, so that it writes there even where the folder was moved, and makes none anew where it was
-removed. How the job ended is told in status.json, or where that cannot be written, in a line on standard output.
+Its current directory is the run's folder, so that it writes there even where the folder was moved, and does not make
+the folder again where it was removed. How the job ended is written to status.json or, where that cannot be written, in
+a line on standard output.
 """
 
 import errno
@@ -31,12 +33,12 @@ from pathlib import Path
 from typing import Any
 
 STATUS = "status.json"
-_LEFT_BEHIND = (".rendezvous-*", ".lifeline-*")  # in logs/, by a launcher and a guard that were killed
+_LEFT_BEHIND = (".rendezvous-*", ".lifeline-*")  # in logs/, by a launcher and a supervisor that were killed
 _HALF_WRITTEN = re.compile(r"\..+\.(json|jsonl|toml)\.[0-9a-z_]{8}")  # what a killed write leaves
 _LOG_BYTES = 4096  # of the end of a log, to look for its last line
 
 
-class Guard:
+class Supervisor:
     """Starts the command, waits for its end or for the lifeline's, and leaves nothing behind."""
 
     def __init__(self, lifeline: int, run_dir: Path, command: list[str]) -> None:
@@ -169,7 +171,7 @@ def is_gone(run_dir: Path, opened: Path) -> bool:
 
 
 def _clear(run_dir: Path) -> None:
-    """Remove what earlier launchers and guards left; the lock is held, so none of them is at work."""
+    """Remove what earlier launchers and supervisors left; the lock is held, so none of them is at work."""
     left = [path for pattern in _LEFT_BEHIND for path in (run_dir / "logs").glob(pattern)]
     for folder in (run_dir, run_dir / "logs"):
         left += [path for path in folder.glob(".*") if _HALF_WRITTEN.fullmatch(path.name)]
@@ -221,13 +223,13 @@ def _kill_worker(path: Path, run_dir: Path) -> None:
 def main() -> int:
     lifeline, run_dir, *command = sys.argv[1:]
     try:
-        guard = Guard(int(lifeline), Path(run_dir), command)
+        supervisor = Supervisor(int(lifeline), Path(run_dir), command)
     except OSError as error:
         what = f"its guard could not start the launcher ({error.strerror}: {error.filename or run_dir})"
         tell_status(Path(run_dir), state="failed", reason=what)
         return 1
-    tell_status(Path(), state="running", guard=os.getpid(), launcher=guard.process.pid)
-    return guard.wait()
+    tell_status(Path(), state="running", guard=os.getpid(), launcher=supervisor.process.pid)
+    return supervisor.wait()
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def _no_parameters(args: Mapping[str, Any]) -> int:
 
 
 # kind -> number of trained parameters. Comments name the arguments; an engine has one constructor for each kind.
-KINDS: dict[str, Callable[[Mapping[str, Any]], int]] = {
+LAYER_KINDS: dict[str, Callable[[Mapping[str, Any]], int]] = {
     # on sparse tensors; what has a kernel also takes dimension=3, the number of axes: kernel_size, stride and dilation
     # are one number, or a number for each axis
     "convolution": _convolution_parameters,  # in_channels, out_channels, kernel_size, stride=1, dilation=1, bias=False
@@ -110,7 +110,7 @@ class Row:
 
     @property
     def num_parameters(self) -> int:
-        return KINDS[self.kind](self.args)
+        return LAYER_KINDS[self.kind](self.args)
 
 
 @dataclass(frozen=True)
@@ -125,9 +125,10 @@ class Network:
     def __post_init__(self) -> None:
         known = {INPUT}
         for row in self.rows:
-            if row.kind not in KINDS:
+            if row.kind not in LAYER_KINDS:
                 raise InputError(
-                    f"layer {row.id!r} of {self.name}: unknown kind {row.kind!r}, expected one of {', '.join(KINDS)}"
+                    f"layer {row.id!r} of {self.name}: unknown kind {row.kind!r}, "
+                    f"expected one of {', '.join(LAYER_KINDS)}"
                 )
             if not row.id.isidentifier() or row.id in known:
                 raise InputError(

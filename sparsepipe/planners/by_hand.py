@@ -15,7 +15,7 @@ from ..errors import InputError
 from ..plan import Plan
 from .base import Problem, check_interleaves
 from .cuts import Cuts
-from .device_groups import Teams, device_classes
+from .device_groups import DeviceGroups, device_classes
 from .estimate import estimate
 from .exact.stage_cost_tables import StageModel, default_model
 
@@ -35,10 +35,10 @@ def by_hand(problem: Problem, ends: Sequence[int], groups: Sequence[Counts]) -> 
     if len(groups) != len(ends) + 1:
         raise InputError(f"{len(ends)} cuts make {len(ends) + 1} stages, but devices are given for {len(groups)}")
     classes = device_classes(problem.cluster)
-    teams = Teams.of(problem, classes, np.array(groups, dtype=np.intp))
+    device_groups = DeviceGroups.of(problem, classes, np.array(groups, dtype=np.intp))
     bounds, taken, stages = [0, *ends, len(problem.layers)], set[int](), []
     for k in range(len(groups)):
-        ranks, shares = teams.ranks(k, taken)
+        ranks, shares = device_groups.ranks(k, taken)
         taken.update(ranks)
         stages.append(problem.stage(problem.layers[bounds[k] : bounds[k + 1]], ranks, shares))
     plan = problem.plan(stages, NAME)
@@ -119,8 +119,8 @@ def _one_more_stage(best: Array, options: Sequence[Counts], seconds: Array) -> t
 
 def _model(problem: Problem, options: Sequence[Counts]) -> StageModel:
     """Costs of any run of layers on each of these groups of devices."""
-    teams = Teams.of(problem, device_classes(problem.cluster), np.array(options, dtype=np.intp))
-    return default_model(problem, Cuts.along(problem.table, problem.layers), teams)
+    candidates = DeviceGroups.of(problem, device_classes(problem.cluster), np.array(options, dtype=np.intp))
+    return default_model(problem, Cuts.along(problem.table, problem.layers), candidates)
 
 
 def _check_cuts(problem: Problem, ends: Sequence[int]) -> None:

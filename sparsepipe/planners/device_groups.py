@@ -1,7 +1,7 @@
-"""The groups of devices that may serve one stage, and what a stage costs on each, as arrays that a search can use.
+"""Device groups: the sets of devices that could replicate one stage, as arrays that a search can use.
 
-Devices of one type on one node are alike: a team is how many it takes of each such class. The shares of unlike replicas
-are the small integers closest in proportion to the speeds of their types over the whole network.
+Devices of one type on one node are interchangeable and form a class: a group is a count for each class. The shares of
+unlike replicas are the small integers closest in proportion to the speeds of their types over the whole network.
 """
 
 from collections.abc import Sequence
@@ -40,19 +40,24 @@ def device_classes(cluster: Cluster) -> tuple[DeviceClass, ...]:
 
 
 @dataclass(frozen=True, eq=False)
-class Teams:
-    """Candidate teams, one row each. `counts[g, c]` devices of class c; `shares[g, t]` of a replica of type t."""
+class DeviceGroups:
+    """Candidate device groups, one row each: group g has `counts[g, c]` devices of class c.
+
+    A replica of type t in it has the share `shares[g, t]`.
+    """
 
     classes: tuple[DeviceClass, ...]
     types: tuple[str, ...]
     counts: Index  # [G, classes]
-    shares: Index  # [G, types]; 0 where the team has none of the type
+    shares: Index  # [G, types]; 0 where the group has none of the type
     placement: Index  # [G]: the node all its devices sit on, or the number of nodes where they spread
-    num_by_server: int = 0  # the last teams of `with_servers`: whole nodes, each with the same share
+    num_by_server: int = 0  # the last groups of `with_servers`: whole nodes, each with the same share
 
     @classmethod
-    def of(cls, problem: Problem, classes: Sequence[DeviceClass], counts: Index, *, even: bool = False) -> "Teams":
-        """Teams of the given counts; `even`: equal shares whatever the speeds."""
+    def of(
+        cls, problem: Problem, classes: Sequence[DeviceClass], counts: Index, *, even: bool = False
+    ) -> "DeviceGroups":
+        """Groups of the given counts; `even`: equal shares whatever the speeds."""
         types = tuple(dict.fromkeys(c.type.name for c in classes))
         of_type = np.zeros((len(counts), len(types)), dtype=np.intp)
         for column, one in enumerate(classes):
@@ -77,8 +82,11 @@ class Teams:
     def sizes(self) -> Index:
         return self.counts.sum(axis=1)
 
-    def with_servers(self) -> tuple["Teams", Index]:
-        """Add teams of two or more whole nodes that share evenly by node, not by device: (teams, their like so far)."""
+    def with_servers(self) -> tuple["DeviceGroups", Index]:
+        """Add groups of two or more whole nodes that share evenly by node, not by device.
+
+        Returns the longer table, and for each added group the index of the group of the same devices in this one.
+        """
         whole = np.stack([[len(c.ranks) * (c.node.name == node.name) for c in self.classes] for node in self.nodes])
         chosen = [pick for pick in product((0, 1), repeat=len(self.nodes)) if sum(pick) > 1]
         place = {tuple(row): k for k, row in enumerate(self.counts.tolist())}
@@ -89,7 +97,7 @@ class Teams:
 
     @cached_property
     def on_node(self) -> Index:
-        """Devices of each team on each node, [G, nodes]."""
+        """Devices of each group on each node, [G, nodes]."""
         return np.stack(
             [self.counts[:, [c.node.name == node.name for c in self.classes]].sum(axis=1) for node in self.nodes],
             axis=1,
@@ -97,13 +105,13 @@ class Teams:
 
     @cached_property
     def class_shares(self) -> Index:
-        """Share of one replica of each class, [G, classes]; 0 where the team has none."""
+        """Share of one replica of each class, [G, classes]; 0 where the group has none."""
         column = [self.types.index(c.type.name) for c in self.classes]
         shares = self.shares[:, column] * (self.counts > 0)
         node = [self.nodes.index(c.node) for c in self.classes]
-        for team in range(len(self) - self.num_by_server, len(self)):
-            sizes = self.on_node[team]
-            shares[team] = (lcm(*sizes[sizes > 0].tolist()) // np.maximum(sizes, 1))[node] * (self.counts[team] > 0)
+        for group in range(len(self) - self.num_by_server, len(self)):
+            sizes = self.on_node[group]
+            shares[group] = (lcm(*sizes[sizes > 0].tolist()) // np.maximum(sizes, 1))[node] * (self.counts[group] > 0)
         return shares
 
     @cached_property
@@ -124,7 +132,7 @@ class Teams:
         return np.max(on_node, axis=0) / self.rounds
 
     def ring_link(self, network: Link) -> tuple[Array, Array]:
-        """(seconds per byte, latency) of the slowest link that a ring over each team uses, each [G]."""
+        """(seconds per byte, latency) of the slowest link that a ring over each group uses, each [G]."""
         per_byte, latency = np.zeros(len(self)), np.zeros(len(self))
         for node, devices in zip(self.nodes, self.on_node.T, strict=True):
             per_byte = np.where(devices > 1, np.maximum(per_byte, 1 / node.link.bandwidth), per_byte)
@@ -133,13 +141,13 @@ class Teams:
         per_byte = np.where(spread, np.maximum(per_byte, 1 / network.bandwidth), per_byte)
         return per_byte, np.where(spread, np.maximum(latency, network.latency), latency)
 
-    def ranks(self, team: int, taken: set[int]) -> tuple[list[int], list[int]]:
+    def ranks(self, group: int, taken: set[int]) -> tuple[list[int], list[int]]:
         """Concrete ranks that are not `taken`, and their shares."""
         chosen = []
         for column, one in enumerate(self.classes):
             free = [rank for rank in one.ranks if rank not in taken]
-            share = int(self.class_shares[team, column])
-            chosen += [(rank, share) for rank in free[: self.counts[team, column]]]
+            share = int(self.class_shares[group, column])
+            chosen += [(rank, share) for rank in free[: self.counts[group, column]]]
         chosen.sort()
         return [rank for rank, _ in chosen], [share for _, share in chosen]
 

@@ -7,7 +7,7 @@ from ..display.markup import Html
 from ..profile import Profile
 from .layer_graph import layer_graph_table
 from .table import noted
-from .theme import BACKWARD, FORWARD, SMALL, finished
+from .theme import BACKWARD_COLOR, FORWARD_COLOR, SMALL, finished
 
 
 def cut_bytes_table(profile: Profile, *, device_type: str | None = None) -> pd.DataFrame:
@@ -21,8 +21,8 @@ def cut_bytes(profile: Profile, *, device_type: str | None = None, note: str = "
     table = cut_bytes_table(profile, device_type=device_type)
     figure = go.Figure()
     for column, name, color in (
-        ("crossing_feature_bytes", "features", BACKWARD),
-        ("crossing_coordinate_bytes", "coordinates", FORWARD),
+        ("crossing_feature_bytes", "features", BACKWARD_COLOR),
+        ("crossing_coordinate_bytes", "coordinates", FORWARD_COLOR),
     ):
         hover = Html("cut after %{{x}}<br>{} %{{y:.3f}} MB<extra></extra>").format(name)
         figure.add_trace(

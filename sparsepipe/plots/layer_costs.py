@@ -8,7 +8,7 @@ from ..display.markup import Html
 from ..profile import Profile
 from ..sizes import size_words
 from .table import noted
-from .theme import BACKWARD, BESIDE_TITLE, FORWARD, GREY, SMALL, finished
+from .theme import BACKWARD_COLOR, BESIDE_TITLE, FORWARD_COLOR, GREY, SMALL, finished
 
 _NAMED = 80  # layers that can be named along the axis; of more, plotly names some
 
@@ -50,7 +50,7 @@ def layer_costs(profile: Profile, *, size: float | None = None, note: str = "") 
         half = (part.forward_spread_seconds + part.backward_spread_seconds) / 2
         below = half.clip(upper=whole) * 1e3
         spread = {"array": half * 1e3, "arrayminus": below, "thickness": 1, "width": 2, "color": GREY}
-        for name, color in (("forward", FORWARD), ("backward", BACKWARD)):
+        for name, color in (("forward", FORWARD_COLOR), ("backward", BACKWARD_COLOR)):
             bar = go.Bar(
                 x=part.layer,
                 y=part[f"{name}_seconds"] * 1e3,

@@ -16,7 +16,7 @@ from .markup import with_text_escaped
 RUN_COLORS = ("#004488", "#BB5566", "#DDAA33", "#000000", "#66A182", "#8C6BB1")
 RUN_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 RUN_MARKERS = ("circle", "square", "diamond", "triangle-up", "x", "cross")
-FORWARD, BACKWARD = "#56B4E9", "#0072B2"
+FORWARD_COLOR, BACKWARD_COLOR = "#56B4E9", "#0072B2"
 COST_SCALE = "Cividis"  # even in lightness, and the same to colour-blind eyes
 GREY, LIGHT_GREY, DARK_GREY, INK = "#8C8C8C", "#D9D9D9", "#5F5F5F", "#222222"
 FONT = "DejaVu Sans, Verdana, Arial, sans-serif"

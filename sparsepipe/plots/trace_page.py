@@ -6,7 +6,7 @@ from pathlib import Path
 from ..display.html import left_out
 from ..display.markup import Html
 from ..files import write_atomic, write_json
-from ..trace import KINDS, WORK, Trace
+from ..trace import SPAN_KINDS, WORK, Trace
 from .theme import GREY, LIGHT_GREY, STAGE_COLORS, stage_color
 
 _PAGE = Path(__file__).with_name("trace_page.html")
@@ -21,7 +21,7 @@ def trace_page(trace: Trace, *, title: str) -> str:
             rows[s.rank],
             round(s.start - start, 7),
             round(s.end - start, 7),
-            KINDS.index(s.kind),
+            SPAN_KINDS.index(s.kind),
             s.stage,
             s.minibatch,
             s.peer,
@@ -30,10 +30,10 @@ def trace_page(trace: Trace, *, title: str) -> str:
     ]
     document = {
         "ranks": list(rows),
-        "kinds": KINDS,
+        "kinds": SPAN_KINDS,
         "work": WORK,
         "spans": spans,
-        "colors": [[stage_color(k, kind) for kind in KINDS] for k in range(len(STAGE_COLORS))],
+        "colors": [[stage_color(k, kind) for kind in SPAN_KINDS] for k in range(len(STAGE_COLORS))],
         "wait": LIGHT_GREY,
         "other": GREY,
     }

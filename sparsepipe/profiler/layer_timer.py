@@ -14,7 +14,7 @@ from ..models.rows import INPUT
 
 
 @dataclass(frozen=True)
-class Sweep:
+class LayerTimes:
     """What one forward and backward pass over a network took, by layer."""
 
     forward: Mapping[str, float]  # seconds, by layer id
@@ -49,14 +49,14 @@ def seconds_between(start: Moment, end: Moment) -> float:
     return start.elapsed_time(end) / 1e3
 
 
-def sweep(subnetwork: Subnetwork, batch: PointBatch, *, device: torch.device) -> Sweep:
+def time_layers(subnetwork: Subnetwork, batch: PointBatch, *, device: torch.device) -> LayerTimes:
     """Run a whole network forward and backward, as a training step does, and read the clock at every layer.
 
     The pass is one call of autograd, as in training: each layer called by itself would pay for a call of its own, some
     25 us. A layer's backward lasts from where the gradient of its output is complete to where that of the next one is,
     which is the layer before it in the table: autograd takes, of the operations whose gradients are there, the one that
-    ran last. A layer that no gradient reaches has none. A sweep starts from a fresh coordinate manager: the first layer
-    to need coordinates or a kernel map pays for making them.
+    ran last. A layer that no gradient reaches has none. Every pass starts from a fresh coordinate manager: the first
+    layer to need coordinates or a kernel map pays for making them.
     """
     engine = subnetwork.engine
     subnetwork.zero_grad(set_to_none=True)
@@ -85,7 +85,9 @@ def sweep(subnetwork: Subnetwork, batch: PointBatch, *, device: torch.device) ->
     moments = [begin, *(at for _, at in reached[1:]), end]
     backward = dict.fromkeys(subnetwork.layer_ids, 0.0)
     backward.update((id, seconds_between(*both)) for id, both in zip(order, pairwise(moments), strict=True))
-    return Sweep({id: seconds_between(*both) for id, both in forward.items()}, backward, seconds_between(before, put))
+    return LayerTimes(
+        {id: seconds_between(*both) for id, both in forward.items()}, backward, seconds_between(before, put)
+    )
 
 
 def whole_step(subnetwork: Subnetwork, batch: PointBatch, *, device: torch.device) -> float:

@@ -23,13 +23,13 @@ from ..errors import InputError
 from ..fields import given_integer
 from ..host import cpu
 from ..host.background_load import num_processors, watched
-from ..host.contention import company
+from ..host.contention import contending_processes
 from ..host.openmp import WAITING, check_threads
 from ..models import INPUT, Network, network
 from ..models.rows import each_axis
 from ..profile import CostSample, LayerCost, Profile, StepOverhead
 from ..runtime.stages.loss import judge
-from .layer_timer import moment, seconds_between, sweep
+from .layer_timer import moment, seconds_between, time_layers
 from .repeats import Repeater, Repeats
 from .saved_bytes import kept_bytes
 
@@ -84,7 +84,7 @@ def profile_model(
     origin = {"data": dataset.origin, "first_reading_seconds": reading, "seed": seed, "beside": beside}
     counts = [batch.num_voxels for batch in typical if len(batch) == len(typical[0])]
     likewise = {"model": model, "source": str(source), **sizes, "engine": engine, "device": device, "threads": threads}
-    with company(beside, __package__, likewise) as others, limited_to(threads):
+    with contending_processes(beside, __package__, likewise) as others, limited_to(threads):
         return profile(
             net,
             batches,
@@ -196,7 +196,7 @@ def profile(
     with watched(others) as watch:
         for position, batch in enumerate(batches):
             for _ in range(warmup if position == 0 else min(warmup, 1)):
-                sweep(subnetwork, batch, device=device)
+                time_layers(subnetwork, batch, device=device)
             say(f"profile {network.name} on {engine.name}: {batch.num_voxels} voxels, {position + 1} of {len(batches)}")
             taken.append(repeater.repeat(batch, whole=position == middle))
             samples.append(_samples(subnetwork, batch, taken[-1], device))

@@ -10,7 +10,7 @@ from ..data.batch import PointBatch
 from ..engines.subnetwork import Subnetwork
 from ..host.background_load import RUN_QUEUE_WAIT, thread_times, waited_share
 from ..profile import AGREEMENT
-from .layer_timer import Sweep, sweep, update_step, whole_step
+from .layer_timer import LayerTimes, time_layers, update_step, whole_step
 
 _ENOUGH_SECONDS = 0.5  # what passes take together at least, if that is not more than the most of them
 _AGAIN_SECONDS = 2.0  # what is taken again at most, where that is more than the least of passes
@@ -20,7 +20,7 @@ _AGAIN_SECONDS = 2.0  # what is taken again at most, where that is more than the
 class Round:
     """One pass with a clock at every layer, perhaps a whole step without, and an update after each."""
 
-    layers: Sweep
+    layers: LayerTimes
     whole: float | None  # seconds
     updates: tuple[float, ...]  # seconds each
     waited_share: float | None  # of the time in which its threads could work: without a processor
@@ -34,14 +34,14 @@ class Repeats:
     num_again: int = 0
 
     @property
-    def median(self) -> Sweep:
+    def median(self) -> LayerTimes:
         """The median of every time."""
         passes = [one.layers for one in self.rounds]
         forward, backward = (
             {id: statistics.median(one[id] for one in way) for id in way[0]}
             for way in ([one.forward for one in passes], [one.backward for one in passes])
         )
-        return Sweep(forward, backward, statistics.median(one.input_seconds for one in passes))
+        return LayerTimes(forward, backward, statistics.median(one.input_seconds for one in passes))
 
     @property
     def layers_over_whole(self) -> float | None:
@@ -82,7 +82,7 @@ class Repeater:
         # In turns, so that what else the machine does meets both, and each after an update, as in training: what it
         # wrote takes the place of much that a small network would find in the caches.
         before = thread_times()
-        layers = sweep(self.subnetwork, batch, device=self.device)
+        layers = time_layers(self.subnetwork, batch, device=self.device)
         if not self.optimizer.state:
             self.optimizer.step()  # makes what momentum is kept in
         updates = [update_step(self.optimizer, device=self.device)]

@@ -73,12 +73,12 @@ def _beside(records: Sequence[RunRecord]) -> list[str]:
     """Runs that shared the machine while others of these did not, or with a run that is not among these."""
     names = {record.name for record in records}
     found = []
-    company = {record.name: set(record.beside) for record in records}
-    for name, others in company.items():
+    concurrent = {record.name: set(record.beside) for record in records}
+    for name, others in concurrent.items():
         if outside := sorted(others - names):
             found.append(f"{name} ran beside another job: {', '.join(outside)}")
-    inside = {len(others & names) for others in company.values()}
+    inside = {len(others & names) for others in concurrent.values()}
     if len(inside) > 1:
-        shared = ", ".join(name for name, others in company.items() if others & names)
+        shared = ", ".join(name for name, others in concurrent.items() if others & names)
         found.append(f"runs under different load: {shared} ran at once, the others did not")
     return found

@@ -25,7 +25,7 @@ from .cached_runs import kept_campaign
 from .replays import replay
 from .workplace import Workplace
 
-Row = Mapping[str, Any]
+MetricsRow = Mapping[str, Any]
 __all__ = [
     "DATA_PARALLEL",
     "ONE_PROCESS",
@@ -121,7 +121,7 @@ class Strategies:
         config: RunConfig,
         *,
         campaign: str | None = None,
-        on_row: Callable[[Row], None] | None = None,
+        on_row: Callable[[MetricsRow], None] | None = None,
     ) -> RunRecord:
         """Launch the plan of one strategy as processes, wait for its end, and return its record."""
         plan = self.plans[name]
@@ -179,7 +179,7 @@ def _voxels(record: RunRecord, epoch: int) -> tuple[float, ...]:
     return tuple(float(row["voxels"]) for row in record.metrics("step") if row["epoch"] == epoch)
 
 
-def _say_epoch(row: Row) -> None:
+def _say_epoch(row: MetricsRow) -> None:
     if row.get("event") == "epoch":
         accuracy = (row.get("validation") or {}).get("accuracy")
         told = "" if accuracy is None else f", validation accuracy {accuracy:.1%}"

@@ -24,7 +24,7 @@ from .html_view import HtmlView
 from .live import doings, doings_table, learned, log_of, phase
 from .messages import Messages
 from .plot_view import PlotView
-from .responsive import answering
+from .responsive import responsive
 
 _SECONDS = 0.5  # between two looks at the jobs
 _WORK = ("stages", "schedule", "weights", "num_microbatches")  # of a plan: what a run does
@@ -64,7 +64,7 @@ class LaunchBoard:
         self._lines = {name: _Line(self, name) for name in self.plans}
         self.details = _Details(self)
         lines = ipywidgets.VBox([line.widget for line in self._lines.values()])
-        self.widget = answering(ipywidgets.VBox([self.messages, self.detach, lines, self.curves, self.details.widget]))
+        self.widget = responsive(ipywidgets.VBox([self.messages, self.detach, lines, self.curves, self.details.widget]))
         self.messages.shown(self.reattach)()
 
     def launch(self, name: str) -> Job:

@@ -12,7 +12,7 @@ from ..profile import Profile
 from .html_view import HtmlView
 from .messages import Messages
 from .plot_view import PlotView
-from .responsive import answering
+from .responsive import responsive
 
 
 class LayerGraphExplorer:
@@ -31,7 +31,7 @@ class LayerGraphExplorer:
         self.device_type = ipywidgets.Dropdown(options=list(profile.device_types), description="device type")
         self.device_type.observe(self.messages.shown(lambda _: self._draw(note)), names="value")
         self.view.on_click(self.messages.shown(self._clicked))
-        self.widget = answering(ipywidgets.VBox([self.messages, self.device_type, self.view, self.details]))
+        self.widget = responsive(ipywidgets.VBox([self.messages, self.device_type, self.view, self.details]))
         self._draw(note)
 
     def show(self, layer: str) -> None:

@@ -11,7 +11,7 @@ from ..plan import Plan
 from ..plots.theme import DARK_GREY, LIGHT_GREY, stage_color
 from ..trace import WORK, Span, span_of
 
-Row = Mapping[str, Any]
+MetricsRow = Mapping[str, Any]
 WINDOW = 5.0  # seconds that count as now
 _TAIL = 65536  # bytes read from the end of a file that grows
 _LOG_LINES = 40
@@ -89,7 +89,7 @@ def doings_table(found: Iterable[Doing]) -> Html:
     return _RANKS.format(WINDOW, joined(rows)) if rows else Html("")
 
 
-def phase(rows: Sequence[Row], plan: Plan, *, running: bool) -> tuple[str, int, int]:
+def phase(rows: Sequence[MetricsRow], plan: Plan, *, running: bool) -> tuple[str, int, int]:
     """(what the job is at and how long it still takes, minibatches done, minibatches in all; 0: not known yet)."""
     start = next((row for row in reversed(rows) if row["event"] == "start"), None)
     if start is None:
@@ -106,7 +106,7 @@ def phase(rows: Sequence[Row], plan: Plan, *, running: bool) -> tuple[str, int, 
     return f"{told}{_left(rows, start['seconds'], total)}", done, total
 
 
-def _left(rows: Sequence[Row], start: float, total: int) -> str:
+def _left(rows: Sequence[MetricsRow], start: float, total: int) -> str:
     """How long the rest takes, at the pace since the first epoch's end: until then data are read, kernels warm up."""
     marks = [
         (row["seconds"], row["minibatch"] + 1 if row["event"] == "step" else row["minibatches"], row["event"])
@@ -123,7 +123,7 @@ def _left(rows: Sequence[Row], start: float, total: int) -> str:
     return f", about {seconds:.0f} s left" if seconds < 100 else f", about {seconds / 60:.0f} min left"
 
 
-def learned(rows: Sequence[Row]) -> str:
+def learned(rows: Sequence[MetricsRow]) -> str:
     """The newest loss, accuracy and pace in words."""
     steps = [row for row in rows if row["event"] == "step"]
     epochs = [row for row in rows if row["event"] == "epoch"]

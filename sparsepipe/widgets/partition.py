@@ -37,7 +37,7 @@ from .messages import Messages
 from .partition_view import PartitionView, graph_text
 from .placement import placement_told
 from .planning import Answer, Planning
-from .responsive import answering
+from .responsive import responsive
 from .scale import Scale
 from .settings import AS_GIVEN, BY_TYPE, Settings
 from .settled_button import SettledButton
@@ -97,7 +97,7 @@ class PartitionExplorer:
         self.view.on_copy(self.as_code)
         for control in self._controls():
             control.observe(self._changed, names="value")
-        self.widget = answering(self._layout())
+        self.widget = responsive(self._layout())
         self._quiet = False
         self._changed()
 

@@ -5,7 +5,7 @@ from typing import Any
 import ipywidgets
 
 
-def answering(root: ipywidgets.Widget) -> ipywidgets.Widget:
+def responsive(root: ipywidgets.Widget) -> ipywidgets.Widget:
     """Let clicks and values of `root`, and of all in it, be served by the thread that the page sends them to.
 
     JupyterLab sends them to a thread beside the one that runs cells. ipykernel 7.4 takes them back to the thread that
@@ -15,7 +15,7 @@ def answering(root: ipywidgets.Widget) -> ipywidgets.Widget:
     if hasattr(comm, "_reply_subshell_for"):
         comm._reply_subshell_for = _as_sent
     for child in getattr(root, "children", ()):
-        answering(child)
+        responsive(child)
     return root
 
 

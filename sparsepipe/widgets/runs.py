@@ -20,7 +20,7 @@ from .exporter import Export, Exporter
 from .html_view import HtmlView
 from .messages import Messages
 from .plot_view import PlotView
-from .responsive import answering
+from .responsive import responsive
 
 COLUMNS = ("run", "state", "strategy", "samples/s", "accuracy", "epochs", "data", "engine", "model", "started")
 _TRACE = Html(
@@ -82,7 +82,7 @@ class RunsTable:
                 self.views,
             ]
         )
-        answering(self.widget)
+        responsive(self.widget)
         shown(self.update)()
 
     @property

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import ipywidgets
 
-from .responsive import answering
+from .responsive import responsive
 
 Group = Mapping[str, int]  # device type → how many
 
@@ -34,7 +34,7 @@ class StageEditor:
         if not devices:
             self.rows.children = ()
         elif shown != len(groups):
-            self.rows.children = tuple(answering(self._row(k)) for k in range(len(groups)))
+            self.rows.children = tuple(responsive(self._row(k)) for k in range(len(groups)))
         for row, group in zip(self.rows.children, self.groups, strict=False):
             for box in row.children[1:]:
                 box.value = group[box.description]

@@ -11,11 +11,11 @@ from ..planners.estimate import port_seconds
 from ..planners.positions import Team, teams
 from ..plots.table import milliseconds, scaled_bytes
 from ..plots.theme import GREY, LIGHT_GREY, STAGE_COLORS, mixed
-from ..trace import KINDS, Trace
+from ..trace import SPAN_KINDS, Trace
 
 CLOSE = 1e-9  # relative: periods that differ by less are the same
 COLORS = [[mixed(color, 0.45), color, mixed(color, -0.35)] for color in STAGE_COLORS]  # forward, backward, update
-PALETTE = {"stages": COLORS, "wait": LIGHT_GREY, "other": GREY, "kinds": list(KINDS)}
+PALETTE = {"stages": COLORS, "wait": LIGHT_GREY, "other": GREY, "kinds": list(SPAN_KINDS)}
 
 
 def transfers(plan: Plan, problem: Problem) -> list[float]:
@@ -145,7 +145,7 @@ def timeline(trace: Trace) -> dict[str, Any]:
     rows = {rank: k for k, rank in enumerate(trace.ranks)}
     digits = 9
     spans = [
-        [rows[s.rank], round(s.start, digits), round(s.end, digits), KINDS.index(s.kind), s.stage, s.minibatch]
+        [rows[s.rank], round(s.start, digits), round(s.end, digits), SPAN_KINDS.index(s.kind), s.stage, s.minibatch]
         for s in trace.spans
         if s.end > s.start
     ]

@@ -35,7 +35,7 @@ from ...runtime.processes.last_words import Listener
 from ...runtime.processes.lifeline import watch
 from ...runtime.processes.run_folder import RunFolder, RunFolderGone
 from ...runtime.training_state.checkpoint import ASIDE
-from ..failure_cause import Verdict, clear, judge
+from ..failure_cause import FailureCause, clear, find_cause
 from ..supervisor import say_status, tell_status
 
 _LOOPBACK = "127.0.0.1"
@@ -82,7 +82,7 @@ class _Agent(LocalElasticAgent):
         super().__init__(spec, DefaultLogsSpecs(log_dir=os.devnull), shutdown_timeout=1)
         self._run_dir, self._plan, self._listener = run_dir, plan, listener
         self._kills = MemoryKills.now()
-        self.verdict: Verdict | None = None
+        self.cause: FailureCause | None = None
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         processes = {rank: handler.proc for rank, handler in self._pcontext.subprocess_handlers.items()}
@@ -94,11 +94,11 @@ class _Agent(LocalElasticAgent):
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
             said, killed = self._listener.said(), MemoryKills.now().since(self._kills)
-            self.verdict = judge(self._run_dir, self._plan, exits, said=said, killed=killed)
-            if self.verdict.lasting:
+            self.cause = find_cause(self._run_dir, self._plan, exits, said=said, killed=killed)
+            if self.cause.lasting:
                 self._remaining_restarts = 0
             elif self._remaining_restarts > 0:
-                print(f"{self.verdict.reason}; starting again from the last checkpoint", file=sys.stderr, flush=True)
+                print(f"{self.cause.reason}; starting again from the last checkpoint", file=sys.stderr, flush=True)
                 clear(self._run_dir, self._worker_group.spec.max_restarts - self._remaining_restarts + 1)
                 self._listener.forget()
                 self._kills = MemoryKills.now()
@@ -119,19 +119,19 @@ def main() -> int:
         return 1
     listener = Listener()
     try:
-        verdict = _launch(arguments, listener)
+        cause = _launch(arguments, listener)
     except Exception as error:
         traceback.print_exc()
         told = described(error, run_dir=arguments.run_dir, rank=-1, stage=None)
         plain = told["limit"] or told["input_error"]
         what = told["message"] if plain else f"{told['kind']}: {told['message']}; its log is logs/launcher.log"
-        verdict = Verdict(f"the launcher: {what}", None, None, exit_code=2 if told["input_error"] else 1)
+        cause = FailureCause(f"the launcher: {what}", None, None, exit_code=2 if told["input_error"] else 1)
     finally:
         listener.close()
-    return _finish(folder, verdict)
+    return _finish(folder, cause)
 
 
-def _launch(arguments: argparse.Namespace, listener: Listener) -> Verdict | None:
+def _launch(arguments: argparse.Namespace, listener: Listener) -> FailureCause | None:
     """Run the workers to their end. Returns why they failed, None where they did not."""
     record = RunRecord.load(arguments.run_dir)
     clear(record.folder, 0)
@@ -154,23 +154,23 @@ def _launch(arguments: argparse.Namespace, listener: Listener) -> Verdict | None
     result = agent.run()
     if result.state == WorkerState.SUCCEEDED:
         return None
-    return agent.verdict or Verdict("the workers ended without a word; see logs/launcher.log", None, None)
+    return agent.cause or FailureCause("the workers ended without a word; see logs/launcher.log", None, None)
 
 
-def _finish(folder: RunFolder, verdict: Verdict | None) -> int:
+def _finish(folder: RunFolder, cause: FailureCause | None) -> int:
     """Write how the run ended, or say it where the folder is gone or its disk full; return the exit code."""
-    if verdict is None:
+    if cause is None:
         status = {"state": "finished"}
     else:
-        status = {"state": "failed", **verdict.to_json()}
+        status = {"state": "failed", **cause.to_json()}
         with suppress(OSError):
-            print(verdict.reason, file=sys.stderr, flush=True)
+            print(cause.reason, file=sys.stderr, flush=True)
     if folder.gone:
         say_status(**{**status, "state": "failed", "reason": str(RunFolderGone(folder.path))})
         return 1
     _make_room(folder.path)
     tell_status(folder.path, **status)
-    return verdict.exit_code if verdict else 0
+    return cause.exit_code if cause else 0
 
 
 def _make_room(folder: Path) -> None:

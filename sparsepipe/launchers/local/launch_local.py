@@ -1,4 +1,4 @@
-"""The local launcher: workers on this machine, as children of a guard that dies with this process."""
+"""The local launcher: workers on this machine, as children of a supervisor that dies with this process."""
 
 import os
 import socket
@@ -61,14 +61,14 @@ def launch(
     tail = Tail(record.folder / "metrics.jsonl")
     if resume:
         tail.skip()  # rows of before were told before
-    # Neither end of the pipe outlives an exec, but for the guard, which is given the reading one; nor does the lock.
+    # Neither end of the pipe nor the lock outlives an exec, but for the supervisor, which is given the reading end.
     reading, writing = (-1, -1) if detach else os.pipe()
     given = (lock,) if detach else (lock, reading)
-    guard = Path(__file__).parent.with_name("supervisor.py")
+    supervisor = Path(__file__).parent.with_name("supervisor.py")
     try:
         with (record.folder / "logs" / "launcher.log").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-I", str(guard), str(reading), str(record.folder), *command],
+                [sys.executable, "-I", str(supervisor), str(reading), str(record.folder), *command],
                 pass_fds=given,
                 start_new_session=True,
                 stdin=subprocess.DEVNULL,

@@ -1,13 +1,13 @@
 """Find a plan whose every stage and boundary takes less than a given time, or prove that there is none: along a chain.
 
 Stages are placed from the end of the pipeline. A state is what the later stages use of each device class and the cut
-where they begin; a move puts one more team in front. What a boundary costs depends on both of its teams, so a state is
+where they begin; a move puts one more group in front. What a boundary costs depends on both its groups, so a state is
 reached for a *kind* of sender: where it sits, and how much of the traffic its busiest port carries. At a given limit
 most port shares allow the same cuts, so there are few kinds.
 
 For each kind only the cut nearest the start of the network is kept: from there every stage that fits from a later cut
-fits too, and is shorter. One case escapes it, a team that only adapts between two port shares; so it can be asked for a
-relaxed answer, which allows the next sender any cut that its own ports allow, and then "none" is proof.
+fits too, and is shorter. One case escapes it, a group that only adapts between two port shares; so it can be asked for
+a relaxed answer, which allows the next sender any cut that its own ports allow, and then "none" is proof.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,16 +21,16 @@ from ...costs import Array
 from ..cuts import Index
 from .stage_cost_tables import StageModel
 
-Path = list[tuple[int, int, int]]  # stages in pipeline order: (team, first cut, last cut)
+Path = list[tuple[int, int, int]]  # stages in pipeline order: (group, first cut, last cut)
 
 
 @dataclass(frozen=True, eq=False)
 class Moves:
-    """What may be put in front of what: from a multiset of used devices, a team, to the larger multiset."""
+    """What may be put in front of what: from a multiset of used devices, a group, to the larger multiset."""
 
     used: Index  # [U]: number of devices used; growing
     source: Index
-    team: Index
+    group: Index
     target: Index
     spare: Array  # [U]: sum of prices of the devices not used yet
     rest: Index  # [U]: the multiset of the devices not used yet
@@ -40,16 +40,16 @@ class Moves:
         """These moves alone."""
         whole = self.whole or self
         return replace(
-            self, source=self.source[chosen], team=self.team[chosen], target=self.target[chosen], whole=whole
+            self, source=self.source[chosen], group=self.group[chosen], target=self.target[chosen], whole=whole
         )
 
-    def doubled(self, like: Index, num_teams: int) -> "Moves":
-        """The moves of the teams `like` once more, by teams `num_teams`, `num_teams` + 1, …"""
-        extra = [np.flatnonzero(self.team == team) for team in like]
+    def doubled(self, like: Index, num_groups: int) -> "Moves":
+        """The moves of the groups `like` once more, by groups `num_groups`, `num_groups` + 1, …"""
+        extra = [np.flatnonzero(self.group == group) for group in like]
         every = np.concatenate([np.arange(len(self.source)), *extra])
         more = self.only(every)
-        team = np.concatenate([self.team, *(np.full(len(own), num_teams + k) for k, own in enumerate(extra))])
-        return replace(more, team=team, whole=None)
+        group = np.concatenate([self.group, *(np.full(len(own), num_groups + k) for k, own in enumerate(extra))])
+        return replace(more, group=group, whole=None)
 
     def of_source(self, state: int) -> Index:
         """The moves from one state."""
@@ -68,47 +68,47 @@ class Moves:
 
 
 def all_moves(counts: Sequence[int], prices: Array) -> tuple[Index, Moves]:
-    """Every way to use devices of classes of these sizes: (team counts [G, classes], moves)."""
+    """Every way to use devices of classes of these sizes: (group counts [G, classes], moves)."""
     grids = np.meshgrid(*(np.arange(n + 1) for n in counts), indexing="ij")
     vectors = np.stack([grid.ravel() for grid in grids], axis=1)
     vectors = vectors[np.argsort(vectors.sum(axis=1), kind="stable")]
     radix = np.cumprod([1, *(n + 1 for n in counts[:-1])])
     place = np.empty(len(vectors), dtype=np.intp)
     place[vectors @ radix] = np.arange(len(vectors))
-    sources, teams = np.nonzero((vectors[:, None, :] + vectors[None, 1:, :] <= np.array(counts)).all(axis=2))
-    targets = place[(vectors[sources] + vectors[1 + teams]) @ radix]
+    sources, groups = np.nonzero((vectors[:, None, :] + vectors[None, 1:, :] <= np.array(counts)).all(axis=2))
+    targets = place[(vectors[sources] + vectors[1 + groups]) @ radix]
     used = vectors.sum(axis=1)
     left = np.array(counts) - vectors
-    return vectors[1:], Moves(used, sources, teams, targets, left @ prices, place[left @ radix])
+    return vectors[1:], Moves(used, sources, groups, targets, left @ prices, place[left @ radix])
 
 
 def slice_moves(order: Sequence[int], prices: Array) -> tuple[Index, Moves]:
-    """Teams are consecutive devices of one order (classes, the end of the pipeline first): a restriction, few moves."""
+    """Moves whose groups are consecutive devices of one order (classes, the end of the pipeline first): few moves."""
     n, classes = len(order), len(prices)
     onehot = np.zeros((n + 1, classes), dtype=np.intp)
     onehot[np.arange(1, n + 1), list(order)] = 1
     prefix = onehot.cumsum(axis=0)
     source, target = np.triu_indices(n + 1, 1)
-    rows, team = np.unique(prefix[target] - prefix[source], axis=0, return_inverse=True)
+    rows, group = np.unique(prefix[target] - prefix[source], axis=0, return_inverse=True)
     return rows, Moves(
-        np.arange(n + 1), source, team.ravel(), target, (prefix[-1] - prefix) @ prices, np.arange(n, -1, -1)
+        np.arange(n + 1), source, group.ravel(), target, (prefix[-1] - prefix) @ prices, np.arange(n, -1, -1)
     )
 
 
 @dataclass(frozen=True, eq=False)
 class Limit:
-    """A model at one limit: which cuts each kind of sender may share with each team."""
+    """A model at one limit: which cuts each kind of sender may share with each group."""
 
     model: StageModel
     seconds: float
 
     @cached_property
     def _allowed(self) -> tuple[list[NDArray[np.bool_]], Index, Index]:
-        """(distinct sets of allowed cuts of each link, set of each team on its node's link, set on the network).
+        """(distinct sets of allowed cuts of each link, set of each group on its node's link, set on the network).
 
         Sets of one link are nested: a set's number grows with what it allows.
         """
-        ports, placement = self.model.ports, self.model.teams.placement
+        ports, placement = self.model.ports, self.model.groups.placement
         network = len(ports) - 1
         inside = np.zeros(len(placement), dtype=np.intp)
         outside = np.zeros(len(placement), dtype=np.intp)
@@ -131,9 +131,9 @@ class Limit:
 
     @cached_property
     def kinds(self) -> tuple[Index, Index]:
-        """(kind of each team as a sender [G], one row (placement, inside set, outside set) a kind)."""
+        """(kind of each group as a sender [G], one row (placement, inside set, outside set) a kind)."""
         _, inside, outside = self._allowed
-        placement = self.model.teams.placement
+        placement = self.model.groups.placement
         rows, kind = np.unique(np.stack([placement, inside, outside], axis=1), axis=0, return_inverse=True)
         return kind.ravel(), rows
 
@@ -187,14 +187,14 @@ def _nearest_cuts(limit: Limit, moves: Moves, *, relaxed: bool, stop: bool = Tru
     best[0] = end * num_moves
     done = None
     for same_size in moves.levels:
-        source, team = moves.source[same_size], moves.team[same_size]
-        last = best[source, kind[team]] // max(num_moves, 1)
+        source, group = moves.source[same_size], moves.group[same_size]
+        last = best[source, kind[group]] // max(num_moves, 1)
         alive = np.flatnonzero(last <= end)
         alive = alive[model.work[last[alive]] < seconds * moves.spare[source[alive]]]
-        level, team, last = same_size[alive], team[alive], last[alive]
+        level, group, last = same_size[alive], group[alive], last[alive]
         if not len(level):
             continue
-        first = _reach(model, team, last, seconds)
+        first = _reach(model, group, last, seconds)
         moved = first < last
         finished = moved & (first == 0)
         if finished.any():
@@ -203,10 +203,10 @@ def _nearest_cuts(limit: Limit, moves: Moves, *, relaxed: bool, stop: bool = Tru
                 return best, done
         target = moves.target[level]
         starts = np.flatnonzero(np.diff(target, prepend=-1))
-        cut = following[number[:, kind[team]], first]  # [kinds of the next sender, moves]
+        cut = following[number[:, kind[group]], first]  # [kinds of the next sender, moves]
         cut = np.where(moved & (cut < last), cut, end + 1)
         if relaxed:
-            cut = np.minimum(cut, following[limit.alone[:, kind[team]], last])
+            cut = np.minimum(cut, following[limit.alone[:, kind[group]], last])
         key = np.where(cut <= end, cut * num_moves + level, (end + 1) * num_moves)
         reached = np.minimum.reduceat(key, starts, axis=1).T
         best[target[starts]] = np.minimum(best[target[starts]], reached)
@@ -216,7 +216,7 @@ def _nearest_cuts(limit: Limit, moves: Moves, *, relaxed: bool, stop: bool = Tru
 def useful_moves(model: StageModel, moves: Moves, seconds: float) -> Moves:
     """Leave out the moves that no path below the limit can hold.
 
-    What the later stages and this team cover at best, and what the devices left could cover from the start of the
+    What the later stages and this group cover at best, and what the devices left could cover from the start of the
     network at best, both without a look at boundaries, must meet.
     """
     if not len(moves.source):
@@ -231,7 +231,7 @@ def useful_moves(model: StageModel, moves: Moves, seconds: float) -> Moves:
     np.minimum.at(nearest, every.target, nearest[every.source])
     np.maximum.at(covered, every.target, covered[every.source])
     last = np.minimum(nearest[moves.source], end)
-    first = _reach(model, moves.team, last, seconds)
+    first = _reach(model, moves.group, last, seconds)
     return moves.only(np.flatnonzero(first <= covered[moves.rest[moves.target]]))
 
 
@@ -241,12 +241,12 @@ def _next_allowed(sets: NDArray[np.bool_]) -> Index:
     return np.minimum.accumulate(places[:, ::-1], axis=1)[:, ::-1]
 
 
-def _reach(model: StageModel, team: Index, last: Index, seconds: float) -> Index:
-    """The smallest cut from which each team holds the layers up to `last` in time; `last` where none."""
+def _reach(model: StageModel, group: Index, last: Index, seconds: float) -> Index:
+    """The smallest cut from which each group holds the layers up to `last` in time; `last` where none."""
     low, high = np.zeros_like(last), last.copy()
-    rates = [column.take(team) for column in model.rates.T]
+    rates = [column.take(group) for column in model.rates.T]
     ends = [times.take(last) for times in model.times]
-    weight_rates, weights_end, fixed = model.weight_rates.take(team), model.weights.take(last), model.fixed.take(team)
+    weight_rates, weights_end, fixed = model.weight_rates.take(group), model.weights.take(last), model.fixed.take(group)
     for _ in range(int(len(model.cuts)).bit_length()):
         middle = (low + high) >> 1
         slowest = rates[0] * (ends[0] - model.times[0].take(middle))
@@ -263,9 +263,9 @@ def _walk_chain(limit: Limit, moves: Moves, best: Index, move: int) -> Path:
     kind, _ = limit.kinds
     path, first = [], 0
     while True:
-        source, team = int(moves.source[move]), int(moves.team[move])
-        last, before = divmod(int(best[source, kind[team]]), len(moves.source))
-        path.append((team, first, last))
+        source, group = int(moves.source[move]), int(moves.group[move])
+        last, before = divmod(int(best[source, kind[group]]), len(moves.source))
+        path.append((group, first, last))
         if last == len(limit.model.cuts) - 1:
             return path
         first, move = last, before

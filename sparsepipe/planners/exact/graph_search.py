@@ -29,15 +29,15 @@ class StageEnds:
             below = max((limit for limit in self.known if limit < seconds), default=None)
             above = min((limit for limit in self.known if limit > seconds), default=None)
             chains = self.model.cuts.chains
-            shape = (len(self.model.teams), len(self.model.cuts))
+            shape = (len(self.model.groups), len(self.model.cuts))
             low = [np.full(shape, -1) for _ in chains] if below is None else self.known[below]
             high = [np.full(shape, len(chain) - 1) for chain in chains] if above is None else self.known[above]
             self.known[seconds] = [self._along(seconds, *ends) for ends in zip(chains, low, high, strict=True)]
         return self.known[seconds]
 
     def _along(self, seconds: float, chain: Index, low: Index, high: Index) -> Index:
-        def fits(team: Index, cut: Index, place: Index) -> NDArray[np.bool_]:
-            return self.model.seconds(team, cut, chain[place]) < seconds
+        def fits(group: Index, cut: Index, place: Index) -> NDArray[np.bool_]:
+            return self.model.seconds(group, cut, chain[place]) < seconds
 
         return last_true(fits, low, high)
 
@@ -58,16 +58,16 @@ def over_sets(
     for state in range(whole):
         reached[state] &= model.work < seconds * moves.spare[state]
         own = moves.of_source(state)
-        own = own[reached[state].any(axis=1)[kind[moves.team[own]]]]
+        own = own[reached[state].any(axis=1)[kind[moves.group[own]]]]
         if not len(own):
             continue
-        teams, targets = moves.team[own], moves.target[own]
-        from_cuts = reached[state][kind[teams]]  # [moves, S]
+        groups, targets = moves.group[own], moves.target[own]
+        from_cuts = reached[state][kind[groups]]  # [moves, S]
         found = np.zeros_like(from_cuts)
         for c, chain in enumerate(cuts.chains):
             ahead = np.zeros((len(own), len(chain) + 1), dtype=np.int32)
             np.cumsum(from_cuts[:, chain], axis=1, out=ahead[:, 1:])
-            last = time_places[c][teams]
+            last = time_places[c][groups]
             if memory is not None:
                 last = np.minimum(last, memory_places[c][memory.cases[1][own]])
             first = cuts.first_after[c]
@@ -76,7 +76,7 @@ def over_sets(
         if finished.any():
             return _walk_sets(limit, moves, reached, memory, int(own[finished.argmax()]))
         for k in range(len(rows)):
-            reached[targets, k] |= found & sets[number[k, kind[teams]]]
+            reached[targets, k] |= found & sets[number[k, kind[groups]]]
     return None
 
 
@@ -88,9 +88,9 @@ def _walk_sets(limit: Limit, moves: Moves, reached: NDArray[np.bool_], memory: M
 
     def ends(move: int, first: int) -> Index:
         """Reached cuts where the stage of `move` from `first` may end."""
-        team = int(moves.team[move])
+        group = int(moves.group[move])
         after = model.cuts.after(first)
-        good = reached[moves.source[move], kind[team], after] & (model.seconds(team, first, after) < limit.seconds)
+        good = reached[moves.source[move], kind[group], after] & (model.seconds(group, first, after) < limit.seconds)
         if memory is not None:
             good &= memory.need(move, first, after) <= memory.limit[move]
         return after[good]
@@ -98,25 +98,25 @@ def _walk_sets(limit: Limit, moves: Moves, reached: NDArray[np.bool_], memory: M
     path: Path = []
     first = 0
     while True:
-        last, team = int(ends(move, first)[-1]), int(moves.team[move])
-        path.append((team, first, last))
+        last, group = int(ends(move, first)[-1]), int(moves.group[move])
+        path.append((group, first, last))
         if moves.source[move] == 0:
             return path
         into = np.flatnonzero(moves.target == moves.source[move])
-        attachable = sets[number[kind[team], kind[moves.team[into]]], last]
+        attachable = sets[number[kind[group], kind[moves.group[into]]], last]
         move = next(int(m) for m in into[attachable] if len(ends(int(m), last)))
         first = last
 
 
 def nothing_fits(ends: StageEnds, moves: Moves, memory: MemoryRule, all_devices: bool) -> str:
     """Say what would do: the least memory of every device for which there is a plan."""
-    low, high = 0.0, memory.path_need(moves, [(int(moves.team[0]), 0, len(ends.model.cuts) - 1)])
+    low, high = 0.0, memory.path_need(moves, [(int(moves.group[0]), 0, len(ends.model.cuts) - 1)])
     while high - low > max(1.0, 1e-9 * high):
         middle = (low + high) / 2
         rule = replace(memory, limit=np.full_like(memory.limit, middle))
         path = over_sets(ends, moves, float("inf"), memory=rule, all_devices=all_devices)
         low, high = (middle, high) if path is None else (low, memory.path_need(moves, path))
-    largest = max(c.type.memory_bytes for c in ends.model.teams.classes)
+    largest = max(c.type.memory_bytes for c in ends.model.groups.classes)
     return (
         f"no plan fits into the memory of {moves.used[-1]} devices (at most {SIZE.shown(largest)}): "
         f"{np.ceil(high):.0f} bytes on each would do ({SIZE.enough(high)}); "

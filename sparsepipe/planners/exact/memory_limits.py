@@ -15,7 +15,7 @@ from .stage_cost_tables import StageModel
 
 @dataclass(frozen=True, eq=False)
 class MemoryRule:
-    """Which stages fit into memory, move by move: the devices behind a team set how many minibatches it holds.
+    """Which stages fit into memory, move by move: the devices behind a group set how many minibatches it holds.
 
     A stage from cut a to cut b needs weights × `copies` + what it saves, which grows with b, + what it receives at a.
     """
@@ -23,7 +23,7 @@ class MemoryRule:
     copies: Array  # [moves]: weight versions, gradients, optimizer state
     minibatches: Array  # [moves]: in flight
     saved_times: Array  # [moves]: how many of them are saved whole: all of them, or one with recomputation
-    limit: Array  # [moves]: bytes of the smallest device of the team
+    limit: Array  # [moves]: bytes of the smallest device of the group
     weights: Array  # [S] bytes before each cut
     saved: Array  # [S]
     incoming: Array  # [S] bytes that a stage receives at each cut
@@ -37,8 +37,8 @@ class MemoryRule:
     def path_need(self, moves: Moves, path: Path) -> float:
         """Bytes of the fullest replica of a path's stages."""
         behind, most = 0, 0.0
-        for team, first, last in reversed(path):
-            move = int(np.flatnonzero((moves.team == team) & (moves.used[moves.source] == behind))[0])
+        for group, first, last in reversed(path):
+            move = int(np.flatnonzero((moves.group == group) & (moves.used[moves.source] == behind))[0])
             most = max(most, float(self.need(move, first, last)))
             behind = int(moves.used[moves.target[move]])
         return most
@@ -72,23 +72,23 @@ class MemoryRule:
 
 
 def memory_rule(problem: Problem, model: StageModel, moves: Moves) -> MemoryRule:
-    """The memory need of each move's team with the devices used behind it."""
-    teams, table = model.teams, problem.table
+    """The memory need of each move's group with the devices used behind it."""
+    groups, table = model.groups, problem.table
     behind = moves.used[moves.source]
-    pairs, which = np.unique(np.stack([moves.team, behind], axis=1), axis=0, return_inverse=True)
+    pairs, which = np.unique(np.stack([moves.group, behind], axis=1), axis=0, return_inverse=True)
     depths = np.empty((len(pairs), 2))
-    for row, (team, later) in enumerate(pairs.tolist()):
-        shares = tuple(np.repeat(teams.class_shares[team], teams.counts[team]).tolist())
+    for row, (group, later) in enumerate(pairs.tolist()):
+        shares = tuple(np.repeat(groups.class_shares[group], groups.counts[group]).tolist())
         depths[row] = depth(problem.schedule, problem.num_microbatches, shares, later)
     versions, minibatches = depths[which.ravel()].T
-    limits = np.array([c.type.memory_bytes for c in teams.classes])
-    limit = np.where(teams.counts > 0, limits, np.inf).min(axis=1)
+    limits = np.array([c.type.memory_bytes for c in groups.classes])
+    limit = np.where(groups.counts > 0, limits, np.inf).min(axis=1)
     forward, _ = model.cuts.payloads(table)
     return MemoryRule(
         versions + 1 + OPTIMIZER_SLOTS,
         minibatches,
         np.ones_like(minibatches) if problem.recompute else minibatches,
-        limit[moves.team],
+        limit[moves.group],
         model.cuts.total(table.parameter_bytes),
         model.cuts.total(table.saved_bytes[:, 1] + table.coordinate_bytes[:, 1]),
         forward[:, 1],

@@ -34,7 +34,7 @@ def minimise_period(
         # One order of the layers is searched much faster, and often nothing is better.
         order = model.cuts.in_order
         quick = _along(model.along(order), moves, until=STEP)[-1]
-        return _bisect(model, moves, exact, [(team, order[a], order[b]) for team, a, b in quick], near=True)
+        return _bisect(model, moves, exact, [(group, order[a], order[b]) for group, a, b in quick], near=True)
     return _along(model, moves)
 
 
@@ -55,7 +55,7 @@ def _along(model: StageModel, moves: Moves, *, until: float = 0.0) -> list[Path]
 def _alone(model: StageModel) -> Path:
     """The best plan of one stage."""
     end = len(model.cuts) - 1
-    return [(int(model.seconds(np.arange(len(model.teams)), 0, end).argmin()), 0, end)]
+    return [(int(model.seconds(np.arange(len(model.groups)), 0, end).argmin()), 0, end)]
 
 
 def _bisect(

@@ -39,30 +39,30 @@ class StepModel:
     @classmethod
     def of(cls, problem: Problem, model: StageModel) -> "StepModel":
         """Derive it from the asynchronous form of the default cost model."""
-        teams, minibatches, none = model.teams, problem.num_microbatches, np.zeros(len(model.teams))
-        latencies = replace(model, rates=(teams.shares > 0).astype(float), weight_rates=none, fixed=none)
+        groups, minibatches, none = model.groups, problem.num_microbatches, np.zeros(len(model.groups))
+        latencies = replace(model, rates=(groups.shares > 0).astype(float), weight_rates=none, fixed=none)
         forward, backward = (sizes[:, 0] for sizes in model.cuts.payloads(problem.table))
-        links = [*(node.link for node in teams.nodes), problem.cluster.network]
+        links = [*(node.link for node in groups.nodes), problem.cluster.network]
         crossing = np.stack([2 * link.latency + (forward + backward) / link.bandwidth for link in links])
         if problem.rules.one_minibatch_at_a_time:
             return cls(replace(model, ports=np.zeros_like(model.ports)), latencies, crossing, True)
         works = replace(
             model,
-            rates=(-(-minibatches * teams.shares // teams.rounds[:, None])).astype(float),
+            rates=(-(-minibatches * groups.shares // groups.rounds[:, None])).astype(float),
             weight_rates=model.weight_rates * minibatches,
             fixed=model.fixed * minibatches,
             ports=model.ports * (minibatches - 1),
         )
         return cls(works, latencies, crossing)
 
-    def limit(self, team: int | Index, first: int | Index, last: int | Index) -> Array:
+    def limit(self, group: int | Index, first: int | Index, last: int | Index) -> Array:
         """What a stage limits."""
-        works = self.works.seconds(team, first, last)
-        return works if self.sequential else works - self.latencies.seconds(team, first, last)
+        works = self.works.seconds(group, first, last)
+        return works if self.sequential else works - self.latencies.seconds(group, first, last)
 
-    def first_weight(self, team: int) -> float:
-        """Factor on the sum when this team is the first: sequentially, its replicas share the minibatches."""
-        return float(self.works.teams.device_port[team]) if self.sequential else 1.0
+    def first_weight(self, group: int) -> float:
+        """Factor on the sum when this group is the first: sequentially, its replicas share the minibatches."""
+        return float(self.works.groups.device_port[group]) if self.sequential else 1.0
 
     def total(self, added: float, limit: float) -> float:
         """The step time; sequentially the period."""
@@ -80,7 +80,7 @@ class StepModel:
 
 @dataclass(frozen=True, eq=False)
 class LeastSum:
-    """The least sum below a limit, by dense tables of every stage on every team."""
+    """The least sum below a limit, by dense tables of every stage on every group."""
 
     model: StepModel
     moves: Moves
@@ -91,8 +91,8 @@ class LeastSum:
     def _tables(self) -> tuple[Array, Array]:
         """(what each stage limits, what it adds), each [G, S, S]; a limit of inf where it is no stage."""
         cuts = np.arange(len(self.model.works.cuts))
-        team = np.arange(len(self.model.works.teams))[:, None, None]
-        every = (team, cuts[None, :, None], cuts[None, None, :])
+        group = np.arange(len(self.model.works.groups))[:, None, None]
+        every = (group, cuts[None, :, None], cuts[None, None, :])
         return np.where(self.follows, self.model.limit(*every), inf), self.model.latencies.seconds(*every)
 
     @cached_property
@@ -106,11 +106,11 @@ class LeastSum:
     def _stage(self, move: int, seconds: float) -> Array:
         """[S, S]: what the stage of a move adds; inf where it is not below the limit or does not fit."""
         limit, added = self._tables
-        team = self.moves.team[move]
-        allowed = limit[team] < seconds
+        group = self.moves.group[move]
+        allowed = limit[group] < seconds
         if self.memory is not None:
             allowed &= self._fits[self.memory.cases[1][move]]
-        return np.where(allowed, added[team], inf)
+        return np.where(allowed, added[group], inf)
 
     def below(self, seconds: float) -> tuple[Path, float, float] | None:
         """(path, its sum, its largest limit) of the least sum among plans with every limit below `seconds`."""
@@ -129,14 +129,14 @@ class LeastSum:
             if not np.isfinite(least[state]).any():
                 continue
             for move in moves.of_source(state).tolist():
-                team = int(moves.team[move])
-                reached = (least[state, kind[team]] + self._stage(move, seconds)).min(axis=1)
-                whole = float(reached[0] * self.model.first_weight(team))
+                group = int(moves.group[move])
+                reached = (least[state, kind[group]] + self._stage(move, seconds)).min(axis=1)
+                whole = float(reached[0] * self.model.first_weight(group))
                 if whole < best:
                     best, last_move = whole, move
                 for k in range(len(rows)):
                     crossed = np.where(
-                        sets[number[k, kind[team]]], reached + self.model.crossing[links[k, kind[team]]], inf
+                        sets[number[k, kind[group]]], reached + self.model.crossing[links[k, kind[group]]], inf
                     )
                     target = least[moves.target[move], k]
                     np.minimum(target, crossed, out=target)
@@ -152,18 +152,18 @@ class LeastSum:
         path: Path = []
         first = 0
         while True:
-            team = int(moves.team[move])
-            last = int((least[moves.source[move], kind[team]] + self._stage(move, seconds)[first]).argmin())
-            path.append((team, first, last))
+            group = int(moves.group[move])
+            last = int((least[moves.source[move], kind[group]] + self._stage(move, seconds)[first]).argmin())
+            path.append((group, first, last))
             if moves.source[move] == 0:
                 return path
-            state, wanted = int(moves.source[move]), least[moves.source[move], kind[team], last]
+            state, wanted = int(moves.source[move]), least[moves.source[move], kind[group], last]
             for into in np.flatnonzero(moves.target == state).tolist():
-                other = int(moves.team[into])
-                if not sets[number[kind[team], kind[other]], last]:
+                other = int(moves.group[into])
+                if not sets[number[kind[group], kind[other]], last]:
                     continue
                 reached = (least[moves.source[into], kind[other]] + self._stage(into, seconds)[last]).min()
-                link = rows[kind[team], 0] if rows[kind[team], 0] == rows[kind[other], 0] else -1
+                link = rows[kind[group], 0] if rows[kind[group], 0] == rows[kind[other], 0] else -1
                 if reached + self.model.crossing[link, last] == wanted:
                     move = into
                     break

@@ -1,4 +1,4 @@
-"""The best plan there is: exact search over cuts, teams, orders and shares, with a proof of how good the answer is."""
+"""The best plan there is: exact search over cuts, groups, orders and shares, with a proof of how good the answer is."""
 
 from dataclasses import dataclass, replace
 
@@ -106,8 +106,8 @@ class Optimal:
 
     def _plan(self, problem: Problem, found: "Found", bound: float) -> Plan:
         model, taken, stages = found.space.model, set[int](), []
-        for team, first, last in found.path:
-            ranks, shares = model.teams.ranks(team, taken)
+        for group, first, last in found.path:
+            ranks, shares = model.groups.ranks(group, taken)
             taken.update(ranks)
             stages.append(problem.stage(model.cuts.between(first, last), ranks, shares))
         total = len(problem.cluster.devices)

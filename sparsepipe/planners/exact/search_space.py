@@ -1,4 +1,4 @@
-"""What a search looks through: all cuts and teams where they are few enough, else some of them."""
+"""What a search looks through: all cuts and groups where they are few enough, else some of them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from ...cluster import Cluster, Link, Node
 from ...costs import Array
 from ..base import Problem
 from ..cuts import Cuts, least_payload_order
-from ..device_groups import DeviceClass, Teams, device_classes
+from ..device_groups import DeviceClass, DeviceGroups, device_classes
 from .chain_search import Moves, all_moves, slice_moves
 from .memory_limits import MemoryRule, memory_rule
 from .stage_cost_tables import StageModel, default_model, published_model
@@ -34,7 +34,7 @@ class Rules:
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """Cuts, teams and moves of one search. `complete`: nothing is left out."""
+    """Cuts, groups and moves of one search. `complete`: nothing is left out."""
 
     model: StageModel
     moves: Moves
@@ -42,12 +42,14 @@ class Space:
     complete: bool
 
     @classmethod
-    def of(cls, problem: Problem, rules: Rules, cuts: Cuts, teams: Teams, moves: Moves, *, complete: bool) -> "Space":
+    def of(
+        cls, problem: Problem, rules: Rules, cuts: Cuts, groups: DeviceGroups, moves: Moves, *, complete: bool
+    ) -> "Space":
         if rules.published:
-            model = published_model(problem, cuts, teams, rules.ratio)
+            model = published_model(problem, cuts, groups, rules.ratio)
         else:
-            model = default_model(problem, cuts, teams)
-        limited = any(c.type.memory_bytes < float("inf") for c in teams.classes)
+            model = default_model(problem, cuts, groups)
+        limited = any(c.type.memory_bytes < float("inf") for c in groups.classes)
         memory = memory_rule(problem, model, moves) if limited else None
         return cls(model, moves, memory if memory is not None and memory.binds else None, complete)
 
@@ -61,25 +63,25 @@ def spaces(problem: Problem, rules: Rules) -> Iterator[Space]:
     num_moves = prod((n + 1) * (n + 2) // 2 for n in sizes)
     if cuts.complete and num_moves <= 4 * CHAIN_BUDGET and _fits(problem, rules, cuts, num_moves):
         counts, moves = all_moves(sizes, prices)
-        teams = Teams.of(problem, classes, counts, even=rules.published)
-        if rules.published and 1 < len(teams.nodes) <= MAX_SERVERS:
-            more, like = teams.with_servers()
-            moves, teams = moves.doubled(like, len(teams)), more
-        yield Space.of(problem, rules, cuts, teams, moves, complete=True)
+        groups = DeviceGroups.of(problem, classes, counts, even=rules.published)
+        if rules.published and 1 < len(groups.nodes) <= MAX_SERVERS:
+            more, like = groups.with_servers()
+            moves, groups = moves.doubled(like, len(groups)), more
+        yield Space.of(problem, rules, cuts, groups, moves, complete=True)
         return
     candidates = [cuts, *(Cuts.along(problem.table, order) for order in _orders(problem))]
     some_cuts = {one.masks: one for one in reversed(candidates)}.values()
-    some_teams = [slice_moves(order, prices) for order in _device_orders(problem, classes)]
+    move_tables = [slice_moves(order, prices) for order in _device_orders(problem, classes)]
     if num_moves <= 4 * CHAIN_BUDGET:
-        some_teams.insert(0, all_moves(sizes, prices))
-    for counts, moves in some_teams:
-        teams = Teams.of(problem, classes, counts, even=rules.published)
+        move_tables.insert(0, all_moves(sizes, prices))
+    for counts, moves in move_tables:
+        groups = DeviceGroups.of(problem, classes, counts, even=rules.published)
         for candidate in some_cuts:
             fitting = candidate
             while not _fits(problem, rules, fitting, len(moves.source)) and len(fitting) > 50 and fitting.is_chain:
                 fitting = fitting.thinned(problem.table, len(fitting) // 2)
             if _fits(problem, rules, fitting, len(moves.source)):
-                yield Space.of(problem, rules, fitting, teams, moves, complete=False)
+                yield Space.of(problem, rules, fitting, groups, moves, complete=False)
 
 
 def _fits(problem: Problem, rules: Rules, cuts: Cuts, num_moves: int) -> bool:

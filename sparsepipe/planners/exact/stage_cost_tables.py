@@ -1,4 +1,4 @@
-"""The cost models as arrays for a search: seconds of any stage on any team, and of any boundary between two."""
+"""The cost models as arrays for a search: seconds of any stage on any group, and of any boundary between two."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,20 +8,20 @@ import numpy as np
 from ...costs import Array
 from ..base import Problem
 from ..cuts import Cuts, Index
-from ..device_groups import Teams
+from ..device_groups import DeviceGroups
 
 
 @dataclass(frozen=True, eq=False)
 class StageModel:
-    """What a search needs to know: seconds of any stage on any team, and of any boundary between two.
+    """What a search needs to know: seconds of any stage on any group, and of any boundary between two.
 
-    A stage of team g from cut a to cut b takes the max over types t of
+    A stage of group g from cut a to cut b takes the max over types t of
         rates[g, t] × (times[t, b] − times[t, a]) + weight_rates[g] × (weights[b] − weights[a]) + fixed[g]
-    and a boundary at cut c that uses link l takes port[l, c] × the larger port share of the two teams.
+    and a boundary at cut c that uses link l takes port[l, c] × the larger port share of the two groups.
     """
 
     cuts: Cuts
-    teams: Teams
+    groups: DeviceGroups
     times: Array  # [T, S] seconds of the layers before each cut, forward and backward
     rates: Array  # [G, T]
     weights: Array  # [S] parameter bytes before each cut
@@ -33,12 +33,12 @@ class StageModel:
     prices: Array  # [T]: any positive numbers; they set how tight `work` bounds are
     work: Array  # [S]: a device of type t does at most prices[t] of it per second
 
-    def seconds(self, team: int | Index, first: int | Index, last: int | Index) -> Array:
+    def seconds(self, group: int | Index, first: int | Index, last: int | Index) -> Array:
         """Seconds of the stage from cut `first` to cut `last`; arrays broadcast."""
-        team, first, last = np.broadcast_arrays(team, first, last)
-        spans = self.rates.T[:, team] * (self.times[:, last] - self.times[:, first])
-        weights = self.weight_rates[team] * (self.weights[last] - self.weights[first])
-        return spans.max(axis=0) + weights + self.fixed[team]
+        group, first, last = np.broadcast_arrays(group, first, last)
+        spans = self.rates.T[:, group] * (self.times[:, last] - self.times[:, first])
+        weights = self.weight_rates[group] * (self.weights[last] - self.weights[first])
+        return spans.max(axis=0) + weights + self.fixed[group]
 
     def along(self, cuts: Index) -> "StageModel":
         """These cuts alone."""
@@ -62,8 +62,8 @@ class StageModel:
         )
 
     def link(self, sender: int, receiver: int) -> int:
-        """The link between two teams: the node's own where both sit on it."""
-        a, b = self.teams.placement[sender], self.teams.placement[receiver]
+        """The link between two groups: the node's own where both sit on it."""
+        a, b = self.groups.placement[sender], self.groups.placement[receiver]
         return int(a) if a == b else len(self.ports) - 1
 
     def boundary(self, sender: int, receiver: int, cut: int) -> float:
@@ -72,42 +72,42 @@ class StageModel:
         return float(self.ports[link, cut] * max(share[sender], share[receiver]))
 
     def period(self, path: Sequence[tuple[int, int, int]]) -> float:
-        """Seconds per minibatch of stages (team, first cut, last cut) in pipeline order."""
+        """Seconds per minibatch of stages (group, first cut, last cut) in pipeline order."""
         stages = [float(self.seconds(*stage)) for stage in path]
         between = [self.boundary(a[0], b[0], a[2]) for a, b in zip(path, path[1:], strict=False)]
         return max([*stages, *between])
 
 
-def default_model(problem: Problem, cuts: Cuts, teams: Teams) -> StageModel:
+def default_model(problem: Problem, cuts: Cuts, groups: DeviceGroups) -> StageModel:
     """The default cost model (estimate.py) as arrays."""
     table, network = problem.table, problem.cluster.network
-    seconds = np.stack([table.seconds[name][:, 0] for name in teams.types])
+    seconds = np.stack([table.seconds[name][:, 0] for name in groups.types])
     if problem.recompute:
-        seconds = seconds + np.stack([table.forward[name][:, 0] for name in teams.types])
-    per_byte, latency = teams.ring_link(network)
-    minibatches = problem.num_microbatches if problem.synchronous else teams.rounds  # of an update
-    update = np.array([table.update_rates[name] for name in teams.types])
-    slowest = np.where(teams.shares > 0, update, 0.0).max(axis=1)
-    ring = 2 * (teams.sizes - 1) / minibatches
+        seconds = seconds + np.stack([table.forward[name][:, 0] for name in groups.types])
+    per_byte, latency = groups.ring_link(network)
+    minibatches = problem.num_microbatches if problem.synchronous else groups.rounds  # of an update
+    update = np.array([table.update_rates[name] for name in groups.types])
+    slowest = np.where(groups.shares > 0, update, 0.0).max(axis=1)
+    ring = 2 * (groups.sizes - 1) / minibatches
     forward, backward = (sizes[:, 0] for sizes in cuts.payloads(table))
     busiest = np.maximum(forward, backward)
-    links = [*(node.link for node in teams.nodes), network]
+    links = [*(node.link for node in groups.nodes), network]
     return StageModel(
         cuts,
-        teams,
+        groups,
         cuts.total(seconds),
-        teams.shares / teams.rounds[:, None],
+        groups.shares / groups.rounds[:, None],
         cuts.total(table.parameter_bytes),
-        ring * per_byte / teams.sizes + slowest / minibatches,
+        ring * per_byte / groups.sizes + slowest / minibatches,
         ring * latency,
         np.stack([link.latency + busiest / link.bandwidth for link in links]),
-        teams.device_port,
-        teams.network_port,
+        groups.device_port,
+        groups.network_port,
         *_work(cuts, seconds),
     )
 
 
-def published_model(problem: Problem, cuts: Cuts, teams: Teams, ratio: float | None) -> StageModel:
+def published_model(problem: Problem, cuts: Cuts, groups: DeviceGroups, ratio: float | None) -> StageModel:
     """SparsePipe's published cost model without its faults (sparsepipe.py): even shares, pace of the slowest type.
 
     The slowest type is judged on the whole network; transfers cost 2 × bytes / bandwidth whatever the replication, and
@@ -115,45 +115,51 @@ def published_model(problem: Problem, cuts: Cuts, teams: Teams, ratio: float | N
     """
     first = problem.cluster.devices[0].type.name
     of_first = [problem.profile.cost(k, first, problem.size).output_bytes for k in range(len(problem.graph.layers))]
-    seconds = np.stack([problem.table.seconds[name][:, 0] for name in teams.types])
+    seconds = np.stack([problem.table.seconds[name][:, 0] for name in groups.types])
     slow_to_fast = np.argsort(-seconds.sum(axis=1), kind="stable")
-    slowest = slow_to_fast[(teams.shares[:, slow_to_fast] > 0).argmax(axis=1)]
-    rates = np.zeros(teams.shares.shape)
-    rates[np.arange(len(teams)), slowest] = 1 / teams.sizes
-    per_byte, _ = teams.ring_link(problem.cluster.network)
-    weight_rates = 2 * (teams.sizes - 1) * per_byte / teams.sizes / teams.sizes
+    slowest = slow_to_fast[(groups.shares[:, slow_to_fast] > 0).argmax(axis=1)]
+    rates = np.zeros(groups.shares.shape)
+    rates[np.arange(len(groups)), slowest] = 1 / groups.sizes
+    per_byte, _ = groups.ring_link(problem.cluster.network)
+    weight_rates = 2 * (groups.sizes - 1) * per_byte / groups.sizes / groups.sizes
     times, weights = cuts.total(seconds), cuts.total(problem.table.parameter_bytes)
-    if teams.num_by_server:
-        times, rates, weight_rates = _by_server(problem, teams, slow_to_fast, times, rates, weights, weight_rates)
+    if groups.num_by_server:
+        times, rates, weight_rates = _by_server(problem, groups, slow_to_fast, times, rates, weights, weight_rates)
     out = 2 * published_output(problem, cuts, of_first)
-    links = [*(node.link for node in teams.nodes), problem.cluster.network]
+    links = [*(node.link for node in groups.nodes), problem.cluster.network]
     ports = np.stack([out / link.bandwidth / ratio if ratio else np.zeros(len(cuts)) for link in links])
-    one = np.ones(len(teams))
-    none = np.zeros(len(teams))
+    one = np.ones(len(groups))
+    none = np.zeros(len(groups))
     work = _work(cuts, seconds)
-    return StageModel(cuts, teams, times, rates, weights, weight_rates, none, ports, one, one, *work)
+    return StageModel(cuts, groups, times, rates, weights, weight_rates, none, ports, one, one, *work)
 
 
 def _by_server(
-    problem: Problem, teams: Teams, slow_to_fast: Index, times: Array, rates: Array, weights: Array, weight_rates: Array
+    problem: Problem,
+    groups: DeviceGroups,
+    slow_to_fast: Index,
+    times: Array,
+    rates: Array,
+    weights: Array,
+    weight_rates: Array,
 ) -> tuple[Array, Array, Array]:
-    """Teams of whole servers: each takes the same share and averages within itself, then servers average together.
+    """Groups of whole servers: each takes the same share and averages within itself, then servers average together.
 
     (max over servers of (slowest type + 2(m−1)P/(b₁m))/m + 2(u−1)P/(b₂u)) / servers, m devices each, u in all.
     One more row of times for each server holds its slowest type and its own averaging.
     """
-    own_times, own_rates = [], np.zeros((len(teams), len(teams.nodes)))
-    for k, node in enumerate(teams.nodes):
-        kinds = {teams.types.index(kind.name) for kind in node.device_types}
+    own_times, own_rates = [], np.zeros((len(groups), len(groups.nodes)))
+    for k, node in enumerate(groups.nodes):
+        kinds = {groups.types.index(kind.name) for kind in node.device_types}
         slowest = next(t for t in slow_to_fast.tolist() if t in kinds)
         count = len(node.device_types)
         own_times.append(times[slowest] + 2 * (count - 1) * weights / (node.link.bandwidth * count))
-        for team in range(len(teams) - teams.num_by_server, len(teams)):
-            servers = int((teams.on_node[team] > 0).sum())
-            own_rates[team, k] = (teams.on_node[team, k] > 0) / count / servers
-            rates[team] = 0.0
-            devices = teams.sizes[team]
-            weight_rates[team] = 2 * (devices - 1) / (problem.cluster.network.bandwidth * devices) / servers
+        for group in range(len(groups) - groups.num_by_server, len(groups)):
+            servers = int((groups.on_node[group] > 0).sum())
+            own_rates[group, k] = (groups.on_node[group, k] > 0) / count / servers
+            rates[group] = 0.0
+            devices = groups.sizes[group]
+            weight_rates[group] = 2 * (devices - 1) / (problem.cluster.network.bandwidth * devices) / servers
     return np.concatenate([times, own_times]), np.concatenate([rates, own_rates], axis=1), weight_rates
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...plan import Plan
 from ...schedule import warmup
-from ...trace import KINDS, WORK, Trace
+from ...trace import SPAN_KINDS, WORK, Trace
 
 MEMORY = ("peak_bytes", "held_bytes")  # of a stage's fullest rank: at any moment, and between its actions
 
@@ -49,7 +49,7 @@ def pace_of(trace: Trace, plan: Plan) -> float:
 
 def busy_seconds(spans: Sequence[tuple[str, float, float]], start: float, end: float) -> dict[str, float]:
     """Return the seconds of each kind that fall between `start` and `end`."""
-    seconds = dict.fromkeys(KINDS, 0.0)
+    seconds = dict.fromkeys(SPAN_KINDS, 0.0)
     for kind, begin, finish in spans:
         seconds[kind] += max(0.0, min(finish, end) - max(begin, start))
     return seconds
@@ -69,7 +69,9 @@ def stage_summary(stage: int, ranks: Sequence[int], seconds: dict[str, float], w
     """Return shares of a stage's time, all its replicas together: computing, idle, and each kind of span."""
     whole = max(window_seconds * len(ranks), 1e-9)
     busy = sum(seconds[kind] for kind in WORK) / whole
-    shares = {f"{kind}_fraction": seconds[kind] / whole for kind in KINDS if kind not in ("evaluate", "checkpoint")}
+    shares = {
+        f"{kind}_fraction": seconds[kind] / whole for kind in SPAN_KINDS if kind not in ("evaluate", "checkpoint")
+    }
     return {"stage": stage, "ranks": list(ranks), "busy_fraction": busy, "bubble_fraction": 1 - busy, **shares}
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..config import OptimizerConfig
 
 # name -> factor on the learning rate, from (epochs done, share of the run done, decay, decay_epochs)
-SCHEDULES: dict[str, Callable[[float, float, float, float], float]] = {
+LR_SCHEDULES: dict[str, Callable[[float, float, float, float], float]] = {
     "constant": lambda epochs, share, decay, every: 1.0,
     "step": lambda epochs, share, decay, every: decay ** math.floor(epochs / every),
     "exponential": lambda epochs, share, decay, every: decay ** (epochs / every),
@@ -47,6 +47,6 @@ class LearningRate:
         share = min(1.0, (minibatch - self.warmup) / max(1, total_minibatches - self.warmup))
         epochs = minibatch / epoch_minibatches
         try:
-            return self.base * SCHEDULES[self.schedule](epochs, share, self.decay, self.decay_epochs)
+            return self.base * LR_SCHEDULES[self.schedule](epochs, share, self.decay, self.decay_epochs)
         except OverflowError:  # of a factor above 1
             return math.inf

@@ -17,7 +17,7 @@ from ...host.background_load import Usage
 from ...plan import Plan
 from ...record.record_files import read_metrics
 from ...schedule import Program, check_runs, compile, compile_until_steady
-from ...trace import KINDS
+from ...trace import SPAN_KINDS
 from ..config import RunConfig
 from ..failures import LossNotFinite, PeerLost
 from ..processes.process import Process
@@ -191,13 +191,13 @@ class Worker:
         window = metrics.steady_window(times.tolist(), self.plan)
         start, end = (float(times[k]) for k in window) if window else (started, float(times.max()))
         spans = self.recorder.restart()
-        seconds = torch.zeros(len(self.plan.stages), len(KINDS), dtype=torch.float64)
+        seconds = torch.zeros(len(self.plan.stages), len(SPAN_KINDS), dtype=torch.float64)
         for k in tables:
             busy = metrics.busy_seconds([span[1:] for span in spans if span[0] == k], start, end)
-            seconds[k] = torch.tensor([busy[kind] for kind in KINDS], dtype=torch.float64)
+            seconds[k] = torch.tensor([busy[kind] for kind in SPAN_KINDS], dtype=torch.float64)
         self.process.sum(seconds, what="end of an epoch")
         stages = metrics.stage_summaries(
-            self.plan, [dict(zip(KINDS, row, strict=True)) for row in seconds.tolist()], end - start
+            self.plan, [dict(zip(SPAN_KINDS, row, strict=True)) for row in seconds.tolist()], end - start
         )
         memory = torch.zeros(len(self.plan.ranks), 2, dtype=torch.float64)
         memory[self.rank] = torch.tensor(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sparsepipe.errors import InputError
-from sparsepipe.host.contention import company
+from sparsepipe.host.contention import contending_processes
 from sparsepipe.profiler.measure import profile_model
 
 SETTINGS = {
@@ -47,7 +47,7 @@ def _processor_ticks(pid: int) -> int:
 
 def test_they_are_at_work_until_the_block_ends() -> None:
     known = set(_beside(os.getpid()))
-    with company(2, "sparsepipe.profiler", SETTINGS):
+    with contending_processes(2, "sparsepipe.profiler", SETTINGS):
         pids = set(_beside(os.getpid())) - known
         before = {pid: _processor_ticks(pid) for pid in pids}
         time.sleep(1)
@@ -59,14 +59,15 @@ def test_they_are_at_work_until_the_block_ends() -> None:
 def test_one_that_cannot_work_is_named() -> None:
     with (
         pytest.raises(InputError, match="^a process beside .* ended: The Zen of Python, by Tim Peters$"),
-        company(1, "this", {}),
+        contending_processes(1, "this", {}),
     ):
         pytest.fail("nobody is at work")
 
 
 def test_they_end_with_who_is_measured() -> None:
-    code = "import json, sys, time; from sparsepipe.host.contention import company"
-    code += "\nwith company(1, 'sparsepipe.profiler', json.loads(sys.argv[1])): print(flush=True); time.sleep(600)"
+    code = "import json, sys, time; from sparsepipe.host.contention import contending_processes"
+    code += "\nwith contending_processes(1, 'sparsepipe.profiler', json.loads(sys.argv[1])):"
+    code += "\n    print(flush=True); time.sleep(600)"
     measured = subprocess.Popen([sys.executable, "-c", code, json.dumps(SETTINGS)], stdout=subprocess.PIPE)
     assert measured.stdout is not None and measured.stdout.readline() == b"\n"
     (pid,) = _beside(measured.pid)
