@@ -1,5 +1,6 @@
 """Plans side by side: what each stage takes in time and memory, and the period the slowest stage sets."""
 
+from collections.abc import Iterator
 from itertools import count
 
 import pandas as pd
@@ -42,79 +43,16 @@ def stages_table(*plans: Plan) -> pd.DataFrame:
 def stages(*plans: Plan, note: str = "") -> go.Figure:
     """Draw predicted compute, transfer and averaging time and memory of each stage, and each plan's period."""
     table = stages_table(*plans)
-    figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.07, row_heights=[0.62, 0.38])
     table["place"] = _places(table)
-    for k, part in table.groupby("stage"):
-        marker = {"color": stage_color(k), "pattern": hatch("simulated")}
-        for row, values, what in ((1, part.compute_seconds * 1e3, "compute"), (2, part.memory_bytes / 1e6, "memory")):
-            bar = go.Bar(
-                x=part.place,
-                y=values,
-                width=0.8,
-                name=f"stage {k}",
-                legendgroup=f"stage {k}",
-                marker=marker,
-                showlegend=row == 1,
-                customdata=part[["plan", "devices", "first_layer", "last_layer"]],
-                hovertemplate=Html(
-                    "%{{customdata[0]}}, stage {} on %{{customdata[1]}}<br>%{{customdata[2]}} … %{{customdata[3]}}"
-                    "<br>{} %{{y:.3f}} {}<extra></extra>"
-                ).format(k, what, "ms" if row == 1 else "MB"),
-            )
-            figure.add_trace(bar, row=row, col=1)
-    averaging = table[table.averaging_seconds > 0]
-    if len(averaging):  # a stage averages after it has computed: its bar is as high as the time it takes
-        bar = go.Bar(
-            x=averaging.place,
-            y=averaging.averaging_seconds * 1e3,
-            width=0.8,
-            name="averaging over replicas",
-            marker={"color": LIGHT_GREY, "line": {"color": GREY, "width": 1}, "pattern": hatch("simulated")},
-            hovertemplate="averaging %{y:.3f} ms<extra></extra>",
-        )
-        figure.add_trace(bar, row=1, col=1)
-    sending = table[table.transfer_seconds > 0]
-    if len(sending):  # beside the computation, not after it
-        marks = go.Scatter(
-            x=sending.place,
-            y=sending.transfer_seconds * 1e3,
-            mode="markers",
-            name="transfer, beside it",
-            marker={"symbol": "diamond", "size": 8, "color": INK, "line": {"width": 1, "color": "white"}},
-            cliponaxis=False,
-            hovertemplate="transfer %{y:.3f} ms<extra></extra>",
-        )
-        figure.add_trace(marks, row=1, col=1)
     periods = table.groupby("plan", sort=False).agg(
         low=("place", "min"), high=("place", "max"), period=("period_seconds", "first")
     )
-    line_x, line_y = [], []
-    for low, high, period in periods.itertuples(index=False):
-        line_x += [low - 0.5, high + 0.5, None]
-        line_y += [period * 1e3, period * 1e3, None]
-    figure.add_trace(
-        go.Scatter(
-            x=line_x,
-            y=line_y,
-            mode="lines",
-            name="period",
-            line={"color": INK, "width": 2, "dash": "dot"},
-            hoverinfo="skip",
-        ),
-        row=1,
-        col=1,
-    )
-    labels = go.Scatter(
-        x=(periods.low + periods.high) / 2,
-        y=periods.period * 1e3,
-        mode="text",
-        text=[milliseconds(period) for period in periods.period],
-        textposition="top center",
-        textfont_size=SMALL,
-        showlegend=False,
-        hoverinfo="skip",
-    )
-    figure.add_trace(labels, row=1, col=1)
+    figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.07, row_heights=[0.62, 0.38])
+    for k, part in table.groupby("stage"):
+        figure.add_trace(_bars(k, part, part.compute_seconds * 1e3, "compute", "ms", legend=True), row=1, col=1)
+        figure.add_trace(_bars(k, part, part.memory_bytes / 1e6, "memory", "MB", legend=False), row=2, col=1)
+    for trace in (*_averaging_and_transfers(table), *_period_lines(periods)):
+        figure.add_trace(trace, row=1, col=1)
     ticks = {
         "tickvals": (periods.low + periods.high) / 2,
         "ticktext": [figure_text(name).replace(" (", Html("<br>(")) for name in periods.index],
@@ -126,12 +64,70 @@ def stages(*plans: Plan, note: str = "") -> go.Figure:
     figure.update_layout(barmode="stack")
     figure.update_yaxes(title_text="ms per minibatch", range=[0, top * 1.15e3], row=1, col=1)
     figure.update_yaxes(title_text="memory (MB)", rangemode="tozero", row=2, col=1)
-    return finished(
-        figure,
-        "Stages of each plan, as predicted",
-        note=note,
-        width=max(760, 140 + 46 * (len(table) + len(plans))),
-        height=500,
+    width = max(760, 140 + 46 * (len(table) + len(plans)))
+    return finished(figure, "Stages of each plan, as predicted", note=note, width=width, height=500)
+
+
+def _bars(stage: int, part: pd.DataFrame, values: pd.Series, what: str, unit: str, *, legend: bool) -> go.Bar:
+    """The bars of one stage of every plan: its computation or its memory."""
+    template = Html(
+        "%{{customdata[0]}}, stage {} on %{{customdata[1]}}<br>%{{customdata[2]}} … %{{customdata[3]}}"
+        "<br>{} %{{y:.3f}} {}<extra></extra>"
+    )
+    return go.Bar(
+        x=part.place,
+        y=values,
+        width=0.8,
+        name=f"stage {stage}",
+        legendgroup=f"stage {stage}",
+        marker={"color": stage_color(stage), "pattern": hatch("simulated")},
+        showlegend=legend,
+        customdata=part[["plan", "devices", "first_layer", "last_layer"]],
+        hovertemplate=template.format(stage, what, unit),
+    )
+
+
+def _averaging_and_transfers(table: pd.DataFrame) -> Iterator[go.Bar | go.Scatter]:
+    """What a stage does beside computing: it averages afterwards, and sends meanwhile."""
+    averaging, sending = table[table.averaging_seconds > 0], table[table.transfer_seconds > 0]
+    if len(averaging):  # on top of the computation: a bar is as high as the time that its stage takes
+        yield go.Bar(
+            x=averaging.place,
+            y=averaging.averaging_seconds * 1e3,
+            width=0.8,
+            name="averaging over replicas",
+            marker={"color": LIGHT_GREY, "line": {"color": GREY, "width": 1}, "pattern": hatch("simulated")},
+            hovertemplate="averaging %{y:.3f} ms<extra></extra>",
+        )
+    if len(sending):
+        yield go.Scatter(
+            x=sending.place,
+            y=sending.transfer_seconds * 1e3,
+            mode="markers",
+            name="transfer, beside it",
+            marker={"symbol": "diamond", "size": 8, "color": INK, "line": {"width": 1, "color": "white"}},
+            cliponaxis=False,
+            hovertemplate="transfer %{y:.3f} ms<extra></extra>",
+        )
+
+
+def _period_lines(periods: pd.DataFrame) -> Iterator[go.Scatter]:
+    """A line over the bars of each plan at its period, and the period in words."""
+    line_x, line_y = [], []
+    for low, high, period in periods.itertuples(index=False):
+        line_x += [low - 0.5, high + 0.5, None]
+        line_y += [period * 1e3, period * 1e3, None]
+    line = {"color": INK, "width": 2, "dash": "dot"}
+    yield go.Scatter(x=line_x, y=line_y, mode="lines", name="period", line=line, hoverinfo="skip")
+    yield go.Scatter(
+        x=(periods.low + periods.high) / 2,
+        y=periods.period * 1e3,
+        mode="text",
+        text=[milliseconds(period) for period in periods.period],
+        textposition="top center",
+        textfont_size=SMALL,
+        showlegend=False,
+        hoverinfo="skip",
     )
 
 
