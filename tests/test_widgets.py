@@ -153,6 +153,14 @@ def test_board_launches_follows_and_refuses_a_second_launch(board, tmp_path):
     assert {trace["name"] for trace in drawn(details.anatomy)["data"]} >= {"work", "other"}
     assert "measured" in drawn(details.timeline)["layout"]["title"]["text"]
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["minkvgg11bn-narrow-pipeline-001"]
+    disturbed = board.jobs["pipeline"].record
+    path = disturbed.folder / "metrics.jsonl"
+    rows = [json.loads(row) for row in path.read_text().splitlines()]
+    rows[-1]["load"] |= {"other_cpu_share": 0.9}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    details._compare(disturbed)
+    for view in (details.timeline, details.anatomy):
+        assert "other processes used 90%" in drawn(view)["layout"]["title"]["text"]
 
 
 @pytest.mark.slow

@@ -16,7 +16,9 @@ from ..launchers import Job, attach, launch
 from ..launchers.run_folders import folders, new_folder
 from ..plan import Plan
 from ..plots.epochs import working_epoch
+from ..plots.theme import doubted
 from ..profile import Profile
+from ..provenance import Provenance
 from ..record import RunRecord
 from ..runtime.config import RunConfig
 from ..simulator import simulate
@@ -246,8 +248,10 @@ class _Details:
         first = len(voxels) // 3
         note = f"{record.name}, last epoch"
         window = (first, min(first + 7, len(voxels)))
-        self.timeline.show(plots.timeline(*traces.values(), minibatches=window, note=note))
-        self.anatomy.show(plots.anatomy(traces, note=note))
+        rests_on = Provenance.of(self.board.profile if len(traces) > 1 else None, runs=[record])
+        timeline = plots.timeline(*traces.values(), minibatches=window, note=note)
+        self.timeline.show(doubted(timeline, rests_on.doubts))
+        self.anatomy.show(doubted(plots.anatomy(traces, note=note), rests_on.doubts))
 
 
 def _may_run(folder: Path) -> bool:
