@@ -197,6 +197,7 @@ def _updates_before(lists, plan: Plan, s: int, m: int) -> int:
 # cent: its plans get clouds with more voxels, and small steps.
 FULL = {"voxel_size": 0.04, "num_points": 384, "batch_size": 5, "learning_rate": 0.003}
 FLUSH = {"schedule": "1f1b-flush", "num_microbatches": 4}
+ZBV = {"schedule": "zbv", "num_microbatches": 4}
 RISING = {"learning_rate": 0.03, "warmup_minibatches": 3}
 # name -> (model, ranks of the stages, options of the plan, changes of the settings)
 LAWS: dict[str, tuple] = {
@@ -227,6 +228,18 @@ LAWS: dict[str, tuple] = {
     "interleaved, stash, replicated": (PLAIN, [[0, 1], [2, 3]] * 2, {"schedule": "1f1b", "accumulation": 2}, {}),
     "interleaved, stash, U-Net": (UNET, [[1], [0]] * 2, {"schedule": "1f1b"}, {**FULL, "shared_memory": False}),
     "interleaved, vertical sync": (PLAIN, [[0], [1]] * 2, {"schedule": "1f1b", "weights": "vertical-sync"}, {}),
+    "looped-bfs, one process": (PLAIN, [[0]], {**FLUSH, "schedule": "looped-bfs"}, {}),
+    "looped-bfs, 4 stages on 2": (PLAIN, [[0], [1]] * 2, {**FLUSH, "schedule": "looped-bfs"}, {}),
+    "interleaved-zero-bubble, 4 stages on 2": (
+        PLAIN,
+        [[0], [1]] * 2,
+        {**FLUSH, "schedule": "interleaved-zero-bubble"},
+        {},
+    ),
+    "zbv, 6 stages on 3, sockets": (PLAIN, [[1], [0], [2], [2], [0], [1]], ZBV, {"shared_memory": False}),
+    "zbv, U-Net, batch norm": (UNET, [[0], [1], [1], [0]], {**ZBV, "recompute": True}, FULL),
+    "dualpipe-v, 4 stages on 2": (PLAIN, [[0], [1], [1], [0]], {**ZBV, "schedule": "dualpipe-v"}, {}),
+    "dualpipe-v, replicated": (PLAIN, [[0, 1], [2, 3], [2, 3], [0, 1]], {**ZBV, "schedule": "dualpipe-v"}, {}),
     "ranks in any order": (PLAIN, [[2], [0], [1]], FLUSH, {}),
     "batch norm, 2 stages": (NORMED, [[0], [1]], FLUSH, FULL),
     "batch norm, 4 stages gpipe": (NORMED, [[0], [1], [2], [3]], {"schedule": "gpipe", "num_microbatches": 4}, FULL),
@@ -359,13 +372,28 @@ def test_stages_change_no_bit_where_nothing_is_replicated(laws: Callable) -> Non
         "ranks in any order",
         "3 stages, sockets",
     )
-    interleaved = ("interleaved, 4 stages on 2", "interleaved, 3 stages on 1")
+    interleaved = (
+        "interleaved, 4 stages on 2",
+        "interleaved, 3 stages on 1",
+        "interleaved-zero-bubble, 4 stages on 2",
+        "zbv, 6 stages on 3, sockets",
+        "dualpipe-v, 4 stages on 2",
+    )
     for name in (*cut_in_stages, *interleaved, "2 stages zero-bubble", "4 stages zero-bubble"):
         _, cut = laws[name]
         assert cut.losses == alone.losses, name
         weights = cut.tensors("weight")
         for key, weight in alone.tensors("weight").items():
             assert torch.equal(weights[key], weight), (name, key)
+
+
+@pytest.mark.slow
+def test_breadth_first_stages_change_no_bit_either(laws: Callable) -> None:
+    """A step's backwards come last minibatch first, so its gradients add up in another order than other schedules'."""
+    (_, alone), (_, cut) = laws["looped-bfs, one process"], laws["looped-bfs, 4 stages on 2"]
+    assert cut.losses == alone.losses
+    for key, weight in alone.tensors("weight").items():
+        assert torch.equal(cut.tensors("weight")[key], weight), key
 
 
 SYNCHRONISED = ("synchronised, data parallel", "synchronised 2-1", "synchronised 1-2, zero-bubble", "synchronised 2-2")

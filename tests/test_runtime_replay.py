@@ -18,6 +18,7 @@ from sparsepipe import (
     Plan,
     Profile,
     Stage,
+    actions,
     partition,
 )
 from sparsepipe.launchers import launch
@@ -25,6 +26,7 @@ from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.reporting.metrics import pace_of
 from sparsepipe.runtime.transport.emulated_links import Links
 from sparsepipe.simulator import simulate
+from sparsepipe.trace import WORK
 
 KINDS = ("RTX", "tv", "txp")
 GRAPH = LayerGraph.chain([Layer(f"l{k}", "", 4e6) for k in range(6)])
@@ -70,6 +72,25 @@ def test_a_replay_takes_as_long_as_predicted(tmp_path) -> None:
     # One numbering: a picture of both lays minibatch over minibatch, and averaging belongs to a round's last one.
     assert numbered(measured) == numbered(trace)
     assert {minibatch for *_, minibatch in numbered(trace)} == {2, 5, 8, 11}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["zbv", "dualpipe-v"])
+def test_stages_there_and_back_are_replayed_in_their_order_and_pace(schedule, tmp_path) -> None:
+    """Two of four stages on each of two ranks; neighbours on the last rank send each other nothing."""
+    profile, cluster = _profile(0.02), Cluster.uniform(2, device_type="fast", link=Link(1e9, 1e-4))
+    plan = partition(profile, cluster, planner="model-parallel", schedule=schedule, num_microbatches=6)
+    assert [stage.ranks for stage in plan.stages] == [(0,), (1,), (1,), (0,)]
+    job = launch(plan, CONFIG, run_dir=tmp_path / "run", profile=profile, cluster=cluster)
+    summary = job.wait(timeout=120)
+    trace = simulate(plan, profile, cluster, [100.0] * 12)
+    assert summary["samples_per_second"] == pytest.approx(2 * pace_of(trace, plan), rel=0.2)
+    (row,) = job.record.metrics("epoch")
+    assert row["sent_bytes"] == 12 * 2 * 2 * 1e6, "1 MB over each of two boundaries each way"
+    measured, lists = job.record.trace(), actions(plan, 12)
+    for rank in (0, 1):
+        done = [span.name for span in measured.spans if span.rank == rank and span.kind in WORK]
+        assert done == [str(action) for action in lists[rank]]
 
 
 def numbered(trace):
