@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from sparsepipe import SCHEDULES
+
 README = Path(__file__).parent.parent / "README.md"
 BLOCKS = re.findall(r"```\w*\n(.*?)```", README.read_text(), flags=re.DOTALL)
 EXAMPLE = next(block for block in BLOCKS if block.startswith("from sparsepipe"))
@@ -15,6 +17,11 @@ SHELL = next(block for block in BLOCKS if block.startswith("sparsepipe data make
 
 def test_the_example_is_twenty_lines():
     assert len([line for line in EXAMPLE.splitlines() if line.strip()]) <= 20
+
+
+def test_the_table_of_schedules_is_that_of_the_rows():
+    rows = re.findall(r"^\| `([\w-]+)` \| (.+) \|$", README.read_text(), flags=re.MULTILINE)
+    assert dict(rows) == SCHEDULES
 
 
 @pytest.mark.slow

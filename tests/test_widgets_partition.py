@@ -458,6 +458,21 @@ def test_what_cannot_interleave_disables_the_slider_and_says_why(explorer, profi
     assert explorer.plan == partition_again(explorer, profile)
 
 
+def test_a_schedule_says_how_many_stages_a_device_has(explorer, profile):
+    choice = explorer.stages_per_device
+    explorer.schedule.value = "zbv"
+    assert "1 stage a device: schedule 'zbv' puts 2 stages on each rank" in html.unescape(explorer.messages.value)
+    explorer.planner.value = "model-parallel"
+    assert choice.slider.disabled and "puts 2 stages on each rank" in html.unescape(choice.note.value)
+    assert explorer.plan.schedule == "zbv" and explorer.messages.value == ""
+    assert [own[0] + own[1] for own in explorer.plan.positions] == [len(explorer.plan.stages) - 1] * 3
+    assert explorer.plan == partition_again(explorer, profile)
+    explorer.schedule.value = "interleaved-zero-bubble"
+    assert not choice.slider.disabled and choice.number == 2 and "2 are planned" in choice.note.value
+    choice.slider.value = 2
+    assert explorer.plan.stages_per_rank == 2 and "to pin cuts or devices, choose a schedule" in choice.note.value
+
+
 def partition_again(explorer, profile):
     scope = {"profile": profile}
     exec(scene(explorer)["code"], scope)

@@ -125,7 +125,7 @@ def check_interleaves(schedule: str, stages_per_device: int) -> None:
     if not rules.interleaves:
         told += f"; {', '.join(INTERLEAVING)} do"
     elif stages_per_device < rules.stages_per_rank[0]:
-        told += ": take planner 'model-parallel', or give that many"
+        told += "; planner 'model-parallel' does"
     stages = "1 stage" if stages_per_device == 1 else f"{stages_per_device} stages"
     raise InputError(f"{stages} a device: schedule {schedule!r} {told}")
 

@@ -1,10 +1,12 @@
 """Schedules as data: for each rank, the ordered actions it performs. The simulator and the runtime obey the same lists.
 
-    actions.py                     what an action is, and who feeds whom
-    rounds.py                      which minibatches a replica takes, and which an update is made of
-    one_forward_one_backward.py, interleaved.py, zero_bubble.py     one order function each (with list_scheduler.py)
-    program.py                     a plan compiled: all that the simulator, the runtime and the memory estimate ask
-    check.py                       whether a program deadlocks
+    actions.py                  what an action is, and who feeds whom
+    rounds.py                   which minibatches a replica takes, and which an update is made of
+    one_forward_one_backward.py, interleaved.py, looped_bfs.py, zero_bubble.py, interleaved_zero_bubble.py, zbv.py,
+    dualpipe_v.py               one order function each, which a row of schedule_rules.py names
+    list_scheduler.py, steps.py what they share: an order found by timing; one of a step, repeated step by step
+    program.py                  a plan compiled: all that the simulator, the runtime and the memory estimate ask
+    check.py                    whether a program deadlocks
 
 A round is `num_microbatches` minibatches for schedules that flush, and for asynchronous ones the minibatches after
 which every replica of that stage has had its share (1 without replication), `accumulation` times.

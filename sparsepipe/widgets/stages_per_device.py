@@ -3,6 +3,7 @@
 from ..display.markup import Html
 from ..errors import InputError
 from ..planners import check_interleaves, planners_with
+from ..schedule_rules import SCHEDULE_RULES
 from .controls import count_slider
 from .html_view import HtmlView
 
@@ -10,33 +11,44 @@ _MOST, _MOST_OF_ALL = 4, 16  # stages per device, stages of all devices: more ar
 
 
 class StagesPerDevice:
-    """`slider` and `note` are what to display, `number` is what to plan with: 1 while the slider is disabled."""
+    """`slider` and `note` are what to display, `number` is what to plan with: what the schedule allows of the slider's
+    value, 1 where the planner knows of no more.
+    """
 
     def __init__(self, *, num_layers: int, num_devices: int) -> None:
         high = max(2, min(_MOST, min(_MOST_OF_ALL, num_layers) // num_devices))
         self.slider = count_slider("stages per device", 1, low=1, high=high, most=high)
         self.note = HtmlView(layout={"width": "330px"})
+        self._allowed: tuple[int, int | None] = (1, 1)
 
     @property
     def number(self) -> int:
-        return 1 if self.slider.disabled else self.slider.value
+        fewest, most = self._allowed
+        wanted = max(fewest, self.slider.value)
+        return wanted if most is None else min(wanted, most)
 
     def offer(self, planner: str, schedule: str, *, pinned: bool) -> None:
         """Let the slider be moved where planner and schedule know what to do with several stages a device."""
-        reason = self._refused(planner, schedule, pinned)
-        self.slider.disabled = bool(reason)
-        told = "to pin cuts or devices, move it to 1" if self.number > 1 else reason
+        able = planners_with("stages_per_device")
+        self._allowed = (1, 1) if pinned or planner not in able else SCHEDULE_RULES[schedule].stages_per_rank
+        fewest, most = self._allowed
+        self.slider.disabled = fewest == most
+        if pinned:
+            told = "what is pinned has one stage a device"
+        elif planner not in able:
+            told = f"planner {planner!r} plans one stage a device, {' and '.join(able)} several"
+        else:
+            told = self._of_schedule(schedule)
         self.note.value = Html("<div style='font-size:12px;line-height:1.4'>{}</div>").format(told) if told else ""
 
-    def _refused(self, planner: str, schedule: str, pinned: bool) -> str:
-        """Why every device has one stage whatever the slider says; nothing where it may have several."""
-        if pinned:
-            return "what is pinned has one stage a device"
-        able = planners_with("stages_per_device")
-        if planner not in able:
-            return f"planner {planner!r} plans one stage a device, {' and '.join(able)} several"
+    def _of_schedule(self, schedule: str) -> str:
+        """What a schedule has to say about the slider, and what that stands in the way of."""
+        fewest, most = self._allowed
+        asked = max(2, self.slider.value) if most == 1 else self.slider.value
         try:
-            check_interleaves(schedule, max(2, self.slider.value))
+            check_interleaves(schedule, asked)
         except InputError as error:
-            return str(error)
-        return ""
+            return str(error) if most == 1 else f"{error}; {self.number} are planned"
+        if fewest > 1:
+            return "to pin cuts or devices, choose a schedule with one stage a device"
+        return "to pin cuts or devices, move it to 1" if self.number > 1 else ""
