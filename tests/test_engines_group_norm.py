@@ -19,7 +19,8 @@ CODE = """
 import sys, torch, torch.distributed as dist
 from sparsepipe.engines import Subnetwork, engine
 from sparsepipe.models import INPUT, Network, Row
-from sparsepipe.runtime.process import Process, Replicas
+from sparsepipe.runtime.processes.process import Process
+from sparsepipe.runtime.replication.batch_norm import Replicas
 folder, rank, first, last, name = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
 kind, place = sys.argv[6], sys.argv[7]
 dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
@@ -30,7 +31,7 @@ module = Subnetwork(net, engine(name)).to(given["rows"].dtype)
 bn = module.get_submodule(place)
 with torch.no_grad():
     bn.weight.copy_(given["weight"]); bn.bias.copy_(given["bias"])
-process = Process(rank, 2, 0, torch.device("cpu"), 60)
+process = Process(rank, 2, torch.device("cpu"), 60)
 assert module.synchronise(Replicas(dist.group.WORLD, process)) == 1
 rows = given["rows"][first:last].clone().requires_grad_()
 for _ in range(2):

@@ -18,11 +18,15 @@ from sparsepipe.engines.base import CoordinateSet
 from sparsepipe.errors import InputError
 from sparsepipe.files import write_atomic
 from sparsepipe.runtime.failures import DeadlinePassed, PeerLost
-from sparsepipe.runtime.processes.process import backend, joined
+from sparsepipe.runtime.processes.identity import Identity
 from sparsepipe.runtime.transport.channel import Inbox, NcclLink, Outbox, WireInbox, tag_of
 from sparsepipe.runtime.transport.packet import BACKWARD, FORWARD, Packet, Slot
 from sparsepipe.runtime.transport.shared_memory import meet
 from sparsepipe.runtime.transport.sockets import connect
+from sparsepipe.runtime.worker.connections import Connections
+from sparsepipe.runtime.worker.join import backend, joined
+from sparsepipe.runtime.worker.run import run
+from sparsepipe.schedule import compile
 
 
 @pytest.mark.parametrize(
@@ -37,19 +41,18 @@ from sparsepipe.runtime.transport.sockets import connect
     ],
 )
 def test_nccl_carries_where_every_rank_has_its_own_gpu(monkeypatch, device, gpus, nccl, expected) -> None:
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(dist, "is_nccl_available", lambda: nccl)
-    assert backend(device) == expected
+    assert backend(device, Identity(world_size=4, local_world_size=2)) == expected
 
 
 def test_a_job_of_more_ranks_than_the_plan_has_is_refused(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "3")
-    join = joined(plan_of(PLAIN, [[0], [1]]), run_dir=tmp_path, device="cpu", threads=1, timeout=1)
+    data, folder = shapes(tmp_path), tmp_path / "run"
     with pytest.raises(InputError, match=r"the plan needs ranks \[0, 1\], but this job has 3: 0 to 2"):
-        join.__enter__()
-    assert not list(tmp_path.iterdir())
+        run(folder, plan_of(PLAIN, [[0], [1]]), settings(data))
+    assert not folder.exists()
 
 
 @pytest.mark.slow
@@ -147,19 +150,20 @@ def _raises(kind: type[RuntimeError], message: str, action: Callable[[], object]
 
 def _left_alone(folder: Path, how: str, rank: int) -> None:
     """Rank 1 ends or does nothing more, and rank 0 meets that wherever it may."""
-    done, options = folder / "done", {"run_dir": folder, "device": "cpu", "threads": 1, "share_memory": False}
-    plan = plan_of(PLAIN, [[0, 1]])
+    done, options = folder / "done", {"run_dir": folder, "device": "cpu", "threads": 1, "timeout": 2}
+    program, identity = compile(plan_of(PLAIN, [[0, 1]]), 1), Identity.from_environment()
     os.environ["SPARSEPIPE_RENDEZVOUS"] = "file"
     if how == "silent as it starts" and rank == 1:
         dist.FileStore(str(folder / "logs" / ".rendezvous-0-0"), 2).set("ready/1", b"1")
         _until(done.exists)
         return
     if how == "silent as it starts":
-        join = joined(plan, timeout=2, **options)
+        join = joined(identity, **options)
         _raises(DeadlinePassed, "rank 0 waited 2 s for the other ranks to connect; rank 1 has been in", join.__enter__)
         done.touch()
         return
-    with joined(plan, timeout=2, synchronise=True, **options) as process:
+    with joined(identity, **options) as process:
+        connections = Connections.open(program, process, synchronise=True, share_memory=False)
         ways = [(1 - rank, tag_of(FORWARD, 0))]
         sockets = connect(dist.FileStore(str(folder / "sockets"), 2), rank, ways, ways, timeout=60)
         write_atomic(folder / f"pid{rank}", str(os.getpid()))
@@ -169,7 +173,7 @@ def _left_alone(folder: Path, how: str, rank: int) -> None:
             _until(done.exists)
             os._exit(0)
         _until((folder / "pid1").exists)
-        within = process.at(0).statistics_group
+        within = connections.at(0).statistics
         inbox = Inbox([(1, 0)], direction=FORWARD, boundary=7, sockets=sockets)
         what = re.escape("batch norm in the forward of minibatch 3 of rank 0")
 

@@ -20,8 +20,12 @@ from ..files import read_json, write_json
 from ..host.background_load import RUN_QUEUE_WAIT, num_processors, thread_times, waited_share
 from ..host.python_path import python_command, python_environment
 from ..plan import Plan, Stage
-from ..runtime.processes.process import Process, joined
+from ..runtime.processes.identity import Identity
 from ..runtime.replication.all_reduce import Averaging
+from ..runtime.replication.replica_group import ReplicaGroup
+from ..runtime.worker.connections import Connections
+from ..runtime.worker.join import joined
+from ..schedule import compile
 from .loopback import loopback_link
 
 _SIZES = (2**12, 2**24)  # bytes of gradients: the smaller tells the latency, the larger the bandwidth
@@ -67,29 +71,32 @@ def averaging_link() -> Link:
 def _measure(folder: Path) -> None:
     """In one of the two processes: average gradients of each size again and again; rank 0 keeps the median seconds."""
     plan = Plan((Stage(("all",), (0, 1)),))
-    with joined(plan, run_dir=folder, device="cpu", threads=1, timeout=_TIMEOUT / 2) as process:
-        seconds = [_seconds(process.at(0), size) for size in _SIZES]
+    identity, options = Identity.from_environment(), {"device": "cpu", "threads": 1, "timeout": _TIMEOUT / 2}
+    with joined(identity, run_dir=folder, **options) as process:
+        connections = Connections.open(compile(plan, 1), process)
+        seconds = [_seconds(connections.replicas[0], size) for size in _SIZES]
+        connections.close()
         if process.rank == 0:
             write_json(folder / "seconds.json", {"seconds": seconds})
 
 
-def _seconds(process: Process, num_bytes: int) -> float:
+def _seconds(replicas: ReplicaGroup, num_bytes: int) -> float:
     """Return the median seconds of averaging so many bytes: of those times in which no other load held us up."""
-    found = [_once(process, num_bytes) for _ in range(_REPEATS)]
+    found = [_once(replicas, num_bytes) for _ in range(_REPEATS)]
     quiet = [seconds for seconds, waited in found if (waited or 0.0) <= RUN_QUEUE_WAIT]
     return median(quiet if len(quiet) >= _ENOUGH else [seconds for seconds, _ in found])
 
 
-def _once(process: Process, num_bytes: int) -> tuple[float, float | None]:
+def _once(replicas: ReplicaGroup, num_bytes: int) -> tuple[float, float | None]:
     """Average; return the seconds, and the share of them that our threads waited for a processor.
 
     Where stages keep every processor at work, averaging takes what the two processes need of them, if that is more.
     """
     weights = [torch.zeros(num_bytes // 4 // _LAYERS) for _ in range(_LAYERS)]
     gradients = [torch.ones_like(weight) for weight in weights]
-    process.barrier("averaging")
+    replicas.process.barrier("averaging")
     threads, start, own = thread_times(), time.perf_counter(), time.process_time()
-    averaging = Averaging(weights, None, process)
+    averaging = Averaging(weights, None, replicas)
     averaging.complete(gradients)
     del gradients
     averaging.mean(2, what="averaging")

@@ -7,6 +7,7 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
+from .processes.identity import Identity
 from .processes.last_words import keep_pipe, say
 from .processes.lifeline import watch
 from .processes.run_folder import RunFolder, RunFolderGone
@@ -18,8 +19,8 @@ def main() -> int:
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint")
     arguments = parser.parse_args()
     watch()
-    rank, pipe = int(os.environ.get("RANK", "0")), keep_pipe()
-    resume = arguments.resume or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    identity, pipe = Identity.from_environment(), keep_pipe()
+    rank, resume = identity.rank, arguments.resume or identity.attempt > 0
     folder: RunFolder | None = None
     try:
         folder = RunFolder(arguments.run_dir)

@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,12 @@ def translated(message: str, *, peer: int, deadline: float = math.inf) -> Iterat
         if time.monotonic() >= deadline - 0.01:
             raise DeadlinePassed(message, peer=peer) from error
         raise lost(peer, _first_line(error), message) from error
+
+
+def wait_for(work: Any, deadline: float, message: str, *, peer: int) -> None:
+    """Wait for one communication until `deadline` (time.monotonic). Raises DeadlinePassed (`message`) or PeerLost."""
+    with translated(message, peer=peer, deadline=deadline):
+        work.wait(timedelta(seconds=seconds_left(deadline)))
 
 
 def _first_line(error: BaseException) -> str:

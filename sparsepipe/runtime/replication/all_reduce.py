@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..processes.process import Process
+from .replica_group import ReplicaGroup
 
 _BUCKET_BYTES = 2**22  # of gradients that are summed over the replicas at once
 
@@ -20,9 +20,9 @@ class Averaging:
     weighs the same, whatever the shares.
     """
 
-    def __init__(self, weights: Sequence[Tensor], before: Sequence[Tensor] | None, process: Process) -> None:
+    def __init__(self, weights: Sequence[Tensor], before: Sequence[Tensor] | None, replicas: ReplicaGroup) -> None:
         """`before`: the sum over the round's earlier minibatches, if there were any."""
-        self._weights, self._before, self._process = list(weights), before, process
+        self._weights, self._before, self._replicas = list(weights), before, replicas
         self._buckets = _buckets(self._weights)
         self._bucket_of = {place: k for k, places in enumerate(self._buckets) for place in places}
         self._missing = [len(places) for places in self._buckets]
@@ -52,7 +52,7 @@ class Averaging:
         """Wait for the sums; return the means over a round of `count` minibatches. Raises DeadlinePassed, PeerLost."""
         means: list[Tensor] = [torch.empty(0)] * len(self._weights)
         for places, (flat, work) in zip(self._buckets, self._under_way, strict=True):
-            self._process.finish_sum(work, what=what)
+            self._replicas.finish(work, what=what)
             if count > 1:
                 flat.div_(count)
             parts = flat.split([self._weights[place].numel() for place in places])
@@ -68,7 +68,7 @@ class Averaging:
         while len(self._under_way) < len(self._buckets) and not self._missing[len(self._under_way)]:
             places = self._buckets[len(self._under_way)]  # every replica sums the buckets in this order
             flat = torch.cat([self._found[place].reshape(-1) for place in places])
-            self._under_way.append((flat, self._process.start_sum_over_stage(flat)))
+            self._under_way.append((flat, self._replicas.start_sum(flat)))
 
 
 def _buckets(weights: Sequence[Tensor]) -> list[list[int]]:
@@ -86,28 +86,31 @@ def _buckets(weights: Sequence[Tensor]) -> list[list[int]]:
 
 
 def average_gradients(
-    gradients: Sequence[Tensor], num_minibatches: int, process: Process, *, what: str
+    gradients: Sequence[Tensor], num_minibatches: int, replicas: ReplicaGroup | None, *, what: str
 ) -> list[Tensor]:
-    """Return the mean gradient of a round that is complete: the sum over all replicas by its number of minibatches."""
-    if process.stage_group is None:
+    """Return the mean gradient of a round that is complete: the sum over all replicas by its number of minibatches.
+
+    `replicas` is None where this rank has the stage alone.
+    """
+    if replicas is None:
         if num_minibatches > 1 and gradients:
             torch._foreach_div_(list(gradients), num_minibatches)
         return list(gradients)
-    averaging = Averaging(gradients, None, process)
+    averaging = Averaging(gradients, None, replicas)
     averaging.complete(gradients)
     return averaging.mean(num_minibatches, what=what)
 
 
 @torch.no_grad()
-def average_statistics(module: nn.Module, share: float, process: Process) -> None:
+def average_statistics(module: nn.Module, share: float, replicas: ReplicaGroup | None) -> None:
     """Bring the running statistics of a stage's replicas together, weighted by their shares of the minibatches.
 
     `share` is this replica's; all shares of the stage sum to 1.
     """
     buffers = [buffer for buffer in module.buffers() if buffer.is_floating_point()]
-    if process.stage_group is None or not buffers:
+    if replicas is None or not buffers:
         return
     flat = torch.cat([buffer.reshape(-1) for buffer in buffers]).mul_(share)
-    process.sum_over_stage(flat, what="averaging of batch-norm statistics")
+    replicas.sum(flat, what="averaging of batch-norm statistics")
     for buffer, part in zip(buffers, flat.split([buffer.numel() for buffer in buffers]), strict=True):
         buffer.copy_(part.view(buffer.shape))

@@ -14,8 +14,8 @@ from ...models import INPUT, Network
 from ...plan import Plan
 from ..config import RunConfig
 from ..failures import PacketMismatch
-from ..processes.process import Process
 from ..replication.all_reduce import average_gradients
+from ..replication.replica_group import ReplicaGroup
 from ..training_state.weights import Version
 from ..transport.compression import Compressor, restored
 from ..transport.packet import BACKWARD, FORWARD, Packet, Slot, boundary_id
@@ -216,9 +216,11 @@ class StageRunner:
         small = self._backwards.shrink(tuple(map(Slot, crossing)))
         return Packet(BACKWARD, flight.minibatch, self.id_before, small, voxels=flight.voxels)
 
-    def average(self, gradients: Sequence[Tensor], count: int, process: Process, *, what: str) -> list[Tensor]:
+    def average(
+        self, gradients: Sequence[Tensor], count: int, replicas: ReplicaGroup | None, *, what: str
+    ) -> list[Tensor]:
         """Return the mean gradient of a round of `count` minibatches over the stage's replicas."""
-        return average_gradients(gradients, count, process, what=what)
+        return average_gradients(gradients, count, replicas, what=what)
 
     def check_answer(self, flight: InFlight, packet: Packet) -> list[Tensor]:
         """Return the gradients that came back.

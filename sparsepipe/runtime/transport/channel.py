@@ -17,14 +17,13 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..failures import DeadlinePassed, PacketMismatch, PeerLost, seconds_left, translated
+from ..failures import DeadlinePassed, PacketMismatch, PeerLost, seconds_left, translated, wait_for
 from .packet import Packet, arrives_at, decode, encode, payload_bytes, place_of, set_place
 from .shared_memory import BufferLease, SharedMemory
 from .sockets import DEPTH, Sockets
@@ -246,9 +245,3 @@ def _lent(packet: Packet, lending: BufferLease) -> Tensor:
     if lending.place:
         set_place(header, *lending.place)
     return header
-
-
-def wait_for(work: Any, deadline: float, message: str, *, peer: int) -> None:
-    """Wait for one communication until `deadline` (time.monotonic). Raises DeadlinePassed (`message`) or PeerLost."""
-    with translated(message, peer=peer, deadline=deadline):
-        work.wait(timedelta(seconds=seconds_left(deadline)))

@@ -10,13 +10,10 @@ size, which here only the sender does. At 1 MB that is half of the time.
 Each rank listens for as long as it takes its peers to connect, with a secret from the store, and no longer.
 """
 
-import fcntl
 import json
-import os
 import queue
 import secrets
 import socket
-import struct
 import threading
 import time
 from collections.abc import Collection, Mapping
@@ -33,9 +30,9 @@ from .packet import HEADER_BYTES, payload_bytes
 
 DEPTH = 3  # packets of a connection that have come and the worker has not taken
 _LENGTH_BYTES = 8
+_TO_CLOSE = 1.0  # seconds for a thread to end, where its connection was drained
 _READ_BYTES = 2**16  # as much as a core's own cache holds between the kernel's copy and the next
 _BACKLOG = 128  # connections that may wait until this rank looks: strangers among them
-_INTERFACE_ADDRESS = 0x8915  # Linux's SIOCGIFADDR
 
 
 class Sending:
@@ -66,7 +63,8 @@ class _Outgoing:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._todo: queue.SimpleQueue[Sending | None] = queue.SimpleQueue()
-        threading.Thread(target=self._write, name="sockets out", daemon=True).start()
+        self.thread = threading.Thread(target=self._write, name="sockets out", daemon=True)
+        self.thread.start()
 
     def send(self, header: Tensor, payload: Tensor) -> Sending:
         sending = Sending(header, payload)
@@ -106,7 +104,8 @@ class _Incoming:
         self._connection, self._pinned = connection, pinned
         self._arrived: queue.SimpleQueue[tuple[Tensor, Tensor] | Exception] = queue.SimpleQueue()
         self._room = threading.Semaphore(DEPTH)
-        threading.Thread(target=self._read, name="sockets in", daemon=True).start()
+        self.thread = threading.Thread(target=self._read, name="sockets in", daemon=True)
+        self.thread.start()
 
     def take(self, peer: int, *, deadline: float, message: str) -> tuple[Tensor, Tensor]:
         try:
@@ -124,6 +123,7 @@ class _Incoming:
     def close(self) -> None:
         with suppress(OSError):  # its peer may have been first
             self._connection.shutdown(socket.SHUT_RDWR)
+        self._room.release()  # it may wait to hand on what nobody takes any more
 
     def _read(self) -> None:
         try:
@@ -177,9 +177,12 @@ class Sockets:
         return self._incoming[peer, tag].take(peer, deadline=deadline, message=message)
 
     def close(self) -> None:
-        """Close once everything that was sent has ended."""
-        for connection in (*self._outgoing.values(), *self._incoming.values()):
+        """Close once everything that was sent has ended. Its threads are gone then, unless a peer does not read."""
+        both = (*self._outgoing.values(), *self._incoming.values())
+        for connection in both:
             connection.close()
+        for connection in both:
+            connection.thread.join(_TO_CLOSE)
 
 
 def connect(
@@ -190,13 +193,16 @@ def connect(
     *,
     timeout: float,
     pinned: bool = False,
+    address: str = "127.0.0.1",
 ) -> Sockets:
-    """Connect with the peers, who must all come here within `timeout` seconds. Raises DeadlinePassed or PeerLost."""
+    """Connect with the peers, who must all come here within `timeout` seconds and reach this host at `address`.
+
+    Raises DeadlinePassed or PeerLost.
+    """
     if not outgoing and not incoming:
         return Sockets({}, {})
     deadline = time.monotonic() + timeout
     secret = secrets.token_bytes(SECRET_BYTES)
-    address = _own_address()
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.create_server((address, 0), family=family, backlog=_BACKLOG) as server:
         store.set(f"socket/{rank}", json.dumps([*server.getsockname()[:2], secret.hex()]))
@@ -215,16 +221,3 @@ def _connected(store: dist.Store, rank: int, peer: int, tag: int, *, deadline: f
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.sendall(hello(bytes.fromhex(secret), rank, tag))
     return connection
-
-
-def _own_address() -> str:
-    """Return where others reach this host: at the interface that gloo is told to use, else as seen by the master."""
-    if name := os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]:
-        asked = struct.pack("256s", name.encode()[:15])
-        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # it has an IPv4 address
-            return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _INTERFACE_ADDRESS, asked)[20:24])
-    master = os.environ.get("MASTER_ADDR", "127.0.0.1")
-    family, kind, protocol, _, where = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(where)  # a datagram's: nothing is sent
-        return str(probe.getsockname()[0])

@@ -59,7 +59,7 @@ class EpochExecutor:
         self.table = torch.zeros(count, 5, dtype=torch.float64)
         self.synchronised: bool | None = None  # as the module was left, nobody knows
         self.averaging: Averaging | None = None  # of the round whose last backward is done
-        self.last_of_rounds = self._last_of_rounds(todo) if replica.process.stage_group is not None else frozenset()
+        self.last_of_rounds = self._last_of_rounds(todo) if replica.position.replicas is not None else frozenset()
         self.answers: Inbox | LocalQueue | None = None
         if not replica.runner.is_last:
             backwards = (action.minibatch for action in todo if action.op in (Op.BACKWARD, Op.BACKWARD_INPUT))
@@ -111,7 +111,7 @@ class EpochExecutor:
 
     def _synchronise(self, m: int) -> None:
         """Let batch norm share its statistics in rounds in which every replica has a minibatch."""
-        group = self.replica.process.statistics_group
+        group = self.replica.position.statistics
         if group is None:
             return
         whole = len(together(self.context.plan, self.replica.stage, m, self.program.num_minibatches)) > 1
@@ -148,7 +148,7 @@ class EpochExecutor:
             own = list(flight.version.tensors.values())
             averaging = None
             if m in self.last_of_rounds and own:
-                averaging = self.averaging = Averaging(own, replica.weights.gathered, replica.process)
+                averaging = self.averaging = Averaging(own, replica.weights.gathered, replica.position.replicas)
             watching = averaging.watching() if averaging else nullcontext()
             turn = m // replica.own.round  # replicas take every minibatch but their own elsewhere
             looking = context.memory.looking_inside(own) if turn % _LOOK_INSIDE_EVERY == 0 else nullcontext()
@@ -180,7 +180,7 @@ class EpochExecutor:
 
         What its batch norms waited for other replicas is one wait, at its end: each was short, and there were many.
         """
-        recorder, group, m = self.context.recorder, self.replica.process.statistics_group, action.minibatch + self.base
+        recorder, group, m = self.context.recorder, self.replica.position.statistics, action.minibatch + self.base
         end = recorder.now()
         waited = group.take_waited() if group else 0.0
         recorder.span(kind, str(action), start, end - waited, minibatch=m)
@@ -236,15 +236,15 @@ class EpochExecutor:
         A step that flushes is made once the gradients of all of this rank's stages are there: only then is it known
         whether any overflowed, and how long they are together.
         """
-        replica, recorder = self.replica, self.context.recorder
+        replica, recorder, others = self.replica, self.context.recorder, self.replica.position.replicas
         members = self.program.members(replica.stage, action.minibatch)
         minibatches = range(members[0] + self.base, members[-1] + self.base + 1)  # of the run
         last = minibatches[-1]
         gradients = replica.weights.take_gradients()
-        if replica.process.stage_group is not None:
+        if others is not None:
             start = recorder.begin("average", last)
             if self.averaging is None:
-                gradients = replica.runner.average(gradients, len(members), replica.process, what=f"averaging {action}")
+                gradients = replica.runner.average(gradients, len(members), others, what=f"averaging {action}")
             else:
                 gradients = self.averaging.mean(len(members), what=f"averaging {action}")
                 self.averaging = None
@@ -252,6 +252,6 @@ class EpochExecutor:
             start = recorder.begin("update", last)
         else:
             start = recorder.begin("update", last)
-            gradients = replica.runner.average(gradients, len(members), replica.process, what=str(action))
+            gradients = replica.runner.average(gradients, len(members), others, what=str(action))
         start = self.weight_update.take(replica, gradients, action=action, minibatches=minibatches, start=start)
         recorder.span("update", str(action), start, recorder.now(), minibatch=last)

@@ -4,30 +4,31 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from ...schedule import Action, Op, Program
-from ..processes.process import Process
+from ...schedule import Action, Op
 from ..reporting.recorder import Recorder
 from ..transport.channel import Inbox, LocalQueue, Outbox, WireInbox
 from ..transport.packet import BACKWARD, FORWARD, Packet
+from .connections import Connections
 from .stage_replica import StageReplica
 
 _OPERATION = {FORWARD: Op.FORWARD, BACKWARD: Op.BACKWARD}  # whose results go in a direction
 
 
 class PacketExchange:
-    """Who is beside a stage, the program says; what carries a packet there, the process.
+    """Who is beside a stage, the program says; what carries a packet there, the connections.
 
     A packet for a stage of this same rank waits in a queue, and nothing is sent.
     """
 
-    def __init__(self, program: Program, process: Process, recorder: Recorder, *, timeout: float) -> None:
-        """`program`: until steady, which bounds how many packets are on their way at once."""
-        self._program, self._process, self._recorder, self._timeout = program, process, recorder, timeout
-        stages = program.plan.stages_of(process.rank)
+    def __init__(self, connections: Connections, recorder: Recorder, *, timeout: float) -> None:
+        self._connections, self._recorder, self._timeout = connections, recorder, timeout
+        self._program, self._rank = connections.program, connections.process.rank
+        program, rank = self._program, self._rank
+        stages = program.plan.stages_of(rank)
         # Enough that ranks which send to each other never wait for each other to take: only evaluation is slowed.
-        most = len(stages) * (sum(program.in_flight(k, process.rank) for k in stages) + 2)
-        self._outbox = Outbox(limit=most, memory=process.shared_memory, sockets=process.sockets)
-        self._local: defaultdict[tuple[int, int], LocalQueue] = defaultdict(lambda: LocalQueue(process.rank))
+        most = len(stages) * (sum(program.in_flight(k, rank) for k in stages) + 2)
+        self._outbox = Outbox(limit=most, memory=connections.shared_memory, sockets=connections.sockets)
+        self._local: defaultdict[tuple[int, int], LocalQueue] = defaultdict(lambda: LocalQueue(rank))
         self.sent_bytes = 0  # to other ranks since the epoch began
 
     def send(self, packet: Packet, action: Action) -> None:
@@ -35,12 +36,12 @@ class PacketExchange:
         target = self._program.target(action.stage, action.op)
         assert target is not None, "stages at the ends send nothing outwards"
         peer, cut = self._program.rank_of(target, action.minibatch), max(action.stage, target)
-        if peer == self._process.rank:
+        if peer == self._rank:
             self._local[packet.direction, cut].put(packet)
             return
         self.sent_bytes += packet.num_bytes
         start = self._recorder.now()
-        wire = self._process.wires.get((packet.direction, cut))
+        wire = self._connections.links.get((packet.direction, cut))
         self._outbox.send(packet, peer, timeout=self._timeout, action=str(action), cut=cut, wire=wire)
         self._recorder.span("send", str(action), start, self._recorder.now(), minibatch=packet.minibatch, peer=peer)
 
@@ -59,10 +60,10 @@ class PacketExchange:
             "direction": direction,
             "boundary": runner.id_before if direction == FORWARD else runner.id_after,
             "cut": cut,
-            "memory": self._process.shared_memory,
-            "sockets": self._process.sockets,
+            "memory": self._connections.shared_memory,
+            "sockets": self._connections.sockets,
         }
-        wire = self._process.wires.get((direction, cut))
+        wire = self._connections.links.get((direction, cut))
         return WireInbox(wire, expected, **options) if wire else Inbox(expected, **options)
 
     def finish(self) -> None:

@@ -9,13 +9,17 @@ import torch
 
 from ...plan import Plan
 from ...record.trace_file import bytes_of_rank
+from ...schedule import compile_until_steady
 from ..config import RunConfig
-from ..processes.process import Process, joined
+from ..processes.identity import Identity
+from ..processes.process import Process
 from ..reporting.clock import began
 from ..reporting.recorder import Recorder, forget_rows
 from ..training_state import checkpoint
 from ..workloads.point_clouds import Workload
 from ..workloads.replay import ENGINE, ReplayWorkload
+from .connections import Connections, check_ranks
+from .join import joined
 from .worker import Worker
 
 
@@ -39,31 +43,48 @@ def run(
     if config.engine != ENGINE:
         # Autograd imports it in the first backward that is given gradients: most of a second and 10 MB, no stage's own.
         importlib.import_module("torch.fx.experimental.symbolic_shapes")
-    with joined(
-        plan,
-        run_dir=run_dir,
-        device=config.device,
-        threads=config.threads,
-        timeout=config.timeout_seconds,
+    identity, timeout = Identity.from_environment(), config.timeout_seconds
+    check_ranks(plan, identity.world_size)
+    with joined(identity, run_dir=run_dir, device=config.device, threads=config.threads, timeout=timeout) as process:
+        train(process, run_dir, plan, config, workload=workload, resume=resume)
+
+
+def train(
+    process: Process,
+    run_dir: Path,
+    plan: Plan,
+    config: RunConfig,
+    *,
+    workload: Workload | ReplayWorkload,
+    resume: bool = False,
+    opening: int = 0,
+) -> None:
+    """Run a process's rank of `plan` to its end. The process may go on under another plan, with another `opening`."""
+    connections = Connections.open(
+        compile_until_steady(plan),
+        process,
+        opening=opening,
         synchronise=config.synchronised_batch_norm,
         share_memory=config.shared_memory,
-    ) as process:
-        found = _agree(run_dir, process) if resume else None
-        recorder = Recorder(
-            run_dir,
-            rank=process.rank,
-            stage=process.stage,
-            origin=_origin(run_dir, process),
-            heartbeats=process.heartbeats,
-            trace_bytes=bytes_of_rank(len(plan.ranks)),
-            epoch_minibatches=workload.epoch_minibatches,
-        )
-        try:
-            worker = Worker(run_dir, plan, config, process=process, workload=workload, recorder=recorder)
-            gc.freeze()  # modules and weights stay: not to be searched for garbage between minibatches
-            worker.run(found)
-        finally:
-            recorder.close()
+    )
+    found = _agree(run_dir, process) if resume else None
+    recorder = Recorder(
+        run_dir,
+        rank=process.rank,
+        stage=plan.stages_of(process.rank)[0],
+        origin=_origin(run_dir, process),
+        heartbeats=process.heartbeats,
+        trace_bytes=bytes_of_rank(len(plan.ranks)),
+        epoch_minibatches=workload.epoch_minibatches,
+    )
+    try:
+        worker = Worker(run_dir, plan, config, connections=connections, workload=workload, recorder=recorder)
+        gc.freeze()  # modules and weights stay: not to be searched for garbage between minibatches
+        worker.run(found)
+    finally:
+        recorder.close()
+        gc.unfreeze()  # they go with the plan
+    connections.close()
 
 
 def _agree(run_dir: Path, process: Process) -> checkpoint.Checkpoint | None:

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from ...plan import Plan, Stage
 from ..config import RunConfig
-from ..processes.process import Process
 from ..replication.all_reduce import average_statistics
 from ..stages.network_stage import StageRunner
+from ..stages.position import Position
 from ..training_state import checkpoint
 from ..training_state.optimizer import optimizer
 from ..training_state.weights import Weights
@@ -22,33 +22,35 @@ class WeightsNotFinite(RuntimeError):
 
 @dataclass(eq=False)
 class StageReplica:
-    """The stage, its place in the plan, and the process as it stands there."""
+    """The stage, its place in the plan, and this rank's position there."""
 
-    stage: int
     own: Stage
-    process: Process
+    position: Position
     runner: StageRunner | ReplayRunner
     weights: Weights
 
     @classmethod
     def open(
-        cls, stage: int, plan: Plan, config: RunConfig, *, process: Process, workload: Workload | ReplayWorkload
+        cls, plan: Plan, config: RunConfig, *, position: Position, workload: Workload | ReplayWorkload
     ) -> "StageReplica":
-        process = process.at(stage)
-        runner = workload.runner(plan, process)
+        runner = workload.runner(plan, position)
         chosen = optimizer(config.optimizer, momentum=config.momentum, weight_decay=config.weight_decay)
         weights = Weights(dict(runner.module.named_parameters()), chosen)
-        return cls(stage, plan.stages[stage], process, runner, weights)
+        return cls(plan.stages[position.stage], position, runner, weights)
+
+    @property
+    def stage(self) -> int:
+        return self.position.stage
 
     @property
     def writes(self) -> bool:
         """Whether this replica writes the stage's part of a checkpoint."""
-        return self.process.rank == self.own.ranks[0]
+        return self.position.rank == self.own.ranks[0]
 
     def average_statistics(self) -> None:
         """Bring the replicas' running statistics together."""
-        share = self.own.share(self.process.rank) / self.own.round
-        average_statistics(self.runner.module, share, self.process)
+        share = self.own.share(self.position.rank) / self.own.round
+        average_statistics(self.runner.module, share, self.position.replicas)
 
     def tensors(self) -> dict[str, Tensor]:
         """What this stage keeps, as checkpoints name it."""
@@ -65,7 +67,7 @@ class StageReplica:
 
     def load(self, found: checkpoint.Checkpoint) -> None:
         """Take this stage's layers from a checkpoint, whoever held them before."""
-        device = self.process.device  # where the optimizer keeps what it goes on from
+        device = self.position.device  # where the optimizer keeps what it goes on from
         tensors = {key: tensor.to(device) for key, tensor in found.read(self.own.layers).items()}
         own = checkpoint.as_tensor_map(self.weights.newest.tensors, {}, dict(self.runner.module.named_buffers()))
         found.check_shapes(tensors, own)

@@ -16,11 +16,10 @@ from ...errors import InputError
 from ...host.background_load import Usage
 from ...plan import Plan
 from ...record.record_files import read_metrics
-from ...schedule import Program, check_runs, compile, compile_until_steady
+from ...schedule import Program, check_runs, compile
 from ...trace import SPAN_KINDS
 from ..config import RunConfig
 from ..failures import LossNotFinite, PeerLost
-from ..processes.process import Process
 from ..reporting import metrics
 from ..reporting.load import shared_load, worst_load
 from ..reporting.memory import PeakMemory
@@ -30,6 +29,7 @@ from ..training_state.async_checkpoint import Snapshots
 from ..training_state.loss_scale import LossScale
 from ..workloads.point_clouds import Workload
 from ..workloads.replay import ReplayWorkload
+from .connections import Connections
 from .context import WorkerContext
 from .epoch_executor import EpochExecutor, EpochPart
 from .packet_exchange import PacketExchange
@@ -53,18 +53,22 @@ class Worker:
         plan: Plan,
         config: RunConfig,
         *,
-        process: Process,
+        connections: Connections,
         workload: Workload | ReplayWorkload,
         recorder: Recorder,
     ) -> None:
+        process = connections.process
         self.run_dir, self.plan, self.config, self.process = run_dir, plan, config, process
+        self.connections = connections
         self.workload, self.recorder = workload, recorder
         self.rank = process.rank
-        memory = PeakMemory(process.device, process.shared_memory)  # of what is made from here on
+        memory = PeakMemory(process.device, connections.shared_memory)  # of what is made from here on
         stages = plan.stages_of(self.rank)
-        self.replicas = {k: StageReplica.open(k, plan, config, process=process, workload=workload) for k in stages}
+        self.replicas = {
+            k: StageReplica.open(plan, config, position=connections.at(k), workload=workload) for k in stages
+        }
         timeout = config.timeout_seconds
-        exchange = PacketExchange(compile_until_steady(plan), process, recorder, timeout=timeout)
+        exchange = PacketExchange(connections, recorder, timeout=timeout)
         self.context = WorkerContext(plan, process, workload, exchange, recorder, memory, timeout)
         self.weight_update = WeightUpdate(self.context, config, num_stages=len(stages))
         self.snapshots = Snapshots(run_dir, timeout=timeout)
@@ -87,11 +91,10 @@ class Worker:
         for count in self.workload.segment_lengths(done):
             check_runs(self.program(count), synchronised=self.config.synchronised_batch_norm)
         if self.context.writes_metrics:
-            shared = self.process.shared_memory
             facts = {
                 "epoch_minibatches": self.workload.epoch_minibatches,
                 "minibatches": self.workload.total_minibatches,
-                "shares_memory_with": sorted(shared.peers) if shared else [],  # the other ranks: over sockets or NCCL
+                "shares_memory_with": self.connections.memory_peers,  # the other ranks: over sockets or NCCL
             }
             self.recorder.metric("start", **facts)
         if resume_from:

@@ -15,9 +15,8 @@ from ...errors import InputError
 from ...models import Network, network
 from ...plan import Plan
 from ..config import RunConfig
-from ..processes.process import Process
 from ..stages.network_stage import StageRunner
-from ..transport.packet import BACKWARD, FORWARD
+from ..stages.position import Position
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,14 +47,13 @@ class Workload:
         validation = validation.near_origin(steps) if validation is not None else None
         return cls(config, net, engine(config.engine), training.near_origin(steps), validation)
 
-    def runner(self, plan: Plan, process: Process) -> StageRunner:
+    def runner(self, plan: Plan, position: Position) -> StageRunner:
         """Return what runs this rank's layers, warmed up: its kernels are chosen before the ranks first meet."""
-        options = {"config": self.config, "device": process.device, "per_voxel": self.per_voxel}
-        ways = (FORWARD, process.stage + 1), (BACKWARD, process.stage)
-        compression = tuple(process.compression(*way) for way in ways)
-        runner = StageRunner(self.network, self.engine, plan, process.stage, compression=compression, **options)
+        options = {"config": self.config, "device": position.device, "per_voxel": self.per_voxel}
+        options["compression"] = position.compression
+        runner = StageRunner(self.network, self.engine, plan, position.stage, **options)
         first = partial(self.training.batch, self.order(0)[0])
-        self.engine.warm_up(runner.module, first, process.device, half=runner.half)
+        self.engine.warm_up(runner.module, first, position.device, half=runner.half)
         return runner
 
     def check(self, plan: Plan) -> None:

@@ -20,9 +20,10 @@ from ...plan import Plan
 from ...profile import Profile
 from ...schedule import compile_until_steady, weights_share
 from ..config import RunConfig
-from ..processes.process import Process
+from ..replication.replica_group import ReplicaGroup
 from ..stages.loss import Outcome
 from ..stages.network_stage import InFlight, Output
+from ..stages.position import Position
 from ..training_state.weights import Version
 from ..transport.emulated_links import Links
 from ..transport.packet import BACKWARD, FORWARD, Packet, Slot, boundary_id
@@ -81,8 +82,8 @@ class ReplayWorkload:
         """Stand in for the minibatch that starts with sample `indices[0]`."""
         return ReplayBatch(int(self.voxels[indices[0] // self.config.batch_size]))
 
-    def runner(self, plan: Plan, process: Process) -> "ReplayRunner":
-        return ReplayRunner(self, plan, process.stage, process.rank)
+    def runner(self, plan: Plan, position: Position) -> "ReplayRunner":
+        return ReplayRunner(self, plan, position.stage, position.rank)
 
     @cached_property
     def voxels(self) -> list[float]:
@@ -167,8 +168,11 @@ class ReplayRunner:
     def check_answer(self, flight: InFlight, packet: Packet) -> list[Tensor]:
         return []
 
-    def average(self, gradients: Sequence[Tensor], count: int, process: Process, *, what: str) -> list[Tensor]:
-        process.sum_over_stage(torch.zeros(1), what=what)
+    def average(
+        self, gradients: Sequence[Tensor], count: int, replicas: ReplicaGroup | None, *, what: str
+    ) -> list[Tensor]:
+        if replicas is not None:
+            replicas.sum(torch.zeros(1), what=what)
         _sleep(self._averaging)
         return []
 

@@ -1,0 +1,67 @@
+"""Who a process is among those of its job, as its launcher says it in the environment: read here and nowhere else."""
+
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from ...errors import InputError
+
+_INTERFACE_ADDRESS = 0x8915  # Linux's SIOCGIFADDR
+_LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A process's rank, and where the ranks of its job meet."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0  # among the job's processes on this host
+    local_world_size: int = 1
+    launch: str = "0"  # names this launch among those of the same run
+    attempt: int = 0  # how often the launcher has started the job's processes again
+    store: tuple[str, int] | None = None  # address and port of the launcher's store; None: a file in the run's folder
+    interface: str | None = None  # the network interface by which the other ranks are reached; None: the usual one
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Identity":
+        """Read what torchrun sets, and our own launchers beside it. Alone, a process is rank 0 of 1.
+
+        Raises InputError for what is no number.
+        """
+
+        def number(name: str, default: int) -> int:
+            told = environment.get(name, str(default))
+            if not told.isascii() or not told.isdigit():
+                raise InputError(f"{name}={told!r} in the environment, expected a whole number as torchrun sets it")
+            return int(told)
+
+        rank, world_size = number("RANK", 0), number("WORLD_SIZE", 1)
+        by_file = environment.get("SPARSEPIPE_RENDEZVOUS", "file") == "file"
+        return cls(
+            rank,
+            world_size,
+            local_rank=number("LOCAL_RANK", rank),
+            local_world_size=number("LOCAL_WORLD_SIZE", world_size),
+            launch=environment.get("SPARSEPIPE_LAUNCH", "0"),
+            attempt=number("TORCHELASTIC_RESTART_COUNT", 0),
+            store=None if by_file else (environment.get("MASTER_ADDR", _LOOPBACK), number("MASTER_PORT", 0)),
+            interface=environment.get("GLOO_SOCKET_IFNAME", "").split(",")[0] or None,
+        )
+
+    @property
+    def address(self) -> str:
+        """Where the other ranks reach this host: at its interface, else as seen on the way to the launcher's store."""
+        if self.interface:
+            asked = struct.pack("256s", self.interface.encode()[:15])
+            with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # it has an IPv4 address
+                return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _INTERFACE_ADDRESS, asked)[20:24])
+        master = self.store[0] if self.store else _LOOPBACK
+        family, kind, protocol, _, where = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(where)  # a datagram's: nothing is sent
+            return str(probe.getsockname()[0])

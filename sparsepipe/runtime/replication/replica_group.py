@@ -1,0 +1,30 @@
+"""The replicas of one stage: what they sum together."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from ..processes.process import Process
+
+
+@dataclass(frozen=True, eq=False)
+class ReplicaGroup:
+    """The ranks that hold a stage, more than one, of which this process is one."""
+
+    process: Process
+    group: Any  # torch.distributed's
+
+    def sum(self, values: Tensor, *, what: str) -> Tensor:
+        """Return the sum of `values` over the replicas, in place. Raises DeadlinePassed or PeerLost."""
+        self.finish(self.start_sum(values), what=what)
+        return values
+
+    def start_sum(self, values: Tensor) -> Any:
+        """Begin to sum `values` over the replicas, in place; `finish` waits for it."""
+        return dist.all_reduce(values, group=self.group, async_op=True)
+
+    def finish(self, work: Any, *, what: str) -> None:
+        """Wait for a sum that was begun. Raises DeadlinePassed or PeerLost."""
+        self.process.finish(work, what=what)

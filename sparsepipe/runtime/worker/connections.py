@@ -1,0 +1,171 @@
+"""What connects a process with the others under one plan: opened when the plan begins, closed when it ends.
+
+    Process      rank, device, store, what all ranks sum together          as long as the job
+    Connections  replicas of each stage, packets between its neighbours    as long as a plan
+
+Who feeds whom is asked of the plan's Program.
+"""
+
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _set_pg_timeout
+
+from ...errors import InputError
+from ...plan import Plan, Stage
+from ...schedule import Op, Program
+from ..failures import translated
+from ..processes.process import Process
+from ..replication.batch_norm import Replicas
+from ..replication.replica_group import ReplicaGroup
+from ..stages.position import Position
+from ..transport.channel import NcclLink, tag_of
+from ..transport.greeting import Way
+from ..transport.packet import BACKWARD, FORWARD
+from ..transport.shared_memory import SharedMemory, meet
+from ..transport.sockets import Sockets, connect
+from .join import NEVER
+
+_DIRECTIONS = {Op.FORWARD: FORWARD, Op.BACKWARD: BACKWARD}  # of the packets that an operation sends to another stage
+
+
+class Boundary(NamedTuple):
+    """What crosses a cut of a plan in one direction. Cut k lies between the stages k - 1 and k."""
+
+    direction: int
+    cut: int
+    source: Stage
+    target: Stage
+
+
+def boundaries(program: Program) -> Iterator[Boundary]:
+    """Yield every cut in both directions, in an order that all ranks share."""
+    stages = program.plan.stages
+    for k, source in enumerate(stages):
+        for op, direction in _DIRECTIONS.items():
+            target = program.target(k, op)
+            if target is not None:
+                yield Boundary(direction, max(k, target), source, stages[target])
+
+
+@dataclass(frozen=True, eq=False)
+class Connections:
+    """What carries tensors between this rank and the others under one plan."""
+
+    process: Process
+    program: Program
+    replicas: dict[int, ReplicaGroup] = field(default_factory=dict)  # by stage, of those that this rank shares
+    statistics: dict[int, Replicas] = field(default_factory=dict)  # the same, for batch norms within a pass
+    links: dict[tuple[int, int], NcclLink] = field(default_factory=dict)  # (direction, cut) → what carries payloads
+    shared_memory: SharedMemory | None = None  # with other ranks of this host
+    sockets: Sockets | None = None  # to and from the others
+
+    @classmethod
+    def open(
+        cls,
+        program: Program,
+        process: Process,
+        *,
+        opening: int = 0,
+        synchronise: bool = False,
+        share_memory: bool = True,
+    ) -> "Connections":
+        """Connect the ranks as a plan needs it. All ranks of the job come here, within the process's deadline.
+
+        `program` is compiled until steady: that bounds how many packets are on their way at once. `opening` tells one
+        plan's connections from another's in the same job: any number that all ranks give alike and that none has given
+        before. `synchronise`: batch norms of a stage's replicas share their statistics.
+        Raises InputError where the plan's ranks are not the job's, DeadlinePassed and PeerLost.
+        """
+        check_ranks(program.plan, process.world_size)
+        if process.store is None:
+            return cls(process, program)
+        plan, rank, timeout = program.plan, process.rank, process.timeout
+        store = dist.PrefixStore(f"connections-{opening}", process.store)
+        share_memory = share_memory and process.device.type == "cpu"
+        shared_memory = meet(store, rank, plan.ranks) if share_memory else None
+        message = f"rank {rank} waited {timeout:g} s for the other ranks to connect"
+        with translated(message, peer=-1, deadline=time.monotonic() + timeout):
+            found = cls(process, program, shared_memory=shared_memory)
+            found._open_groups(synchronise=synchronise)
+        ways = _ways(program, rank, shared_memory.peers if shared_memory else ())
+        pinned = process.device.type == "cuda"
+        sockets = connect(store, rank, *ways, timeout=timeout, pinned=pinned, address=process.address)
+        return cls(process, program, found.replicas, found.statistics, found.links, shared_memory, sockets)
+
+    def at(self, stage: int) -> Position:
+        """This process at one of its stages."""
+        ways = (FORWARD, stage + 1), (BACKWARD, stage)
+        forwards, backwards = (self._compression(*way) for way in ways)
+        replicas, statistics = self.replicas.get(stage), self.statistics.get(stage)
+        return Position(self.process, stage, replicas, statistics, (forwards, backwards))
+
+    @property
+    def memory_peers(self) -> list[int]:
+        """The ranks that this one shares memory with."""
+        return sorted(self.shared_memory.peers) if self.shared_memory else []
+
+    def close(self) -> None:
+        """Close all of it, once nothing is under way any more. All ranks come here. The process stays in its job."""
+        if self.process.store is None:
+            return
+        self.process.barrier("end of a plan")  # what one has received, another may still be sending
+        if self.sockets:
+            self.sockets.close()
+        if self.shared_memory:
+            self.shared_memory.close()
+        groups = [one.group for one in (*self.replicas.values(), *self.statistics.values(), *self.links.values())]
+        for known in (self.replicas, self.statistics, self.links):
+            known.clear()
+        for group in groups:
+            if group is not dist.GroupMember.NON_GROUP_MEMBER:
+                dist.destroy_process_group(group)
+
+    def _compression(self, direction: int, cut: int) -> str:
+        """How packets are made smaller where nothing is asked for: see transport/compression.py."""
+        through_socket = self.sockets is not None and self.sockets.carries(tag_of(direction, cut))
+        return "lossless" if through_socket and self.process.device.type == "cpu" else "none"
+
+    def _open_groups(self, *, synchronise: bool) -> None:
+        """Open what torch.distributed carries. Every rank comes here, and to each group, its own or not."""
+        process, limit = self.process, timedelta(seconds=self.process.timeout)
+        over_nccl = "nccl" in process.backend
+        for k, stage in enumerate(self.program.plan.stages):
+            if len(stage.ranks) > 1:
+                ranks = sorted(stage.ranks)
+                groups = [dist.new_group(ranks, timeout=limit) for _ in range(1 + synchronise)]
+                if process.rank in ranks:
+                    self.replicas[k] = ReplicaGroup(process, groups[0])
+                    if synchronise:
+                        self.statistics[k] = Replicas(groups[1], process, on_device=over_nccl)
+        for direction, cut, source, target in boundaries(self.program) if over_nccl else ():
+            group = dist.new_group(sorted({*source.ranks, *target.ranks}), timeout=limit)
+            self.links[direction, cut] = NcclLink(group, process.device)
+        # All are here, and deadlines are kept where somebody waits: but for NCCL's, which are begun where they are due.
+        for one in (*self.replicas.values(), *self.statistics.values()) if not over_nccl else ():
+            _set_pg_timeout(NEVER, one.group)
+
+
+def check_ranks(plan: Plan, world_size: int) -> None:
+    """Raise InputError unless a plan's ranks are those of a job of so many."""
+    ranks = sorted(plan.ranks)
+    if ranks != list(range(world_size)):
+        raise InputError(f"the plan needs ranks {ranks}, but this job has {world_size}: 0 to {world_size - 1}")
+
+
+def _ways(program: Program, rank: int, sharing: Collection[int]) -> tuple[set[Way], set[Way]]:
+    """Return the ways that packets go by socket out of and into a rank that shares memory with these others."""
+    outgoing, incoming = set(), set()
+    for direction, cut, source, target in boundaries(program):
+        if source.ranks == target.ranks:
+            continue  # each replica works on its own packets
+        tag = tag_of(direction, cut)
+        if rank in source.ranks:
+            outgoing |= {(peer, tag) for peer in set(target.ranks) - {rank, *sharing}}
+        if rank in target.ranks:
+            incoming |= {(peer, tag) for peer in set(source.ranks) - {rank, *sharing}}
+    return outgoing, incoming

@@ -1,0 +1,105 @@
+"""How a process joins its job and leaves it: threads and device, a place to meet, and who is to blame for a silence."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _set_pg_timeout
+
+from ...errors import InputError
+from ..failures import DeadlinePassed, seconds_left, translated
+from ..processes.heartbeats import Heartbeats
+from ..processes.identity import Identity
+from ..processes.process import Process
+
+NEVER = timedelta(days=7)  # of groups: deadlines are kept where somebody waits
+_TO_START = 60.0  # seconds that importing torch may take on a busy machine, however short the run's own deadlines are
+
+
+@contextmanager
+def joined(identity: Identity, *, run_dir: Path, device: str, threads: int | None, timeout: float) -> Iterator[Process]:
+    """Join the job in which this process is `identity`, and leave it at the end.
+
+    Ranks meet through a file in the run's folder, so nothing listens for it, or through the launcher's store.
+    Raises InputError for a device that is not there, and DeadlinePassed with the rank that did not come.
+    """
+    rank, world_size = identity.rank, identity.world_size
+    torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) // identity.local_world_size))
+    where = _device(device, identity)
+    if world_size == 1:
+        yield Process(rank, world_size, where, timeout)
+        return
+    if where.type == "cuda":
+        torch.cuda.set_device(where)
+    heartbeats = Heartbeats(run_dir / "logs" / ".whereabouts", world_size, rank)
+    store = _store(run_dir, identity, timeout)
+    _meet(store, rank, world_size, timeout)  # from then on what heartbeats say is of this attempt
+    process = Process(rank, world_size, where, timeout, heartbeats, store, identity.address, backend(device, identity))
+    try:
+        heartbeats.tell("meet")
+        message, limit = f"rank {rank} waited {timeout:g} s for the other ranks to connect", timedelta(seconds=timeout)
+        with translated(message, peer=-1, deadline=time.monotonic() + timeout):
+            dist.init_process_group(process.backend, store=store, rank=rank, world_size=world_size, timeout=limit)
+            _set_pg_timeout(NEVER, None)
+        yield process
+    except DeadlinePassed as error:
+        raise _blamed(error, heartbeats) from error
+    # Not after an error: it would wait for receives that are still posted, which may never end.
+    dist.destroy_process_group()
+
+
+def backend(device: str, identity: Identity) -> str:
+    """Return what carries tensors between ranks, in torch.distributed's words.
+
+    NCCL those on GPUs, where every rank of this host has a GPU of its own (it refuses two ranks on one); else gloo all.
+    """
+    if device != "cuda" or torch.cuda.device_count() < identity.local_world_size or not dist.is_nccl_available():
+        return "gloo"
+    return "cpu:gloo,cuda:nccl"
+
+
+def _blamed(error: DeadlinePassed, heartbeats: Heartbeats) -> DeadlinePassed:
+    """Return the error with the rank in it that everybody waits for, where that can be told."""
+    found = None if error.peer is None else heartbeats.find_straggler(error.peer)
+    return DeadlinePassed(f"{error}; {found}", peer=found.rank) if found else error
+
+
+def _store(run_dir: Path, identity: Identity, timeout: float) -> dist.Store:
+    if identity.store is None:
+        path = run_dir / "logs" / f".rendezvous-{identity.launch}-{identity.attempt}"
+        # The ranks' secrets go into it: nobody else may read it.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        store = dist.FileStore(str(path), identity.world_size)
+        store.set_timeout(timedelta(seconds=timeout))
+        return store
+    # The launcher's own store: it listens where the launcher bound it, and outlives every attempt.
+    store = dist.TCPStore(*identity.store, is_master=False, timeout=timedelta(seconds=timeout))
+    return dist.PrefixStore(f"attempt-{identity.attempt}", store)
+
+
+def _meet(store: dist.Store, rank: int, world_size: int, timeout: float) -> None:
+    """Wait until every rank has started, so that one which did not is named."""
+    store.set(f"ready/{rank}", b"1")
+    timeout = max(timeout, _TO_START)
+    deadline = time.monotonic() + timeout
+    for peer in range(world_size):
+        try:
+            store.wait([f"ready/{peer}"], timedelta(seconds=seconds_left(deadline)))
+        except RuntimeError:
+            message = f"rank {rank} waited {timeout:g} s for rank {peer} to start"
+            raise DeadlinePassed(message, peer=peer) from None
+
+
+def _device(name: str, identity: Identity) -> torch.device:
+    if not name.startswith("cuda"):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise InputError(f"device {name!r} given, but this machine has no CUDA device; use --device cpu")
+    if ":" in name:
+        return torch.device(name)
+    return torch.device("cuda", identity.local_rank % torch.cuda.device_count())
