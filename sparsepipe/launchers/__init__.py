@@ -1,4 +1,4 @@
-"""Launchers: a plan becomes running processes, here or on a cluster.
+"""Launchers start a plan as worker processes, on this machine or on a cluster.
 
 A new launcher is a folder or file here with `launch` and `attach` (see `Launcher` in base.py), and a row in LAUNCHERS.
 """
@@ -38,8 +38,8 @@ def launch(
 ) -> Job:
     """Start `plan` as worker processes and return at once.
 
-    With engine "replay" the stages of `profile` on the devices of `cluster` are slept through: see
-    runtime/workloads/replay.py.
+    With engine "replay" the workers compute nothing: they sleep as long as `profile` says that their stages take on
+    the devices of `cluster` (runtime/workloads/replay.py).
     `campaign` names the runs that this one is made to be compared with (record/campaigns.py); it is kept in the record.
     `resume` goes on from the newest checkpoint in `run_dir`, under the same plan or another. `options` are the
     launcher's own. Raises InputError for a plan, a folder or an option that cannot be used, before anything is started.

@@ -1,4 +1,4 @@
-"""What every launcher gives: a job that runs on its own, whose record grows, to be waited for or cancelled."""
+"""The protocols of launchers: `Launcher` starts a plan as processes, `Job` is the run that it started."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,13 +14,13 @@ MetricsRow = dict[str, Any]
 
 
 class Job(Protocol):
-    """A run that was launched. Nothing here blocks but `wait`."""
+    """A run that was launched: follow its metrics, wait for it, cancel it. Only `wait` blocks."""
 
     record: RunRecord
 
     @property
     def running(self) -> bool:
-        """Whether its processes are at work."""
+        """Whether its processes are alive."""
         ...
 
     @property
@@ -30,9 +30,9 @@ class Job(Protocol):
 
     @property
     def rows(self) -> tuple[MetricsRow, ...]:
-        """The rows of metrics seen so far; of a run that resumes, those since (the record has all).
+        """The rows of metrics.jsonl seen so far; of a run that resumed, those since it did (the record has all).
 
-        Of a long run the newest and, of older ones, evenly fewer: what is kept in memory is bounded.
+        Memory is bounded: of a long run all newest rows are here and, evenly spaced, some of the older ones.
         """
         ...
 
@@ -51,7 +51,8 @@ class Job(Protocol):
     def cancel(self) -> None:
         """End the job within a second. Its record and checkpoints stay.
 
-        Raises InputError or RunFailed, within ten, where it cannot be ended: who holds its lock, or does not answer.
+        Raises InputError or RunFailed, within ten seconds, where it cannot be ended: another process holds its lock, or
+        its supervisor does not answer.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Why a run failed: of all that went wrong, the one thing that went wrong first."""
+"""Why a run failed: the first error among all that its workers report, which the others only follow from."""
 
 import json
 import os
@@ -16,7 +16,7 @@ _LOG_BYTES = 2000  # of the end of a log
 
 @dataclass(frozen=True)
 class FailureCause:
-    """The cause in one line. `lasting`: a restart would meet it again."""
+    """The cause of a failure, as one line, and where it was. `lasting`: a restart would fail in the same way."""
 
     reason: str
     rank: int | None
@@ -36,10 +36,11 @@ def find_cause(
     said: Sequence[Mapping[str, Any]] = (),
     killed: str | None = None,
 ) -> FailureCause:
-    """Find the cause among what the workers wrote or `said`, and how they exited (`exits`: rank → code, -9: SIGKILL).
+    """Find the cause of a failure in the workers' error files, the errors they `said` otherwise, and their exit codes.
 
-    A run whose folder is gone comes first; then a worker's own exception; then a worker that was killed (`killed`: what
-    the kernel tells of that); then one that was waited for in vain; last one that lost its connection to another.
+    `exits`: rank → code, -9 for SIGKILL. In order of precedence: the run's folder is gone; a worker's own exception; a
+    worker that was killed (`killed`: what the kernel says of that); a worker that others waited for until a timeout; a
+    worker that lost its connection to another.
     """
     by_rank = {error["rank"]: error for error in _errors(run_dir)}
     by_rank |= {error["rank"]: {**error, "written": error["rank"] in by_rank} for error in said}
@@ -68,7 +69,7 @@ def find_cause(
 
 
 def clear(run_dir: Path, attempt: int) -> None:
-    """Put the errors of an earlier attempt aside, so that they are not taken for this one's."""
+    """Rename the error files of an earlier attempt, so that they are not taken for errors of the next one."""
     for path in (run_dir / "logs").glob("rank*.error.json"):
         path.replace(path.with_name(path.name.replace(".error.json", f".error-before-{attempt}.json")))
 
@@ -105,7 +106,7 @@ def _of_error(error: Mapping[str, Any], plan: Plan) -> FailureCause:
 
 
 def _end_of_log(run_dir: Path, rank: int) -> str:
-    """What a worker's log ends with: where C++ code said why it aborted."""
+    """The end of a worker's log, where C++ code says why it aborted."""
     try:
         with (run_dir / "logs" / f"rank{rank}.log").open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_BYTES))

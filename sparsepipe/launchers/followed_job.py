@@ -1,4 +1,4 @@
-"""The job of a run whose record lies on this machine: its metrics followed, its end told, whoever started it."""
+"""`FollowedJob`: the job of a run whose record is on this machine, whoever started it."""
 
 import errno
 import threading
@@ -21,7 +21,7 @@ _TO_READ = 3.0  # seconds in which a status that cannot be read now may be reada
 
 
 class FollowedJob:
-    """A run whose folder is at hand. One thread follows its metrics until its processes are gone, as its handle tells.
+    """A run followed through its folder: one thread reads its metrics until its handle says that no process is left.
 
     Whatever becomes of that thread, or of the files that it reads, the wait for the job ends when the job does. Rows in
     memory are bounded (`KeptRows`); `wait` and `poll` read what they tell from the file.

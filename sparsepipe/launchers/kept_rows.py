@@ -1,4 +1,4 @@
-"""Rows of metrics in memory: of a long run a selection, which still spans all of it."""
+"""Rows of metrics in bounded memory: of a long run a selection that spans all of it."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -17,7 +17,7 @@ LOCK = Path("logs", ".lock")
 
 
 def hold(folder: Path) -> int:
-    """Lock a run's folder, which is made where it is not there; return the file descriptor that holds it.
+    """Lock a run's folder, creating it where needed; return the file descriptor that holds the lock.
 
     Raises InputError where a run is at work in it, somebody else holds the lock, or the folder cannot be made.
     """
@@ -55,7 +55,7 @@ def is_held(folder: Path) -> bool:
 
 
 def held_by(folder: Path) -> str | None:
-    """Say in words which other processes hold the lock; None where that cannot be told, or it is this one."""
+    """Return a sentence naming the other processes that hold the lock; None where none is known, or it is this one."""
     holders = [pid for pid in _holders(folder) if pid != os.getpid()]
     if not holders:
         return None
@@ -87,7 +87,7 @@ def _locks(descriptor: int, how: int = fcntl.LOCK_EX) -> bool:
 
 
 def _holders(folder: Path) -> list[int]:
-    """The processes that have the lock's file open, or by the kernel's list have locked it, as far as one may see."""
+    """Ids of the processes that have the lock's file open or, by /proc/locks, have locked it, as far as we may see."""
     try:
         status = (folder / LOCK).stat()
     except OSError:

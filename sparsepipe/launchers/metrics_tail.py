@@ -1,4 +1,4 @@
-"""The rows of a file that still grows."""
+"""Tail of metrics.jsonl: rows read from a file while it grows."""
 
 import copy
 import json
@@ -13,7 +13,7 @@ _BYTES_AT_ONCE = 2**22  # so that a long record is not in memory as a whole
 
 
 class Tail:
-    """Reads whole rows as they come. Follows the name: where another file takes its place, only what is new in it.
+    """Reads whole rows as they come, by the file's name: of another file put in its place it reads what is new in it.
 
     A run that resumes replaces its metrics by those it keeps, up to a row "resume", and goes on behind it. A file that
     was cut short is read from its beginning. Lines that are no rows are passed over and counted; a file that cannot be
@@ -28,11 +28,11 @@ class Tail:
         self.damaged = 0  # lines passed over
 
     def copy(self) -> "Tail":
-        """Return another that starts where this one stands now."""
+        """Return another tail that starts at this one's position."""
         return copy.copy(self)
 
     def skip(self) -> None:
-        """Leave out what is in the file now: it is of a run that is about to go on."""
+        """Move behind everything that is in the file now: the rows of a run that is about to resume."""
         if self._path.exists():
             status = self._path.stat()
             self._inode, self._place = status.st_ino, status.st_size

@@ -1,4 +1,4 @@
-"""What every launcher does before it starts processes: the plan checked for this run, its record written and locked."""
+"""What every launcher does before it starts processes: check the plan, write the run's record and lock its folder."""
 
 import os
 import warnings
@@ -29,7 +29,7 @@ def prepare(
     cluster: Cluster | None = None,
     campaign: str | None = None,
 ) -> tuple[RunRecord, int]:
-    """Write what the workers will read; return the record and the lock of its folder (see `lock.hold`).
+    """Write the plan, the settings and their origin for the workers; return the record and its lock (see `lock.hold`).
 
     Raises InputError where the plan cannot run or the folder is another run's.
     """
@@ -101,7 +101,7 @@ def _changed(folder: Path, plan: Plan, config: RunConfig) -> RunRecord:
 
 
 def _check_synchronised(plan: Plan, num_minibatches: int) -> None:
-    """Raise InputError where replicas that share statistics would wait for each other for ever."""
+    """Raise InputError where replicas with synchronised batch norm would wait for each other for ever."""
     for k, stage in enumerate(plan.stages):
         count = len(stage.ranks)
         if len(set(stage.shares)) > 1:
@@ -122,7 +122,7 @@ def _facts(plan: Plan, config: RunConfig) -> dict[str, Any]:
 
 
 def _note_concurrent_runs(record: RunRecord) -> None:
-    """Let this run, and each that is at work in the same folder of runs, know of the other."""
+    """Note in the record of this run, and of every run alive in the same folder of runs, that they run concurrently."""
     for path in record.folder.parent.glob("*/plan.json"):
         try:
             if path.parent == record.folder or not is_held(path.parent):

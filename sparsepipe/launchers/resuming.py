@@ -1,4 +1,4 @@
-"""What a run that resumes does otherwise than before: refused where it makes no sense, told where it is no surprise."""
+"""What changes when a run resumes under other settings: impossible ends are refused, changed rates are told."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ from ..runtime.training_state.learning_rate import LearningRate
 
 
 def check_end(found: Checkpoint, config: RunConfig) -> None:
-    """Raise InputError where a run is to end before the place that its newest checkpoint has reached."""
+    """Raise InputError where the settings end the run before the minibatch that its newest checkpoint has reached."""
     per_epoch = epoch_minibatches(found)
     if per_epoch is None:
         return
@@ -25,7 +25,7 @@ def check_end(found: Checkpoint, config: RunConfig) -> None:
 
 
 def told(folder: Path, found: Checkpoint, before: RunConfig, config: RunConfig) -> Iterator[str]:
-    """Yield what the user should know of a run in `folder` that goes on from `found`, a line each.
+    """Yield warnings, a line each, for a run in `folder` that resumes from the checkpoint `found`.
 
     Raises InputError where nothing is left to train, and no record of what was.
     """
@@ -51,7 +51,7 @@ def epoch_minibatches(found: Checkpoint) -> int | None:
 
 
 def _rate_told(done: int, per_epoch: int, before: RunConfig, config: RunConfig) -> Iterator[str]:
-    """Yield the change of the learning rate, where the schedule now gives another than it would have given."""
+    """Yield a line where the new settings give another learning rate for the next minibatch than the old ones."""
     totals = [own.total_minibatches(per_epoch) for own in (before, config)]
     rates = [LearningRate.of(own) for own in (before, config)]
     expected, next_rate = (

@@ -1,4 +1,4 @@
-"""Where runs are kept: NAME-001, NAME-002, … below one folder, never one over another."""
+"""Numbered folders for runs: NAME-001, NAME-002, … below one folder; none is ever overwritten."""
 
 import re
 from pathlib import Path

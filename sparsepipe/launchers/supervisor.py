@@ -1,4 +1,4 @@
-"""The supervisor: a small process between a job and whoever started it, which ends the job however that one ends.
+"""The supervisor: a small process between a job and its parent, which ends the job when the parent ends or dies.
 
 Run as a script, with the standard library alone, so that it starts at once:
 
@@ -67,7 +67,7 @@ class Supervisor:
         self.stop("cancelled" if asked else "the process that launched it ended")
 
     def stop(self, why: str) -> None:
-        """End the job now. Its files are whole at any moment, so nobody is asked to finish."""
+        """Kill the job now. Its files are consistent at any moment, so no process needs time to finish."""
         self._cancelled = self._cancelled or why
         self._kill_all()
 
@@ -90,7 +90,7 @@ class Supervisor:
         return code if code >= 0 else 128 - code
 
     def _settle(self, code: int) -> None:
-        """Say how the run stands where the launcher could not say it any more."""
+        """Write the final status where the launcher died before it could."""
         try:
             if read_status(Path())["state"] not in ("started", "running"):
                 return
@@ -110,7 +110,7 @@ class Supervisor:
 
 
 def read_status(run_dir: Path) -> dict:
-    """Return how a run stands; `{"state": "started"}` before anybody has said so.
+    """Return the content of status.json; `{"state": "started"}` before it is written.
 
     Raises OSError where it cannot be read at this moment, ValueError where it is no status.
     """
@@ -150,13 +150,13 @@ def tell_status(run_dir: Path, **status: object) -> None:
 
 
 def say_status(**status: object) -> None:
-    """Say how the run stands in a line on standard output, where whoever launched it listens."""
+    """Print the status as a line on standard output, which the launching process reads."""
     with suppress(OSError):
         os.write(1, json.dumps(status).encode() + b"\n")
 
 
 def gone(run_dir: Path) -> str:
-    """The reason of a run whose folder was taken away from under it."""
+    """The reason that is told for a run whose folder was removed while it ran."""
     return f"the run folder is gone: {run_dir} was moved or removed while the run was at work"
 
 

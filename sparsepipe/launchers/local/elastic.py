@@ -42,7 +42,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 class _Alone(RendezvousHandler):
-    """The rendezvous of a single agent: it is there as soon as it asks."""
+    """The rendezvous of a single agent, which waits for nobody."""
 
     use_agent_store = False
 
@@ -158,7 +158,7 @@ def _launch(arguments: argparse.Namespace, listener: Listener) -> FailureCause |
 
 
 def _finish(folder: RunFolder, cause: FailureCause | None) -> int:
-    """Write how the run ended, or say it where the folder is gone or its disk full; return the exit code."""
+    """Write the final status or, where the folder is gone or its disk full, print it; return the exit code."""
     if cause is None:
         status = {"state": "finished"}
     else:
@@ -174,7 +174,7 @@ def _finish(folder: RunFolder, cause: FailureCause | None) -> int:
 
 
 def _make_room(folder: Path) -> None:
-    """Remove what nobody reads any more: where the workers met, and shards of a checkpoint that never became whole."""
+    """Remove the rendezvous file of earlier workers, and shards of checkpoints that were never completed."""
     with suppress(OSError):
         for path in (folder / "logs").glob(".rendezvous-*"):
             path.unlink()

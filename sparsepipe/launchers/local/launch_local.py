@@ -1,4 +1,4 @@
-"""The local launcher: workers on this machine, as children of a supervisor that dies with this process."""
+"""Launch on this machine: the workers are children of a supervisor that ends with this process, unless detached."""
 
 import os
 import socket
@@ -42,8 +42,8 @@ def launch(
 ) -> FollowedJob:
     """Start the workers of `plan` on this machine, over the loopback interface alone.
 
-    `port`: where the workers meet, through a store there; without one they meet through a file, and every port in use
-    is chosen by the system. The store at a port asks for no secret: leave it out where others have accounts on this
+    `port`: rendezvous through a TCPStore at this port; without one it is a FileStore, and every port in use is chosen
+    by the system. The store at a port asks for no secret: leave it out where others have accounts on this
     machine. `detach`: the job outlives this process; `attach` finds it again.
     Raises InputError for a port that cannot be had, more threads than there are cores, and more workers than there is
     memory for.
