@@ -1,1 +1,1 @@
-"""What people see of values: markup that is safe, text that is plain."""
+"""How values are shown to people: HTML for notebooks, plain text for terminals, both safe against foreign names."""

@@ -1,4 +1,4 @@
-"""What notebooks show of a value: a small HTML table with a drawing in SVG.
+"""HTML representations of values for notebooks: a small table with an SVG drawing.
 
 Cells, titles and labels are text that is escaped where it is put in, or `Html` that was made here.
 """
@@ -67,7 +67,7 @@ def profile(value: Any) -> str:
 
 
 def cluster(value: Any) -> str:
-    """Nodes as boxes with their devices; links as rows."""
+    """Nodes as boxes with their devices; links as rows of a table."""
     rows, drawn, left = [], [], 0.0
     kinds = [kind.name for kind in value.device_types]
     size = min(22.0, _WIDTH / max(len(value.devices) + len(value.nodes), 1))
@@ -115,7 +115,7 @@ def trace(value: Any) -> str:
 
 
 def left_out(trace: Any) -> str:
-    """Say what is missing of a long run's trace: "left out: 1200 spans of minibatches 22–43, 55–98 (14.2 s)"."""
+    """Return what is missing of a long run's trace: "left out: 1200 spans of minibatches 22–43, 55–98 (14.2 s)"."""
     found = trace.left_out
     ranges = [f"{first}–{last}" for first, last in found["minibatches"]]
     told = ", ".join(ranges[:4]) + (f" and {len(ranges) - 4} more parts" if len(ranges) > 4 else "")
@@ -123,7 +123,7 @@ def left_out(trace: Any) -> str:
 
 
 def record(value: Any) -> str:
-    """How a run stands: its state, its epochs, its plan. What cannot be read is said."""
+    """A run: its state, its epochs and its plan, or an error for what cannot be read."""
     try:
         status, epochs, steps = value.status, value.metrics("epoch"), value.metrics("step")
         summary = value.metrics("summary")

@@ -1,10 +1,10 @@
-"""Foreign text on screen: names and reasons out of files never act as HTML, as a figure's markup or a terminal's codes.
+"""Escaping: names and messages out of files never act as HTML, as a figure's markup or as a terminal's control codes.
 
     Html("<b>{}</b>").format(name)    escapes what is filled in, but for other Html: the only way HTML is put together
     one_line(name)                    for terminals, tables of text and error messages
     markdown_text(name)               for the Markdown of notebooks
 
-A `str` is text and an `Html` is markup, so whoever forgets one of them shows a tag too many and runs none.
+A `str` is text and an `Html` is markup: code that mixes them up shows a tag as text, and never runs one.
 """
 
 import re
@@ -25,7 +25,7 @@ _DIRECTIONS = frozenset("\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\
 
 
 def visible(text: Any, *, kept: str = "\n\t") -> str:
-    r"""Return text with its control characters, but for those `kept`, written out as Python does: "\x1b", "\u202e"."""
+    r"""Return text with its control characters, except those `kept`, written as Python escapes: "\x1b", "\u202e"."""
     text = str(text)
     if text.isascii() and text.isprintable():
         return text
@@ -40,13 +40,13 @@ def one_line(text: Any) -> str:
 
 
 class Html(Markup):
-    """Text that is HTML, or a figure's markup, already. What `format`, `join` and `+` bring in is escaped."""
+    """A string of HTML or of a figure's markup. `format`, `join` and `+` escape the `str` that they bring in."""
 
     __slots__ = ()
 
     @classmethod
     def escape(cls, s: Any, /) -> "Html":
-        """Return a value as HTML that shows it as it is; `Html` as it stands."""
+        """Return HTML that shows a value as text; `Html` is returned unchanged."""
         if hasattr(s, "__html__"):
             return cls(s.__html__())
         escaped = str(_escape(visible(s)))

@@ -38,7 +38,7 @@ class _Stage(Protocol):
 
 
 class Comparable(Protocol):
-    """What a plan has to tell: plan.Plan does."""
+    """What of a plan is compared; `plan.Plan` has it all."""
 
     @property
     def planner(self) -> str: ...
@@ -53,7 +53,7 @@ Place = int | tuple[int, ...] | None  # a stage; several for a rank of interleav
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Neighbouring layers, or ranks, that one plan has in `before`, the other in `after`."""
+    """Consecutive layers, or ranks, that are in stage `before` of one plan and in stage `after` of the other."""
 
     items: tuple[str, ...]
     before: Place

@@ -1,1 +1,1 @@
-"""What this machine is, does beside our own work, and allows, as its system tells."""
+"""This machine as its operating system describes it: processors, memory, limits, and load by other processes."""

@@ -1,6 +1,6 @@
-"""Other load on this machine while something is measured, as Linux tells it; elsewhere every share is unknown.
+"""Load by other processes while something is measured, as Linux reports it; elsewhere every share is unknown.
 
-A time measured on a busy machine is longer than the same work takes on an idle one. Four things say so: how long our
+A time measured on a busy machine is longer than the same work takes on an idle one. Four shares show it: how long our
 own threads waited in the run queue, how much of the processors other processes used, how much of them the hypervisor
 gave to other machines, and how long the control group was held back by its quota.
 """
@@ -44,13 +44,13 @@ class BackgroundLoad:
 
     @classmethod
     def from_json(cls, document: Any) -> "BackgroundLoad":
-        """Read what `to_json` gives; what is no number is unknown, and so is all of what is no object."""
+        """Read what `to_json` gives. Shares that are not numbers become None, all of them if it is not an object."""
         told = document if isinstance(document, Mapping) else {}
         found = {item.name: told.get(item.name) for item in fields(cls)}
         return cls(**{name: float(share) for name, share in found.items() if isinstance(share, int | float)})
 
     def doubts(self) -> tuple[str, ...]:
-        """Say what makes a time that was measured under this load doubtful, a clause each; nothing where it is quiet.
+        """Return clauses that say why a time measured under this load is doubtful; none where the machine was quiet.
 
         That our own threads wait for each other, where they are more than the processors, is a clause of its own.
         """
@@ -68,7 +68,7 @@ class BackgroundLoad:
 
 
 def worst(loads: Iterable[BackgroundLoad]) -> BackgroundLoad:
-    """Return the largest of each share; unknown is what none of `loads` knows."""
+    """Return the largest of each share over all `loads`; None for a share that is unknown in all of them."""
     loads = list(loads)
     known = {f.name: [s for load in loads if (s := getattr(load, f.name)) is not None] for f in fields(BackgroundLoad)}
     return BackgroundLoad(**{name: max(shares) for name, shares in known.items() if shares})
@@ -76,7 +76,7 @@ def worst(loads: Iterable[BackgroundLoad]) -> BackgroundLoad:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the system has counted up to a moment, in seconds; None or nothing where it does not tell."""
+    """The system's counters of processor time at one moment, in seconds; None or empty where it has none."""
 
     at: float
     own: float  # that this process was on processors
@@ -115,14 +115,14 @@ def load_between(start: Usage, end: Usage, *, ours: float | None = None) -> Back
 
 @dataclass
 class Watch:
-    """The load of a block of code, known once it has ended."""
+    """The load during a `with` block, known once the block has ended."""
 
     load: BackgroundLoad = BackgroundLoad()
 
 
 @contextmanager
 def watched(others: Collection[int] = ()) -> Iterator[Watch]:
-    """Watch the load while the block runs. `others`: processes (their ids) that are ours, too."""
+    """Watch the load while the `with` block runs. `others`: ids of further processes that count as our own."""
     watch = Watch()
     before, start = {pid: cpu_seconds(pid) for pid in others}, Usage.now()
     try:
@@ -139,7 +139,7 @@ def num_processors() -> int:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the seconds that a process was on processors, all its threads together; 0 for one that is not there."""
+    """Return the processor seconds of a process, all its threads together; 0 for a process that does not exist."""
     try:
         told = (_PROC / str(pid) / "stat").read_text()
         user, system = told.rpartition(")")[2].split()[11:13]  # a name in brackets comes before, with any characters
@@ -149,7 +149,10 @@ def cpu_seconds(pid: int) -> float:
 
 
 def thread_times() -> Mapping[str, tuple[float, float]]:
-    """Return the seconds that each thread of this process ran, and waited for a processor; empty if nobody tells."""
+    """Return for each thread of this process the seconds it ran and the seconds it waited for a processor.
+
+    Empty where the system does not say.
+    """
     return _threads()
 
 

@@ -1,4 +1,4 @@
-"""What Linux says of this machine's processors; elsewhere nothing."""
+"""This machine's processors, from Linux' /proc/cpuinfo; elsewhere nothing is known."""
 
 import platform
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ def parsed(cpuinfo: str) -> dict[str, str]:
 
 
 def name() -> str:
-    """The processor's name; empty where the system does not tell."""
+    """The processor's name; empty where the system does not say."""
     return named(facts()) or platform.processor()
 
 

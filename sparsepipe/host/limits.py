@@ -1,6 +1,6 @@
-"""Which limit of the machine stopped something: a full disk, memory, open files, the size of a file, threads.
+"""Which limit of the machine caused an error: a full disk, memory, open files, the size of a file, threads.
 
-Libraries say it in many words, and some wrap it in their own exception with a stack trace for a message.
+Libraries report it in many forms, and some wrap it in their own exception with a stack trace for a message.
 """
 
 import errno
@@ -22,7 +22,7 @@ _SAID = {  # what C and C++ code says where it gives no number
 
 
 def limit_met(error: BaseException, *, where: Path | None = None) -> str | None:
-    """Say in one sentence which limit of the machine `error` or what caused it comes from; None: from none.
+    """Return a sentence naming the limit that `error`, or an exception that caused it, ran into; None: it is no limit.
 
     `where` is the folder that was written to, for a full disk whose error names no file.
     """

@@ -1,4 +1,4 @@
-"""How much memory this machine, or the container in it, still has."""
+"""How much memory this machine, or the container that this process is in, still has."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ _LIMIT, _USED = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memor
 
 
 def available_bytes() -> float:
-    """Return the bytes that new processes can have; infinity where the system does not tell."""
+    """Return the bytes that new processes can allocate; infinity where the system does not say."""
     return min(_of_machine(), _of_container())
 
 

@@ -1,4 +1,4 @@
-"""How often the kernel killed a process for want of memory: its own words on a SIGKILL that nobody here sent."""
+"""The kernel's counters of out-of-memory kills, which explain a SIGKILL that none of our processes sent."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +8,7 @@ _GROUPS = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class MemoryKills:
-    """Counts so far: of this process's control group, and of the whole machine. None where the kernel does not tell."""
+    """Out-of-memory kills so far: in this process's control group, and on the whole machine; None where unknown."""
 
     group: int | None
     machine: int | None
@@ -18,7 +18,7 @@ class MemoryKills:
         return cls(_of_group(), _counted(Path("/proc/vmstat")))
 
     def since(self, before: "MemoryKills") -> str | None:
-        """Say what the kernel counted since `before`; None where it killed nobody, as far as it tells."""
+        """Return a clause on kills since `before`; None where there were none, or none are counted."""
         if _more(self.group, before.group):
             return "by the kernel, for want of memory: oom_kill of its control group rose"
         if _more(self.machine, before.machine):

@@ -1,4 +1,4 @@
-"""How many threads an engine may have, and how they wait: what is settled before torch comes in."""
+"""How many OpenMP threads an engine may use, and whether they spin or sleep: set before torch is imported."""
 
 import os
 from importlib.util import find_spec

@@ -1,7 +1,7 @@
-"""Python processes that this project starts: the command and the environment that all of them get.
+"""The command and the environment of every Python process that this project starts: PYTHONPATH, -P.
 
 `python -m MODULE` puts the current folder first on sys.path, so that a `queue.py` in a folder of somebody's data would
-run inside a job. Children are started with `-P`, and PYTHONSAFEPATH hands that on to what they start themselves.
+run inside a job. Children are started with `-P`, and inherit PYTHONSAFEPATH for processes that they start themselves.
 """
 
 import os
@@ -21,7 +21,7 @@ def python_command(module: str, *arguments: str, options: Sequence[str] = ()) ->
 
 
 def python_environment(**more: str) -> dict[str, str]:
-    """Return this process's environment as a child needs it: it finds this very package, and no module where it stands.
+    """Return the environment for a child process, which imports this very package and nothing from its current folder.
 
     Names of files stay what they are whatever the locale: a child takes and writes them as UTF-8.
     """
@@ -30,7 +30,7 @@ def python_environment(**more: str) -> dict[str, str]:
 
 
 def check_current_folder() -> None:
-    """Raise InputError where the current folder was removed: libraries of torch end a process that starts there."""
+    """Raise InputError where the current folder was removed: torch's libraries abort a process that starts there."""
     try:
         Path.cwd()
     except FileNotFoundError:
@@ -38,7 +38,7 @@ def check_current_folder() -> None:
 
 
 def python_path() -> str:
-    """Return a PYTHONPATH that finds this very package first, then what this process's names.
+    """Return a PYTHONPATH with this very package first, then the entries of this process's PYTHONPATH.
 
     An empty entry, as in `PYTHONPATH=:/my/modules`, would be the current folder: it is left out.
     """

@@ -1,4 +1,4 @@
-"""Measure every layer of a network on this machine at several voxel counts: (network, batches, engine) -> Profile."""
+"""Measure every layer of a network on this machine, at several voxel counts: (network, batches, engine) -> Profile."""
 
 import os
 import platform
@@ -231,7 +231,7 @@ def profile(
 
 
 def _median_seconds(work: Callable[[int], Any], device: torch.device) -> float:
-    """Return the median seconds of something small that a step does, once it is warm."""
+    """Return the median seconds of `work`, a small part of a step, after a warm-up."""
     taken = []
     for k in range(_SMALL_REPEATS + 2):
         start = moment(device)
@@ -241,7 +241,7 @@ def _median_seconds(work: Callable[[int], Any], device: torch.device) -> float:
 
 
 def _loss_seconds(subnetwork: Subnetwork, batch: PointBatch, device: torch.device) -> float:
-    """Return what the last stage does with a network's output: loss, its gradient, and what is counted."""
+    """Return the seconds that the last stage spends on a network's output: loss, its gradient, correct predictions."""
     engine, last = subnetwork.engine, subnetwork.table[-1].id
     with torch.no_grad():
         tensors = subnetwork({INPUT: engine.tensor(batch, device)}, minibatch=0, keep=(last,))
@@ -263,7 +263,7 @@ def _waits(taken: Sequence[Repeats]) -> dict[str, float | None]:
 
 
 def optimizer(subnetwork: Subnetwork) -> torch.optim.Optimizer:
-    """SGD with momentum that leaves the weights as they are."""
+    """SGD with momentum and a learning rate of 0: it takes its time and leaves the weights as they are."""
     return torch.optim.SGD(subnetwork.parameters(), lr=0.0, momentum=0.9, fused=True)
 
 

@@ -1,4 +1,4 @@
-"""Repeat training steps on one minibatch until they are known, leaving out those that other load held up."""
+"""Repeat training steps on one minibatch until their times are certain, leaving out those that other load held up."""
 
 import statistics
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _AGAIN_SECONDS = 2.0  # what is taken again at most, where that is more than the
 
 @dataclass(frozen=True)
 class Round:
-    """One pass with a clock at every layer, perhaps a whole step without, and an update after each."""
+    """One repeat: a pass timed layer by layer, where asked a whole step timed at once, and an update after each."""
 
     layers: LayerTimes
     whole: float | None  # seconds
@@ -28,14 +28,14 @@ class Round:
 
 @dataclass(frozen=True)
 class Repeats:
-    """What is known of one minibatch: rounds that count, and how many were taken again."""
+    """The repeats on one minibatch that count, and how many were repeated because of other load."""
 
     rounds: tuple[Round, ...]
     num_again: int = 0
 
     @property
     def median(self) -> LayerTimes:
-        """The median of every time."""
+        """The median of every time over the rounds."""
         passes = [one.layers for one in self.rounds]
         forward, backward = (
             {id: statistics.median(one[id] for one in way) for id in way[0]}
@@ -52,7 +52,7 @@ class Repeats:
 
 @dataclass(frozen=True)
 class Repeater:
-    """How often steps on one network are repeated: `least` times, and up to `most` until they are known.
+    """How often steps on one network are repeated: `least` times, and up to `most` until their times are certain.
 
     Steps are known once half a second has gone into them and the layers agree with whole steps, as a disturbance
     passes. `crowded`: our own threads are more than the processors, so that they wait for each other in every round.

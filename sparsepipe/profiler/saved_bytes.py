@@ -1,4 +1,4 @@
-"""What each layer of a network keeps for its backward, counted on one minibatch."""
+"""Bytes of the tensors that each layer of a network saves for its backward, counted on one minibatch."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -35,7 +35,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 class _Kept:
-    """Counts what layers, run one after the other, keep for their backward: each tensor for the first that keeps it."""
+    """Counts what layers save for backward as they run one after the other: each tensor once, for the first of them."""
 
     def __init__(self, subnetwork: Subnetwork, input: Any, device: torch.device) -> None:
         self._engine, self._allocated = subnetwork.engine, allocated_bytes(device)
@@ -45,13 +45,13 @@ class _Kept:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """While a layer runs forward."""
+        """Count what is saved while the `with` block runs one layer's forward."""
         self._num_bytes, self._new_bytes, self._before = 0, 0, self._allocated()
         with torch.autograd.graph.saved_tensors_hooks(self._count, lambda tensor: tensor):
             yield
 
     def by_layer(self, row: Row, inputs: Sequence[Any], output: Any) -> int:
-        """Return the bytes that the layer keeps which just ran."""
+        """Return the bytes saved by the layer that just ran."""
         grown = self._allocated() - self._before
         self._meet(self._engine.features(output))
         made = max(0, self._engine.map_bytes(output) - self._map_bytes)

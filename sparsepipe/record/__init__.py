@@ -1,4 +1,4 @@
-"""Records of runs on disk: what each followed and measured, each file checked as it is read; which may be compared."""
+"""Records of runs on disk: plans, settings, metrics and traces, checked as they are read; and which are comparable."""
 
 from .plans import FollowedPlan
 from .run_record import NO_PICTURES, NOTEBOOK, Origin, RunRecord, load_warnings

@@ -1,6 +1,6 @@
-"""Which runs may be compared: those of one campaign, or of the same hour, each as alone on its machine as the others.
+"""Which measured runs are comparable: those of one campaign, or of the same hour, under the same other load.
 
-A campaign is runs that one notebook, or one person, made to hold them against each other, one after another.
+A campaign is a series of runs that one notebook, or one person, made one after another in order to compare them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,17 +14,17 @@ MOST_APART = 3600.0  # seconds from one run's end to the next one's start: more 
 
 
 def new_campaign(name: str, settings: Any) -> str:
-    """An id for runs that start now: "NAME-20261125T093100-1a2b3c4d5e6f", its end the settings' digest."""
+    """Return an id for a campaign that starts now: "NAME-20261125T093100-1a2b3c4d5e6f", with the settings' digest."""
     return f"{name}-{datetime.now(UTC):%Y%m%dT%H%M%S}-{digest(settings)}"
 
 
 def made_for(campaign: str | None, settings: Any) -> bool:
-    """Whether a campaign is one of these settings."""
+    """Whether a campaign, by its id, was made under these settings."""
     return campaign is not None and campaign.rpartition("-")[2] == digest(settings)
 
 
 def campaign_began(campaign: str) -> datetime:
-    """When a campaign began, as its id says; the year 1 for an id of another kind."""
+    """When a campaign began, from its id; the year 1 for an id of another form."""
     try:
         return datetime.strptime(campaign.split("-")[-2], "%Y%m%dT%H%M%S").replace(tzinfo=UTC)
     except (IndexError, ValueError):
@@ -32,7 +32,7 @@ def campaign_began(campaign: str) -> datetime:
 
 
 def differences(records: Iterable[RunRecord]) -> list[str]:
-    """Say why measured speeds of these runs should not stand side by side; nothing where they may.
+    """Return reasons why measured speeds of these runs should not be compared; none where they may be.
 
     Runs without a campaign are looked at by the time between them, see `MOST_APART`.
     """

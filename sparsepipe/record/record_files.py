@@ -1,7 +1,7 @@
-"""The files of a run record, checked as they are read: which fields they have, and of what type.
+"""The schemas of a run record's files: which fields they have, and of what type; checked as they are read.
 
-What is damaged is refused in one line that names the file (and the row); fields that are not known are left as they
-are, so that records of other versions open. A field that is missing is told where it is used (`checks.Fields`).
+What is damaged is refused in one line that names the file (and the row); unknown fields are left as they are, so that
+records of other versions open. A missing field raises where it is used (`fields.Fields`).
 """
 
 from collections.abc import Callable, Mapping

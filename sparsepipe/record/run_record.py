@@ -1,10 +1,10 @@
 """One run on disk: the plans it followed, what it measured, and where it came from.
 
-runs/<name>/plan.json config.json origin.json   what was asked, by which code, on which data
+runs/<name>/plan.json config.json origin.json   the plan, the settings, and the code and data behind them
             plans/000.json …                    every plan it followed, with the minibatch each began at: see plans.py
             beside.json                         runs that shared the machine with it, where there were any
-            status.json                         how it stands: running, finished, failed (and why)
-            metrics.jsonl                       rows of the run, in the order in which they were told
+            status.json                         its state: running, finished, failed (and why)
+            metrics.jsonl                       rows of the run, in the order in which they were written
             trace-rank0.jsonl …                 spans, a file for each rank; `RunRecord.trace` puts them together
             checkpoints/ logs/
 """
@@ -38,7 +38,7 @@ NOTEBOOK = "SPARSEPIPE_NOTEBOOK"  # names, for provenance, the notebook that a k
 
 @dataclass(frozen=True)
 class Origin:
-    """What a result came from, so that it can be made again."""
+    """Where a result came from (command, commit, versions, machine, data), so that it can be reproduced."""
 
     command: tuple[str, ...] = ()
     commit: str | None = None
@@ -70,7 +70,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run folder, read when asked. What cannot be read of it raises DamagedRecord: one line that names the file."""
+    """A run's folder; each file is read when it is asked for. A damaged file raises DamagedRecord, which names it."""
 
     folder: Path
 
@@ -92,7 +92,7 @@ class RunRecord:
 
     @classmethod
     def load(cls, folder: Path | str) -> "RunRecord":
-        """Open a record. Raises InputError where the folder is none."""
+        """Open a record. Raises InputError where the folder holds none."""
         folder = Path(folder)
         if not (folder / "plan.json").exists():
             raise InputError(f"{folder}: not a run (no plan.json); `sparsepipe runs list` names those there are")
@@ -130,23 +130,23 @@ class RunRecord:
 
     @property
     def campaign(self) -> str | None:
-        """Names the runs that this one was made to be compared with; None for a run on its own."""
+        """The id of the campaign that the run belongs to (campaigns.py); None for a run on its own."""
         found = self.origin.get("campaign")
         return found if isinstance(found, str) else None
 
     @property
     def beside(self) -> tuple[str, ...]:
-        """Names of the runs in the same folder that were at work while this one was."""
+        """Names of the runs in the same folder that ran at the same time."""
         path = self.folder / "beside.json"
         return read_beside(path) if path.exists() else ()
 
     def note_beside(self, *names: str) -> None:
-        """Add to the names of the runs that were at work while this one was."""
+        """Add to the names of the runs that ran at the same time."""
         write_json(self.folder / "beside.json", sorted({*self.beside, *names}))
 
     @property
     def ran(self) -> tuple[datetime, datetime] | None:
-        """When it was launched and when its last row of metrics came; None where its origin does not say."""
+        """(when it was launched, when its last row of metrics was written); None where its origin does not say."""
         try:
             began = datetime.fromisoformat(self.origin["created"])
         except (KeyError, TypeError, ValueError):
@@ -157,7 +157,7 @@ class RunRecord:
 
     @property
     def other_load(self) -> Any:
-        """What else was at work on the machine while it ran, as its summary says; None where nobody watched."""
+        """The load by other processes while it ran, from its summary; None where it was not watched."""
         summaries = self.metrics("summary")
         return summaries[-1].get("load") if summaries else None
 
@@ -180,12 +180,12 @@ class RunRecord:
 
     @property
     def background_load(self) -> BackgroundLoad:
-        """What else the hosts did while it ran, at worst; unknown before it ended, and of runs made before that."""
+        """The worst load by other processes on its hosts; unknown before it ended, and for runs of earlier versions."""
         return BackgroundLoad.from_json(self.other_load)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What makes the run's speed worth less than it could be, a sentence each: its plan's warnings, other load."""
+        """Sentences that say why the run's speed is doubtful: its plan's warnings, other load."""
         return (*self.plan.warnings, *load_warnings(self.background_load))
 
     def _repr_html_(self) -> str:
@@ -209,7 +209,7 @@ class RunRecord:
 
 
 def load_warnings(load: BackgroundLoad) -> tuple[str, ...]:
-    """Say what makes a run's speed doubtful; nothing of a quiet one."""
+    """Return sentences that say why a speed measured under this load is doubtful; none on a quiet machine."""
     doubts = load.doubts()
     return (f"while it ran {' and '.join(doubts)}; its speed is that of such a machine",) if doubts else ()
 

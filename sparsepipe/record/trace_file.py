@@ -36,7 +36,7 @@ Range = tuple[int, int]  # minibatches, first and last
 
 @dataclass(frozen=True)
 class RankSpans:
-    """What a rank's file holds, and what it says was left out of it."""
+    """The content of one rank's file: its spans, and the ranges of minibatches that were left out."""
 
     spans: tuple[Span, ...] = ()
     left_out: tuple[Range, ...] = ()
@@ -44,7 +44,10 @@ class RankSpans:
 
 
 def bytes_of_rank(num_ranks: int) -> int:
-    """How much of a trace one of `num_ranks` ranks keeps. Raises InputError for a size that is none."""
+    """Return the bytes of trace that each of `num_ranks` ranks keeps.
+
+    Raises InputError where SPARSEPIPE_TRACE_MEGABYTES is not a size.
+    """
     given = os.environ.get(MEGABYTES)
     try:
         size = TRACE_BYTES if given is None else int(float(given) * 2**20)
@@ -108,7 +111,7 @@ def put_together(ranks: Sequence[RankSpans]) -> tuple[list[Span], dict[str, Any]
 
 @dataclass
 class Thinning:
-    """Which blocks of minibatches leave a file, so that it is small again."""
+    """Which blocks of minibatches are removed from a file to make it smaller."""
 
     block: int  # minibatches of one
     dropped: frozenset[int]  # numbers of blocks
