@@ -1,21 +1,22 @@
 """The decision: which layers form a stage, which devices run it, in which order. The only thing the runtime obeys."""
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from . import plan_check
 from .cluster import Cluster
 from .display import html
 from .display.markup import one_line
 from .display.plan_diff import PlanDiff, diff, listed
+from .display.plan_text import stage_table
 from .errors import InputError
-from .fields import MOST_DEVICES, MOST_MINIBATCHES, integer, number, one_of, shown, text, texts
+from .fields import integer, number, one_of, shown, text, texts
 from .files import read_json, write_json
 from .graph import LayerGraph
-from .schedule_rules import INTERLEAVING, SCHEDULE_RULES, WEIGHT_POLICIES, WEIGHT_RULES, ScheduleRules
+from .schedule_rules import SCHEDULE_RULES, WEIGHT_POLICIES, WEIGHT_RULES, ScheduleRules
 from .sizes import SIZE_UNITS, size_words
 
 FORMAT = "sparsepipe-plan-1"
@@ -101,6 +102,25 @@ class Estimate:
 
 
 @dataclass(frozen=True)
+class PositionEstimate:
+    """What the planner expects of a place in the pipeline, per minibatch: of all stages on the same ranks together."""
+
+    stages: tuple[int, ...]
+    compute_seconds: float
+    averaging_seconds: float
+    memory_bytes: float  # on the fullest device
+
+    @property
+    def busy_seconds(self) -> float:
+        return self.compute_seconds + self.averaging_seconds
+
+    @property
+    def name(self) -> str:
+        """ "stage 1", or "stages 0 and 2"."""
+        return f"stage{'s' if len(self.stages) > 1 else ''} {listed(self.stages)}"
+
+
+@dataclass(frozen=True)
 class Plan:
     """Stages in pipeline order with their schedule.
 
@@ -173,6 +193,17 @@ class Plan:
         """Stages that each rank serves: 1 unless stages share ranks (torch: local stages, Megatron: virtual ones)."""
         return max(map(len, self.positions), default=1)
 
+    @property
+    def position_estimates(self) -> tuple[PositionEstimate, ...]:
+        """What the estimate, which the plan must have, says of each of its `positions`."""
+        assert self.estimate is not None
+        found = []
+        for stages in self.positions:
+            each = [self.estimate.stages[k] for k in stages]
+            seconds = (sum(e.compute_seconds for e in each), sum(e.averaging_seconds for e in each))
+            found.append(PositionEstimate(stages, *seconds, sum(e.memory_bytes for e in each)))
+        return tuple(found)
+
     def with_schedule(self, schedule: str, *, num_microbatches: int | None = None) -> "Plan":
         """The same stages under another schedule, with that schedule's default weight policy."""
         count = self.num_microbatches if num_microbatches is None else num_microbatches
@@ -184,109 +215,13 @@ class Plan:
 
     def violations(self, graph: LayerGraph, cluster: Cluster | None = None) -> list[str]:
         """Every reason why this plan cannot run on `graph` (and `cluster`), each in one line."""
-        found = [*self._of_settings(), *self._of_stages(), *self._of_placement(), *self._of_layers(graph)]
-        if cluster is not None:
-            count = len(cluster.devices)
-            found += [f"rank {rank} is not in a cluster of {count} devices" for rank in self.ranks if rank >= count]
-        return found
+        return plan_check.violations(self, graph, None if cluster is None else len(cluster.devices))
 
     def check(self, graph: LayerGraph, cluster: Cluster | None = None) -> "Plan":
         """Return self, or raise InputError that lists every violation."""
         if found := self.violations(graph, cluster):
             raise InputError("the plan cannot run: " + "; ".join(found))
         return self
-
-    def _of_settings(self) -> list[str]:
-        found = []
-        if self.schedule not in WEIGHT_POLICIES:
-            found.append(f"schedule {self.schedule!r} is unknown, expected one of {', '.join(WEIGHT_POLICIES)}")
-        elif self.weights not in WEIGHT_POLICIES[self.schedule]:
-            allowed = " or ".join(WEIGHT_POLICIES[self.schedule])
-            found.append(f"weights {self.weights!r} do not go with schedule {self.schedule!r}, expected {allowed}")
-        if not 1 <= self.num_microbatches <= MOST_MINIBATCHES:
-            count = shown(self.num_microbatches)
-            found.append(f"num_microbatches is {count}, expected 1 or more, at most {MOST_MINIBATCHES}")
-        if self.accumulation < 1:
-            found.append(f"accumulation is {self.accumulation}, expected 1 or more rounds")
-        elif self.accumulation > 1 and self.updates_by_step:
-            found.append(f"accumulation goes with asynchronous rounds; with {self.weights} set num_microbatches")
-        together = self.weights in WEIGHT_RULES and WEIGHT_RULES[self.weights].same_everywhere
-        if together and len({stage.round for stage in self.stages}) > 1:
-            found.append(f"weights {self.weights!r} need stages that update equally often: replicas of equal rounds")
-        if self.routing != "round-robin":
-            found.append(f"routing {self.routing!r} is unknown, expected 'round-robin'")
-        return found
-
-    def _of_stages(self) -> list[str]:
-        found = [] if self.stages else ["it has no stages"]
-        for k, stage in enumerate(self.stages):
-            if not stage.layers:
-                found.append(f"stage {k} has no layers")
-            if not stage.ranks:
-                found.append(f"stage {k} has no ranks")
-            if len(stage.shares) != len(stage.ranks):
-                found.append(f"stage {k} has {len(stage.shares)} shares for {len(stage.ranks)} ranks")
-            elif any(share < 1 for share in stage.shares) or stage.round > MOST_DEVICES:
-                found.append(
-                    f"stage {k} has shares {stage.shares}, expected 1 or more each and {MOST_DEVICES} at most together"
-                )
-            if stage.warmup is not None and stage.warmup < 0:
-                found.append(f"stage {k} has a warm-up of {stage.warmup}, expected 0 or more")
-            twice = sorted(rank for rank, count in Counter(stage.ranks).items() if count > 1)
-            found += [f"rank {rank} serves more than one replica of stage {k}" for rank in twice]
-        found += [f"rank {rank} is negative" for rank in self.ranks if rank < 0]
-        return found
-
-    def _of_placement(self) -> list[str]:
-        """What stages that share ranks ask for: a schedule that knows how, and its placement over the same replicas."""
-        rules, count = SCHEDULE_RULES.get(self.schedule), self.stages_per_rank
-        shared = [rank for rank in self.ranks if len(self.stages_of(rank)) > 1]
-        if shared and (rules is None or not rules.interleaves or (self.updates_by_step and not self.flushes)):
-            return [
-                f"rank {rank} serves more than one replica, stages {listed(self.stages_of(rank))}: only schedules "
-                f"{', '.join(map(repr, INTERLEAVING))} interleave stages, and not with weights '2bw'"
-                for rank in sorted(shared)
-            ]
-        if rules is None or not (shared or rules.check_stages_per_rank(count)):
-            return []
-        size, first = self.pipeline_size, self.stages[: self.pipeline_size]
-        if len(self.stages) % size or sorted(rank for stage in first for rank in stage.ranks) != sorted(self.ranks):
-            return [f"interleaved stages come in whole laps over all ranks, each once; {len(self.stages)} do not"]
-        if told := rules.check_stages_per_rank(count):
-            return [f"schedule {self.schedule!r} {told}, this plan {count}"]
-        found = []
-        for k, stage in enumerate(self.stages):
-            before = rules.position(k, size)
-            if stage.ranks != first[before].ranks:
-                found.append(f"stage {k} is on ranks {stage.ranks}, expected {first[before].ranks} as stage {before}")
-            if not self.flushes and len(set(stage.shares)) > 1:
-                found.append(f"stage {k} has shares {stage.shares}, without flushes interleaved stages need equal ones")
-            if stage.shares != first[0].shares:
-                found.append(f"stage {k} has shares {stage.shares}, interleaved stages need those of stage 0")
-            if stage.warmup is not None:
-                found.append(f"stage {k} has a warm-up of its own, interleaved stages have the one of their laps")
-        return found
-
-    def _of_layers(self, graph: LayerGraph) -> list[str]:
-        found: list[str] = []
-        place: dict[str, int] = {}
-        for k, stage in enumerate(self.stages):
-            for id in stage.layers:
-                if id in place:
-                    found.append(f"layer {id!r} is in stage {place[id]} and again in stage {k}")
-                place.setdefault(id, k)
-        known = {layer.id for k, layer in enumerate(graph.layers) if k not in graph.input_layers}
-        if unknown := [id for id in place if id not in known]:
-            found.append(
-                f"it is for a different graph: {len(unknown)} of its layers ({_few(unknown)}) are not in this one"
-            )
-        if missing := [layer.id for layer in graph.layers if layer.id in known and layer.id not in place]:
-            found.append(f"{len(missing)} layers of the graph are in no stage ({_few(missing)})")
-        for i, j in graph.edges:
-            a, b = graph.layers[i].id, graph.layers[j].id
-            if place.get(a, 0) > place.get(b, len(self.stages)):
-                found.append(f"layer {a!r} of stage {place[a]} feeds {b!r} of the earlier stage {place[b]}")
-        return found
 
     def to_json(self) -> dict[str, Any]:
         """The plan file, which is also what `sparsepipe plan --json` prints."""
@@ -352,18 +287,8 @@ class Plan:
 
     def __str__(self) -> str:
         """The plan as a table for people."""
-        rows: list[Sequence[str]] = [("stage", "layers", "devices", "compute", "transfer", "averaging", "memory")]
-        for k, stage in enumerate(self.stages):
-            row = [str(k), _span(stage.layers), _devices(stage)]
-            if self.estimate:
-                e = self.estimate.stages[k]
-                row += [f"{t * 1e3:.2f} ms" for t in (e.compute_seconds, e.transfer_seconds, e.averaging_seconds)]
-                row.append(f"{e.memory_bytes / 1e6:.1f} MB")
-            rows.append((*row, *[""] * (7 - len(row))))
-        rows = [tuple(map(one_line, row)) for row in rows]
-        widths = [max(len(row[c]) for row in rows) for c in range(7)]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        return "\n".join([self.summary(), *lines, *(f"warning: {one_line(text)}" for text in self.warnings)])
+        lines = [self.summary(), *stage_table(self.stages, self.estimate.stages if self.estimate else None)]
+        return "\n".join([*lines, *(f"warning: {one_line(text)}" for text in self.warnings)])
 
     def summary(self) -> str:
         """Planner, schedule, period and gap in one line."""
@@ -383,32 +308,8 @@ class Plan:
         return text
 
 
-def _span(layers: Sequence[str]) -> str:
-    return f"{layers[0]} … {layers[-1]} ({len(layers)})" if len(layers) > 1 else "".join(layers)
-
-
-def _devices(stage: Stage) -> str:
-    """The replicas by type and rank, neighbouring ranks of a type with the same share as one: "RTX 0–3, tv 5 ×2"."""
-    kinds = stage.device_types or ("rank",) * len(stage.ranks)
-    runs: list[tuple[str, int, int, int]] = []  # type, first rank, last rank, share
-    for kind, rank, share in zip(kinds, stage.ranks, stage.shares, strict=True):
-        if runs and runs[-1] == (kind, runs[-1][1], rank - 1, share):
-            runs[-1] = (kind, runs[-1][1], rank, share)
-        else:
-            runs.append((kind, rank, rank, share))
-    uneven = len(set(stage.shares)) > 1
-    return ", ".join(
-        f"{kind} {first}" + (f"–{last}" if last > first else "") + (f" ×{share}" if uneven else "")
-        for kind, first, last, share in runs
-    )
-
-
 def _counted(number: int, word: str) -> str:
     return f"{number} {word}" if number == 1 else f"{number} {word}s"
-
-
-def _few(ids: Sequence[str]) -> str:
-    return ", ".join(ids[:3]) + (", …" if len(ids) > 3 else "")
 
 
 def _stage_to_json(stage: Stage, estimate: StageEstimate | None) -> dict[str, Any]:

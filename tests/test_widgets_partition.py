@@ -14,7 +14,7 @@ from sparsepipe.widgets import PartitionExplorer
 from sparsepipe.widgets.hypothetical import compressed
 from sparsepipe.widgets.scale import Scale
 from sparsepipe.widgets.stages_per_device import StagesPerDevice
-from sparsepipe.widgets.view_model import bottleneck, changes, teams
+from sparsepipe.widgets.view_model import bottleneck, changes
 
 NUM_LAYERS = 12
 FACTS = {"batch_size": 16, "voxel_size": 0.04}
@@ -379,7 +379,7 @@ def test_without_flushes_the_pace_is_that_of_the_busiest_device(explorer):
     explorer.stages_per_device.slider.value = 2
     plan = explorer.plan
     assert plan.stages_per_rank == 2 and plan.pipeline_size == 3 and explorer.messages.value == ""
-    busy = [team.busy for team in teams(plan)]
+    busy = [position.busy_seconds for position in plan.position_estimates]
     factors = {"fast": 0.03, "slow": 0.06}
     assert busy == pytest.approx(
         [
@@ -391,7 +391,9 @@ def test_without_flushes_the_pace_is_that_of_the_busiest_device(explorer):
     assert bottleneck(plan, explorer.problem)[2] == max(busy)
     explorer.weights.value = "vertical-sync"
     counted = estimate(explorer.plan, explorer.problem)
-    assert [row["memory"] for row in scene(explorer)["stages"]] == [team.memory for team in teams(explorer.plan)]
+    assert [row["memory"] for row in scene(explorer)["stages"]] == [
+        position.memory_bytes for position in explorer.plan.position_estimates
+    ]
     assert explorer.plan.estimate.stages == counted.stages and explorer.messages.value == ""
 
 
@@ -555,5 +557,7 @@ def test_a_pinned_plan_is_compared_device_by_device(explorer):
     explorer.pin.click()
     explorer.stages_per_device.slider.value = 1
     before = scene(explorer)["before"]
-    assert len(before["stages"]) == 3 and before["stages"] != [[team.busy, team.memory] for team in teams(straight)]
+    assert len(before["stages"]) == 3 and before["stages"] != [
+        [position.busy_seconds, position.memory_bytes] for position in straight.position_estimates
+    ]
     assert before["stages"][0][0] == pytest.approx(0.03 * sum(place in (0, 3) for place in before["places"]))

@@ -3,17 +3,19 @@
 from collections.abc import Callable, Sequence
 
 from ..plan import Estimate, Plan
-from ..planners.positions import teams
 
 
 def _slowest(plan: Plan, estimate: Estimate) -> str:
     """Which stage takes longest and with what; interleaved, the stages of the device that takes longest."""
-    found = [(team, sum(estimate.stages[k].transfer_seconds for k in team.stages)) for team in teams(plan)]
-    slowest, transfers = max(found, key=lambda pair: max(pair[0].busy, pair[1]))
+    found = [
+        (position, sum(estimate.stages[k].transfer_seconds for k in position.stages))
+        for position in plan.position_estimates
+    ]
+    slowest, transfers = max(found, key=lambda pair: max(pair[0].busy_seconds, pair[1]))
     name = ", ".join(map(str, slowest.stages))
-    if transfers > slowest.busy:
+    if transfers > slowest.busy_seconds:
         return f"{name}: transfers"
-    return f"{name}: {'averaging' if slowest.averaging > slowest.compute else 'compute'}"
+    return f"{name}: {'averaging' if slowest.averaging_seconds > slowest.compute_seconds else 'compute'}"
 
 
 Cell = Callable[[Plan, Estimate], str]
@@ -27,7 +29,10 @@ ROWS: tuple[tuple[str, Cell], ...] = (
     ("stages", lambda plan, e: str(len(plan.stages))),
     ("devices", lambda plan, e: str(len(plan.ranks))),
     ("slowest stage", _slowest),
-    ("memory, fullest device", lambda plan, e: _megabytes(max(team.memory for team in teams(plan)))),
+    (
+        "memory, fullest device",
+        lambda plan, e: _megabytes(max(position.memory_bytes for position in plan.position_estimates)),
+    ),
     ("sent a minibatch", lambda plan, e: _megabytes(sum(stage.sent_bytes for stage in e.stages))),
     ("schedule", lambda plan, e: f"{plan.schedule} ({plan.weights})"),
     ("planned in", lambda plan, e: _milliseconds(e.plan_seconds)),

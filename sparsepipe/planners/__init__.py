@@ -1,4 +1,4 @@
-"""Planners: (profile, cluster) → Plan. One file each behind the protocol in base.py."""
+"""Planners choose a plan: (profile, cluster) → Plan. A class each behind the protocol in base.py, a row in PLANNERS."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -96,7 +96,7 @@ def planners_with(option: str) -> tuple[str, ...]:
 
 
 def comparable(plans: Iterable[Plan], profile: Profile, cluster: Cluster) -> tuple[Plan, ...]:
-    """The plans with estimates that can be held against each other, whatever their planners count.
+    """Return the plans with estimates by one cost model, so that they can be compared whoever made them.
 
     Periods, bytes and memory are those of the default cost model (estimate.py); the lower bound is the highest that any
     planner proved under that model for the same schedule, so that every plan has a gap, but for interleaved ones
@@ -119,7 +119,7 @@ def comparable(plans: Iterable[Plan], profile: Profile, cluster: Cluster) -> tup
 
 
 def bound_of(plan: Plan, proven: float | None) -> float | None:
-    """What `proven`, a lower bound of all plans with one stage a device, says of `plan`: nothing if interleaved.
+    """Return `proven`, a bound of all plans with one stage a device, for such a plan; None for an interleaved one.
 
     Several stages a device can share out work more evenly, and wait less, than any plan that the bound is for.
     """
@@ -127,13 +127,13 @@ def bound_of(plan: Plan, proven: float | None) -> float | None:
 
 
 def _planned_as(schedule: str) -> str:
-    """The schedule whose closed form stands for `schedule`: itself, or where it has none another."""
+    """The schedule that is planned in place of `schedule`: itself, or another where it has no closed form."""
     rules = SCHEDULE_RULES.get(schedule)
     return schedule if rules is None else rules.planned_as or schedule
 
 
 def _for_another(plan: Plan, schedule: str) -> Plan:
-    """The plan under a schedule that it was not planned for: its estimate stays, a proof does not."""
+    """The plan under a schedule that it was not planned for: it keeps its estimate, and loses its lower bound."""
     assert plan.estimate is not None
     check_interleaves(schedule, plan.stages_per_rank)
     estimate = replace(plan.estimate, lower_bound_seconds=None)

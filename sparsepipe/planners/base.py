@@ -1,4 +1,4 @@
-"""What every planner gets and gives: a Problem in, a Plan out."""
+"""The protocol of planners: a `Problem` in, a `Plan` out."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -61,7 +61,7 @@ class Problem:
 
     @cached_property
     def memory_size(self) -> float:
-        """Size of the minibatch that memory must do for."""
+        """Size of the minibatch that must fit into memory."""
         return self.profile.size(MEMORY_QUANTILE)
 
     @cached_property
@@ -76,7 +76,7 @@ class Problem:
 
     @cached_property
     def layers(self) -> tuple[int, ...]:
-        """The layers that stages hold: all but those that stand for loading the data."""
+        """The layers that stages hold: all except those that stand for loading the data."""
         inputs = self.graph.input_layers
         return tuple(k for k in range(len(self.graph.layers)) if k not in inputs)
 
@@ -107,7 +107,7 @@ class Problem:
         )
 
     def plan(self, stages: Iterable[Stage], planner: str, warnings: Iterable[str] = ()) -> Plan:
-        """A Plan under this problem's schedule, without an estimate, with what makes its profile doubtful."""
+        """A Plan under this problem's schedule, without an estimate, with its profile's warnings."""
         return Plan(
             tuple(stages),
             self.schedule,
@@ -131,7 +131,7 @@ def check_interleaves(schedule: str, stages_per_device: int) -> None:
 
 
 class Planner(Protocol):
-    """Turns a Problem into a Plan whose estimate says what the planner itself expects."""
+    """Turns a Problem into a Plan, whose estimate is by the planner's own cost model."""
 
     name: str
 

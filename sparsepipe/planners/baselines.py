@@ -1,4 +1,4 @@
-"""Plans that leave no choice of devices: everything on every device, and one device a stage."""
+"""Baselines that leave nothing to choose in devices: data parallelism, and one device a stage."""
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -72,7 +72,7 @@ class ModelParallel:
 
 
 def _balanced(seconds: list[list[float]]) -> Bounds:
-    """Cut layers into a consecutive, non-empty run for each row of `seconds`; the largest is as small as can be."""
+    """Cut layers into a consecutive, non-empty run for each row of `seconds`, so that the slowest run is fastest."""
     num_layers, num_stages = len(seconds[0]), len(seconds)
     if num_layers < num_stages:
         raise InputError(f"{num_stages} stages for {num_layers} layers: expected at least one layer each")

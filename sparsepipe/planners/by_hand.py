@@ -1,4 +1,4 @@
-"""Plans that people make: cuts or devices are given, the rest is chosen around them.
+"""Plans by hand: a person gives the cuts or the devices of each stage, and the rest is chosen.
 
 Cuts lie between layers in topological order: `ends[k]` layers come before cut k. A stage's devices are counts of each
 device class of the cluster (`device_classes`), in the order of their first rank.
@@ -104,7 +104,7 @@ def with_groups(problem: Problem, groups: Sequence[Counts]) -> Plan:
 
 
 def _one_more_stage(best: Array, options: Sequence[Counts], seconds: Array) -> tuple[Array, np.ndarray]:
-    """Slowest stage for each number of devices used so far, with one stage more; and which option it took."""
+    """Add a stage: the time of the slowest stage for each number of devices used so far, and the option taken."""
     found = np.full(best.shape, np.inf)
     pick = np.zeros(best.shape, dtype=np.intp)
     for k, counts in enumerate(options):

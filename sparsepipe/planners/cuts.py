@@ -1,4 +1,4 @@
-"""Where a network can be cut: down-sets of its layers, in an order that every subset relation follows.
+"""Where a network can be cut: each cut is the set of layers before it, closed under inputs (a down-set).
 
 A plan's stages are the differences of a growing sequence of cuts, from the empty one to the whole network. A cut is a
 bit mask over the layers. A chain has one cut after each layer; a graph with branches has more, and where they are too
@@ -19,7 +19,7 @@ Index = NDArray[np.intp]
 
 @dataclass(frozen=True, eq=False)
 class Cuts:
-    """Down-sets in topological order: the first is empty, the last is the whole network."""
+    """Cuts, every subset before its supersets: the first is empty, the last is the whole network."""
 
     layers: tuple[int, ...]  # that stages hold, in topological order
     inputs: frozenset[int]  # layers that stand for loading the data: before every cut

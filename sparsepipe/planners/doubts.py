@@ -1,10 +1,9 @@
-"""What a plan has to say against itself, whoever made it: devices without work, and memory that does not do."""
+"""Warnings of a plan, whichever planner made it: devices that it leaves unused, and stages that do not fit."""
 
 from dataclasses import replace
 
 from ..cluster import Cluster
 from ..plan import Plan
-from .positions import teams
 
 
 def with_doubts(plan: Plan, cluster: Cluster) -> Plan:
@@ -22,18 +21,18 @@ def with_doubts(plan: Plan, cluster: Cluster) -> Plan:
 
 
 def beyond_memory(plan: Plan, cluster: Cluster) -> str:
-    """Say where a plan needs more memory than its devices have, by its estimate; nothing where it fits."""
+    """Return a sentence on the device whose memory is exceeded most, by the plan's estimate; empty where all fit."""
     over = []
-    for team in teams(plan):
-        kinds = [cluster.devices[rank].type for rank in plan.stages[team.stages[0]].ranks]
+    for position in plan.position_estimates:
+        kinds = [cluster.devices[rank].type for rank in plan.stages[position.stages[0]].ranks]
         least = min(kinds, key=lambda kind: kind.memory_bytes)
-        if team.memory > least.memory_bytes:
-            over.append((team.memory / least.memory_bytes, team, least))
+        if position.memory_bytes > least.memory_bytes:
+            over.append((position.memory_bytes / least.memory_bytes, position, least))
     if not over:
         return ""
     _, worst, kind = max(over, key=lambda one: one[0])
     others = f" (so for {len(over)} of {plan.pipeline_size} groups of devices)" if len(over) > 1 else ""
     return (
-        f"the plan does not fit into memory: {worst.name} needs {worst.memory / 1e6:.1f} MB on a device of type "
+        f"the plan does not fit into memory: {worst.name} needs {worst.memory_bytes / 1e6:.1f} MB on a device of type "
         f"{kind.name!r}, which has {kind.memory_bytes / 1e6:.1f} MB{others}; planner 'optimal' looks for one that fits"
     )

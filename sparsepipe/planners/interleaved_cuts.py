@@ -1,4 +1,4 @@
-"""Cuts for interleaved stages: a device's stages are summed, so more cuts balance devices where layers are large."""
+"""Cuts for interleaved stages: a device's load is the sum of its stages, so more cuts balance devices better."""
 
 from collections.abc import Sequence
 from itertools import combinations

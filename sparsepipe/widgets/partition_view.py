@@ -19,7 +19,7 @@ from .view_model import PALETTE
 
 
 class PartitionView(anywidget.AnyWidget):
-    """Draws a scene (scene.py). `moved` holds the last cut that was moved: {"cut": k, "at": layers before it}."""
+    """Draws a scene (view_model.py). `moved` holds the last cut that was moved: {"cut": k, "at": layers before it}."""
 
     _esm = Path(__file__).with_name("partition_view.js")
     scene = traitlets.Unicode("{}").tag(sync=True)  # JSON: traitlets would compare every number of a dict

@@ -5,10 +5,9 @@ from typing import Any
 
 from ..cluster import Cluster
 from ..display.html import counted
-from ..plan import Plan
+from ..plan import Plan, PositionEstimate
 from ..planners import Problem, estimate
 from ..planners.estimate import port_seconds
-from ..planners.positions import Team, teams
 from ..plots.table import milliseconds, scaled_bytes
 from ..plots.theme import GREY, LIGHT_GREY, STAGE_COLORS, mixed
 from ..trace import SPAN_KINDS, Trace
@@ -19,7 +18,7 @@ PALETTE = {"stages": COLORS, "wait": LIGHT_GREY, "other": GREY, "kinds": list(SP
 
 
 def transfers(plan: Plan, problem: Problem) -> list[float]:
-    """Seconds a minibatch of each team's busier side: all that comes before its stages, or all that goes on after."""
+    """Seconds a minibatch that each position transfers, on the busier of its sides: before its stages or after them."""
     ports = port_seconds(plan, problem)
     return [max(sum(ports[k] for k in own), sum(ports[k + 1] for k in own)) for own in plan.positions]
 
@@ -65,9 +64,13 @@ def tiles(plan: Plan, cluster: Cluster, *, bound: float | None, batch_size: int 
     elif plan.stages_per_rank > 1:
         told = "bounds are proven for plans with one stage a device, which interleaved stages can be better than"
         found.append(["no plan is faster than", "not known", told])
-    team, limit = max(_memory(plan, cluster), key=lambda pair: (pair[0].memory / pair[1], pair[0].memory))
+    position, limit = max(
+        _memory(plan, cluster), key=lambda pair: (pair[0].memory_bytes / pair[1], pair[0].memory_bytes)
+    )
     of = f" of {scaled_bytes(limit)}" if limit < float("inf") else ""
-    found.append(["fullest device", scaled_bytes(team.memory) + of, "weights, optimizer state, activations kept"])
+    found.append(
+        ["fullest device", scaled_bytes(position.memory_bytes) + of, "weights, optimizer state, activations kept"]
+    )
     return found
 
 
@@ -75,16 +78,18 @@ def why(plan: Plan, problem: Problem) -> str:
     """Which stage or boundary sets the pace, what makes it slow, and what moving one of its layers would do."""
     assert plan.estimate is not None
     if len(plan.stages) == 1:
-        return f"One stage holds the whole network: {_spent(teams(plan)[0])}. Nothing waits for another stage."
+        return (
+            f"One stage holds the whole network: {_spent(plan.position_estimates[0])}. Nothing waits for another stage."
+        )
     kind, k, seconds = bottleneck(plan, problem)
-    own, period = teams(plan)[k], plan.estimate.period_seconds
+    own, period = plan.position_estimates[k], plan.estimate.period_seconds
     where = f"{own.name} ({devices(plan, k)})"
     several = len(own.stages) > 1
     if kind == "transfer":
         sets = "boundaries of {} set the pace: their" if several else "boundary of {} sets the pace: its"
         whose = "stages'" if several else "stage's"
         text = f"The {sets.format(where)} transfers take {milliseconds(seconds)} a minibatch, "
-        text += f"the {whose} own work {milliseconds(own.busy)}."
+        text += f"the {whose} own work {milliseconds(own.busy_seconds)}."
     else:
         text = f"{where[0].upper()}{where[1:]} {'set' if several else 'sets'} the pace: {_spent(own)}."
     waiting = max(0.0, 1 - seconds / period)
@@ -98,9 +103,9 @@ def why(plan: Plan, problem: Problem) -> str:
 def bottleneck(plan: Plan, problem: Problem) -> tuple[str, int, float]:
     """("compute" | "averaging" | "transfer", place in the pipeline, seconds a minibatch) of what takes longest."""
     causes = []
-    for k, (team, transfer) in enumerate(zip(teams(plan), transfers(plan, problem), strict=True)):
-        own = "averaging" if team.averaging > team.compute else "compute"
-        causes += [(team.busy, k, own), (transfer, k, "transfer")]
+    for k, (position, transfer) in enumerate(zip(plan.position_estimates, transfers(plan, problem), strict=True)):
+        own = "averaging" if position.averaging_seconds > position.compute_seconds else "compute"
+        causes += [(position.busy_seconds, k, own), (transfer, k, "transfer")]
     seconds, place, cause = max(causes)
     return cause, place, seconds
 
@@ -112,28 +117,28 @@ def devices(plan: Plan, k: int) -> str:
 
 
 def stages(plan: Plan, problem: Problem) -> list[dict[str, Any]]:
-    """One entry for each team: its stages, what they take together, whether it is the slowest.
+    """One entry for each position: its stages, what they take together, whether it is the slowest.
 
     A part is [stage, first layer, last layer, number of layers, seconds computing, bytes].
     """
     assert plan.estimate is not None
     slowest, moved = bottleneck(plan, problem)[1], transfers(plan, problem)
     rows = []
-    for k, (team, limit) in enumerate(_memory(plan, problem.cluster)):
+    for k, (position, limit) in enumerate(_memory(plan, problem.cluster)):
         parts = []
-        for s in team.stages:
+        for s in position.stages:
             layers, part = plan.stages[s].layers, plan.estimate.stages[s]
             parts.append([s, layers[0], layers[-1], len(layers), part.compute_seconds, part.memory_bytes])
         rows.append(
             {
                 "devices": devices(plan, k),
                 "parts": parts,
-                "compute": team.compute,
-                "averaging": team.averaging,
+                "compute": position.compute_seconds,
+                "averaging": position.averaging_seconds,
                 "transfer": moved[k],
-                "memory": team.memory,
+                "memory": position.memory_bytes,
                 "limit": limit if limit < float("inf") else None,
-                "words": [milliseconds(team.busy), scaled_bytes(team.memory)],
+                "words": [milliseconds(position.busy_seconds), scaled_bytes(position.memory_bytes)],
                 "slowest": k == slowest,
             }
         )
@@ -174,7 +179,7 @@ def _before(before: Plan, after: Plan, problem: Problem) -> dict[str, Any]:
     return {
         "name": before.summary(),
         "places": [place[problem.graph.layers[k].id] for k in problem.layers],
-        "stages": [[team.busy, team.memory] for team in teams(before)],
+        "stages": [[position.busy_seconds, position.memory_bytes] for position in before.position_estimates],
         "period": _period(before),
         "changes": changes(before, after),
     }
@@ -203,18 +208,18 @@ def _moves(plan: Plan, problem: Problem, k: int) -> list[str]:
     return told
 
 
-def _spent(team: Team) -> str:
-    its = "their" if len(team.stages) > 1 else "its"
-    text = f"{its} layers take {milliseconds(team.compute)} a minibatch"
-    if team.averaging:
-        share = team.averaging / max(team.busy, 1e-300)
-        text += f", averaging {its} gradients {milliseconds(team.averaging)} ({share:.0%})"
+def _spent(position: PositionEstimate) -> str:
+    its = "their" if len(position.stages) > 1 else "its"
+    text = f"{its} layers take {milliseconds(position.compute_seconds)} a minibatch"
+    if position.averaging_seconds:
+        share = position.averaging_seconds / max(position.busy_seconds, 1e-300)
+        text += f", averaging {its} gradients {milliseconds(position.averaging_seconds)} ({share:.0%})"
     return text
 
 
-def _memory(plan: Plan, cluster: Cluster) -> list[tuple[Team, float]]:
-    """(what it does, bytes of its smallest device) of each team."""
-    found = teams(plan)
+def _memory(plan: Plan, cluster: Cluster) -> list[tuple[PositionEstimate, float]]:
+    """(its estimate, memory of its smallest device) of each position."""
+    found = plan.position_estimates
     limits = [min(cluster.devices[rank].type.memory_bytes for rank in plan.stages[k].ranks) for k in range(len(found))]
     return list(zip(found, limits, strict=True))
 

@@ -1,1 +1,1 @@
-"""The planner that searches all plans: `optimal` is its front; the rest are its bounds, searches and cost tables."""
+"""The planner that searches all plans: `optimal` is the planner; the rest are its searches, bounds and cost tables."""

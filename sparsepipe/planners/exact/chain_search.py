@@ -1,4 +1,4 @@
-"""Find a plan whose every stage and boundary takes less than a given time, or prove that there is none: along a chain.
+"""Find a plan whose stages and boundaries all take less than a given time, or prove that none exists: on a chain.
 
 Stages are placed from the end of the pipeline. A state is what the later stages use of each device class and the cut
 where they begin; a move puts one more group in front. What a boundary costs depends on both its groups, so a state is
@@ -26,7 +26,7 @@ Path = list[tuple[int, int, int]]  # stages in pipeline order: (group, first cut
 
 @dataclass(frozen=True, eq=False)
 class Moves:
-    """What may be put in front of what: from a multiset of used devices, a group, to the larger multiset."""
+    """The moves of the search as arrays: from the devices used so far, by one more group, to the devices used then."""
 
     used: Index  # [U]: number of devices used; growing
     source: Index
@@ -214,7 +214,7 @@ def _nearest_cuts(limit: Limit, moves: Moves, *, relaxed: bool, stop: bool = Tru
 
 
 def useful_moves(model: StageModel, moves: Moves, seconds: float) -> Moves:
-    """Leave out the moves that no path below the limit can hold.
+    """Leave out the moves that are on no path below the limit.
 
     What the later stages and this group cover at best, and what the devices left could cover from the start of the
     network at best, both without a look at boundaries, must meet.
@@ -242,7 +242,7 @@ def _next_allowed(sets: NDArray[np.bool_]) -> Index:
 
 
 def _reach(model: StageModel, group: Index, last: Index, seconds: float) -> Index:
-    """The smallest cut from which each group holds the layers up to `last` in time; `last` where none."""
+    """The smallest cut from which each group computes the layers up to `last` in time; `last` where there is none."""
     low, high = np.zeros_like(last), last.copy()
     rates = [column.take(group) for column in model.rates.T]
     ends = [times.take(last) for times in model.times]

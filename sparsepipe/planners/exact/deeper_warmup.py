@@ -1,4 +1,4 @@
-"""Take in enough minibatches that transfers and averaging are really hidden behind computation.
+"""Deepen the warm-up of 1F1B until transfers and averaging are really hidden behind computation.
 
 One-forward-one-backward keeps one minibatch in flight for each rank from a stage on. That is enough where results
 arrive at once. Transfers hold minibatches too, as many as they take periods. And replicas average their gradients

@@ -1,7 +1,7 @@
-"""Find a plan whose every stage and boundary takes less than a given time, or prove that there is none: over any cuts.
+"""Find a plan whose stages and boundaries all take less than a given time, or prove that none exists: for any graph.
 
-Keeps every cut that the later stages can begin at, not only the nearest: slower than search.py, and exact for graphs
-with branches, within memory, and where all devices must be used.
+Keeps every cut that the later stages can begin at, not only the nearest: slower than chain_search.py, and exact for
+graphs with branches, within memory, and where all devices must be used.
 """
 
 from dataclasses import dataclass, field, replace
@@ -109,7 +109,7 @@ def _walk_sets(limit: Limit, moves: Moves, reached: NDArray[np.bool_], memory: M
 
 
 def nothing_fits(ends: StageEnds, moves: Moves, memory: MemoryRule, all_devices: bool) -> str:
-    """Say what would do: the least memory of every device for which there is a plan."""
+    """Return a sentence with the least memory per device for which there is a plan."""
     low, high = 0.0, memory.path_need(moves, [(int(moves.group[0]), 0, len(ends.model.cuts) - 1)])
     while high - low > max(1.0, 1e-9 * high):
         middle = (low + high) / 2

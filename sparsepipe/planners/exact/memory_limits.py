@@ -1,4 +1,4 @@
-"""Which stages fit into memory, and what would do where none does."""
+"""Which stages fit into the memory of their devices."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +15,7 @@ from .stage_cost_tables import StageModel
 
 @dataclass(frozen=True, eq=False)
 class MemoryRule:
-    """Which stages fit into memory, move by move: the devices behind a group set how many minibatches it holds.
+    """Which stages fit into memory, move by move: a group holds more minibatches the more devices later stages have.
 
     A stage from cut a to cut b needs weights × `copies` + what it saves, which grows with b, + what it receives at a.
     """

@@ -1,4 +1,4 @@
-"""The best plan of asynchronous schedules: the slowest stage or boundary as fast as can be."""
+"""The best plan for asynchronous schedules: minimise the time of the slowest stage or boundary."""
 
 from collections.abc import Callable
 

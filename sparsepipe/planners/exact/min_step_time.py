@@ -1,4 +1,4 @@
-"""The best plan for schedules that flush: all stages' latencies and transfers, plus the slowest stage's rest.
+"""The best plan for schedules that flush: minimise the time of a step, from filling the pipeline to draining it.
 
 A step takes Σ (what each stage and boundary adds) + max (what each stage or boundary limits). For a bound on the
 limits, the least sum is a shortest path over (devices used, cut). The sum can only grow as the bound shrinks, so a

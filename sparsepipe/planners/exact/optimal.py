@@ -1,4 +1,4 @@
-"""The best plan there is: exact search over cuts, groups, orders and shares, with a proof of how good the answer is."""
+"""The optimal planner: exact search over cuts, device groups, orders and shares, with a proven lower bound."""
 
 from dataclasses import dataclass, replace
 
@@ -28,7 +28,7 @@ class Optimal:
     device's memory. Where that is too much, parts of it are searched, and the gap says how much better a plan could be
     at most.
 
-    `cost_model="published"` minimises what SparsePipe's planner means to minimise (model.py), always for the period.
+    `cost_model="published"` minimises the period by SparsePipe's cost model without its faults (`published_model`).
     `rescore`: simulate so many of the best plans found and take the fastest; the gap then counts from the best period.
     """
 
@@ -73,7 +73,7 @@ class Optimal:
         return Rules(self.cost_model == "published", self.activation_compression_ratio, self.all_devices)
 
     def _refusal(self, space: Space) -> str:
-        """Why no plan of this space fits; empty where one does."""
+        """Return why no plan of this space fits into memory; empty where one does."""
         if space.memory is None:
             return ""
         ends = StageEnds(space.model)

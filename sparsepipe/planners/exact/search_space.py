@@ -1,4 +1,4 @@
-"""What a search looks through: all cuts and groups where they are few enough, else some of them."""
+"""The search space: all cuts and device groups where they are few enough, else some of them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -85,7 +85,7 @@ def spaces(problem: Problem, rules: Rules) -> Iterator[Space]:
 
 
 def _fits(problem: Problem, rules: Rules, cuts: Cuts, num_moves: int) -> bool:
-    """Whether a search of so much takes seconds."""
+    """Whether a search of this size takes seconds only."""
     if problem.synchronous and not rules.published:
         return num_moves * len(cuts) ** 2 <= STEP_BUDGET
     limited = any(kind.memory_bytes < float("inf") for kind in problem.cluster.device_types)
@@ -95,7 +95,7 @@ def _fits(problem: Problem, rules: Rules, cuts: Cuts, num_moves: int) -> bool:
 
 
 def class_prices(problem: Problem, classes: Sequence[DeviceClass]) -> Array:
-    """What a second of each class is worth: in proportion to its speed over the whole network."""
+    """The price of a second on each class: in proportion to its speed over the whole network."""
     totals = np.array([max(problem.total_seconds(c.type.name), 1e-300) for c in classes])
     return totals.min() / totals
 
@@ -117,7 +117,7 @@ def _device_orders(problem: Problem, classes: Sequence[DeviceClass]) -> list[tup
 
 
 def _shape(classes: Sequence[DeviceClass], order: Sequence[int]) -> tuple:
-    """What tells orders apart: types and links, and nodes by when they first appear. Like nodes are interchangeable."""
+    """A key that is equal for orders that differ only in which of several like nodes comes first."""
     seen: dict[str, int] = {}
     rows = [(classes[k].node, classes[k].type, len(classes[k].ranks)) for k in order]
     return tuple((seen.setdefault(node.name, len(seen)), node.link, kind, count) for node, kind, count in rows)

@@ -13,7 +13,7 @@ from ..device_groups import DeviceGroups
 
 @dataclass(frozen=True, eq=False)
 class StageModel:
-    """What a search needs to know: seconds of any stage on any group, and of any boundary between two.
+    """Tables from which a search takes the seconds of any stage on any group, and of any boundary between two.
 
     A stage of group g from cut a to cut b takes the max over types t of
         rates[g, t] × (times[t, b] − times[t, a]) + weight_rates[g] × (weights[b] − weights[a]) + fixed[g]

@@ -1,4 +1,4 @@
-"""PipeDream's planner as published: one kind of device, one level or several, to compare with.
+"""PipeDream's planner as published, as a baseline: one type of device, in one level or several.
 
 Source: Narayanan et al., SOSP 2019, section 3.1, and the optimizer published with it. The cost model is theirs, with
 its faults, so that its answers can be compared:
@@ -27,7 +27,7 @@ from .pipedream_states import States
 
 @dataclass(frozen=True)
 class Settings:
-    """What the published recurrences can be asked."""
+    """The options of the published planner."""
 
     activation_compression_ratio: float | None = None
     memory_bytes: float | None = None  # limit of one device; None: not looked at
@@ -269,13 +269,13 @@ def data_parallel(total: float, weights: float, sizes: Sequence[tuple[int, float
 
 
 def memory_limit(problem: Problem, wanted: bool | None) -> float | None:
-    """Bytes of the smallest device; None where the limit is not to be looked at."""
+    """Memory of the smallest device in bytes; None where the limit is not `wanted`."""
     least = min(kind.memory_bytes for kind in problem.cluster.device_types)
     return least if wanted or (wanted is None and least < float("inf")) else None
 
 
 def slowest_type(problem: Problem, planner: str) -> tuple[str, list[str]]:
-    """The device type to plan for, and what has to be said where there are several."""
+    """The slowest device type, which is planned for, and a warning where there are several types."""
     kinds = [kind.name for kind in problem.cluster.device_types]
     slowest = max(kinds, key=problem.total_seconds)
     others = (

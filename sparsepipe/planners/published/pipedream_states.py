@@ -20,7 +20,7 @@ MAX_STATES = 2000  # beyond, the published recurrence takes minutes and gigabyte
 
 @dataclass(frozen=True, eq=False)
 class States:
-    """Down-sets of the layers as bit masks, in the published order, and what their cost model needs of each."""
+    """Down-sets of the layers as bit masks, in the published order, with the sums that the cost model needs of each."""
 
     problem: Problem
     down_sets: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""SparsePipe's heterogeneous planner as published, with its faults, to compare with.
+"""SparsePipe's heterogeneous planner as published, with its faults, as a baseline.
 
 Devices of a server form a fixed list, the most numerous type first, and a stage gets a consecutive slice of it. A stage
 runs at the pace of its slowest type (judged on the whole network), replicas share evenly, averaging is charged 2(m−1)/m
@@ -131,7 +131,7 @@ def _first(reached: Array) -> Array:
 
 
 def exchange_gpu(stages: list[list[str]]) -> list[list[str]]:
-    """Trade devices after the search: a lone one for the odd one out of a larger stage that else holds its like."""
+    """Swap devices after the search: a stage's only device for the odd one in a larger stage of its type."""
     stages = [list(names) for names in stages]
     for single in stages:
         if len(single) > 1:

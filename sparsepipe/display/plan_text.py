@@ -1,0 +1,66 @@
+"""The stages of a plan as a table of text: a line each, with their layers, devices and what is expected of them."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from .markup import one_line
+
+_HEAD = ("stage", "layers", "devices", "compute", "transfer", "averaging", "memory")
+
+
+class _Stage(Protocol):
+    @property
+    def layers(self) -> tuple[str, ...]: ...
+    @property
+    def ranks(self) -> tuple[int, ...]: ...
+    @property
+    def shares(self) -> tuple[int, ...]: ...
+    @property
+    def device_types(self) -> tuple[str, ...]: ...
+
+
+class _StageEstimate(Protocol):
+    @property
+    def compute_seconds(self) -> float: ...
+    @property
+    def transfer_seconds(self) -> float: ...
+    @property
+    def averaging_seconds(self) -> float: ...
+    @property
+    def memory_bytes(self) -> float: ...
+
+
+def stage_table(stages: Sequence[_Stage], estimates: Sequence[_StageEstimate] | None) -> list[str]:
+    """Return the lines of the table, its head first; without `estimates` times and memory stay empty."""
+    rows: list[tuple[str, ...]] = [_HEAD]
+    for k, stage in enumerate(stages):
+        row = (str(k), _span(stage.layers), _devices(stage), "", "", "", "")
+        rows.append(row if estimates is None else (*row[:3], *_expected(estimates[k])))
+    rows = [tuple(map(one_line, row)) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _expected(e: _StageEstimate) -> tuple[str, ...]:
+    seconds = (e.compute_seconds, e.transfer_seconds, e.averaging_seconds)
+    return (*(f"{t * 1e3:.2f} ms" for t in seconds), f"{e.memory_bytes / 1e6:.1f} MB")
+
+
+def _span(layers: Sequence[str]) -> str:
+    return f"{layers[0]} … {layers[-1]} ({len(layers)})" if len(layers) > 1 else "".join(layers)
+
+
+def _devices(stage: _Stage) -> str:
+    """The replicas by type and rank, neighbouring ranks of a type with the same share as one: "RTX 0–3, tv 5 ×2"."""
+    kinds = stage.device_types or ("rank",) * len(stage.ranks)
+    runs: list[tuple[str, int, int, int]] = []  # type, first rank, last rank, share
+    for kind, rank, share in zip(kinds, stage.ranks, stage.shares, strict=True):
+        if runs and runs[-1] == (kind, runs[-1][1], rank - 1, share):
+            runs[-1] = (kind, runs[-1][1], rank, share)
+        else:
+            runs.append((kind, rank, rank, share))
+    uneven = len(set(stage.shares)) > 1
+    return ", ".join(
+        f"{kind} {first}" + (f"–{last}" if last > first else "") + (f" ×{share}" if uneven else "")
+        for kind, first, last, share in runs
+    )
