@@ -244,3 +244,15 @@ def test_nobody_else_may_open_the_lock(tmp_path) -> None:
     assert is_held(tmp_path)
     os.close(lock)
     assert not is_held(tmp_path)
+
+
+def test_a_block_left_by_an_interrupt_cancels_its_job_and_one_left_otherwise_does_not(record) -> None:
+    """The wait of a notebook's cell was interrupted, and the workers trained on behind it."""
+    with pytest.raises(KeyboardInterrupt), FollowedJob(record, guard := Held()) as job:
+        assert guard.alive()
+        raise KeyboardInterrupt
+    assert not guard.alive() and not job.running
+    with FollowedJob(record, guard := Held()) as job:
+        pass
+    assert guard.alive() and job.running
+    guard.stop()

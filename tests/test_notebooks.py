@@ -9,6 +9,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
+import sparsepipe
 from sparsepipe import data
 from sparsepipe.reproduce import NOTEBOOKS, reproduce
 from sparsepipe.reproduce.learning import nearest_neighbour_accuracy
@@ -99,6 +100,59 @@ class TestEveryNotebook:
 def _parameters(path):
     tree = ast.parse(cells(path)[1].source)
     return {node.targets[0].id: ast.literal_eval(node.value) for node in tree.body}
+
+
+VERBS = {"profile_model", "partition", "simulate", "launch"}  # what the product does
+PLANS = {"profile_model", "partition"}
+OPEN = {  # notebook: the verbs that its cells call by their public names
+    "02_profile": {"profile_model"},
+    "03_layer_graph": PLANS,
+    "04_partition": PLANS | {"simulate"},
+    "05_launch": VERBS,
+    "06_figures": PLANS | {"launch"},
+    "figures/1_devices": PLANS | {"launch"},
+    "figures/2_mixed_devices": PLANS,
+    "figures/3_sparse_dense": {"profile_model"},
+    "figures/4_accuracy": PLANS | {"launch"},
+    "figures/5_prediction": VERBS,
+    "figures/6_bytes_memory": PLANS,
+}
+
+
+def verbs(source):
+    """The verbs that a cell calls: `sp.launch(…)`, as a reader would."""
+    calls = (node.func for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
+    named = (call for call in calls if isinstance(call, ast.Attribute) and isinstance(call.value, ast.Name))
+    return {call.attr for call in named if call.value.id == "sp"} & VERBS
+
+
+@pytest.mark.parametrize("path", PATHS, ids=name_of)
+def test_the_product_is_called_in_the_open(path):
+    """`launch` and `profile_model` were called in no notebook, `partition` in one: a reader had nothing to copy."""
+    called = set().union(*(verbs(cell.source) for cell in cells(path)))
+    assert called == OPEN.get(name_of(path), set())
+    assert VERBS <= set(dir(sparsepipe))
+
+
+def test_what_notebooks_share_calls_none_of_it():
+    """A workplace says where things are kept: paths, caching, the export of figures."""
+    for name in ("workplace", "cached_runs"):
+        tree = ast.parse((FOLDER.parent / "sparsepipe" / "reproduce" / f"{name}.py").read_text())
+        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        assert not names & (VERBS if name == "workplace" else VERBS - {"launch"}), name
+
+
+@pytest.mark.parametrize(
+    ("first", "others"),
+    [("06_figures", ["05_launch"]), ("figures/4_accuracy", ["figures/1_devices", "figures/5_prediction"])],
+)
+def test_notebooks_that_share_runs_plan_and_train_by_the_same_cells(first, others):
+    """Else one would not find the other's campaign, and train all of it again."""
+    sources = [cell.source for cell in cells(FOLDER / f"{first}.ipynb")]
+    making = [source for source in sources if "sp." in source and "display(" not in source]
+    assert len(making) >= 5  # profiles, clusters, plans, settings, runs
+    for other in others:
+        assert set(making) <= {cell.source for cell in cells(FOLDER / f"{other}.ipynb")}, other
 
 
 def test_notebooks_are_as_nbstripout_leaves_them():

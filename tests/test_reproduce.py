@@ -13,18 +13,19 @@ import nbformat
 import pytest
 
 from sparsepipe import plots
-from sparsepipe.cluster import Link
+from sparsepipe.cluster import Cluster, Link
 from sparsepipe.digests import digest
 from sparsepipe.errors import InputError, RunFailed
 from sparsepipe.graph import Layer, LayerGraph
 from sparsepipe.plan import Plan, Stage
 from sparsepipe.planners import partition
 from sparsepipe.profile import CostSample, LayerCost, Profile
+from sparsepipe.profiler import profile_model
 from sparsepipe.record import Origin, RunRecord
 from sparsepipe.record.campaigns import new_campaign
 from sparsepipe.reproduce import NOTEBOOKS, driver, reproduce, workplace
 from sparsepipe.reproduce.averaging import averaging_link
-from sparsepipe.reproduce.cached_runs import kept_campaign
+from sparsepipe.reproduce.cached_runs import campaign_of, kept_campaign, tell_epoch
 from sparsepipe.reproduce.loopback import loopback_link
 from sparsepipe.reproduce.workplace import Workplace
 from sparsepipe.runtime.config import RunConfig
@@ -179,7 +180,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from sparsepipe.provenance import Provenance
 from sparsepipe.reproduce.workplace import Workplace
-place = Workplace(Path(root), Path(figures), "digits", 0.1, 4)"""
+place = Workplace(Path(root), Path(figures), "digits")"""
 EXPORT = """known = Provenance().with_warnings("the layers' sum is 0.506 x a whole step, expected 0.90; again")
 place.export("first", go.Figure(layout={"width": 300, "height": 200}), pd.DataFrame({"x": [1]}), known);"""
 
@@ -215,7 +216,7 @@ def test_a_folder_that_cannot_be_written_to_fails_the_batch(few, tmp_path):
         "a",
         "figures = ''\nroot = ''",
         REAL,
-        "place = Workplace(place.root, Path('/proc/none'), 'digits', 0.1, 4)",
+        "place = Workplace(place.root, Path('/proc/none'), 'digits')",
         EXPORT,
     )
     with pytest.raises(RunFailed, match=r"a.ipynb: cell 4: InputError: /proc/none: cannot be written to"):
@@ -230,30 +231,66 @@ def profile(ratio=1.0):
 
 def test_the_link_is_measured_once_for_a_profile_and_kept(tmp_path, monkeypatch, capsys):
     """Two executions of 04_partition on one profile gave 2 stages and 224 ms, then 3 stages and 240 ms."""
-    place = Workplace(tmp_path, tmp_path / "figures", "digits", 0.1, 4)
+    place = Workplace(tmp_path, tmp_path / "figures", "digits")
     links = iter([Link(1e9, 1e-5), Link(2.5e8, 1e-4), Link(5e8, 1e-4)])
     monkeypatch.setattr(workplace, "local_link", lambda: next(links))
-    first, second = place.cluster(profile(), num_devices=3), place.cluster(profile(), num_devices=3)
+    first, second = (Cluster.uniform(3, device_type="cpu", link=place.link(profile())) for _ in range(2))
     told = capsys.readouterr().out.splitlines()
-    assert first == second and len(first.devices) == 3
+    assert first == second
     assert told[0].startswith("link between processes: 1 GB/s, 10 µs, measured now, kept as work/clusters/loopback-")
     assert ", from work/clusters/loopback-" in told[1]
     plans = [partition(profile(), cluster, planner="optimal") for cluster in (first, second)]
     assert plans[0].to_json() | {"plan_seconds": 0} == plans[1].to_json() | {"plan_seconds": 0}
     assert plans[0].provenance["clusters"][0]["digest"] == first.digest
-    assert place.cluster(profile(), num_devices=3, anew=True) != first
-    assert place.cluster(profile(0.5), num_devices=3).network == Link(5e8, 1e-4)  # another profile, another hour
-    with pytest.raises(InputError, match="num_devices = '2': expected a whole number"):
-        place.cluster(profile(), num_devices="2")
+    assert place.link(profile(), anew=True) == Link(2.5e8, 1e-4)
+    assert place.link(profile(0.5)) == Link(5e8, 1e-4)  # another profile, another hour
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("voxel_size", "0.05"), ("batch_size", 2.5), ("seed", "a"), ("voxel_size", 0)]
-)
+BAD = [("voxel_size", "0.05"), ("batch_size", 2.5), ("seed", "a"), ("voxel_size", 0)]
+
+
+@pytest.mark.parametrize(("name", "value"), BAD)
 def test_a_parameter_of_a_wrong_type_is_named(tmp_path, name, value):
     """`papermill -r voxel_size 0.05` ended in "TypeError: must be real number, not str"."""
+    place = Workplace.open(tmp_path, data="digits")
+    settings = {"voxel_size": 0.1, "batch_size": 4, "num_points": 64, "engine": "native", "threads": 1, "seed": 0}
+    settings |= {name: value}
+    assert not place.profile_path("minkvgg11bn-narrow", **settings).exists()
+    with pytest.raises(InputError, match=f"{name.replace('_', ' ')} {value!r} given"):
+        profile_model("minkvgg11bn-narrow", place.source, **settings)
     with pytest.raises(InputError, match=name):
-        Workplace.open(tmp_path, data="digits", **{"voxel_size": 0.1, "batch_size": 4} | {name: value})
+        RunConfig("minkvgg11bn-narrow", place.source, **settings)
+
+
+def test_a_count_of_devices_of_a_wrong_type_is_named(tmp_path):
+    place = Workplace.open(tmp_path, data="digits")
+    with pytest.raises(InputError, match="num_devices = '2': expected a whole number"):
+        place.beside("2")
+    with pytest.raises(InputError, match="a device count of '2' given, expected a whole number"):
+        Cluster.uniform("2")
+    assert place.beside(1) == 0 and 0 <= place.beside(10_000) < 10_000
+
+
+def test_synthetic_shapes_are_made_by_whole_numbers(tmp_path):
+    for wrong in ({"seed": "a"}, {"shapes_per_class": 2.5}, {"shapes_per_class": 0}):
+        with pytest.raises(InputError, match=f"{next(iter(wrong))} = .*: expected a whole number"):
+            Workplace.open(tmp_path, **wrong)
+
+
+def test_a_kept_profile_is_read_by_the_settings_it_was_measured_under(tmp_path, capsys):
+    place = Workplace(tmp_path, tmp_path / "figures", "digits")
+    settings = {"voxel_size": 0.1, "batch_size": 4, "num_points": 64, "engine": "native", "threads": 1, "seed": 0}
+    path = place.profile_path("m", **settings)
+    assert path == place.profile_path("m", **settings, beside=0)
+    others = [{"voxel_size": 0.2}, {"seed": 1}, {"threads": 2}, {"beside": 1}]
+    assert len({path, *(place.profile_path("m", **settings | other) for other in others)}) == 5
+    profile(0.5).save(path)
+    assert place.profile(path).digest == profile(0.5).digest
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].startswith(f"profile of {path.stem}: work/profiles/m-")
+    assert told[1].startswith("warning: ") and "0.500 x a whole step" in told[1]
+    with pytest.raises(InputError):
+        place.profile(place.profile_path("other", **settings))
 
 
 def kept(runs, name, *, campaign, config, beside=()):
@@ -286,6 +323,28 @@ def test_a_campaign_is_taken_whole_or_not_at_all(tmp_path):
     kept(tmp_path, "x", campaign=now, config=config)
     campaign, found = kept_campaign(tmp_path, asked, settings)
     assert campaign == now and list(found) == ["x"]  # it began this hour: the others can join
+
+
+def test_a_campaign_says_which_of_its_runs_are_still_to_be_trained(tmp_path, capsys):
+    config, plans = RunConfig("m", "d"), {"x": PLAN, "y": PLAN}
+    campaign, records = campaign_of(tmp_path, plans, config, [profile()])
+    assert records == {"x": None, "y": None} and campaign.startswith("m-2")
+    assert f"campaign {campaign}: begins now" in capsys.readouterr().out
+    kept(tmp_path, "m-y", campaign=campaign, config=config)
+    again, records = campaign_of(tmp_path, plans, config, [profile()])
+    assert again == campaign and list(records) == ["x", "y"]
+    assert records["x"] is None and records["y"].name == "m-y-001"
+    assert "from runs/m-y-001" in capsys.readouterr().out
+    assert campaign_of(tmp_path, plans, config, [profile()], anew=True)[1] == {"x": None, "y": None}
+    assert campaign_of(tmp_path, plans, config, [profile(0.5)])[1] == {"x": None, "y": None}  # another profile
+
+
+def test_an_epoch_is_told_in_a_line_and_a_step_is_not(capsys):
+    tell_epoch({"event": "step", "minibatch": 3})
+    tell_epoch({"event": "epoch", "epoch": 0, "samples_per_second": 12.3, "validation": {"accuracy": 0.456}})
+    tell_epoch({"event": "epoch", "epoch": 1, "samples_per_second": 12.3, "validation": None})
+    told = capsys.readouterr().out.splitlines()
+    assert told == ["  epoch 1: 12 samples/s, validation accuracy 45.6%", "  epoch 2: 12 samples/s"]
 
 
 @pytest.mark.slow

@@ -2,11 +2,11 @@
 
 import pytest
 
-from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Link, Plan, Profile, Stage
+from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Link, Plan, Profile, Stage, partition
 from sparsepipe.planners import Problem
-from sparsepipe.reproduce.machines import Machines, machines
-from sparsepipe.reproduce.strategy_grid import sweep, traffic
-from sparsepipe.reproduce.workplace import Workplace
+from sparsepipe.profiler import profile_model
+from sparsepipe.reproduce.machines import Machines, published, slower_copies
+from sparsepipe.reproduce.strategy_grid import ONE, PLANNERS, one_device, simulated, traffic
 
 
 def known():
@@ -16,7 +16,11 @@ def known():
 
 
 def test_points_are_what_a_balanced_chain_allows():
-    found = {point.strategy: point for point in sweep(known(), known().alike(4))}
+    cluster, profile = known().alike(4), known().profile
+    plans = {name: partition(profile, cluster, planner=planner) for name, planner in PLANNERS.items()}
+    plans[ONE] = one_device(profile, cluster)
+    found = {point.strategy: point for point in simulated(plans, known(), cluster)}
+    assert set(found) == set(plans) and {point.devices for point in found.values()} == {4}
     one = 16 / (8 * 0.3)
     assert found["one device"].samples_per_second == pytest.approx(one)
     assert found["model parallel"].samples_per_second == pytest.approx(4 * one, rel=0.005)  # transfers delay a little
@@ -34,9 +38,15 @@ def test_traffic_in_closed_form():
     assert averaged == pytest.approx(2 * 4e6 / 2)  # a ring of two sends 2 × 4 MB after every two minibatches
 
 
-def test_published_profiles_are_used_where_they_are(shared_reference, monkeypatch, tmp_path, capsys):
+def test_without_an_optimal_plan_there_is_no_bound():
+    cluster = known().alike(2)
+    (point,) = simulated({ONE: one_device(known().profile, cluster)}, known(), cluster, label="two")
+    assert point.bound_samples_per_second is None and point.cluster == "two"
+
+
+def test_published_profiles_are_used_where_they_are(shared_reference, monkeypatch, capsys):
     monkeypatch.setenv("SPARSEPIPE_REFERENCE", str(shared_reference))
-    found = machines(Workplace(tmp_path, tmp_path, "none", 0.1, 32), "minkvgg11bn-narrow")
+    found = published()
     assert found.profile.device_types == ("RTX", "TITAN V", "TITAN Xp") and found.batch_size == 64
     assert len(found.mixes["2 × TITAN V + 2 × TITAN Xp"].devices) == 4
     assert "published profiles" in capsys.readouterr().out
@@ -45,10 +55,14 @@ def test_published_profiles_are_used_where_they_are(shared_reference, monkeypatc
 def test_without_published_profiles_this_machine_is_taken_and_said_aloud(monkeypatch, tmp_path, capsys):
     monkeypatch.delenv("SPARSEPIPE_REFERENCE", raising=False)
     monkeypatch.setenv("SPARSEPIPE_DATA", str(tmp_path / "nothing"))
-    place = Workplace.open(tmp_path, data="digits", voxel_size=0.2, batch_size=4, engine="native", num_points=64)
-    found = machines(place, "minkvgg11bn-narrow")
+    assert published() is None
+    assert "assumed" in capsys.readouterr().out
+    settings = {"voxel_size": 0.2, "batch_size": 4, "num_points": 64}
+    own = profile_model("minkvgg11bn-narrow", "digits", **settings, engine="native", repeats=1)
+    found = slower_copies(own, 4, "slower devices assumed")
     assert found.profile.device_types == ("full speed", "¾ speed", "½ speed")
     fast, slow = (sum(found.profile.time(range(5), kind)) for kind in ("full speed", "½ speed"))
     assert slow == pytest.approx(2 * fast)
     assert found.profile.update_rates["½ speed"] == 2 * found.profile.update_rates["full speed"] > 0
-    assert "assumed" in capsys.readouterr().out and "assumed" in found.said
+    assert found.batch_size == 4 and found.said == "slower devices assumed"
+    assert found.profile.origin["assumed_speeds"]["½ speed"] == 0.5

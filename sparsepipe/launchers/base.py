@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from ..cluster import Cluster
 from ..plan import Plan
@@ -14,9 +14,17 @@ MetricsRow = dict[str, Any]
 
 
 class Job(Protocol):
-    """A run that was launched: follow its metrics, wait for it, cancel it. Only `wait` blocks."""
+    """A run that was launched: follow its metrics, wait for it, cancel it. Only `wait` blocks.
+
+    `with launch(plan, config, run_dir=...) as job: job.wait()` cancels it where the block is left by an exception, an
+    interrupted wait among them.
+    """
 
     record: RunRecord
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: Any) -> None: ...
 
     @property
     def running(self) -> bool:

@@ -5,6 +5,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from typing import Any, Self
 
 from ..errors import InputError, RunFailed
 from ..host.limits import limit_met
@@ -38,6 +39,13 @@ class FollowedJob:
         self._status: MetricsRow = {"state": "running"}
         self._thread = threading.Thread(target=self._follow, name=f"job {record.name}", daemon=True)
         self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: Any) -> None:
+        if error is not None:
+            self.cancel()
 
     @property
     def running(self) -> bool:

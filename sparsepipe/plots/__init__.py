@@ -7,6 +7,7 @@ from .clouds import clouds, clouds_table, voxel_counts, voxel_counts_table
 from .compare import compare, compare_table
 from .compression import compression, compression_table
 from .cuts import cut_bytes, cut_bytes_table
+from .epochs import epoch_trace, working_epoch
 from .export import COLUMN_WIDTHS, export, keep_pictures, live
 from .layer_costs import layer_costs, layer_costs_table
 from .layer_graph import cuts_table, layer_graph, layer_graph_table
@@ -49,6 +50,7 @@ __all__ = [
     "cut_bytes",
     "cut_bytes_table",
     "cuts_table",
+    "epoch_trace",
     "export",
     "keep_pictures",
     "live",
@@ -67,5 +69,6 @@ __all__ = [
     "trace_page",
     "voxel_counts",
     "voxel_counts_table",
+    "working_epoch",
     "write_trace",
 ]

@@ -1,6 +1,6 @@
 """The main job: notebooks executed in order, and what they share on disk so that each also runs alone.
 
-Notebooks import `workplace` and `strategies`, which need torch; to execute them it is not needed.
+Notebooks import `workplace` and `cached_runs`, which need torch; to execute them it is not needed.
 """
 
 from .driver import NOTEBOOKS, reproduce

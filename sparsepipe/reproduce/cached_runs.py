@@ -1,17 +1,19 @@
 """Records of earlier runs, found again by what they trained, and runs for those that are not there."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ..cluster import Cluster
 from ..errors import InputError
 from ..launchers import Job, launch
 from ..launchers.run_folders import folders, new_folder
 from ..plan import Plan
+from ..profile import Profile
 from ..provenance import plan_digest
 from ..record import RunRecord
-from ..record.campaigns import MOST_APART, campaign_began, made_for, new_campaign
+from ..record.campaigns import MOST_APART, campaign_began, made_for, new_campaign, when
 from ..runtime.config import RunConfig
 
 
@@ -54,6 +56,38 @@ def kept_campaign(
         if len(campaigns[campaign]) == len(asked) or recent:
             return campaign, campaigns[campaign]
     return None, {}
+
+
+def campaign_of(
+    runs: Path,
+    plans: Mapping[str, Plan],
+    config: RunConfig,
+    rests_on: Iterable[Profile | Cluster],
+    *,
+    anew: bool = False,
+) -> tuple[str, dict[str, RunRecord | None]]:
+    """The campaign that compares `plans`, and its run of each; None for one that is still to be trained.
+
+    It is the newest one under this configuration and on these profiles and clusters; without one, or `anew`, it begins
+    now. Runs are called MODEL-NAME by the names of `plans`. Which they are is printed.
+    """
+    settings = [config.to_json(), *(value.digest for value in rests_on)]
+    asked = {f"{config.model}-{name}": (plan, config) for name, plan in plans.items()}
+    campaign, found = (None, {}) if anew else kept_campaign(runs, asked, settings)
+    began = campaign is not None
+    campaign = campaign or new_campaign(config.model, settings)
+    print(f"campaign {campaign}: {when(found.values()) if began else 'begins now'}", flush=True)
+    for record in found.values():
+        print(f"from runs/{record.name}", flush=True)
+    return campaign, dict(zip(plans, map(found.get, asked), strict=True))
+
+
+def tell_epoch(row: Mapping[str, Any]) -> None:
+    """Print a line for a row of metrics that ends an epoch: what `Job.wait` may call with each row."""
+    if row.get("event") == "epoch":
+        accuracy = (row.get("validation") or {}).get("accuracy")
+        told = "" if accuracy is None else f", validation accuracy {accuracy:.1%}"
+        print(f"  epoch {row['epoch'] + 1}: {row['samples_per_second']:.0f} samples/s{told}", flush=True)
 
 
 def _fits(record: RunRecord, plan: Plan, config: RunConfig) -> bool:

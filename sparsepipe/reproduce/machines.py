@@ -1,4 +1,4 @@
-"""Which machines figures plan for: those whose profiles were published, else this one and slower copies of it."""
+"""Machines that figures plan for: those whose profiles were published, else this one and slower copies of it."""
 
 import os
 from collections.abc import Sequence
@@ -8,7 +8,6 @@ from pathlib import Path
 from ..cluster import Cluster, DeviceType, Link, Node
 from ..display.html import counted
 from ..profile import LayerCost, Profile
-from .workplace import Workplace
 
 PUBLISHED = {"RTX": "RTX", "TITAN V": "tv", "TITAN Xp": "txp"}  # device type → its published profile of MinkVGG
 BATCH_SIZE = 64  # of the published profiles
@@ -42,33 +41,34 @@ class Machines:
         return Cluster((Node("one", own[0], INSIDE), Node("two", (*own[1], *own[2]), INSIDE)), BETWEEN)
 
 
-def machines(place: Workplace, model: str) -> Machines:
-    """The published profiles of MinkVGG where they are on this machine; else `model` profiled here.
+def published() -> Machines | None:
+    """The published profiles of MinkVGG where they are on this machine; None, and a line that says so, elsewhere.
 
-    They are looked for below SPARSEPIPE_REFERENCE, or in `reference` beside SPARSEPIPE_DATA's folder. Which of the two
-    it is, is printed.
+    They are looked for below SPARSEPIPE_REFERENCE, or in `reference` beside SPARSEPIPE_DATA's folder.
     """
     folder = _published_folder()
-    if folder is not None:
-        parts = [
-            Profile.load(folder / f"minkvgg_v0.02_b{BATCH_SIZE}_{file}" / "graph.txt", device_type=name)
-            for name, file in PUBLISHED.items()
-        ]
-        joined = parts[0] | parts[1] | parts[2]
-        joined = replace(
-            joined, origin={"published": "SparsePipe, MinkVGG at voxel size 0.02", "batch_size": BATCH_SIZE}
-        )
-        print(f"published profiles of MinkVGG on {', '.join(PUBLISHED)}")
-        return Machines(joined, BATCH_SIZE, f"MinkVGG, published profiles, batch size {BATCH_SIZE}")
-    own = place.profile(model)
-    print("no published profiles here: this machine's own, and copies of it that are assumed to be slower")
+    if folder is None:
+        print("no published profiles here: this machine's own, and copies of it that are assumed to be slower")
+        return None
+    parts = [
+        Profile.load(folder / f"minkvgg_v0.02_b{BATCH_SIZE}_{file}" / "graph.txt", device_type=name)
+        for name, file in PUBLISHED.items()
+    ]
+    origin = {"published": "SparsePipe, MinkVGG at voxel size 0.02", "batch_size": BATCH_SIZE}
+    print(f"published profiles of MinkVGG on {', '.join(PUBLISHED)}")
+    joined = replace(parts[0] | parts[1] | parts[2], origin=origin)
+    return Machines(joined, BATCH_SIZE, f"MinkVGG, published profiles, batch size {BATCH_SIZE}")
+
+
+def slower_copies(own: Profile, batch_size: int, said: str) -> Machines:
+    """The device of a profile, and copies of it that are assumed to be slower."""
     (name,) = own.device_types
     costs = {kind: tuple(_slower(cost, speed) for cost in own.costs[name]) for kind, speed in SLOWER.items()}
     rates = {kind: rate / speed for kind, speed in SLOWER.items() for rate in own.update_rates.values()}
     overheads = {kind: one.slower(speed) for kind, speed in SLOWER.items() for one in own.step_overheads.values()}
     origin = {**own.origin, "assumed_speeds": SLOWER}
     assumed = replace(own, costs=costs, origin=origin, update_rates=rates, step_overheads=overheads)
-    return Machines(assumed, place.batch_size, place.noted(f"{model} as profiled here, slower devices assumed"))
+    return Machines(assumed, batch_size, said)
 
 
 def _slower(cost: LayerCost, speed: float) -> LayerCost:

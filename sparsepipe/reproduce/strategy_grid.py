@@ -1,22 +1,19 @@
-"""Every strategy on a cluster: planned, simulated, and where asked replayed by real processes; each becomes a point."""
+"""The plans of strategies for a cluster as points of a figure: simulated, replayed by real processes, or measured."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import lcm
 
 from ..cluster import Cluster
-from ..errors import InputError
 from ..plan import Plan
-from ..planners import Problem, estimate, partition
+from ..planners import Problem, estimate
 from ..plots import Point
 from ..profile import Profile
 from ..record import RunRecord
 from ..simulator import simulate
 from .machines import Machines
-from .replays import replay
-from .workplace import Workplace
 
-PLANNERS = {
+PLANNERS = {  # a strategy's name in figures: the planner that finds its plan
     "data parallel": "data-parallel",
     "model parallel": "model-parallel",
     "PipeDream": "pipedream",
@@ -27,39 +24,28 @@ ONE = "one device"
 _ROUNDS = 12  # of all stages, over which a rate is taken
 
 
-def sweep(machines: Machines, cluster: Cluster, *, label: str = "", bandwidths: bool = True) -> list[Point]:
-    """A simulated point for each strategy on `cluster`, one device among them.
-
-    A planner that cannot plan for the cluster is left out, which is printed. Bounds come from the optimal planner.
-    """
-    found = [_simulated(ONE, _alone(machines, cluster), machines, cluster, label)]
-    bound = None
-    for name, planner in PLANNERS.items():
-        try:
-            plan = partition(machines.profile, cluster, planner=planner)
-        except InputError as error:
-            print(f"{name} on {label or len(cluster.devices)}: left out, {error}")
-            continue
-        if planner == "optimal" and plan.estimate and plan.estimate.lower_bound_seconds:
-            bound = machines.batch_size / plan.estimate.lower_bound_seconds
-        found.append(_simulated(name, plan, machines, cluster, label))
-    return [replace(point, bound_samples_per_second=bound) for point in found]
+def one_device(profile: Profile, cluster: Cluster) -> Plan:
+    """Everything on the fastest device of a cluster: what the strategies are held against."""
+    problem = Problem(profile, cluster)
+    fastest = min(cluster.devices, key=lambda device: problem.total_seconds(device.type.name))
+    plan = problem.plan([problem.stage(problem.layers, (fastest.rank,))], ONE)
+    return replace(plan, estimate=estimate(plan, problem))
 
 
-def plan_of(name: str, machines: Machines, cluster: Cluster) -> Plan:
-    """The plan of a strategy by its name in figures."""
-    return _alone(machines, cluster) if name == ONE else partition(machines.profile, cluster, planner=PLANNERS[name])
+def simulated(plans: Mapping[str, Plan], machines: Machines, cluster: Cluster, *, label: str = "") -> list[Point]:
+    """A simulated point for the plan of each strategy on `cluster`, below the bound that the optimal plan proves."""
+    points = [_simulated(name, plan, machines, cluster, label) for name, plan in plans.items()]
+    proven = plans["optimal"].estimate if "optimal" in plans else None
+    if proven is None or not proven.lower_bound_seconds:
+        return points
+    bound = machines.batch_size / proven.lower_bound_seconds
+    return [replace(point, bound_samples_per_second=bound) for point in points]
 
 
-def replayed(
-    name: str, machines: Machines, cluster: Cluster, place: Workplace, *, minibatches: int = 24
-) -> tuple[Point, RunRecord]:
-    """Sleep through the strategy's plan with real processes, or read the record of an earlier such replay."""
-    plan = plan_of(name, machines, cluster)
-    record = replay(place.root / "runs", plan, machines.profile, cluster, minibatches)
+def replayed(name: str, record: RunRecord, machines: Machines, num_devices: int) -> Point:
+    """The point of a strategy whose plan, for so many devices, real processes slept through."""
     rate = record.metrics("summary")[-1]["samples_per_second"] / record.config["batch_size"] * machines.batch_size
-    point = Point(name, "", len(cluster.devices), rate, "replayed", run=record.name)
-    return point, record
+    return Point(name, "", num_devices, rate, "replayed", run=record.name)
 
 
 def measured(records: Sequence[RunRecord]) -> list[Point]:
@@ -89,14 +75,6 @@ def traffic(plan: Plan, problem: Problem) -> tuple[float, float]:
         ring = 2 * (len(stage.ranks) - 1) * float(table.parameter_bytes[own].sum())  # Patarasuk and Yuan, 2009
         averaged += ring / (plan.num_microbatches if plan.flushes else stage.round)
     return crossing, averaged
-
-
-def _alone(machines: Machines, cluster: Cluster) -> Plan:
-    """Everything on the fastest device."""
-    problem = Problem(machines.profile, cluster)
-    fastest = min(cluster.devices, key=lambda device: problem.total_seconds(device.type.name))
-    plan = problem.plan([problem.stage(problem.layers, (fastest.rank,))], "one device")
-    return replace(plan, estimate=estimate(plan, problem))
 
 
 def _simulated(name: str, plan: Plan, machines: Machines, cluster: Cluster, label: str) -> Point:
