@@ -131,7 +131,14 @@ def test_the_product_is_called_in_the_open(path):
     """`launch` and `profile_model` were called in no notebook, `partition` in one: a reader had nothing to copy."""
     called = set().union(*(verbs(cell.source) for cell in cells(path)))
     assert called == OPEN.get(name_of(path), set())
-    assert VERBS <= set(dir(sparsepipe))
+
+
+def test_a_reader_finds_all_of_it_at_the_top():
+    """What is heavy is brought when it is asked for: tests/test_architecture.py holds the import light."""
+    assert {*VERBS, "RunConfig", "attach"} <= set(sparsepipe.__all__) <= set(dir(sparsepipe))
+    assert all(getattr(sparsepipe, name) is not None for name in (*sparsepipe.__all__, "data", "plots", "widgets"))
+    with pytest.raises(AttributeError, match="module 'sparsepipe' has no attribute 'lunch'"):
+        sparsepipe.lunch  # noqa: B018 - asking is what raises
 
 
 def test_what_notebooks_share_calls_none_of_it():

@@ -11,7 +11,7 @@ from sparsepipe import SCHEDULES
 
 README = Path(__file__).parent.parent / "README.md"
 BLOCKS = re.findall(r"```\w*\n(.*?)```", README.read_text(), flags=re.DOTALL)
-EXAMPLE = next(block for block in BLOCKS if block.startswith("from sparsepipe"))
+EXAMPLE = next(block for block in BLOCKS if block.startswith("import sparsepipe"))
 SHELL = next(block for block in BLOCKS if block.startswith("sparsepipe data make"))
 
 
