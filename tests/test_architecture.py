@@ -12,7 +12,7 @@ LEVELS = [  # lowest first; a module may import its own folder's files, and anyt
     {"errors"},
     {"host", "files", "fields", "graph"},
     {"cluster", "trace", "quantities", "graph_text", "plan_check", "data", "models"},
-    {"profile", "plan", "engines"},
+    {"profile", "plan", "engines", "workload_facts"},
     {"schedule", "record", "formats"},
     {"costs", "provenance"},
     {"simulator", "runtime"},
@@ -39,6 +39,7 @@ VALUES = {
         "trace",
     ),
     *("quantities", "graph_text", "profile", "plan", "plan_check", "schedule", "record", "costs", "provenance"),
+    "workload_facts",
 }
 DECISIONS = {"planners", "simulator", "forecast", "formats", "models"}  # made of values alone
 HEAVY = {"torch", "MinkowskiEngine", "plotly", "ray", "pandas", "ipywidgets", "papermill"}

@@ -69,7 +69,7 @@ def test_every_case_has_its_own_kind_of_minibatch(tmp_path):
 
 def test_images_are_profiled_and_run_as_the_runtime_takes_them(tmp_path):
     """A stage of the runtime gets an ImageBatch and sends on what the next one takes: a packet without coordinates."""
-    from sparsepipe.runtime.stages.network_stage import StageRunner
+    from sparsepipe.runtime.stages.network_stage import NetworkStage
     from sparsepipe.runtime.training_state.weights import Version
 
     small = of_images(network("vgg16", num_classes=10, in_channels=3))
@@ -80,11 +80,11 @@ def test_images_are_profiled_and_run_as_the_runtime_takes_them(tmp_path):
     plan = Plan((Stage(ids[:9], (0,)), Stage(ids[9:], (1,))))
     config = RunConfig("vgg16", "memory", batch_size=2)
     runners = [
-        StageRunner(small, case_engine(IMAGES), plan, k, config=config, device=torch.device("cpu")) for k in (0, 1)
+        NetworkStage(small, case_engine(IMAGES), plan, k, config=config, device=torch.device("cpu")) for k in (0, 1)
     ]
     versions = [Version(0, dict(runner.module.named_parameters())) for runner in runners]
     flight, outputs = runners[0].forward(batch, versions[0], 0)
-    packet, _, _ = runners[0].leave(outputs, 0, flight.voxels)
+    packet, _, _ = runners[0].pack_outputs(outputs, 0, flight.voxels)
     assert packet.coordinate_sets == () and packet.voxels == 2048
     _, outputs = runners[1].forward(packet, versions[1], 0)
     loss, _ = runners[1].loss(outputs, batch.labels, samples=2)

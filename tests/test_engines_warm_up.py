@@ -17,8 +17,8 @@ from pathlib import Path
 from sparsepipe.engines.native import NativeEngine
 from sparsepipe.plan import Plan
 from sparsepipe.runtime import RunConfig
-from sparsepipe.runtime.run import run
-from sparsepipe.runtime.workload import Workload
+from sparsepipe.runtime.worker.run import run
+from sparsepipe.runtime.workloads.point_clouds import PointClouds
 
 class Recording(NativeEngine):
     "The native engine, which tells what it is asked for, in order."
@@ -42,7 +42,7 @@ folder = Path(sys.argv[1])
 given = json.loads((folder / "given.json").read_text())
 config = RunConfig.from_json(given["config"])
 engine = Recording()
-run(folder, Plan.from_json(given["plan"]), config, workload=replace(Workload.open(config), engine=engine))
+run(folder, Plan.from_json(given["plan"]), config, workload=replace(PointClouds.open(config), engine=engine))
 (folder / f"calls{os.environ['RANK']}.json").write_text(json.dumps(engine.calls))
 os._exit(0)  # as a rank's own process ends: torch cannot always take a process group down with the interpreter
 """

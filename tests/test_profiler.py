@@ -328,14 +328,14 @@ def test_what_a_step_takes_beside_its_layers_is_measured(processors, reading, to
 
     def judged(*args, **kwargs):
         told_clock[0] += 0.25
-        return judge(*args, **kwargs)
+        return loss(*args, **kwargs)
 
     monkeypatch.setattr(measure, "moment", lambda device: told_clock[0])
     monkeypatch.setattr(measure, "num_processors", lambda: processors)
     chosen = engine("native")
-    tensor, judge = type(chosen).tensor, measure.judge
+    tensor, loss = type(chosen).tensor, measure.cross_entropy
     monkeypatch.setattr(type(chosen), "tensor", put)
-    monkeypatch.setattr(measure, "judge", judged)
+    monkeypatch.setattr(measure, "cross_entropy", judged)
     one = measure.profile(NET, batches(60), chosen, warmup=0, repeats=1, read=read)
     assert one.step_overheads == {"cpu": StepOverhead(0.5 + reading, 0.25)}
     assert (one.origin["reading_seconds"], one.origin["input_seconds"]) == (3.0, 0.5)

@@ -14,7 +14,8 @@ from sparsepipe.engines import engine
 from sparsepipe.files import read_rows
 from sparsepipe.models import network
 from sparsepipe.runtime.failures import PacketMismatch
-from sparsepipe.runtime.stages.network_stage import InFlight, Output, StageRunner
+from sparsepipe.runtime.stages.base import InFlight, Output
+from sparsepipe.runtime.stages.network_stage import NetworkStage
 from sparsepipe.runtime.training_state.weights import Version
 from sparsepipe.runtime.transport.compression import Compressor, restored
 from sparsepipe.runtime.transport.exponent_coding import with_coded_exponents, with_plain_exponents
@@ -170,17 +171,17 @@ def test_a_gradient_goes_back_coded_and_for_the_features_that_are_not_zero_alone
     """Behind a ReLU: no bits, since both sides have them, and the values that are left are coded."""
     net, plan = network(PLAIN, num_classes=3), plan_of(PLAIN, [[0], [1]], schedule="1f1b", cuts=(2,))
     config = settings("none", compression="lossless")
-    before, behind = (StageRunner(net, engine("native"), plan, k, config=config, device=CPU) for k in (0, 1))
+    before, behind = (NetworkStage(net, engine("native"), plan, k, config=config, device=CPU) for k in (0, 1))
     features, gradient = _normal(100, 16).relu(), _normal(16, 100).t()
     (slot,) = Compressor("lossless").shrink((Slot(features, 0, True),))
     present = slot.present
     flight = InFlight(0, Version(0, {}), (), (), leaves_present=(present,))
-    packet = _arrived(behind.answer(flight, [gradient]))
+    packet = _arrived(behind.pack_input_gradients(flight, [gradient]))
     assert packet.direction == BACKWARD and packet.slots[0].present is None
     assert packet.slots[0].upper is not None and packet.slots[0].rows.shape == (num_present(present),)
     flight.outputs = Output.of(features.clone().requires_grad_())
     flight.outputs_present = (present,)
-    (found,) = before.check_answer(flight, packet)
+    (found,) = before.unpack_output_gradients(flight, packet)
     assert torch.equal(_bits(found), _bits(gradient.where(features != 0, torch.zeros(()))))
 
 

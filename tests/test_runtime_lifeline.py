@@ -9,7 +9,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parent.parent
 CODE = """
 import time
-from sparsepipe.runtime.lifeline import watch
+from sparsepipe.runtime.processes.lifeline import watch
 watch()
 print("watching", flush=True)
 time.sleep(60)

@@ -7,7 +7,7 @@ from pathlib import Path
 # In a process of its own: memory that earlier work freed and the allocator kept is used again without growing it.
 CODE = """
 import torch
-from sparsepipe.runtime.memory import PeakMemory
+from sparsepipe.runtime.reporting.memory import PeakMemory
 watched = PeakMemory(torch.device("cpu"))
 for _ in range(3):
     held = [torch.ones(4_000_000) for _ in range(5)]  # 80 MB, one after the other

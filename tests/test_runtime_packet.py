@@ -28,7 +28,7 @@ def _sent(packet: Packet) -> Packet:
 
 
 def _same(a: Packet, b: Packet) -> None:
-    assert (a.direction, a.minibatch, a.boundary, a.voxels) == (b.direction, b.minibatch, b.boundary, b.voxels)
+    assert (a.direction, a.minibatch, a.boundary, a.size) == (b.direction, b.minibatch, b.boundary, b.size)
     assert len(a.slots) == len(b.slots) and len(a.coordinate_sets) == len(b.coordinate_sets)
     for one, other in zip(a.slots, b.slots, strict=True):
         assert (one.coordinate_set, one.needs_gradient) == (other.coordinate_set, other.needs_gradient)

@@ -8,7 +8,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from sparsepipe import data
 from sparsepipe.engines import engine
 from sparsepipe.models import network
-from sparsepipe.runtime.stages.network_stage import StageRunner
+from sparsepipe.runtime.stages.network_stage import NetworkStage
 from sparsepipe.runtime.training_state.weights import Version
 
 
@@ -22,12 +22,12 @@ def test_what_was_sent_is_let_go_unless_the_backward_reads_it(cut: int, kept: bo
     clouds = shapes(tmp_path)
     config = settings(clouds, model=NORMED, voxel_size=0.04, num_points=384)
     plan = plan_of(NORMED, [[0], [1]], schedule="1f1b", cuts=(cut,), recompute=recompute)
-    runner = StageRunner(
+    runner = NetworkStage(
         network(NORMED, num_classes=3), engine("native"), plan, 0, config=config, device=torch.device("cpu")
     )
     batch = data.load(clouds, split="train", voxel_size=0.04, num_points=384).batch([0, 6, 12])
     flight, outputs = runner.forward(batch, Version(0, dict(runner.module.named_parameters())), 0)
-    packet, flight.outputs, flight.outputs_present = runner.leave(outputs, 0, batch.num_voxels)
+    packet, flight.outputs, flight.outputs_present = runner.pack_outputs(outputs, 0, batch.num_voxels)
     shape, sent = packet.slots[0].rows.shape, StorageWeakRef(packet.slots[0].rows.untyped_storage())
     del packet, outputs
     assert sent.expired() == (recompute or not kept)

@@ -7,11 +7,14 @@ import pytest
 
 from sparsepipe.data import make_shapes
 from sparsepipe.data.families import FAMILIES
-from sparsepipe.engines import Subnetwork
+from sparsepipe.engines import ENGINES, Subnetwork
 from sparsepipe.errors import InputError
 from sparsepipe.models import INPUT
 from sparsepipe.runtime import RunConfig
-from sparsepipe.runtime.workloads.point_clouds import Workload
+from sparsepipe.runtime.worker.epoch_parts import RunLength
+from sparsepipe.runtime.workloads import WORKLOADS
+from sparsepipe.runtime.workloads.point_clouds import PointClouds
+from sparsepipe.workload_facts import POINT_CLOUDS, REPLAY, workload_facts
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +25,7 @@ def shapes(tmp_path_factory):
 def opened(shapes, **settings):
     settings = {"voxel_size": 0.05, "batch_size": 8, "engine": "native"} | settings
     config = RunConfig("minkvgg11bn-narrow", str(shapes), **settings)
-    return Workload.open(config)
+    return PointClouds.open(config)
 
 
 def test_replicas_get_equal_work(shapes):
@@ -45,13 +48,22 @@ def test_classes_come_equally_often(shapes):
     assert len(workload.order(0)) == workload.epoch_minibatches
 
 
-def test_segment_lengths_are_those_of_the_segments(shapes):
-    """Every worker ran through all segments before the first minibatch: an hour for a billion epochs."""
+def test_the_counts_of_a_runs_parts_are_told_without_going_through_them(shapes):
+    """Every worker ran through all parts before the first minibatch: an hour for a billion epochs."""
     for settings, done in (({"epochs": 3}, 0), ({"epochs": 3}, 5), ({"minibatches": 10}, 0), ({"minibatches": 3}, 1)):
         workload = opened(shapes, **settings)
+        length = RunLength(workload.epoch_minibatches, workload.total_minibatches)
         for start in (done, workload.total_minibatches):
-            assert workload.segment_lengths(start) == {count for _, _, count in workload.segments(start)}
-    assert opened(shapes, epochs=10**15).segment_lengths(7) == {1, 4}
+            parts = list(length.parts(start))
+            assert length.counts(start) == {part.count for part in parts}
+            assert start + sum(part.count for part in parts) == workload.total_minibatches
+    assert RunLength(4, 4 * 10**15).counts(7) == {1, 4}
+
+
+def test_what_a_replay_is_and_what_trains_is_told_by_facts():
+    assert workload_facts("replay").source == "replayed" and not workload_facts("replay").trains
+    assert {workload_facts(name).trains for name in ENGINES} == {True}
+    assert {POINT_CLOUDS.name, REPLAY.name} == set(WORKLOADS)
 
 
 @pytest.mark.parametrize("last", ["keep", "merge", "drop"])

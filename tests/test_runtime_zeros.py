@@ -12,7 +12,8 @@ from sparsepipe import data
 from sparsepipe.engines import engine
 from sparsepipe.models import INPUT, Network, Row, network
 from sparsepipe.runtime.failures import PacketMismatch
-from sparsepipe.runtime.stages.network_stage import InFlight, Output, StageRunner
+from sparsepipe.runtime.stages.base import InFlight, Output
+from sparsepipe.runtime.stages.network_stage import NetworkStage
 from sparsepipe.runtime.training_state.weights import Version
 from sparsepipe.runtime.transport.compression import Compressor, restored
 from sparsepipe.runtime.transport.packet import BACKWARD, FORWARD, Packet, Slot, decode, encode
@@ -118,17 +119,18 @@ def _over_the_cut(clouds, cut: int, compression: str | None) -> tuple[int, int, 
     """Return the bytes that cross a cut forwards and backwards, and the gradients of the weights of both stages."""
     config = settings(clouds, model=NORMED, compression=compression, voxel_size=0.04, num_points=384)
     net, plan = network(NORMED, num_classes=3), plan_of(NORMED, [[0], [1]], schedule="1f1b", cuts=(cut,))
-    first, second = (StageRunner(net, engine("native"), plan, k, config=config, device=CPU) for k in (0, 1))
+    first, second = (NetworkStage(net, engine("native"), plan, k, config=config, device=CPU) for k in (0, 1))
     one, two = (Version(0, dict(runner.module.named_parameters())) for runner in (first, second))
     batch = data.load(clouds, split="train", voxel_size=0.04, num_points=384).batch([0, 6, 12])
     flight, outputs = first.forward(batch, one, 0)
-    packet, flight.outputs, flight.outputs_present = first.leave(outputs, 0, batch.num_voxels)
+    packet, flight.outputs, flight.outputs_present = first.pack_outputs(outputs, 0, batch.num_voxels)
     header, features = encode(packet)
     behind, outputs = second.forward(decode(header.clone(), features.clone()), two, 0)
     behind.outputs = Output.of(second.loss(outputs, batch.labels, samples=3)[0])
     of_second, of_arrived = second.backward(behind, [None])
-    header, gradients = encode(second.answer(behind, of_arrived))
-    of_first, _ = first.backward(flight, first.check_answer(flight, decode(header.clone(), gradients.clone())))
+    header, gradients = encode(second.pack_input_gradients(behind, of_arrived))
+    returned = first.unpack_output_gradients(flight, decode(header.clone(), gradients.clone()))
+    of_first, _ = first.backward(flight, returned)
     return features.nbytes, gradients.nbytes, [*of_first, *of_second]
 
 
@@ -150,21 +152,21 @@ def test_behind_a_relu_little_more_than_half_crosses(cut: int, after: str, forwa
 def test_a_gradient_of_another_size_is_refused(rows: torch.Tensor, clouds) -> None:
     """The features had 8 elements that were not zero."""
     config, plan = settings(clouds, compression="zeros"), plan_of(PLAIN, [[0], [1]], schedule="1f1b", cuts=(2,))
-    runner = StageRunner(network(PLAIN, num_classes=3), engine("native"), plan, 0, config=config, device=CPU)
+    runner = NetworkStage(network(PLAIN, num_classes=3), engine("native"), plan, 0, config=config, device=CPU)
     present = without_zeros(Slot(torch.eye(8))).present
     flight = InFlight(3, Version(0, {}), (), Output.of(torch.eye(8, requires_grad=True)), outputs_present=(present,))
     with pytest.raises(PacketMismatch, match=r"gradients of minibatch 3 have shapes .*, its features had \[\(8,\)\]"):
-        runner.check_answer(flight, Packet(BACKWARD, 3, 0, (Slot(rows),)))
+        runner.unpack_output_gradients(flight, Packet(BACKWARD, 3, 0, (Slot(rows),)))
 
 
 def test_a_gradient_that_is_not_behind_a_relu_is_whole() -> None:
     """Zeros in the features of a convolution say nothing of its gradient."""
     net, plan = network(PLAIN, num_classes=3), plan_of(PLAIN, [[0], [1]], schedule="1f1b", cuts=(1,))
-    runner = StageRunner(net, engine("native"), plan, 1, config=settings("none", compression="zeros"), device=CPU)
+    runner = NetworkStage(net, engine("native"), plan, 1, config=settings("none", compression="zeros"), device=CPU)
     arrived = Packet(FORWARD, 0, 0, (without_zeros(Slot(torch.zeros(9, 16), 0, True)),))
     assert arrived.slots[0].present is not None and runner._present(runner.before, arrived.slots) == (None,)
     flight = InFlight(0, Version(0, {}), (), (), leaves_present=(None,))
-    (slot,) = runner.answer(flight, [torch.ones(9, 16)]).slots
+    (slot,) = runner.pack_input_gradients(flight, [torch.ones(9, 16)]).slots
     assert slot.rows.shape == (9, 16)
 
 

@@ -8,14 +8,15 @@ from typing import Any
 from ..cluster import Cluster
 from ..errors import InputError
 from ..files import write_atomic, write_json
-from ..models import network
 from ..plan import Plan
 from ..profile import Profile
 from ..provenance import Provenance
 from ..record import Origin, RunRecord
 from ..record.plans import begin_plan
 from ..runtime import RunConfig
+from ..runtime.workloads import check_launch
 from ..schedule import check_runs, compile, round_length
+from ..workload_facts import workload_facts
 from .lock import hold, is_held
 
 
@@ -33,14 +34,9 @@ def prepare(
 
     Raises InputError where the plan cannot run or the folder is another run's.
     """
-    if config.engine == "replay":
-        config = config.replace(validate=False, checkpoint_every=0)  # it trains nothing
-        if profile is None or cluster is None:
-            raise InputError("engine 'replay' needs the profile and the cluster that the plan was made for")
-        plan.check(profile.graph, cluster)
-    else:
-        model = network(config.model, num_classes=2)  # the layers do not depend on the number of classes
-        plan.check(model.graph())
+    if not workload_facts(config.engine).trains:
+        config = config.replace(validate=False, checkpoint_every=0)
+    check_launch(plan, config, profile, cluster)
     if config.clip_norm is not None and not plan.flushes:
         raise InputError(
             f"clip_norm goes with schedules that flush: with weights {plan.weights!r} the stages update at different "

@@ -28,7 +28,7 @@ from ..host.openmp import WAITING, check_threads
 from ..models import INPUT, Network, network
 from ..models.rows import each_axis
 from ..profile import CostSample, LayerCost, Profile, StepOverhead
-from ..runtime.stages.loss import judge
+from ..runtime.stages.loss import cross_entropy
 from .layer_timer import moment, seconds_between, time_layers
 from .repeats import Repeater, Repeats
 from .saved_bytes import kept_bytes
@@ -250,7 +250,7 @@ def _loss_seconds(subnetwork: Subnetwork, batch: PointBatch, device: torch.devic
     labels = torch.arange(len(rows)) % num_classes
 
     def judged(_: int) -> None:
-        loss, _ = judge(rows, labels, samples=len(batch), num_classes=num_classes)
+        loss, _ = cross_entropy(rows, labels, samples=len(batch), num_classes=num_classes)
         torch.autograd.grad(loss, rows)
 
     return _median_seconds(judged, device)

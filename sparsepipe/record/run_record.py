@@ -26,7 +26,8 @@ from ..files import write_json
 from ..host import cpu
 from ..host.background_load import BackgroundLoad
 from ..plan import Plan
-from ..trace import Source, Trace
+from ..trace import Trace
+from ..workload_facts import workload_facts
 from .plans import FollowedPlan, begin_plan, followed_plans, newest_plan, plan_at
 from .record_files import CONFIG, ORIGIN, STATUS, read_beside, read_fields, read_metrics
 from .trace_file import bytes_of_rank, put_together, read_spans
@@ -198,7 +199,7 @@ class RunRecord:
         is missing. Raises DamagedRecord that names file and row where one of them is damaged.
         """
         config = self.config if (self.folder / "config.json").exists() else {}  # spans may be there before it
-        source: Source = "replayed" if config.get("engine") == "replay" else "measured"
+        source = workload_facts(config.get("engine", "")).source
         paths = sorted(self.folder.glob("trace-rank*.jsonl"))
         most_bytes = bytes_of_rank(max(1, len(paths)))
         begun = self.metrics("start") if any(path.stat().st_size > most_bytes for path in paths) else []

@@ -15,8 +15,8 @@ from sparsepipe.profile import CostSample, LayerCost, Profile
 from sparsepipe.profiler.measure import profile
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.worker.run import run
-from sparsepipe.runtime.workloads.point_clouds import Workload
-from sparsepipe.runtime.workloads.replay import ReplayWorkload
+from sparsepipe.runtime.workloads.point_clouds import PointClouds
+from sparsepipe.runtime.workloads.replay import Replay
 
 from .cases import SGD, Batch, Case, Repeated, case_engine, case_network, minibatches
 
@@ -66,7 +66,7 @@ def role_pipeline(case: Case, folder: Path, seconds: float, plan: Plan | None = 
     )
     batches = minibatches(case, folder)
     dataset = Repeated(case, batches, count)
-    workload = Workload(config, case_network(case), case_engine(case), dataset, None)
+    workload = PointClouds(config, case_network(case), case_engine(case), dataset, None)
     run_dir = folder / f"run-{os.environ['ATTEMPT']}"
     os.environ["SPARSEPIPE_LAUNCH"] = os.environ["ATTEMPT"]
     run(run_dir, plan, config, workload=workload)
@@ -83,7 +83,7 @@ def role_overhead(case: Case, folder: Path, seconds: float) -> dict[str, Any]:
     config = replace(config, checkpoint_every=0)
     run_dir = folder / f"run-{os.environ['ATTEMPT']}"
     cluster = Cluster.uniform(2, device_type="cpu", link=Link(1e12, 0.0))
-    workload = ReplayWorkload(run_dir, config, found, cluster)
+    workload = Replay(run_dir, config, found, cluster)
     os.environ["SPARSEPIPE_LAUNCH"] = os.environ["ATTEMPT"]
     before = time.process_time()
     run(run_dir, plan, config, workload=workload)

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .replica_group import ReplicaGroup
 
@@ -102,12 +102,12 @@ def average_gradients(
 
 
 @torch.no_grad()
-def average_statistics(module: nn.Module, share: float, replicas: ReplicaGroup | None) -> None:
+def average_statistics(buffers: Sequence[Tensor], share: float, replicas: ReplicaGroup | None) -> None:
     """Bring the running statistics of a stage's replicas together, weighted by their shares of the minibatches.
 
     `share` is this replica's; all shares of the stage sum to 1.
     """
-    buffers = [buffer for buffer in module.buffers() if buffer.is_floating_point()]
+    buffers = [buffer for buffer in buffers if buffer.is_floating_point()]
     if replicas is None or not buffers:
         return
     flat = torch.cat([buffer.reshape(-1) for buffer in buffers]).mul_(share)

@@ -1,4 +1,4 @@
-"""What the last stage makes of a network's output: the loss to go back from, and what to report of a minibatch."""
+"""The loss of a network's output, and what to report of a minibatch: loss, accuracy, confusion."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,9 @@ _TOP = 5  # a class among so many first ones counts as found
 
 @dataclass(frozen=True)
 class Outcome:
-    """One minibatch: `counted` things had a class, samples or for segmentation voxels, `correct` of them got it."""
+    """What came of one minibatch. `counted`: labelled items, samples or for segmentation voxels; `correct`: those of
+    them predicted right; `among_first`: those whose class is among the five first.
+    """
 
     loss: float  # mean over what was counted
     samples: int
@@ -24,7 +26,7 @@ class Outcome:
     confusion: Tensor | None = None  # int64 [classes, classes], label by row: of segmentation, where asked for
 
 
-def judge(
+def cross_entropy(
     rows: Tensor, labels: Tensor, *, samples: int, num_classes: int, detailed: bool = False
 ) -> tuple[Tensor, Outcome]:
     """Return the mean cross entropy of `rows` [B or N, C] and what to report; `detailed` for validation.
@@ -49,10 +51,10 @@ def judge(
 
 
 class Tally:
-    """Outcomes of a validation, added up over minibatches, and as one tensor over ranks."""
+    """Outcomes of a validation, added up: over minibatches by `add`, over ranks by summing `values`, float64 [n]."""
 
-    def __init__(self, num_classes: int) -> None:
-        self._classes = num_classes
+    def __init__(self, num_classes: int, *, segmentation: bool = False) -> None:
+        self._classes, self._segmentation = num_classes, segmentation
         self.values = torch.zeros(5 + num_classes**2, dtype=torch.float64)
 
     def add(self, outcome: Outcome) -> None:
@@ -67,12 +69,12 @@ class Tally:
         if outcome.confusion is not None:
             self.values[5:] += outcome.confusion.flatten()
 
-    def report(self, *, per_voxel: bool) -> dict[str, float]:
+    def report(self) -> dict[str, float]:
         """Return loss and accuracy; for segmentation the mean intersection over union of the classes that occur."""
         loss, samples, counted, correct, among_first = self.values[:5].tolist()
         counted = max(counted, 1.0)
         told = {"loss": loss / counted, "accuracy": correct / counted, "samples": int(samples)}
-        if per_voxel:
+        if self._segmentation:
             return told | {"mean_iou": mean_iou(self.values[5:].view(self._classes, self._classes))}
         return told | ({"top5_accuracy": among_first / counted} if self._classes > _TOP else {})
 

@@ -1,15 +1,18 @@
 """One stage's share of the network on one minibatch: forward keeps the graph, backward uses it up."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import functional_call
 
+# Autograd imports it in the first backward that is given gradients: most of a second and 10 MB, no stage's own.
+from torch.fx.experimental import symbolic_shapes  # noqa: F401
+
+from ...data.batch import PointBatch
 from ...engines import Engine, Feature, Parts, Subnetwork
+from ...engines.batch_norm import Group
 from ...models import INPUT, Network
 from ...plan import Plan
 from ..config import RunConfig
@@ -20,7 +23,8 @@ from ..training_state.weights import Version
 from ..transport.compression import Compressor, restored
 from ..transport.packet import BACKWARD, FORWARD, Packet, Slot, boundary_id
 from ..transport.zero_elision import num_present, rectified, values_at, with_zeros
-from .loss import Outcome, judge
+from .base import InFlight, Output, PackedOutputs
+from .loss import Outcome, cross_entropy
 from .split_backward import Later, split_backward
 
 
@@ -45,42 +49,10 @@ def differentiable(network: Network) -> frozenset[str]:
     return frozenset(found)
 
 
-@dataclass(frozen=True, eq=False)
-class Output:
-    """Where a backward enters the graph, and what gradient it expects there; the tensor itself is let go."""
+class NetworkStage:
+    """Runs the layers of one stage: the member of `StageRunner` (base.py) that trains."""
 
-    edge: GradientEdge
-    shape: torch.Size
-    dtype: torch.dtype
-    device: torch.device
-
-    @classmethod
-    def of(cls, *tensors: Tensor) -> tuple["Output", ...]:
-        """Return one for each of `tensors` that has a graph behind it: none where no backward will come."""
-        return tuple(cls(get_gradient_edge(t), t.shape, t.dtype, t.device) for t in tensors if t.requires_grad)
-
-
-@dataclass(eq=False)
-class InFlight:
-    """A minibatch between its forward and its backward."""
-
-    minibatch: int
-    version: Version
-    leaves: tuple[Tensor, ...]  # features that arrived and want a gradient
-    outputs: tuple[Output, ...]  # features sent on that will get one; in the last stage the loss alone
-    voxels: int = 0
-    arrived: Mapping[str, Any] | None = None  # kept for a second forward where the stage recomputes
-    labels: Tensor | None = None  # likewise
-    weights: tuple[Tensor, ...] = ()  # views of the version's tensors, where the backward is split
-    # Which elements of the gradient of each leaf and output cross the boundary, as bits; None: all of them.
-    leaves_present: tuple[Tensor | None, ...] = ()
-    outputs_present: tuple[Tensor | None, ...] = ()
-
-
-class StageRunner:
-    """Runs the layers of one stage, one minibatch at a time."""
-
-    step_seconds = 0.0  # that a step of the optimizer lasts longer than it does
+    step_seconds = 0.0
 
     def __init__(
         self,
@@ -99,9 +71,9 @@ class StageRunner:
         self.module = Subnetwork(network, engine, own.layers, seed=config.seed).to(device)
         self._per_voxel, self._num_classes = per_voxel, network.num_classes
         self.half = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(config.precision)
-        self._compression = tuple(config.compression or default for default in compression)
+        self._forwards_compression, self._backwards_compression = (config.compression or each for each in compression)
         self.engine, self.device, self.recompute = engine, device, own.recompute
-        self.splits = plan.rules.splits_backward
+        self._splits = plan.rules.splits_backward
         self.is_first, self.is_last = stage == 0, stage == len(plan.stages) - 1
         self.before, self.after = boundary(network, plan, stage), boundary(network, plan, stage + 1)
         self._keep = (network.rows[-1].id,) if self.is_last else self.after
@@ -109,43 +81,45 @@ class StageRunner:
         self.id_before, self.id_after = boundary_id(self.before), boundary_id(self.after)
         self.begin(training=True)
 
-    def begin(self, *, training: bool) -> None:
-        """Begin a drained stretch: an epoch, what a run that resumes has left of one, or a validation."""
-        self.module.train(training)
-        self._forwards, self._backwards = map(Compressor, self._compression)
+    def parameters(self) -> dict[str, Tensor]:
+        return dict(self.module.named_parameters())
 
-    def forward(self, arrived: Packet | Any, version: Version, minibatch: int) -> tuple[InFlight, dict[str, Any]]:
-        """Run the stage on what arrived (a PointBatch in the first stage, a packet in others)."""
-        alive, leaves, voxels = self._enter(arrived, trained=True)
-        present = () if self.is_first else self._present(self.before, arrived.slots)
+    def buffers(self) -> dict[str, Tensor]:
+        return dict(self.module.named_buffers())
+
+    def share_statistics(self, group: Group | None) -> None:
+        self.module.synchronise(group)
+
+    def begin(self, *, training: bool) -> None:
+        self.module.train(training)
+        self._forwards = Compressor(self._forwards_compression)
+        self._backwards = Compressor(self._backwards_compression)
+
+    def forward(self, received: Any, version: Version, minibatch: int) -> tuple[InFlight, dict[str, Any]]:
+        alive, leaves, size = self._enter(received, trained=True)
+        present = () if self.is_first else self._present(self.before, received.slots)
         if self.recompute:
             with torch.no_grad():
                 statistics = [buffer.clone() for buffer in self.module.buffers()]
                 outputs = self._call(alive, version, minibatch)
                 for buffer, kept in zip(self.module.buffers(), statistics, strict=True):
                     buffer.copy_(kept)  # the second forward counts, not this one
-            return InFlight(minibatch, version, leaves, (), voxels, alive, leaves_present=present), outputs
-        flight = InFlight(minibatch, version, leaves, (), voxels, leaves_present=present)
+            return InFlight(minibatch, version, leaves, (), size, alive, leaves_present=present), outputs
+        flight = InFlight(minibatch, version, leaves, (), size, leaves_present=present)
         return flight, self._call(alive, version, minibatch, flight)
 
-    def evaluate(self, arrived: Packet | Any, version: Version, minibatch: int) -> tuple[int, dict[str, Any]]:
-        """Run the stage without keeping a graph. Returns the voxel count with the outputs."""
+    def evaluate(self, received: Any, version: Version, minibatch: int) -> tuple[int, dict[str, Any]]:
         with torch.no_grad():
-            alive, _, voxels = self._enter(arrived, trained=False)
-            return voxels, self._call(alive, version, minibatch)
+            alive, _, size = self._enter(received, trained=False)
+            return size, self._call(alive, version, minibatch)
 
-    def leave(
-        self, outputs: Mapping[str, Any], minibatch: int, voxels: int
-    ) -> tuple[Packet, tuple[Output, ...], tuple[Tensor | None, ...]]:
-        """Return the packet for the next stage, those of its tensors that a gradient will come back for, and of which
-        of their elements (bits; None: of all). A stage that recomputes has the former only when it has run again.
-        """
-        parts, slots = self._leaving(outputs)
+    def pack_outputs(self, outputs: Mapping[str, Any], minibatch: int, size: int) -> PackedOutputs:
+        parts, slots = self._output_slots(outputs)
         small = self._forwards.shrink(slots)
-        packet = Packet(FORWARD, minibatch, self.id_after, small, parts.coordinate_sets, voxels)
-        return packet, _wanted(slots), self._present(self.after, small)
+        packet = Packet(FORWARD, minibatch, self.id_after, small, parts.coordinate_sets, size)
+        return PackedOutputs(packet, _wanted(slots), self._present(self.after, small))
 
-    def _leaving(self, outputs: Mapping[str, Any]) -> tuple[Parts, tuple[Slot, ...]]:
+    def _output_slots(self, outputs: Mapping[str, Any]) -> tuple[Parts, tuple[Slot, ...]]:
         parts = self.engine.split({name: outputs[name] for name in self.after})
         features = ((name, parts.features[name]) for name in self.after)
         return parts, tuple(
@@ -155,18 +129,13 @@ class StageRunner:
     def loss(
         self, outputs: Mapping[str, Any], labels: Tensor, *, samples: int, detailed: bool = False
     ) -> tuple[Tensor, Outcome]:
-        """Return the loss of the minibatch, and what to report of it."""
         output = outputs[self._keep[0]]
         rows = self.engine.features(output) if self._per_voxel else self.engine.rows(output)
-        return judge(rows, labels, samples=samples, num_classes=self._num_classes, detailed=detailed)
+        return cross_entropy(rows, labels, samples=samples, num_classes=self._num_classes, detailed=detailed)
 
     def backward(
         self, flight: InFlight, gradients: Sequence[Tensor | None], *, scale: float = 1.0
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the gradients of the stage's weights and of the features that arrived.
-
-        `gradients` are those of `flight.outputs`; None stands for 1, the loss's own, times `scale`.
-        """
         given = _given(flight.outputs, gradients, scale)
         wanted = [*flight.version.tensors.values(), *flight.leaves]
         if not flight.outputs or not wanted:
@@ -181,7 +150,6 @@ class StageRunner:
     def backward_input(
         self, flight: InFlight, gradients: Sequence[Tensor | None], *, scale: float = 1.0
     ) -> tuple[list[Tensor], Later]:
-        """Return the gradients of the features that arrived, and what is left to do for those of the weights."""
         if not flight.outputs:
             nothing: list[Tensor | None] = [None] * len(flight.weights)
             return [torch.zeros_like(leaf) for leaf in flight.leaves], Later(nothing, flight.weights)
@@ -192,41 +160,31 @@ class StageRunner:
         return found
 
     def backward_weight(self, flight: InFlight, later: Later) -> list[Tensor]:
-        """Return the gradients of the stage's weights."""
         return later.compute()
 
     def run_again(self, flight: InFlight) -> dict[str, Any]:
-        """Run the forward a second time, now with its graph, on what arrived the first time.
-
-        What left then is not sent again: of its tensors the flight gets those that a gradient comes back for.
-        """
-        assert flight.arrived is not None
-        outputs = self._call(flight.arrived, flight.version, flight.minibatch, flight)
-        flight.arrived = None
+        assert flight.received is not None
+        outputs = self._call(flight.received, flight.version, flight.minibatch, flight)
+        flight.received = None
         if not self.is_last:
-            flight.outputs = _wanted(self._leaving(outputs)[1])
+            flight.outputs = _wanted(self._output_slots(outputs)[1])
         return outputs
 
-    def answer(self, flight: InFlight, gradients: Sequence[Tensor]) -> Packet:
-        """Return the packet with the gradients of what arrived, for the stage before."""
+    def pack_input_gradients(self, flight: InFlight, gradients: Sequence[Tensor]) -> Packet:
         crossing = (
             gradient if present is None else values_at(present, gradient)
             for gradient, present in zip(gradients, flight.leaves_present, strict=True)
         )
         small = self._backwards.shrink(tuple(map(Slot, crossing)))
-        return Packet(BACKWARD, flight.minibatch, self.id_before, small, voxels=flight.voxels)
+        return Packet(BACKWARD, flight.minibatch, self.id_before, small, size=flight.size)
 
     def average(
         self, gradients: Sequence[Tensor], count: int, replicas: ReplicaGroup | None, *, what: str
     ) -> list[Tensor]:
-        """Return the mean gradient of a round of `count` minibatches over the stage's replicas."""
         return average_gradients(gradients, count, replicas, what=what)
 
-    def check_answer(self, flight: InFlight, packet: Packet) -> list[Tensor]:
-        """Return the gradients that came back.
-
-        Raises PacketMismatch unless each has its output's shape, or one value for each element that it comes back for.
-        """
+    def unpack_output_gradients(self, flight: InFlight, packet: Packet) -> list[Tensor]:
+        """Raises PacketMismatch unless each has its output's shape, or a value for each element that it has."""
         pairs = list(zip(flight.outputs, flight.outputs_present, strict=True))
         sent = [tuple(output.shape) if present is None else (num_present(present),) for output, present in pairs]
         back = [slot.shape or tuple(slot.rows.shape) for slot in packet.slots]
@@ -253,29 +211,35 @@ class StageRunner:
             if slot.needs_gradient
         )
 
-    def _enter(self, arrived: Packet | Any, *, trained: bool) -> tuple[dict[str, Any], tuple[Tensor, ...], int]:
-        """Return the tensors alive at the boundary before, those of them that want a gradient, and the voxel count."""
+    def _enter(self, received: Any, *, trained: bool) -> tuple[dict[str, Any], tuple[Tensor, ...], int]:
+        """Return the tensors alive at the boundary before, those of them that want a gradient, and the size."""
         if self.is_first:
-            return {INPUT: self.engine.tensor(arrived, self.device)}, (), arrived.num_voxels
-        if len(arrived.slots) != len(self.before):
-            raise PacketMismatch(f"{len(arrived.slots)} tensors arrived, {len(self.before)} expected: {self.before}")
+            return self._read(received)
+        return self._unpack(received, trained=trained)
+
+    def _read(self, batch: PointBatch) -> tuple[dict[str, Any], tuple[Tensor, ...], int]:
+        return {INPUT: self.engine.tensor(batch, self.device)}, (), batch.num_voxels
+
+    def _unpack(self, packet: Packet, *, trained: bool) -> tuple[dict[str, Any], tuple[Tensor, ...], int]:
+        if len(packet.slots) != len(self.before):
+            raise PacketMismatch(f"{len(packet.slots)} tensors arrived, {len(self.before)} expected: {self.before}")
         leaves: list[Tensor] = []
         features = {}
-        for name, slot in zip(self.before, arrived.slots, strict=True):
+        for name, slot in zip(self.before, packet.slots, strict=True):
             rows = restored(slot).to(self.device)
             if trained and slot.needs_gradient:
                 rows = rows.requires_grad_()
-                rows = rows.view_as(rows) if self.splits else rows  # see split_backward
+                rows = rows.view_as(rows) if self._splits else rows  # see split_backward
                 leaves.append(rows)
             features[name] = Feature(rows, slot.coordinate_set)
-        sets = tuple(s._replace(coordinates=s.coordinates.to(self.device)) for s in arrived.coordinate_sets)
-        return self.engine.join(Parts(sets, features)), tuple(leaves), arrived.voxels
+        sets = tuple(s._replace(coordinates=s.coordinates.to(self.device)) for s in packet.coordinate_sets)
+        return self.engine.join(Parts(sets, features)), tuple(leaves), packet.size
 
     def _call(
         self, alive: Mapping[str, Any], version: Version, minibatch: int, flight: InFlight | None = None
     ) -> dict[str, Any]:
         options, weights = {"minibatch": minibatch, "keep": self._keep}, version.tensors
-        if self.splits and flight is not None:
+        if self._splits and flight is not None:
             weights = {name: tensor.view_as(tensor) for name, tensor in weights.items()}
             flight.weights = tuple(weights.values())
         with torch.autocast(self.device.type, dtype=self.half, enabled=self.half is not None):

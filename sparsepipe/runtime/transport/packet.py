@@ -72,7 +72,7 @@ class Packet:
     boundary: int
     slots: tuple[Slot, ...]
     coordinate_sets: tuple[CoordinateSet, ...] = ()
-    voxels: int = 0  # active voxels at the network's input
+    size: int = 0  # of the minibatch, in the workload's unit, such as active voxels at the network's input
     arrives: float = 0.0  # on time.monotonic, over a link slower than this machine's; 0: when it arrives
 
     @property
@@ -97,7 +97,7 @@ def encode(
 
     The payload is written to what `memory` gives for it. Without, one contiguous tensor is sent from its own memory.
     """
-    facts = [_MAGIC, int(packet.arrives * 1e9), packet.direction, packet.minibatch, packet.boundary, packet.voxels]
+    facts = [_MAGIC, int(packet.arrives * 1e9), packet.direction, packet.minibatch, packet.boundary, packet.size]
     facts += [len(packet.coordinate_sets), len(packet.slots)]
     sections: list[Tensor] = []
     for stride, coordinates in packet.coordinate_sets:
@@ -174,7 +174,7 @@ def _decoded(header: Tensor, payload: Tensor) -> Packet:
     facts = iter(integers[3 : 1 + integers[0]].tolist())
     if len(payload) == 0:
         payload = header.view(torch.uint8)[8 * _FACTS :]
-    direction, minibatch, boundary, voxels, num_sets, num_slots = (next(facts) for _ in range(6))
+    direction, minibatch, boundary, size_of_minibatch, num_sets, num_slots = (next(facts) for _ in range(6))
     place, sets, slots = 0, [], []
     for _ in range(num_sets):
         stride = tuple(next(facts) for _ in range(next(facts)))
@@ -200,7 +200,7 @@ def _decoded(header: Tensor, payload: Tensor) -> Packet:
             present, place = _section(payload, place, torch.uint8, (bits_length(math.prod(whole)),))
         own_set = None if coordinate_set < 0 else coordinate_set
         slots.append(Slot(rows, own_set, bool(needs_gradient), scales, bool(restore), upper, present, whole))
-    return Packet(direction, minibatch, boundary, tuple(slots), tuple(sets), voxels)
+    return Packet(direction, minibatch, boundary, tuple(slots), tuple(sets), size_of_minibatch)
 
 
 def _join(sections: Sequence[Tensor], size: int, device: torch.device, memory: Memory | None) -> Tensor:

@@ -6,8 +6,7 @@ from ...plan import Plan
 from ..processes.process import Process
 from ..reporting.memory import PeakMemory
 from ..reporting.recorder import Recorder
-from ..workloads.point_clouds import Workload
-from ..workloads.replay import ReplayWorkload
+from ..workloads.base import Workload
 from .packet_exchange import PacketExchange
 
 
@@ -17,7 +16,7 @@ class WorkerContext:
 
     plan: Plan
     process: Process
-    workload: Workload | ReplayWorkload
+    workload: Workload
     exchange: PacketExchange
     recorder: Recorder
     memory: PeakMemory

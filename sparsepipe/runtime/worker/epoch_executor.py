@@ -1,9 +1,8 @@
 """One epoch of one stage on one rank, from an empty pipeline to an empty one: each action of the list, done."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,11 +11,12 @@ from torch import Tensor
 from ...schedule import Action, Op, Program, round_length, together
 from ..failures import LossNotFinite
 from ..replication.all_reduce import Averaging
+from ..stages.base import InFlight, Output
 from ..stages.loss import Outcome
-from ..stages.network_stage import InFlight, Output
 from ..transport.channel import Inbox, LocalQueue
 from ..transport.packet import BACKWARD, Packet
 from .context import WorkerContext
+from .epoch_parts import EpochPart
 from .inputs import Inputs
 from .stage_replica import StageReplica
 from .weight_update import WeightUpdate
@@ -24,31 +24,29 @@ from .weight_update import WeightUpdate
 _LOOK_INSIDE_EVERY = 8  # rounds: to ask how much is held takes some 5 us, and a stage has many weights
 
 
-@dataclass(frozen=True)
-class EpochPart:
-    """`program.num_minibatches` minibatches of an epoch, from its minibatch `first` on: most often all of it."""
-
-    epoch: int
-    first: int
-    program: Program
-
-
 class EpochExecutor:
     """Does the actions of one stage: keeps its minibatches in flight, and in `table` what was measured of each."""
 
     def __init__(
-        self, context: WorkerContext, replica: StageReplica, part: EpochPart, *, weight_update: WeightUpdate
+        self,
+        context: WorkerContext,
+        replica: StageReplica,
+        part: EpochPart,
+        program: Program,
+        *,
+        weight_update: WeightUpdate,
     ) -> None:
-        self.context, self.replica, self.epoch, self.program = context, replica, part.epoch, part.program
+        """`program`: the plan, compiled for as many minibatches as `part` has."""
+        self.context, self.replica, self.epoch, self.program = context, replica, part.epoch, program
         self.weight_update = weight_update
-        workload, count = context.workload, part.program.num_minibatches
+        workload = context.workload
         self.base = part.epoch * workload.epoch_minibatches + part.first  # number in the run of minibatch 0
-        self.batches = dict(enumerate(workload.order(part.epoch)[part.first : part.first + count]))
-        todo = [action for action in part.program.actions[context.rank] if action.stage == replica.stage]
-        data = workload.training
-        self.inputs = Inputs(context, replica, data, self.batches, todo=todo, epoch=part.epoch, base=self.base)
+        self.batches = dict(enumerate(workload.order(part.epoch)[part.first : part.first + part.count]))
+        todo = [action for action in program.actions[context.rank] if action.stage == replica.stage]
+        samples = workload.training
+        self.inputs = Inputs(context, replica, samples, self.batches, todo=todo, epoch=part.epoch, base=self.base)
         # The weights that each forward meets, as updates since the start of this part.
-        uses = part.program.weights
+        uses = program.weights
         self.versions = {m: uses[replica.stage, m] for _, op, m in todo if op is Op.FORWARD}
         self.first_version = replica.weights.newest.index
         replica.weights.expect(self.versions.values())
@@ -56,7 +54,7 @@ class EpochExecutor:
         self.later: dict[int, tuple[InFlight, Any]] = {}  # between the two halves of a split backward
         self.outcomes: dict[int, Outcome] = {}
         # Of each minibatch, filled in by the last stage: time it was done, samples, mean loss, counted, correct.
-        self.table = torch.zeros(count, 5, dtype=torch.float64)
+        self.table = torch.zeros(part.count, 5, dtype=torch.float64)
         self.synchronised: bool | None = None  # as the module was left, nobody knows
         self.averaging: Averaging | None = None  # of the round whose last backward is done
         self.last_of_rounds = self._last_of_rounds(todo) if replica.position.replicas is not None else frozenset()
@@ -92,19 +90,18 @@ class EpochExecutor:
     def forward(self, action: Action) -> None:
         context, replica, m = self.context, self.replica, action.minibatch
         runner, recorder = replica.runner, context.recorder
-        arrived = self.inputs.take(action)
+        received = self.inputs.take(action)
         labels = self.inputs.take_labels(action) if runner.is_last else None
         self._synchronise(m)
         start = recorder.begin("forward", m + self.base)
         version = replica.weights.acquire(self.first_version + self.versions[m])
-        flight, outputs = runner.forward(arrived, version, m + self.base)
+        flight, outputs = runner.forward(received, version, m + self.base)
         self.flights[m] = flight
         packet = None
         if labels is not None:
             self._take_loss(flight, outputs, m, labels)
         else:
-            packet, tensors, present = runner.leave(outputs, m + self.base, flight.voxels)
-            flight.outputs, flight.outputs_present = tensors, present
+            packet, flight.outputs, flight.outputs_present = runner.pack_outputs(outputs, m + self.base, flight.size)
         self._tell_work("forward", action, start)
         if packet is not None:
             context.exchange.send(packet, action)
@@ -116,10 +113,10 @@ class EpochExecutor:
             return
         whole = len(together(self.context.plan, self.replica.stage, m, self.program.num_minibatches)) > 1
         if whole is not self.synchronised:
-            self.replica.runner.module.synchronise(group if whole else None)
+            self.replica.runner.share_statistics(group if whole else None)
             self.synchronised = whole
 
-    def _take_loss(self, flight: InFlight, outputs: dict[str, Any], m: int, labels: Tensor) -> None:
+    def _take_loss(self, flight: InFlight, outputs: Mapping[str, Any], m: int, labels: Tensor) -> None:
         loss, outcome = self.replica.runner.loss(outputs, labels, samples=len(self.batches[m]))
         if not math.isfinite(outcome.loss):
             raise LossNotFinite(
@@ -127,7 +124,7 @@ class EpochExecutor:
                 f"{self.replica.stage}; lower the learning rate, the last checkpoint is kept"
             )
         flight.outputs = Output.of(loss)
-        flight.labels = labels if flight.arrived is not None else None
+        flight.labels = labels if flight.received is not None else None
         self.outcomes[m] = outcome
 
     def backward(self, action: Action) -> None:
@@ -137,9 +134,9 @@ class EpochExecutor:
         flight = self.flights.pop(m)
         packet = self._take_answer(action)
         start = recorder.begin("backward", m + self.base)
-        if flight.arrived is not None:
+        if flight.received is not None:
             self._recompute(flight, m)
-        gradients = [None] if packet is None else runner.check_answer(flight, packet)
+        gradients = [None] if packet is None else runner.unpack_output_gradients(flight, packet)
         scale = 1.0 if packet is not None else self._weight_in_step(m) * self.weight_update.loss_scale.factor
         if action.op is Op.BACKWARD_INPUT:
             features, later = runner.backward_input(flight, gradients, scale=scale)
@@ -159,12 +156,12 @@ class EpochExecutor:
             else:
                 replica.weights.accumulate(weights)
             replica.weights.release(flight.version)
-        answer = None if runner.is_first else runner.answer(flight, features)
+        answer = None if runner.is_first else runner.pack_input_gradients(flight, features)
         end = self._tell_work("backward", action, start)
         if answer is not None:
             context.exchange.send(answer, action)
         if runner.is_last:
-            self._tell(m, flight.voxels, end)
+            self._tell(m, flight.size, end)
 
     def backward_weight(self, action: Action) -> None:
         """Compute the gradients of the weights that the input's half of the backward left for later."""
@@ -201,7 +198,7 @@ class EpochExecutor:
     def _recompute(self, flight: InFlight, m: int) -> None:
         self._synchronise(m)
         outputs = self.replica.runner.run_again(flight)
-        if self.replica.runner.is_last:
+        if flight.labels is not None:
             self._take_loss(flight, outputs, m, flight.labels)
 
     def _weight_in_step(self, m: int) -> float:
@@ -211,7 +208,7 @@ class EpochExecutor:
         step = self._round_of(m)
         return len(self.batches[m]) * len(step) / sum(len(self.batches[k]) for k in step)
 
-    def _tell(self, m: int, voxels: int, end: float) -> None:
+    def _tell(self, m: int, size: int, end: float) -> None:
         outcome = self.outcomes.pop(m)
         told = [end, outcome.samples, outcome.loss, outcome.counted, outcome.correct]
         self.table.numpy()[m] = told
@@ -221,7 +218,7 @@ class EpochExecutor:
             minibatch=m + self.base,
             loss=outcome.loss,
             samples=outcome.samples,
-            voxels=voxels,
+            **{self.context.workload.size_unit: size},
             learning_rate=self.weight_update.learning_rate(self._round_of(m)[0] + self.base),
         )
 

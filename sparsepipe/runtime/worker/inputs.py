@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ...schedule import Action, Op
 from ..transport.packet import FORWARD
+from ..workloads.base import Samples
 from .context import WorkerContext
 from .prefetch import Loader
 from .stage_replica import StageReplica
@@ -19,7 +20,7 @@ class Inputs:
         self,
         context: WorkerContext,
         replica: StageReplica,
-        dataset: Any,
+        samples: Samples,
         batches: Mapping[int, Sequence[int]],
         *,
         todo: Sequence[Action],
@@ -30,13 +31,13 @@ class Inputs:
         self._context, self._runner = context, replica.runner
         mine = [a.minibatch for a in todo if a.op is Op.FORWARD and a.stage == replica.stage]
         if self._runner.is_first:
-            self._loader = Loader(lambda indices: dataset.batch(indices, epoch=epoch), [(m, batches[m]) for m in mine])
+            self._loader = Loader(lambda indices: samples.batch(indices, epoch=epoch), [(m, batches[m]) for m in mine])
         else:
             self._inbox = context.exchange.inbox(replica, [(m, m + base) for m in mine], direction=FORWARD)
         self._base = base
-        self._batches, self._dataset, self._epoch = batches, dataset, epoch
+        self._batches, self._samples, self._epoch = batches, samples, epoch
         self._labels: Loader | None = None
-        if self._runner.is_last and context.workload.per_voxel:  # those of samples are in memory
+        if self._runner.is_last and context.workload.labels_are_read:
             self._labels = Loader(self._read_labels, [(m, batches[m]) for m in mine])
 
     def take_labels(self, action: Action) -> Tensor:
@@ -50,7 +51,7 @@ class Inputs:
         return labels
 
     def _read_labels(self, indices: Sequence[int]) -> Tensor:
-        return self._context.workload.labels(self._dataset, indices, self._epoch)
+        return self._context.workload.labels(self._samples, indices, self._epoch)
 
     def take(self, action: Action) -> Any:
         """Return what an action's minibatch brings, the next in order: samples in the first stage, else a packet."""

@@ -1,7 +1,6 @@
 """One rank's run from its folder: what `python -m sparsepipe.runtime` does."""
 
 import gc
-import importlib
 import time
 from pathlib import Path
 
@@ -16,8 +15,8 @@ from ..processes.process import Process
 from ..reporting.clock import began
 from ..reporting.recorder import Recorder, forget_rows
 from ..training_state import checkpoint
-from ..workloads.point_clouds import Workload
-from ..workloads.replay import ENGINE, ReplayWorkload
+from ..workloads import open_workload
+from ..workloads.base import Workload
 from .connections import Connections, check_ranks
 from .join import joined
 from .worker import Worker
@@ -29,7 +28,7 @@ def run(
     config: RunConfig,
     *,
     resume: bool = False,
-    workload: Workload | ReplayWorkload | None = None,
+    workload: Workload | None = None,
 ) -> None:
     """Run this process's rank of `plan` to its end, with its record in `run_dir`.
 
@@ -37,12 +36,8 @@ def run(
     where there is none.
     Raises InputError for a plan, data or a checkpoint that do not fit, and what the failures module names.
     """
-    if workload is None:
-        workload = ReplayWorkload.open(run_dir, config) if config.engine == ENGINE else Workload.open(config)
+    workload = workload or open_workload(run_dir, config)
     workload.check(plan)
-    if config.engine != ENGINE:
-        # Autograd imports it in the first backward that is given gradients: most of a second and 10 MB, no stage's own.
-        importlib.import_module("torch.fx.experimental.symbolic_shapes")
     identity, timeout = Identity.from_environment(), config.timeout_seconds
     check_ranks(plan, identity.world_size)
     with joined(identity, run_dir=run_dir, device=config.device, threads=config.threads, timeout=timeout) as process:
@@ -55,7 +50,7 @@ def train(
     plan: Plan,
     config: RunConfig,
     *,
-    workload: Workload | ReplayWorkload,
+    workload: Workload,
     resume: bool = False,
     opening: int = 0,
 ) -> None:

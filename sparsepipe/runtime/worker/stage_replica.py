@@ -7,13 +7,12 @@ from torch import Tensor
 from ...plan import Plan, Stage
 from ..config import RunConfig
 from ..replication.all_reduce import average_statistics
-from ..stages.network_stage import StageRunner
+from ..stages.base import StageRunner
 from ..stages.position import Position
 from ..training_state import checkpoint
 from ..training_state.optimizer import optimizer
 from ..training_state.weights import Weights
-from ..workloads.point_clouds import Workload
-from ..workloads.replay import ReplayRunner, ReplayWorkload
+from ..workloads.base import Workload
 
 
 class WeightsNotFinite(RuntimeError):
@@ -26,17 +25,15 @@ class StageReplica:
 
     own: Stage
     position: Position
-    runner: StageRunner | ReplayRunner
+    runner: StageRunner
     weights: Weights
 
     @classmethod
-    def open(
-        cls, plan: Plan, config: RunConfig, *, position: Position, workload: Workload | ReplayWorkload
-    ) -> "StageReplica":
+    def open(cls, plan: Plan, config: RunConfig, *, position: Position, workload: Workload) -> "StageReplica":
+        """Build a stage as this rank holds it, its weights as the seed draws them."""
         runner = workload.runner(plan, position)
         chosen = optimizer(config.optimizer, momentum=config.momentum, weight_decay=config.weight_decay)
-        weights = Weights(dict(runner.module.named_parameters()), chosen)
-        return cls(plan.stages[position.stage], position, runner, weights)
+        return cls(plan.stages[position.stage], position, runner, Weights(runner.parameters(), chosen))
 
     @property
     def stage(self) -> int:
@@ -50,12 +47,12 @@ class StageReplica:
     def average_statistics(self) -> None:
         """Bring the replicas' running statistics together."""
         share = self.own.share(self.position.rank) / self.own.round
-        average_statistics(self.runner.module, share, self.position.replicas)
+        average_statistics(list(self.runner.buffers().values()), share, self.position.replicas)
 
     def tensors(self) -> dict[str, Tensor]:
         """What this stage keeps, as checkpoints name it."""
         state = self.weights.optimizer.state(self.weights.names)
-        buffers = dict(self.runner.module.named_buffers())
+        buffers = self.runner.buffers()
         return checkpoint.as_tensor_map(self.weights.newest.tensors, state, buffers)
 
     def not_finite(self) -> str | None:
@@ -69,11 +66,11 @@ class StageReplica:
         """Take this stage's layers from a checkpoint, whoever held them before."""
         device = self.position.device  # where the optimizer keeps what it goes on from
         tensors = {key: tensor.to(device) for key, tensor in found.read(self.own.layers).items()}
-        own = checkpoint.as_tensor_map(self.weights.newest.tensors, {}, dict(self.runner.module.named_buffers()))
+        own = checkpoint.as_tensor_map(self.weights.newest.tensors, {}, self.runner.buffers())
         found.check_shapes(tensors, own)
         self.weights.load(checkpoint.without_prefix(tensors, "weight:"))
         state = {key: tensor for key, tensor in tensors.items() if not key.startswith(("weight:", "buffer:"))}
         self.weights.optimizer.load(self.weights.names, state)
         buffers = checkpoint.without_prefix(tensors, "buffer:")
-        for name, buffer in self.runner.module.named_buffers():
+        for name, buffer in self.runner.buffers().items():
             buffer.copy_(buffers[name])

@@ -17,13 +17,14 @@ def validate(context: WorkerContext, replicas: Mapping[int, StageReplica]) -> Ta
     Packets may still be on their way then. Raises what reading, computing and waiting for other ranks raise.
     """
     workload, recorder = context.workload, context.recorder
-    dataset, batches = workload.validation, workload.validation_order()
+    samples, batches = workload.validation, workload.validation_order()
+    assert samples is not None
     todo = compile(context.plan, len(batches)).evaluation[context.rank]
     inputs = {}
     for k, replica in replicas.items():
         replica.runner.begin(training=False)
-        inputs[k] = Inputs(context, replica, dataset, dict(enumerate(batches)), todo=todo)
-    tally = Tally(workload.network.num_classes)
+        inputs[k] = Inputs(context, replica, samples, dict(enumerate(batches)), todo=todo)
+    tally = workload.tally()
     for action in todo:
         recorder.stage, m = action.stage, action.minibatch
         replica = replicas[action.stage]
@@ -31,13 +32,12 @@ def validate(context: WorkerContext, replicas: Mapping[int, StageReplica]) -> Ta
         received = inputs[action.stage].take(action)
         labels = inputs[action.stage].take_labels(action) if runner.is_last else None
         start = recorder.begin("evaluate", m)
-        voxels, outputs = runner.evaluate(received, replica.weights.newest, m)
+        size, outputs = runner.evaluate(received, replica.weights.newest, m)
         if labels is not None:
             with torch.no_grad():
                 _, outcome = runner.loss(outputs, labels, samples=len(batches[m]), detailed=True)
             tally.add(outcome)
         recorder.span("evaluate", str(action), start, recorder.now(), minibatch=m)
         if not runner.is_last:
-            packet, _, _ = runner.leave(outputs, m, voxels)
-            context.exchange.send(packet, action)
+            context.exchange.send(runner.pack_outputs(outputs, m, size).packet, action)
     return tally

@@ -27,11 +27,11 @@ from ..reporting.recorder import Recorder
 from ..training_state import checkpoint
 from ..training_state.async_checkpoint import Snapshots
 from ..training_state.loss_scale import LossScale
-from ..workloads.point_clouds import Workload
-from ..workloads.replay import ReplayWorkload
+from ..workloads.base import Workload
 from .connections import Connections
 from .context import WorkerContext
-from .epoch_executor import EpochExecutor, EpochPart
+from .epoch_executor import EpochExecutor
+from .epoch_parts import EpochPart, RunLength
 from .packet_exchange import PacketExchange
 from .stage_replica import StageReplica, WeightsNotFinite
 from .validation import validate
@@ -54,7 +54,7 @@ class Worker:
         config: RunConfig,
         *,
         connections: Connections,
-        workload: Workload | ReplayWorkload,
+        workload: Workload,
         recorder: Recorder,
     ) -> None:
         process = connections.process
@@ -72,6 +72,7 @@ class Worker:
         self.context = WorkerContext(plan, process, workload, exchange, recorder, memory, timeout)
         self.weight_update = WeightUpdate(self.context, config, num_stages=len(stages))
         self.snapshots = Snapshots(run_dir, timeout=timeout)
+        self.length = RunLength(workload.epoch_minibatches, workload.total_minibatches)
         self._programs: dict[int, Program] = {}
         self.epochs: list[dict[str, Any]] = []
         self.unproven: int | None = None  # minibatches of the checkpoint whose weights are not validated yet
@@ -88,7 +89,7 @@ class Worker:
         Raises InputError where a list of actions would deadlock: warm-ups of another's may do in long epochs alone.
         """
         done = self._resume(resume_from) if resume_from else 0
-        for count in self.workload.segment_lengths(done):
+        for count in self.length.counts(done):
             check_runs(self.program(count), synchronised=self.config.synchronised_batch_norm)
         if self.context.writes_metrics:
             facts = {
@@ -99,11 +100,11 @@ class Worker:
             self.recorder.metric("start", **facts)
         if resume_from:
             self._validate_late(done)
-        for epoch, first, count in self.workload.segments(done):
+        for part in self.length.parts(done):
             self.context.exchange.sent_bytes = 0
             self.recorder.restart()
-            row = self._train(epoch, first, count)
-            done += count
+            row, epoch = self._train(part), part.epoch
+            done += part.count
             with self._meeting(epoch):
                 for replica in self.replicas.values():
                     replica.average_statistics()
@@ -155,20 +156,20 @@ class Worker:
         if self.rank == 0 and self.config.checkpoint_every and not self.snapshots.busy:
             checkpoint.prune(self.run_dir, self.config.keep_checkpoints)
 
-    def _train(self, epoch: int, first: int, count: int) -> dict[str, Any]:
-        """Do the action list for `count` minibatches of an epoch, from an empty pipeline to an empty one."""
+    def _train(self, part: EpochPart) -> dict[str, Any]:
+        """Do the action list for the minibatches of an epoch, from an empty pipeline to an empty one."""
         for replica in self.replicas.values():
             replica.runner.begin(training=True)
-        part = EpochPart(epoch, first, self.program(count))
+        program, epoch = self.program(part.count), part.epoch
         executors = {
-            k: EpochExecutor(self.context, replica, part, weight_update=self.weight_update)
+            k: EpochExecutor(self.context, replica, part, program, weight_update=self.weight_update)
             for k, replica in self.replicas.items()
         }
         with self._meeting(epoch):
             self.process.barrier(f"start of epoch {epoch}")
         started, before = self.recorder.now(), Usage.now()
         every = _LOOK_EVERY if self.epochs else 1  # the summary's pace is of epochs after the first
-        for place, action in enumerate(part.program.actions[self.rank]):
+        for place, action in enumerate(program.actions[self.rank]):
             self.recorder.stage = action.stage
             executors[action.stage].do(action)
             if place % every == 0:
@@ -235,7 +236,7 @@ class Worker:
         except Exception:
             self.snapshots.wait()
             raise
-        told = tally.report(per_voxel=self.workload.per_voxel)
+        told = tally.report()
         if not math.isfinite(told["loss"]):
             what = f"the validation loss after epoch {epoch} is {told['loss']}"
             self._stop(LossNotFinite, what, told_by=self.context.writes_metrics)
@@ -289,7 +290,7 @@ class Worker:
         return {
             "keep": config.keep_checkpoints + (self.unproven is not None),  # the one before it, until it is validated
             "layers": {id: f"stage{k}.safetensors" for k, s in enumerate(self.plan.stages) for id in s.layers},
-            "model": self.workload.network.name,
+            "model": self.workload.model,
             "optimizer": config.optimizer,
             **self._order(),
             "loss_scale": asdict(self.weight_update.loss_scale) if self.weight_update.scales_loss else None,
@@ -299,12 +300,12 @@ class Worker:
         """What decides which samples a minibatch has and which classes they are of, besides the epoch."""
         names = ("batch_size", "last_minibatch", "seed", "shuffle", "balance")
         drawn = {name: getattr(self.config, name) for name in names}
-        return {"num_classes": self.workload.network.num_classes, "samples": self.workload.num_samples, **drawn}
+        return {"num_classes": self.workload.num_classes, "samples": self.workload.num_samples, **drawn}
 
     def _resume(self, found: checkpoint.Checkpoint) -> int:
         """Load the layers of this rank's stages and return the minibatches done."""
         for replica in self.replicas.values():
-            found.check(model=self.workload.network.name, layers=replica.own.layers)
+            found.check(model=self.workload.model, layers=replica.own.layers)
         found.check_minibatches(self._order(), epoch_minibatches=self.workload.epoch_minibatches)
         for replica in self.replicas.values():
             replica.load(found)
@@ -327,11 +328,11 @@ class Worker:
         self.recorder.metric(
             "summary",
             run_dir=str(self.run_dir),
-            model=self.workload.network.name,
-            engine=self.workload.engine.name,
+            model=self.workload.model,
+            engine=self.workload.engine_name,
             schedule=self.plan.schedule,
             planner=self.plan.planner,
-            synthetic=self.workload.training.synthetic,
+            synthetic=self.workload.synthetic,
             minibatches=done,
             epochs=len(self.epochs),
             samples_per_second=median(row["samples_per_second"] for row in steady),

@@ -1,1 +1,69 @@
-"""What a run trains on: minibatches, stages and losses, of point clouds or of a profile that is slept through."""
+"""What a run trains on: point clouds, or a profile that is slept through.
+
+A new workload is a file here with a member of `Workload` (base.py), a row in WORKLOADS, and one in workload_facts.py.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...cluster import Cluster
+from ...errors import InputError
+from ...models import network
+from ...plan import Plan
+from ...profile import Profile
+from ...workload_facts import POINT_CLOUDS, REPLAY, workload_facts
+from ..config import RunConfig
+
+if TYPE_CHECKING:  # it brings torch, for which nobody who launches need wait
+    from .base import Workload
+
+
+@dataclass(frozen=True)
+class WorkloadKind:
+    """How the plan of a run is checked before anything is launched, and how each of its workers opens the workload."""
+
+    check: Callable[[Plan, RunConfig, Profile | None, Cluster | None], None]
+    open: Callable[[Path, RunConfig], "Workload"]
+
+
+def check_launch(plan: Plan, config: RunConfig, profile: Profile | None, cluster: Cluster | None) -> None:
+    """Raise InputError where a plan is not one for the workload that `config` names, or something it needs is missing.
+
+    `profile` and `cluster` are what the plan was made for, where that is known.
+    """
+    WORKLOADS[workload_facts(config.engine).name].check(plan, config, profile, cluster)
+
+
+def open_workload(run_dir: Path, config: RunConfig) -> "Workload":
+    """Open the workload that the settings of a run name. Raises InputError for what is not there or does not fit."""
+    return WORKLOADS[workload_facts(config.engine).name].open(run_dir, config)
+
+
+def _check_point_clouds(plan: Plan, config: RunConfig, profile: Profile | None, cluster: Cluster | None) -> None:
+    plan.check(network(config.model, num_classes=2).graph())  # the layers do not depend on the number of classes
+
+
+def _open_point_clouds(run_dir: Path, config: RunConfig) -> "Workload":
+    from .point_clouds import PointClouds
+
+    return PointClouds.open(config)
+
+
+def _check_replay(plan: Plan, config: RunConfig, profile: Profile | None, cluster: Cluster | None) -> None:
+    if profile is None or cluster is None:
+        raise InputError(f"engine {config.engine!r} needs the profile and the cluster that the plan was made for")
+    plan.check(profile.graph, cluster)
+
+
+def _open_replay(run_dir: Path, config: RunConfig) -> "Workload":
+    from .replay import Replay
+
+    return Replay.open(run_dir, config)
+
+
+WORKLOADS: Mapping[str, WorkloadKind] = {
+    POINT_CLOUDS.name: WorkloadKind(_check_point_clouds, _open_point_clouds),
+    REPLAY.name: WorkloadKind(_check_replay, _open_replay),
+}

@@ -1,6 +1,6 @@
-"""What a run's settings name, opened: the network, the engine, the data sets, and who visits which sample when."""
+"""Voxelized point clouds: a network, an engine and data sets, and which samples each minibatch holds."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any
@@ -15,13 +15,14 @@ from ...errors import InputError
 from ...models import Network, network
 from ...plan import Plan
 from ..config import RunConfig
-from ..stages.network_stage import StageRunner
+from ..stages.loss import Tally
+from ..stages.network_stage import NetworkStage
 from ..stages.position import Position
 
 
 @dataclass(frozen=True, eq=False)
-class Workload:
-    """A network with an engine and data. Every rank opens it alike; files are read by the first stage alone."""
+class PointClouds:
+    """A network with an engine and data, of which a minibatch's size is its active voxels."""
 
     config: RunConfig
     network: Network
@@ -30,11 +31,17 @@ class Workload:
     validation: data.VoxelDataset | None
 
     @classmethod
-    def open(cls, config: RunConfig) -> "Workload":
+    def open(cls, config: RunConfig) -> "PointClouds":
         """Raises InputError for an unknown model or engine, and for a folder that is no data set."""
         task = config.task or (SEGMENTATION if SEGMENTATION in config.model else None)
-        facts = {"voxel_size": config.voxel_size, "num_points": config.num_points, "seed": config.seed, "task": task}
-        facts |= {"features": config.features, "cache": config.cache}
+        facts: dict[str, Any] = {
+            "voxel_size": config.voxel_size,
+            "num_points": config.num_points,
+            "seed": config.seed,
+            "task": task,
+            "features": config.features,
+            "cache": config.cache,
+        }
         training = data.load(config.data, split="train", augmentation=config.augmentation, **facts)
         validation = data.load(config.data, split=config.validation_split, **facts) if config.validate else None
         for dataset in (training, validation):
@@ -47,11 +54,18 @@ class Workload:
         validation = validation.near_origin(steps) if validation is not None else None
         return cls(config, net, engine(config.engine), training.near_origin(steps), validation)
 
-    def runner(self, plan: Plan, position: Position) -> StageRunner:
+    def runner(self, plan: Plan, position: Position) -> NetworkStage:
         """Return what runs this rank's layers, warmed up: its kernels are chosen before the ranks first meet."""
-        options = {"config": self.config, "device": position.device, "per_voxel": self.per_voxel}
-        options["compression"] = position.compression
-        runner = StageRunner(self.network, self.engine, plan, position.stage, **options)
+        runner = NetworkStage(
+            self.network,
+            self.engine,
+            plan,
+            position.stage,
+            config=self.config,
+            device=position.device,
+            per_voxel=self.labels_are_read,
+            compression=position.compression,
+        )
         first = partial(self.training.batch, self.order(0)[0])
         self.engine.warm_up(runner.module, first, position.device, half=runner.half)
         return runner
@@ -60,14 +74,36 @@ class Workload:
         """Raise InputError where the plan is not one for this network."""
         plan.check(self.network.graph())
 
+    def tally(self) -> Tally:
+        return Tally(self.num_classes, segmentation=self.labels_are_read)
+
     @property
-    def per_voxel(self) -> bool:
-        """Whether voxels have classes, not samples."""
+    def model(self) -> str:
+        return self.network.name
+
+    @property
+    def engine_name(self) -> str:
+        return self.engine.name
+
+    @property
+    def synthetic(self) -> bool:
+        return self.training.synthetic
+
+    @property
+    def size_unit(self) -> str:
+        return "voxels"
+
+    @property
+    def num_classes(self) -> int:
+        return self.network.num_classes
+
+    @property
+    def labels_are_read(self) -> bool:
+        """Whether voxels have classes, which files say, not samples, whose folders do."""
         return self.training.task == SEGMENTATION
 
     @property
     def num_samples(self) -> int:
-        """Samples of the training split."""
         return len(self.training)
 
     @property
@@ -77,20 +113,6 @@ class Workload:
     @property
     def total_minibatches(self) -> int:
         return self.config.total_minibatches(self.epoch_minibatches)
-
-    def segments(self, done: int = 0) -> Iterator[tuple[int, int, int]]:
-        """Yield (epoch, first, count) of what is still to be trained when `done` minibatches are: an epoch at most."""
-        while done < self.total_minibatches:
-            epoch, first = divmod(done, self.epoch_minibatches)
-            count = min(self.epoch_minibatches - first, self.total_minibatches - done)
-            yield epoch, first, count
-            done += count
-
-    def segment_lengths(self, done: int = 0) -> set[int]:
-        """Return the counts that `segments` yields, at most three, however many epochs are left to train."""
-        left, whole = self.total_minibatches - done, self.epoch_minibatches
-        first = min(left, -done % whole or whole)
-        return {count for count in (first, whole if left - first >= whole else 0, (left - first) % whole) if count > 0}
 
     @lru_cache(maxsize=2)  # noqa: B019 - a workload lives as long as its process
     def order(self, epoch: int) -> tuple[tuple[int, ...], ...]:
@@ -102,7 +124,7 @@ class Workload:
         options: dict[str, Any] = {"batch_size": config.batch_size, "seed": config.seed, "epoch": epoch}
         options["last"] = config.last_minibatch
         if config.balance == "voxels":
-            return data.voxel_balanced_minibatches(self.training.voxel_counts(), **options)
+            return data.voxel_balanced_minibatches(self.training.voxel_counts().tolist(), **options)
         if config.balance == "classes":
             return data.class_balanced_minibatches(self.training.labels, **options)
         return data.minibatches(len(self.training), **options, shuffle=config.shuffle)
@@ -111,16 +133,16 @@ class Workload:
         assert self.validation is not None
         return data.minibatches(len(self.validation), batch_size=self.config.batch_size, shuffle=False)
 
-    def labels(self, dataset: data.VoxelDataset, indices: Sequence[int], epoch: int) -> Tensor:
+    def labels(self, samples: data.VoxelDataset, indices: Sequence[int], epoch: int) -> Tensor:
         """Return the classes of samples, int64 [B], without reading them; those of voxels [N] in the engine's order."""
-        if not self.per_voxel:
-            return self._all_labels[dataset.split][list(indices)]
-        batch = dataset.batch(indices, epoch=epoch)
+        if not self.labels_are_read:
+            return self._all_labels[samples.split][list(indices)]
+        batch = samples.batch(indices, epoch=epoch)
         places = torch.arange(batch.num_voxels, dtype=torch.float32)[:, None]
         order = self.engine.features(self.engine.tensor(replace(batch, features=places)))[:, 0].long()
         return batch.labels[order]
 
     @cached_property
     def _all_labels(self) -> dict[str, Tensor]:
-        datasets = [dataset for dataset in (self.training, self.validation) if dataset is not None]
-        return {dataset.split: torch.tensor(dataset.labels, dtype=torch.int64) for dataset in datasets}
+        splits = [samples for samples in (self.training, self.validation) if samples is not None]
+        return {samples.split: torch.tensor(samples.labels, dtype=torch.int64) for samples in splits}

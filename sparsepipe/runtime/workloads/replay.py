@@ -6,110 +6,113 @@ devices profiled elsewhere, runs on a laptop; and with layers that cost nothing,
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...cluster import Cluster
 from ...costs import LayerTable, averaging_time
+from ...engines.batch_norm import Group
 from ...plan import Plan
 from ...profile import Profile
-from ...schedule import compile_until_steady, weights_share
+from ...schedule import Op, compile_until_steady, weights_share
 from ..config import RunConfig
 from ..replication.replica_group import ReplicaGroup
-from ..stages.loss import Outcome
-from ..stages.network_stage import InFlight, Output
+from ..stages.base import InFlight, PackedOutputs
+from ..stages.loss import Outcome, Tally
 from ..stages.position import Position
 from ..training_state.weights import Version
 from ..transport.emulated_links import Links
 from ..transport.packet import BACKWARD, FORWARD, Packet, Slot, boundary_id
 
-ENGINE = "replay"
 _MINIBATCHES = 50  # of a replay that is not told how many
 
 
-@dataclass(frozen=True)
-class _Name:
-    """What a record says of the network or the engine."""
+class _SleptSamples:
+    """Stands in for a data set: a minibatch is the sizes of the layers' inputs, and nothing else."""
 
-    name: str
-    num_classes: int = 1
+    def __init__(self, sizes: Sequence[float], batch_size: int) -> None:
+        self._sizes, self._batch_size = sizes, batch_size
+
+    def batch(self, indices: Sequence[int], *, epoch: int = 0) -> int:
+        """Return the size of the minibatch that starts with sample `indices[0]`."""
+        return int(self._sizes[indices[0] // self._batch_size])
 
 
-class ReplayWorkload:
+class Replay:
     """A profile and a cluster in the place of a network, an engine and data."""
+
+    synthetic = True
+    num_classes = 1
+    labels_are_read = False
 
     def __init__(self, run_dir: Path, config: RunConfig, profile: Profile, cluster: Cluster) -> None:
         self.config, self.profile, self.cluster = config, profile, cluster
         self.links = Links(run_dir / "logs" / ".ports", cluster)
-        self.network, self.engine = _Name(config.model), _Name(ENGINE)
-        self.training, self.validation = self, None
-        self.synthetic = True
-        self.total_minibatches = self.epoch_minibatches = config.minibatches or _MINIBATCHES
+        self.total_minibatches = config.minibatches or _MINIBATCHES
+        sizes = profile.typical_sizes
+        self.sizes = [sizes[m % len(sizes)] for m in range(self.total_minibatches)]  # of each minibatch, in the profile
+        self.training = self.validation = _SleptSamples(self.sizes, config.batch_size)
 
     @classmethod
-    def open(cls, run_dir: Path, config: RunConfig) -> "ReplayWorkload":
+    def open(cls, run_dir: Path, config: RunConfig) -> "Replay":
         """Raises InputError where the run's folder holds no profile or cluster."""
         return cls(run_dir, config, Profile.load(run_dir / "profile.json"), Cluster.load(run_dir / "cluster.toml"))
 
-    def check(self, plan: Plan) -> None:
-        plan.check(self.profile.graph, self.cluster)
+    @property
+    def model(self) -> str:
+        return self.config.model
 
-    def segments(self, done: int = 0) -> list[tuple[int, int, int]]:
-        return [(0, done, self.total_minibatches - done)] if done < self.total_minibatches else []
+    @property
+    def engine_name(self) -> str:
+        return self.config.engine
+
+    @property
+    def size_unit(self) -> str:
+        return self.profile.size_unit
+
+    @property
+    def epoch_minibatches(self) -> int:
+        return self.total_minibatches
 
     @property
     def num_samples(self) -> int:
         return self.total_minibatches * self.config.batch_size
 
-    def segment_lengths(self, done: int = 0) -> set[int]:
-        return {count for _, _, count in self.segments(done)}
+    def check(self, plan: Plan) -> None:
+        plan.check(self.profile.graph, self.cluster)
 
     def order(self, epoch: int) -> tuple[tuple[int, ...], ...]:
         size = self.config.batch_size
         return tuple(tuple(range(m * size, (m + 1) * size)) for m in range(self.total_minibatches))
 
-    per_voxel = False
+    def validation_order(self) -> tuple[tuple[int, ...], ...]:
+        return self.order(0)
 
-    def labels(self, dataset: Any, indices: Sequence[int], epoch: int) -> Tensor:
+    def labels(self, samples: Any, indices: Sequence[int], epoch: int) -> Tensor:
         return torch.zeros(len(indices), dtype=torch.int64)
 
-    def batch(self, indices: Sequence[int], *, epoch: int = 0) -> "ReplayBatch":
-        """Stand in for the minibatch that starts with sample `indices[0]`."""
-        return ReplayBatch(int(self.voxels[indices[0] // self.config.batch_size]))
+    def tally(self) -> Tally:
+        return Tally(self.num_classes)
 
-    def runner(self, plan: Plan, position: Position) -> "ReplayRunner":
-        return ReplayRunner(self, plan, position.stage, position.rank)
-
-    @cached_property
-    def voxels(self) -> list[float]:
-        """Active voxels of each minibatch: those of the profile's minibatches, again and again."""
-        counts = self.profile.typical_sizes
-        return [counts[m % len(counts)] for m in range(self.total_minibatches)]
+    def runner(self, plan: Plan, position: Position) -> "SleptStage":
+        return SleptStage(self, plan, position.stage, position.rank)
 
 
-@dataclass(frozen=True)
-class ReplayBatch:
-    num_voxels: int
+class SleptStage:
+    """Sleeps for as long as the profile says that a stage's layers take: the member of `StageRunner` for a replay."""
 
-
-class ReplayRunner:
-    """A stage in the shape of StageRunner."""
-
-    def __init__(self, workload: ReplayWorkload, plan: Plan, stage: int, rank: int) -> None:
-        self.module, self.recompute = nn.Module(), False
-        self.splits = plan.rules.splits_backward
+    def __init__(self, workload: Replay, plan: Plan, stage: int, rank: int) -> None:
         self.is_first, self.is_last = stage == 0, stage == len(plan.stages) - 1
         self.id_before, self.id_after = (boundary_id([f"replay {cut}"]) for cut in (stage, stage + 1))
-        self._rank, self._stage, self._plan, self._links = rank, stage, plan, workload.links
+        self._rank, self._stage, self._links = rank, stage, workload.links
+        self._program = compile_until_steady(plan)
         profile, own = workload.profile, plan.stages[stage]
         kind = workload.cluster.devices[rank].type.name
-        self._places = {count: k for k, count in enumerate(sorted(set(workload.voxels)))}
-        self._voxels = workload.voxels
+        self._places = {size: k for k, size in enumerate(sorted(set(workload.sizes)))}
+        self._sizes = workload.sizes
         table = LayerTable.of(profile, sorted(self._places), [kind])
         layers = [profile.graph.index[id] for id in own.layers]
         before = set(profile.graph.input_layers) | {
@@ -125,25 +128,44 @@ class ReplayRunner:
         # One tensor for all packets: new memory for each would take the time of bringing its pages in.
         self._rows = torch.zeros(int(max(self._bytes_after.max(), self._bytes_before.max())), dtype=torch.uint8)
         self._averaging = averaging_time(workload.cluster, own.ranks, float(table.parameter_bytes[layers].sum()))
-        versions = compile_until_steady(plan).num_versions(stage, rank)
+        versions = self._program.num_versions(stage, rank)
         self.step_seconds = table.update_time(layers, [kind], kept=versions > 1)
 
+    def parameters(self) -> dict[str, Tensor]:
+        return {}
+
+    def buffers(self) -> dict[str, Tensor]:
+        return {}
+
+    def share_statistics(self, group: Group | None) -> None:
+        """There are none."""
+
     def begin(self, *, training: bool) -> None:
-        """Nothing is kept between stretches."""
+        """Nothing is kept between epochs."""
 
-    def forward(self, arrived: Any, version: Version, minibatch: int) -> tuple[InFlight, dict[str, Any]]:
+    def forward(self, received: Any, version: Version, minibatch: int) -> tuple[InFlight, dict[str, Any]]:
+        size, outputs = self.evaluate(received, version, minibatch)
+        return InFlight(minibatch, version, size=size), outputs
+
+    def evaluate(self, received: Any, version: Version, minibatch: int) -> tuple[int, dict[str, Any]]:
         _sleep(self._forward[self._place(minibatch)])
-        voxels = arrived.num_voxels if self.is_first else arrived.voxels
-        return InFlight(minibatch, version, (), (), voxels), {}
+        return received if self.is_first else received.size, {}
 
-    def leave(
-        self, outputs: Mapping[str, Any], minibatch: int, voxels: int
-    ) -> tuple[Packet, tuple[Output, ...], tuple[Tensor | None, ...]]:
+    def run_again(self, flight: InFlight) -> dict[str, Any]:
+        """Nothing was kept for it: the time of a second forward is part of the backward's."""
+        return {}
+
+    def pack_outputs(self, outputs: Mapping[str, Any], minibatch: int, size: int) -> PackedOutputs:
         num_bytes = int(self._bytes_after[self._place(minibatch)])
-        return self._packet(FORWARD, minibatch, self.id_after, num_bytes, voxels), (), ()
+        return PackedOutputs(self._packet(Op.FORWARD, minibatch, self.id_after, num_bytes, size), (), ())
 
-    def loss(self, outputs: Mapping[str, Any], labels: Tensor, *, samples: int) -> tuple[Tensor, Outcome]:
+    def loss(
+        self, outputs: Mapping[str, Any], labels: Tensor, *, samples: int, detailed: bool = False
+    ) -> tuple[Tensor, Outcome]:
         return torch.zeros(()), Outcome(0.0, samples, samples, 0)
+
+    def unpack_output_gradients(self, flight: InFlight, packet: Packet) -> list[Tensor]:
+        return []
 
     def backward(
         self, flight: InFlight, gradients: Sequence[Tensor | None], *, scale: float = 1.0
@@ -161,12 +183,9 @@ class ReplayRunner:
         _sleep(self._backward_weight[self._place(flight.minibatch)])
         return []
 
-    def answer(self, flight: InFlight, gradients: Sequence[Tensor]) -> Packet:
+    def pack_input_gradients(self, flight: InFlight, gradients: Sequence[Tensor]) -> Packet:
         num_bytes = int(self._bytes_before[self._place(flight.minibatch)])
-        return self._packet(BACKWARD, flight.minibatch, self.id_before, num_bytes, flight.voxels)
-
-    def check_answer(self, flight: InFlight, packet: Packet) -> list[Tensor]:
-        return []
+        return self._packet(Op.BACKWARD, flight.minibatch, self.id_before, num_bytes, flight.size)
 
     def average(
         self, gradients: Sequence[Tensor], count: int, replicas: ReplicaGroup | None, *, what: str
@@ -176,16 +195,18 @@ class ReplayRunner:
         _sleep(self._averaging)
         return []
 
-    def _packet(self, direction: int, minibatch: int, boundary: int, num_bytes: int, voxels: int) -> Packet:
-        """So many bytes, of no meaning, on their way over the cluster's link."""
-        forward = direction == FORWARD
-        peer = self._plan.stages[self._stage + (1 if forward else -1)].replica(minibatch)
-        own = peer == self._rank  # what stays on a device takes no time
-        arrives = 0.0 if own else self._links.send(self._rank, peer, num_bytes, forward=forward)
-        return Packet(direction, minibatch, boundary, (Slot(self._rows[:num_bytes]),), voxels=voxels, arrives=arrives)
+    def _packet(self, op: Op, minibatch: int, boundary: int, num_bytes: int, size: int) -> Packet:
+        """So many bytes, of no meaning, on their way over the cluster's link to the stage that needs them."""
+        target = self._program.target(self._stage, op)
+        assert target is not None, "stages at the ends send nothing outwards"
+        peer, forward = self._program.rank_of(target, minibatch), op is Op.FORWARD
+        # What stays on a device takes no time.
+        arrives = 0.0 if peer == self._rank else self._links.send(self._rank, peer, num_bytes, forward=forward)
+        direction, slot = FORWARD if forward else BACKWARD, Slot(self._rows[:num_bytes])
+        return Packet(direction, minibatch, boundary, (slot,), size=size, arrives=arrives)
 
     def _place(self, minibatch: int) -> int:
-        return self._places[self._voxels[minibatch]]
+        return self._places[self._sizes[minibatch]]
 
 
 def _sleep(seconds: float) -> None:

@@ -1,0 +1,177 @@
+"""What every runner of a stage offers the worker, and what it keeps of a minibatch between forward and backward."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from ...engines.batch_norm import Group
+from ..replication.replica_group import ReplicaGroup
+from ..training_state.weights import Version
+from ..transport.packet import Packet
+from .loss import Outcome
+
+
+@dataclass(frozen=True, eq=False)
+class Output:
+    """Where a backward enters the graph, and what gradient it expects there; the tensor itself is let go."""
+
+    edge: GradientEdge
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, *tensors: Tensor) -> tuple["Output", ...]:
+        """Return one for each of `tensors` that has a graph behind it: none where no backward will come."""
+        return tuple(cls(get_gradient_edge(t), t.shape, t.dtype, t.device) for t in tensors if t.requires_grad)
+
+
+@dataclass(eq=False)
+class InFlight:
+    """A minibatch between its forward and its backward."""
+
+    minibatch: int  # its number in the run
+    version: Version  # of the weights that its forward met, and its backward will
+    leaves: tuple[Tensor, ...] = ()  # received features that want a gradient
+    outputs: tuple[Output, ...] = ()  # features sent on that will get one; in the last stage the loss alone
+    size: int = 0  # in the workload's unit
+    received: Mapping[str, Any] | None = None  # kept for a second forward where the stage recomputes
+    labels: Tensor | None = None  # likewise
+    weights: tuple[Tensor, ...] = ()  # views of the version's tensors, where the backward is split
+    # Which elements of the gradient of each leaf and output cross the boundary, as bits; None: all of them.
+    leaves_present: tuple[Tensor | None, ...] = ()
+    outputs_present: tuple[Tensor | None, ...] = ()
+
+
+class PackedOutputs(NamedTuple):
+    """A stage's outputs on their way to the next stage, and what will come back for them."""
+
+    packet: Packet
+    outputs: tuple[Output, ...]  # of its tensors, those that a gradient will come back for
+    present: tuple[Tensor | None, ...]  # of each of these, the elements that it comes back for, as bits; None: all
+
+
+class StageRunner(Protocol):
+    """Runs the layers of one stage, one minibatch at a time, in the order of the rank's actions.
+
+    Between two calls of `begin` a minibatch goes through these calls, in this order:
+
+        forward ─► pack_outputs ─► ...  unpack_output_gradients ─► backward ─► pack_input_gradients
+                   loss, in the last stage, where the backward starts without anything unpacked
+
+    A stage that recomputes keeps what it received, and `run_again` comes before the backward. A schedule that splits
+    the backward calls `backward_input`, and `backward_weight` later, in the place of `backward`.
+    """
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it receives samples, not packets."""
+        ...
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it has the loss."""
+        ...
+
+    @property
+    def id_before(self) -> int:
+        """Names the list of tensors that cross the boundary to the stage before: both sides work it out alike."""
+        ...
+
+    @property
+    def id_after(self) -> int:
+        """The same of the boundary to the next stage."""
+        ...
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds that a step of the optimizer lasts longer than it takes here: on a device that is slept for."""
+        ...
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Return what the optimizer steps, by name: as the weights begin."""
+        ...
+
+    def buffers(self) -> dict[str, Tensor]:
+        """Return what forwards change besides, such as running statistics, by name. To be changed in place."""
+        ...
+
+    def share_statistics(self, group: Group | None) -> None:
+        """Let batch norms in training share their statistics with the replicas in `group`; None: each has its own."""
+        ...
+
+    def begin(self, *, training: bool) -> None:
+        """Begin with an empty pipeline: an epoch, what a run that resumes has left of one, or a validation."""
+        ...
+
+    def forward(self, received: Any, version: Version, minibatch: int) -> tuple[InFlight, Mapping[str, Any]]:
+        """Run the stage with its graph, on what the workload read (first stage) or on a packet. Returns its outputs.
+
+        `minibatch` is a number in the run: what is drawn at random, such as dropout, follows from it.
+        Raises PacketMismatch for a packet of other tensors, InputError for samples that the layers cannot take.
+        """
+        ...
+
+    def evaluate(self, received: Any, version: Version, minibatch: int) -> tuple[int, Mapping[str, Any]]:
+        """Run the stage without keeping a graph. Returns the minibatch's size with the outputs."""
+        ...
+
+    def run_again(self, flight: InFlight) -> Mapping[str, Any]:
+        """Run the forward a second time, now with its graph, on what was received the first time.
+
+        What was sent then is not sent again: of its tensors the flight gets those that a gradient comes back for.
+        """
+        ...
+
+    def pack_outputs(self, outputs: Mapping[str, Any], minibatch: int, size: int) -> PackedOutputs:
+        """Pack the outputs for the next stage. A stage that recomputes has no `outputs` before it has run again."""
+        ...
+
+    def loss(
+        self, outputs: Mapping[str, Any], labels: Tensor, *, samples: int, detailed: bool = False
+    ) -> tuple[Tensor, Outcome]:
+        """Return the loss of a minibatch of so many samples, a scalar, and what to report of it.
+
+        `detailed`: for a validation. Raises PacketMismatch unless outputs and labels are of the same samples.
+        """
+        ...
+
+    def unpack_output_gradients(self, flight: InFlight, packet: Packet) -> list[Tensor]:
+        """Return the gradients of `flight.outputs` that came back, each in its output's shape.
+
+        Raises PacketMismatch for gradients of other shapes.
+        """
+        ...
+
+    def backward(
+        self, flight: InFlight, gradients: Sequence[Tensor | None], *, scale: float = 1.0
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the gradients of the stage's parameters and of `flight.leaves`. The graph is let go.
+
+        `gradients` are those of `flight.outputs`; None stands for 1, the loss's own, times `scale`.
+        """
+        ...
+
+    def backward_input(
+        self, flight: InFlight, gradients: Sequence[Tensor | None], *, scale: float = 1.0
+    ) -> tuple[list[Tensor], Any]:
+        """Return the gradients of `flight.leaves`, and what `backward_weight` will need."""
+        ...
+
+    def backward_weight(self, flight: InFlight, later: Any) -> list[Tensor]:
+        """Return the gradients of the stage's parameters."""
+        ...
+
+    def pack_input_gradients(self, flight: InFlight, gradients: Sequence[Tensor]) -> Packet:
+        """Pack the gradients of `flight.leaves` for the stage before."""
+        ...
+
+    def average(
+        self, gradients: Sequence[Tensor], count: int, replicas: ReplicaGroup | None, *, what: str
+    ) -> list[Tensor]:
+        """Return the mean gradient of a round of `count` minibatches over the stage's replicas."""
+        ...

@@ -1,0 +1,105 @@
+"""What every workload offers the worker: minibatches, who runs a stage on them, and what its loss reports."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from ...plan import Plan
+from ..stages.base import StageRunner
+from ..stages.loss import Tally
+from ..stages.position import Position
+
+
+class Samples(Protocol):
+    """One split of a workload's data: samples by index, from 0."""
+
+    def batch(self, indices: Sequence[int], *, epoch: int = 0) -> Any:
+        """Read samples as the first stage takes them. `epoch` decides how they are augmented.
+
+        A thread calls it while the worker computes. Raises InputError for a file that cannot be read.
+        """
+        ...
+
+
+class Workload(Protocol):
+    """What a run trains on. Every rank opens it alike; samples are read by the first stage, labels by the last.
+
+    A minibatch is a tuple of sample indices. Its *size* is what its costs grow with, in `size_unit`: the stage's runner
+    tells it, and it travels with the minibatch.
+    """
+
+    @property
+    def model(self) -> str:
+        """What the run's record calls the network."""
+        ...
+
+    @property
+    def engine_name(self) -> str:
+        """What the run's record calls that which runs the layers."""
+        ...
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether the samples were made, not measured: their speed is real, their accuracy tells nothing."""
+        ...
+
+    @property
+    def size_unit(self) -> str:
+        """What the size of a minibatch counts: one of sizes.SIZE_UNITS."""
+        ...
+
+    @property
+    def num_classes(self) -> int: ...
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of the training split."""
+        ...
+
+    @property
+    def epoch_minibatches(self) -> int:
+        """Minibatches of an epoch."""
+        ...
+
+    @property
+    def total_minibatches(self) -> int:
+        """Minibatches of the whole run."""
+        ...
+
+    @property
+    def training(self) -> Samples: ...
+
+    @property
+    def validation(self) -> Samples | None:
+        """None where the settings ask for no validation."""
+        ...
+
+    def check(self, plan: Plan) -> None:
+        """Raise InputError where the plan is not one for these layers."""
+        ...
+
+    def order(self, epoch: int) -> Sequence[Sequence[int]]:
+        """Return the samples of each training minibatch of an epoch: the same on every rank."""
+        ...
+
+    def validation_order(self) -> Sequence[Sequence[int]]:
+        """Return the samples of each minibatch of the validation split. Only where there is one."""
+        ...
+
+    @property
+    def labels_are_read(self) -> bool:
+        """Whether `labels` reads files, so that a thread had better call it ahead of time."""
+        ...
+
+    def labels(self, samples: Any, indices: Sequence[int], epoch: int) -> Tensor:
+        """Return the labels of samples of a split, as the last stage's loss takes them."""
+        ...
+
+    def runner(self, plan: Plan, position: Position) -> StageRunner:
+        """Return what runs the layers of this process's stage at `position`, warmed up."""
+        ...
+
+    def tally(self) -> Tally:
+        """Return an empty sum of outcomes, for a validation."""
+        ...
