@@ -1,7 +1,7 @@
-"""Zip archives from elsewhere, unpacked within bounds: nothing outside the folder, no more bytes than they are worth.
+"""Unpack downloaded zip archives within bounds: nothing outside the folder, and no more bytes than their size allows.
 
-An archive says how large its members are; zipfile writes no more than that of each. So what they add up to is looked
-at before the first byte is written.
+An archive states how large its members are, and zipfile writes no more than that of each. So their sum is checked
+before the first byte is written.
 """
 
 import lzma

@@ -1,4 +1,4 @@
-"""Random changes to a cloud that leave its class alone: anew for each sample and epoch, the same for the same seed."""
+"""Data augmentation of point clouds: drawn anew for each sample and epoch, the same for the same seed."""
 
 import math
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ _NEIGHBOURS = np.array(list(np.ndindex(3, 3, 3))) - 1  # of a grid point, itself
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How far clouds are changed; nothing is, by default. Lengths are the cloud's own: cube sides, or metres for scans.
+    """How far clouds are changed; by default not at all. Lengths are the cloud's own: cube sides, or metres for scans.
 
     `rotation`: degrees about the z axis, from -rotation to rotation. `tilt`: degrees about a random horizontal axis.
     `scale`: smallest and largest factor. `jitter`: standard deviation of each coordinate, cut at three of it.
@@ -102,7 +102,7 @@ def named_augmentation(given: "Augmentation | str | None") -> Augmentation | Non
 
 
 def _into_cube(points: np.ndarray) -> np.ndarray:
-    """Shrink a cloud too long for the unit cube to its length, then move it into the cube by the shortest way."""
+    """Scale a cloud longer than the unit cube down to it, then move it into the cube by the shortest way."""
     low = points.min(axis=0)
     points = low + (points - low) / max(1, np.ptp(points, axis=0).max())
     points = points - low.clip(max=0) - (points.max(axis=0) - 1).clip(min=0)

@@ -1,4 +1,4 @@
-"""Prepared samples on disk: arrays under the hash of all that decides them, so that an entry is right or absent."""
+"""Cache of prepared samples on disk: the key is a hash of everything that determines a sample's arrays."""
 
 import hashlib
 import json
@@ -100,7 +100,7 @@ class SampleCache:
 
 
 def cache_key(paths: Sequence[Path], facts: Mapping) -> str:
-    """Return the key of what the contents of files, JSON-ready facts and the code of this package decide."""
+    """Return the key of a sample: a hash of its files' contents, of JSON-ready facts and of this package's code."""
     digest = hashlib.sha256(json.dumps({"code": _code_digest(), **facts}, sort_keys=True).encode())
     for path in paths:
         status = path.stat()

@@ -1,4 +1,4 @@
-"""A split of a data set as voxels: read, sampled and voxelized when first asked for, then kept."""
+"""One split of a data set as voxelized samples: read, sampled and voxelized on first use, then cached."""
 
 import hashlib
 import json
@@ -61,7 +61,7 @@ def _names(features: Sequence[str] | str) -> tuple[str, ...]:
 
 
 class VoxelDataset:
-    """Samples of one split, in class order then name. Reading is deferred; what was prepared once is kept."""
+    """Samples of one split, ordered by class, then name. They are read on first use and cached."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class VoxelDataset:
         }
 
     def look(self) -> None:
-        """Look at all files without reading them. Raises InputError where one is empty or cannot be read.
+        """Check that all files are there, without reading them. Raises InputError where one is empty or unreadable.
 
         What it costs is a question to the file system for each: a run does so before it begins.
         """

@@ -1,4 +1,4 @@
-"""Downloads a data set: verified before use, whole or absent under its final name, taken up again after a break."""
+"""Download data sets: files are verified, the folder appears whole or not at all, interrupted downloads resume."""
 
 import fcntl
 import os

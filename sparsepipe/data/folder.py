@@ -1,4 +1,4 @@
-"""A data set's folder: its layout recognised, its samples listed and checked; no cloud is read yet."""
+"""Open a data set's folder: recognise its layout, list its samples and check its files, without reading a cloud."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -57,7 +57,7 @@ def list_folder(path: Path | str) -> DataFolder:
 
 
 def info(path: Path | str) -> dict:
-    """Say what a folder holds, ready for JSON: name, layout, tasks, classes, samples by split and class, formats.
+    """Describe what a folder holds, ready for JSON: name, layout, tasks, classes, samples by split and class, formats.
 
     "left_out" lists what is there and is no sample, with the reason.
     """
@@ -88,7 +88,7 @@ def info(path: Path | str) -> dict:
 
 
 def missing_classes(folder: DataFolder) -> list[dict[str, str]]:
-    """Name each class that has no sample in a split: class folders are refused there."""
+    """Return each class that has no sample in a split, which cannot be trained or validated on."""
     if folder.layout != "classes":
         return []
     return [{"class": name, "split": split} for split in folder.splits for name in folder.classes_without(split)]

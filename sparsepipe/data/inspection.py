@@ -1,4 +1,4 @@
-"""A data set read once from end to end: what it holds by split, what would stop a run, what is there twice."""
+"""Check a whole data set: read every file, count by split, list what would stop a run and which samples are equal."""
 
 import hashlib
 import re
@@ -23,7 +23,7 @@ _MOST_PAIRS = 20  # of samples that are there twice, in the text
 
 @dataclass(frozen=True)
 class Fault:
-    """What would stop a run: the file (or folder), what is the matter, and what to do where that is known."""
+    """A fault that would stop a run: the file (or folder), what is wrong with it, and where known a remedy."""
 
     file: str
     problem: str
@@ -60,7 +60,7 @@ class Twins:
 
 @dataclass(frozen=True)
 class Report:
-    """What `check` found. Nothing would stop a run where `faults` is empty."""
+    """The result of `check`. A run can use the data set where `faults` is empty."""
 
     name: str
     path: str

@@ -1,4 +1,4 @@
-"""Data sets by name: what a manifest says of one: licence, citation, splits, files with size and SHA-256."""
+"""Manifests of known data sets: licence, citation, splits, and files with their size and SHA-256."""
 
 import re
 from collections import Counter

@@ -1,4 +1,4 @@
-"""In which order an epoch visits the samples, and which of them make a minibatch."""
+"""Samplers: the order in which an epoch visits the samples, and how they are dealt into minibatches."""
 
 from collections.abc import Sequence
 from itertools import accumulate

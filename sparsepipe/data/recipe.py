@@ -1,4 +1,4 @@
-"""How a cloud becomes a sample: how many points, which features, what size of voxel."""
+"""The settings that turn a cloud into a sample: number of points, features, voxel size."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Seeded points of a surface or a cloud: the same file, seed and number give the same points."""
+"""Draw points from a mesh or a cloud, seeded: the same file, seed and number give the same points."""
 
 import hashlib
 

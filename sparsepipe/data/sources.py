@@ -1,4 +1,4 @@
-"""Where a data set's folder is, by path or by its manifest's name."""
+"""Find a data set's folder, given its path or its manifest's name."""
 
 import os
 from collections.abc import Callable
@@ -15,7 +15,7 @@ def data_folders() -> tuple[Path, ...]:
 
 
 def user_cache() -> Path:
-    """Return the folder under the user's own for what can be had again."""
+    """Return the user's cache folder, for what can be downloaded or computed again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sparsepipe"
 
 

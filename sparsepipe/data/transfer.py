@@ -1,4 +1,4 @@
-"""One file from its URL: picked up where an earlier try ended, verified by size and SHA-256, whole or absent."""
+"""Download one file: resumed where an earlier try ended, verified by size and SHA-256, whole or absent."""
 
 import http.client
 import os

@@ -1,4 +1,4 @@
-"""From points in space to the voxels they occupy, and what points say of their voxel."""
+"""Voxelize points: the voxels that they occupy, and each voxel's label and features from the points inside."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""YAML from elsewhere, read within bounds: each key once, no aliases, nested no deeper than a file needs."""
+"""Read foreign YAML files safely: no repeated keys, no aliases, bounded nesting."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""File formats, one reader each. A new format is a file here and a line in READERS."""
+"""Readers of point-cloud and mesh files. A new format is a file here and a line in READERS."""
 
 from pathlib import Path
 

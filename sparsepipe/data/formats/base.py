@@ -1,4 +1,4 @@
-"""What a file can hold: a surface or points. Every format's reader is `read(path, reading) -> Mesh | Cloud`."""
+"""What readers return: a `Mesh` or a `Cloud`. Every format's reader is `read(path, reading) -> Mesh | Cloud`."""
 
 import stat
 from collections.abc import Callable, Iterable
@@ -272,5 +272,5 @@ def check_finite(path: Path, rows: np.ndarray, *, what: str) -> None:
 
 
 def one_line(error: Exception) -> str:
-    """Return what a library complained of, fit for one line."""
+    """Return a library's error message as one line."""
     return " ".join(str(error).split())[:200] or type(error).__name__

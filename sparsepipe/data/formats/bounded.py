@@ -1,4 +1,4 @@
-"""What a file may claim to hold: no more than its own bytes, or than a stated ratio of compression gives."""
+"""Limits on the sizes that files claim in their headers, checked before memory is allocated for them."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the columns of rows without names mean: told by their numbers where one reading alone fits, else asked for."""
+"""Guess what unnamed columns mean (labels, colours, normals …) where their numbers leave one possibility, else ask."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""LAZ unpacked to LAS in a process of its own: the decompressor ends whatever process it runs in at a damaged file.
+"""Unpack LAZ to LAS in a separate process, because the decompressor aborts its process on a damaged file.
 
 `python -m sparsepipe.data.formats.laz BYTES` reads LAZ from its input and writes LAS to its output, in memory bounded
 by that many bytes beside what it began with.

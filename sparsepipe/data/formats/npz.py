@@ -1,4 +1,4 @@
-"""Point clouds as NumPy arrays (.npy) and archives of them (.npz): by the names in use, never pickled objects."""
+"""Point clouds in NumPy arrays (.npy) and archives (.npz), by usual array names; pickled objects are refused."""
 
 import io
 import math

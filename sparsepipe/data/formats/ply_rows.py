@@ -1,4 +1,4 @@
-"""The rows of a PLY file's elements: one column for each property, lists as their values and lengths."""
+"""Parse the rows of a PLY file's elements into one column for each property; lists become values and lengths."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

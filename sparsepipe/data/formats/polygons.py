@@ -1,4 +1,4 @@
-"""Polygons become triangles of the same area, whatever their number of corners, each knowing its polygon."""
+"""Triangulate polygons of any number of corners; each triangle knows the polygon that it is a piece of."""
 
 from pathlib import Path
 

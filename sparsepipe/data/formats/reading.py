@@ -1,4 +1,4 @@
-"""What dataset.json says of a folder's files where they leave it open: columns, labels and points of nothing."""
+"""Declarations in dataset.json on how to read files: names of columns, ignored labels, unmeasured points."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The numbers of lines of text, at once where all are sound, else with the line that holds a word that is none."""
+"""Parse lines of text into numbers, all at once; where one is not a number, find its line for the message."""
 
 import warnings
 from pathlib import Path

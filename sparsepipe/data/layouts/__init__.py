@@ -1,6 +1,6 @@
-"""Layouts of data sets, one a file.
+"""Folder layouts of data sets, a file for each.
 
-`found(root)` says whether a folder is of it, `opened(root, marker)` lists its samples.
+`found(root)` says whether a folder has the layout, `opened(root, marker)` lists its samples.
 """
 
 from types import ModuleType

@@ -1,4 +1,4 @@
-"""What a data set's folder holds, whatever its layout: samples by split, their classes, and how to read one."""
+"""The content of a data set's folder in any layout: its samples by split, their classes, and how to read one."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -36,7 +36,7 @@ class SampleFile:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Files or folders inside a data set that are no sample of it: `path` inside it, how many, and why."""
+    """Files or folders inside a data set that are not used as samples: `path` inside it, how many, and why."""
 
     path: str
     why: str

@@ -1,4 +1,4 @@
-"""What operating systems and readers leave in folders: passed over in every layout, and in archives."""
+"""Files that operating systems and tools leave in folders (.DS_Store, ._x …): ignored in every layout."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which split a folder or a file is of, told by whole words of its name; and which files are parts of one split."""
+"""Recognise splits by whole words in the names of folders and files, and the numbered parts of one split."""
 
 import re
 from collections.abc import Sequence
