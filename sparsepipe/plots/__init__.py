@@ -1,4 +1,4 @@
-"""Values to plotly figures. Each figure function has a sibling `<name>_table` that returns the table it draws."""
+"""Figures: functions from values to plotly figures. Each has a sibling `<name>_table`, which returns the data drawn."""
 
 from .accuracy import accuracy, accuracy_table
 from .anatomy import anatomy, anatomy_table

@@ -1,4 +1,4 @@
-"""What each strategy learns: accuracy by epoch and by time, side by side."""
+"""Accuracy of each strategy's run, by epoch and by time."""
 
 from collections.abc import Sequence
 from typing import Any

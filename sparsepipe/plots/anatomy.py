@@ -1,4 +1,4 @@
-"""Where the devices' time goes: work, and what is lost to imbalance, dependency, communication and the rest.
+"""Breakdown of the devices' time: work, and time lost to imbalance, dependency, communication and the rest.
 
 With b the seconds a rank works, M the trace's length, averages over ranks:
   imbalance      max b − mean b     the fullest rank would work on while the others had finished, if nothing waited

@@ -1,4 +1,4 @@
-"""Pictures drawn by Chromium, with a bound on every wait: one that cannot start, hangs or dies costs a line.
+"""Draw pictures of figures with Chromium; every wait is bounded, and a browser that fails costs one line.
 
 The browser runs below a process of its own (chromium_process.py), which this one starts at the first picture, keeps for
 the next ones, and ends with all its children.
@@ -32,11 +32,11 @@ _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-sta
 
 
 class NoPicture(InputError):
-    """No picture could be drawn; what belongs beside it may still be written."""
+    """No picture could be drawn; a figure's table and provenance can still be written."""
 
 
 class _Died(Exception):
-    """The process that draws ended by itself: another one may not."""
+    """The drawing process died; it is worth starting another."""
 
 
 @dataclass

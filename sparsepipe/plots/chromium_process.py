@@ -1,4 +1,4 @@
-"""A process of its own that draws figures with Chromium: chromium.py starts it, asks it, and ends it.
+"""The process that draws figures with Chromium; chromium.py starts it, sends it requests, and ends it.
 
 It is run as a file, without the rest of this package: `python chromium_process.py BROWSER`. A request is one line of
 JSON on stdin, an answer one on stdout: {} when something is done, {"error": why} when nothing more will be. It leads a

@@ -1,4 +1,4 @@
-"""Plans laid over the layers: which layer each puts where, one line a plan."""
+"""Plans side by side: a strip of layers for each, coloured by stage."""
 
 import pandas as pd
 import plotly.graph_objects as go

@@ -1,4 +1,4 @@
-"""What compressing boundaries saves and costs: bytes a minibatch, and the accuracy of each seed."""
+"""Compressed stage boundaries: bytes sent for a minibatch, and the accuracy of each seed."""
 
 from typing import Any
 

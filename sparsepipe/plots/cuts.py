@@ -1,4 +1,4 @@
-"""What a cut after each layer would send: features and coordinates of one minibatch."""
+"""Bytes that cross a cut after each layer: features and coordinates of one minibatch."""
 
 import pandas as pd
 import plotly.graph_objects as go

@@ -1,4 +1,4 @@
-"""One epoch of a run: what its ranks did between two evaluations."""
+"""The trace of one epoch of a run."""
 
 from ..errors import InputError
 from ..record import RunRecord

@@ -126,7 +126,7 @@ def live(figure: go.Figure) -> go.Figure:
 
 
 def provenance(figure: go.Figure, name: str, origin: Any, *, table: str = "") -> dict[str, Any]:
-    """What made a figure: sources, commit, command, versions. No date of today: the same inputs give the same text."""
+    """Return where a figure comes from: sources, commit, command, versions; undated, so that it is reproducible."""
     here = Origin.here().to_json()
     title = str(figure.layout.title.text or "").replace("<br>", " · ")
     return {
@@ -142,7 +142,7 @@ def provenance(figure: go.Figure, name: str, origin: Any, *, table: str = "") ->
 
 
 def described(figure: go.Figure, origin: Any) -> Provenance:
-    """All that a figure rests on as one value: what its origins say, and what the figure itself found doubtful."""
+    """Return a figure's provenance as one value, with what the figure itself found doubtful."""
     parts = _parts(origin)
     runs = [part for part in parts if isinstance(part, RunRecord)]
     known = [part for part in parts if isinstance(part, Provenance)]

@@ -1,4 +1,4 @@
-"""Which layers take the time, the traffic and the weights: bars by layer, one panel each."""
+"""Time, output bytes and parameters of each layer: bars by layer, a panel for each quantity."""
 
 import pandas as pd
 import plotly.graph_objects as go

@@ -1,4 +1,4 @@
-"""Where the layers of a graph stand: Graphviz's layered layout, folded like a line of text where it is long."""
+"""Positions of a graph's layers for drawing: Graphviz's layered layout, long ones folded like lines of text."""
 
 import threading
 from bisect import bisect_right

@@ -1,4 +1,4 @@
-"""Texts of a figure as it draws them: plotly takes tags in any of them for markup, so names are escaped in one place.
+"""Escape the texts of a figure: plotly interprets tags in any of them, so names are escaped in this one place.
 
 `Html` is a figure's own markup and stays; every other string of a finished figure is text. A hover template is markup
 as a whole: where names are part of it, it is an `Html` that they were filled into.

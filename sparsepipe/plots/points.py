@@ -1,4 +1,4 @@
-"""One strategy on one set of devices, in numbers: what several figures put side by side."""
+"""`Point`: the numbers of one strategy on one cluster, which several figures compare."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass

@@ -1,4 +1,4 @@
-"""What figures share before they draw: strategies by name, what crosses a boundary, where numbers come from."""
+"""Helpers for the tables behind figures: names of strategies and plans, bytes across boundaries, provenance."""
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ Found = TypeVar("Found")
 
 
 def strategy(plan: Plan) -> str:
-    """Name what a plan does, as people compare it: "one process", "data parallel × 2", "pipeline × 2 (1f1b)"."""
+    """Return the strategy that a plan is, in words: "one process", "data parallel × 2", "pipeline × 2 (1f1b)"."""
     devices, stages = len(plan.ranks), len(plan.stages)
     if devices == 1:
         return "one process"
@@ -89,7 +89,7 @@ def readable(records: Sequence[RunRecord], read: Callable[[RunRecord], Any]) -> 
 
 
 def is_synthetic(origin: Any) -> bool:
-    """Say whether an origin, at any depth, says that its data were generated."""
+    """Whether an origin, at any depth, says that its data were generated."""
     waiting = [origin]
     while waiting:  # no recursion: a file may nest as deep as JSON is read
         part = waiting.pop()
@@ -112,7 +112,7 @@ def trained_on(records: Iterable[RunRecord]) -> str:
 
 
 def told_by(records: Iterable[RunRecord]) -> list[Any]:
-    """What runs say of where their numbers come from: their origins and summaries."""
+    """Where the numbers of runs come from: their origins and summaries."""
     return [part for record in records for part in (record.origin, record.metrics("summary"))]
 
 

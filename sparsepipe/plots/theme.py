@@ -1,4 +1,4 @@
-"""How every figure looks: one template, one colour for each stage, solid where measured, else hatched."""
+"""The look of all figures: one template, a fixed colour for each stage, solid if measured, hatched if not."""
 
 from collections.abc import Iterable
 from textwrap import wrap

@@ -1,4 +1,4 @@
-"""What each rank does over time: one row a rank, simulated and replayed (hatched) above measured (solid)."""
+"""Timelines: what each rank does over time, simulated and replayed (hatched) above measured (solid)."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""A trace as one HTML file, without network or server: lanes to zoom and to drag, numbers under the pointer."""
+"""Write a trace as one self-contained HTML page: a timeline to zoom and drag, with numbers on hover."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What each strategy sends and keeps: bytes a minibatch between devices, memory of the fullest worker."""
+"""Traffic and memory of each strategy: bytes a minibatch between devices, memory of the fullest worker."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Live views for notebooks: plans under the finger, jobs while they run. No logic of their own."""
+"""Interactive views for notebooks: explore plans, launch and follow jobs. They hold no logic of their own."""
 
 from .launch import LaunchBoard
 from .layer_graph import LayerGraphExplorer

@@ -1,4 +1,4 @@
-"""The cell that makes a plan again: what a reader copies out of the explorer."""
+"""Write the Python that makes the explorer's plan again, for a reader to copy."""
 
 from ..cluster import Cluster, Link, Node
 from ..plan import Plan, Stage

@@ -1,4 +1,4 @@
-"""Sliders and pickers of one width, their names beside them."""
+"""Labelled sliders and pickers of one width."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

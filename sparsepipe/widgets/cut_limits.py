@@ -1,4 +1,4 @@
-"""Where a cut cannot be moved to, and why: behind its neighbours, or where a stage would not fit into memory."""
+"""Where a cut may not be moved to, and why: beyond its neighbours, or where a stage would not fit into memory."""
 
 from itertools import groupby
 from typing import Any

@@ -1,4 +1,4 @@
-"""A button that writes the figures of what is on screen: PDF, SVG, PNG, their table and where they come from."""
+"""The export button: writes the figures on screen as PDF, SVG and PNG, with their tables and provenance."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ _WIDTHS = {
 
 @dataclass(frozen=True)
 class Export:
-    """What there is to write, and where its numbers come from: both of one moment."""
+    """The figures to write, and the provenance of their numbers, taken at the same moment."""
 
     figures: Figures
     origin: Any

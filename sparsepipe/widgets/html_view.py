@@ -1,4 +1,4 @@
-"""HTML on screen whose text cannot act: what is no `Html` is escaped, whoever sets it."""
+"""A widget for HTML that escapes every string that is not `Html`."""
 
 from typing import Any
 

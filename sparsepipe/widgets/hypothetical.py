@@ -1,4 +1,4 @@
-"""Profiles and plans under conditions that nobody measured: compressed boundaries, other weight policies."""
+"""Profiles and plans under hypothetical conditions: compressed boundaries, other weight policies."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ def compressed(profile: Profile, ratio: float) -> Profile:
 
 
 def judged(plan: Plan, problem: Problem) -> Plan:
-    """The plan with what the default cost model expects, memory under the plan's own weight policy included."""
+    """The plan with the default cost model's estimate, with the memory of the plan's own weight policy."""
     expected = estimate(plan, problem)
     straight = plan.stages_per_rank == 1  # of interleaved stages it counts them
     if plan.weights != WEIGHT_POLICIES[plan.schedule][0] and straight:

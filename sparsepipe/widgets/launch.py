@@ -1,4 +1,4 @@
-"""The launch board: a button for each plan, what its job does while it runs, planned against measured at its end."""
+"""The launch board: a button for each plan, its job's progress, and at its end the plan beside what was measured."""
 
 import threading
 import time
@@ -101,7 +101,7 @@ class LaunchBoard:
             self.jobs[name].cancel()
 
     def update(self) -> None:
-        """Show how all jobs stand now."""
+        """Refresh the state of all jobs on screen."""
         with self._lock:
             rows = {name: job.rows for name, job in self.jobs.items()}
             for name, job in self.jobs.items():
@@ -190,7 +190,7 @@ class _Line:
 
 
 class _Details:
-    """One job more closely: what its ranks do, who waits for whom, logs, and planned against measured at its end."""
+    """One job in detail: what its ranks do, who waits for whom, logs, and at its end planned beside measured."""
 
     def __init__(self, board: LaunchBoard) -> None:
         self.board = board

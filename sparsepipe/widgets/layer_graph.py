@@ -1,4 +1,4 @@
-"""The layer-graph explorer: the whole network to zoom into, a click for a layer's numbers on every device type."""
+"""The layer-graph explorer: the network as a graph to zoom, with a layer's costs on every device type on click."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a job does right now, read from its record: phase and time left, what each rank is busy with, its log."""
+"""The present state of a job, from its record: phase, time left, what each rank is doing, the end of its log."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ _RANKS = Html(
 
 @dataclass(frozen=True)
 class Doing:
-    """Shares of the last seconds of one rank; `waits_for`: rank → share of them."""
+    """What one rank did in the last seconds, as shares of them; `waits_for`: rank → share."""
 
     rank: int
     stage: int

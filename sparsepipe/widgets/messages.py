@@ -1,4 +1,4 @@
-"""Where a widget says what went wrong: exceptions in callbacks would be seen by nobody."""
+"""Error messages of widgets: shows exceptions of callbacks, which ipywidgets would hide."""
 
 import functools
 import traceback

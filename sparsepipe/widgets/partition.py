@@ -1,4 +1,4 @@
-"""The partition explorer: devices, links, workload, planner, schedule and cuts under sliders; the plan beside them."""
+"""The partition explorer: sliders for devices, links, workload, planner, schedule and cuts, and the plan they give."""
 
 import textwrap
 import threading

@@ -1,4 +1,4 @@
-"""The picture beside the partition explorer's sliders: one message a change, drawn in milliseconds.
+"""The drawing in the partition explorer: updated by one message a change, in milliseconds.
 
 Plain SVG, not plotly: a slider's move redraws layers, stages, memory and the timeline at once, and a browser takes
 plotly a tenth of a second for each. Cuts are handles to drag with the mouse or to move with the arrow keys.

@@ -1,4 +1,4 @@
-"""Where the devices that the sliders ask for stand: on the nodes given, until somebody asks for others."""
+"""Place the devices that the sliders ask for on nodes: those of the given cluster, or one node for each type."""
 
 from collections.abc import Mapping
 from dataclasses import replace

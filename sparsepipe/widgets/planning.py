@@ -1,4 +1,4 @@
-"""From the settings of the partition explorer to what it shows of them; what was planned once is remembered."""
+"""Plan and simulate the settings of the partition explorer; answers are cached."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

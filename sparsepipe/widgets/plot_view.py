@@ -1,4 +1,4 @@
-"""A plotly figure that is replaced as a whole, in one message; plotly's own code comes to the page once.
+"""A widget for a plotly figure, which is replaced as a whole; plotly.js is loaded once a page.
 
 plotly's FigureWidget sends 5 MB with every instance and a message for every trace it changes, and breaks when two
 threads change it. Here all views of a page share one copy of plotly.js: Jupyter serves it as a static file where its

@@ -1,4 +1,4 @@
-"""What a slider's values are, beside sizes, bandwidths and times: whole numbers and plain ones, read and written."""
+"""Parse and write the values of sliders that have no unit: whole numbers and plain numbers."""
 
 from dataclasses import dataclass
 from typing import Protocol

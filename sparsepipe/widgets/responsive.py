@@ -1,4 +1,4 @@
-"""Widgets that answer while a cell runs."""
+"""Make widgets respond while a cell runs."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The runs there are, as a table: filter, compare, open a trace, delete."""
+"""The table of runs: filter, compare, open a trace, delete."""
 
 import os
 import shutil

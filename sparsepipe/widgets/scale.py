@@ -1,4 +1,4 @@
-"""How many voxels a minibatch has at another batch size or voxel size than the profile's."""
+"""Estimate a minibatch's voxels at another batch size or voxel size than the profile's."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What the controls of the partition explorer say, as one value: compared, kept with a figure, told in words."""
+"""The settings of the partition explorer's controls as one value."""
 
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""A button that acts on what the page shows, and not on what it showed a moment ago."""
+"""A button whose click waits for slider moves that the page has not sent yet."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""How many stages each device has: a slider, and below it why it cannot be moved, or what cannot be done meanwhile."""
+"""The slider for stages per device, with a note on why it is disabled or what it disables."""
 
 from ..display.markup import Html
 from ..errors import InputError

@@ -1,4 +1,4 @@
-"""A slider over the values that it may have, each beside its name, with a readout to type others into.
+"""A slider over named values, with a readout into which other values can be typed.
 
 ipywidgets' sliders move a value to their grid when they are displayed, keep a typed one within their range without a
 word, and tell screen readers the place on the grid. Here the value is what was given, to the bit, until somebody moves

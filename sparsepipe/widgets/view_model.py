@@ -1,4 +1,4 @@
-"""A plan as the partition view draws it: numbers in words, stages, layers, what each rank does, what changed."""
+"""The view model of the partition explorer: all that is drawn of a plan, as JSON-ready values."""
 
 from dataclasses import replace
 from typing import Any
