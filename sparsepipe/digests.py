@@ -1,4 +1,4 @@
-"""Short names for values: the same value has the same name, however it was read; another value has another."""
+"""Digests: a short hash of a value's canonical JSON, equal for equal values however they were read."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""What goes wrong through no fault of the code: one line that says what was given, what was expected, what to do."""
+"""Exceptions for users: one line that says what was given, what was expected, and what to do."""
 
 from .display.markup import one_line
 
@@ -14,11 +14,11 @@ class _OneLine(Exception):
 
 
 class InputError(_OneLine, ValueError):
-    """A user can cause and mend this. The command line prints its one line and exits with 2."""
+    """Bad input, which the user can mend. The command line prints its one line and exits with 2."""
 
 
 class DamagedRecord(InputError):
-    """A file of a run's record that is not what the run wrote. Whoever looks at several runs shows the others."""
+    """A damaged file in a run's record. Code that looks at several runs leaves this one out."""
 
 
 class RunFailed(_OneLine, RuntimeError):

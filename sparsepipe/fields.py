@@ -1,4 +1,4 @@
-"""Numbers, names and lists as files give them: of the right kind and size, or refused in one line."""
+"""Check values read from files: numbers, names, lists and objects of the right type and size."""
 
 import math
 import reprlib
@@ -66,7 +66,7 @@ def shown(value: Any, most: int = 60) -> str:
 
 
 class _Shortened(reprlib.Repr):
-    """Writes so many parts of a value and no more."""
+    """A `reprlib.Repr` that writes a limited number of parts of a nested value."""
 
     def __init__(self, most: int) -> None:
         super().__init__()

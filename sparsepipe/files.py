@@ -1,4 +1,4 @@
-"""Files that are whole or absent: every write goes through a temporary file and rename, after fsync."""
+"""Atomic writes and checked reads of files: a write is a temporary file, fsync, and a rename."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""What a simulation says: throughput in steady state, where devices idle and why, memory at its fullest."""
+"""Summarise a simulation: steady-state throughput, why devices idle, peak memory."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace

@@ -1,4 +1,4 @@
-"""The model as a graph of layers: what feeds what, how large the weights are, and where it can be cut."""
+"""The network as a graph of layers: edges, sizes of weights, and what crosses a cut."""
 
 import heapq
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""The decision: which layers form a stage, which devices run it, in which order. The only thing the runtime obeys."""
+"""A pipeline plan: the layers of each stage, the devices that run it, and the schedule. The runtime obeys it alone."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace

@@ -1,4 +1,4 @@
-"""What a figure, a table, a plan or a run rests on, as one value that goes wherever the numbers go.
+"""Provenance: the profiles, clusters, plans, settings and runs that a figure, a table, a plan or a run is made from.
 
 Digests name values (see digests.py): two figures with the same digest of a cluster were planned for the same links.
 """
@@ -84,7 +84,7 @@ class Provenance:
 
     @property
     def digest(self) -> str:
-        """Names everything that is here: what a table or a picture says when it stands alone."""
+        """A digest of all that is here: what a table or a picture says when it stands alone."""
         return digest(self._written())
 
     @property

@@ -1,4 +1,4 @@
-"""Sizes, bandwidths and times as people write them: "24 GiB", "10 Gbit/s", "50 us" read, "12 GB/s" written.
+"""Quantities with units: read sizes, bandwidths and times ("24 GiB", "10 Gbit/s", "50 us"), write "12 GB/s".
 
 One reader for whatever is typed, on the command line or into a widget. SI prefixes count by 1000, binary ones (Ki, Mi,
 Gi) by 1024. What could be meant in two ways is refused with what to write instead.

@@ -1,4 +1,4 @@
-"""What a schedule and a weight policy are, as rows of facts.
+"""Facts of each pipeline schedule and of each weight policy, as rows of two tables.
 
 A new schedule is one row here and one file in the schedule family, with its order function. No other code compares
 names: it asks a fact, so that a new row is planned, simulated, drawn and run like the others.

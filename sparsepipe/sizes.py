@@ -1,4 +1,4 @@
-"""What the size of a minibatch is counted in: the number that costs, memory and payloads grow with."""
+"""Units of a minibatch's size (voxels, tokens, samples): the number that costs, memory and payloads grow with."""
 
 SIZE_UNITS = (
     "voxels",

@@ -1,4 +1,4 @@
-"""The `sparsepipe` command: its words, its verbs by groups, and what they print."""
+"""The `sparsepipe` command line: its arguments, its verbs, and their output."""
 
 from .command import main
 

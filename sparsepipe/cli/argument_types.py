@@ -1,4 +1,4 @@
-"""What an option's text is read as: argparse calls these, and tells in one line what they refuse."""
+"""Types of command-line options: functions that argparse calls with an option's text."""
 
 from argparse import ArgumentTypeError
 from collections.abc import Callable

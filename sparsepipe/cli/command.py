@@ -1,4 +1,4 @@
-"""The `sparsepipe` command: one verb is run, its answer printed, and what went wrong told in one line."""
+"""The entry point `main`: parse the arguments, run one verb, print its answer, and report errors in one line."""
 
 import argparse
 import json
@@ -59,7 +59,7 @@ def _failed(text: str, code: int) -> int:
 
 
 def _of_the_machine(error: Exception) -> str | None:
-    """What to say of a limit of the machine, or a path that cannot be used; None for what is a fault of the code."""
+    """Return the message for a limit of the machine or an unusable path; None for an error of this code."""
     if told := limit_met(error):
         return told
     if not isinstance(error, OSError):

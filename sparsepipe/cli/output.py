@@ -1,4 +1,4 @@
-"""What a verb of the command line answers: one document for programs, and the same as text for people."""
+"""Output of the command line: a verb's answer as JSON and as text, progress on stderr, tables."""
 
 import io
 import os
@@ -46,7 +46,7 @@ def standard_streams() -> bool:
 
 
 def print_answer(text: str, *, end: str = "\n") -> None:
-    """Write the answer. A reader that has gone, as `head` does, has what it wanted. Raises OutputLost."""
+    """Print the answer; a reader that has closed the pipe, as `head` does, is no error. Raises OutputLost."""
     try:
         print(text, end=end)
         sys.stdout.flush()
@@ -58,19 +58,19 @@ def print_answer(text: str, *, end: str = "\n") -> None:
 
 
 def silence() -> None:
-    """Let standard output go nowhere: what it holds is not tried again when the process ends, with a complaint."""
+    """Redirect stdout to /dev/null, so that Python does not try to flush it, and complain, at exit."""
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def progress_line(line: str) -> None:
-    """Tell people something meanwhile: never where the answer goes. That nobody reads it ends nothing."""
+    """Print a line on stderr; errors in doing so are ignored."""
     with suppress(OSError):
         print(one_line(line), file=sys.stderr, flush=True)
 
 
 class Progress:
-    """Tell people how far something is: on a terminal in one line that changes, else in a line every few seconds."""
+    """Progress on stderr: on a terminal one line that changes, else a line every few seconds."""
 
     def __init__(self) -> None:
         self._terminal = sys.stderr.isatty()
@@ -78,7 +78,7 @@ class Progress:
         self._width = 0
 
     def tell(self, line: str) -> None:
-        """Show how far it is, unless that was just told."""
+        """Show the progress, unless a line was shown a moment ago."""
         now = time.monotonic()
         if now - self._told < (_EVERY_TERMINAL if self._terminal else _EVERY_LOG):
             return
@@ -91,21 +91,21 @@ class Progress:
             progress_line(line)
 
     def end(self) -> None:
-        """Take the line away, so that what comes next stands alone."""
+        """Erase the progress line."""
         if self._width:
             print(f"\r{' ' * self._width}\r", end="", file=sys.stderr, flush=True)
             self._width = 0
 
 
 def cell(value: Any) -> str:
-    """A value as a table shows it, in one line."""
+    """Format a value as a cell of a table, in one line."""
     if value is None:
         return "–"
     return f"{value:.4g}" if isinstance(value, float) else one_line(value)
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows in columns, the first of them their names. A cell is one line, whatever names are in it."""
+    """Format rows as a table in aligned columns; the first row holds the column names."""
     rows = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(len(row[c]) for row in rows) for c in range(len(rows[0]))]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)

@@ -1,4 +1,4 @@
-"""Several plans side by side as text: one column each, and what moves from the first to each of the others."""
+"""Compare several plans as text: a column for each, and what moves from the first plan to each of the others."""
 
 from collections.abc import Callable, Sequence
 

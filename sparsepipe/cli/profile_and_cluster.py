@@ -1,4 +1,4 @@
-"""The profile and the cluster that verbs are given as options, and what makes them worth less, said aside."""
+"""Load the profile and the cluster from a verb's options, and print their warnings on stderr."""
 
 import argparse
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from .output import progress_line
 def profile_and_cluster(options: argparse.Namespace, *, warn: bool = True) -> tuple[Profile, Cluster]:
     """Join the profiles given and build the cluster given; --server-file brings both.
 
-    `warn`: say at once what makes a profile worth less.
+    `warn`: print the profile's warnings at once.
     """
     if options.server_file:
         from ..formats.sparsepipe_servers import ServerFile
@@ -45,7 +45,7 @@ def profile_and_cluster(options: argparse.Namespace, *, warn: bool = True) -> tu
 
 
 def beyond_profile(plan: Plan, found: Profile) -> list[str]:
-    """A plan's warnings but those that the profile has already said."""
+    """A plan's warnings without those that are the profile's."""
     return [text for text in plan.warnings if text not in found.warnings]
 
 

@@ -217,7 +217,7 @@ def _left_alone(folder: Path) -> Answer:
 
 
 def _alive(record: RunRecord) -> bool:
-    """Whether a run is at work; what its status says counts only where it can be read."""
+    """Whether a run is alive, by its status where that can be read, and by its supervisor."""
     from ..launchers.handle import AttachedProcess
 
     try:
@@ -228,7 +228,7 @@ def _alive(record: RunRecord) -> bool:
 
 
 def _state(record: RunRecord) -> str:
-    """How a run stands; one whose supervisor was killed could not say so itself."""
+    """The state of a run; "killed" where its status says running but its supervisor is gone."""
     state = record.status["state"]
     return "killed" if state == "running" and not _alive(record) else state
 
@@ -237,7 +237,7 @@ _NO_ROW = dict.fromkeys(("run", "state", "model", "engine", "schedule", "stages"
 
 
 def _side_by_side(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Answer:
-    """Rows of runs as a table; what is wrong with damaged ones in a line each below it."""
+    """Format rows of runs as a table, with a line below it for each damaged record."""
     text = table([columns, *([cell(row[c]) for c in columns] for row in rows)])
     damaged = [f"{one_line(row['run'])} cannot be read: {row['damage']}" for row in rows if "damage" in row]
     return Answer(rows, "\n".join([text, *damaged]))
@@ -280,7 +280,7 @@ def _summary_text(summary: dict[str, Any]) -> str:
 
 
 def _progress_row(row: dict[str, Any]) -> None:
-    """Tell of an epoch. One whose row lacks what is told of it ends no run."""
+    """Print the progress of an epoch; an incomplete row is ignored."""
     if row.get("event") == "epoch" and {"epoch", "train", "samples_per_second"} <= row.keys():
         accuracy = (row.get("validation") or {}).get("accuracy")
         told = "" if accuracy is None else f", accuracy {accuracy:.1%}"

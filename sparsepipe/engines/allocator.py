@@ -1,4 +1,4 @@
-"""The process's allocator: have it keep what tensors have let go of, and ask it how much is in use."""
+"""The C allocator of this process: let it keep the memory of freed tensors, and read how much is in use."""
 
 import ctypes
 import functools

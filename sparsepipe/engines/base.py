@@ -1,4 +1,4 @@
-"""What every sparse engine offers: layers, tensors, and the plain parts of a tensor that cross a stage boundary."""
+"""The protocol of sparse engines: layers, sparse tensors, and their plain parts, which cross stage boundaries."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Parts:
 
 
 class Engine(Protocol):
-    """One library of sparse layers. Its tensors are opaque to everybody else.
+    """A library of sparse layers. Its tensors are opaque to all other code.
 
     Engines agree on outputs, gradients and state_dicts: kernels are [K, C_in, C_out] (K = 1: [C_in, C_out]), offsets
     run with the first spatial axis fastest, odd kernels centred and even ones from 0 to k - 1. The order of a tensor's

@@ -1,4 +1,4 @@
-"""Batch norm, of voxels or of dense grids, that can share its statistics with other processes."""
+"""Synchronised batch norm, of voxels or of dense grids: statistics over several processes."""
 
 from typing import Protocol
 
@@ -14,7 +14,7 @@ class TooFewVoxels(InputError):
 
 
 class Group(Protocol):
-    """Processes that share statistics. Both calls wait for all of them, and raise where one is lost or late."""
+    """Processes that share statistics. Both collectives wait for all of them, and raise where one is lost or late."""
 
     def gather(self, own: Tensor) -> list[Tensor]:
         """Return `own` of every process, in rank order."""

@@ -1,4 +1,4 @@
-"""Layers on dense tensors, the same under every engine, and the functions that act on the rows of any tensor."""
+"""Layers that are the same in every engine: those on dense tensors, and functions of the rows of any tensor."""
 
 from collections.abc import Callable
 

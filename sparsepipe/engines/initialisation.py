@@ -1,4 +1,4 @@
-"""Seeds and first values that depend only on (seed, layer id): every partition and every engine starts the same."""
+"""Initial parameters, which depend on (seed, layer id) alone: the same in every partition and every engine."""
 
 import hashlib
 import math

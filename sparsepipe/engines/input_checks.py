@@ -1,4 +1,4 @@
-"""Whether a tensor fits the layer it meets, asked before the layer runs: its axes, its channels, its device."""
+"""Checks of a layer's input before it runs: its number of axes, its channels, its device."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The layers of one pipeline stage as a module: takes the tensors alive before it, gives the tensors alive after it."""
+"""The layers of one pipeline stage as a module, from the tensors alive before the stage to those alive after it."""
 
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any

@@ -1,1 +1,1 @@
-"""Files of other systems and for people: PipeDream's, SparsePipe's, and stages as Python modules."""
+"""File formats of other systems (PipeDream's, SparsePipe's), and stages exported as Python modules."""

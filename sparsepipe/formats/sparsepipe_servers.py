@@ -1,4 +1,4 @@
-"""SparsePipe's server files: which devices sit in which server, and where each type's profile is.
+"""SparsePipe's server files: the devices of each server, and the path of each device type's profile.
 
     Server0
         RTX 4 profiles/rtx/graph.txt

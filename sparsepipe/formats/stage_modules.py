@@ -1,4 +1,4 @@
-"""A plan's stages as readable Python: one module a stage, one line a layer, to be read, changed and run."""
+"""Export a plan's stages as readable Python: a module for each stage, a line for each layer."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Rows in the making: names layers, follows channels and tensor strides, and adds the blocks that networks share."""
+"""A builder of networks: names layers, tracks channels and tensor strides, and adds blocks that networks share."""
 
 from .rows import INPUT, Row
 

@@ -1,4 +1,4 @@
-"""The main job: notebooks executed in order, and what they share on disk so that each also runs alone.
+"""Reproduce the figures: execute the notebooks in order; what they share is on disk, so that each also runs alone.
 
 Notebooks import `workplace` and `cached_runs`, which need torch; to execute them it is not needed.
 """

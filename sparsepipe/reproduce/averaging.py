@@ -1,7 +1,7 @@
-"""How long two processes of this machine take to average gradients, by the runtime's own means.
+"""Measure how long two processes of this machine take to average gradients with the runtime's own all-reduce.
 
 Gloo's messages between two processes of a machine cost both of them processor time: to copy into the socket and out of
-it, to add, to gather gradients and to let go of them. A socket that carries bytes one way, while the other side only
+it, to add, and to pack and unpack gradients. A socket that carries bytes one way, while the other side only
 reads, is faster than that by a factor.
 """
 

@@ -1,4 +1,4 @@
-"""What compressed boundaries cost in accuracy: the same pipeline trained with each way of it, seed by seed."""
+"""The accuracy that compressed boundaries cost: train one pipeline with each compression, for several seeds."""
 
 from collections.abc import Sequence
 from pathlib import Path

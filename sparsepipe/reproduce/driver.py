@@ -1,4 +1,4 @@
-"""Execute the notebooks in their order, alone or side by side, and say where the figures are."""
+"""Execute the notebooks in their order, one at a time or side by side, and return the files of their figures."""
 
 import hashlib
 import json
@@ -119,7 +119,7 @@ def reproduce(
 
 @dataclass(frozen=True)
 class _Job:
-    """Where everything is, and what the notebooks are told."""
+    """Paths and parameters of one call of `reproduce`."""
 
     notebooks: Path
     out: Path

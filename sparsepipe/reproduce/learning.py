@@ -1,4 +1,4 @@
-"""Does it learn? Runs of one process each, side by side, and what they are held against."""
+"""Does it learn? Runs of one process each, side by side, and baselines to compare their accuracy with."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

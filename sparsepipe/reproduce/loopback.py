@@ -1,4 +1,4 @@
-"""How fast this machine sends bytes to itself: the link between two processes of a local run."""
+"""Measure TCP over the loopback interface: the link between two processes of a local run."""
 
 import socket
 import threading

@@ -1,4 +1,4 @@
-"""What an executed notebook leaves for the batch that executes it: rows of JSON, where the batch asks for them."""
+"""Reports from an executed notebook to the process that executes it: rows of JSON in a file."""
 
 import json
 import os

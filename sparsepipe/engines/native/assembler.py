@@ -1,4 +1,4 @@
-"""Functions in LLVM's language, of loops and vectors, and the machine code they compile to.
+"""Build functions of loops and vectors in LLVM IR, and compile them to machine code.
 
 Only what writes machine code imports this file, and only this file imports llvmlite: LLVM as a package, so that no
 compiler has to be installed.

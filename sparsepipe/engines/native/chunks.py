@@ -1,4 +1,4 @@
-"""Convolution of large maps: one kernel offset's matrix at a time; what several of them give is added up together.
+"""Convolution over large kernel maps: a product for each kernel offset, summed for several offsets at once.
 
 Every matrix is read once, what was gathered is still in the cache when it is multiplied, and an output row is written
 once for many pairs rather than once for each.

@@ -1,6 +1,6 @@
-"""Sparse convolution over a kernel map: gather rows, multiply each offset's by its matrix, add up the output rows' own.
+"""Sparse convolution over a kernel map: gather rows, multiply by each offset's matrix, add up for each output row.
 
-How that is done differs by what is convolved, and where; the first of these that can be:
+The first of these ways that suits the input and the device is taken:
 
     direct   on the CPU, output rows of whole vectors, in single precision or half: machine code that moves no row to
              multiply it, where llvmlite is there to make it. See direct.py.

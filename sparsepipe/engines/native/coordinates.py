@@ -1,4 +1,4 @@
-"""Voxel coordinates as sorted 64-bit keys, and the coordinate sets and kernel maps of one minibatch."""
+"""Voxel coordinates as sorted 64-bit keys, and the coordinate manager of one minibatch."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass

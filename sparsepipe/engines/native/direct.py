@@ -1,4 +1,4 @@
-"""Convolution on the CPU without gathered rows or products in memory: the calls of direct_code.py's machine code.
+"""Convolution on the CPU without gathered rows or products in memory: calls the machine code of direct_code.py.
 
 Half precision is widened to single, multiplied and summed there: so the result is rounded once. (Products in bfloat16
 proper are oneDNN's, which makes code for each number of rows, and a kernel map has other numbers in every minibatch.)

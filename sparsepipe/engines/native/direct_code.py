@@ -1,4 +1,4 @@
-"""Machine code that convolves: rows are read where they lie, multiplied in registers, added up where they go.
+"""Machine code for convolution: input rows are read in place, multiplied in registers, added to the output rows.
 
 `python -m sparsepipe.engines.native.direct_code LANES` writes the code for this machine's processor, vectors of LANES
 float32 numbers or half of them, to standard output; machine_code.py keeps and calls it. Nothing of LLVM stays in

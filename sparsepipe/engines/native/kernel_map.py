@@ -1,4 +1,4 @@
-"""Kernel maps: which input voxel meets which output voxel under which offset of a convolution kernel."""
+"""Kernel maps: for each offset of a convolution kernel, the pairs of input and output voxels that it connects."""
 
 import itertools
 import math
@@ -64,7 +64,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class KernelMap:
-    """Which input row meets which output row under which kernel offset.
+    """Pairs of input and output rows by kernel offset.
 
     Pairs are grouped by offset, `counts[k]` of them for offset k, and within one offset both columns grow. The centre
     of an odd kernel that keeps its coordinates pairs every row with itself: it is named `identity` and holds no pairs.

@@ -1,4 +1,4 @@
-"""The code of direct_code.py: compiled once for a machine's processor, kept on disk, run by torch's own threads."""
+"""Load the code of direct_code.py: compiled once for this processor, cached on disk, run on torch's own threads."""
 
 import ctypes
 import errno

@@ -1,4 +1,4 @@
-"""The pairs of a kernel map in the order of its matrix products, and for each output row where its pairs stand."""
+"""A kernel map's pairs in the order of its matrix products, and the positions of each output row's pairs."""
 
 from dataclasses import dataclass
 from functools import cached_property

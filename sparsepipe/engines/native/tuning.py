@@ -1,4 +1,4 @@
-"""Which way to convolve is fastest on a device: measured once a class of problem, kept on disk."""
+"""Autotuning: the fastest way to convolve on a device, measured once for each class of problem and kept on disk."""
 
 import functools
 import json

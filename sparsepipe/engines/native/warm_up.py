@@ -1,4 +1,4 @@
-"""Run every convolution of a stage once before training, so that what is chosen by measuring is chosen by then."""
+"""Warm-up: run every convolution of a stage once before training, so that autotuning is done by then."""
 
 from collections.abc import Sequence
 
