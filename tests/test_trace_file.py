@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from sparsepipe import InputError, Plan, RunRecord, Stage, Trace
+from sparsepipe import InputError, Plan, RunRecord, Span, Stage, Trace
 from sparsepipe.files import write_rows
 from sparsepipe.plots.epochs import epoch_trace, working_epoch
 from sparsepipe.plots.trace_page import trace_page
@@ -37,6 +37,15 @@ def run(folder, *, minibatches, epoch=EPOCH, trace_bytes=2**40, ranks=2):
     steps = [{"event": "step", "seconds": m, "epoch": m // epoch, "minibatch": m} for m in range(minibatches)]
     write_rows(folder / "metrics.jsonl", [start, *steps])
     return made
+
+
+def test_input_halves_of_backwards_are_i_in_files_that_call_them_b(tmp_path):
+    """As they did before whole backwards and halves had letters of their own."""
+    path = tmp_path / "trace-rank1.jsonl"
+    spans = [("1F0", "forward"), ("1B0", "backward"), ("1W0", "weights"), ("1B1", "backward")]
+    rows = [Span(1, name, k, k + 1, kind, 1, int(name[-1]))._asdict() for k, (name, kind) in enumerate(spans)]
+    write_rows(path, rows)
+    assert [span.name for span in read_spans(path).spans] == ["1F0", "1I0", "1W0", "1B1"]
 
 
 def minibatches_of(trace):

@@ -43,12 +43,15 @@ class Boundary(NamedTuple):
 
 
 def boundaries(program: Program) -> Iterator[Boundary]:
-    """Yield every cut in both directions, in an order that all ranks share."""
+    """Yield every cut between other ranks in both directions, in an order that all ranks share.
+
+    Between stages on the same ranks each replica works on its own packets.
+    """
     stages = program.plan.stages
     for k, source in enumerate(stages):
         for op, direction in _DIRECTIONS.items():
             target = program.target(k, op)
-            if target is not None:
+            if target is not None and stages[target].ranks != source.ranks:
                 yield Boundary(direction, max(k, target), source, stages[target])
 
 
@@ -161,8 +164,6 @@ def _ways(program: Program, rank: int, sharing: Collection[int]) -> tuple[set[Wa
     """Return the ways that packets go by socket out of and into a rank that shares memory with these others."""
     outgoing, incoming = set(), set()
     for direction, cut, source, target in boundaries(program):
-        if source.ranks == target.ranks:
-            continue  # each replica works on its own packets
         tag = tag_of(direction, cut)
         if rank in source.ranks:
             outgoing |= {(peer, tag) for peer in set(target.ranks) - {rank, *sharing}}
