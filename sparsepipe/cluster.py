@@ -1,4 +1,4 @@
-"""The machines: device types, how many of each sit on a node, and the links between them."""
+"""Clusters: nodes with their devices, device types, and the links inside and between nodes."""
 
 import tomllib
 from collections.abc import Sequence
@@ -92,7 +92,7 @@ class Cluster:
 
     @cached_property
     def digest(self) -> str:
-        """Names the cluster: its devices, where they sit, and every link between them."""
+        """A short hash of the cluster: its devices, their nodes, and every link."""
         return digest(self)
 
     @property

@@ -1,4 +1,4 @@
-"""What layers, stages and boundaries cost: seconds, bytes, memory. Planners and the simulator both ask here."""
+"""Costs of layers, stages and boundaries in seconds and bytes, for planners and the simulator alike."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -205,7 +205,7 @@ def averaging_time(cluster: Cluster, ranks: Sequence[int], parameter_bytes: floa
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Bytes of a stage's layers that do, or do not, multiply with the minibatches in flight."""
+    """Bytes of a stage's layers: those that every minibatch in flight takes again, and those that it does not."""
 
     parameter_bytes: float
     saved_bytes: float  # activations and coordinates made within the stage, one minibatch
@@ -226,7 +226,7 @@ class MemoryNeed:
 def depth(
     schedule: str, num_microbatches: int, shares: tuple[int, ...], later_ranks: int, warmup: int | None = None
 ) -> tuple[int, int]:
-    """Weight versions and minibatches in flight, on the fullest replica of a stage with so many ranks behind it."""
+    """Weight versions and minibatches in flight, on the fullest replica of a stage with `later_ranks` after it."""
     stages = [Stage(("own",), tuple(range(len(shares))), shares, warmup=warmup)]
     if later_ranks:
         stages.append(Stage(("later",), tuple(range(len(shares), len(shares) + later_ranks))))

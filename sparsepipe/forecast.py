@@ -34,7 +34,7 @@ class Forecast:
     peak_bytes: dict[int, float]  # rank → bytes
 
     def beyond_memory(self, cluster: Cluster) -> str:
-        """Say which rank holds more than its device has, the worst of them; nothing where all is well."""
+        """Return a sentence on the rank that exceeds its device's memory most; empty where none does."""
         limits = {rank: cluster.devices[rank].type.memory_bytes for rank in self.peak_bytes}
         over = [rank for rank, peak in self.peak_bytes.items() if peak > limits[rank]]
         if not over:
@@ -57,7 +57,7 @@ class Forecast:
 
 
 def forecast(plan: Plan, profile: Profile, cluster: Cluster, sizes: Sequence[float]) -> Forecast:
-    """Simulate `plan` on minibatches of these voxel counts and sum it up. Raises InputError as `simulate` does."""
+    """Simulate `plan` on minibatches of these sizes and summarise it. Raises InputError as `simulate` does."""
     trace = simulate(plan, profile, cluster, sizes)
     return Forecast(
         trace,

@@ -1,4 +1,4 @@
-"""What each layer costs on each device type, as a function of a minibatch's size (voxels, tokens or samples)."""
+"""Profiles: what each layer costs on each device type, as a function of a minibatch's size."""
 
 import math
 from bisect import bisect_left
@@ -138,7 +138,7 @@ class Profile:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What makes a measured profile worth less than it could be, a sentence each; of an imported one, nothing."""
+        """Sentences that say why a measured profile is doubtful; none for an imported one."""
         told, unknown = [], []
         for part in self._joined():
             if part.get("source") != "measured":
@@ -158,7 +158,7 @@ class Profile:
 
     @cached_property
     def digest(self) -> str:
-        """Names the profile: its graph, its costs, its minibatches and where it was measured."""
+        """A short hash of the profile: its graph, its costs, its minibatches and where it was measured."""
         return digest(self.to_json())
 
     @property

@@ -30,7 +30,7 @@ CODES = {
     Op.BACKWARD_WEIGHT: WEIGHT,
     Op.UPDATE: UPDATE,
 }
-KINDS = ("forward", "backward", "backward", "weights", "update")
+SPAN_KIND_OF = ("forward", "backward", "backward", "weights", "update")
 LETTERS = "".join(CODES)
 
 
@@ -47,7 +47,7 @@ def simulate(plan: Plan, profile: Profile, cluster: Cluster, sizes: Sequence[flo
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Hundreds of thousands of rows are made and none is garbage: looking for some would take a quarter of the time."""
+    """Pause the garbage collector: of many thousand rows none is garbage, and it takes a quarter of the time."""
     paused = gc.isenabled()
     gc.disable()
     try:
@@ -58,7 +58,7 @@ def _collector_paused() -> Iterator[None]:
 
 
 class _Rank:
-    """What one rank does next."""
+    """The state of one rank: its actions and the next of them."""
 
     __slots__ = ("free", "place", "rank", "seconds", "todo")
 
@@ -141,7 +141,7 @@ class _Simulation:
         self.order += 1
         heapq.heappush(self.running, (end, self.order, rank))
         name = f"{stage}{LETTERS[operation]}{minibatch}"
-        self.rows.append((rank.rank, name, begin, end, KINDS[operation], stage, minibatch, -1))
+        self.rows.append((rank.rank, name, begin, end, SPAN_KIND_OF[operation], stage, minibatch, -1))
 
     def join(self, rank: _Rank, stage: int, index: int) -> None:
         """Wait for the other replicas, if any; the last to come starts the averaging. Then each makes its step."""

@@ -1,4 +1,4 @@
-"""What each rank did and when. Simulated and measured runs share this type."""
+"""Traces: spans of what each rank did when; of simulated, replayed and measured runs alike."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -211,7 +211,7 @@ def span_of(row: dict[str, Any]) -> Span:
 
 
 def _wrong(span: Span) -> str:
-    """What is wrong with the fields of a span that was refused, the first of them."""
+    """The first thing that is wrong with the fields of a span."""
     for name in ("rank", "stage", "minibatch", "peer"):
         value, least = getattr(span, name), -1 if name in ("minibatch", "peer") else 0
         if type(value) is not int or not least <= value <= _MOST_ID:

@@ -1,4 +1,4 @@
-"""Records of earlier runs, found again by what they trained, and runs for those that are not there."""
+"""Reuse finished runs that trained the same plan under the same settings, and launch those that are missing."""
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime

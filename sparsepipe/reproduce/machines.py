@@ -18,7 +18,7 @@ _MIXES = ((1, 1, 1), (0, 2, 2), (4, 2, 1), (2, 2, 2))  # counts of the three typ
 
 @dataclass(frozen=True)
 class Machines:
-    """A profile on several device types, and what its numbers are."""
+    """A profile on several device types, and where its numbers come from."""
 
     profile: Profile
     batch_size: int

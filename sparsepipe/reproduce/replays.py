@@ -1,4 +1,4 @@
-"""Plans slept through by real processes; a replay that has finished is read from its record."""
+"""Replays of plans: real processes that sleep as long as the profile says; finished ones are read from their record."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a rank does, one action after the other; and who feeds whom, the one place that says it.
+"""Actions, of which a rank's schedule is a list; and which stage feeds which, decided in this one place.
 
 The letters are torch.distributed.pipelining's: F is the forward of a minibatch and B its whole backward. A backward
 that is split has I, the gradients of the stage's input, and later W, those of its weights. U, ours, averages the
@@ -21,6 +21,12 @@ class Op(StrEnum):
 
 
 class Action(NamedTuple):
+    """One operation of one stage on one minibatch, written "1F3".
+
+    A minibatch is what moves through the pipeline as one: under a schedule that flushes it is what torch calls a
+    microbatch, and `Plan.num_microbatches` of them make the batch of one optimizer step.
+    """
+
     stage: int
     op: Op
     minibatch: int  # for an update: the round

@@ -1,4 +1,4 @@
-"""Whether a program deadlocks: its lists are executed without time, each action once its inputs are done."""
+"""Deadlock check: execute a program's lists without time, each action as soon as its inputs are done."""
 
 from collections.abc import Mapping
 
@@ -33,7 +33,7 @@ def check_runs(program: Program, *, synchronised: bool = False) -> None:
 
 
 def refuse_stuck(program: Program, stuck: Mapping[int, Action]) -> None:
-    """Raise InputError where ranks stand at an action that they can never begin."""
+    """Raise InputError naming the action at which each of the `stuck` ranks waits for ever."""
     if stuck:
         where = ", ".join(f"rank {rank} waits at {action}" for rank, action in sorted(stuck.items()))
         raise InputError(f"schedule {program.plan.schedule!r} of this plan deadlocks: {where}")

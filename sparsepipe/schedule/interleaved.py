@@ -22,7 +22,7 @@ from functools import lru_cache
 
 from ..plan import Plan
 from .actions import Action, Op
-from .list_scheduler import BACKWARD, Ordered, Part, timed_order
+from .list_scheduler import BACKWARD_PER_FORWARD, Ordered, Part, timed_order
 from .rounds import num_rounds, paces, round_minibatches, turns_of
 
 
@@ -108,7 +108,7 @@ class _Position:
         self.turns.append((op, stage))
 
 
-_PARTS: Mapping[str, float] = {"F": 1.0, "B": BACKWARD}  # of 3: thirds of a pace would not add up
+_PARTS: Mapping[str, float] = {"F": 1.0, "B": BACKWARD_PER_FORWARD}  # of 3: thirds of a pace would not add up
 
 
 def order(plan: Plan, num_minibatches: int) -> dict[int, tuple[Action, ...]]:

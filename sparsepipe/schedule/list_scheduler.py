@@ -11,11 +11,11 @@ from typing import Protocol
 from .actions import Op, feeds
 
 Part = tuple[str, int, int]  # the letter of an operation, stage, minibatch
-BACKWARD = 2.0  # times a forward: a matrix product has two gradients
+BACKWARD_PER_FORWARD = 2.0  # times a forward: a matrix product has two gradients
 
 
 class Rank(Protocol):
-    """What a rank wants, and how long it takes."""
+    """What the scheduler asks of a rank: the actions it could run next, by preference, and their seconds."""
 
     def candidates(self) -> Iterable[Part]:
         """The parts it may run now as far as it is concerned, the most wanted first."""
@@ -23,7 +23,7 @@ class Rank(Protocol):
     def seconds(self, part: Part) -> float: ...
 
     def finish(self, part: Part) -> None:
-        """Take note that a part is done."""
+        """Note that an action is done."""
 
 
 @dataclass(frozen=True)

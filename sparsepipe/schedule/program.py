@@ -1,4 +1,4 @@
-"""A plan compiled for a number of minibatches: who does what, with what, from whom, with which weights.
+"""A plan compiled for a number of minibatches: each rank's actions, their inputs, and the weights that they use.
 
 The deadlock check, the simulator, the memory estimate and the runtime read this value and nothing else, so that they
 cannot drift apart.
@@ -23,7 +23,7 @@ Order = Callable[[Plan, int], dict[int, tuple[Action, ...]]]
 
 
 class Held(NamedTuple):
-    """What a rank holds of one of its stages."""
+    """What a rank holds in memory of one of its stages: weight versions, minibatches in flight."""
 
     versions: set[int]  # of the weights, each named by the updates it is made of
     minibatches: set[int]  # in flight: their forward has been run, and of their backward not all

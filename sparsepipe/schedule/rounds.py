@@ -1,4 +1,4 @@
-"""Which minibatches a replica takes, how far forwards run ahead, and which minibatches an update is made of."""
+"""Rounds: the minibatches of each replica and of each update, and how far forwards run ahead of backwards."""
 
 from math import ceil
 
@@ -80,5 +80,5 @@ def together(plan: Plan, stage: int, minibatch: int, num_minibatches: int) -> ra
 
 
 def paces(plan: Plan) -> list[float]:
-    """What the planner expects of each stage, forward and backward; equal paces where it said nothing."""
+    """Each stage's seconds, forward and backward, as the planner expects them; equal ones without an estimate."""
     return [e.compute_seconds for e in plan.estimate.stages] if plan.estimate else [1.0] * len(plan.stages)

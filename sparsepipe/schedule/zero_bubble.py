@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 
 from ..plan import Plan
 from .actions import Action, Op
-from .list_scheduler import BACKWARD, Part, timed_order
+from .list_scheduler import BACKWARD_PER_FORWARD, Part, timed_order
 from .rounds import lookahead, num_rounds, paces, round_minibatches, turns_of
 
 
 @dataclass
-class Replica:
-    """What one rank has to do in a step, how long each part takes, and how far it got."""
+class RankProgress:
+    """One rank in the list scheduling of a step: its minibatches, seconds per operation, and what is done."""
 
     stage: int
     minibatches: Sequence[int]
@@ -34,7 +34,7 @@ class Replica:
     done: dict[str, int] = field(default_factory=lambda: dict.fromkeys("FBIW", 0))
 
     def candidates(self) -> list[Part]:
-        """The parts it may run now as far as it is concerned, the most wanted first."""
+        """The operations that it may run next, by preference; whether their inputs are there is not looked at."""
         if not self.minibatches:
             return []
         forward, backward = self._next("F"), self._next(self.backward)
@@ -80,11 +80,11 @@ def _step(plan: Plan, span: range) -> Mapping[int, list[Part]]:
         late = weights_share(plan, s)
         for rank, share in zip(stage.ranks, stage.shares, strict=True):
             forward = seconds[s] * stage.round / share  # in units that leave equal stages equal: thirds do not add up
-            backward = BACKWARD * forward
+            backward = BACKWARD_PER_FORWARD * forward
             parts = {"F": forward, "B": backward, "I": (1 - late) * backward, "W": late * backward}
             turns = turns_of(stage, rank, span)
             kind = "I" if late else "B"
-            replicas[rank] = Replica(s, turns, kind, parts, lookahead(plan, s), lookahead(plan, 0))
+            replicas[rank] = RankProgress(s, turns, kind, parts, lookahead(plan, s), lookahead(plan, 0))
     found = timed_order(replicas, lambda s, m: plan.stages[s].replica(m), len(plan.stages), span)
     assert all(own.finished for own in replicas.values()), "every part has had its turn"
     return found.parts
