@@ -1,9 +1,13 @@
-"""torch.distributed.pipelining's action lists are the oracle of the schedules that have its names."""
+"""torch.distributed.pipelining's action lists are the oracle of the schedules that it has, too.
+
+It has no asynchronous ones, and for `zero-bubble` only that of interleaved stages: ours with one stage a rank is timed,
+as stages are unlike, so it is its step that is held against torch's.
+"""
 
 import pytest
 import torch.distributed.pipelining.schedules as torch_schedules
 
-from sparsepipe import Plan, Stage
+from sparsepipe import Action, Plan, Stage
 from sparsepipe.schedule import Op, actions
 from sparsepipe.schedule_rules import SCHEDULE_RULES
 
@@ -104,3 +108,27 @@ def test_1f1b(size, count):
 def test_interleaved(size, per_rank, count):
     """Torch makes a round's groups longer where minibatches are no multiple of the ranks; here the last is shorter."""
     assert ours("1f1b-flush", size, per_rank, count) == torchs("Interleaved1F1B", size, per_rank, count)
+
+
+@pytest.mark.parametrize(("size", "count"), [(1, 3), (2, 2), (3, 3), (3, 6), (4, 4), (4, 8)])
+def test_zero_bubble_takes_no_longer(size, count):
+    """Equal stages: F, I and W of one second each, B of two."""
+    theirs = torchs("InterleavedZeroBubble", size, 1, count)
+    assert seconds(ours("zero-bubble", size, 1, count), size) <= seconds(theirs, size)
+
+
+def seconds(lists: dict[int, list[str]], num_stages: int) -> int:
+    """When the last of the actions ends, each begun as soon as its rank is free and its inputs are there."""
+    todo = {rank: [Action.parse(name) for name in names] for rank, names in lists.items()}
+    free, ends = dict.fromkeys(todo, 0), {("F", -1, m): 0 for m in range(100)}
+    while any(todo.values()):
+        for rank, (stage, op, m) in [(rank, own[0]) for rank, own in todo.items() if own]:
+            kind = {"I": "B"}.get(op, op)
+            before = (kind, stage - 1 if op == "F" else stage + 1, m)
+            if op == "W" or (kind == "B" and stage == num_stages - 1):
+                before = ("F", stage, m)
+            if before in ends:
+                free[rank] = max(free[rank], ends[before]) + (2 if op == "B" else 1)
+                ends[kind, stage, m] = free[rank]
+                todo[rank].pop(0)
+    return max(free.values())

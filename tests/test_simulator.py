@@ -34,6 +34,7 @@ from sparsepipe.planners.estimate import memory_need
 from sparsepipe.planners.interleaved_cuts import lap_bounds
 from sparsepipe.profile import StepOverhead
 from sparsepipe.schedule import Action, Op, compile_until_steady
+from sparsepipe.schedule_rules import SCHEDULE_RULES
 
 
 def pipeline(forward, backward, transfer=(), *, replicas=(), parameter_bytes=0.0, latency=0.0, **settings):
@@ -245,24 +246,27 @@ def test_a_rank_of_interleaved_stages_holds_the_memory_of_all_of_them():
     assert alone == dict.fromkeys(range(4), 30.0) and shared == dict.fromkeys(range(2), 60.0)
 
 
-@pytest.mark.parametrize("settings_", [{"schedule": "1f1b"}, {"schedule": "1f1b-flush", "num_microbatches": 6}])
+@pytest.mark.parametrize("schedule", [name for name, rules in SCHEDULE_RULES.items() if rules.interleaves])
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("seed", range(3))
-def test_interleaved_stages_are_not_all_at_their_fullest_at_once(seed, recompute, settings_):
+def test_interleaved_stages_are_not_all_at_their_fullest_at_once(seed, recompute, schedule):
     """Both follow the action lists: the planner by counts, the simulator by the minibatches themselves."""
     generator = random.Random(seed)
     times = [generator.uniform(1, 3) for _ in range(6)]
     sizes = [generator.uniform(1, 9) for _ in range(5)]
+    rules = SCHEDULE_RULES[schedule]
+    size = 6 // (rules.stages_per_rank[1] or 3)
+    settings_ = {"schedule": schedule, "num_microbatches": 1 if schedule == "1f1b" else 6}
     plan, profile, cluster = pipeline(times, [2 * t for t in times], sizes, parameter_bytes=3.0, **settings_)
-    looped = (replace(s, ranks=(k % 2,), recompute=recompute) for k, s in enumerate(plan.stages))
-    plan = replace(plan, stages=tuple(looped))
+    placed = (replace(s, ranks=(rules.position(k, size),), recompute=recompute) for k, s in enumerate(plan.stages))
+    plan = replace(plan, stages=tuple(placed))
     problem = Problem(profile, cluster, plan.schedule, plan.num_microbatches)
     plan = replace(plan, estimate=estimate(plan, problem))
     parts = [stage.memory_bytes for stage in plan.estimate.stages]
-    together = {rank: sum(parts[rank::2]) for rank in range(2)}
+    together = {rank: sum(parts[k] for k in own) for rank, own in enumerate(plan.positions)}
     assert forecast(plan, profile, cluster, [1] * 60).peak_bytes == pytest.approx(together)
     apart, steady = 0.0, compile_until_steady(plan)
-    for k in (0, 2, 4):
+    for k in plan.positions[0]:
         alone = memory_need(problem, [problem.graph.index[id] for id in plan.stages[k].layers], ([0.0, *sizes])[k])
         counts = {"versions": steady.num_versions(k, 0), "minibatches": steady.in_flight(k, 0)}
         apart += alone.total(**counts, recompute=recompute)
