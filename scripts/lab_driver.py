@@ -27,6 +27,16 @@ FLAGS = [
     "--disable-background-networking",
     "--disable-component-update",
 ]
+# Documents with changes are closed without a question: nothing is kept of them.
+OPEN = """async (path) => {
+  const app = window.jupyterapp;
+  for (const widget of [...app.shell.widgets('main')]) {
+    if (widget.context) { widget.context.model.dirty = false; }
+    widget.close();
+  }
+  const panel = await app.commands.execute('docmanager:open', { path, factory: 'Notebook' });
+  await panel.revealed;
+}"""
 # The indicator says "idle" before the kernel can be asked: a run then does nothing, silently.
 READY = """async () => {
   const panel = window.jupyterapp.shell.currentWidget;
@@ -147,11 +157,15 @@ def open_page(browser: Any, *, width: int = 1440, height: int = 2200) -> Any:
 
 
 def open_notebook(page: Any, lab: Lab, name: str) -> None:
-    """Open a notebook alone in a fresh workspace, and wait until its kernel can be asked."""
-    page.goto(f"{lab.url}/lab/workspaces/auto-t/tree/{name}?token={lab.token}&reset")
-    page.wait_for_selector("#jupyterlab-splash", state="detached")
-    page.wait_for_selector(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook")
-    page.wait_for_function("() => !!window.jupyterapp")
+    """Open a notebook alone, and wait until its kernel can be asked: in a fresh workspace, or where the page shows one
+    already in that, whose other documents are closed (a JupyterLab takes some seconds to load)."""
+    if page.url.startswith(lab.url):
+        page.evaluate(OPEN, name)
+    else:
+        page.goto(f"{lab.url}/lab/workspaces/auto-t/tree/{name}?token={lab.token}&reset")
+        page.wait_for_selector("#jupyterlab-splash", state="detached")
+        page.wait_for_selector(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook")
+        page.wait_for_function("() => !!window.jupyterapp")
     page.evaluate(READY)
 
 

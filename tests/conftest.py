@@ -5,6 +5,7 @@ import os
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: tests start several processes on few cores
 os.environ["SPARSEPIPE_CACHE"] = "off"  # what one test prepared is nothing to the next, and to the user's own cache
 
+import gc
 import importlib.util
 import ipaddress
 import shutil
@@ -111,14 +112,24 @@ def chromium() -> Iterator[Any]:
         yield browser
 
 
-@pytest.fixture
-def page(chromium: Any, lab: Any) -> Iterator[Any]:
-    """A page of the browser. Kernels that a test started end with it, that of explorer.ipynb left out."""
+@pytest.fixture(scope="module")
+def lab_page(chromium: Any) -> Iterator[Any]:
+    """A page in which JupyterLab is loaded once for all tests of a file."""
     from scripts.lab_driver import open_page
 
     page = open_page(chromium)
     yield page
     page.context.close()
+
+
+@pytest.fixture
+def page(lab_page: Any, lab: Any) -> Iterator[Any]:
+    """That page, of which nothing is told yet. Kernels that a test started end with it, explorer.ipynb's left out."""
+    size = lab_page.viewport_size
+    lab_page.requests.clear()
+    lab_page.problems.clear()
+    yield lab_page
+    lab_page.set_viewport_size(size)
     lab.end_kernels(but="explorer.ipynb")
 
 
@@ -144,6 +155,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         reason = _lack(marker) if marked else None
         for item in marked if reason else ():
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish() -> None:
+    """Keep what imports brought out of the search for garbage, which else goes through all of it again and again."""
+    gc.freeze()
 
 
 # Files whose tests share something that is slow to make: all of a file's go to one worker of pytest-xdist, and these

@@ -1,14 +1,18 @@
 """Runs of the real runtime for tests: several plans in one set of worker processes, since starting torch is slow."""
 
 import json
+import multiprocessing
 import os
 import random
-import subprocess
 import sys
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from multiprocessing import forkserver
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from safetensors.torch import load_file
@@ -139,6 +143,65 @@ def same_training(one: Result, other: Result) -> None:
             assert torch.equal(tensors[key], tensor), (kind, key)
 
 
+def run_ranks(
+    work: Callable[..., None], count: int, *arguments: object, logs: Path, limit: float, more: Mapping[str, str]
+) -> None:
+    """Call `work(*arguments, rank)` in one process a rank, with `more` in its environment and its words in `logs`.
+
+    The processes are forked from one that has imported torch and the runtime, and done nothing else: each that imports
+    them itself takes two seconds. Fails with what they wrote where one fails or they take longer than `limit` seconds.
+    """
+    context = multiprocessing.get_context("forkserver")
+    _start_forkserver(context)
+    paths = [logs / f"worker{rank}.log" for rank in range(count)]
+    ranks = [
+        context.Process(target=_one_rank, args=(work, arguments, rank, path, {"WORLD_SIZE": str(count), **more}))
+        for rank, path in enumerate(paths)
+    ]
+    deadline = time.monotonic() + limit
+    try:
+        for rank in ranks:
+            rank.start()
+        while any(rank.exitcode is None for rank in ranks):
+            failed = [rank for rank in ranks if rank.exitcode not in (None, 0)]
+            assert not failed and time.monotonic() < deadline, _told(paths)
+            time.sleep(0.02)
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.join()
+    assert all(rank.exitcode == 0 for rank in ranks), _told(paths)
+
+
+@cache
+def _start_forkserver(context: multiprocessing.context.ForkServerContext) -> None:
+    """Start the process that ranks are forked from, with what tests of ranks import."""
+    runtime = ["torch.fx.experimental.symbolic_shapes", "torch.distributed.checkpoint", "sparsepipe.runtime.worker.run"]
+    context.set_forkserver_preload([*runtime, "sparsepipe.engines.native", "pytest", "runtime_jobs", "engine_clouds"])
+    path = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])
+    with patch.dict(os.environ, {"PYTHONPATH": path}):  # Python 3.11 gives it this process's sys.path too late
+        forkserver.ensure_running()
+
+
+def _one_rank(work: Callable[..., None], arguments: Sequence, rank: int, log: Path, more: Mapping[str, str]) -> None:
+    stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(stream, 1)
+    os.dup2(stream, 2)
+    os.environ |= {"RANK": str(rank), **more}
+    try:
+        work(*arguments, rank)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # as a rank's own process ends: torch cannot always take a process group down
+    os._exit(0)
+
+
+def _told(paths: Sequence[Path]) -> str:
+    found = ((path.name, path.read_text() if path.exists() else "") for path in paths)
+    return "\n".join(f"--- {name}\n{text[-3000:]}" for name, text in found)
+
+
 def run_jobs(folder: Path, jobs: Sequence[Job], *, limit: float = 240) -> dict[str, Result]:
     """Run the jobs one after the other in one set of processes. Fails with the first traceback where one does."""
     folders = {}
@@ -157,35 +220,9 @@ def run_jobs(folder: Path, jobs: Sequence[Job], *, limit: float = 240) -> dict[s
     ]
     write_json(folder / "jobs.json", todo)
     world_size = max(len(job.plan.ranks) for job in jobs)
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(REPOSITORY),
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-        "SPARSEPIPE_LAUNCH": str(time.time_ns()),
-    }
-    logs = [folder / f"worker{rank}.log" for rank in range(world_size)]
-    workers = []
-    for rank, log in enumerate(logs):
-        with log.open("w") as stream:
-            command = [sys.executable, __file__, str(folder), str(rank)]
-            workers.append(subprocess.Popen(command, env=environment, stdout=stream, stderr=subprocess.STDOUT))
-    deadline = time.monotonic() + limit
-    try:
-        while any(worker.poll() is None for worker in workers):
-            failed = [worker for worker in workers if worker.poll() not in (None, 0)]
-            assert not failed and time.monotonic() < deadline, _logs(logs)
-            time.sleep(0.05)
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
-    assert all(worker.returncode == 0 for worker in workers), _logs(logs)
+    more = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "SPARSEPIPE_LAUNCH": str(time.time_ns())}
+    run_ranks(_work, world_size, folder, logs=folder, limit=limit, more=more)
     return {name: Result(where) for name, where in folders.items()}
-
-
-def _logs(paths: Sequence[Path]) -> str:
-    return "\n".join(f"--- {path.name}\n{path.read_text()[-3000:]}" for path in paths)
 
 
 def _work(folder: Path, rank: int) -> None:
@@ -199,8 +236,3 @@ def _work(folder: Path, rank: int) -> None:
             os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(len(plan.ranks))}
             os.environ["SPARSEPIPE_LAUNCH"] = f"{launch}-{number}"  # meet anew
             run(Path(entry["folder"]), plan, RunConfig.from_json(entry["config"]), resume=entry["resume"])
-
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(REPOSITORY))
-    _work(Path(sys.argv[1]), int(sys.argv[2]))

@@ -3,11 +3,11 @@
 import argparse
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import get_type_hints
 
@@ -49,10 +49,15 @@ def finish(words):
 
 
 @pytest.mark.slow
-def test_a_run_tells_what_it_reached_and_resumes(plan, shapes, tmp_path):
-    code, out, _ = finish(command(plan, shapes, tmp_path / "run", "--epochs", 2))
+def test_a_run_takes_its_settings_tells_what_it_reached_and_resumes(plan, shapes, tmp_path):
+    more = "--features occupancy --task classification --optimizer adamw --learning-rate-schedule cosine".split()
+    more += ["--cache", str(tmp_path / "cache"), "--compression", "bfloat16"]
+    code, out, errors = finish(command(plan, shapes, tmp_path / "run", "--epochs", 2, *more))
+    assert code == 0, errors
+    config = RunRecord.load(tmp_path / "run").config
+    assert (config["optimizer"], config["compression"], config["features"]) == ("adamw", "bfloat16", ["occupancy"])
+    assert any((tmp_path / "cache").rglob("*")), "samples are kept there"
     summary = json.loads(out)
-    assert code == 0
     assert summary["minibatches"] == 12
     assert summary["samples_per_second"] > 0
     assert 0 <= summary["validation"]["accuracy"] <= 1
@@ -106,42 +111,18 @@ def _nothing_arrives_before_it_is_sent(spans):
 
 @pytest.mark.slow
 def test_a_loss_that_is_not_finite_ends_the_run_with_one_line_and_a_readable_record(plan, shapes, tmp_path):
+    """A learning rate that blows the weights up."""
     code, out, errors = finish(command(plan, shapes, tmp_path / "run", "--learning-rate", 1e30))
     assert (code, out) == (1, "")
-    assert "rank 1 (stage 1)" in errors[-1]
-    assert "is nan" in errors[-1] or "is inf" in errors[-1]
+    loss = r"the loss of minibatch \d+ \(epoch \d+\) is (nan|inf) in stage 1; "
+    assert re.search(rf"rank 1 \(stage 1\): LossNotFinite: {loss}.*logs/rank1", errors[-1])
     assert "Traceback" not in "\n".join(errors)
     record = RunRecord.load(tmp_path / "run")
     assert record.status["state"] == "failed"
     assert record.plan == Plan.load(plan)
-    assert (tmp_path / "run/logs/rank1.error.json").exists()
-
-
-@pytest.mark.slow
-def test_a_killed_worker_ends_the_others_and_the_run_resumes(plan, shapes, tmp_path):
-    folder = tmp_path / "run"
-    words = command(plan, shapes, folder, "--epochs", 400)
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    checkpoints = folder / "checkpoints"
-    deadline = time.monotonic() + 60
-    while not (checkpoints.exists() and any(checkpoints.glob("minibatch-*"))):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    victim, other = (int((folder / f"logs/rank{rank}.pid").read_text()) for rank in (1, 0))
-    os.kill(victim, signal.SIGKILL)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert "rank 1 (stage 1)" in errors.strip().splitlines()[-1]
-    assert "SIGKILL" in errors.strip().splitlines()[-1]
-    with pytest.raises(ProcessLookupError):
-        os.kill(other, 0)
-    # An epoch is told once it is validated, after its checkpoint.
-    done = RunRecord.load(folder).metrics("trained")[-1]["minibatches"]
-    code, out, _ = finish(
-        [sys.executable, "-m", "sparsepipe", "run", "--resume", folder, "--minibatches", str(done + 6), "--json"]
-    )
-    assert code == 0
-    assert json.loads(out)["minibatches"] >= done
+    assert record.metrics("step"), "the record stays readable"
+    error = json.loads((tmp_path / "run/logs/rank1.error.json").read_text())
+    assert "Traceback" in error["traceback"] and "LossNotFinite" in error["traceback"]
 
 
 def test_a_port_in_use_is_refused_before_anything_starts(plan, shapes, tmp_path):
@@ -167,9 +148,12 @@ def test_data_that_cannot_be_read_names_the_file(plan, tmp_path):
     broken = make_shapes(tmp_path / "shapes", num_train=4, num_test=1, seed=0, families=list(FAMILIES)[:2])
     victim = sorted(broken.rglob("train/*.off"))[0]
     victim.write_text(victim.read_text()[:200])
-    code, out, errors = finish(command(plan, broken, tmp_path / "run"))
+    code, out, errors = finish(command(plan, broken, tmp_path / "run", "--epochs", 2, "--max-restarts", 3))
     assert (code, out) == (2, "")
-    assert victim.name in errors[-1]
+    assert re.search(rf"rank 0 \(stage 0\): .*{victim.name}", errors[-1])
+    status = RunRecord.load(tmp_path / "run").status
+    assert (status["state"], status["exit_code"]) == ("failed", 2)
+    assert not list((tmp_path / "run/logs").glob("*before*")), "no restart: it would meet the same file again"
 
 
 def test_run_offers_what_its_settings_take() -> None:
@@ -261,16 +245,3 @@ def test_a_profile_is_replayed_at_the_pace_that_is_simulated(tmp_path):
     code, _, errors = sparsepipe("replay", tmp_path / "plan.json", "--profile", tmp_path / "profile.json")
     assert (code, len(errors)) == (2, 1)
     assert "no devices" in errors[0]
-
-
-@pytest.mark.slow
-def test_a_run_takes_the_settings_of_data_and_training(plan, shapes, tmp_path):
-    more = "--features occupancy --task classification --optimizer adamw --learning-rate-schedule cosine".split()
-    more += ["--cache", str(tmp_path / "cache"), "--compression", "bfloat16", "--no-validation"]
-    code, _, errors = finish(command(plan, shapes, tmp_path / "run", *more))
-    assert code == 0, errors
-    config = RunRecord.load(tmp_path / "run").config
-    assert (config["optimizer"], config["compression"], config["features"]) == ("adamw", "bfloat16", ["occupancy"])
-    assert any((tmp_path / "cache").rglob("*")), "samples are kept there"
-    code, _, errors = finish(command(plan, shapes, tmp_path / "other", "--features", "colour,size"))
-    assert (code, "features" in errors[-1]) == (2, True)

@@ -11,14 +11,15 @@ import h5py
 import laspy
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from fuzzing import fuzzed
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsepipe.data.folder import open_folder
 from sparsepipe.data.formats import Cloud, Reading, read
 from sparsepipe.errors import InputError
 
-EXAMPLES = 500  # of each kind of file
+EXAMPLES = 200  # of each kind of file
 
 random = np.random.default_rng(0)
 POINTS = random.normal(size=(24, 3)).astype("<f4")
@@ -190,7 +191,7 @@ def test_what_was_not_damaged_is_read(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in VALID if not name.endswith(".laz")])
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@fuzzed(EXAMPLES)
 @given(found=edits, declared=st.sampled_from([Reading(), Reading(unmeasured="drop", ignore=(-1, 2))]))
 def test_whatever_is_damaged_is_read_or_refused_in_one_line(
     tmp_path: Path, name: str, found: list, declared: Reading
@@ -201,7 +202,7 @@ def test_whatever_is_damaged_is_read_or_refused_in_one_line(
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@fuzzed(40)
 @given(found=edits)
 def test_a_damaged_laz_is_refused_in_one_line(tmp_path: Path, found: list) -> None:
     """The decompressor ended the whole process: it works in one of its own, which takes its time."""

@@ -14,7 +14,7 @@ NAME = "minkvgg16bn-narrow on modelnet"
 
 @pytest.mark.slow
 def test_benchmark_on_synthetic_shapes(tmp_path):
-    command = [sys.executable, str(SCRIPT), "--threads", "1", "--rounds", "2", "--cases", NAME]
+    command = [sys.executable, str(SCRIPT), "--threads", "1", "--rounds", "1", "--cases", NAME]
     command += ["--json", str(tmp_path / "found.json")]
     environment = os.environ | {"SPARSEPIPE_DATA": str(tmp_path)}  # no real data there
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=280)

@@ -1,48 +1,45 @@
 """Batch norm over two processes equals batch norm of all rows or grids in one, however they are shared out."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from engine_clouds import close, random_batch
+from runtime_jobs import run_ranks
 from torch import nn
 
 from sparsepipe.engines import Subnetwork, engine
 from sparsepipe.engines.batch_norm import GroupBatchNorm
 from sparsepipe.errors import InputError
 from sparsepipe.models import INPUT, Network, Row
-
-CHANNELS = 5
-CODE = """
-import sys, torch, torch.distributed as dist
-from sparsepipe.engines import Subnetwork, engine
-from sparsepipe.models import INPUT, Network, Row
 from sparsepipe.runtime.processes.process import Process
 from sparsepipe.runtime.replication.batch_norm import Replicas
-folder, rank, first, last, name = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
-kind, place = sys.argv[6], sys.argv[7]
-dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-given = torch.load(f"{folder}/given.pt")
-args = {"channels": given["rows"].shape[1]} | ({"dimension": given["rows"].dim() - 2} if kind != "batch_norm" else {})
-net = Network("norm", (Row("bn", kind, (INPUT,), args),), 1, 1)
-module = Subnetwork(net, engine(name)).to(given["rows"].dtype)
-bn = module.get_submodule(place)
-with torch.no_grad():
-    bn.weight.copy_(given["weight"]); bn.bias.copy_(given["bias"])
-process = Process(rank, 2, torch.device("cpu"), 60)
-assert module.synchronise(Replicas(dist.group.WORLD, process)) == 1
-rows = given["rows"][first:last].clone().requires_grad_()
-for _ in range(2):
-    output = module({INPUT: rows}, minibatch=0)["bn"]
-output.backward(given["gradient"][first:last])
-torch.save({"output": output.detach(), "rows": rows.grad, "weight": bn.weight.grad, "bias": bn.bias.grad,
-            "state": module.state_dict()}, f"{folder}/found{rank}.pt")
-del output
-module.synchronise(None)  # a group that is held until the interpreter ends aborts it
-dist.destroy_process_group()
-"""
+
+CHANNELS = 5
+
+
+def _rank(folder: Path, shares: tuple[int, ...], name: str, kind: str, place: str, rank: int) -> None:
+    """Run the layer on this rank's rows of what is given, forward and backward."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    given = torch.load(folder / "given.pt")
+    channels = {"channels": given["rows"].shape[1]}
+    args = channels if kind == "batch_norm" else {**channels, "dimension": given["rows"].dim() - 2}
+    net = Network("norm", (Row("bn", kind, (INPUT,), args),), 1, 1)
+    module = Subnetwork(net, engine(name)).to(given["rows"].dtype)
+    bn = module.get_submodule(place)
+    with torch.no_grad():
+        bn.weight.copy_(given["weight"])
+        bn.bias.copy_(given["bias"])
+    process = Process(rank, 2, torch.device("cpu"), 60)
+    assert module.synchronise(Replicas(dist.group.WORLD, process)) == 1
+    first, last = shares[rank : rank + 2]
+    rows = given["rows"][first:last].clone().requires_grad_()
+    for _ in range(2):
+        output = module({INPUT: rows}, minibatch=0)["bn"]
+    output.backward(given["gradient"][first:last])
+    found = {"output": output.detach(), "rows": rows.grad, "weight": bn.weight.grad, "bias": bn.bias.grad}
+    torch.save({**found, "state": module.state_dict()}, folder / f"found{rank}.pt")
 
 
 DENSE = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
@@ -69,15 +66,7 @@ def test_two_processes_equal_one(tmp_path, share, name, dimension):
     }
     kind, place = ("dense_batch_norm", "bn") if dimension else ("batch_norm", "bn.bn")
     torch.save(given, tmp_path / "given.pt")
-    bounds = [(0, share), (share, 12)]
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", CODE, str(tmp_path), str(rank), str(first), str(last), name, kind, place],
-            cwd=Path(__file__).resolve().parent.parent,
-        )
-        for rank, (first, last) in enumerate(bounds)
-    ]
-    assert [child.wait(timeout=120) for child in children] == [0, 0]
+    run_ranks(_rank, 2, tmp_path, (0, share, 12), name, kind, place, logs=tmp_path, limit=120, more={})
     found = [torch.load(tmp_path / f"found{rank}.pt") for rank in (0, 1)]
 
     norm = DENSE.get(dimension, nn.BatchNorm1d)(CHANNELS).double()

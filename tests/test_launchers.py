@@ -22,11 +22,13 @@ from runtime_jobs import NORMED, PLAIN, REPOSITORY, plan_of, settings, shapes
 from sparsepipe import InputError, RunFailed
 from sparsepipe.launchers import attach, launch
 from sparsepipe.launchers.prepare import prepare
-from sparsepipe.record import RunRecord
+from sparsepipe.record import Origin, RunRecord
 from sparsepipe.runtime.training_state.checkpoint import latest
+from sparsepipe.runtime.worker.run import run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 PLAN = plan_of(PLAIN, [[0], [1]], schedule="1f1b-flush", num_microbatches=2)
+ALONE = plan_of(PLAIN, [[0]], schedule="1f1b-flush", num_microbatches=2)
 FOREVER = {"epochs": 10_000, "checkpoint_every": 3}
 
 
@@ -166,7 +168,6 @@ def test_a_killed_worker_is_named_and_the_run_resumes(tmp_path, clouds) -> None:
 
 
 def test_a_killed_worker_is_started_again_where_that_is_allowed(tmp_path, clouds) -> None:
-    reference = launch(PLAN, settings(clouds, epochs=12), run_dir=tmp_path / "whole")
     config = settings(clouds, epochs=12, max_restarts=2)
     job = launch(PLAN, config, run_dir=tmp_path / "run")
     _step(job, 12)
@@ -175,8 +176,9 @@ def test_a_killed_worker_is_started_again_where_that_is_allowed(tmp_path, clouds
     summary = job.wait(timeout=120, on_row=seen.append)
     assert summary["minibatches"] == 60
     assert [row["event"] for row in seen].count("resume") == 1
-    reference.wait(timeout=120)
-    losses = [{row["minibatch"]: row["loss"] for row in run.record.metrics("step")} for run in (job, reference)]
+    whole = RunRecord.create(tmp_path / "whole", ALONE, config.to_json(), Origin())
+    run(whole.folder, ALONE, config)  # stages change no bit
+    losses = [{row["minibatch"]: row["loss"] for row in record.metrics("step")} for record in (job.record, whole)]
     assert losses[0] == losses[1] and len(losses[0]) == 60
 
 
@@ -191,10 +193,11 @@ def test_a_killed_worker_is_the_one_named_whatever_its_peers_were_at(tmp_path, c
     job = launch(plan, settings(clouds, epochs=20, max_restarts=1, **changes), run_dir=tmp_path / "run")
     _step(job, 12)
     os.kill(_workers(tmp_path / "run")[1], signal.SIGKILL)
-    assert job.wait(timeout=120)["minibatches"] == 100
-    told = (tmp_path / "run" / "logs" / "launcher.log").read_text()
+    log = tmp_path / "run" / "logs" / "launcher.log"
+    _until(lambda: "starting again" in log.read_text(), 30, "a restart")
+    job.cancel()
     named = r"rank 1 \(stage \d\): killed by signal 9 \(SIGKILL\); starting again"
-    assert len(re.findall(named, told)) == told.count("starting again") == 1
+    assert re.search(named, log.read_text()), log.read_text()
 
 
 def test_a_job_whose_workers_are_killed_again_and_again_ends_with_one_line(tmp_path, clouds) -> None:
@@ -274,35 +277,10 @@ def _fill(path: Path) -> None:
                     file.write(b"x" * size)
 
 
-def test_a_worker_that_raises_shows_its_traceback(tmp_path, clouds) -> None:
-    """A learning rate that blows the weights up: the loss is not finite any more."""
-    job = launch(PLAN, settings(clouds, epochs=20, learning_rate=1e20), run_dir=tmp_path / "run")
-    loss = r"the loss of minibatch \d+ \(epoch \d+\) is (nan|inf) in stage 1; "
-    message = rf"rank 1 \(stage 1\): LossNotFinite: {loss}.*logs/rank1"
-    with pytest.raises(RunFailed, match=message):
-        job.wait(timeout=60)
-    error = json.loads((tmp_path / "run" / "logs" / "rank1.error.json").read_text())
-    assert "Traceback" in error["traceback"] and "LossNotFinite" in error["traceback"]
-    assert not _processes(tmp_path / "run")
-    assert job.record.metrics("step"), "the record stays readable"
-
-
-def test_a_loader_that_raises_is_the_users_input_at_fault(tmp_path) -> None:
-    clouds = shapes(tmp_path)
-    victim = sorted(clouds.glob("*/train/*.off"))[4]
-    victim.write_text(victim.read_text()[:200])
-    job = launch(PLAN, settings(clouds, epochs=2, max_restarts=3), run_dir=tmp_path / "run")
-    with pytest.raises(InputError, match=rf"rank 0 \(stage 0\): .*{victim.name}"):
-        job.wait(timeout=60)
-    status = job.record.status
-    assert (status["state"], status["exit_code"]) == ("failed", 2)
-    assert not list((tmp_path / "run" / "logs").glob("*before*")), "no restart: it would meet the same file again"
-
-
 def test_a_disk_that_takes_no_more_ends_the_run_with_one_line_and_loses_nothing(tmp_path, clouds) -> None:
     """A limit on the size of files stands for a full disk: writes fail in the same places."""
-    job = launch(PLAN, settings(clouds, epochs=2), run_dir=tmp_path / "run")
-    job.wait(timeout=120)
+    first = settings(clouds, epochs=2)
+    run(RunRecord.create(tmp_path / "run", ALONE, first.to_json(), Origin()).folder, ALONE, first)
     kept = latest(tmp_path / "run")
     most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (64 * 1024, most[1]))  # less than a shard has
@@ -315,8 +293,8 @@ def test_a_disk_that_takes_no_more_ends_the_run_with_one_line_and_loses_nothing(
     assert "\n" not in job.record.status["reason"]
     assert latest(tmp_path / "run").manifest == kept.manifest, "the last good checkpoint is kept"
     assert not list((tmp_path / "run" / "logs").glob("*before-1*")), "no restart: it would be full again"
-    resumed = launch(PLAN, settings(clouds, epochs=4), run_dir=tmp_path / "run", resume=True)
-    assert resumed.wait(timeout=120)["minibatches"] == 20
+    run(tmp_path / "run", ALONE, settings(clouds, epochs=4), resume=True)
+    assert latest(tmp_path / "run").minibatches == 20
 
 
 def test_a_worker_that_stands_still_is_named_after_the_deadline(tmp_path, clouds) -> None:
@@ -331,7 +309,7 @@ def test_a_worker_that_stands_still_is_named_after_the_deadline(tmp_path, clouds
 
 def test_a_detached_job_outlives_its_parent_and_is_found_again(tmp_path, clouds) -> None:
     environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{REPOSITORY / 'tests'}"}
-    command = [sys.executable, "-c", PARENT, str(clouds), str(tmp_path / "run"), "detach"]
+    command = [sys.executable, "-c", PARENT, *_parent(clouds, str(tmp_path / "run"), "detach")]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout.readline() == "running\n"
         parent.kill()
@@ -356,12 +334,14 @@ def test_a_detached_job_outlives_its_parent_and_is_found_again(tmp_path, clouds)
     assert late.rows == tuple(job.record.metrics())
 
 
+# It imports no torch, which would take it seconds.
 PARENT = """
-import sys, time
-from runtime_jobs import PLAIN, plan_of, settings
+import json, sys, time
 from sparsepipe.launchers import launch
-plan = plan_of(PLAIN, [[0], [1]], schedule="1f1b-flush", num_microbatches=2)
-job = launch(plan, settings(sys.argv[1], epochs=10_000), run_dir=sys.argv[2], detach="detach" in sys.argv)
+from sparsepipe.plan import Plan
+from sparsepipe.runtime import RunConfig
+plan, config = map(json.loads, sys.argv[1:3])
+job = launch(Plan.from_json(plan), RunConfig.from_json(config), run_dir=sys.argv[3], detach="detach" in sys.argv)
 while not job.poll():
     time.sleep(0.05)
 print("running", flush=True)
@@ -369,10 +349,15 @@ time.sleep(600)
 """
 
 
+def _parent(clouds: Path, *more: str) -> list[str]:
+    """What PARENT is told: a run that goes on for ever."""
+    return [json.dumps(PLAN.to_json()), json.dumps(settings(clouds, epochs=10_000).to_json()), *more]
+
+
 @pytest.mark.parametrize("victim", ["parent", "guard", "launcher"])
 def test_nobody_is_left_when_a_process_above_is_killed(tmp_path, clouds, victim: str) -> None:
     environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{REPOSITORY / 'tests'}"}
-    command = [sys.executable, "-c", PARENT, str(clouds), str(tmp_path / "run")]
+    command = [sys.executable, "-c", PARENT, *_parent(clouds, str(tmp_path / "run"))]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout.readline() == "running\n"
         assert len(_processes(tmp_path / "run")) >= 3
@@ -393,7 +378,7 @@ def test_nobody_is_left_when_a_jupyter_kernel_is_killed(tmp_path, clouds) -> Non
     client.start_channels()
     try:
         client.wait_for_ready(timeout=60)
-        client.execute(f"import sys; sys.argv = ['', {str(clouds)!r}, {str(tmp_path / 'run')!r}]\n{PARENT}")
+        client.execute(f"import sys; sys.argv = ['', *{_parent(clouds, str(tmp_path / 'run'))}]\n{PARENT}")
         _until(lambda: _workers(tmp_path / "run").keys() == {0, 1}, 60, "start of the workers")
         os.kill(manager.provisioner.pid, signal.SIGKILL)
         _until(lambda: not _processes(tmp_path / "run"), 5, "end of all processes")
@@ -408,7 +393,7 @@ def test_nobody_is_left_when_a_terminal_is_closed(tmp_path, clouds) -> None:
     if child == 0:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests that nohup started ignore it
         os.environ["PYTHONPATH"] = f"{REPOSITORY}{os.pathsep}{REPOSITORY / 'tests'}"
-        os.execv(sys.executable, [sys.executable, "-c", PARENT, str(clouds), str(tmp_path / "run")])
+        os.execv(sys.executable, [sys.executable, "-c", PARENT, *_parent(clouds, str(tmp_path / "run"))])
     assert os.read(terminal, 100).strip() == b"running"
     os.close(terminal)
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGHUP

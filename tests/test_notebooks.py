@@ -30,6 +30,9 @@ SMALL = {
     "num_seeds": 1,
     "minibatches": 4,
     "engine": "native",
+    "cells": [16, 32],
+    "dense_models": ["vgg11bn-3d-narrow"],  # a step on a grid of 64 cells along each axis takes seconds
+    "num_points": 512,
 }
 DIGITS = SMALL | {"batch_size": 32, "voxel_size": 0.2, "also": ["2bw"]}  # there are 1,437 of them
 

@@ -1,4 +1,4 @@
-"""Over ten thousand damaged files, a format at a time: each is read as something that works, or refused in one line."""
+"""Damaged files, a format at a time: each is read as something that works, or refused in one line."""
 
 import copy
 import json
@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from fuzzing import fuzzed
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsepipe import Cluster, GraphText, InputError, Layer, LayerGraph, Plan, Profile, Stage, partition
@@ -17,8 +18,8 @@ from sparsepipe.formats.sparsepipe_servers import ServerFile
 from sparsepipe.profile import CostSample, LayerCost
 from sparsepipe.schedule import actions
 
-EXAMPLES = 1_150  # of each of the nine tests below
-fuzzed = settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
+EXAMPLES = 400  # of each of the nine tests below
+FEW = 16  # devices that are planned for: a number that an edit made long, a thousand devices, takes minutes
 
 # What a hand, an editor or another program may leave in a file, beside any text at all.
 SCRAPS = (
@@ -181,7 +182,7 @@ def use_plan(plan: Plan) -> None:
 
 
 @pytest.mark.slow
-@fuzzed
+@fuzzed(EXAMPLES)
 @given(edits)
 def test_graph_text(tmp_path, found):
     path = write(tmp_path / "graph.txt", damaged(str(graph_text_of(PLAN, PROFILE)), found))
@@ -194,7 +195,7 @@ def test_graph_text(tmp_path, found):
 
 
 @pytest.mark.slow
-@fuzzed
+@fuzzed(EXAMPLES)
 @given(edits)
 def test_server_file(tmp_path, found):
     text = "Server0\n    fast 2 fast.json\n    slow 1 slow.txt\n\nServer1\n    slow 4 slow.txt\n"
@@ -210,7 +211,7 @@ def test_server_file(tmp_path, found):
 
 
 @pytest.mark.slow
-@fuzzed
+@fuzzed(EXAMPLES)
 @given(edits)
 def test_cluster_toml(tmp_path, found):
     path = write(tmp_path / "cluster.toml", damaged(CLUSTER.to_toml(), found))
@@ -219,7 +220,8 @@ def test_cluster_toml(tmp_path, found):
         assert len(cluster.devices) >= 1
         again = Cluster.load(write(tmp_path / "again.toml", cluster.to_toml()))
         assert again == cluster
-        partition(PROFILE, cluster)
+        if len(cluster.devices) <= FEW:
+            partition(PROFILE, cluster)
 
     read_or_refused(path, lambda: Cluster.load(path), use)
 
@@ -248,7 +250,7 @@ def test_conf_json(tmp_path, kind):
 def fuzz_json(path: Path, document: Any, kind: str, load: Callable[[Path], Any], use: Callable[[Any], Any]) -> None:
     whole = json.dumps(document)
 
-    @fuzzed
+    @fuzzed(EXAMPLES)
     @given(edits if kind == "text" else tree_edits)
     def one(found: list[Any]) -> None:
         content = damaged(whole, found) if kind == "text" else json.dumps(damaged_tree(document, found))

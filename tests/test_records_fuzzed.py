@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from fuzzing import fuzzed
+from hypothesis import given
 from test_parsers_fuzzed import damaged, damaged_tree, edits, tree_edits
 
 from sparsepipe import InputError, Plan, RunRecord, Stage, plots
@@ -28,8 +29,7 @@ from sparsepipe.runtime.training_state import checkpoint
 from sparsepipe.widgets import runs_table
 from sparsepipe.widgets.live import doings, doings_table, learned, phase
 
-EXAMPLES = 150  # of each file, in each of two ways; each is put to fifteen uses
-fuzzed = settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
+EXAMPLES = 50  # of each file, in each of two ways; each is put to fifteen uses
 LAYERS = ("conv0", "conv1")
 ORDER = {"num_classes": 3, "samples": 8, "batch_size": 4, "seed": 0, "shuffle": True, "balance": None}
 FILES = (
@@ -190,7 +190,7 @@ def test_damaged(whole, name, kind, capsys):
     rows = [json.loads(line) for line in content.splitlines()] if path.suffix == ".jsonl" else None
     counts: Counter[str] = Counter()
 
-    @fuzzed
+    @fuzzed(EXAMPLES)
     @given(edits if kind == "text" else tree_edits)
     def one(found: list[Any]) -> None:
         metrics.write_bytes(told)

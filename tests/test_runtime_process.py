@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -12,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from runtime_jobs import PLAIN, REPOSITORY, Job, plan_of, run_jobs, settings, shapes
+from runtime_jobs import PLAIN, Job, plan_of, run_jobs, run_ranks, settings, shapes
 
 from sparsepipe.engines.base import CoordinateSet
 from sparsepipe.errors import InputError
@@ -64,17 +62,8 @@ def test_packets_of_any_size_arrive_in_order(tmp_path, how) -> None:
 
 
 def _two_ranks(folder: Path, how: str) -> None:
-    """Run this file in two processes."""
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, __file__, str(folder), how]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(k)], env={**environment, "RANK": str(k), "WORLD_SIZE": "2"}, stderr=subprocess.PIPE
-        )
-        for k in range(2)
-    ]
-    told = [rank.communicate(timeout=120)[1].decode() for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], told
+    work = _left_alone if how in ("gone", "silent", "silent as it starts") else _exchange
+    run_ranks(work, 2, folder, how, logs=folder, limit=120, more={"GLOO_SOCKET_IFNAME": "lo"})
 
 
 @pytest.mark.slow
@@ -182,7 +171,7 @@ def _left_alone(folder: Path, how: str, rank: int) -> None:
             way(torch.ones(4))
 
         if how == "gone":
-            _until(lambda: "Z" in Path(f"/proc/{(folder / 'pid1').read_text()}/stat").read_text().rsplit(")")[1])
+            _until(lambda: not Path(f"/proc/{(folder / 'pid1').read_text()}/stat").exists())
             _raises(PeerLost, rf"lost another rank: .*\({what}\)", lambda: exchange(within.gather))
             _raises(PeerLost, rf"lost another rank: .*\({what}\)", lambda: exchange(within.sum))
             _raises(PeerLost, r"lost rank 1: .*\(0F0\)", lambda: inbox.take(0, timeout=60, action="0F0"))
@@ -196,9 +185,3 @@ def _left_alone(folder: Path, how: str, rank: int) -> None:
 def _until(condition: Callable[[], bool]) -> None:
     while not condition():
         time.sleep(0.02)
-
-
-if __name__ == "__main__":
-    work = _left_alone if sys.argv[2] in ("gone", "silent", "silent as it starts") else _exchange
-    work(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
-    os._exit(0)

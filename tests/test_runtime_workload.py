@@ -82,3 +82,8 @@ def test_a_last_minibatch_of_one_sample_trains_unless_it_is_kept(shapes, last):
     else:
         assert [len(order) for order in workload.order(0)] == [32 if last == "merge" else 31]
         module({INPUT: batches[0]}, minibatch=0)
+
+
+def test_features_that_the_samples_have_not_are_refused(shapes):
+    with pytest.raises(InputError, match="features"):
+        opened(shapes, features=("colour", "size"))

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from scripts import lab_driver
-from scripts.lab_driver import READY, RUN, open_page, run_notebook
+from scripts.lab_driver import READY, RUN, open_notebook, run_notebook
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -26,21 +26,19 @@ explorer.widget
 """
 
 
-@pytest.fixture(scope="module")
-def explorer_page(chromium, lab):
-    page = open_page(chromium)
-    lab.write("explorer.ipynb", PROFILE, EXPLORER)
-    run_notebook(page, lab, "explorer.ipynb")
-    yield page
-    page.context.close()
+SHOWN = "() => window.jupyterapp?.shell.currentWidget?.context?.path"
 
 
 @pytest.fixture
-def explorer(explorer_page):
-    """A fresh explorer on the same page: its cells are run again."""
-    explorer_page.evaluate(RUN, 90)
-    explorer_page.wait_for_selector(".sp-view[data-serial='1'] .sp-lanes svg")
-    return explorer_page
+def explorer(lab_page, lab):
+    """A fresh explorer: its cells are run, again where the page shows it already."""
+    if not (lab.notebooks / "explorer.ipynb").exists():
+        lab.write("explorer.ipynb", PROFILE, EXPLORER)
+    if lab_page.evaluate(SHOWN) != "explorer.ipynb":
+        open_notebook(lab_page, lab, "explorer.ipynb")
+    lab_page.evaluate(RUN, 90)
+    lab_page.wait_for_selector(".sp-view[data-serial='1'] .sp-lanes svg")
+    return lab_page
 
 
 RANKS = "() => document.querySelectorAll('.sp-rank').length"

@@ -75,6 +75,7 @@ def train(
     try:
         worker = Worker(run_dir, plan, config, connections=connections, workload=workload, recorder=recorder)
         gc.freeze()  # modules and weights stay: not to be searched for garbage between minibatches
+        gc.enable()
         worker.run(found)
     finally:
         recorder.close()
