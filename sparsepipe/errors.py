@@ -9,7 +9,7 @@ class _OneLine(Exception):
         return one_line(super().__str__())
 
     def _render_traceback_(self) -> list[str]:
-        """Tell IPython what a notebook shows in place of a stack trace."""
+        """What IPython shows in a notebook in place of a stack trace: the message in one line."""
         return [f"{type(self).__name__}: {self}"]
 
 

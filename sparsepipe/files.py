@@ -99,7 +99,7 @@ def read_json(path: Path | str, *, what: str = "JSON file") -> Any:
 
 
 def read_rows(path: Path | str, *, wanted: Callable[[bytes], bool] | None = None) -> list[dict[str, Any]]:
-    """Read JSON lines, those that are `wanted` where that is given; see `read_numbered_rows`."""
+    """Read JSON lines, all of them or the `wanted` ones; see `read_numbered_rows`."""
     return [row for _, row in read_numbered_rows(path, wanted=wanted)]
 
 

@@ -1,6 +1,6 @@
-"""Every reason why a plan cannot run: on its schedule, on a layer graph, on so many devices.
+"""Checks of a plan: everything that is wrong with it, by itself, for a layer graph, or for a number of devices.
 
-Written against what a plan must have, not against `Plan` itself, which calls it.
+Written against the protocol `CheckedPlan`, so that `plan.Plan`, which calls it, need not be imported.
 """
 
 from collections import Counter

@@ -332,7 +332,7 @@ class Profile:
 
 
 def _told_of_load(part: Mapping[str, Any]) -> list[str]:
-    """Say what the machine did beside the measurement; of profiles made before anybody looked, nothing."""
+    """Return warnings of other load during the measurement; none for profiles that were made before it was watched."""
     doubts = BackgroundLoad.from_json(part.get("background_load")).doubts()
     if not doubts:
         return []
@@ -345,7 +345,7 @@ def _is_graph_text(path: Path | str) -> bool:
 
 
 def graph_differences(a: LayerGraph, b: LayerGraph) -> str:
-    """Say in a few words how two graphs differ; empty when they have the same layers and edges."""
+    """Return in a few words how two graphs differ; empty when they have the same layers and edges."""
     ids_a, ids_b = [layer.id for layer in a.layers], [layer.id for layer in b.layers]
     if missing := sorted(set(ids_a) ^ set(ids_b)):
         return f"{len(missing)} layers are in only one of them, {missing[0]!r} among them"

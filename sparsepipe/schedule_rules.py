@@ -41,7 +41,7 @@ class ScheduleRules:
         return self.stages_per_rank[1] != 1
 
     def position(self, stage: int, pipeline_size: int) -> int:
-        """The place of a stage's ranks in a pipeline of so many: round and round, or there and back.
+        """Return the position in the pipeline, of `pipeline_size`, whose ranks serve a stage.
 
         Two stages on each of three ranks: 0 1 2 0 1 2 in a loop, 0 1 2 2 1 0 in a V, whose lowest rank has two
         neighbouring stages.
@@ -50,7 +50,7 @@ class ScheduleRules:
         return pipeline_size - 1 - place if self.placement == "v" and lap % 2 else place
 
     def check_stages_per_rank(self, count: int) -> str:
-        """Say what is wrong with `count` stages on each rank; nothing where they are allowed."""
+        """Return what is wrong with `count` stages on each rank; empty where they are allowed."""
         fewest, most = self.stages_per_rank
         if fewest <= count and (most is None or count <= most):
             return ""

@@ -8,5 +8,5 @@ SIZE_UNITS = (
 
 
 def size_words(unit: str) -> str:
-    """How figures and messages name a unit of size: voxels are the active ones, those that hold points."""
+    """Return a unit of size as figures and messages write it: "active voxels" are those that hold points."""
     return f"active {unit}" if unit == "voxels" else unit

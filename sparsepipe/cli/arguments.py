@@ -55,7 +55,7 @@ def _verbs_of(parser: Parser) -> Any:
 
 
 def _data_list(verb: Parser) -> None:
-    """It has none but --json."""
+    """No options of its own."""
 
 
 def _data_fetch(verb: Parser) -> None:
@@ -123,7 +123,7 @@ def _plan(verb: Parser) -> None:
 
 
 def _planner_options(verb: Parser) -> None:
-    """What only some planners know."""
+    """Options that only some planners have."""
     verb.add_argument("--rescore", type=count, metavar="K", help="optimal: simulate the K best plans, take the fastest")
     verb.add_argument("--cost-model", choices=["default", "published"], default="default")
     verb.add_argument("--all-devices", action="store_true", help="leave no device unused")
@@ -232,7 +232,7 @@ def _data_options(verb: Parser) -> None:
 
 
 def _fault_options(verb: Parser) -> None:
-    """How long to wait for others, what is kept on disk, and what happens when a worker dies."""
+    """Timeouts, checkpoints and restarts."""
     _timeout(verb)
     verb.add_argument("--keep-checkpoints", type=count, metavar="N", help="the newest so many (default: 2)")
     verb.add_argument("--checkpoint-every", type=whole(0), metavar="EPOCHS", help="0: no checkpoints (default: 1)")
@@ -315,7 +315,7 @@ def _model_options(verb: Parser) -> None:
 
 
 def _machine_options(verb: Parser) -> None:
-    """The profiles that a plan is for, and the cluster: from a file, or so many like devices."""
+    """The profiles, and the cluster: from a file, or as a number of like devices."""
     verb.add_argument(
         "--profile", action="append", metavar="[TYPE=]FILE", help="profile JSON or graph.txt, one a device type"
     )

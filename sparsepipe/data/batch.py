@@ -163,7 +163,7 @@ def _described(tensor: Tensor) -> str:
 
 
 def _has_duplicates(coordinates: Tensor) -> bool:
-    """Say whether a row occurs twice, by one int64 key a row where the ranges allow, which they nearly always do."""
+    """Return whether a row occurs twice, by one int64 key a row where the ranges allow, which they nearly always do."""
     low = coordinates.amin(dim=0).long()
     sizes = (coordinates.amax(dim=0).long() - low + 1).tolist()
     key = torch.zeros(len(coordinates), dtype=torch.int64, device=coordinates.device)

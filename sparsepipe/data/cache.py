@@ -63,7 +63,7 @@ class SampleCache:
             self._stop(error.strerror or str(error))
 
     def _has_room(self, num_bytes: int) -> bool:
-        """Whether an entry of so many bytes may be written; entries that were not used for long make room for it."""
+        """Whether an entry of `num_bytes` may be written, after removing entries that were not used for long."""
         if self._limit is None:
             return True
         if self._left < num_bytes:

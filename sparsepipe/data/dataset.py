@@ -119,12 +119,12 @@ class VoxelDataset:
 
     @property
     def synthetic(self) -> bool:
-        """Say whether the shapes were generated: figures made from them must say so in their title."""
+        """Return whether the shapes were generated: figures made from them must say so in their title."""
         return self.folder.synthetic
 
     @property
     def origin(self) -> dict:
-        """Say where the samples come from and how they were made, for records: JSON-ready, no absolute path."""
+        """Where the samples come from and how they were made, for records: JSON-ready, without absolute paths."""
         if self._digest is None:
             self._digest = _digest(self.files)
         return {

@@ -109,14 +109,14 @@ def _layout(root: Path) -> ModuleType | None:
 
 
 def _holds_data(folder: Path, depth: int) -> bool:
-    """Say whether a folder is a data set, or holds one not too far down."""
+    """Return whether a folder is a data set, or holds one not too far down."""
     if _layout(folder) is not None:
         return True
     return depth > 1 and any(_holds_data(inside, depth - 1) for inside in folders(folder)[:_MOST_FOLDERS])
 
 
 def _in_two_splits(folder: DataFolder) -> list[str]:
-    """Say which files are samples of two splits, by two names, by links or by two lists, or twice of one list."""
+    """Return a line for each file that is a sample of two splits (by names, links or lists), or twice in one list."""
     first: dict[tuple[int, int], SampleFile] = {}
     faults: dict[tuple[Path, Path], str] = {}
     seen: dict[Path, tuple[int, int]] = {}

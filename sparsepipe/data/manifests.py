@@ -45,7 +45,7 @@ class Manifest:
 
     @property
     def verifiable(self) -> bool:
-        """Say whether `fetch` will take it: every file has a SHA-256, or the data set is made here."""
+        """Return whether `fetch` will take it: every file has a SHA-256, or the data set is made here."""
         return bool(self.generator) or bool(self.files) and all(file.sha256 for file in self.files)
 
 
@@ -172,7 +172,7 @@ def _address(url: object) -> SplitResult | None:
 
 
 def _is_file_name(name: object) -> bool:
-    """Say whether a file or folder can be called so on any system of ours, and is not hidden."""
+    """Return whether a file or folder can be called so on any system of ours, and is not hidden."""
     if not (isinstance(name, str) and name and name.isprintable() and not name.startswith(".")):
         return False
     return "/" not in name and len(name.encode()) <= _MOST_NAME_BYTES

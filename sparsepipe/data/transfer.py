@@ -105,7 +105,7 @@ def _reason(error: Exception) -> str:
 
 
 def _continues(response: Any, start: int) -> bool:
-    """Say whether the server goes on from `start`; one that cannot sends everything again."""
+    """Return whether the server goes on from `start`; one that cannot sends everything again."""
     return (
         start > 0 and response.status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
     )
@@ -123,7 +123,7 @@ def _most(file: RemoteFile) -> int:
 
 
 def _verified(file: RemoteFile, part: Path, *, resumed: bool) -> bool:
-    """Say whether the file is what its manifest says. A resumed one that is not is dropped, to be fetched anew.
+    """Return whether the file is what its manifest says. A resumed one that is not is dropped, to be fetched anew.
 
     Raises InputError, with both sides' numbers, where it was fetched in one go.
     """

@@ -56,7 +56,7 @@ class Html(Markup):
 
 
 def joined(parts: Iterable[Any]) -> Html:
-    """Return parts of HTML one after the other; those that are text are escaped."""
+    """Join parts into one `Html`, escaping those that are text."""
     return Html("").join(parts)
 
 

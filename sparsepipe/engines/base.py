@@ -86,7 +86,7 @@ class Engine(Protocol):
         ...
 
     def keeps_unseen(self, row: Row) -> bool:
-        """Say whether a layer keeps for its backward what autograd does not know of: its inputs, and what it made."""
+        """Whether a layer keeps for its backward what autograd does not know of: its inputs, and what it made."""
         ...
 
     def warm_up(

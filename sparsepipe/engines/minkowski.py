@@ -170,7 +170,7 @@ class Dropout(SeededDropout):
 
 
 def _one_voxel_each(tensor: ME.SparseTensor) -> bool:
-    """Say whether every sample has one voxel. The library refuses to pool such a tensor over its samples."""
+    """Return whether every sample has one voxel. The library refuses to pool such a tensor over its samples."""
     return len(tensor) == int(tensor.C[:, 0].max()) + 1
 
 

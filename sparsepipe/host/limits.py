@@ -35,7 +35,7 @@ def limit_met(error: BaseException, *, where: Path | None = None) -> str | None:
 
 
 def limit_in(text: str, *, where: Path | None = None) -> str | None:
-    """Say the same of the end of a log that a process left which could not say it itself."""
+    """Return the same sentence for a process that left nothing but a log, from the end of that log."""
     number = _number_in(text)
     return None if number is None else _sentence(number, where)
 

@@ -66,7 +66,7 @@ class Job(Protocol):
 
 
 class Launcher(Protocol):
-    """A way to start worker processes, and to find again those that it started."""
+    """Starts the worker processes of a run, and finds them again later."""
 
     def launch(
         self,

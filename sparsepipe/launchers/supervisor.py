@@ -209,7 +209,7 @@ def _kill_group(pid: int) -> None:
 
 
 def _kill_worker(path: Path, run_dir: Path) -> None:
-    """Kill the worker of this run that wrote its process id to `path`, unless that id has become somebody else's."""
+    """Kill the worker of this run that wrote its process id to `path`, unless another process has that id by now."""
     try:
         pid = int(path.read_text())
         command = Path(f"/proc/{pid}/cmdline")

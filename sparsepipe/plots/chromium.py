@@ -81,7 +81,7 @@ class _Drawer:
         return target.read_bytes()
 
     def answer(self, seconds: float) -> None:
-        """Wait for the end of what was asked. Raises _Died, or NoPicture where nothing is heard for so long."""
+        """Wait for the answer to a request. Raises _Died, or NoPicture where none comes within `seconds`."""
         assert self.process.stdout
         last, heard = time.monotonic() + seconds, b""
         while not heard.endswith(b"\n"):
@@ -190,7 +190,7 @@ def _end() -> None:
 
 
 def _forget() -> None:
-    """In a forked child: the process that draws is its parent's, and the lock may be held by nobody here."""
+    """Reset this module in a forked child: the drawing process is its parent's, and so may the lock be."""
     _state.__init__()  # type: ignore[misc]
 
 

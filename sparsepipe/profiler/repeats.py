@@ -100,7 +100,7 @@ class Repeater:
 
 
 def _enough(rounds: Sequence[Round]) -> bool:
-    """Say whether short steps were repeated, and whether the layers agree with whole steps."""
+    """Return whether short steps were repeated, and whether the layers agree with whole steps."""
     ratio = Repeats(tuple(rounds)).layers_over_whole
     return _seconds(rounds) >= _ENOUGH_SECONDS and (ratio is None or abs(ratio - 1) <= AGREEMENT)
 

@@ -169,7 +169,7 @@ def thinned(path: Path, *, limit: int, epoch_minibatches: int | None) -> bytes:
 
 
 def merged(ranges: Iterable[Range]) -> list[Range]:
-    """Ranges in order, those that touch or overlap as one."""
+    """Return the ranges in order, with touching and overlapping ones merged."""
     found: list[Range] = []
     for first, last in sorted(ranges):
         if found and first <= found[-1][1] + 1:

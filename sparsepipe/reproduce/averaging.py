@@ -81,7 +81,7 @@ def _measure(folder: Path) -> None:
 
 
 def _seconds(replicas: ReplicaGroup, num_bytes: int) -> float:
-    """Return the median seconds of averaging so many bytes: of those times in which no other load held us up."""
+    """Return the median seconds of averaging `num_bytes`, over the repeats that no other load held up."""
     found = [_once(replicas, num_bytes) for _ in range(_REPEATS)]
     quiet = [seconds for seconds, waited in found if (waited or 0.0) <= RUN_QUEUE_WAIT]
     return median(quiet if len(quiet) >= _ENOUGH else [seconds for seconds, _ in found])

@@ -43,7 +43,7 @@ def simulated(plans: Mapping[str, Plan], machines: Machines, cluster: Cluster, *
 
 
 def replayed(name: str, record: RunRecord, machines: Machines, num_devices: int) -> Point:
-    """The point of a strategy whose plan, for so many devices, real processes slept through."""
+    """The point of a strategy from a replay of its plan by real processes."""
     rate = record.metrics("summary")[-1]["samples_per_second"] / record.config["batch_size"] * machines.batch_size
     return Point(name, "", num_devices, rate, "replayed", run=record.name)
 

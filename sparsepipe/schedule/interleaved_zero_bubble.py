@@ -1,4 +1,4 @@
-"""The zero-bubble order of interleaved stages: one forward, one input gradient, and W as late as nobody misses them.
+"""The zero-bubble order of interleaved stages: one forward, one input gradient, and W where a rank would wait.
 
 A rank's warm-up is shorter than that of interleaved 1F1B by a forward for each rank after it, since an I is back sooner
 than a B would be; its W come as many backwards late as there are ranks before it, where 1F1B would have held as many

@@ -34,7 +34,7 @@ def round_minibatches(plan: Plan, stage: int, index: int, num_minibatches: int) 
 
 
 def lookahead(plan: Plan, stage: int) -> int:
-    """Run forwards up to so many minibatches beyond the next backward.
+    """Return how many minibatches forwards may run beyond the next backward.
 
     1F1B keeps every later rank busy: ⌈later ranks / own ranks⌉ minibatches of each replica (PipeDream, SOSP 2019,
     section 3.2), and so does an imported warm-up, times the replicas. Unequal replicas look ahead by the later ranks

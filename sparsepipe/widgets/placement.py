@@ -33,7 +33,7 @@ def placed(given: Cluster, settings: Settings) -> Cluster:
 
 
 def placement_told(given: Cluster, settings: Settings) -> str:
-    """Say on which nodes the devices stand, and by which rule where they are not those given."""
+    """Return a sentence on the nodes that the devices are on, with the rule where these are not the given nodes."""
     try:
         cluster = placed(given, settings)
     except InputError:

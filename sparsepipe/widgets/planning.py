@@ -139,7 +139,7 @@ class Planning:
 
 
 def _by_hand(problem: Problem, settings: Settings) -> Plan | None:
-    """The plan around what is pinned; None where nothing is."""
+    """The plan with pinned cuts or devices; None where nothing is pinned."""
     cuts, devices = settings.cuts, settings.stage_devices
     if devices is None:
         return None if cuts is None else with_cuts(problem, cuts)

@@ -90,7 +90,7 @@ class StopSlider(anywidget.AnyWidget):
 
     @traitlets.validate("value")
     def _stop(self, proposal: Any) -> Any:
-        """Refuse what the reading would refuse; make a stop of what is none yet."""
+        """Refuse a value that `reading` would refuse; add a stop for one that is not there yet."""
         value = proposal["value"]
         if value not in self.named:
             if isinstance(value, bool) or not isinstance(value, Real):

@@ -116,7 +116,7 @@ def _may_not_be_intensity(columns: np.ndarray) -> bool:
 
 
 def _is_class_beside(column: np.ndarray, others: np.ndarray, *, times: int) -> bool:
-    """Whether a column has so few different whole numbers, and another so many more, that it is rather a class."""
+    """Whether a column is rather a class: it has few different whole numbers, and the other column many more."""
     distinct = len(np.unique(column))
     few = distinct <= _MOST_CLASSES and len(column) >= 8 * distinct and _whole(column) and column.min() >= 0
     return bool(few) and max(len(np.unique(other)) for other in others.T) > times * distinct

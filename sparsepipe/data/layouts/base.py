@@ -79,7 +79,7 @@ class DataFolder:
 
     @property
     def synthetic(self) -> bool:
-        """Say whether the shapes were generated, not measured or designed: figures must say so."""
+        """Return whether the shapes were generated, not measured or designed: figures must say so."""
         return bool(self.marker.get("synthetic", False))
 
     @property
@@ -193,7 +193,7 @@ def sample_of(
 
 
 def is_file(path: Path) -> bool:
-    """Say whether a file is there: not where its name is one that no file can have, either."""
+    """Return whether a file is there: not where its name is one that no file can have, either."""
     try:
         return path.is_file()
     except OSError:

@@ -20,7 +20,7 @@ _Table = dict[str, dict[str, Path]]  # class → split → the folder of its sam
 
 
 def found(root: Path) -> bool:
-    """Say whether a folder is of this layout: samples lie in CLASS/SPLIT or SPLIT/CLASS."""
+    """Return whether a folder is of this layout: samples lie in CLASS/SPLIT or SPLIT/CLASS."""
     return _classes_first(root) or _splits_first(root)
 
 
@@ -66,7 +66,7 @@ def opened(root: Path, marker: dict) -> DataFolder:
 
 
 def _classes_first(root: Path) -> bool:
-    """Say whether samples lie in CLASS/SPLIT; a class may itself be called after a split where another is not."""
+    """Return whether samples lie in CLASS/SPLIT; a class may itself be called after a split where another is not."""
     inside = folders(root)
     if any(_holds_split(folder) for folder in inside if not split_of(folder.name)):
         return True
@@ -74,7 +74,7 @@ def _classes_first(root: Path) -> bool:
 
 
 def _splits_first(root: Path) -> bool:
-    """Say whether samples lie in SPLIT/CLASS."""
+    """Return whether samples lie in SPLIT/CLASS."""
     return any(
         _holds_samples(inside)
         for folder in folders(root)
@@ -85,7 +85,7 @@ def _splits_first(root: Path) -> bool:
 
 
 def _holds_split(folder: Path) -> bool:
-    """Say whether samples lie in FOLDER/SPLIT itself, and not one folder further down."""
+    """Return whether samples lie in FOLDER/SPLIT itself, and not one folder further down."""
     return any(
         _holds_samples(inside) and not any(map(_holds_samples, folders(inside)))
         for inside in folders(folder)
@@ -98,7 +98,7 @@ def _holds_samples(folder: Path) -> bool:
 
 
 def _table(listing: Listing) -> _Table:
-    """Return the folders of samples by class and split, and note those that are none of them."""
+    """Return the folders of samples by class and split; other folders are noted as left out."""
     root = listing.root
     splits_first = _splits_first(root)
     if splits_first and _classes_first(root):
@@ -129,7 +129,7 @@ def _table(listing: Listing) -> _Table:
 
 
 def _what(folder: Path) -> str:
-    """Say in a few words what a folder holds that is left out."""
+    """Return in a few words what a folder holds that is left out."""
     inside = entries(folder)
     if not inside:
         return "it is empty"

@@ -22,7 +22,7 @@ _MOST_NAMED = 6  # files in a message
 
 
 def found(root: Path) -> bool:
-    """Say whether a folder is of this layout."""
+    """Return whether a folder is of this layout."""
     files = _files(root)
     if not files:
         return False

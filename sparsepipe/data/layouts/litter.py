@@ -21,7 +21,7 @@ _STREAM = ":zone.identifier"  # Windows: where a file was downloaded from
 
 
 def is_litter(name: str) -> bool:
-    """Say whether a file or folder of this name belongs to no data set: hidden (`._x`, `.DS_Store`) or a system's."""
+    """Whether a file or folder of this name belongs to no data set: hidden (`._x`, `.DS_Store`) or a system's."""
     lower = name.lower()
     return name.startswith(".") or lower in _NAMES or lower.endswith(_STREAM)
 

@@ -17,7 +17,7 @@ _LISTS = ("modelnet40", "modelnet10")  # both lists may lie in one folder: the l
 
 
 def found(root: Path) -> bool:
-    """Say whether a folder is of this layout."""
+    """Return whether a folder is of this layout."""
     return any((root / f"{name}_shape_names.txt").is_file() for name in _LISTS)
 
 

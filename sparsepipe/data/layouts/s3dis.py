@@ -34,7 +34,7 @@ _TEST_AREA = 5  # as its papers report: the one area of another building
 
 
 def found(root: Path) -> bool:
-    """Say whether a folder is of this layout."""
+    """Return whether a folder is of this layout."""
     return any((room / _ANNOTATIONS).is_dir() for area in folders(root) if _area(area) for room in folders(area))
 
 

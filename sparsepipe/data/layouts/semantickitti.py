@@ -52,7 +52,7 @@ _CLASS_OF = _table()
 
 
 def found(root: Path) -> bool:
-    """Say whether a folder is of this layout."""
+    """Return whether a folder is of this layout."""
     return any(root.glob("sequences/*/velodyne"))
 
 

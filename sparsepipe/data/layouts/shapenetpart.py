@@ -37,7 +37,7 @@ PARTS = tuple(f"{name} {number}" for name, count in _NUM_PARTS.items() for numbe
 
 
 def found(root: Path) -> bool:
-    """Say whether a folder is of this layout."""
+    """Return whether a folder is of this layout."""
     return (root / _NAMES).is_file() and (root / _LISTS).is_dir()
 
 

@@ -35,7 +35,7 @@ def splits_named(stem: str) -> list[str]:
 
 
 def are_parts(stems: Sequence[str]) -> bool:
-    """Say whether files of one split are parts of one set: alike but for one number that counts from 0 or 1.
+    """Return whether files of one split are parts of one set: alike but for one number that counts from 0 or 1.
 
     train0, train1 and train-00000-of-00002, train-00001-of-00002 are; train_v1, train_v2 and train_1024, train_2048
     are alternatives; train0, train2 lack one.

@@ -136,7 +136,7 @@ class Builder(ir.IRBuilder):
         self.position_at_end(end)
 
     def at(self, base: Value, *places: Value | int) -> Value:
-        """The address so many numbers further on."""
+        """The address `base` plus a number of elements."""
         for place in places:
             base = self.gep(base, [constant(place) if isinstance(place, int) else place])
         return base
@@ -209,7 +209,7 @@ class Builder(ir.IRBuilder):
         self.choose(left, {count: partial(body, full, count) for count in range(1, most)})
 
     def scratch(self, count: int, kind: ir.Type = FLOAT) -> Value:
-        """Room for so many numbers on the thread's own stack."""
+        """Allocate `count` numbers on the thread's own stack."""
         room = self.alloca(ir.ArrayType(kind, count))
         room.align = 64
         return self.bitcast(room, kind.as_pointer())

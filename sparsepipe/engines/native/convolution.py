@@ -95,7 +95,7 @@ def _forward_gathered(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -
 def _backward(
     features: Tensor, transposed: Tensor, grad_output: Tensor, kernel_map: KernelMap, wants_features: bool
 ) -> tuple[Tensor | None, Tensor]:
-    """Return the gradients of the features, unless nobody wants them, and of the kernel."""
+    """Return the gradients of the features, None where not `wants_features`, and of the kernel."""
     if direct.suits(features, transposed.mT) and (not wants_features or direct.suits(grad_output, transposed)):
         grad_features = direct.convolve(grad_output, transposed, kernel_map.transposed) if wants_features else None
         return grad_features, direct.kernel_gradient(features, grad_output, kernel_map)
@@ -136,12 +136,12 @@ def _backward_gathered(
 
 
 def _fits(kernel: Tensor, kernel_map: KernelMap) -> bool:
-    """Say whether all gathered rows and products fit the cache at once."""
+    """Return whether all gathered rows and products fit the cache at once."""
     return kernel_map.num_pairs * (kernel.shape[1] + kernel.shape[2]) * kernel.element_size() <= _CACHE_BYTES
 
 
 def _grouped(rows: Tensor, *widths: int) -> bool:
-    """Say whether torch multiplies all groups of rows in one call: on CPU, in these types, rows of whole 16 bytes."""
+    """Whether torch multiplies all groups of rows in one call: on CPU, in these types, rows of whole 16 bytes."""
     aligned = all(width * rows.element_size() % 16 == 0 for width in widths)
     return rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.bfloat16) and aligned
 

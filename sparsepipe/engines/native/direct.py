@@ -42,7 +42,7 @@ _LEAST_TILE_ROWS, _MOST_TILE_ROWS = 64, 1024
 
 
 def operation(lanes: int, name: str) -> int:
-    """Return the number of an operation on vectors of so many lanes."""
+    """Return the number by which the machine code knows an operation on vectors of `lanes` numbers."""
     return len(_OPERATIONS) * LANES.index(lanes) + _OPERATIONS.index(name)
 
 
@@ -52,7 +52,7 @@ def columns_at_a_time(lanes: int) -> int:
 
 
 def suits(features: Tensor, kernel: Tensor) -> bool:
-    """Say whether to convolve here: in single or half precision on a CPU, output rows of whole vectors.
+    """Return whether to convolve here: in single or half precision on a CPU, output rows of whole vectors.
 
     Where matrices are transposes, input rows too.
     """

@@ -151,12 +151,12 @@ class KernelMap:
 
     @_built_once
     def covers_outputs(self) -> bool:
-        """Say whether every output row has an input row."""
+        """Return whether every output row has an input row."""
         return not self.num_out or bool(self.pairs.out_rows.bincount(minlength=self.num_out).amin() > 0)
 
     @_built_once
     def pairs_outputs_once(self) -> bool:
-        """Say whether every output row has exactly one pair, as those of a kernel no larger than its stride have."""
+        """Return whether every output row has exactly one pair, as those of a kernel no larger than its stride have."""
         return self.num_pairs == self.num_out and self.covers_outputs
 
     @_built_once

@@ -58,7 +58,10 @@ def run(arguments: Sequence[int]) -> None:
 
 @functools.cache
 def _team() -> Callable[..., None] | None:
-    """Return what has a function run by OpenMP's threads, those that torch itself uses; None where they are unknown."""
+    """Return the entry point of the OpenMP library that torch uses, which runs a function on all its threads.
+
+    None where that library is unknown.
+    """
     found = [row["filepath"] for row in threadpoolctl.threadpool_info() if row["user_api"] == "openmp"]
     of_torch = [path for path in found if Path(path).is_relative_to(Path(torch.__file__).parent)] or found
     parallel = getattr(ctypes.CDLL(of_torch[0]), "GOMP_parallel", None) if len(of_torch) == 1 else None
@@ -72,7 +75,7 @@ def _team() -> Callable[..., None] | None:
 
 @functools.cache
 def _code(lanes: int) -> Code | None:
-    """Return the code for vectors of so many numbers, ready to run; None where it cannot be had."""
+    """Return the code for vectors of `lanes` numbers, ready to run; None where it cannot be compiled."""
     try:
         path = _path(lanes)
         return _placed((_kept(path) if path else None) or _compiled(lanes, path))
@@ -129,7 +132,7 @@ def _kept(path: Path) -> bytes | None:
 
 
 def _is_own(status: os.stat_result) -> bool:
-    """Whether this user and nobody else may write to a file or folder."""
+    """Whether this user alone may write to a file or folder."""
     return status.st_uid == os.geteuid() and not status.st_mode & 0o022
 
 

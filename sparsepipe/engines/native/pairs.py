@@ -52,7 +52,7 @@ class Pairs:
 
 
 def bags(out_rows: Tensor, num_out: int) -> Bags:
-    """Say for each of `num_out` rows at which places of `out_rows` [P] it stands."""
+    """Return for each of `num_out` rows the positions at which it occurs in `out_rows` [P]."""
     order = torch.sort(out_rows.to(torch.int16 if num_out <= 2**15 else torch.int32), stable=True).indices
     starts = torch.bincount(out_rows, minlength=num_out).cumsum(0)
     return Bags(order.int(), functional.pad(starts, (1, 0)).int())

@@ -19,7 +19,7 @@ class SparseTensor:
         return self.manager.coordinates(self.tensor_stride)
 
     def shares_voxels(self, other: object) -> bool:
-        """Say whether `other` is a sparse tensor whose rows lie on the same voxels."""
+        """Return whether `other` is a sparse tensor whose rows lie on the same voxels."""
         same = isinstance(other, SparseTensor) and other.manager is self.manager
         return same and other.tensor_stride == self.tensor_stride
 
