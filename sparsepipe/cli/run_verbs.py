@@ -151,6 +151,20 @@ def runs_attach(options: argparse.Namespace) -> Answer:
         raise
 
 
+def runs_stop(options: argparse.Namespace) -> Answer:
+    """Ask a run to end with a checkpoint, and follow it to its end. Interrupting that takes nothing back."""
+    from ..launchers import attach
+
+    record = _record(options.run)
+    if not _alive(record):
+        raise InputError(f"{record.folder}: is not running, it is {_state(record)}")
+    job = attach(record.folder)
+    job.stop()
+    summary = job.wait(on_row=_progress_row)
+    document = {"run": record.name, "state": job.state, "minibatches": summary["minibatches"]}
+    return Answer(document, f"{one_line(record.folder)}: {job.state} after {summary['minibatches']} minibatches")
+
+
 def runs_cancel(options: argparse.Namespace) -> Answer:
     from ..launchers import attach
 
@@ -295,6 +309,7 @@ VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {
     "runs show": runs_show,
     "runs compare": runs_compare,
     "runs attach": runs_attach,
+    "runs stop": runs_stop,
     "runs cancel": runs_cancel,
     "runs export": runs_export,
 }

@@ -33,7 +33,7 @@ class Job(Protocol):
 
     @property
     def state(self) -> str:
-        """How it stands: "running", then "finished", "failed", "cancelled", or "unknown" for a damaged record."""
+        """How it stands: "running", then "finished", "stopped", "failed", "cancelled", or "unknown" if damaged."""
         ...
 
     @property
@@ -53,6 +53,14 @@ class Job(Protocol):
 
         Raises RunFailed in one line (which rank, what it met, where its traceback is), InputError where the user's
         input was at fault, and TimeoutError after `timeout` seconds. Interrupting the wait leaves the job alone.
+        """
+        ...
+
+    def stop(self) -> None:
+        """Ask the run to end soon with a checkpoint, at a minibatch that its ranks agree on, and return at once.
+
+        `wait` for its end: the summary says after how many minibatches it was; resuming goes on as if it never had
+        ended. A run that is about to finish may do so first. Raises InputError where it cannot be asked.
         """
         ...
 

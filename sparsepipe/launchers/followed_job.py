@@ -10,6 +10,7 @@ from typing import Any, Self
 from ..errors import InputError, RunFailed
 from ..host.limits import limit_met
 from ..record import RunRecord
+from ..runtime import commands
 from .base import MetricsRow
 from .handle import Handle
 from .kept_rows import KeptRows
@@ -82,6 +83,10 @@ class FollowedJob:
                 if not self._ended and not new:
                     self._changed.wait(1 / _POLLS_A_SECOND)
 
+    def stop(self) -> None:
+        if not self._ended:
+            commands.ask(self.record.folder, commands.STOP)
+
     def cancel(self) -> None:
         if self._ended:
             return
@@ -97,10 +102,12 @@ class FollowedJob:
         if self._tail.damaged:
             where = self.record.folder / "metrics.jsonl"
             warnings.warn(f"{where}: {self._tail.damaged} lines are no rows and were passed over", stacklevel=3)
-        if status["state"] == "finished":
+        if status["state"] in ("finished", "stopped"):
             if summary := self._rows.last("summary"):
                 return summary
-            raise RunFailed(f"{self.record.folder}: the run finished, but its metrics.jsonl has no summary any more")
+            raise RunFailed(
+                f"{self.record.folder}: the run {status['state']}, but its metrics.jsonl has no summary any more"
+            )
         reason = status.get("reason", f"ended in state {status['state']!r}")
         if status.get("exit_code") == 2:
             raise InputError(reason)

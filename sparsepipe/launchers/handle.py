@@ -15,7 +15,7 @@ from .lock import guard_of, held_by, is_held
 from .supervisor import read_status
 
 _TO_START = 3.0  # seconds for a supervisor to say who it is
-_ENDS = ("finished", "failed", "cancelled")
+_ENDS = ("finished", "stopped", "failed", "cancelled")
 _MOST_LAST_WORDS = 65536  # bytes: what a pipe holds
 
 

@@ -13,7 +13,7 @@ from ..profile import Profile
 from ..provenance import Provenance
 from ..record import Origin, RunRecord
 from ..record.plans import begin_plan
-from ..runtime import RunConfig
+from ..runtime import RunConfig, commands
 from ..runtime.workloads import check_launch
 from ..schedule import check_runs, compile, round_length
 from ..workload_facts import workload_facts
@@ -57,6 +57,7 @@ def prepare(
     _check_name(folder)
     lock = hold(folder)
     try:
+        commands.clear(folder)
         if resume and (folder / "plan.json").exists():
             return _changed(folder, plan, config), lock
         rests_on = Provenance.of(profile, cluster, [plan], config, campaign=campaign, data=config.data).to_json()

@@ -3,9 +3,10 @@
 runs/<name>/plan.json config.json origin.json   the plan, the settings, and the code and data behind them
             plans/000.json …                    every plan it followed, with the minibatch each began at: see plans.py
             beside.json                         runs that shared the machine with it, where there were any
-            status.json                         its state: running, finished, failed (and why)
+            status.json                         its state: running, finished, stopped, failed (and why)
             metrics.jsonl                       rows of the run, in the order in which they were written
             trace-rank0.jsonl …                 spans, a file for each rank; `RunRecord.trace` puts them together
+            control/                            what a running job was asked for: see runtime/commands.py
             checkpoints/ logs/
 """
 
@@ -164,7 +165,7 @@ class RunRecord:
 
     @property
     def status(self) -> dict[str, Any]:
-        """`{"state": "running" | "finished" | "failed" | "cancelled", …}`; "started" before a worker speaks."""
+        """`{"state": "running", …}`, then finished, stopped, failed or cancelled; "started" before a worker speaks."""
         path = self.folder / "status.json"
         return read_fields(path, STATUS, what="run's status") if path.exists() else {"state": "started"}
 

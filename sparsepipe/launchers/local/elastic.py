@@ -30,6 +30,7 @@ from ...host.memory_kills import MemoryKills
 from ...host.python_path import python_command
 from ...plan import Plan
 from ...record import RunRecord
+from ...runtime import commands
 from ...runtime.failures import described
 from ...runtime.processes.last_words import Listener
 from ...runtime.processes.lifeline import watch
@@ -160,7 +161,7 @@ def _launch(arguments: argparse.Namespace, listener: Listener) -> FailureCause |
 def _finish(folder: RunFolder, cause: FailureCause | None) -> int:
     """Write the final status or, where the folder is gone or its disk full, print it; return the exit code."""
     if cause is None:
-        status = {"state": "finished"}
+        status = _success(folder.path)
     else:
         status = {"state": "failed", **cause.to_json()}
         with suppress(OSError):
@@ -171,6 +172,13 @@ def _finish(folder: RunFolder, cause: FailureCause | None) -> int:
     _make_room(folder.path)
     tell_status(folder.path, **status)
     return cause.exit_code if cause else 0
+
+
+def _success(folder: Path) -> dict[str, Any]:
+    """How a run stands whose workers all ended well."""
+    if (found := commands.taken(folder)) is None:
+        return {"state": "finished"}
+    return {"state": "stopped", "reason": f"stopped after {found[1]} minibatches, as asked; resume it to go on"}
 
 
 def _make_room(folder: Path) -> None:

@@ -71,6 +71,11 @@ class EpochExecutor:
             Op.UPDATE: self.update,
         }
 
+    def close(self) -> Tensor:
+        """End it, when all actions are done; return its table."""
+        self.inputs.close()
+        return self.table
+
     def do(self, action: Action) -> None:
         """Do the next action of the list that is this stage's."""
         self._steps[action.op](action)

@@ -35,10 +35,17 @@ class Inputs:
         else:
             self._inbox = context.exchange.inbox(replica, [(m, m + base) for m in mine], direction=FORWARD)
         self._base = base
+        self._loaders = [] if not self._runner.is_first else [self._loader]
         self._batches, self._samples, self._epoch = batches, samples, epoch
         self._labels: Loader | None = None
         if self._runner.is_last and context.workload.labels_are_read:
             self._labels = Loader(self._read_labels, [(m, batches[m]) for m in mine])
+            self._loaders.append(self._labels)
+
+    def close(self) -> None:
+        """Read no further from disk."""
+        for loader in self._loaders:
+            loader.close()
 
     def take_labels(self, action: Action) -> Tensor:
         """Return the labels of an action's minibatch, the next in order. Only in the last stage."""

@@ -20,6 +20,7 @@ class Loader:
     ) -> None:
         self._ready: queue.SimpleQueue[tuple[int, Any] | BaseException] = queue.SimpleQueue()
         self._room: queue.SimpleQueue[None] = queue.SimpleQueue()  # as many as may be read ahead
+        self._closed = False
         for _ in range(depth):
             self._room.put(None)
         if minibatches:
@@ -37,10 +38,17 @@ class Loader:
         self._room.put(None)
         return found[1]
 
+    def close(self) -> None:
+        """Read no further: what is left is not asked for any more."""
+        self._closed = True
+        self._room.put(None)
+
     def _read(self, read: Callable[[Sequence[int]], Any], minibatches: Sequence[tuple[int, Sequence[int]]]) -> None:
         try:
             for minibatch, indices in minibatches:
                 self._room.get()
+                if self._closed:
+                    return
                 self._ready.put((minibatch, read(indices)))
         except BaseException as error:  # handed to the worker, who raises it
             error.add_note(f"while reading minibatch {minibatch} (samples {', '.join(map(str, indices[:5]))}, …)")

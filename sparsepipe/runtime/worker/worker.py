@@ -18,6 +18,7 @@ from ...plan import Plan
 from ...record.record_files import read_metrics
 from ...schedule import Program, check_runs, compile
 from ...trace import SPAN_KINDS
+from ..commands import STOP
 from ..config import RunConfig
 from ..failures import LossNotFinite, PeerLost
 from ..reporting import metrics
@@ -30,6 +31,7 @@ from ..training_state.loss_scale import LossScale
 from ..workloads.base import Workload
 from .connections import Connections
 from .context import WorkerContext
+from .control import Control, Horizon
 from .epoch_executor import EpochExecutor
 from .epoch_parts import EpochPart, RunLength
 from .packet_exchange import PacketExchange
@@ -73,6 +75,7 @@ class Worker:
         self.weight_update = WeightUpdate(self.context, config, num_stages=len(stages))
         self.snapshots = Snapshots(run_dir, timeout=timeout)
         self.length = RunLength(workload.epoch_minibatches, workload.total_minibatches)
+        self.control = Control(run_dir, process, Horizon.of(connections.program))
         self._programs: dict[int, Program] = {}
         self.epochs: list[dict[str, Any]] = []
         self.unproven: int | None = None  # minibatches of the checkpoint whose weights are not validated yet
@@ -103,25 +106,39 @@ class Worker:
         for part in self.length.parts(done):
             self.context.exchange.sent_bytes = 0
             self.recorder.restart()
-            row, epoch = self._train(part), part.epoch
-            done += part.count
+            (row, trained), epoch = self._train(part), part.epoch
+            done += trained
             with self._meeting(epoch):
                 for replica in self.replicas.values():
                     replica.average_statistics()
                 self._check_finite(epoch, done)
-            last = done >= self.workload.total_minibatches
-            every = self.config.checkpoint_every
-            if every and (last or (epoch + 1) % every == 0):
-                if self.config.validate:
-                    self.unproven = done
-                    self._tell("trained", epoch, done, row)
-                self._checkpoint(done, last=last)
-            row["validation"] = self._validate(epoch) if self.config.validate else None
-            self._prove()
-            self.epochs.append(row)
-            self._tell("epoch", epoch, done, row)
+            stops = done < self.workload.total_minibatches and self.control.due == STOP
+            if trained < part.count:
+                self._checkpoint(done, last=True)
+                self.epochs.append({**row, "validation": None})  # for the summary: whoever resumes ends the epoch
+            else:
+                self._end_epoch(epoch, done, row, stops=stops)
             self.recorder.flush()
+            if stops:
+                break
+        if done < self.workload.total_minibatches and self.rank == 0:
+            self.control.carried_out(STOP, done)
+        self.control.close()
         self._summarise(done)
+
+    def _end_epoch(self, epoch: int, done: int, row: dict[str, Any], *, stops: bool) -> None:
+        """Checkpoint an epoch, or what the run has of its last, where one is due or the run `stops`, and validate."""
+        last = done >= self.workload.total_minibatches
+        every = self.config.checkpoint_every
+        if stops or (every and (last or (epoch + 1) % every == 0)):
+            if self.config.validate:
+                self.unproven = done
+                self._tell("trained", epoch, done, row)
+            self._checkpoint(done, last=last or stops)
+        row["validation"] = self._validate(epoch) if self.config.validate else None
+        self._prove()
+        self.epochs.append(row)
+        self._tell("epoch", epoch, done, row)
 
     def _tell(self, event: str, epoch: int, done: int, row: Mapping[str, Any]) -> None:
         """Write a row of an epoch: "trained" before its checkpoint, "epoch" once it is validated, too."""
@@ -156,11 +173,15 @@ class Worker:
         if self.rank == 0 and self.config.checkpoint_every and not self.snapshots.busy:
             checkpoint.prune(self.run_dir, self.config.keep_checkpoints)
 
-    def _train(self, part: EpochPart) -> dict[str, Any]:
-        """Do the action list for the minibatches of an epoch, from an empty pipeline to an empty one."""
+    def _train(self, part: EpochPart) -> tuple[dict[str, Any], int]:
+        """Do the action list for the minibatches of an epoch, from an empty pipeline to an empty one.
+
+        Returns what all ranks know of them, and how many were trained: fewer, where a command is due before their end.
+        """
         for replica in self.replicas.values():
             replica.runner.begin(training=True)
-        program, epoch = self.program(part.count), part.epoch
+        program, epoch, control = self.program(part.count), part.epoch, self.control
+        control.begin(epoch * self.workload.epoch_minibatches + part.first, part.count)
         executors = {
             k: EpochExecutor(self.context, replica, part, program, weight_update=self.weight_update)
             for k, replica in self.replicas.items()
@@ -170,15 +191,18 @@ class Worker:
         started, before = self.recorder.now(), Usage.now()
         every = _LOOK_EVERY if self.epochs else 1  # the summary's pace is of epochs after the first
         for place, action in enumerate(program.actions[self.rank]):
+            if not control.trains(action, program):
+                continue
             self.recorder.stage = action.stage
             executors[action.stage].do(action)
             if place % every == 0:
                 self.context.memory.look()
         after = Usage.now()
+        control.close_part()
         with self._meeting(epoch):
             self.context.exchange.finish()
-            row = self._epoch_row({k: executor.table for k, executor in executors.items()}, started)
-            return row | {"load": shared_load(self.process, before, after)}
+            row = self._epoch_row({k: executor.close()[: control.end] for k, executor in executors.items()}, started)
+            return row | {"load": shared_load(self.process, before, after)}, control.end
 
     @contextmanager
     def _meeting(self, epoch: int) -> Iterator[None]:

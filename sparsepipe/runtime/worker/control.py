@@ -1,0 +1,117 @@
+"""When a command to a running job is carried out: before the same minibatch on every rank, with an empty pipeline.
+
+    run's folder ──► rank 0 takes it up as it begins a forward, and announces: "stop before minibatch 12"
+                                                         │ every rank looks as it begins a forward
+    rank 0   F8 F9 F10 F11  B8 B9 B10 B11  (no F12 …)    ▐ 12 ▌
+    rank 1         F8 B8 F9 B9 F10 B10 F11 B11           ▐    ▌
+
+Nobody waits for an answer and nothing is sent: rank 0 names a minibatch so far ahead that no rank can have begun it.
+Where the epoch ends before, all ranks take the command up at its end, where they meet anyway.
+"""
+
+import time
+from dataclasses import dataclass
+from math import lcm
+from pathlib import Path
+
+from ...schedule import Action, Op, Program, round_length
+from .. import commands
+from ..processes.announcement import Announcement
+from ..processes.process import Process
+
+_SECONDS = 0.1  # between two looks into the run's folder, which take some microseconds each
+
+
+@dataclass(frozen=True)
+class Horizon:
+    """How far ahead of rank 0 a plan's ranks can be, and where a program may end early."""
+
+    ahead: int  # minibatches that another rank can have begun beyond those that rank 0 has
+    whole: int  # minibatches after a multiple of which every update is complete, and the replicas' turns begin anew
+
+    @classmethod
+    def of(cls, program: Program) -> "Horizon":
+        """`program`: compiled until steady.
+
+        A rank begins a minibatch once its stage has finished the one that was begun as many before it as are in flight,
+        and replicas of a stage wait for each other once a round. A round more is to be safe: tests ask the lists.
+        """
+        plan = program.plan
+        flights = (sum(program.in_flight(k, rank) for rank in stage.ranks) for k, stage in enumerate(plan.stages))
+        rounds = [round_length(plan, k) for k in range(len(plan.stages))]
+        whole = lcm(*rounds, *(stage.round for stage in plan.stages))
+        return cls(max(flights) + 2 * max(rounds), whole)
+
+    def end(self, begun: int, count: int) -> int:
+        """Return where a part of an epoch of `count` minibatches can end, when rank 0 has begun `begun`, its latest."""
+        due = -(-(begun + 1 + self.ahead) // self.whole) * self.whole
+        return min(due, count)
+
+
+class Control:
+    """One rank's eye on what is announced. Rank 0 makes the announcements."""
+
+    def __init__(self, run_dir: Path, process: Process, horizon: Horizon) -> None:
+        self._run_dir, self._horizon, self._leads = run_dir, horizon, process.rank == 0
+        path = run_dir / "logs" / ".announcement" if process.world_size > 1 else None
+        self._announcement = Announcement(path, blank=self._leads)  # looked at when all ranks have met again
+        self._next_look = 0.0
+        self._first = self._count = self.end = 0
+        self._begun = -1
+
+    def begin(self, first: int, count: int) -> None:
+        """Begin a part of an epoch: `count` minibatches from the run's minibatch `first` on."""
+        self._first, self._count, self.end, self._begun = first, count, count, -1
+
+    def trains(self, action: Action, program: Program) -> bool:
+        """Whether an action of this part, about to begin, is to be done: nothing beyond an announced end is.
+
+        Raises RuntimeError where the announcement came too late for this rank, which would be a mistake of ours.
+        """
+        stage, op, minibatch = action
+        if op is Op.FORWARD and self.end == self._count:
+            self._look(minibatch)
+        if self.end == self._count:
+            return True
+        return (program.members(stage, minibatch)[0] if op is Op.UPDATE else minibatch) < self.end
+
+    def close_part(self) -> None:
+        """Take up what was asked for since the last look. Rank 0 comes here before the ranks meet at a part's end."""
+        if self._leads and not self._announcement.serial:
+            self._next_look = 0.0
+            self._take_up(self._count)
+
+    @property
+    def due(self) -> str | None:
+        """The command to be carried out now, at a part's end, where all ranks have met; None where there is none."""
+        if not self._announcement.serial:
+            return None
+        command, minibatch = self._announcement.read()
+        return commands.COMMANDS[command] if minibatch == self._first + self.end else None
+
+    def carried_out(self, command: str, minibatches: int) -> None:
+        """Note that a command was carried out. One rank comes here."""
+        commands.take(self._run_dir, command, minibatches)
+
+    def close(self) -> None:
+        """Look no more. All ranks have met since they began to."""
+        self._announcement.close()
+
+    def _look(self, minibatch: int) -> None:
+        """See what is announced, before the forward of `minibatch` begins."""
+        if self._leads and not self._announcement.serial:
+            self._take_up(self._horizon.end(max(self._begun, minibatch), self._count))
+        if self._announcement.serial:
+            self.end = self._announcement.read()[1] - self._first
+            if self._begun >= self.end:
+                raise RuntimeError(f"a command is due before minibatch {self.end}, but {self._begun} has begun")
+        self._begun = max(self._begun, minibatch)
+
+    def _take_up(self, end: int) -> None:
+        """Announce what the run is asked for, due at `end` of this part."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + _SECONDS
+        if command := commands.requested(self._run_dir):
+            self._announcement.make(commands.COMMANDS.index(command), self._first + end)
