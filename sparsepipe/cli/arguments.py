@@ -129,7 +129,10 @@ def _planner_options(verb: Parser) -> None:
     verb.add_argument("--all-devices", action="store_true", help="leave no device unused")
     verb.add_argument("--activation-compression-ratio", type=positive, metavar="R")
     verb.add_argument(
-        "--stages-per-device", type=count, metavar="V", help="model-parallel: interleave V stages on each device"
+        "--stages-per-device",
+        type=count,
+        metavar="V",
+        help="model-parallel: interleave V stages on each device (default: as few as the schedule takes)",
     )
     verb.add_argument("--straight-pipeline", action="store_true", help="no replication")
     verb.add_argument(
