@@ -1,4 +1,4 @@
-"""The house is walked by its imports: they point down, and `import sparsepipe` stays light."""
+"""The architecture: imports point down, files know no circles, and `import sparsepipe` stays light."""
 
 import ast
 import re

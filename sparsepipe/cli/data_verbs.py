@@ -4,13 +4,12 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from .. import data
 from ..display.markup import one_line
 from .output import Answer, Progress, progress_line, table
 
 
 def data_list(options: argparse.Namespace) -> Answer:
-    from ..data import list_datasets
-
     damaged: list[str] = []
     rows = [
         {
@@ -21,7 +20,7 @@ def data_list(options: argparse.Namespace) -> Answer:
             "splits": dict(entry.splits),
             "fetchable": entry.verifiable,
         }
-        for entry in list_datasets(damaged=damaged)
+        for entry in data.list_datasets(damaged=damaged)
     ]
     for text in damaged:
         progress_line(f"warning: left out: {text}")
@@ -30,32 +29,26 @@ def data_list(options: argparse.Namespace) -> Answer:
 
 
 def data_fetch(options: argparse.Namespace) -> Answer:
-    from ..data import fetch
-
     progress = Progress()
 
     def tell(name: str, done: int, total: int | None) -> None:
         progress.tell(f"{name}: {done / 1e6:.1f}{f' of {total / 1e6:.1f}' if total else ''} MB")
 
     try:
-        folder = fetch(options.name, options.out, progress=tell)
+        folder = data.fetch(options.name, options.out, progress=tell)
     finally:
         progress.end()
     return Answer({"name": options.name, "folder": str(folder)}, f"{options.name} is in {folder}")
 
 
 def data_make(options: argparse.Namespace) -> Answer:
-    from ..data import info, make_shapes
-
-    folder = make_shapes(options.out, num_train=options.train, num_test=options.test, seed=options.seed)
-    found = info(folder)
+    folder = data.make_shapes(options.out, num_train=options.train, num_test=options.test, seed=options.seed)
+    found = data.info(folder)
     return Answer(found, f"{found['samples']} synthetic shapes of {len(found['classes'])} families are in {folder}")
 
 
 def data_info(options: argparse.Namespace) -> Answer:
-    from ..data import find, info
-
-    found = info(find(options.path))
+    found = data.info(data.find(options.path))
     lines = [f"{found['name']}{' (synthetic)' if found['synthetic'] else ''}: {found['samples']} samples"]
     lines += [f"{key}: {', '.join(f'{k} {n}' for k, n in found[key].items())}" for key in ("splits", "formats")]
     lines += [f"classes: {', '.join(found['classes'])}"]
@@ -64,13 +57,11 @@ def data_info(options: argparse.Namespace) -> Answer:
 
 
 def data_check(options: argparse.Namespace) -> Answer:
-    from ..data import check, find
-
     progress = Progress()
     settings = {"task": options.task, "features": options.features, "num_points": options.num_points}
     given = {name: value for name, value in settings.items() if value is not None}
     try:
-        report = check(find(options.path), voxel_size=options.voxel_size, progress=progress.tell, **given)
+        report = data.check(data.find(options.path), voxel_size=options.voxel_size, progress=progress.tell, **given)
     finally:
         progress.end()
     count = len(report.faults)

@@ -11,11 +11,16 @@ from typing import Any
 
 from ..errors import InputError
 from ..files import write_json
+from ..forecast import forecast
 from ..formats.pipedream_conf import export_plan, load_plan
+from ..formats.stage_modules import write_stage_modules
 from ..host.openmp import waiting
+from ..models import network
 from ..plan import Plan
+from ..planners import PLANNERS, comparable, partition
 from ..profile import Profile
 from .output import Answer, progress_line
+from .plan_table import side_by_side
 from .profile_and_cluster import beyond_profile, profile_and_cluster, warn, warn_of
 
 
@@ -61,9 +66,6 @@ def profile(options: argparse.Namespace) -> Answer:
 
 
 def plan(options: argparse.Namespace) -> Answer:
-    from ..planners import comparable, partition
-    from .plan_table import side_by_side
-
     found, cluster = profile_and_cluster(options, warn=options.json)  # else the first plan's own text does
     settings = {
         "schedule": options.schedule,
@@ -100,8 +102,6 @@ def _own_period(plan: Plan) -> str:
 
 def _planner_options(options: argparse.Namespace, names: list[str]) -> list[tuple[str, dict[str, Any]]]:
     """Give each planner those of the options that it knows. Raises InputError for one that none of them knows."""
-    from ..planners import PLANNERS
-
     given = {
         "cost_model": None if options.cost_model == "default" else options.cost_model,
         "all_devices": options.all_devices or None,
@@ -122,8 +122,6 @@ def _planner_options(options: argparse.Namespace, names: list[str]) -> list[tupl
 
 
 def simulate(options: argparse.Namespace) -> Answer:
-    from ..forecast import forecast
-
     found, cluster = profile_and_cluster(options)
     chosen = load_plan(options.plan, found.graph).check(found.graph, cluster)
     warn(f"plan: {text}" for text in beyond_profile(chosen, found))
@@ -149,9 +147,6 @@ def export(options: argparse.Namespace) -> Answer:
     chosen = Plan.load(options.plan)
     written = export_plan(chosen, options.out, profile=Profile.load(options.profile) if options.profile else None)
     if options.model:
-        from ..formats.stage_modules import write_stage_modules
-        from ..models import network
-
         written += write_stage_modules(chosen, network(options.model, num_classes=options.classes), options.out)
     return Answer({"files": [str(path) for path in written]}, "\n".join(map(str, written)))
 

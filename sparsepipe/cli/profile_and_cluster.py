@@ -7,6 +7,7 @@ from math import prod
 from ..cluster import Cluster, DeviceType, Link, Node
 from ..errors import InputError
 from ..fields import MOST_LIKE_DEVICES
+from ..formats.sparsepipe_servers import ServerFile
 from ..plan import Plan
 from ..profile import Profile
 from .output import progress_line
@@ -18,8 +19,6 @@ def profile_and_cluster(options: argparse.Namespace, *, warn: bool = True) -> tu
     `warn`: print the profile's warnings at once.
     """
     if options.server_file:
-        from ..formats.sparsepipe_servers import ServerFile
-
         servers = ServerFile.load(options.server_file)
         names = ("bandwidth", "network")  # inside a server, between servers
         links = dict(zip(names, options.bandwidth or (), strict=False))

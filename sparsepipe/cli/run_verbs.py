@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..display.html import left_out
 from ..display.markup import one_line
@@ -14,13 +14,14 @@ from ..files import write_json
 from ..forecast import forecast
 from ..formats.pipedream_conf import load_plan
 from ..host.background_load import BackgroundLoad
+from ..launchers import attach, launch
+from ..launchers.handle import AttachedProcess
+from ..models import network
 from ..provenance import Provenance
 from ..record import RunRecord, load_warnings
+from ..runtime import RunConfig
 from .output import Answer, cell, progress_line, table
 from .profile_and_cluster import profile_and_cluster
-
-if TYPE_CHECKING:
-    from ..runtime import RunConfig
 
 _RUNS = Path("runs")  # where runs are looked for by name
 
@@ -39,9 +40,6 @@ def run(options: argparse.Namespace) -> Answer:
             if not getattr(options, name):
                 raise InputError(f"no {name}: sparsepipe run PLAN --model M --data D, or --resume DIR")
         settings, folder = {}, options.run_dir or _new_run_dir(options.model)
-    from ..launchers import launch
-    from ..models import network
-
     config = settings_of(options, before=settings if options.resume else None)
     # The layers do not depend on the number of classes.
     chosen = load_plan(options.plan, network(config.model, num_classes=2).graph()) if options.plan else record.plan
@@ -55,13 +53,11 @@ def run(options: argparse.Namespace) -> Answer:
     return _followed(job)
 
 
-def settings_of(options: argparse.Namespace, *, before: Mapping[str, Any] | None = None) -> "RunConfig":
+def settings_of(options: argparse.Namespace, *, before: Mapping[str, Any] | None = None) -> RunConfig:
     """Return the settings that the options of `run` ask for, over those `before` of the run that they resume.
 
     Raises InputError for a setting outside its range.
     """
-    from ..runtime import RunConfig
-
     named = {name: getattr(options, name, None) for name in RunConfig.__dataclass_fields__}
     given = {name: value for name, value in named.items() if value is not None}
     if before is None:
@@ -76,9 +72,6 @@ def replay(options: argparse.Namespace) -> Answer:
 
     The answer says beside it what the simulator expects.
     """
-    from ..launchers import launch
-    from ..runtime import RunConfig
-
     profile, cluster = profile_and_cluster(options)
     plan = load_plan(options.plan, profile.graph).check(profile.graph, cluster)
     counts = profile.typical_sizes
@@ -141,8 +134,6 @@ def runs_compare(options: argparse.Namespace) -> Answer:
 
 def runs_attach(options: argparse.Namespace) -> Answer:
     """Follow a run to its end. Interrupting it leaves the run alone."""
-    from ..launchers import attach
-
     job = attach(_record(options.run).folder)
     try:
         return _followed(job, cancel=False)
@@ -166,8 +157,6 @@ def runs_stop(options: argparse.Namespace) -> Answer:
 
 
 def runs_cancel(options: argparse.Namespace) -> Answer:
-    from ..launchers import attach
-
     record = _record(options.run)
     if not _alive(record):
         raise InputError(f"{record.folder}: is not running, it is {_state(record)}")
@@ -232,8 +221,6 @@ def _left_alone(folder: Path) -> Answer:
 
 def _alive(record: RunRecord) -> bool:
     """Whether a run is alive, by its status where that can be read, and by its supervisor."""
-    from ..launchers.handle import AttachedProcess
-
     try:
         ended = record.status["state"] not in ("started", "running")
     except DamagedRecord:
