@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from sparsepipe import InputError
-from sparsepipe.runtime import RunConfig
-from sparsepipe.runtime.config import PARTS, DataConfig, OptimizerConfig, ProcessConfig
+from sparsepipe.runtime import DataConfig, OptimizerConfig, ProcessConfig, RunConfig
+from sparsepipe.runtime.config import PARTS
 
 
 def test_settings_are_read_as_they_were_written() -> None:
