@@ -162,7 +162,7 @@ def _left_alone(folder: Path, how: str, rank: int) -> None:
             _until(done.exists)
             os._exit(0)
         _until((folder / "pid1").exists)
-        within = connections.at(0).statistics
+        within = connections.at(0).replication.statistics
         inbox = Inbox([(1, 0)], direction=FORWARD, boundary=7, sockets=sockets)
         what = re.escape("batch norm in the forward of minibatch 3 of rank 0")
 

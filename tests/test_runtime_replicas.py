@@ -2,20 +2,24 @@
 
 import torch
 
-from sparsepipe.runtime.replication.all_reduce import Averaging
+from sparsepipe.runtime.replication.all_reduce import AllReduce, Averaging
+from sparsepipe.runtime.replication.alone import Alone
 
 
 class _Double:
-    """A process whose other replica always has the same gradients: sums are twice what is given."""
+    """A group whose other replica always has the same gradients: sums are twice what is given."""
 
     def __init__(self) -> None:
         self.set_out: list[int] = []
 
-    def start_sum_over_stage(self, values: torch.Tensor) -> torch.Tensor:
+    def start_sum(self, values: torch.Tensor) -> torch.Tensor:
         self.set_out.append(len(values))
         return values.mul_(2)
 
-    def finish_sum(self, work: torch.Tensor, *, what: str) -> None:
+    def sum(self, values: torch.Tensor, *, what: str) -> torch.Tensor:
+        return self.start_sum(values)
+
+    def finish(self, work: torch.Tensor, *, what: str) -> None:
         assert what == "averaging 0U0"
 
 
@@ -45,3 +49,33 @@ def test_what_was_gathered_before_and_what_nobody_used_is_counted() -> None:
     means = averaging.mean(2, what="averaging 0U0")
     assert means[0].tolist() == [3, 3, 3] and means[1].tolist() == [1, 1]
     assert torch.autograd.grad((2 * used).sum(), [used])[0].tolist() == [2, 2, 2], "nobody listens any more"
+
+
+def test_replicas_come_to_the_mean_of_their_round_however_gradients_set_out() -> None:
+    """Three minibatches a replica, of which the last sets out within its backward, or all of them after it."""
+    weight = torch.randn(4, requires_grad=True)
+    gathered, last = torch.randn(4), torch.randn(4)
+    early, late = (AllReduce(_Double(), num_replicas=2) for _ in range(2))
+    with early.overlap([weight], [gathered]):
+        gradients = torch.autograd.grad(weight @ last, [weight])
+    early.complete(gradients)
+    (first,) = early.mean(lambda: [], 6, what="averaging 0U0")
+    (second,) = late.mean(lambda: [gathered + last], 6, what="averaging 0U0")
+    (alone,) = Alone().mean(lambda: [gathered + last], 3, what="0U0")
+    torch.testing.assert_close(first, (gathered + last) / 3)
+    torch.testing.assert_close(second, first)
+    torch.testing.assert_close(alone, first)
+
+
+def test_replicas_of_a_stage_without_weights_meet_all_the_same() -> None:
+    group = _Double()
+    assert AllReduce(group, num_replicas=2).mean(lambda: [], 2, what="averaging 0U0") == []
+    assert group.set_out == [1]
+
+
+def test_running_statistics_become_their_mean_by_shares() -> None:
+    running, count = torch.full((3,), 5.0), torch.tensor(7)
+    AllReduce(_Double(), num_replicas=2).average_buffers([running, count], 0.5)
+    assert running.tolist() == [5.0] * 3 and count.item() == 7
+    Alone().average_buffers([running], 1.0)
+    assert running.tolist() == [5.0] * 3

@@ -1,15 +1,64 @@
-"""Replicas of one stage: their gradients averaged, their batch-norm statistics brought together."""
+"""Replicas that sum their gradients with one another: the same weights on all of them after every update."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .batch_norm import Replicas
 from .replica_group import ReplicaGroup
 
 _BUCKET_BYTES = 2**22  # of gradients that are summed over the replicas at once
+
+
+class AllReduce:
+    """The member of `Replication` that torch.nn.parallel.DistributedDataParallel is: gradients in buckets, summed by an
+    all-reduce each, which begins while the backward goes on.
+    """
+
+    overlaps = True
+
+    def __init__(self, replicas: ReplicaGroup, *, num_replicas: int, statistics: Replicas | None = None) -> None:
+        """`statistics`: the same ranks, for batch norms that share theirs within a pass."""
+        self.num_replicas, self.statistics = num_replicas, statistics
+        self._replicas = replicas
+        self._averaging: Averaging | None = None  # of the round whose last backward is done or goes on
+
+    @contextmanager
+    def overlap(self, weights: Sequence[Tensor], gathered: Sequence[Tensor] | None) -> Iterator[None]:
+        self._averaging = Averaging(weights, gathered, self._replicas)
+        with self._averaging.watching():
+            yield
+
+    def complete(self, gradients: Sequence[Tensor]) -> None:
+        assert self._averaging is not None
+        self._averaging.complete(gradients)
+
+    def mean(self, gathered: Callable[[], list[Tensor]], num_minibatches: int, *, what: str) -> list[Tensor]:
+        averaging, self._averaging = self._averaging, None
+        if averaging is None:
+            gradients = gathered()
+            averaging = Averaging(gradients, None, self._replicas)
+            averaging.complete(gradients)
+        means = averaging.mean(num_minibatches, what=what)
+        if not means:  # a stage without weights: its update is one of all replicas like any other
+            self._replicas.sum(torch.zeros(1), what=what)
+        return means
+
+    @torch.no_grad()
+    def average_buffers(self, buffers: Sequence[Tensor], share: float) -> None:
+        buffers = [buffer for buffer in buffers if buffer.is_floating_point()]
+        if not buffers:
+            return
+        flat = torch.cat([buffer.reshape(-1) for buffer in buffers]).mul_(share)
+        self._replicas.sum(flat, what="averaging of batch-norm statistics")
+        for buffer, part in zip(buffers, flat.split([buffer.numel() for buffer in buffers]), strict=True):
+            buffer.copy_(part.view(buffer.shape))
+
+    def take_waited(self) -> float:
+        return self.statistics.take_waited() if self.statistics else 0.0
 
 
 class Averaging:
@@ -83,34 +132,3 @@ def _buckets(weights: Sequence[Tensor]) -> list[list[int]]:
         buckets[-1].append(place)
         room -= weight.nbytes
     return buckets
-
-
-def average_gradients(
-    gradients: Sequence[Tensor], num_minibatches: int, replicas: ReplicaGroup | None, *, what: str
-) -> list[Tensor]:
-    """Return the mean gradient of a round that is complete: the sum over all replicas by its number of minibatches.
-
-    `replicas` is None where this rank has the stage alone.
-    """
-    if replicas is None:
-        if num_minibatches > 1 and gradients:
-            torch._foreach_div_(list(gradients), num_minibatches)
-        return list(gradients)
-    averaging = Averaging(gradients, None, replicas)
-    averaging.complete(gradients)
-    return averaging.mean(num_minibatches, what=what)
-
-
-@torch.no_grad()
-def average_statistics(buffers: Sequence[Tensor], share: float, replicas: ReplicaGroup | None) -> None:
-    """Bring the running statistics of a stage's replicas together, weighted by their shares of the minibatches.
-
-    `share` is this replica's; all shares of the stage sum to 1.
-    """
-    buffers = [buffer for buffer in buffers if buffer.is_floating_point()]
-    if replicas is None or not buffers:
-        return
-    flat = torch.cat([buffer.reshape(-1) for buffer in buffers]).mul_(share)
-    replicas.sum(flat, what="averaging of batch-norm statistics")
-    for buffer, part in zip(buffers, flat.split([buffer.numel() for buffer in buffers]), strict=True):
-        buffer.copy_(part.view(buffer.shape))

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ...engines.batch_norm import Group
-from ..replication.replica_group import ReplicaGroup
 from ..training_state.weights import Version
 from ..transport.packet import Packet
 from .loss import Outcome
@@ -88,8 +87,13 @@ class StageRunner(Protocol):
         ...
 
     @property
+    def averaging_seconds(self) -> float:
+        """Seconds that averaging lasts longer than it takes here: over links that are slept for; else 0."""
+        ...
+
+    @property
     def step_seconds(self) -> float:
-        """Seconds that a step of the optimizer lasts longer than it takes here: on a device that is slept for."""
+        """The same of a step of the optimizer, on a device that is slept for."""
         ...
 
     def parameters(self) -> dict[str, Tensor]:
@@ -168,10 +172,4 @@ class StageRunner(Protocol):
 
     def pack_input_gradients(self, flight: InFlight, gradients: Sequence[Tensor]) -> Packet:
         """Pack the gradients of `flight.leaves` for the stage before."""
-        ...
-
-    def average(
-        self, gradients: Sequence[Tensor], count: int, replicas: ReplicaGroup | None, *, what: str
-    ) -> list[Tensor]:
-        """Return the mean gradient of a round of `count` minibatches over the stage's replicas."""
         ...

@@ -17,8 +17,6 @@ from ...models import INPUT, Network
 from ...plan import Plan
 from ..config import RunConfig
 from ..failures import PacketMismatch
-from ..replication.all_reduce import average_gradients
-from ..replication.replica_group import ReplicaGroup
 from ..training_state.weights import Version
 from ..transport.compression import Compressor, restored
 from ..transport.packet import BACKWARD, FORWARD, Packet, Slot, boundary_id
@@ -52,7 +50,7 @@ def differentiable(network: Network) -> frozenset[str]:
 class NetworkStage:
     """Runs the layers of one stage: the member of `StageRunner` (base.py) that trains."""
 
-    step_seconds = 0.0
+    averaging_seconds = step_seconds = 0.0
 
     def __init__(
         self,
@@ -177,11 +175,6 @@ class NetworkStage:
         )
         small = self._backwards.shrink(tuple(map(Slot, crossing)))
         return Packet(BACKWARD, flight.minibatch, self.id_before, small, size=flight.size)
-
-    def average(
-        self, gradients: Sequence[Tensor], count: int, replicas: ReplicaGroup | None, *, what: str
-    ) -> list[Tensor]:
-        return average_gradients(gradients, count, replicas, what=what)
 
     def unpack_output_gradients(self, flight: InFlight, packet: Packet) -> list[Tensor]:
         """Raises PacketMismatch unless each has its output's shape, or a value for each element that it has."""

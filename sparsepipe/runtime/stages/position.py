@@ -1,12 +1,12 @@
-"""Where a process stands in a plan: one of its stages, and what it shares with the stage's other replicas."""
+"""Where a process stands in a plan: one of its stages, among the stage's replicas."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from ..processes.process import Process
-from ..replication.batch_norm import Replicas
-from ..replication.replica_group import ReplicaGroup
+from ..replication.alone import Alone
+from ..replication.base import Replication
 
 
 @dataclass(frozen=True, eq=False)
@@ -15,8 +15,7 @@ class Position:
 
     process: Process
     stage: int
-    replicas: ReplicaGroup | None = None  # None: it has the stage alone
-    statistics: Replicas | None = None  # where batch norms share theirs
+    replication: Replication = field(default_factory=Alone)
     # How packets to the next stage and to the one before are made smaller where nothing is asked for.
     compression: tuple[str, str] = ("none", "none")
 

@@ -66,14 +66,14 @@ class Weights:
         elif self.names:
             torch._foreach_add_(self._gradients, list(gradients))
 
-    @property
-    def gathered(self) -> list[Tensor] | None:
-        """The sum of the gradients of the round so far, None where there are none yet."""
-        return self._gradients
+    def take_gathered(self) -> list[Tensor] | None:
+        """Return the sum of the round's gradients so far, None where there are none yet, and start afresh."""
+        taken, self._gradients = self._gradients, None
+        return taken
 
     def take_gradients(self) -> list[Tensor]:
         """Return the sum of the round's gradients, zeros where this replica had no minibatch, and start afresh."""
-        taken, self._gradients = self._gradients, None
+        taken = self.take_gathered()
         return [torch.zeros_like(tensor) for tensor in self.newest.tensors.values()] if taken is None else taken
 
     @torch.no_grad()

@@ -20,6 +20,9 @@ from ...plan import Plan, Stage
 from ...schedule import Op, Program
 from ..failures import translated
 from ..processes.process import Process
+from ..replication.all_reduce import AllReduce
+from ..replication.alone import Alone
+from ..replication.base import Replication
 from ..replication.batch_norm import Replicas
 from ..replication.replica_group import ReplicaGroup
 from ..stages.position import Position
@@ -104,8 +107,13 @@ class Connections:
         """This process at one of its stages."""
         ways = (FORWARD, stage + 1), (BACKWARD, stage)
         forwards, backwards = (self._compression(*way) for way in ways)
-        replicas, statistics = self.replicas.get(stage), self.statistics.get(stage)
-        return Position(self.process, stage, replicas, statistics, (forwards, backwards))
+        return Position(self.process, stage, self._replication(stage), (forwards, backwards))
+
+    def _replication(self, stage: int) -> Replication:
+        if stage not in self.replicas:
+            return Alone()
+        count = len(self.program.plan.stages[stage].ranks)
+        return AllReduce(self.replicas[stage], num_replicas=count, statistics=self.statistics.get(stage))
 
     @property
     def memory_peers(self) -> list[int]:

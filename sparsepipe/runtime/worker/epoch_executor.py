@@ -1,6 +1,7 @@
 """One epoch of one stage on one rank, from an empty pipeline to an empty one: each action of the list, done."""
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -10,7 +11,6 @@ from torch import Tensor
 
 from ...schedule import Action, Op, Program, round_length, together
 from ..failures import LossNotFinite
-from ..replication.all_reduce import Averaging
 from ..stages.base import InFlight, Output
 from ..stages.loss import Outcome
 from ..transport.channel import Inbox, LocalQueue
@@ -56,13 +56,13 @@ class EpochExecutor:
         # Of each minibatch, filled in by the last stage: time it was done, samples, mean loss, counted, correct.
         self.table = torch.zeros(part.count, 5, dtype=torch.float64)
         self.synchronised: bool | None = None  # as the module was left, nobody knows
-        self.averaging: Averaging | None = None  # of the round whose last backward is done
-        self.last_of_rounds = self._last_of_rounds(todo) if replica.position.replicas is not None else frozenset()
-        self.answers: Inbox | LocalQueue | None = None
+        self.replication = replica.position.replication
+        self.last_of_rounds = self._last_of_rounds(todo) if self.replication.overlaps else frozenset()
+        self.gradients_inbox: Inbox | LocalQueue | None = None
         if not replica.runner.is_last:
             backwards = (action.minibatch for action in todo if action.op in (Op.BACKWARD, Op.BACKWARD_INPUT))
             mine = [(m, m + self.base) for m in backwards]
-            self.answers = context.exchange.inbox(replica, mine, direction=BACKWARD)
+            self.gradients_inbox = context.exchange.inbox(replica, mine, direction=BACKWARD)
         self._steps = {
             Op.FORWARD: self.forward,
             Op.BACKWARD: self.backward,
@@ -113,7 +113,7 @@ class EpochExecutor:
 
     def _synchronise(self, m: int) -> None:
         """Let batch norm share its statistics in rounds in which every replica has a minibatch."""
-        group = self.replica.position.statistics
+        group = self.replication.statistics
         if group is None:
             return
         whole = len(together(self.context.plan, self.replica.stage, m, self.program.num_minibatches)) > 1
@@ -134,11 +134,10 @@ class EpochExecutor:
 
     def backward(self, action: Action) -> None:
         """Run a backward, all of it or as far as the stage before waits for it."""
-        context, replica, m = self.context, self.replica, action.minibatch
-        runner, recorder = replica.runner, context.recorder
+        context, runner, m = self.context, self.replica.runner, action.minibatch
         flight = self.flights.pop(m)
-        packet = self._take_answer(action)
-        start = recorder.begin("backward", m + self.base)
+        packet = self._take_gradients(action)
+        start = context.recorder.begin("backward", m + self.base)
         if flight.received is not None:
             self._recompute(flight, m)
         gradients = [None] if packet is None else runner.unpack_output_gradients(flight, packet)
@@ -147,26 +146,31 @@ class EpochExecutor:
             features, later = runner.backward_input(flight, gradients, scale=scale)
             self.later[m] = flight, later
         else:
-            own = list(flight.version.tensors.values())
-            averaging = None
-            if m in self.last_of_rounds and own:
-                averaging = self.averaging = Averaging(own, replica.weights.gathered, replica.position.replicas)
-            watching = averaging.watching() if averaging else nullcontext()
-            turn = m // replica.own.round  # replicas take every minibatch but their own elsewhere
-            looking = context.memory.looking_inside(own) if turn % _LOOK_INSIDE_EVERY == 0 else nullcontext()
-            with looking, watching:
-                weights, features = runner.backward(flight, gradients, scale=scale)
-            if averaging:
-                averaging.complete(weights)
-            else:
-                replica.weights.accumulate(weights)
-            replica.weights.release(flight.version)
-        answer = None if runner.is_first else runner.pack_input_gradients(flight, features)
+            features = self._whole_backward(flight, gradients, m, scale=scale)
+        returned = None if runner.is_first else runner.pack_input_gradients(flight, features)
         end = self._tell_work("backward", action, start)
-        if answer is not None:
-            context.exchange.send(answer, action)
+        if returned is not None:
+            context.exchange.send(returned, action)
         if runner.is_last:
             self._tell(m, flight.size, end)
+
+    def _whole_backward(
+        self, flight: InFlight, gradients: Sequence[Tensor | None], m: int, *, scale: float
+    ) -> list[Tensor]:
+        """Gather or average the gradients of the weights; return those of what was received."""
+        weights, leaves = self.replica.weights, list(flight.version.tensors.values())
+        turn = m // self.replica.own.round  # replicas take every minibatch but their own elsewhere
+        looking = self.context.memory.looking_inside(leaves) if turn % _LOOK_INSIDE_EVERY == 0 else nullcontext()
+        if m in self.last_of_rounds:
+            with looking, self.replication.overlap(leaves, weights.take_gathered()):
+                found, features = self.replica.runner.backward(flight, gradients, scale=scale)
+            self.replication.complete(found)
+        else:
+            with looking:
+                found, features = self.replica.runner.backward(flight, gradients, scale=scale)
+            weights.accumulate(found)
+        weights.release(flight.version)
+        return features
 
     def backward_weight(self, action: Action) -> None:
         """Compute the gradients of the weights that the input's half of the backward left for later."""
@@ -182,21 +186,21 @@ class EpochExecutor:
 
         What its batch norms waited for other replicas is one wait, at its end: each was short, and there were many.
         """
-        recorder, group, m = self.context.recorder, self.replica.position.statistics, action.minibatch + self.base
+        recorder, m = self.context.recorder, action.minibatch + self.base
         end = recorder.now()
-        waited = group.take_waited() if group else 0.0
+        waited = self.replication.take_waited()
         recorder.span(kind, str(action), start, end - waited, minibatch=m)
         if waited:
             recorder.span("wait", str(action), end - waited, end, minibatch=m)
         return end
 
-    def _take_answer(self, action: Action) -> Packet | None:
-        if self.answers is None:
+    def _take_gradients(self, action: Action) -> Packet | None:
+        if self.gradients_inbox is None:
             return None
         recorder, m = self.context.recorder, action.minibatch + self.base
-        peer = self.answers.peer()
+        peer = self.gradients_inbox.peer()
         start = recorder.begin("wait", m, peer)
-        packet = self.answers.take(m, timeout=self.context.timeout, action=str(action))
+        packet = self.gradients_inbox.take(m, timeout=self.context.timeout, action=str(action))
         recorder.span("wait", str(action), start, recorder.now(), minibatch=m, peer=peer)
         return packet
 
@@ -238,22 +242,23 @@ class EpochExecutor:
         A step that flushes is made once the gradients of all of this rank's stages are there: only then is it known
         whether any overflowed, and how long they are together.
         """
-        replica, recorder, others = self.replica, self.context.recorder, self.replica.position.replicas
+        replica, recorder = self.replica, self.context.recorder
         members = self.program.members(replica.stage, action.minibatch)
         minibatches = range(members[0] + self.base, members[-1] + self.base + 1)  # of the run
         last = minibatches[-1]
-        gradients = replica.weights.take_gradients()
-        if others is not None:
+        if self.replication.num_replicas > 1:
             start = recorder.begin("average", last)
-            if self.averaging is None:
-                gradients = replica.runner.average(gradients, len(members), others, what=f"averaging {action}")
-            else:
-                gradients = self.averaging.mean(len(members), what=f"averaging {action}")
-                self.averaging = None
+            gradients = self._mean(len(members), what=f"averaging {action}")
             recorder.span("average", str(action), start, recorder.now(), minibatch=last)
             start = recorder.begin("update", last)
         else:
             start = recorder.begin("update", last)
-            gradients = replica.runner.average(gradients, len(members), others, what=str(action))
+            gradients = self._mean(len(members), what=str(action))
         start = self.weight_update.take(replica, gradients, action=action, minibatches=minibatches, start=start)
         recorder.span("update", str(action), start, recorder.now(), minibatch=last)
+
+    def _mean(self, num_minibatches: int, *, what: str) -> list[Tensor]:
+        gradients = self.replication.mean(self.replica.weights.take_gradients, num_minibatches, what=what)
+        if self.replica.runner.averaging_seconds:
+            time.sleep(self.replica.runner.averaging_seconds)
+        return gradients

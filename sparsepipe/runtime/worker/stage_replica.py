@@ -6,7 +6,6 @@ from torch import Tensor
 
 from ...plan import Plan, Stage
 from ..config import RunConfig
-from ..replication.all_reduce import average_statistics
 from ..stages.base import StageRunner
 from ..stages.position import Position
 from ..training_state import checkpoint
@@ -47,7 +46,7 @@ class StageReplica:
     def average_statistics(self) -> None:
         """Bring the replicas' running statistics together."""
         share = self.own.share(self.position.rank) / self.own.round
-        average_statistics(list(self.runner.buffers().values()), share, self.position.replicas)
+        self.position.replication.average_buffers(list(self.runner.buffers().values()), share)
 
     def tensors(self) -> dict[str, Tensor]:
         """What this stage keeps, as checkpoints name it."""

@@ -59,7 +59,7 @@ class WeightUpdate:
                     stepped.weights.skip()
                 return start
         if self._clip_norm is not None:
-            square = square_norm(together, replicas=len(replica.own.ranks))
+            square = square_norm(together, replicas=replica.position.replication.num_replicas)
             start = self._sum(square, action, last, start, what="norm of the gradients")
             clip(together, self._clip_norm, float(square.sqrt()))
         rate = self.learning_rate(minibatches[0])

@@ -19,7 +19,6 @@ from ...plan import Plan
 from ...profile import Profile
 from ...schedule import Op, compile_until_steady, weights_share
 from ..config import RunConfig
-from ..replication.replica_group import ReplicaGroup
 from ..stages.base import InFlight, PackedOutputs
 from ..stages.loss import Outcome, Tally
 from ..stages.position import Position
@@ -127,7 +126,7 @@ class SleptStage:
         self._bytes_before = table.payload(before)[1]
         # One tensor for all packets: new memory for each would take the time of bringing its pages in.
         self._rows = torch.zeros(int(max(self._bytes_after.max(), self._bytes_before.max())), dtype=torch.uint8)
-        self._averaging = averaging_time(workload.cluster, own.ranks, float(table.parameter_bytes[layers].sum()))
+        self.averaging_seconds = averaging_time(workload.cluster, own.ranks, float(table.parameter_bytes[layers].sum()))
         versions = self._program.num_versions(stage, rank)
         self.step_seconds = table.update_time(layers, [kind], kept=versions > 1)
 
@@ -186,14 +185,6 @@ class SleptStage:
     def pack_input_gradients(self, flight: InFlight, gradients: Sequence[Tensor]) -> Packet:
         num_bytes = int(self._bytes_before[self._place(flight.minibatch)])
         return self._packet(Op.BACKWARD, flight.minibatch, self.id_before, num_bytes, flight.size)
-
-    def average(
-        self, gradients: Sequence[Tensor], count: int, replicas: ReplicaGroup | None, *, what: str
-    ) -> list[Tensor]:
-        if replicas is not None:
-            replicas.sum(torch.zeros(1), what=what)
-        _sleep(self._averaging)
-        return []
 
     def _packet(self, op: Op, minibatch: int, boundary: int, num_bytes: int, size: int) -> Packet:
         """So many bytes, of no meaning, on their way over the cluster's link to the stage that needs them."""

@@ -1,0 +1,33 @@
+"""A stage that one rank has alone: nothing to exchange, nobody to wait for."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+
+class Alone:
+    """The member of `Replication` for a stage without replicas."""
+
+    num_replicas = 1
+    overlaps = False
+    statistics = None
+
+    def overlap(self, weights: Sequence[Tensor], gathered: Sequence[Tensor] | None) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def complete(self, gradients: Sequence[Tensor]) -> None:
+        """Nothing sets out."""
+
+    def mean(self, gathered: Callable[[], list[Tensor]], num_minibatches: int, *, what: str) -> list[Tensor]:
+        gradients = gathered()
+        if num_minibatches > 1 and gradients:
+            torch._foreach_div_(gradients, num_minibatches)
+        return gradients
+
+    def average_buffers(self, buffers: Sequence[Tensor], share: float) -> None:
+        """They are as they should be."""
+
+    def take_waited(self) -> float:
+        return 0.0

@@ -1,0 +1,59 @@
+"""What keeps the weights of a stage's replicas alike: what they average, when, and with whom."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from torch import Tensor
+
+from ...engines.batch_norm import Group
+
+
+class Replication(Protocol):
+    """One replica of a stage, among the others.
+
+    A round is the minibatches of one update (`Program.members`), shared out to the replicas. All replicas come to
+    `mean` once a round, with the same weights before it and the same mean after it. Whatever waits for other replicas
+    raises DeadlinePassed or PeerLost.
+    """
+
+    @property
+    def num_replicas(self) -> int: ...
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether gradients set out while the last backward of a round goes on, within `overlap`."""
+        ...
+
+    def overlap(self, weights: Sequence[Tensor], gathered: Sequence[Tensor] | None) -> AbstractContextManager[None]:
+        """Let gradients set out as autograd finds them: to be entered around this replica's last backward of a round.
+
+        `weights` are the leaves that the backward meets, `gathered` the sums of their gradients over the replica's
+        earlier minibatches of the round, if there were any. Only where it `overlaps`; `complete` follows.
+        """
+        ...
+
+    def complete(self, gradients: Sequence[Tensor]) -> None:
+        """Let those gradients of that backward set out which have not yet: `gradients` has one for each weight."""
+        ...
+
+    def mean(self, gathered: Callable[[], list[Tensor]], num_minibatches: int, *, what: str) -> list[Tensor]:
+        """Return the mean gradient of each weight over a round of `num_minibatches`: each minibatch weighs the same.
+
+        `gathered` gives the sums over this replica's minibatches, zeros where it had none; it is not asked where they
+        have set out. `what` is named where it waits too long.
+        """
+        ...
+
+    def average_buffers(self, buffers: Sequence[Tensor], share: float) -> None:
+        """Make floating-point buffers, in place, their mean over the replicas, weighted by shares that sum to 1."""
+        ...
+
+    @property
+    def statistics(self) -> Group | None:
+        """With whom batch norms share the statistics of a minibatch; None: with nobody."""
+        ...
+
+    def take_waited(self) -> float:
+        """Return the seconds that batch norms waited for other replicas since the last call."""
+        ...
