@@ -49,6 +49,8 @@ class GroupBatchNorm(nn.modules.batchnorm._BatchNorm):
         rows = places.flatten(0, -2)
         output, mean, variance, count = _GroupNorm.apply(rows, self.weight, self.bias, self.eps, self.group)
         if self.track_running_stats:
+            assert self.num_batches_tracked is not None and self.momentum is not None
+            assert self.running_mean is not None and self.running_var is not None
             with torch.no_grad():
                 self.num_batches_tracked.add_(1)
                 unbiased = variance * (count / (count - 1))

@@ -5,7 +5,7 @@ import collections.abc
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it says at every import that it was built without CUDA
     import MinkowskiEngine as ME
 
-AnyTensor = ME.SparseTensor | Tensor  # sparse, or dense rows [B, C] after global pooling
+AnyTensor: TypeAlias = ME.SparseTensor | Tensor  # sparse, or dense rows [B, C] after global pooling
 
 
 _EXACT = 2**22  # voxels from the origin: it divides by strides in float32, which beyond 2^24 gives other voxels
@@ -46,8 +46,10 @@ class MinkowskiEngine:
             warnings.filterwarnings("ignore", message="<class 'Minkowski", category=DeprecationWarning)
             if row.kind not in LAYERS:
                 raise InputError(f"layer {row.id!r}: MinkowskiEngine has no {row.kind}; use engine 'native'")
-            space = {} if row.dimension is None else {"dimension": row.dimension}  # which the library wants named
-            return checked(LAYERS[row.kind](**row.args | space), row, self)
+            space: dict[str, Any] = (
+                {} if row.dimension is None else {"dimension": row.dimension}
+            )  # which the library wants named
+            return checked(LAYERS[row.kind](**{**row.args, **space}), row, self)
 
     def tensor(self, batch: PointBatch, device: Any = "cpu") -> ME.SparseTensor:
         dimension = batch.coordinates.shape[1] - 1
@@ -233,10 +235,11 @@ def _merge(function: Callable[[list[Tensor]], Tensor], tensors: tuple[AnyTensor,
     first = tensors[0]
     if not isinstance(first, ME.SparseTensor):
         return function(list(tensors))
-    strides = [list(tensor.tensor_stride) for tensor in tensors]
-    if any(tensor.coordinate_map_key != first.coordinate_map_key for tensor in tensors):
+    sparse: list[Any] = list(tensors)
+    strides = [list(tensor.tensor_stride) for tensor in sparse]
+    if any(tensor.coordinate_map_key != first.coordinate_map_key for tensor in sparse):
         raise InputError(f"tensors of strides {strides} meet: expected the same voxels")
-    return _with_features(first, function([tensor.F for tensor in tensors]))
+    return _with_features(first, function([tensor.F for tensor in sparse]))
 
 
 class DenseGrid(nn.Module):

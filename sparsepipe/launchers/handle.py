@@ -131,8 +131,9 @@ class AttachedProcess:
             pid = read_status(self._folder).get("guard")
         except (OSError, ValueError):
             pid = None
-        known = isinstance(pid, int) and not isinstance(pid, bool) and pid > 1
-        return pid if known and _is_guard(pid, self._folder) else guard_of(self._folder)
+        if not isinstance(pid, int) or isinstance(pid, bool) or pid <= 1:
+            return guard_of(self._folder)
+        return pid if _is_guard(pid, self._folder) else guard_of(self._folder)
 
     def _end(self, pid: int) -> None:
         try:

@@ -44,6 +44,7 @@ def moment(device: torch.device) -> Moment:
 def seconds_between(start: Moment, end: Moment) -> float:
     """Return the seconds from one moment of a device to a later one, once it has come to that."""
     if isinstance(start, float) or isinstance(end, float):
+        assert isinstance(start, float) and isinstance(end, float), "moments of two devices"
         return end - start
     end.synchronize()
     return start.elapsed_time(end) / 1e3

@@ -74,7 +74,7 @@ def profile_model(
         raise InputError(
             f"{beside} processes beside the one that is measured, expected 0 or more, at most {_MOST_BESIDE}"
         )
-    sizes = {"voxel_size": voxel_size, "batch_size": batch_size, "num_points": num_points, "seed": seed}
+    sizes: dict[str, Any] = {"voxel_size": voxel_size, "batch_size": batch_size, "num_points": num_points, "seed": seed}
     net, dataset, order = opened(model, source, **sizes)
     order = order[:_CANDIDATE_MINIBATCHES]
     start = time.perf_counter()
@@ -205,7 +205,7 @@ def profile(
     costs = tuple(LayerCost(tuple(found[row.id] for found in samples)) for row in network.rows)
     name = device_type or ("cpu" if device.type == "cpu" else torch.cuda.get_device_name(device).replace(" ", "-"))
     rounds = [one for repeats in taken for one in repeats.rounds]
-    facts = {
+    facts: dict[str, Any] = {
         "source": "measured",
         "model": network.name,
         "engine": engine.name,
@@ -250,7 +250,7 @@ def _loss_seconds(subnetwork: Subnetwork, batch: PointBatch, device: torch.devic
     labels = torch.arange(len(rows)) % num_classes
 
     def judged(_: int) -> None:
-        loss, _ = cross_entropy(rows, labels, samples=len(batch), num_classes=num_classes)
+        loss, _outcome = cross_entropy(rows, labels, samples=len(batch), num_classes=num_classes)
         torch.autograd.grad(loss, rows)
 
     return _median_seconds(judged, device)

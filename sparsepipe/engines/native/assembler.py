@@ -7,14 +7,15 @@ compiler has to be installed.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import TypeAlias
 
 from llvmlite import binding as llvm
 from llvmlite import ir
 
 BIT, NUMBER, FLOAT = ir.IntType(1), ir.IntType(64), ir.FloatType()
 NUMBERS, FLOATS = NUMBER.as_pointer(), FLOAT.as_pointer()
-Value = ir.Value
-Values = Sequence[ir.Value]
+Value: TypeAlias = ir.Value
+Values: TypeAlias = Sequence[ir.Value]
 
 _HINT = ir.IntType(32)
 _FLAGS = '"no-jump-tables"="true" "no-builtins" "prefer-vector-width"="512"'  # no tables, no calls: code alone
@@ -236,7 +237,9 @@ class Builder(ir.IRBuilder):
         for first in range(0, lanes, 4):
             low = [within(rows[first + k], rows[first + k + 1], (0, 4, 1, 5)) for k in (0, 2)]
             high = [within(rows[first + k], rows[first + k + 1], (2, 6, 3, 7)) for k in (0, 2)]
-            columns.append([within(*pair, places) for pair in (low, high) for places in ((0, 1, 4, 5), (2, 3, 6, 7))])
+            columns.append(
+                [within(pair[0], pair[1], places) for pair in (low, high) for places in ((0, 1, 4, 5), (2, 3, 6, 7))]
+            )
 
         def quads(one: Value, other: Value, places: Sequence[int]) -> Value:
             return self.shuffle(one, other, [4 * p + k for p in places for k in range(4)])
@@ -245,11 +248,11 @@ class Builder(ir.IRBuilder):
         for number in range(4):
             own = [group[number] for group in columns]
             if lanes == 8:
-                found[number], found[4 + number] = quads(*own, (0, 2)), quads(*own, (1, 3))
+                found[number], found[4 + number] = quads(own[0], own[1], (0, 2)), quads(own[0], own[1], (1, 3))
                 continue
             even = [quads(own[k], own[k + 1], (0, 2, 4, 6)) for k in (0, 2)]
             odd = [quads(own[k], own[k + 1], (1, 3, 5, 7)) for k in (0, 2)]
             for place, pair in ((0, even), (1, odd)):
-                found[4 * place + number] = quads(*pair, (0, 2, 4, 6))
-                found[4 * (place + 2) + number] = quads(*pair, (1, 3, 5, 7))
+                found[4 * place + number] = quads(pair[0], pair[1], (0, 2, 4, 6))
+                found[4 * (place + 2) + number] = quads(pair[0], pair[1], (1, 3, 5, 7))
         return found

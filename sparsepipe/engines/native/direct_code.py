@@ -116,7 +116,14 @@ def _convolve(b: Builder, width: int, given: SimpleNamespace, tile: Value, colum
             features = b.at(given.features, start)
             anew = b.and_(once, b.icmp_signed("==", start, constant(0)))
 
-            def some(pair: Value, number: int, features=features, count=count, ahead=ahead, anew=anew) -> None:
+            def some(
+                pair: Value,
+                number: int,
+                features: Value = features,
+                count: Value = count,
+                ahead: Value = ahead,
+                anew: Value = anew,
+            ) -> None:
                 in_rows, out_rows = b.at(given.in_rows, pair), b.at(given.out_rows, pair)  # no row is there twice
                 inputs = [b.row(features, b.at(in_rows, i), given.num_inputs) for i in range(number)]
                 outputs = [b.row(output, b.at(out_rows, i), given.num_outputs) for i in range(number)]
@@ -154,7 +161,7 @@ def _gradient(b: Builder, width: int, given: SimpleNamespace, row: Value, column
 
         anew = b.icmp_signed("==", pair, first)
 
-        def some(place: Value, rows: int, number=number, anew=anew) -> None:
+        def some(place: Value, rows: int, number: int = number, anew: Value = anew) -> None:
             def multiply(pair: Value, sums: Values) -> Values:
                 in_row, out_row = b.at(b.load(b.at(inputs, pair)), place), b.load(b.at(gradients, pair))
                 return _outer_product(b, sums, [b.at(in_row, i) for i in range(rows)], out_row, width)

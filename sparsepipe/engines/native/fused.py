@@ -32,7 +32,7 @@ TOO_LARGE = (torch.OutOfMemoryError, triton.runtime.errors.OutOfResources)  # ra
 
 
 @triton.jit
-def _forward_kernel(
+def _forward_kernel(  # type: ignore[no-untyped-def]  # Triton takes annotations for its own types
     features,  # [N_in, A]
     kernel,  # [K, A, B], strides given
     neighbours,  # int32 [K, N_out], -1: none
@@ -75,7 +75,7 @@ def _forward_kernel(
 
 
 @triton.jit
-def _gradient_kernel(
+def _gradient_kernel(  # type: ignore[no-untyped-def]  # Triton takes annotations for its own types
     features,  # [N_in, A]
     gradients,  # [N_out, B]
     in_rows,  # int64 [P], by offset

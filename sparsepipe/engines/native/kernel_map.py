@@ -40,7 +40,7 @@ class _built_once(Generic[_Built]):  # noqa: N801 - used like functools.cached_p
 class Offset(NamedTuple):
     """The pairs of one kernel offset."""
 
-    index: int
+    number: int
     in_rows: Tensor
     out_rows: Tensor
 
@@ -96,10 +96,10 @@ class KernelMap:
             return Pairs(self.in_rows, self.out_rows, self.counts, self.num_out)
         same = torch.arange(self.num_out, device=self.in_rows.device)
         before = sum(self.counts[: self.identity])
-        columns = (torch.cat([rows[:before], same, rows[before:]]) for rows in (self.in_rows, self.out_rows))
+        ins, outs = (torch.cat([rows[:before], same, rows[before:]]) for rows in (self.in_rows, self.out_rows))
         counts = list(self.counts)
         counts[self.identity] = self.num_out
-        return Pairs(*columns, tuple(counts), self.num_out)
+        return Pairs(ins, outs, tuple(counts), self.num_out)
 
     @_built_once
     def inputs(self) -> Bags:

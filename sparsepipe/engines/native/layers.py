@@ -247,11 +247,11 @@ def _upward_map(tensor: SparseTensor, like: SparseTensor, stride: Sequence[int],
 def _merge(function: Callable[[list[Tensor]], Tensor], tensors: tuple[AnyTensor, ...]) -> AnyTensor:
     first, *others = tensors
     if not isinstance(first, SparseTensor):
-        return function(list(tensors))
-    for other in others:
-        if not first.shares_voxels(other):
-            raise InputError(f"tensors of strides {[t.tensor_stride for t in tensors]} meet: expected the same voxels")
-    return first.replace(function([tensor.features for tensor in tensors]))
+        return function([tensor for tensor in tensors if isinstance(tensor, Tensor)])
+    sparse = [tensor for tensor in tensors if isinstance(tensor, SparseTensor)]
+    if not all(first.shares_voxels(other) for other in others):
+        raise InputError(f"tensors of strides {[t.tensor_stride for t in sparse]} meet: expected the same voxels")
+    return first.replace(function([tensor.features for tensor in sparse]))
 
 
 LAYERS: dict[str, Callable[..., nn.Module]] = {

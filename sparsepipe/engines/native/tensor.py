@@ -20,8 +20,9 @@ class SparseTensor:
 
     def shares_voxels(self, other: object) -> bool:
         """Return whether `other` is a sparse tensor whose rows lie on the same voxels."""
-        same = isinstance(other, SparseTensor) and other.manager is self.manager
-        return same and other.tensor_stride == self.tensor_stride
+        if not isinstance(other, SparseTensor) or other.manager is not self.manager:
+            return False
+        return other.tensor_stride == self.tensor_stride
 
     def replace(self, features: Tensor, tensor_stride: Stride | None = None) -> "SparseTensor":
         return replace(self, features=features, tensor_stride=tensor_stride or self.tensor_stride)

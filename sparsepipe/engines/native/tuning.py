@@ -95,7 +95,7 @@ def fastest(kind: str, size: int, ways: Mapping[str, Callable[[], Result]], devi
     """Run a problem the fastest way there is; measure all of them first if that is not known."""
     choices = choices_for(device)
     way = choices.find(kind, size)
-    if way not in ways:
+    if way is None or way not in ways:
         way = min(ways, key=lambda name: _seconds(ways[name], device))
         choices.keep(kind, size, way)
     return ways[way]()

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from ...errors import InputError
@@ -86,6 +87,7 @@ class _Agent(LocalElasticAgent):
         self.cause: FailureCause | None = None
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        assert isinstance(self._pcontext, SubprocessContext)  # that of a command, as ours is
         processes = {rank: handler.proc for rank, handler in self._pcontext.subprocess_handlers.items()}
         exits = {rank: code for rank, process in processes.items() if (code := process.poll()) not in (None, 0)}
         self._listener.said()  # before its pipe is full

@@ -91,7 +91,7 @@ def with_memory(stages: Sequence[dict[str, Any]], plan: Plan) -> list[dict[str, 
     """Return the summaries with the memory that the planner expected of a rank of each stage, where it said so."""
     if plan.estimate is None:
         return list(stages)
-    planned = {}
+    planned: dict[int, float] = {}
     for own in plan.positions:
         planned |= dict.fromkeys(own, sum(plan.estimate.stages[k].memory_bytes for k in own))
     return [entry | {"planned_bytes": planned[entry["stage"]]} for entry in stages]

@@ -90,9 +90,9 @@ def _joints(
         claims.setdefault(output.node, behind[output.node])
     counts = [sum(place in claim for claim in claims.values()) for place in range(len(weights))]
     return {
-        node: own
+        node: places
         for node, claim in claims.items()
-        if leads[node] and _splits(node) and (own := tuple(place for place in sorted(claim) if counts[place] == 1))
+        if leads[node] and _splits(node) and (places := tuple(place for place in sorted(claim) if counts[place] == 1))
     }
 
 
@@ -113,5 +113,5 @@ def _children_first(roots: Sequence[Any]) -> list[Any]:
 
 def _splits(node: Any) -> bool:
     if isinstance(node, torch.autograd.function.BackwardCFunction):
-        return getattr(type(node)._forward_cls, "splits_gradients", False)
+        return bool(getattr(type(node)._forward_cls, "splits_gradients", False))  # type: ignore[attr-defined]  # torch's
     return node.name() in _PRODUCTS

@@ -26,7 +26,7 @@ class Snapshots:
         minibatches: int,
         *,
         shards: Mapping[str, Mapping[str, Tensor]],
-        finish: tuple[set[str], Callable[[], None]] | None,
+        finish: tuple[set[str], Callable[[], object]] | None,
     ) -> None:
         """Begin to write this rank's `shards` (name → tensors), where it has any.
 
@@ -58,7 +58,7 @@ class Snapshots:
         self,
         minibatches: int,
         shards: Mapping[str, Mapping[str, Tensor]],
-        finish: tuple[set[str], Callable[[], None]] | None,
+        finish: tuple[set[str], Callable[[], object]] | None,
     ) -> None:
         deadline = time.monotonic() + self._timeout
         try:

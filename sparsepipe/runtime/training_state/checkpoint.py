@@ -70,10 +70,10 @@ class Checkpoint:
     def _check_last_minibatch(self, order: Mapping[str, Any]) -> None:
         """Raise InputError where an epoch had another number of minibatches: its position would be elsewhere."""
         last, before = order.get("last_minibatch"), self.manifest.get("last_minibatch", KEEP)
-        counts = [self.manifest.get(name) for name in ("samples", "batch_size")]
-        if last in (None, before) or None in counts:
+        samples, batch_size = self.manifest.get("samples"), self.manifest.get("batch_size")
+        if last is None or last == before or samples is None or batch_size is None:
             return
-        here, there = (len(sizes(*counts, last=how)) for how in (last, before))
+        here, there = (len(sizes(samples, batch_size, last=how)) for how in (last, before))
         if here != there:
             raise InputError(
                 f"last_minibatch is {last!r}, but {before!r} in the checkpoint {self.folder}: an epoch would have "

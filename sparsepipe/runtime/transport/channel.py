@@ -147,7 +147,9 @@ class WireInbox(Inbox):
                 header, _ = self._from_socket(peer, math.inf, message)
                 payload = torch.empty(payload_bytes(header), dtype=torch.uint8, device=self._wire.device)
                 if len(payload):
-                    dist.irecv(payload, peer, group=self._wire.group).wait()
+                    receiving = dist.irecv(payload, peer, group=self._wire.group)
+                    assert receiving is not None, "both ranks are of the group"
+                    receiving.wait()
                 self._arrived.put((header, payload))
         except BaseException as error:  # handed on to the worker, who raises it
             self._arrived.put(error)

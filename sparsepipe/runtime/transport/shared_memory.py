@@ -189,7 +189,7 @@ def _open(pid: int, fd: int, how: int, *, peer: int) -> int:
 
 def _told(store: dist.Store, rank: int, what: str, peer: int) -> bytes:
     """Return what `peer` says in the store. Raises DeadlinePassed after the store's own time, or PeerLost."""
-    seconds = store.timeout.total_seconds()
+    seconds = store.timeout.total_seconds()  # type: ignore[attr-defined]  # torch has it, its stubs leave it out
     message = f"rank {rank} waited {seconds:g} s for rank {peer} to say what memory it shares"
     with translated(message, peer=peer, deadline=time.monotonic() + seconds):
         return store.get(f"{what}/{peer}")

@@ -40,7 +40,7 @@ class Sending:
 
     def __init__(self, header: Tensor, payload: Tensor) -> None:
         length = payload.nbytes.to_bytes(_LENGTH_BYTES, "little")
-        self.left = [memoryview(length + header.numpy().tobytes()), memoryview(payload.numpy())]
+        self.left = [memoryview(length + header.numpy().tobytes()), payload.numpy().data]
         self._end: queue.SimpleQueue[OSError | None] = queue.SimpleQueue()
 
     def ended(self, error: OSError | None) -> None:
@@ -136,7 +136,7 @@ class _Incoming:
                 if length not in (0, told := payload_bytes(header)):
                     raise PacketMismatch(f"a frame of {length} bytes whose header says {told}")
                 payload = torch.empty(length, dtype=torch.uint8, pin_memory=self._pinned)
-                self._fill(memoryview(payload.numpy()))
+                self._fill(payload.numpy().data)
                 self._room.acquire()
                 self._arrived.put((header, payload))
                 del frame, header, payload  # a peer that sends nothing more would have them kept
@@ -178,7 +178,7 @@ class Sockets:
 
     def close(self) -> None:
         """Close once everything that was sent has ended. Its threads are gone then, unless a peer does not read."""
-        both = (*self._outgoing.values(), *self._incoming.values())
+        both: list[_Outgoing | _Incoming] = [*self._outgoing.values(), *self._incoming.values()]
         for connection in both:
             connection.close()
         for connection in both:

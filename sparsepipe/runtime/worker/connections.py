@@ -129,7 +129,9 @@ class Connections:
             self.sockets.close()
         if self.shared_memory:
             self.shared_memory.close()
-        groups = [one.group for one in (*self.replicas.values(), *self.statistics.values(), *self.links.values())]
+        groups = [own.group for own in self.replicas.values()]
+        groups += [own.group for own in self.statistics.values()]
+        groups += [link.group for link in self.links.values()]
         for known in (self.replicas, self.statistics, self.links):
             known.clear()
         for group in groups:
@@ -157,8 +159,11 @@ class Connections:
             group = dist.new_group(sorted({*source.ranks, *target.ranks}), timeout=limit)
             self.links[direction, cut] = NcclLink(group, process.device)
         # All are here, and deadlines are kept where somebody waits: but for NCCL's, which are begun where they are due.
-        for one in (*self.replicas.values(), *self.statistics.values()) if not over_nccl else ():
-            _set_pg_timeout(NEVER, one.group)
+        if not over_nccl:
+            for k, own in self.replicas.items():
+                _set_pg_timeout(NEVER, own.group)
+                if k in self.statistics:
+                    _set_pg_timeout(NEVER, self.statistics[k].group)
 
 
 def check_ranks(plan: Plan, world_size: int) -> None:

@@ -74,17 +74,17 @@ def _store(run_dir: Path, identity: Identity, timeout: float) -> dist.Store:
         path = run_dir / "logs" / f".rendezvous-{identity.launch}-{identity.attempt}"
         # The ranks' secrets go into it: nobody else may read it.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        store = dist.FileStore(str(path), identity.world_size)
-        store.set_timeout(timedelta(seconds=timeout))
-        return store
+        file = dist.FileStore(str(path), identity.world_size)
+        file.set_timeout(timedelta(seconds=timeout))
+        return file
     # The launcher's own store: it listens where the launcher bound it, and outlives every attempt.
-    store = dist.TCPStore(*identity.store, is_master=False, timeout=timedelta(seconds=timeout))
-    return dist.PrefixStore(f"attempt-{identity.attempt}", store)
+    outer = dist.TCPStore(*identity.store, is_master=False, timeout=timedelta(seconds=timeout))
+    return dist.PrefixStore(f"attempt-{identity.attempt}", outer)
 
 
 def _meet(store: dist.Store, rank: int, world_size: int, timeout: float) -> None:
     """Wait until every rank has started, so that one which did not is named."""
-    store.set(f"ready/{rank}", b"1")
+    store.set(f"ready/{rank}", "1")
     timeout = max(timeout, _TO_START)
     deadline = time.monotonic() + timeout
     for peer in range(world_size):
