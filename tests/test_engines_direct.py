@@ -264,7 +264,7 @@ def test_nothing_is_read_behind_a_tensor() -> None:
 def test_code_for_any_processor_is_code_alone(lanes: int, processor: str) -> None:
     from sparsepipe.engines.native.direct_code import Direct
 
-    if machine_code.processor.facts().get("flags", "").split().count("lm") == 0:
+    if machine_code.cpu.facts().get("flags", "").split().count("lm") == 0:
         pytest.skip("not x86-64")
     assert len(Direct(lanes).code(processor=processor)) > 2**12
 

@@ -15,8 +15,8 @@ from sparsepipe.runtime.failures import DeadlinePassed, PacketMismatch, PeerLost
 from sparsepipe.runtime.transport.channel import Inbox, LocalQueue, Outbox, tag_of
 from sparsepipe.runtime.transport.packet import BACKWARD, FORWARD, Packet, Slot, encode
 from sparsepipe.runtime.transport.pipes import Pipes, make_pipe
-from sparsepipe.runtime.transport.shared_memory import SharedMemory
-from sparsepipe.runtime.transport.sockets import DEPTH, Sockets, connect
+from sparsepipe.runtime.transport.shared_memory import SharedMemory, SharedMemoryTransport
+from sparsepipe.runtime.transport.sockets import DEPTH, Sockets, SocketTransport, connect
 
 
 def _packet(minibatch: int, *, rows: int = 4, direction: int = FORWARD) -> Packet:
@@ -32,28 +32,29 @@ def _shared() -> tuple[SharedMemory, SharedMemory]:
 
 def test_a_packet_that_is_not_the_one_expected_is_refused_with_both_sides_numbers() -> None:
     own, theirs = _shared()
-    outbox = Outbox(memory=own)
+    outbox = Outbox([SharedMemoryTransport(own)])
     outbox.send(_packet(3), 1, timeout=5, action="0F3")
     told = "packet from rank 0: minibatch 3 sent, 4 expected; boundary 7 sent, 8 expected"
     with pytest.raises(PacketMismatch, match=told):
-        Inbox([(0, 4)], direction=FORWARD, boundary=8, memory=theirs).take(4, timeout=5, action="1F4")
-    inbox = Inbox([(0, 4), (0, 5)], direction=FORWARD, boundary=7, memory=theirs)
+        inbox = Inbox([(0, 4)], direction=FORWARD, boundary=8, transports=[SharedMemoryTransport(theirs)])
+        inbox.take(4, timeout=5, action="1F4")
+    inbox = Inbox([(0, 4), (0, 5)], direction=FORWARD, boundary=7, transports=[SharedMemoryTransport(theirs)])
     with pytest.raises(PacketMismatch, match="1F5 asks for minibatch 5, but 4 from rank 0 comes next"):
         inbox.take(5, timeout=5, action="1F5")
-    shelf = LocalQueue(0)
-    with pytest.raises(PacketMismatch, match="1B2 asks for minibatch 2, but nothing is on the shelf"):
-        shelf.take(2, timeout=5, action="1B2")
-    shelf.put(_packet(3, direction=BACKWARD))
-    with pytest.raises(PacketMismatch, match="1B2 asks for minibatch 2, but minibatch 3 is on the shelf"):
-        shelf.take(2, timeout=5, action="1B2")
+    local = LocalQueue(0)
+    with pytest.raises(PacketMismatch, match="1B2 asks for minibatch 2, but nothing is in the queue"):
+        local.take(2, timeout=5, action="1B2")
+    local.put(_packet(3, direction=BACKWARD))
+    with pytest.raises(PacketMismatch, match="1B2 asks for minibatch 2, but minibatch 3 is in the queue"):
+        local.take(2, timeout=5, action="1B2")
     own.close()
     theirs.close()
 
 
 def test_a_rank_that_has_too_many_packets_under_way_waits_for_the_oldest() -> None:
     own, theirs = _shared()
-    outbox = Outbox(limit=2, memory=own)
-    inbox = Inbox([(0, m) for m in range(4)], direction=FORWARD, boundary=7, memory=theirs)
+    outbox = Outbox([SharedMemoryTransport(own)], limit=2)
+    inbox = Inbox([(0, m) for m in range(4)], direction=FORWARD, boundary=7, transports=[SharedMemoryTransport(theirs)])
     for m in range(2):
         outbox.send(_packet(m, rows=1000), 1, timeout=5, action=f"0F{m}")
     with pytest.raises(DeadlinePassed, match=r"0F0 waited 0.05 s for rank 1 to take its packet"):
@@ -86,7 +87,9 @@ def test_a_socket_brings_a_few_packets_ahead_and_then_no_more() -> None:
     frame = _framed(_packet(0, rows=100))
     for byte in frame:
         peer.sendall(bytes([byte]))
-    inbox = Inbox([(0, m) for m in range(200)], direction=FORWARD, boundary=7, cut=1, sockets=sockets)
+    inbox = Inbox(
+        [(0, m) for m in range(200)], direction=FORWARD, boundary=7, cut=1, transports=[SocketTransport(sockets)]
+    )
     assert torch.equal(inbox.take(0, timeout=5, action="1F0").slots[0].rows, torch.ones(100, 8))
     peer.settimeout(0.2)
     sent = 1
@@ -110,7 +113,7 @@ def test_the_end_of_a_connection_comes_behind_what_it_brought_and_is_that_of_its
     whole = _framed(_packet(0, rows=1000))
     peer.sendall(whole + whole[:-1])
     peer.close()
-    inbox = Inbox([(0, 0), (0, 1)], direction=FORWARD, boundary=7, cut=1, sockets=sockets)
+    inbox = Inbox([(0, 0), (0, 1)], direction=FORWARD, boundary=7, cut=1, transports=[SocketTransport(sockets)])
     assert inbox.take(0, timeout=5, action="1F0").minibatch == 0
     for _ in range(2):
         lost = r"lost rank 0: its end of a connection is closed \(1F1\)"
@@ -122,7 +125,7 @@ def test_the_end_of_a_connection_comes_behind_what_it_brought_and_is_that_of_its
 def test_who_does_not_read_or_is_gone_is_named_by_who_sends() -> None:
     theirs, own = socket.socketpair()
     sockets = Sockets({(1, TAG): own}, {})
-    outbox = Outbox(limit=4, sockets=sockets)
+    outbox = Outbox([SocketTransport(sockets)], limit=4)
     with pytest.raises(DeadlinePassed, match=r"0F\d waited 0.2 s for rank 1 to take its packet"):
         for m in range(9):
             outbox.send(_packet(m, rows=100_000), 1, timeout=0.2, action=f"0F{m}", cut=1)
@@ -146,9 +149,9 @@ def test_a_stranger_who_knows_no_secret_is_taken_for_no_rank(monkeypatch) -> Non
         found[1] = waiting.result()
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((host, port))
-    outbox = Outbox(sockets=found[0])
+    outbox = Outbox([SocketTransport(found[0])])
     outbox.send(_packet(5, rows=70), 1, timeout=5, action="0F5", cut=1)
-    inbox = Inbox([(0, 5)], direction=FORWARD, boundary=7, cut=1, sockets=found[1])
+    inbox = Inbox([(0, 5)], direction=FORWARD, boundary=7, cut=1, transports=[SocketTransport(found[1])])
     assert inbox.take(5, timeout=5, action="1F5").slots[0].rows.shape == (70, 8)
     outbox.finish(timeout=5)
     for sockets in found.values():
@@ -190,9 +193,25 @@ def test_a_frame_is_as_long_as_its_header_says(length: int) -> None:
     sockets, peer = _joined_by_sockets()
     frame = _framed(_packet(0, rows=100))
     peer.sendall(length.to_bytes(8, "little") + frame[8:])
-    inbox = Inbox([(0, 0)], direction=FORWARD, boundary=7, cut=1, sockets=sockets)
+    inbox = Inbox([(0, 0)], direction=FORWARD, boundary=7, cut=1, transports=[SocketTransport(sockets)])
     with pytest.raises(PacketMismatch, match=f"a frame of {length} bytes whose header says"):
         inbox.take(0, timeout=5, action="1F0")
+    peer.close()
+    sockets.close()
+
+
+@pytest.mark.parametrize("headers_alone", [True, False])
+def test_a_header_comes_alone_where_something_else_carries_the_payload_and_nowhere_else(headers_alone: bool) -> None:
+    """A frame without its payload was taken for one whose payload NCCL brings, whether there was NCCL or not."""
+    theirs, peer = socket.socketpair()
+    sockets = Sockets({}, {(0, TAG): theirs}, headers_alone=headers_alone)
+    header, payload = encode(_packet(0, rows=100))
+    peer.sendall(bytes(8) + header.numpy().tobytes() + _framed(_packet(1, rows=100)))
+    taken = []
+    with pytest.raises(PacketMismatch, match="a frame of .* bytes whose header says"):
+        for _ in range(2):
+            taken.append(sockets.take(0, TAG, deadline=time.monotonic() + 5, message="1F0 waited"))
+    assert len(taken) == headers_alone and len(payload) > 0
     peer.close()
     sockets.close()
 

@@ -17,10 +17,11 @@ from sparsepipe.errors import InputError
 from sparsepipe.files import write_atomic
 from sparsepipe.runtime.failures import DeadlinePassed, PeerLost
 from sparsepipe.runtime.processes.identity import Identity
-from sparsepipe.runtime.transport.channel import Inbox, NcclLink, Outbox, WireInbox, tag_of
+from sparsepipe.runtime.transport.channel import Inbox, Outbox, tag_of
+from sparsepipe.runtime.transport.nccl import NcclLink, NcclTransport
 from sparsepipe.runtime.transport.packet import BACKWARD, FORWARD, Packet, Slot
-from sparsepipe.runtime.transport.shared_memory import meet
-from sparsepipe.runtime.transport.sockets import connect
+from sparsepipe.runtime.transport.shared_memory import SharedMemoryTransport, meet
+from sparsepipe.runtime.transport.sockets import SocketTransport, connect
 from sparsepipe.runtime.worker.connections import Connections
 from sparsepipe.runtime.worker.join import backend, joined
 from sparsepipe.runtime.worker.run import run
@@ -54,7 +55,7 @@ def test_a_job_of_more_ranks_than_the_plan_has_is_refused(tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["sockets", "wires", "shared memory"])
+@pytest.mark.parametrize("how", ["sockets", "nccl links", "shared memory"])
 def test_packets_of_any_size_arrive_in_order(tmp_path, how) -> None:
     """Both ranks send packets before they receive any, one cut and both directions: larger and smaller ones than those
     before, some in their header, some of no rows. A wire has no tags to help."""
@@ -101,22 +102,24 @@ def _packet(direction: int, minibatch: int) -> Packet:
 def _exchange(folder: Path, how: str, rank: int) -> None:
     store = dist.FileStore(str(folder / "store"), 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
-    wired = how == "wires"
-    wires = {
-        way: NcclLink(dist.new_group([0, 1]), torch.device("cpu")) if wired else None for way in (FORWARD, BACKWARD)
-    }
-    memory = meet(store, rank, range(2)) if how == "shared memory" else None
+    linked = how == "nccl links"
     out, back = (FORWARD, BACKWARD) if rank == 0 else (BACKWARD, FORWARD)
     peer, count = 1 - rank, 2 * len(_ROWS)
-    ways = [[(peer, tag_of(direction, 3))] for direction in (out, back)]
-    sockets = None if memory else connect(store, rank, *ways, timeout=60)
-    options = {"direction": back, "boundary": 7, "cut": 3, "memory": memory, "sockets": sockets}
-    wire = wires[back]
+    if how == "shared memory":
+        transport = SharedMemoryTransport(meet(store, rank, range(2)))
+    else:
+        ways = [[(peer, tag_of(direction, 3))] for direction in (out, back)]
+        sockets = connect(store, rank, *ways, timeout=60, headers_alone=linked)
+        transport = SocketTransport(sockets)
+    if linked:  # of gloo's, which carries what is on a CPU as NCCL does what is on a GPU
+        groups = {tag_of(way, 3): dist.new_group([0, 1]) for way in (FORWARD, BACKWARD)}
+        links = {tag: NcclLink(group, torch.device("cpu")) for tag, group in groups.items()}
+        transport = NcclTransport(links, sockets)
     expected = [(peer, m) for m in range(count)]
-    inbox = WireInbox(wire, expected, **options) if wire else Inbox(expected, **options)
-    outbox = Outbox(limit=2 * count, memory=memory, sockets=sockets)
+    inbox = Inbox(expected, direction=back, boundary=7, cut=3, transports=[transport])
+    outbox = Outbox([transport], limit=2 * count)
     for m in range(count):
-        outbox.send(_packet(out, m), peer, timeout=60, action="a", cut=3, wire=wires[out])
+        outbox.send(_packet(out, m), peer, timeout=60, action="a", cut=3)
     kept = []  # what has come stays as it was while more comes
     for m in range(count):
         kept = [*kept[-3:], (inbox.take(m, timeout=60, action="b"), _packet(back, m))]
@@ -163,7 +166,7 @@ def _left_alone(folder: Path, how: str, rank: int) -> None:
             os._exit(0)
         _until((folder / "pid1").exists)
         within = connections.at(0).replication.statistics
-        inbox = Inbox([(1, 0)], direction=FORWARD, boundary=7, sockets=sockets)
+        inbox = Inbox([(1, 0)], direction=FORWARD, boundary=7, transports=[SocketTransport(sockets)])
         what = re.escape("batch norm in the forward of minibatch 3 of rank 0")
 
         def exchange(way: Callable[[torch.Tensor], object]) -> None:

@@ -11,10 +11,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sparsepipe.engines.allocator import keep_freed_memory
+from sparsepipe.runtime.transport.base import Transport
 from sparsepipe.runtime.transport.channel import Inbox, Outbox, tag_of
 from sparsepipe.runtime.transport.packet import FORWARD, Packet, Slot
-from sparsepipe.runtime.transport.shared_memory import SharedMemory, meet
-from sparsepipe.runtime.transport.sockets import DEPTH, Sockets, connect
+from sparsepipe.runtime.transport.shared_memory import SharedMemoryTransport, meet
+from sparsepipe.runtime.transport.sockets import DEPTH, SocketTransport, connect
 
 from .cases import Case
 from .processes import join
@@ -41,8 +42,8 @@ def role_channel(case: Case, folder: Path, seconds: float) -> dict[str, Any]:
         for _ in range(9):
             times["gloo"].append(_bare(rows, count, rank, at_once=count))
             times["gloo_in_turn"].append(_bare(rows, count, rank, at_once=DEPTH))
-            times["packets"].append(_packets(rows, count, rank, memory=shared))
-            times["packets_by_sockets"].append(_packets(rows, count, rank, sockets=sockets))
+            times["packets"].append(_packets(rows, count, rank, SharedMemoryTransport(shared)))
+            times["packets_by_sockets"].append(_packets(rows, count, rank, SocketTransport(sockets)))
         rates = {how: count * rows.nbytes / statistics.median(taken) / 1e9 for how, taken in times.items()}
         ratios = {
             f"{packets}/{bare}": rates[packets] / rates[bare]
@@ -68,16 +69,16 @@ def _bare(rows: Tensor, count: int, rank: int, *, at_once: int) -> float:
     return time.perf_counter() - start
 
 
-def _packets(rows: Tensor, count: int, rank: int, **carrier: SharedMemory | Sockets) -> float:
+def _packets(rows: Tensor, count: int, rank: int, transport: Transport) -> float:
     dist.barrier()
     start = time.perf_counter()
     if rank == 0:
-        outbox = Outbox(limit=8, **carrier)
+        outbox = Outbox([transport], limit=8)
         for m in range(count):
             outbox.send(Packet(FORWARD, m, 0, (Slot(rows),)), 1, timeout=60, action="0F0")
         outbox.finish(timeout=60)
     else:
-        inbox = Inbox([(0, m) for m in range(count)], direction=FORWARD, boundary=0, **carrier)
+        inbox = Inbox([(0, m) for m in range(count)], direction=FORWARD, boundary=0, transports=[transport])
         for m in range(count):
             inbox.take(m, timeout=60, action="1F0")
     dist.barrier()

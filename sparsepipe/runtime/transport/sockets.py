@@ -1,6 +1,7 @@
 """Packets between processes that share no memory: TCP, a connection for each direction of each cut between two ranks.
 
     sender    a thread writes header and payload in one call, from where they are: (length, header, payload)
+              (where NCCL carries the payload, the header alone: length 0)
     receiver  a thread reads the next few into memory of their own while the worker computes; then it stops reading,
               and soon the sender cannot write (back-pressure)
 
@@ -16,17 +17,18 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..failures import DeadlinePassed, PacketMismatch, lost, seconds_left, translated
+from ..failures import DeadlinePassed, PacketMismatch, lost, seconds_left, translated, wait_for
 from .greeting import SECRET_BYTES, Way, accept, hello
-from .packet import HEADER_BYTES, payload_bytes
+from .packet import HEADER_BYTES, Packet, encode, payload_bytes
 
 DEPTH = 3  # packets of a connection that have come and the worker has not taken
 _LENGTH_BYTES = 8
@@ -35,7 +37,7 @@ _READ_BYTES = 2**16  # as much as a core's own cache holds between the kernel's 
 _BACKLOG = 128  # connections that may wait until this rank looks: strangers among them
 
 
-class Sending:
+class Frame:
     """A packet on its way out, whose memory is kept until the system has all of it."""
 
     def __init__(self, header: Tensor, payload: Tensor) -> None:
@@ -62,12 +64,12 @@ class _Outgoing:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._todo: queue.SimpleQueue[Sending | None] = queue.SimpleQueue()
+        self._todo: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._write, name="sockets out", daemon=True)
         self.thread.start()
 
-    def send(self, header: Tensor, payload: Tensor) -> Sending:
-        sending = Sending(header, payload)
+    def send(self, header: Tensor, payload: Tensor) -> Frame:
+        sending = Frame(header, payload)
         self._todo.put(sending)
         return sending
 
@@ -83,7 +85,7 @@ class _Outgoing:
             del sending  # nor its memory, while the next is waited for
         self._connection.close()
 
-    def _written(self, sending: Sending) -> OSError | None:
+    def _written(self, sending: Frame) -> OSError | None:
         left = sending.left
         try:
             while left:
@@ -100,8 +102,8 @@ class _Outgoing:
 class _Incoming:
     """A connection and the thread that reads from it, `DEPTH` packets ahead of who takes them."""
 
-    def __init__(self, connection: socket.socket, *, pinned: bool) -> None:
-        self._connection, self._pinned = connection, pinned
+    def __init__(self, connection: socket.socket, *, pinned: bool, headers_alone: bool) -> None:
+        self._connection, self._pinned, self._headers_alone = connection, pinned, headers_alone
         self._arrived: queue.SimpleQueue[tuple[Tensor, Tensor] | Exception] = queue.SimpleQueue()
         self._room = threading.Semaphore(DEPTH)
         self.thread = threading.Thread(target=self._read, name="sockets in", daemon=True)
@@ -132,9 +134,10 @@ class _Incoming:
                 self._fill(memoryview(frame))
                 length = int.from_bytes(frame[:_LENGTH_BYTES], "little")
                 header = torch.frombuffer(frame, dtype=torch.int64, offset=_LENGTH_BYTES)
-                # Of a packet whose payload goes over a wire or in shared memory the header comes alone.
-                if length not in (0, told := payload_bytes(header)):
-                    raise PacketMismatch(f"a frame of {length} bytes whose header says {told}")
+                told = payload_bytes(header)
+                if length != (0 if self._headers_alone else told):
+                    alone = ", expected alone" if self._headers_alone else ""
+                    raise PacketMismatch(f"a frame of {length} bytes whose header says {told}{alone}")
                 payload = torch.empty(length, dtype=torch.uint8, pin_memory=self._pinned)
                 self._fill(payload.numpy().data)
                 self._room.acquire()
@@ -157,18 +160,26 @@ class Sockets:
     """The connections of one rank to and from those that it shares no memory with."""
 
     def __init__(
-        self, outgoing: Mapping[Way, socket.socket], incoming: Mapping[Way, socket.socket], *, pinned: bool = False
+        self,
+        outgoing: Mapping[Way, socket.socket],
+        incoming: Mapping[Way, socket.socket],
+        *,
+        pinned: bool = False,
+        headers_alone: bool = False,
     ) -> None:
+        """`headers_alone`: something else carries payloads. `pinned`: receive into memory that a GPU copies from."""
+        self.peers = frozenset(peer for peer, _ in (*outgoing, *incoming))
         for connection in (*outgoing.values(), *incoming.values()):
             connection.settimeout(None)
         self._outgoing = {way: _Outgoing(connection) for way, connection in outgoing.items()}
-        self._incoming = {way: _Incoming(connection, pinned=pinned) for way, connection in incoming.items()}
+        options = {"pinned": pinned, "headers_alone": headers_alone}
+        self._incoming = {way: _Incoming(connection, **options) for way, connection in incoming.items()}
 
     def carries(self, tag: int) -> bool:
         """Whether packets with this tag leave here, to any peer."""
         return any(own == tag for _, own in self._outgoing)
 
-    def send(self, peer: int, tag: int, header: Tensor, payload: Tensor) -> Sending:
+    def send(self, peer: int, tag: int, header: Tensor, payload: Tensor) -> Frame:
         """Start sending an int64 [512] and a uint8 [n] on the CPU. Nobody may write to them until that has ended."""
         return self._outgoing[peer, tag].send(header, payload)
 
@@ -185,6 +196,36 @@ class Sockets:
             connection.thread.join(_TO_CLOSE)
 
 
+class SocketTransport:
+    """The member of `Transport` over sockets: header and payload together."""
+
+    def __init__(self, sockets: Sockets) -> None:
+        self._sockets = sockets
+
+    def reaches(self, peer: int) -> bool:
+        return peer in self._sockets.peers
+
+    def send(self, packet: Packet, peer: int, tag: int, *, deadline: float, message: str) -> "_OnSocket":
+        return _OnSocket(peer, self._sockets.send(peer, tag, *encode(packet)))
+
+    def expect(self, peers: Sequence[int], tag: int) -> None:
+        """Each connection's thread reads ahead as it is."""
+
+    def receive(self, peer: int, tag: int, *, deadline: float, message: str) -> tuple[Tensor, Tensor]:
+        return self._sockets.take(peer, tag, deadline=deadline, message=message)
+
+
+@dataclass(frozen=True, eq=False)
+class _OnSocket:
+    """A packet on its way through a socket."""
+
+    peer: int
+    frame: Frame
+
+    def wait(self, deadline: float, message: str) -> None:
+        wait_for(self.frame, deadline, message, peer=self.peer)
+
+
 def connect(
     store: dist.Store,
     rank: int,
@@ -193,6 +234,7 @@ def connect(
     *,
     timeout: float,
     pinned: bool = False,
+    headers_alone: bool = False,
     address: str = "127.0.0.1",
 ) -> Sockets:
     """Connect with the peers, who must all come here within `timeout` seconds and reach this host at `address`.
@@ -209,7 +251,7 @@ def connect(
         to = {way: _connected(store, rank, *way, deadline=deadline, timeout=timeout) for way in sorted(outgoing)}
         message = f"rank {rank} waited {timeout:g} s for rank {{peer}} to connect"
         come = accept(server, secret, incoming, deadline=deadline, message=message)
-    return Sockets(to, come, pinned=pinned)
+    return Sockets(to, come, pinned=pinned, headers_alone=headers_alone)
 
 
 def _connected(store: dist.Store, rank: int, peer: int, tag: int, *, deadline: float, timeout: float) -> socket.socket:

@@ -26,11 +26,13 @@ from ..replication.base import Replication
 from ..replication.batch_norm import Replicas
 from ..replication.replica_group import ReplicaGroup
 from ..stages.position import Position
-from ..transport.channel import NcclLink, tag_of
+from ..transport.base import Transport
+from ..transport.channel import tag_of
 from ..transport.greeting import Way
+from ..transport.nccl import NcclLink, NcclTransport
 from ..transport.packet import BACKWARD, FORWARD
-from ..transport.shared_memory import SharedMemory, meet
-from ..transport.sockets import Sockets, connect
+from ..transport.shared_memory import SharedMemory, SharedMemoryTransport, meet
+from ..transport.sockets import Sockets, SocketTransport, connect
 from .join import NEVER
 
 _DIRECTIONS = {Op.FORWARD: FORWARD, Op.BACKWARD: BACKWARD}  # of the packets that an operation sends to another stage
@@ -99,8 +101,15 @@ class Connections:
             found = cls(process, program, shared_memory=shared_memory)
             found._open_groups(synchronise=synchronise)
         ways = _ways(program, rank, shared_memory.peers if shared_memory else ())
-        pinned = process.device.type == "cuda"
-        sockets = connect(store, rank, *ways, timeout=timeout, pinned=pinned, address=process.address)
+        sockets = connect(
+            store,
+            rank,
+            *ways,
+            timeout=timeout,
+            pinned=process.device.type == "cuda",
+            headers_alone=bool(found.links),
+            address=process.address,
+        )
         return cls(process, program, found.replicas, found.statistics, found.links, shared_memory, sockets)
 
     def at(self, stage: int) -> Position:
@@ -114,6 +123,16 @@ class Connections:
             return Alone()
         count = len(self.program.plan.stages[stage].ranks)
         return AllReduce(self.replicas[stage], num_replicas=count, statistics=self.statistics.get(stage))
+
+    @property
+    def transports(self) -> list[Transport]:
+        """What carries packets to and from the other ranks: the first that reaches a rank carries those with it."""
+        found: list[Transport] = [SharedMemoryTransport(self.shared_memory)] if self.shared_memory else []
+        if self.sockets and self.links:
+            found.append(NcclTransport({tag_of(*way): link for way, link in self.links.items()}, self.sockets))
+        elif self.sockets:
+            found.append(SocketTransport(self.sockets))
+        return found
 
     @property
     def memory_peers(self) -> list[int]:

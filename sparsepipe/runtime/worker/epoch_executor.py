@@ -13,7 +13,7 @@ from ...schedule import Action, Op, Program, round_length, together
 from ..failures import LossNotFinite
 from ..stages.base import InFlight, Output
 from ..stages.loss import Outcome
-from ..transport.channel import Inbox, LocalQueue
+from ..transport.base import PacketSource
 from ..transport.packet import BACKWARD, Packet
 from .context import WorkerContext
 from .epoch_parts import EpochPart
@@ -58,7 +58,7 @@ class EpochExecutor:
         self.synchronised: bool | None = None  # as the module was left, nobody knows
         self.replication = replica.position.replication
         self.last_of_rounds = self._last_of_rounds(todo) if self.replication.overlaps else frozenset()
-        self.gradients_inbox: Inbox | LocalQueue | None = None
+        self.gradients_inbox: PacketSource | None = None
         if not replica.runner.is_last:
             backwards = (action.minibatch for action in todo if action.op in (Op.BACKWARD, Op.BACKWARD_INPUT))
             mine = [(m, m + self.base) for m in backwards]

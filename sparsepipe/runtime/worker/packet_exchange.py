@@ -2,11 +2,11 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
 
 from ...schedule import Action, Op
 from ..reporting.recorder import Recorder
-from ..transport.channel import Inbox, LocalQueue, Outbox, WireInbox
+from ..transport.base import PacketSource
+from ..transport.channel import Inbox, LocalQueue, Outbox
 from ..transport.packet import BACKWARD, FORWARD, Packet
 from .connections import Connections
 from .stage_replica import StageReplica
@@ -21,13 +21,14 @@ class PacketExchange:
     """
 
     def __init__(self, connections: Connections, recorder: Recorder, *, timeout: float) -> None:
-        self._connections, self._recorder, self._timeout = connections, recorder, timeout
+        self._recorder, self._timeout = recorder, timeout
         self._program, self._rank = connections.program, connections.process.rank
         program, rank = self._program, self._rank
         stages = program.plan.stages_of(rank)
         # Enough that ranks which send to each other never wait for each other to take: only evaluation is slowed.
         most = len(stages) * (sum(program.in_flight(k, rank) for k in stages) + 2)
-        self._outbox = Outbox(limit=most, memory=connections.shared_memory, sockets=connections.sockets)
+        self._transports = connections.transports
+        self._outbox = Outbox(self._transports, limit=most)
         self._local: defaultdict[tuple[int, int], LocalQueue] = defaultdict(lambda: LocalQueue(rank))
         self.sent_bytes = 0  # to other ranks since the epoch began
 
@@ -41,13 +42,10 @@ class PacketExchange:
             return
         self.sent_bytes += packet.num_bytes
         start = self._recorder.now()
-        wire = self._connections.links.get((packet.direction, cut))
-        self._outbox.send(packet, peer, timeout=self._timeout, action=str(action), cut=cut, wire=wire)
+        self._outbox.send(packet, peer, timeout=self._timeout, action=str(action), cut=cut)
         self._recorder.span("send", str(action), start, self._recorder.now(), minibatch=packet.minibatch, peer=peer)
 
-    def inbox(
-        self, replica: StageReplica, minibatches: Sequence[tuple[int, int]], *, direction: int
-    ) -> Inbox | LocalQueue:
+    def inbox(self, replica: StageReplica, minibatches: Sequence[tuple[int, int]], *, direction: int) -> PacketSource:
         """Return where a stage receives the packets of these minibatches: (number in this epoch, number in the run)."""
         source = self._program.source(replica.stage, _OPERATION[direction])
         assert source is not None, "a stage at an end of the pipeline has nobody beyond it"
@@ -55,16 +53,8 @@ class PacketExchange:
         if self._program.plan.stages[source].ranks == replica.own.ranks:
             return self._local[direction, cut]
         expected = [(self._program.rank_of(source, m), minibatch) for m, minibatch in minibatches]
-        runner = replica.runner
-        options: dict[str, Any] = {
-            "direction": direction,
-            "boundary": runner.id_before if direction == FORWARD else runner.id_after,
-            "cut": cut,
-            "memory": self._connections.shared_memory,
-            "sockets": self._connections.sockets,
-        }
-        wire = self._connections.links.get((direction, cut))
-        return WireInbox(wire, expected, **options) if wire else Inbox(expected, **options)
+        boundary = replica.runner.id_before if direction == FORWARD else replica.runner.id_after
+        return Inbox(expected, direction=direction, boundary=boundary, cut=cut, transports=self._transports)
 
     def finish(self) -> None:
         """Wait until everything sent has been taken. Raises DeadlinePassed or PeerLost."""
