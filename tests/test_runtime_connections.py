@@ -7,9 +7,11 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch
 from runtime_jobs import NORMED, PLAIN, REPOSITORY, Job, Result, plan_of, run_jobs, same_training, settings, shapes
 
 from sparsepipe.files import read_json, write_json
@@ -92,7 +94,7 @@ def _work(folder: Path) -> None:
     from sparsepipe.runtime.processes.identity import Identity
     from sparsepipe.runtime.worker.join import joined
     from sparsepipe.runtime.worker.run import train
-    from sparsepipe.runtime.workloads.point_clouds import Workload
+    from sparsepipe.runtime.workloads import open_workload
 
     todo, run_dir = read_json(folder / "todo.json"), folder / "run"
     config = RunConfig.from_json(todo["config"])
@@ -101,12 +103,43 @@ def _work(folder: Path) -> None:
         settled, files = _open(), sorted(path.name for path in (run_dir / "logs").iterdir())
         for k, document in enumerate(todo["plans"]):
             own = replace(config, epochs=k + 1)
-            plan, workload = Plan.from_json(document), Workload.open(own)
+            plan, workload = Plan.from_json(document), open_workload(run_dir, own)
             train(process, run_dir, plan, own, workload=workload, resume=k > 0, opening=k)
             del workload
             assert _settles(settled), f"after plan {k}: {_open()}, before: {settled}"
             left = {path.name for path in (run_dir / "logs").iterdir()} - {*files, "clock.json"}
             assert not left, left
+        programs = [compile(Plan.from_json(document), 4) for document in todo["plans"][:2]]
+        _two_at_once(process, programs, config.shared_memory)
+        assert _settles(settled), f"after two at once: {_open()}, before: {settled}"
+        _opened_in_vain(process, programs[0])
+        assert _settles(settled), f"after one that was not opened: {_open()}, before: {settled}"
+
+
+def _two_at_once(process, programs, share_memory: bool) -> None:
+    """The next plan's connections are open before this one's close, and carry what goes over them."""
+    from sparsepipe.runtime.worker.connections import Connections
+
+    options = {"share_memory": share_memory, "synchronise": True}
+    both = [Connections.open(one, process, opening=100 + k, **options) for k, one in enumerate(programs)]
+    for connections in both:
+        for k, group in connections.replicas.items():
+            assert float(group.sum(torch.ones(1), what=f"stage {k}")) == 2.0
+        connections.close()
+
+
+def _opened_in_vain(process, program) -> None:
+    """Rank 1 does not come: rank 0 says so, and lets go of what it had opened."""
+    from sparsepipe.runtime.failures import DeadlinePassed
+    from sparsepipe.runtime.worker.connections import Connections
+
+    if process.rank == 0:
+        process.store.set_timeout(timedelta(seconds=1))
+        with pytest.raises(DeadlinePassed, match="rank 0 waited 1 s"):
+            Connections.open(program, replace(process, timeout=1.0), opening=200, share_memory=False)
+        process.store.set_timeout(timedelta(seconds=60))
+    process.barrier("a plan that was not opened")
+    Connections.open(program, process, opening=201).close()  # the job goes on, and opens another
 
 
 def _open() -> dict[str, list[str]]:

@@ -98,16 +98,16 @@ def test_an_announcement_is_whole_wherever_it_is_seen(tmp_path):
     found = []
 
     def look() -> None:
-        while not seen.serial:
+        while (announced := seen.read()) is None:
             pass
-        found.append(seen.read())
+        found.append(announced)
 
     thread = threading.Thread(target=look)
     thread.start()
-    made.make(3, 10**12)
+    made.make(3, 10**15)
     thread.join(timeout=10)
-    assert found == [(3, 10**12)] and seen.serial == 1
-    assert Announcement(path).serial == 0 == seen.serial, "the next attempt's rank 0 makes it blank"
+    assert found == [(3, 10**15)] and made.read() == seen.read() == (3, 10**15)
+    assert Announcement(path).read() is None is seen.read(), "the next attempt's rank 0 makes it blank"
     seen.close()
     made.close()
     assert not path.exists()

@@ -209,13 +209,17 @@ def _waited(job: Any, *, cancel: bool = True) -> dict[str, Any]:
         if cancel:
             job.cancel()
         raise
+    if job.state == "stopped":
+        progress_line(f"stopped as asked; sparsepipe run --resume {job.record.folder} goes on")
     for text in load_warnings(BackgroundLoad.from_json(summary.get("load"))):
         progress_line(f"warning: {text}")
     return summary
 
 
 def _left_alone(folder: Path) -> Answer:
-    text = f"{folder} runs on its own; sparsepipe runs attach {folder.name} follows it, runs cancel ends it"
+    text = (
+        f"{folder} runs on its own; sparsepipe runs attach {folder.name} follows it, runs stop and runs cancel end it"
+    )
     return Answer({"run_dir": str(folder), "state": "running"}, text)
 
 

@@ -269,4 +269,5 @@ def _ended(job: Job) -> str:
         return Html("<span style='color:#D55E00'>{}</span>").format(error)
     accuracy = (summary.get("validation") or {}).get("accuracy")
     told = f", validation accuracy {accuracy:.1%}" if accuracy is not None else ""
-    return f"finished: {summary['samples_per_second']:.0f} samples/s{told}"
+    ended = "finished" if job.state == "finished" else f"{job.state} after {summary['minibatches']} minibatches"
+    return f"{ended}: {summary['samples_per_second']:.0f} samples/s{told}"

@@ -5,12 +5,18 @@ To look costs less than a microsecond. Whoever looks after the announcement sees
 
 import mmap
 import os
-import struct
 from pathlib import Path
+from typing import NamedTuple
 
-_WORD = struct.Struct("=q")
-_SERIAL, _COMMAND, _MINIBATCH = 0, 8, 16  # bytes
-_SIZE = 24
+import numpy as np
+
+_SIZE = 8  # bytes: one aligned word, which is written and read as a whole
+_COMMANDS = 2**8
+
+
+class Announced(NamedTuple):
+    command: int  # its number
+    minibatch: int  # of the run, before which it is due
 
 
 class Announcement:
@@ -19,33 +25,27 @@ class Announcement:
     def __init__(self, path: Path | None, *, blank: bool = True) -> None:
         self._path = path if blank else None
         if path is None:
-            self._map = mmap.mmap(-1, _SIZE)
-            return
-        with path.open("a+b") as handle:
-            handle.truncate(_SIZE)
-            if hasattr(os, "posix_fallocate"):  # on a full disk this raises; to write to the map would be SIGBUS
-                os.posix_fallocate(handle.fileno(), 0, _SIZE)
-            self._map = mmap.mmap(handle.fileno(), _SIZE)
+            shared = mmap.mmap(-1, _SIZE)
+        else:
+            with path.open("a+b") as handle:
+                handle.truncate(_SIZE)
+                if hasattr(os, "posix_fallocate"):  # on a full disk this raises; to write to the map would be SIGBUS
+                    os.posix_fallocate(handle.fileno(), 0, _SIZE)
+                shared = mmap.mmap(handle.fileno(), _SIZE)
+        self._word = np.frombuffer(shared, dtype=np.int64)  # (minibatch, command + 1), 0 where there is none
         if blank:
-            self._map[:] = bytes(_SIZE)
+            self._word[0] = 0
 
     def make(self, command: int, minibatch: int) -> None:
-        """Announce a command (by its number) that is due before `minibatch`. Rank 0 does, once the last one is over."""
-        _WORD.pack_into(self._map, _COMMAND, command)
-        _WORD.pack_into(self._map, _MINIBATCH, minibatch)
-        _WORD.pack_into(self._map, _SERIAL, self.serial + 1)  # last: by then the rest is there
+        """Announce a command by its number, due before a minibatch of the run. Rank 0 does, once."""
+        self._word[0] = minibatch * _COMMANDS + command + 1
 
-    @property
-    def serial(self) -> int:
-        """How many there have been."""
-        return int(_WORD.unpack_from(self._map, _SERIAL)[0])
-
-    def read(self) -> tuple[int, int]:
-        """Return the newest one's command and minibatch."""
-        return _WORD.unpack_from(self._map, _COMMAND)[0], _WORD.unpack_from(self._map, _MINIBATCH)[0]
+    def read(self) -> Announced | None:
+        """Return what is announced, None where nothing is."""
+        word = int(self._word[0])
+        return Announced(word % _COMMANDS - 1, word // _COMMANDS) if word else None
 
     def close(self) -> None:
-        """Unmap it; who made it blank removes the file, too, which others may still have mapped."""
-        self._map.close()
+        """Look no more; who made it blank removes the file, which others may still have mapped."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)

@@ -8,12 +8,12 @@ Who feeds whom is asked of the plan's Program.
 
 import time
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import NamedTuple
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _set_pg_timeout
+from torch.distributed.distributed_c10d import _set_pg_timeout, _world
 
 from ...errors import InputError
 from ...plan import Plan, Stage
@@ -35,6 +35,7 @@ from ..transport.shared_memory import SharedMemory, SharedMemoryTransport, meet
 from ..transport.sockets import Sockets, SocketTransport, connect
 from .join import NEVER
 
+_GROUPS = 100_000  # of a plan, at most: two a stage and a cut
 _DIRECTIONS = {Op.FORWARD: FORWARD, Op.BACKWARD: BACKWARD}  # of the packets that an operation sends to another stage
 
 
@@ -92,25 +93,32 @@ class Connections:
         check_ranks(program.plan, process.world_size)
         if process.store is None:
             return cls(process, program)
-        plan, rank, timeout = program.plan, process.rank, process.timeout
+        rank, timeout = process.rank, process.timeout
         store = dist.PrefixStore(f"connections-{opening}", process.store)
         share_memory = share_memory and process.device.type == "cpu"
-        shared_memory = meet(store, rank, plan.ranks) if share_memory else None
+        shared_memory = meet(store, rank, program.plan.ranks) if share_memory else None
         message = f"rank {rank} waited {timeout:g} s for the other ranks to connect"
-        with translated(message, peer=-1, deadline=time.monotonic() + timeout):
-            found = cls(process, program, shared_memory=shared_memory)
-            found._open_groups(synchronise=synchronise)
-        ways = _ways(program, rank, shared_memory.peers if shared_memory else ())
-        sockets = connect(
-            store,
-            rank,
-            *ways,
-            timeout=timeout,
-            pinned=process.device.type == "cuda",
-            headers_alone=bool(found.links),
-            address=process.address,
-        )
-        return cls(process, program, found.replicas, found.statistics, found.links, shared_memory, sockets)
+        found = cls(process, program, shared_memory=shared_memory)
+        try:
+            with translated(message, peer=-1, deadline=time.monotonic() + timeout):
+                # torch names groups by counting: from a number of this opening's, or ranks of which one failed to open
+                # another would not meet any more.
+                _world.group_count = _GROUPS * (1 + opening)
+                found._open_groups(synchronise=synchronise)
+            ways = _ways(program, rank, found.memory_peers)
+            sockets = connect(
+                store,
+                rank,
+                *ways,
+                timeout=timeout,
+                pinned=process.device.type == "cuda",
+                headers_alone=bool(found.links),
+                address=process.address,
+            )
+        except BaseException:
+            found._release()
+            raise
+        return replace(found, sockets=sockets)
 
     def at(self, stage: int) -> Position:
         """This process at one of its stages."""
@@ -144,6 +152,10 @@ class Connections:
         if self.process.store is None:
             return
         self.process.barrier("end of a plan")  # what one has received, another may still be sending
+        self._release()
+
+    def _release(self) -> None:
+        """Close this rank's ends."""
         if self.sockets:
             self.sockets.close()
         if self.shared_memory:

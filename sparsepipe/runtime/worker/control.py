@@ -77,17 +77,15 @@ class Control:
 
     def close_part(self) -> None:
         """Take up what was asked for since the last look. Rank 0 comes here before the ranks meet at a part's end."""
-        if self._leads and not self._announcement.serial:
+        if self._leads and self._announcement.read() is None:
             self._next_look = 0.0
             self._take_up(self._count)
 
     @property
     def due(self) -> str | None:
         """The command to be carried out now, at a part's end, where all ranks have met; None where there is none."""
-        if not self._announcement.serial:
-            return None
-        command, minibatch = self._announcement.read()
-        return commands.COMMANDS[command] if minibatch == self._first + self.end else None
+        found = self._announcement.read()
+        return commands.COMMANDS[found.command] if found and found.minibatch == self._first + self.end else None
 
     def carried_out(self, command: str, minibatches: int) -> None:
         """Note that a command was carried out. One rank comes here."""
@@ -99,10 +97,12 @@ class Control:
 
     def _look(self, minibatch: int) -> None:
         """See what is announced, before the forward of `minibatch` begins."""
-        if self._leads and not self._announcement.serial:
+        found = self._announcement.read()
+        if self._leads and found is None:
             self._take_up(self._horizon.end(max(self._begun, minibatch), self._count))
-        if self._announcement.serial:
-            self.end = self._announcement.read()[1] - self._first
+            found = self._announcement.read()
+        if found:
+            self.end = found.minibatch - self._first
             if self._begun >= self.end:
                 raise RuntimeError(f"a command is due before minibatch {self.end}, but {self._begun} has begun")
         self._begun = max(self._begun, minibatch)
