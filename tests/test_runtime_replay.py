@@ -21,10 +21,13 @@ from sparsepipe import (
     actions,
     partition,
 )
+from sparsepipe.files import read_rows
 from sparsepipe.launchers import launch
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.reporting.metrics import pace_of
 from sparsepipe.runtime.transport.emulated_links import Links
+from sparsepipe.runtime.worker.run import run
+from sparsepipe.runtime.workloads.replay import Replay
 from sparsepipe.simulator import simulate
 from sparsepipe.trace import WORK
 
@@ -118,6 +121,20 @@ def test_eight_unlike_devices_of_published_profiles_keep_the_simulated_pace(tmp_
     job.wait(timeout=240)
     trace = simulate(plan, profile, cluster, [0.0] * 42)
     assert pace_of(job.record.trace(), plan) == pytest.approx(pace_of(trace, plan), rel=0.1)
+
+
+def test_a_replay_is_evaluated_like_any_workload(tmp_path) -> None:
+    """Run by itself, with settings that a launcher leaves out for what trains nothing."""
+    (tmp_path / "logs").mkdir()
+    profile, cluster = _profile(0.0), Cluster.uniform(1, device_type="fast", link=Link(1e12, 0.0))
+    ids = [layer.id for layer in GRAPH.layers]
+    plan = Plan((Stage(tuple(ids), (0,), recompute=True),), schedule="1f1b")
+    config = CONFIG.replace(validate=True, checkpoint_every=0)
+    run(tmp_path, plan, config, workload=Replay(tmp_path, config, profile, cluster))
+    rows = read_rows(tmp_path / "metrics.jsonl")
+    assert [row["voxels"] for row in rows if row["event"] == "step"] == [100] * 12
+    (epoch,) = [row for row in rows if row["event"] == "epoch"]
+    assert epoch["validation"] == {"loss": 0.0, "accuracy": 0.0, "samples": 24}
 
 
 def _slower(cost: LayerCost, factor: float) -> LayerCost:

@@ -4,6 +4,8 @@ Choy, Gwak and Savarese, "4D Spatio-Temporal ConvNets: Minkowski Convolutional N
 MinkowskiEngine's examples, whose variants (A, C) differ in the decoder's widths.
 """
 
+from typing import Any
+
 from .blocks import Table
 from .rows import INPUT, Network, scaled
 
@@ -56,7 +58,7 @@ def minkunet(
     skips.pop()  # the deepest level is not a skip: the decoder starts there
     for level, channels in enumerate(decoder, start=len(_ENCODER) + 1):
         skip, out_channels = skips.pop(), scaled(channels, width)
-        up = {"kind": "transposed_convolution", "kernel_size": 2, "stride": 2}
+        up: dict[str, Any] = {"kind": "transposed_convolution", "kernel_size": 2, "stride": 2}
         table.normalised(f"{level}_up", table.last, skip, channels=out_channels, **up)
         both = table.channels[table.last] + table.channels[skip]
         table.add(f"cat{level}", "concatenate", table.last, skip, output_channels=both)

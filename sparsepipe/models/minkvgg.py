@@ -4,6 +4,8 @@ Layers and widths: Simonyan and Zisserman, "Very Deep Convolutional Networks for
 table 1, configurations A, B, D and E; a global max pool stands where the image networks flatten a 7x7 grid.
 """
 
+from typing import Any
+
 from .blocks import Table
 from .rows import Network, scaled
 
@@ -26,7 +28,7 @@ def minkvgg(
     table = Table(in_channels)
     for block, (count, channels) in enumerate(zip(BLOCKS[depth], CHANNELS, strict=True), start=1):
         for position in range(1, count + 1):
-            shape = {"channels": scaled(channels, width), "kernel_size": 3, "stride": 1}
+            shape: dict[str, Any] = {"channels": scaled(channels, width), "kernel_size": 3, "stride": 1}
             if batch_norm:
                 table.normalised(f"{block}_{position}", **shape)
             else:

@@ -1,4 +1,4 @@
-"""The replicas of one stage: what they sum together."""
+"""The process group of one stage's replicas: sums over them."""
 
 from dataclasses import dataclass
 from typing import Any

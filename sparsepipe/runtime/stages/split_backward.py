@@ -1,7 +1,7 @@
-"""A backward in two: first the gradients of what arrived, later those of the weights. No product is computed twice.
+"""A backward in two: first the gradients of the inputs, later those of the weights. No product is computed twice.
 
     weights ─► W1 ─┐        W2 ─┐          First the chain of joints alone is gone through, and what reaches each joint
-    arrived ───► joint ──► ReLU ─► joint ──► loss   is kept; later each joint is asked for its weights' gradients.
+    inputs ────► joint ──► ReLU ─► joint ──► loss   is kept; later each joint is asked for its weights' gradients.
 
 A joint is a product of weights and features whose operation computes only those gradients it is asked for: torch's own
 matrix products and convolutions, and an engine's that says so (`splits_gradients`). All other weights (biases added on
@@ -29,25 +29,25 @@ class Later:
 
     def compute(self) -> list[Tensor]:
         """Return the gradients of all weights. The graph is let go."""
-        for edges, arrived, places in self.joints:
+        for edges, reached, places in self.joints:
             wanted = [self.weights[place] for place in places]
-            for place, gradient in zip(places, torch.autograd.grad(edges, wanted, arrived), strict=True):
+            for place, gradient in zip(places, torch.autograd.grad(edges, wanted, reached), strict=True):
                 self.found[place] = gradient
         self.joints = ()
         return [torch.zeros_like(w) if g is None else g for g, w in zip(self.found, self.weights, strict=True)]
 
 
 def split_backward(
-    outputs: Sequence[GradientEdge], given: Sequence[Tensor], weights: Sequence[Tensor], arrived: Sequence[Tensor]
+    outputs: Sequence[GradientEdge], given: Sequence[Tensor], weights: Sequence[Tensor], inputs: Sequence[Tensor]
 ) -> tuple[list[Tensor], Later]:
-    """Return the gradients of `arrived` and what is left to do for the `weights`.
+    """Return the gradients of `inputs` and what is left to do for the `weights`.
 
-    `given` are the gradients at `outputs`. `arrived` and `weights` are views of leaves, not leaves.
+    `given` are the gradients at `outputs`. `inputs` and `weights` are views of leaves, not leaves.
     """
-    joints = _joints(outputs, weights, arrived) if arrived else {}
+    joints = _joints(outputs, weights, inputs) if inputs else {}
     late = {place for places in joints.values() for place in places}
     early = [place for place in range(len(weights)) if place not in late]
-    wanted = [*arrived, *(weights[place] for place in early)]
+    wanted = [*inputs, *(weights[place] for place in early)]
     caught: dict[Any, tuple[Tensor | None, ...]] = {}
     hooks = [joint.register_prehook(lambda reached, joint=joint: caught.update({joint: reached})) for joint in joints]
     try:
@@ -58,9 +58,9 @@ def split_backward(
         for hook in hooks:
             hook.remove()
     found: list[Tensor | None] = [None] * len(weights)
-    for place, gradient in zip(early, gradients[len(arrived) :], strict=True):
+    for place, gradient in zip(early, gradients[len(inputs) :], strict=True):
         found[place] = gradient
-    return list(gradients[: len(arrived)]), Later(found, weights, [_kept(j, caught[j], joints[j]) for j in caught])
+    return list(gradients[: len(inputs)]), Later(found, weights, [_kept(j, caught[j], joints[j]) for j in caught])
 
 
 def _kept(joint: Any, reached: Sequence[Tensor | None], places: tuple[int, ...]) -> tuple[Any, Any, tuple[int, ...]]:
@@ -69,14 +69,14 @@ def _kept(joint: Any, reached: Sequence[Tensor | None], places: tuple[int, ...])
 
 
 def _joints(
-    outputs: Sequence[GradientEdge], weights: Sequence[Tensor], arrived: Sequence[Tensor]
+    outputs: Sequence[GradientEdge], weights: Sequence[Tensor], inputs: Sequence[Tensor]
 ) -> dict[Any, tuple[int, ...]]:
     """Return joint -> the weights (their places) that only it leads to."""
     place_of = {weight.grad_fn: place for place, weight in enumerate(weights)}
-    ends = {tensor.grad_fn for tensor in arrived}
+    ends = {tensor.grad_fn for tensor in inputs}
     order = _children_first([output.node for output in outputs])
-    leads: dict[Any, bool] = {}  # whether something that arrived lies behind a node
-    behind: dict[Any, frozenset[int]] = {}  # the weights behind a node that leads to nothing that arrived
+    leads: dict[Any, bool] = {}  # whether an input lies behind a node
+    behind: dict[Any, frozenset[int]] = {}  # the weights behind a node that leads to no input
     claims: dict[Any, frozenset[int]] = {}
     for node in order:
         children = [child for child, _ in node.next_functions if child is not None]

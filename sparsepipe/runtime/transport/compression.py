@@ -28,7 +28,7 @@ class Compressor:
 
     With 8 bits, what rounding took from a channel on average is added to it in the next minibatch (error feedback:
     Seide et al., "1-Bit Stochastic Gradient Descent", 2014). Only an average can be kept: rows are others every time.
-    One serves one drained stretch: what is left over at its end is not in a checkpoint, and no other stretch's.
+    It serves one epoch, from an empty pipeline to an empty one: what is left over then is not in a checkpoint.
     """
 
     def __init__(self, how: str) -> None:

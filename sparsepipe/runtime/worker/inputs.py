@@ -1,4 +1,4 @@
-"""What a stage works on and where it comes from: samples and labels read from disk, packets of the stage before."""
+"""The inputs of a stage: samples and labels read from disk, or packets of the stage before."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from .stage_replica import StageReplica
 
 
 class Inputs:
-    """What a stage works on: minibatches read from disk in the first stage, packets from the one before in others."""
+    """Minibatches read from disk in the first stage, packets from the one before in others; labels in the last."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""How a process joins its job and leaves it: threads and device, a place to meet, and who is to blame for a silence."""
+"""How a process joins its job and leaves it: threads, device, a store to meet at, and which rank others wait for."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""What a stage reads from disk, read by a thread while the minibatch before is computed."""
+"""Minibatches read from disk by a thread while the one before is computed."""
 
 import queue
 import threading

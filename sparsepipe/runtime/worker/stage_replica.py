@@ -1,4 +1,4 @@
-"""One stage on one rank: what runs its layers, its weights, its replicas. Interleaved, a rank has several."""
+"""One stage on one rank: the runner of its layers, its weights, its optimizer. Interleaved, a rank has several."""
 
 from dataclasses import dataclass
 
