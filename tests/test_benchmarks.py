@@ -84,8 +84,8 @@ def test_images_are_profiled_and_run_as_the_runtime_takes_them(tmp_path):
     ]
     versions = [Version(0, dict(runner.module.named_parameters())) for runner in runners]
     flight, outputs = runners[0].forward(batch, versions[0], 0)
-    packet, _, _ = runners[0].pack_outputs(outputs, 0, flight.voxels)
-    assert packet.coordinate_sets == () and packet.voxels == 2048
+    packet, _, _ = runners[0].pack_outputs(outputs, 0, flight.size)
+    assert packet.coordinate_sets == () and packet.size == 2048
     _, outputs = runners[1].forward(packet, versions[1], 0)
     loss, _ = runners[1].loss(outputs, batch.labels, samples=2)
     assert torch.isfinite(loss)
