@@ -75,6 +75,7 @@ class Lab:
         own += ("JUPYTERLAB_WORKSPACES_DIR", "IPYTHONDIR", "HOME")
         environment = os.environ | {name: str(folder / name.lower()) for name in own} | {"PYTHONPATH": str(REPOSITORY)}
         environment["JUPYTER_PREFER_ENV_PATH"] = "1"
+        environment.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))  # code compiled before need not be again
         settings = folder / "jupyter_config_dir" / "labconfig" / "page_config.json"
         settings.parent.mkdir(parents=True, exist_ok=True)
         settings.write_text(json.dumps({"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": True}}))

@@ -36,7 +36,8 @@ if [ ${#notebooks[@]} -gt 0 ]; then
   check "notebooks without outputs" .venv/bin/nbstripout --verify --keep-id \
     --extra-keys "metadata.papermill cell.metadata.papermill cell.metadata.execution metadata.language_info" "${notebooks[@]}"
 fi
-check "tests" .venv/bin/python -m pytest -n 2 ${select[@]+"${select[@]}"} "$@"
+# One more than the two cores there are at least: tests wait for processes of theirs.
+check "tests" .venv/bin/python -m pytest -n 3 ${select[@]+"${select[@]}"} "$@"
 
 if [ ${#failed[@]} -gt 0 ]; then
   printf 'test.sh: failed: %s\n' "$(IFS=,; echo "${failed[*]}")" >&2

@@ -45,6 +45,7 @@ def _processor_ticks(pid: int) -> int:
     return sum(map(int, _stat(pid)[11:13]))
 
 
+@pytest.mark.slow
 def test_they_are_at_work_until_the_block_ends() -> None:
     known = set(_beside(os.getpid()))
     with contending_processes(2, "sparsepipe.profiler", SETTINGS):
@@ -80,6 +81,7 @@ def test_they_end_with_who_is_measured() -> None:
     assert left in ([], ["Z"])
 
 
+@pytest.mark.slow
 def test_a_profile_says_in_what_company_it_was_measured() -> None:
     settings = dict(SETTINGS)
     model, source = settings.pop("model"), settings.pop("source")
