@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import nbformat
@@ -82,6 +83,13 @@ class TestEveryNotebook:
             for node in ast.parse(cell.source).body:
                 if isinstance(node, ast.Import | ast.ImportFrom):
                     assert k == 0
+
+    def test_imports_what_is_there(self, path):
+        """Files had moved, and notebooks, which are no .py files, still named the old ones."""
+        for node in ast.parse(cells(path)[0].source).body:
+            if isinstance(node, ast.ImportFrom):
+                module = import_module(node.module)
+                assert all(hasattr(module, alias.name) for alias in node.names), ast.unparse(node)
 
     def test_is_thin(self, path):
         for cell in cells(path):
