@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,14 @@ def test_a_document_goes_to_its_file_beside_the_table_or_takes_the_tables_place(
     assert capsys.readouterr().out == "the table\n"
     keep({"a": 2}, None)
     assert not Path("-").exists()
+
+
+FILES = sorted(path.relative_to(SCRIPTS.parent).with_suffix("") for path in (SCRIPTS / "bench").rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_every_file_of_a_benchmark_imports_what_is_there(path):
+    import_module(".".join(path.parts))
 
 
 @pytest.mark.parametrize("name", ["runtime", "engines", "planner", "widgets"])
