@@ -135,11 +135,12 @@ def _opened_in_vain(process, program) -> None:
 
     if process.rank == 0:
         process.store.set_timeout(timedelta(seconds=1))
-        with pytest.raises(DeadlinePassed, match="rank 0 waited 1 s"):
-            Connections.open(program, replace(process, timeout=1.0), opening=200, share_memory=False)
+        for opening, share_memory in ((200, False), (201, True)):
+            with pytest.raises(DeadlinePassed, match="rank 0 waited 1 s"):
+                Connections.open(program, replace(process, timeout=1.0), opening=opening, share_memory=share_memory)
         process.store.set_timeout(timedelta(seconds=60))
     process.barrier("a plan that was not opened")
-    Connections.open(program, process, opening=201).close()  # the job goes on, and opens another
+    Connections.open(program, process, opening=202).close()  # the job goes on, and opens another
 
 
 def _open() -> dict[str, list[str]]:

@@ -317,3 +317,20 @@ def test_every_schedule_stops_and_goes_on(tmp_path):
         assert commands.taken(tmp_path / name) == ("stop", Horizon.of(compile_until_steady(plan)).end(0, 18))
         assert len(found[name].losses) == 36
         assert [row["minibatches"] for row in found[name].rows("summary")] == [36]
+
+
+@pytest.mark.slow
+def test_a_run_that_ends_first_ends_as_if_it_was_not_asked(tmp_path):
+    """A short epoch stops at its end, after its validation; the run's own end is no stop."""
+    plan = plan_of(PLAIN, [[0], [1]], schedule="1f1b-flush", num_microbatches=2)
+    config = quick(shapes(tmp_path), epochs=2, validate=True, checkpoint_every=0)  # 5 an epoch
+    for name in ("stops", "ends"):
+        (tmp_path / name).mkdir()
+        commands.ask(tmp_path / name, "stop")
+    jobs = [Job("stops", plan, config), Job("goes on", plan, config, resume=True, folder="stops")]
+    found = run_jobs(tmp_path, [Job("whole", plan, config), Job("ends", plan, replace(config, epochs=1)), *jobs])
+    assert commands.taken(tmp_path / "stops") == ("stop", 5) and found["goes on"].losses == found["whole"].losses
+    scores = [[row["validation"] for row in found[name].rows("epoch")] for name in ("goes on", "whole", "ends")]
+    assert scores[0] == scores[1] and scores[2] == scores[1][:1]
+    assert commands.taken(tmp_path / "ends") is None
+    assert [row["minibatches"] for row in found["ends"].rows("summary")] == [5]

@@ -200,15 +200,28 @@ def meet(store: dist.Store, rank: int, ranks: Iterable[int]) -> SharedMemory | N
     """Find out with which other ranks this one can share memory: by trying, both ways. None where with nobody.
 
     Every rank of `ranks` must come here, within the store's time; a system without memfd has nothing to show.
-    Raises DeadlinePassed or PeerLost.
+    Raises DeadlinePassed or PeerLost, with nothing left open.
     """
-    others = [peer for peer in ranks if peer != rank]
+    opened: set[int] = set()
+    try:
+        return _met(store, rank, [peer for peer in ranks if peer != rank], opened)
+    except BaseException:
+        for fd in opened:
+            os.close(fd)
+        raise
+
+
+def _met(store: dist.Store, rank: int, others: Sequence[int], opened: set[int]) -> SharedMemory | None:
+    """Do what `meet` does. `opened` gets the file descriptors as they are opened."""
     own, secret = -1, os.urandom(16)
     ends: dict[int, tuple[int, int]] = {}  # of the pipe from each peer: what is read here, what the peer opens
     if hasattr(os, "memfd_create"):
         own = os.memfd_create("sparsepipe-hello")
+        opened.add(own)
         os.write(own, secret)
-        ends = {peer: make_pipe() for peer in others}
+        for peer in others:
+            ends[peer] = make_pipe()
+            opened.update(ends[peer])
     doors = {str(peer): end for peer, (_, end) in ends.items()}
     store.set(f"memory/{rank}", json.dumps({"pid": os.getpid(), "fd": own, "secret": secret.hex(), "pipes": doors}))
     seen, outgoing = {}, {}
@@ -216,6 +229,7 @@ def meet(store: dist.Store, rank: int, ranks: Iterable[int]) -> SharedMemory | N
         theirs = json.loads(_told(store, rank, "memory", peer))
         if _reads(theirs["pid"], theirs["fd"], bytes.fromhex(theirs["secret"])):
             outgoing[peer] = _open(theirs["pid"], theirs["pipes"][str(rank)], os.O_WRONLY, peer=peer)
+            opened.add(outgoing[peer])
             seen[peer] = theirs["pid"]
     store.set(f"memory-seen/{rank}", " ".join(map(str, seen)))
     sees = {peer: _told(store, rank, "memory-seen", peer).decode().split() for peer in others}
