@@ -1,4 +1,4 @@
-"""A schedule is a row of facts: outside the schedule family nothing compares names."""
+"""A schedule is a row of facts, so are a workload and an engine: nothing outside their families compares names."""
 
 import ast
 from importlib import import_module
@@ -7,14 +7,16 @@ from pathlib import Path
 import pytest
 
 from sparsepipe import Plan, Stage
+from sparsepipe.engines import ENGINES
 from sparsepipe.schedule_rules import SCHEDULE_RULES, WEIGHT_RULES
+from sparsepipe.workload_facts import REPLAY
 
 PACKAGE = Path(__file__).parent.parent / "sparsepipe"
-NAMES = {*SCHEDULE_RULES, *WEIGHT_RULES}
+NAMES = {*SCHEDULE_RULES, *WEIGHT_RULES, *ENGINES, REPLAY.name}
 
 
 def _compared(path):
-    """Where a file compares something with the name of a schedule or of a weight policy."""
+    """Where a file compares something with the name of a schedule, a weight policy, an engine or a workload."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Compare):
             parts = [node.left, *node.comparators]
@@ -27,7 +29,7 @@ def _compared(path):
             yield f"{path.relative_to(PACKAGE)}:{node.lineno}: {ast.unparse(node)}"
 
 
-def test_no_code_outside_the_family_compares_a_schedules_name():
+def test_no_code_outside_the_schedule_family_compares_a_name():
     files = [path for path in sorted(PACKAGE.rglob("*.py")) if path.parent.name != "schedule"]
     found = [place for path in files for place in _compared(path)]
     assert found == []

@@ -1,6 +1,7 @@
 """How many OpenMP threads an engine may use, and whether they spin or sleep: set before torch is imported."""
 
 import os
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 
 from ..errors import InputError
@@ -16,9 +17,14 @@ def waiting(engine: str, threads: int) -> dict[str, str]:
     there are several they are told to sleep, unless the environment says already how they wait. "auto" is
     MinkowskiEngine where it is installed.
     """
-    spins = engine == "minkowski" or (engine == "auto" and find_spec("MinkowskiEngine") is not None)
     said = {WAITING, "GOMP_SPINCOUNT"} & os.environ.keys()
-    return {WAITING: "passive"} if threads > 1 and spins and not said else {}
+    return {WAITING: "passive"} if threads > 1 and engine in _SPIN and _SPIN[engine]() and not said else {}
+
+
+_SPIN: Mapping[str, Callable[[], bool]] = {  # engines whose threads spin, and whether they do on this machine
+    "minkowski": lambda: True,
+    "auto": lambda: find_spec("MinkowskiEngine") is not None,
+}
 
 
 def check_threads(threads: int | None) -> None:
