@@ -14,7 +14,7 @@ from sparsepipe.engines.batch_norm import GroupBatchNorm
 from sparsepipe.errors import InputError
 from sparsepipe.models import INPUT, Network, Row
 from sparsepipe.runtime.processes.process import Process
-from sparsepipe.runtime.replication.batch_norm import Replicas
+from sparsepipe.runtime.replication.batch_norm import StatisticsGroup
 
 CHANNELS = 5
 
@@ -32,7 +32,7 @@ def _rank(folder: Path, shares: tuple[int, ...], name: str, kind: str, place: st
         bn.weight.copy_(given["weight"])
         bn.bias.copy_(given["bias"])
     process = Process(rank, 2, torch.device("cpu"), 60)
-    assert module.synchronise(Replicas(dist.group.WORLD, process)) == 1
+    assert module.synchronise(StatisticsGroup(dist.group.WORLD, process)) == 1
     first, last = shares[rank : rank + 2]
     rows = given["rows"][first:last].clone().requires_grad_()
     for _ in range(2):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .batch_norm import Replicas
+from .batch_norm import StatisticsGroup
 from .replica_group import ReplicaGroup
 
 _BUCKET_BYTES = 2**22  # of gradients that are summed over the replicas at once
@@ -20,7 +20,7 @@ class AllReduce:
 
     overlaps = True
 
-    def __init__(self, replicas: ReplicaGroup, *, num_replicas: int, statistics: Replicas | None = None) -> None:
+    def __init__(self, replicas: ReplicaGroup, *, num_replicas: int, statistics: StatisticsGroup | None = None) -> None:
         """`statistics`: the same ranks, for batch norms that share theirs within a pass."""
         self.num_replicas, self.statistics = num_replicas, statistics
         self._replicas = replicas

@@ -12,8 +12,11 @@ from ..processes.process import Process
 
 
 @dataclass
-class Replicas:
-    """The replicas of this rank's stage, for what its layers exchange within a forward or backward."""
+class StatisticsGroup:
+    """The replicas of a stage whose batch norms share statistics: the member of engines.batch_norm.Group for training.
+
+    It counts the seconds that they wait for each other, which belong to no layer.
+    """
 
     group: Any
     process: Process

@@ -23,7 +23,7 @@ from ..processes.process import Process
 from ..replication.all_reduce import AllReduce
 from ..replication.alone import Alone
 from ..replication.base import Replication
-from ..replication.batch_norm import Replicas
+from ..replication.batch_norm import StatisticsGroup
 from ..replication.replica_group import ReplicaGroup
 from ..stages.position import Position
 from ..transport.base import Transport
@@ -68,7 +68,7 @@ class Connections:
     process: Process
     program: Program
     replicas: dict[int, ReplicaGroup] = field(default_factory=dict)  # by stage, of those that this rank shares
-    statistics: dict[int, Replicas] = field(default_factory=dict)  # the same, for batch norms within a pass
+    statistics: dict[int, StatisticsGroup] = field(default_factory=dict)  # the same, for batch norms within a pass
     links: dict[tuple[int, int], NcclLink] = field(default_factory=dict)  # (direction, cut) → what carries payloads
     shared_memory: SharedMemory | None = None  # with other ranks of this host
     sockets: Sockets | None = None  # to and from the others
@@ -185,7 +185,7 @@ class Connections:
                 if process.rank in ranks:
                     self.replicas[k] = ReplicaGroup(process, groups[0])
                     if synchronise:
-                        self.statistics[k] = Replicas(groups[1], process, on_device=over_nccl)
+                        self.statistics[k] = StatisticsGroup(groups[1], process, on_device=over_nccl)
         for direction, cut, source, target in boundaries(self.program) if over_nccl else ():
             group = dist.new_group(sorted({*source.ranks, *target.ranks}), timeout=limit)
             self.links[direction, cut] = NcclLink(group, process.device)
