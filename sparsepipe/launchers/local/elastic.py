@@ -1,6 +1,6 @@
 """The local launcher's own process: torchrun's agent (torch.distributed.elastic) for the workers of one run.
 
-`python -m sparsepipe.launchers.local.elastic --run-dir DIR [--resume] [--port P]`
+`python -m sparsepipe.launchers.local --run-dir DIR [--resume] [--port P]`
 
 torchrun's usual rendezvous listens on every interface of the machine. This one is alone on its machine and meets
 nobody, so it needs no server: workers find each other through a file, or, where a port is asked for, through a store
@@ -109,7 +109,7 @@ class _Agent(LocalElasticAgent):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m sparsepipe.launchers.local.elastic", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m sparsepipe.launchers.local", description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--port", type=int)
@@ -204,11 +204,3 @@ def _store(port: int | None) -> Any:
             f"port {port} of {_LOOPBACK} cannot be had ({error.strerror}); give another, or none"
         ) from None
     return dist.TCPStore(_LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
-
-
-if __name__ == "__main__":
-    status = main()
-    with suppress(OSError):  # a full disk
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(status)  # not sys.exit: to take torch's modules down takes a third of a second

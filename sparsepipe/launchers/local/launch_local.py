@@ -57,7 +57,7 @@ def launch(
     )
     options = ["--run-dir", str(record.folder), *(["--resume"] if resume else [])]
     options += ["--port", str(port)] if port is not None else []
-    command = python_command("sparsepipe.launchers.local.elastic", *options)
+    command = python_command("sparsepipe.launchers.local", *options)
     tail = Tail(record.folder / "metrics.jsonl")
     if resume:
         tail.skip()  # rows of before were told before
