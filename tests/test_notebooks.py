@@ -20,7 +20,7 @@ PATHS = sorted(FOLDER.rglob("[0-9]*.ipynb"))
 SMALL = {
     "shapes_per_class": 3,
     "model": "minkvgg11bn-narrow",
-    "voxel_size": 0.05,
+    "voxel_size": 0.1,
     "voxel_sizes": [0.1, 0.05],
     "batch_size": 4,
     "repeats": 1,
@@ -35,7 +35,7 @@ SMALL = {
     "dense_models": ["vgg11bn-3d-narrow"],  # a step on a grid of 64 cells along each axis takes seconds
     "num_points": 512,
 }
-DIGITS = SMALL | {"batch_size": 32, "voxel_size": 0.2, "also": ["2bw"]}  # there are 1,437 of them
+FIGURES = SMALL | {"also": ["2bw"]}  # and a few shapes: by themselves they read 1,437 handwritten digits
 
 
 def name_of(path):
@@ -46,7 +46,7 @@ def name_of(path):
 def small(path):
     """Parameters with which a notebook has little to do."""
     reads_digits = path.parent != FOLDER and path.stem != "3_sparse_dense"
-    return DIGITS if reads_digits else SMALL
+    return FIGURES if reads_digits else SMALL
 
 
 def cells(path, kind="code"):

@@ -1,13 +1,16 @@
 """Notebooks run with few samples: from nothing by papermill; then JupyterLab shows those, and runs what has widgets."""
 
+import os
 import shutil
+from pathlib import Path
 
 import nbformat
 import pytest
-from test_notebooks import DIGITS, PATHS, SMALL, name_of, small
+from test_notebooks import FIGURES, PATHS, SMALL, name_of, small
 
 from scripts import lab_driver
 from scripts.lab_driver import open_notebook, run_notebook
+from sparsepipe.data import make_shapes
 from sparsepipe.reproduce import reproduce
 from sparsepipe.reproduce.driver import _exported
 
@@ -15,10 +18,18 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def run_from_nothing(parameters, root):
-    """Reproduce the notebooks that take these parameters; returns where they left what they made."""
+    """Reproduce the notebooks that take these parameters; returns where they left what they made.
+
+    Of real data they find the two scans alone: training on the real shapes has a test of its own.
+    """
     paths = [path for path in PATHS if small(path) is parameters]
     names = [name_of(path) for path in paths]  # pictures have their own test; tables come all the same
-    written = reproduce(names, out=root / "figures", parameters=parameters, pictures=False)
+    (root / "data").mkdir()
+    (root / "data" / "scans").symlink_to(Path(os.environ.get("SPARSEPIPE_DATA") or root) / "scans")
+    data = make_shapes(root / "few", num_train=3, num_test=1) if parameters is FIGURES else None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARSEPIPE_DATA", str(root / "data"))
+        written = reproduce(names, out=root / "figures", data=data, parameters=parameters, pictures=False)
     tables = {path.stem for path in written if path.suffix == ".csv"}
     assert tables == {name for path in paths for name in _exported(path)}
     return root
@@ -30,8 +41,8 @@ def of_shapes(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def of_digits(tmp_path_factory):
-    return run_from_nothing(DIGITS, tmp_path_factory.mktemp("digits"))
+def of_figures(tmp_path_factory):
+    return run_from_nothing(FIGURES, tmp_path_factory.mktemp("figures"))
 
 
 def runs(root):
@@ -44,12 +55,12 @@ def test_the_walk_and_the_figure_of_shapes_run_from_nothing(of_shapes):
     assert "minkunet14a-segmentation-narrow-parts-001" in runs(of_shapes)
 
 
-def test_the_figures_of_digits_run_from_nothing(of_digits):
-    assert len(runs(of_digits)) > 1
+def test_the_other_figures_run_from_nothing(of_figures):
+    assert len(runs(of_figures)) > 1
 
 
-def test_executed_copies_are_small(of_shapes, of_digits):
-    copies = [path for root in (of_shapes, of_digits) for path in (root / "runs" / "notebooks").rglob("*.ipynb")]
+def test_executed_copies_are_small(of_shapes, of_figures):
+    copies = [path for root in (of_shapes, of_figures) for path in (root / "runs" / "notebooks").rglob("*.ipynb")]
     assert len(copies) == len(PATHS)
     assert not any(path.stat().st_size > 3e6 for path in copies)
 
@@ -80,9 +91,9 @@ def test_a_notebook_with_widgets_runs_in_jupyterlab(page, lab, of_shapes, path):
 @pytest.mark.browser
 @pytest.mark.timeout(400, func_only=True)
 @pytest.mark.parametrize("path", [path for path in PATHS if path.stem not in LIVE], ids=name_of)
-def test_the_figures_of_an_executed_notebook_are_drawn_in_jupyterlab(page, lab, of_shapes, of_digits, path):
+def test_the_figures_of_an_executed_notebook_are_drawn_in_jupyterlab(page, lab, of_shapes, of_figures, path):
     """What ran from nothing above, opened: each figure is alive in it."""
-    root = of_digits if small(path) is DIGITS else of_shapes
+    root = of_figures if small(path) is FIGURES else of_shapes
     shutil.copy(root / "runs" / "notebooks" / f"{name_of(path)}.ipynb", lab.notebooks / path.name)
     open_notebook(page, lab, path.name)
     assert not lab_driver.errors(page)
