@@ -63,7 +63,8 @@ def _team() -> Callable[..., None] | None:
     None where that library is unknown.
     """
     found = [row["filepath"] for row in threadpoolctl.threadpool_info() if row["user_api"] == "openmp"]
-    of_torch = [path for path in found if Path(path).is_relative_to(Path(torch.__file__).parent)] or found
+    own = Path(torch.__file__).resolve().parent  # an environment may be reached by a link
+    of_torch = [path for path in found if Path(path).resolve().is_relative_to(own)] or found
     parallel = getattr(ctypes.CDLL(of_torch[0]), "GOMP_parallel", None) if len(of_torch) == 1 else None
     if parallel is None:
         _say("torch's threads are not those of one OpenMP library")
