@@ -136,7 +136,7 @@ def test_kernel_maps_equal_brute_force(dimension, size, stride, dilation, table)
         offsets = [own for chunk in chunks for own in chunk.offsets]
         for name in ("in_rows", "out_rows"):
             assert [row for own in offsets for row in getattr(own, name).tolist()] == getattr(found, name).tolist()
-        assert [own.index for own in offsets] == [k for k, count in enumerate(found.counts) if count]
+        assert [own.number for own in offsets] == [k for k, count in enumerate(found.counts) if count]
         for chunk in chunks:
             rows = torch.cat([own.out_rows for own in chunk.offsets])
             ones = chunk.bags.sum(torch.ones(chunk.num_pairs, 1)).flatten()
