@@ -27,7 +27,8 @@ class PeakMemory:
             self._before = torch.cuda.memory_allocated(device)
         elif self._readable():
             _RESET.write_text("5")  # forget the peak so far
-            self._before = _status()["RssAnon"]
+            now = _status()
+            self._before, self._of_files = now["RssAnon"], _of_files(now)
         self._allocated = allocated_bytes(device)
         self._allocated_before = self._allocated()
         self.held_bytes = 0
@@ -59,11 +60,17 @@ class PeakMemory:
         if not self._readable():
             return 0
         now = _status()
-        return max(0, now["VmHWM"] - now["RssFile"] - now["RssShmem"] - self._before)
+        # A system may take pages of files back at any time: those that were there at first count as there at the peak.
+        return max(0, now["VmHWM"] - max(_of_files(now), self._of_files) - self._before)
 
     @staticmethod
     def _readable() -> bool:
         return _STATUS.exists() and _RESET.exists()
+
+
+def _of_files(status: dict[str, int]) -> int:
+    """Bytes of the process that are pages of files or shared: libraries' code, payloads of other processes."""
+    return status["RssFile"] + status["RssShmem"]
 
 
 def _status() -> dict[str, int]:
