@@ -18,7 +18,6 @@ from sparsepipe import (
     Plan,
     Profile,
     Stage,
-    actions,
     partition,
 )
 from sparsepipe.files import read_rows
@@ -28,6 +27,7 @@ from sparsepipe.runtime.reporting.metrics import pace_of
 from sparsepipe.runtime.transport.emulated_links import Links
 from sparsepipe.runtime.worker.run import run
 from sparsepipe.runtime.workloads.replay import Replay
+from sparsepipe.schedule import Op, compile
 from sparsepipe.simulator import simulate
 from sparsepipe.trace import WORK
 
@@ -90,10 +90,27 @@ def test_stages_there_and_back_are_replayed_in_their_order_and_pace(schedule, tm
     assert summary["samples_per_second"] == pytest.approx(2 * pace_of(trace, plan), rel=0.2)
     (row,) = job.record.metrics("epoch")
     assert row["sent_bytes"] == 12 * 2 * 2 * 1e6, "1 MB over each of two boundaries each way"
-    measured, lists = job.record.trace(), actions(plan, 12)
-    for rank in (0, 1):
-        done = [span.name for span in measured.spans if span.rank == rank and span.kind in WORK]
-        assert done == [str(action) for action in lists[rank]]
+    program = compile(plan, 12)
+    for played in (trace, job.record.trace()):
+        for rank in (0, 1):
+            done = [span.name for span in played.spans if span.rank == rank and span.kind in WORK]
+            assert done == [str(action) for action in program.actions[rank]]
+        assert sent(played) == fed(program)
+
+
+def fed(program):
+    """(action, rank that it is sent to) of all whose results another rank needs, as the program says."""
+    found = []
+    for action in (action for todo in program.actions.values() for action in todo):
+        target = program.target(action.stage, action.op)
+        if target is not None and action.op is not Op.UPDATE:
+            own, peer = (program.rank_of(stage, action.minibatch) for stage in (action.stage, target))
+            found += [(str(action), peer)] if own != peer else []
+    return sorted(found)
+
+
+def sent(trace):
+    return sorted((span.name, span.peer) for span in trace.spans if span.kind == "send")
 
 
 def numbered(trace):

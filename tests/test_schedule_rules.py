@@ -1,4 +1,4 @@
-"""A schedule is a row of facts, so are a workload and an engine: nothing outside their families compares names."""
+"""A schedule is a row of facts: nothing outside its family compares names, or says who feeds whom."""
 
 import ast
 from importlib import import_module
@@ -44,3 +44,37 @@ def test_a_row_is_complete(name):
     assert rules.planned_as in ("", *SCHEDULE_RULES)
     plan = Plan((Stage(("a",), (0,)),), name)
     assert plan.weights == rules.weights[0] and plan.flushes is WEIGHT_RULES[plan.weights].flushes
+
+
+EXECUTORS = ("simulator.py", "forecast.py", "runtime", "launchers")  # what plays a program, or runs it
+
+
+def _neighbours(path):
+    """Where a file works out a neighbouring stage by itself: `stages[k + 1]`, `stages[: k + 1]`, `pairwise(stages)`."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("stages"):
+            steps = (part for part in ast.walk(node.slice) if isinstance(part, ast.BinOp))
+            found = any(isinstance(step.op, ast.Add | ast.Sub) for step in steps)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("pairwise", "zip"):
+            found = sum("stages" in ast.unparse(argument) for argument in node.args) > (len(node.args) > 1)
+        else:
+            continue
+        if found:
+            yield f"{path.name}:{node.lineno}: {ast.unparse(node)}"
+
+
+def test_who_feeds_whom_is_asked_of_the_program():
+    """Its rule stands in schedule/actions.py alone: no simulator, worker or launcher writes it again."""
+    files = [
+        path for name in EXECUTORS for path in ((PACKAGE / name).rglob("*.py") if "." not in name else [PACKAGE / name])
+    ]
+    assert len(files) > 60
+    assert [place for path in files for place in _neighbours(path)] == []
+
+
+def test_a_second_rule_of_who_feeds_whom_is_found(tmp_path):
+    path = tmp_path / "again.py"
+    path.write_text(
+        "a = plan.stages[k + 1]\nb = pairwise(plan.stages)\nc = zip(stages, stages[1:])\nd = stages[target]\n"
+    )
+    assert [place.split(":")[1] for place in _neighbours(path)] == ["1", "2", "3"]
