@@ -15,7 +15,6 @@ from sparsepipe.profile import CostSample, LayerCost, Profile
 from sparsepipe.profiler.measure import profile
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.worker.run import run
-from sparsepipe.runtime.workloads.point_clouds import PointClouds
 from sparsepipe.runtime.workloads.replay import Replay
 
 from .cases import SGD, Batch, Case, Repeated, case_engine, case_network, minibatches
@@ -66,6 +65,8 @@ def role_pipeline(case: Case, folder: Path, seconds: float, plan: Plan | None = 
     )
     batches = minibatches(case, folder)
     dataset = Repeated(case, batches, count)
+    from sparsepipe.runtime.workloads.point_clouds import PointClouds  # here: the bare runtime is told without it
+
     workload = PointClouds(config, case_network(case), case_engine(case), dataset, None)
     run_dir = folder / f"run-{os.environ['ATTEMPT']}"
     os.environ["SPARSEPIPE_LAUNCH"] = os.environ["ATTEMPT"]
