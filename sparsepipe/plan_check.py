@@ -8,20 +8,15 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from .display.plan_diff import listed
+from .display.plan_shape import StageShape
 from .fields import MOST_DEVICES, MOST_MINIBATCHES, shown
 from .graph import LayerGraph
 from .schedule_rules import INTERLEAVING, SCHEDULE_RULES, WEIGHT_POLICIES, WEIGHT_RULES
 
 
-class CheckedStage(Protocol):
+class CheckedStage(StageShape, Protocol):
     """What is checked of a stage; `plan.Stage` has it all."""
 
-    @property
-    def layers(self) -> tuple[str, ...]: ...
-    @property
-    def ranks(self) -> tuple[int, ...]: ...
-    @property
-    def shares(self) -> tuple[int, ...]: ...
     @property
     def warmup(self) -> int | None: ...
     @property

@@ -5,16 +5,10 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any, Protocol
 
+from .plan_shape import StageCosts, StageShape
 
-class _StageEstimate(Protocol):
-    @property
-    def compute_seconds(self) -> float: ...
-    @property
-    def transfer_seconds(self) -> float: ...
-    @property
-    def averaging_seconds(self) -> float: ...
-    @property
-    def memory_bytes(self) -> float: ...
+
+class _StageEstimate(StageCosts, Protocol):
     @property
     def sent_bytes(self) -> float: ...
 
@@ -28,22 +22,13 @@ class _Estimate(Protocol):
     def stages(self) -> Sequence[_StageEstimate]: ...
 
 
-class _Stage(Protocol):
-    @property
-    def layers(self) -> tuple[str, ...]: ...
-    @property
-    def ranks(self) -> tuple[int, ...]: ...
-    @property
-    def shares(self) -> tuple[int, ...]: ...
-
-
 class Comparable(Protocol):
     """What of a plan is compared; `plan.Plan` has it all."""
 
     @property
     def planner(self) -> str: ...
     @property
-    def stages(self) -> Sequence[_Stage]: ...
+    def stages(self) -> Sequence[StageShape]: ...
     @property
     def estimate(self) -> _Estimate | None: ...
 

@@ -4,33 +4,17 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from .markup import one_line
+from .plan_shape import StageCosts, StageShape
 
 _HEAD = ("stage", "layers", "devices", "compute", "transfer", "averaging", "memory")
 
 
-class _Stage(Protocol):
-    @property
-    def layers(self) -> tuple[str, ...]: ...
-    @property
-    def ranks(self) -> tuple[int, ...]: ...
-    @property
-    def shares(self) -> tuple[int, ...]: ...
+class _Stage(StageShape, Protocol):
     @property
     def device_types(self) -> tuple[str, ...]: ...
 
 
-class _StageEstimate(Protocol):
-    @property
-    def compute_seconds(self) -> float: ...
-    @property
-    def transfer_seconds(self) -> float: ...
-    @property
-    def averaging_seconds(self) -> float: ...
-    @property
-    def memory_bytes(self) -> float: ...
-
-
-def stage_table(stages: Sequence[_Stage], estimates: Sequence[_StageEstimate] | None) -> list[str]:
+def stage_table(stages: Sequence[_Stage], estimates: Sequence[StageCosts] | None) -> list[str]:
     """Return the lines of the table, its head first; without `estimates` times and memory stay empty."""
     rows: list[tuple[str, ...]] = [_HEAD]
     for k, stage in enumerate(stages):
@@ -41,7 +25,7 @@ def stage_table(stages: Sequence[_Stage], estimates: Sequence[_StageEstimate] | 
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def _expected(e: _StageEstimate) -> tuple[str, ...]:
+def _expected(e: StageCosts) -> tuple[str, ...]:
     seconds = (e.compute_seconds, e.transfer_seconds, e.averaging_seconds)
     return (*(f"{t * 1e3:.2f} ms" for t in seconds), f"{e.memory_bytes / 1e6:.1f} MB")
 

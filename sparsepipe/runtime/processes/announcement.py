@@ -4,11 +4,12 @@ To look costs less than a microsecond. Whoever looks after the announcement sees
 """
 
 import mmap
-import os
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+
+from .mapped_file import mapped_file
 
 _SIZE = 8  # bytes: one aligned word, which is written and read as a whole
 _COMMANDS = 2**8
@@ -24,14 +25,7 @@ class Announcement:
 
     def __init__(self, path: Path | None, *, blank: bool = True) -> None:
         self._path = path if blank else None
-        if path is None:
-            shared = mmap.mmap(-1, _SIZE)
-        else:
-            with path.open("a+b") as handle:
-                handle.truncate(_SIZE)
-                if hasattr(os, "posix_fallocate"):  # on a full disk this raises; to write to the map would be SIGBUS
-                    os.posix_fallocate(handle.fileno(), 0, _SIZE)
-                shared = mmap.mmap(handle.fileno(), _SIZE)
+        shared = mmap.mmap(-1, _SIZE) if path is None else mapped_file(path, _SIZE)
         self._word = np.frombuffer(shared, dtype=np.int64)  # (minibatch, command + 1), 0 where there is none
         if blank:
             self._word[0] = 0

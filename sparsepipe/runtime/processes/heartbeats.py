@@ -3,12 +3,12 @@
 A rank that waits for another may wait for one that waits itself. The one at the end of that chain is the one to name.
 """
 
-import mmap
-import os
 import struct
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from .mapped_file import mapped_file
 
 _RECORD = struct.Struct("=qqqq")  # kind, minibatch, peer, since (time.monotonic_ns)
 _KINDS = (
@@ -39,11 +39,7 @@ class Heartbeats:
 
     def __init__(self, path: Path, world_size: int, rank: int) -> None:
         path.parent.mkdir(exist_ok=True)
-        with path.open("a+b") as handle:
-            handle.truncate(world_size * _RECORD.size)
-            if hasattr(os, "posix_fallocate"):  # on a full disk this raises; to write to the map would be SIGBUS
-                os.posix_fallocate(handle.fileno(), 0, world_size * _RECORD.size)
-            self._map = mmap.mmap(handle.fileno(), world_size * _RECORD.size)
+        self._map = mapped_file(path, world_size * _RECORD.size)
         self._world_size, self._rank = world_size, rank
         self.tell("starting")
 
