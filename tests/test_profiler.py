@@ -12,6 +12,7 @@ from sparsepipe.engines import Subnetwork, engine
 from sparsepipe.engines.native import direct, machine_code
 from sparsepipe.engines.native.coordinates import CoordinateManager, pack
 from sparsepipe.errors import InputError
+from sparsepipe.losses import CrossEntropy
 from sparsepipe.models import INPUT, Network, Row, network
 from sparsepipe.profile import Profile, StepOverhead
 from sparsepipe.profiler import layer_timer, measure, repeats
@@ -333,9 +334,9 @@ def test_what_a_step_takes_beside_its_layers_is_measured(processors, reading, to
     monkeypatch.setattr(measure, "moment", lambda device: told_clock[0])
     monkeypatch.setattr(measure, "num_processors", lambda: processors)
     chosen = engine("native")
-    tensor, loss = type(chosen).tensor, measure.cross_entropy
+    tensor, loss = type(chosen).tensor, CrossEntropy.__call__
     monkeypatch.setattr(type(chosen), "tensor", put)
-    monkeypatch.setattr(measure, "cross_entropy", judged)
+    monkeypatch.setattr(CrossEntropy, "__call__", judged)
     one = measure.profile(NET, batches(60), chosen, warmup=0, repeats=1, read=read)
     assert one.step_overheads == {"cpu": StepOverhead(0.5 + reading, 0.25)}
     assert (one.origin["reading_seconds"], one.origin["input_seconds"]) == (3.0, 0.5)

@@ -25,10 +25,10 @@ from ..host import cpu
 from ..host.background_load import num_processors, watched
 from ..host.contention import contending_processes
 from ..host.openmp import WAITING, check_threads
+from ..losses import CrossEntropy
 from ..models import INPUT, Network, network
 from ..models.rows import each_axis
 from ..profile import CostSample, LayerCost, Profile, StepOverhead
-from ..runtime.stages.loss import cross_entropy
 from .layer_timer import moment, seconds_between, time_layers
 from .repeats import Repeater, Repeats
 from .saved_bytes import kept_bytes
@@ -247,10 +247,10 @@ def _loss_seconds(subnetwork: Subnetwork, batch: PointBatch, device: torch.devic
         tensors = subnetwork({INPUT: engine.tensor(batch, device)}, minibatch=0, keep=(last,))
     rows = engine.features(tensors[last]).detach().requires_grad_()
     num_classes = rows.shape[1]
-    labels = torch.arange(len(rows)) % num_classes
+    labels, criterion = torch.arange(len(rows)) % num_classes, CrossEntropy(num_classes)
 
     def judged(_: int) -> None:
-        loss, _outcome = cross_entropy(rows, labels, samples=len(batch), num_classes=num_classes)
+        loss, _outcome = criterion(rows, labels, samples=len(batch))
         torch.autograd.grad(loss, rows)
 
     return _median_seconds(judged, device)

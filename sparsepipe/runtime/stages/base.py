@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ...engines.batch_norm import Group
+from ...losses import Outcome
 from ..training_state.weights import Version
 from ..transport.packet import Packet
-from .loss import Outcome
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +140,7 @@ class StageRunner(Protocol):
     ) -> tuple[Tensor, Outcome]:
         """Return the loss of a minibatch of so many samples, a scalar, and what to report of it.
 
-        `detailed`: for a validation. Raises PacketMismatch unless outputs and labels are of the same samples.
+        `detailed`: for a validation. Raises InputError unless outputs and labels are of the same samples.
         """
         ...
 

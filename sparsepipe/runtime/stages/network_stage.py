@@ -13,6 +13,7 @@ from torch.fx.experimental import symbolic_shapes  # noqa: F401
 from ...data.batch import PointBatch
 from ...engines import Engine, Feature, Parts, Subnetwork
 from ...engines.batch_norm import Group
+from ...losses import CrossEntropy, Loss, Outcome
 from ...models import INPUT, Network
 from ...plan import Plan
 from ..config import RunConfig
@@ -22,7 +23,6 @@ from ..transport.compression import Compressor, restored
 from ..transport.packet import BACKWARD, FORWARD, Packet, Slot, boundary_id
 from ..transport.zero_elision import num_present, rectified, values_at, with_zeros
 from .base import InFlight, Output, PackedOutputs
-from .loss import Outcome, cross_entropy
 from .split_backward import Later, split_backward
 
 
@@ -61,13 +61,17 @@ class NetworkStage:
         *,
         config: RunConfig,
         device: torch.device,
+        loss: Loss | None = None,
         per_voxel: bool = False,
         compression: tuple[str, str] = ("none", "none"),
     ) -> None:
-        """`compression`: of what leaves forwards and backwards, unless the configuration says how."""
+        """`loss`: the cross entropy of samples' classes where it is not given.
+
+        `compression`: of what leaves forwards and backwards, unless the configuration says how.
+        """
         own = plan.stages[stage]
         self.module = Subnetwork(network, engine, own.layers, seed=config.seed).to(device)
-        self._per_voxel, self._num_classes = per_voxel, network.num_classes
+        self._per_voxel, self._loss = per_voxel, loss or CrossEntropy(network.num_classes)
         self.half = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(config.precision)
         self._forwards_compression, self._backwards_compression = (config.compression or each for each in compression)
         self.engine, self.device, self.recompute = engine, device, own.recompute
@@ -129,7 +133,7 @@ class NetworkStage:
     ) -> tuple[Tensor, Outcome]:
         output = outputs[self._keep[0]]
         rows = self.engine.features(output) if self._per_voxel else self.engine.rows(output)
-        return cross_entropy(rows, labels, samples=samples, num_classes=self._num_classes, detailed=detailed)
+        return self._loss(rows, labels, samples=samples, detailed=detailed)
 
     def backward(
         self, flight: InFlight, gradients: Sequence[Tensor | None], *, scale: float = 1.0

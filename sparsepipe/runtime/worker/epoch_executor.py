@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...losses import Outcome
 from ...schedule import Action, Op, Program, round_length, together
 from ..failures import LossNotFinite
 from ..stages.base import InFlight, Output
-from ..stages.loss import Outcome
 from ..transport.base import PacketSource
 from ..transport.packet import BACKWARD, Packet
 from .context import WorkerContext

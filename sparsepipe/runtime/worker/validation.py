@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import torch
 
+from ...losses import Tally
 from ...schedule import compile
-from ..stages.loss import Tally
 from .context import WorkerContext
 from .inputs import Inputs
 from .stage_replica import StageReplica

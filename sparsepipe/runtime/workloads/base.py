@@ -5,9 +5,9 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from ...losses import Tally
 from ...plan import Plan
 from ..stages.base import StageRunner
-from ..stages.loss import Tally
 from ..stages.position import Position
 
 

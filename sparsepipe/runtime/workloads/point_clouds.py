@@ -12,10 +12,10 @@ from ... import data
 from ...data.layouts import SEGMENTATION
 from ...engines import Engine, engine
 from ...errors import InputError
+from ...losses import CrossEntropy, Loss, Segmentation, Tally
 from ...models import Network, network
 from ...plan import Plan
 from ..config import RunConfig
-from ..stages.loss import Tally
 from ..stages.network_stage import NetworkStage
 from ..stages.position import Position
 
@@ -63,6 +63,7 @@ class PointClouds:
             position.stage,
             config=self.config,
             device=position.device,
+            loss=self.loss,
             per_voxel=self.labels_are_read,
             compression=position.compression,
         )
@@ -75,7 +76,11 @@ class PointClouds:
         plan.check(self.network.graph())
 
     def tally(self) -> Tally:
-        return Tally(self.num_classes, segmentation=self.labels_are_read)
+        return Tally(self.loss)
+
+    @property
+    def loss(self) -> Loss:
+        return (Segmentation if self.labels_are_read else CrossEntropy)(self.num_classes)
 
     @property
     def model(self) -> str:

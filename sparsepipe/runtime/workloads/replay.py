@@ -15,12 +15,12 @@ from torch import Tensor
 from ...cluster import Cluster
 from ...costs import LayerTable, averaging_time
 from ...engines.batch_norm import Group
+from ...losses import CrossEntropy, Outcome, Tally
 from ...plan import Plan
 from ...profile import Profile
 from ...schedule import Op, compile_until_steady, weights_share
 from ..config import RunConfig
 from ..stages.base import InFlight, PackedOutputs
-from ..stages.loss import Outcome, Tally
 from ..stages.position import Position
 from ..training_state.weights import Version
 from ..transport.emulated_links import Links
@@ -94,7 +94,7 @@ class Replay:
         return torch.zeros(len(indices), dtype=torch.int64)
 
     def tally(self) -> Tally:
-        return Tally(self.num_classes)
+        return Tally(CrossEntropy(self.num_classes))
 
     def runner(self, plan: Plan, position: Position) -> "SleptStage":
         return SleptStage(self, plan, position.stage, position.rank)

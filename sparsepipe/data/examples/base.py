@@ -1,0 +1,85 @@
+"""What every data set of examples offers: minibatches of tensors, their sizes, and what a network needs to know."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, eq=False)
+class ExampleBatch:
+    """A minibatch of examples, padded where they are of unlike length.
+
+    `inputs` is what a network's forward takes: a tensor, a tuple of them (its arguments in order) or a dict of them
+    (its arguments by name), the first axis of each counting samples. `target` is what the loss takes besides the output: a
+    tensor, or a tuple or dict of tensors. `size` is what the minibatch's costs grow with, in the data set's
+    `size_unit`: padding included, since it is computed too.
+    """
+
+    inputs: Any
+    target: Any
+    samples: int
+    size: int
+
+    def __len__(self) -> int:
+        return self.samples
+
+
+class ExampleDataset(Protocol):
+    """One split of a data set of examples: map-style, read on demand, the same in every process that opens it."""
+
+    @property
+    def split(self) -> str:
+        """train, or test."""
+        ...
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes of a classification, a target is an index into them; else ()."""
+        ...
+
+    @property
+    def labels(self) -> tuple[int, ...]:
+        """Each sample's class. Raises InputError where samples have none."""
+        ...
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether the examples were made, not measured."""
+        ...
+
+    @property
+    def size_unit(self) -> str:
+        """What sizes count: one of sizes.SIZE_UNITS."""
+        ...
+
+    @property
+    def loss(self) -> str:
+        """The name of the loss that such data are usually trained with: one of sparsepipe.losses.LOSSES."""
+        ...
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What a network's builder may ask of the data: num_classes, in_channels, image_size, vocabulary_size, ..."""
+        ...
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """Where the examples come from and how they are made, for records: JSON-ready, without absolute paths."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def look(self) -> None:
+        """Check that all files are there, without reading them. Raises InputError where one is not."""
+        ...
+
+    def sample_sizes(self) -> Sequence[int]:
+        """Return the size of each sample without padding, in `size_unit`: minibatches are bucketed by it."""
+        ...
+
+    def batch(self, indices: Sequence[int], *, epoch: int = 0) -> ExampleBatch:
+        """Read samples as one minibatch. `epoch` decides how they are augmented.
+
+        Raises InputError that names a file that cannot be read, or samples that do not go together.
+        """
+        ...

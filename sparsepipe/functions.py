@@ -1,0 +1,109 @@
+"""Functions of the user's own, named in text: a network, a data set, a loss. Imported anew by every process.
+
+    package.module:function     found as Python finds modules
+    path/file.py:function       a file, wherever it lies; relative to the current folder
+
+Nothing is pickled: what travels in a record is the name, with the file's SHA-256.
+"""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from .digests import digest
+from .errors import InputError
+from .files import sha256
+
+_EXAMPLE = "'package.module:function' or 'path/net.py:function'"
+
+
+def is_function(reference: str) -> bool:
+    """Whether text names a function of the user's own, by its form alone."""
+    home, colon, name = reference.rpartition(":")
+    return bool(colon and home) and name.isidentifier()
+
+
+@dataclass(frozen=True)
+class UserFunction:
+    """A function by name: `home` is a module's dotted name, or a .py file."""
+
+    home: str
+    name: str
+
+    @classmethod
+    def parse(cls, reference: str) -> "UserFunction":
+        """Read "home:name". Raises InputError for another form, and for a file that is not there."""
+        home, _, name = reference.rpartition(":")
+        if not is_function(reference):
+            raise InputError(f"{reference!r} names no function, expected {_EXAMPLE}")
+        if home.endswith(".py") and not Path(home).is_file():
+            raise InputError(f"{reference}: there is no file {home}; give the path of the file that has {name}()")
+        return cls(home, name)
+
+    @property
+    def is_file(self) -> bool:
+        return self.home.endswith(".py")
+
+    def __str__(self) -> str:
+        return f"{self.home}:{self.name}"
+
+    def absolute(self) -> "UserFunction":
+        """Return the same with the path of its file made absolute, for processes with another current folder."""
+        return UserFunction(str(Path(self.home).resolve()), self.name) if self.is_file else self
+
+    def file(self) -> Path:
+        """Return the file that holds it. Raises InputError where there is none."""
+        if self.is_file:
+            return Path(self.home)
+        try:
+            spec = importlib.util.find_spec(self.home)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise InputError(f"{self}: {self.home} cannot be imported ({error}); {_way_out(self.home)}") from None
+        if spec is None or spec.origin is None:
+            raise InputError(f"{self}: there is no module {self.home}; {_way_out(self.home)}")
+        return Path(spec.origin)
+
+    def sha256(self) -> str:
+        """Return the SHA-256 of its file: what a record keeps of it."""
+        return sha256(self.file())
+
+    def load(self) -> Callable[..., Any]:
+        """Import it. Raises InputError where it is not there, or its file raises as it is imported."""
+        file = self.file()  # says what is missing
+        try:
+            module = _from_file(file.resolve()) if self.is_file else importlib.import_module(self.home)
+        except Exception as error:  # whatever the user's file raises: it is told in a line
+            what = " ".join(str(error).split())
+            raise InputError(f"{self}: {file} raises {type(error).__name__} as it is imported ({what})") from error
+        found = getattr(module, self.name, None)
+        if not callable(found):
+            there = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+            has = f"it has {', '.join(sorted(there)[:8])}" if there else "it has none"
+            raise InputError(f"{self}: {file} has no function {self.name!r}; {has}")
+        return found
+
+
+def _from_file(path: Path) -> ModuleType:
+    """Import a file under a name of its own, once for each path: another file of the same name is another module."""
+    name = f"sparsepipe_user_{path.stem}_{digest(str(path))}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and the like look their module up
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _way_out(home: str) -> str:
+    return f"install the package that has it, put its folder on PYTHONPATH, or give its file ({home}.py:function)"

@@ -1,0 +1,71 @@
+"""What every loss offers: a scalar to train on, what to report of a minibatch, and how reports add up."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one minibatch.
+
+    `counted`: the items that have a target, such as samples, voxels or words; `correct`: those of them predicted right.
+    """
+
+    loss: float  # mean over what was counted
+    samples: int
+    counted: int
+    correct: int = 0
+    details: Tensor | None = None  # float64 [loss.num_details]: what else a validation adds up
+
+
+class Loss(Protocol):
+    """Judges a network's output. The same value of its settings is made in every process that needs it."""
+
+    @property
+    def counts_correct(self) -> bool:
+        """Whether outcomes say how many predictions are right: then there is an accuracy to report."""
+        ...
+
+    @property
+    def num_details(self) -> int:
+        """How many numbers `Outcome.details` has."""
+        ...
+
+    def __call__(self, output: Any, target: Any, *, samples: int, detailed: bool = False) -> tuple[Tensor, Outcome]:
+        """Return the loss, a scalar that gradients go back from, and what to report.
+
+        `output` is what the network's forward gives, `target` what the data set gives for the same samples;
+        `detailed`: for a validation. Raises InputError where the two do not fit each other.
+        """
+        ...
+
+    def report(self, details: Tensor, counted: float) -> Mapping[str, float]:
+        """Return what to report, by name, of details added up over a validation in which so many items counted."""
+        ...
+
+
+class Tally:
+    """Outcomes of a validation, added up: over minibatches by `add`, over ranks by summing `values`, float64 [n]."""
+
+    def __init__(self, loss: Loss) -> None:
+        self._loss = loss
+        self.values = torch.zeros(4 + loss.num_details, dtype=torch.float64)
+
+    def add(self, outcome: Outcome) -> None:
+        counts = [outcome.loss * outcome.counted, outcome.samples, outcome.counted, outcome.correct]
+        self.values[:4] += torch.tensor(counts, dtype=torch.float64)
+        if outcome.details is not None:
+            self.values[4:] += outcome.details
+
+    def report(self) -> dict[str, float]:
+        """Return the mean loss, the accuracy where there is one, the number of samples, and what the loss adds."""
+        loss, samples, counted, correct = self.values[:4].tolist()
+        counted = max(counted, 1.0)
+        told = {"loss": loss / counted}
+        if self._loss.counts_correct:
+            told["accuracy"] = correct / counted
+        return told | {"samples": int(samples), **self._loss.report(self.values[4:], counted)}
