@@ -10,8 +10,8 @@ class ExampleBatch:
     """A minibatch of examples, padded where they are of unlike length.
 
     `inputs` is what a network's forward takes: a tensor, a tuple of them (its arguments in order) or a dict of them
-    (its arguments by name), the first axis of each counting samples. `target` is what the loss takes besides the output: a
-    tensor, or a tuple or dict of tensors. `size` is what the minibatch's costs grow with, in the data set's
+    (its arguments by name), the first axis of each counting samples. `target` is what the loss takes besides the
+    output: a tensor, or a tuple or dict of tensors. `size` is what the minibatch's costs grow with, in the data set's
     `size_unit`: padding included, since it is computed too.
     """
 
