@@ -1,0 +1,175 @@
+"""GNMT (Wu et al. 2016, arXiv:1609.08144), laid out as NVIDIA's and PipeDream's translation networks are.
+
+    source -> embedding -> both ways -> LSTM -> LSTM + residual -> ...            encoded [B, S, H]
+                                                                                     |
+    target -> embedding -> LSTM -> attention <---------------------------------------+
+                            |         | context
+                            v         v
+                          LSTM of [x, context] -> LSTM of [x, context] + residual -> ... -> classifier
+
+The first decoder layer asks the attention; its answer goes into every later one. Sentences are padded at their end.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import InputError
+from .attention_weights import attention_weights
+
+_SPREAD = 0.1  # weights begin uniformly within plus and minus so much
+
+State = tuple[Tensor, Tensor]  # an LSTM's: hidden and cell, each [1, B, H]
+
+
+class BothWays(nn.Module):
+    """Two LSTMs side by side: one reads sentences forwards, the other each from its own last word backwards."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.forwards = nn.LSTM(hidden, hidden, batch_first=True)
+        self.backwards = nn.LSTM(hidden, hidden, batch_first=True)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """Return [B, S, 2 H] for `x` [B, S, H]."""
+        place = torch.ones_like(mask, dtype=torch.int64).cumsum(1) - 1
+        last = (mask != 0).sum(1, keepdim=True) - 1
+        # Its own inverse: words change places with words, and padding stays where it is, behind them.
+        mirrored = torch.where(mask == 0, place, last - place).unsqueeze(-1)
+        ahead, _ = self.forwards(x)
+        back, _ = self.backwards(torch.take_along_dim(x, mirrored, 1))
+        return torch.cat([ahead, torch.take_along_dim(back, mirrored, 1)], -1)
+
+
+class Encoder(nn.Module):
+    """Turns source words into a vector each: the first layer reads both ways, residuals begin with the third."""
+
+    def __init__(self, embedding: nn.Embedding, *, num_layers: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.embedding, self.first = embedding, BothWays(hidden)
+        sizes = [2 * hidden, *[hidden] * (num_layers - 2)]
+        self.layers = nn.ModuleList(nn.LSTM(size, hidden, batch_first=True) for size in sizes)
+        self.dropouts = nn.ModuleList(nn.Dropout(dropout) for _ in sizes)
+
+    def forward(self, source: Tensor, source_mask: Tensor) -> Tensor:
+        """Return [B, S, H] for word ids [B, S]."""
+        x = self.first(self.embedding(source), source_mask)
+        for i, (dropout, layer) in enumerate(zip(self.dropouts, self.layers, strict=True)):
+            y, _ = layer(dropout(x))
+            x = y + x if i else y
+        return x
+
+
+class Attention(nn.Module):
+    """Bahdanau's, its vector normalised (Salimans and Kingma 2016): score = g v/|v| . tanh(W q + U k + b)."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(hidden, hidden, bias=False), nn.Linear(hidden, hidden, bias=False)
+        self.vector, self.bias = nn.Parameter(torch.empty(hidden)), nn.Parameter(torch.zeros(hidden))
+        self.scale = nn.Parameter(torch.tensor([hidden**-0.5]))  # g
+        nn.init.uniform_(self.vector, -_SPREAD, _SPREAD)
+
+    def forward(self, queries: Tensor, encoded: Tensor, source_mask: Tensor) -> Tensor:
+        """Return for each query [B, T, H] the mean of `encoded` [B, S, H] by weight: [B, T, H]."""
+        energies = torch.tanh(self.query(queries).unsqueeze(2) + self.key(encoded).unsqueeze(1) + self.bias)
+        scores = energies @ (self.vector * (self.scale / self.vector.norm()))  # [B, T, S]
+        return attention_weights(scores, source_mask.unsqueeze(1)) @ encoded
+
+
+class Decoder(nn.Module):
+    """Tells the next word from the words before it and the encoded source; residuals begin with the third layer."""
+
+    def __init__(self, embedding: nn.Embedding, *, num_layers: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.embedding = embedding
+        self.first_dropout, self.first = nn.Dropout(dropout), nn.LSTM(hidden, hidden, batch_first=True)
+        self.attention = Attention(hidden)
+        count = range(num_layers - 1)
+        self.dropouts = nn.ModuleList(nn.Dropout(dropout) for _ in count)
+        self.layers = nn.ModuleList(nn.LSTM(2 * hidden, hidden, batch_first=True) for _ in count)
+        self.classifier = nn.Linear(hidden, embedding.num_embeddings)
+
+    def forward(self, target: Tensor, encoded: Tensor, source_mask: Tensor) -> Tensor:
+        """Return logits [B, T, V] of the word that follows each of `target` [B, T]."""
+        return self.go_on(target, encoded, source_mask)[0]
+
+    def go_on(
+        self, target: Tensor, encoded: Tensor, source_mask: Tensor, states: list[State] | None = None
+    ) -> tuple[Tensor, list[State]]:
+        """As `forward`, with what the LSTMs know: `states` after the words before, returned after these too."""
+        before: Sequence[State | None] = states or [None] * (1 + len(self.layers))
+        x, state = self.first(self.first_dropout(self.embedding(target)), before[0])
+        after = [state]
+        context = self.attention(x, encoded, source_mask)
+        for i, (dropout, layer) in enumerate(zip(self.dropouts, self.layers, strict=True)):
+            y, state = layer(torch.cat([dropout(x), context], -1), before[i + 1])
+            x = y + x if i else y
+            after.append(state)
+        return self.classifier(x), after
+
+
+class GNMT(nn.Module):
+    """Translates: source words and the target words so far give the next target word."""
+
+    def __init__(
+        self,
+        source_vocabulary_size: int,
+        target_vocabulary_size: int,
+        *,
+        num_layers: int,
+        hidden: int,
+        dropout: float,
+        shared_embedding: bool,
+    ) -> None:
+        super().__init__()
+        source = nn.Embedding(source_vocabulary_size, hidden)
+        target = source if shared_embedding else nn.Embedding(target_vocabulary_size, hidden)
+        self.encoder = Encoder(source, num_layers=num_layers, hidden=hidden, dropout=dropout)
+        self.decoder = Decoder(target, num_layers=num_layers, hidden=hidden, dropout=dropout)
+        self.apply(_initialise)
+
+    def forward(self, source: Tensor, source_mask: Tensor, target: Tensor) -> Tensor:
+        """Return logits [B, T, target vocabulary].
+
+        `source` int64 [B, S], `source_mask` [B, S] false in padding, `target` int64 [B, T] from begin-of-sentence on.
+        """
+        return self.decoder(target, self.encoder(source, source_mask), source_mask)
+
+
+def gnmt(
+    *,
+    vocabulary_size: int = 32320,
+    source_vocabulary_size: int | None = None,
+    target_vocabulary_size: int | None = None,
+    num_layers: int = 8,
+    hidden: int = 1024,
+    dropout: float = 0.2,
+    shared_embedding: bool = False,
+) -> GNMT:
+    """Build a GNMT of as many encoder as decoder layers.
+
+    `source_vocabulary_size` and `target_vocabulary_size`: words of each language, where they are not `vocabulary_size`.
+    `shared_embedding`: both languages are of one vocabulary and have one embedding, as in NVIDIA's; PipeDream's, and
+    here by default, have two. Raises InputError for fewer than two layers and for sizes that cannot be.
+    """
+    sizes = (source_vocabulary_size or vocabulary_size, target_vocabulary_size or vocabulary_size)
+    if num_layers < 2 or hidden < 1 or min(sizes) < 1:
+        raise InputError(
+            f"GNMT of {num_layers} layers of {hidden} for {sizes[0]} source and {sizes[1]} target words: "
+            "expected num_layers 2 or more, the others 1 or more"
+        )
+    if shared_embedding and sizes[0] != sizes[1]:
+        raise InputError(f"GNMT: shared_embedding needs one vocabulary, these have {sizes[0]} and {sizes[1]} words")
+    return GNMT(*sizes, num_layers=num_layers, hidden=hidden, dropout=dropout, shared_embedding=shared_embedding)
+
+
+def _initialise(module: nn.Module) -> None:
+    if not isinstance(module, nn.Embedding | nn.Linear | nn.LSTM):
+        return
+    for name, parameter in module.named_parameters(recurse=False):
+        if name.startswith("bias_hh"):  # an LSTM adds up two biases: one is enough
+            nn.init.zeros_(parameter)
+        else:
+            nn.init.uniform_(parameter, -_SPREAD, _SPREAD)
