@@ -9,7 +9,9 @@ from pathlib import Path
 
 from ..errors import InputError
 from .archives import unpack_zip
-from .manifests import Manifest, RemoteFile, get_manifest
+from .manifests import Manifest, RemoteFile, get_manifest, package_address
+from .packages import fetch_from_package
+from .preparing import preparer
 from .sources import data_folders, generator, place_of
 from .transfer import Progress, download
 
@@ -22,7 +24,8 @@ def fetch(
     """Download the data set `name` into `folder` and return its own folder.
 
     Without `folder` the data folders are searched first; what none of them holds goes to the last. Zip archives are
-    unpacked, within bounds (see archives). What is there already stays; what an interrupted fetch left in .NAME.partial
+    unpacked, within bounds (see archives); a file that only a package has is taken out of it (see packages), and
+    prepared where its manifest says how. What is there already stays; what an interrupted fetch left in .NAME.partial
     is taken up. Two processes may ask at once: one waits. Raises InputError where a file's SHA-256 is not known or does
     not match, or the download fails; nothing half-done is left under the final name.
     """
@@ -90,11 +93,18 @@ def _alone(work: Path) -> Iterator[Path]:
 
 
 def _fetched(manifest: Manifest, work: Path, progress: Progress | None) -> Path:
-    """Return a folder inside `work` that holds the data set, every file verified and archives unpacked."""
+    """Return a folder inside `work` that holds the data set, every file verified, archives unpacked, all prepared."""
     files = work / "files"
-    paths = [download(file, files, progress) for file in manifest.files]
+    paths = [_one_file(file, files, progress) for file in manifest.files]
     content = files
-    if any(_is_archive(path) for path in paths):
+    if manifest.prepared_by:
+        content = work / "content"
+        shutil.rmtree(content, ignore_errors=True)
+        content.mkdir()
+        preparer(manifest.prepared_by)(files, content)
+        for path in paths:
+            path.unlink()
+    elif any(_is_archive(path) for path in paths):
         content = work / "content"
         shutil.rmtree(content, ignore_errors=True)
         content.mkdir()
@@ -109,6 +119,11 @@ def _fetched(manifest: Manifest, work: Path, progress: Progress | None) -> Path:
             path.unlink()
     content.chmod(0o755)
     return content
+
+
+def _one_file(file: RemoteFile, folder: Path, progress: Progress | None) -> Path:
+    package = package_address(file.url)
+    return download(file, folder, progress) if package is None else fetch_from_package(file, package, folder)
 
 
 def _is_archive(path: Path) -> bool:

@@ -11,15 +11,21 @@ from ..fields import shown
 from .yaml_files import read_yaml
 
 _REQUIRED = ("name", "title", "licence", "citation", "homepage", "splits", "files")
-_KEYS = {*_REQUIRED, "folder", "classes", "base", "generator", "notes"}
+_TEXTS = ("name", "title", "licence", "citation", "homepage", "folder", "generator", "prepared_by", "notes")
+_KEYS = {*_REQUIRED, *_TEXTS, "classes", "base", "kind"}
 _SCHEMES = ("https", "http", "file")
+CLOUDS = "clouds"
+KINDS = (CLOUDS, "images", "translation", "text")  # what the samples of a data set are
 _MOST_BYTES = 10**15  # of a file, and samples: a larger count is a slip of the hand
 _MOST_NAME_BYTES = 255  # of a file's or folder's name: what file systems take
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """One file to fetch, and its `path` inside the data set's folder; size and SHA-256 are None where not published."""
+    """One file to fetch, and its `path` inside the data set's folder; size and SHA-256 are None where not published.
+
+    `url` is an address, or a `package_address` for what only a package has.
+    """
 
     url: str
     path: str
@@ -42,6 +48,8 @@ class Manifest:
     classes: int | None = None
     notes: str = ""
     generator: str = ""  # what makes the data set here, where nothing is to be fetched
+    prepared_by: str = ""  # what makes the data set of the files that are fetched, where they are not it themselves
+    kind: str = CLOUDS
 
     @property
     def verifiable(self) -> bool:
@@ -92,7 +100,7 @@ def read_manifest(path: Path | str) -> Manifest:
     _require(not missing, path, f"no {', '.join(missing)}; add what is missing")
     unknown = [shown(key).strip("'") for key in content if key not in _KEYS]
     _require(not unknown, path, f"unknown key {', '.join(unknown[:5])}; expected {', '.join(sorted(_KEYS))}")
-    for key in ("name", "title", "licence", "citation", "homepage", "folder", "generator", "notes"):
+    for key in _TEXTS:
         _require(isinstance(content.get(key, ""), str), path, f"{key} is {shown(content.get(key))}, expected text")
     name = content["name"]
     _require(
@@ -108,6 +116,8 @@ def read_manifest(path: Path | str) -> Manifest:
     _require(valid, path, f"splits {shown(splits)}, expected NAME: NUMBER OF SAMPLES")
     _require(content.get("classes") is None or _is_count(content["classes"]), path, "classes: expected a whole number")
     _require(isinstance(content["files"], list), path, "files: expected a list of url or path, bytes, sha256")
+    kind = content.get("kind", CLOUDS)
+    _require(kind in KINDS, path, f"kind {shown(kind)}, expected one of {', '.join(KINDS)}")
     base = content.get("base", "")
     _require(
         isinstance(base, str) and (not base or base.endswith("/")),
@@ -128,6 +138,8 @@ def read_manifest(path: Path | str) -> Manifest:
         classes=content.get("classes"),
         notes=content.get("notes", "").strip(),
         generator=content.get("generator", ""),
+        prepared_by=content.get("prepared_by", ""),
+        kind=kind,
     )
 
 
@@ -140,14 +152,16 @@ def _remote_file(manifest: Path, index: int, entry: object, *, base: str) -> Rem
     )
     assert isinstance(entry, dict)
     url = entry.get("url", f"{base}{entry.get('path')}")
+    package = package_address(url) if isinstance(url, str) else None
     address = _address(url)
     _require(
-        address is not None,
+        package is not None or address is not None,
         manifest,
-        f"{where}: url {shown(url)}, expected an address in ASCII that begins with {', '.join(_SCHEMES)}",
+        f"{where}: url {shown(url)}, expected an address in ASCII that begins with {', '.join(_SCHEMES)}, "
+        "or pip:NAME==VERSION#FILE, or apt:NAME=VERSION",
     )
-    assert address is not None
-    path = entry.get("path", unquote(address.path).rsplit("/", 1)[-1])
+    own_name = package.default_path if package else unquote(address.path).rsplit("/", 1)[-1] if address else ""
+    path = entry.get("path", own_name)
     valid = isinstance(path, str) and all(map(_is_file_name, path.split("/"))) and not path.endswith(".part")
     _require(valid, manifest, f"{where}: path {shown(path)}, expected one inside the data set's folder")
     num_bytes, sha256 = entry["bytes"], entry["sha256"]
@@ -157,6 +171,36 @@ def _remote_file(manifest: Path, index: int, entry: object, *, base: str) -> Rem
     valid = sha256 is None or (isinstance(sha256, str) and re.fullmatch(r"[0-9a-f]{64}", sha256) is not None)
     _require(valid, manifest, f"{where}: sha256 {shown(sha256)}, expected 64 hexadecimal digits, quoted, or null")
     return RemoteFile(url, path, num_bytes, sha256)
+
+
+@dataclass(frozen=True)
+class PackageAddress:
+    """A place in a package, fetched by `installer` from wherever this machine's is set up to look.
+
+    `member` is a file's path inside a wheel; a Debian package is fetched whole.
+    """
+
+    installer: str  # pip, or apt
+    requirement: str  # as it is given to the installer
+    member: str = ""
+
+    @property
+    def default_path(self) -> str:
+        name = re.split("[=]", self.requirement)[0]
+        return PurePosixPath(self.member).name if self.member else f"{name}.deb"
+
+
+_PIP = re.compile(r"pip:([A-Za-z0-9][\w.-]*==\d[\w.+!]*)#([\w][\w./-]*)", re.ASCII)
+_APT = re.compile(r"apt:([a-z0-9][a-z0-9+.-]*=\d[\w.+~:-]*)", re.ASCII)
+
+
+def package_address(url: str) -> PackageAddress | None:
+    """Read pip:NAME==VERSION#FILE, a file in a wheel, or apt:NAME=VERSION, a Debian package; None for another URL."""
+    if found := _PIP.fullmatch(url):
+        return PackageAddress("pip", found[1], found[2])
+    if found := _APT.fullmatch(url):
+        return PackageAddress("apt", found[1])
+    return None
 
 
 def _address(url: object) -> SplitResult | None:

@@ -1,0 +1,53 @@
+"""Files of a data set of examples: what a record says of them, and whether they are all there."""
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...errors import InputError
+
+_MOST_HASHED_BYTES = 256 * 2**20  # contents are hashed up to here (about a second), names and sizes beyond
+
+
+def files_digest(files: Sequence[Path], root: Path) -> dict[str, str]:
+    """Hash the names below `root` and the contents of files; of a large data set names and sizes, and say which."""
+    sizes = {path: path.stat().st_size for path in dict.fromkeys(files)}
+    whole = sum(sizes.values()) <= _MOST_HASHED_BYTES
+    hashed = hashlib.sha256()
+    for path, num_bytes in sizes.items():
+        hashed.update(f"{path.relative_to(root).as_posix()}\0{num_bytes}\0".encode(errors="surrogateescape"))
+    for path in sizes if whole else ():
+        hashed.update(path.read_bytes())
+    return {"sha256": hashed.hexdigest(), "sha256_of": "names, sizes and contents" if whole else "names and sizes"}
+
+
+def look_at(files: Sequence[Path], split: str) -> None:
+    """Raise InputError where a file is empty or cannot be read, without reading any."""
+    bad = []
+    for path in dict.fromkeys(files):
+        try:
+            problem = "" if path.stat().st_size else "is empty"
+            problem = problem or ("" if os.access(path, os.R_OK) else "may not be read")
+        except OSError as error:
+            problem = f"cannot be read ({error.strerror})"
+        if problem:
+            bad.append(f"{path}: {problem}")
+    if bad:
+        more = f" and {len(bad) - 1} more files are so" if len(bad) > 1 else ""
+        raise InputError(f"{bad[0]}{more}, in split {split}; repair or remove what `sparsepipe data check` lists")
+
+
+def check_indices(indices: Sequence[int], count: int, split: str) -> None:
+    """Raise InputError where one of the samples asked for is not there."""
+    for index in indices:
+        if not 0 <= index < count:
+            raise InputError(f"sample {index} asked of {count} in split {split}; use 0 to {count - 1}")
+
+
+def check_options(options: Mapping[str, Any], known: Sequence[str], what: str) -> None:
+    """Raise InputError for an option that a kind of data set does not have."""
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise InputError(f"{what}: no option {', '.join(unknown)}, expected {', '.join(known) or 'none'}")

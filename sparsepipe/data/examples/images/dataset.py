@@ -1,0 +1,127 @@
+"""Images as minibatches: inputs float32 [B, C, S, S], normalised by channel, targets the classes, int64 [B]."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ....errors import InputError
+from ....fields import given_integer
+from ...sampling import derived_seed
+from ..base import ExampleBatch
+from ..files import check_indices, files_digest, look_at
+from .augmentation import named_augmentation
+from .base import Pictures
+from .decoding import centre_crop, fitted
+
+_LARGEST_SIDE = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class ImageExamples:
+    """One split. A picture's shorter side is brought to the style's margin times the network's, then the middle cut.
+
+    So a photograph is evaluated as is usual (256 pixels for 224), and small pictures (MNIST, CIFAR) are used whole. An
+    `augmentation` (a name of AUGMENTATIONS) takes the place of the cut in split train.
+    """
+
+    pictures: Pictures
+    root: Path
+    split: str
+    seed: int = 0
+    augmentation: str | None = None
+    image_size: int = 0  # pixels of a side; 0: the usual one
+
+    def __post_init__(self) -> None:
+        given_integer(self.image_size, "image_size", least=0)
+        if self.image_size > _LARGEST_SIDE:
+            raise InputError(f"image_size {self.image_size} given, expected {_LARGEST_SIDE} at most")
+        named_augmentation(self.augmentation)
+        _ = self.labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def side(self) -> int:
+        return self.image_size or self.pictures.style.image_size
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.pictures.classes
+
+    @property
+    def labels(self) -> tuple[int, ...]:
+        return self.pictures.labels
+
+    @property
+    def synthetic(self) -> bool:
+        return False
+
+    @property
+    def size_unit(self) -> str:
+        return "samples"
+
+    @property
+    def loss(self) -> str:
+        return "cross-entropy"
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        channels = len(self.pictures.style.mean)
+        return {"num_classes": len(self.classes), "in_channels": channels, "image_size": self.side}
+
+    @cached_property
+    def origin(self) -> dict[str, Any]:
+        style = self.pictures.style
+        return {
+            "name": self.root.name,
+            "split": self.split,
+            "samples": len(self),
+            "classes": list(self.classes),
+            "synthetic": self.synthetic,
+            "seed": self.seed,
+            "image_size": self.side,
+            "mean": list(style.mean),
+            "deviation": list(style.deviation),
+            "augmentation": self._augmentation,
+            **files_digest(self.pictures.files, self.root),
+        }
+
+    @property
+    def _augmentation(self) -> str | None:
+        return self.augmentation if self.split == "train" else None
+
+    def look(self) -> None:
+        """Check that all files are there, without reading them."""
+        look_at(self.pictures.files, self.split)
+
+    def sample_sizes(self) -> Sequence[int]:
+        return (1,) * len(self)
+
+    def batch(self, indices: Sequence[int], *, epoch: int = 0) -> ExampleBatch:
+        """Read pictures as one minibatch. Raises InputError that names a file that cannot be read."""
+        check_indices(indices, len(self), self.split)
+        squares = np.stack([self._square(index, epoch) for index in indices])
+        inputs = torch.from_numpy(squares).permute(0, 3, 1, 2).to(torch.float32).contiguous()
+        target = torch.tensor([self.labels[index] for index in indices], dtype=torch.int64)
+        return ExampleBatch(self._normalised(inputs), target, len(indices), len(indices))
+
+    def _square(self, index: int, epoch: int) -> np.ndarray:
+        least_side = round(self.pictures.style.margin * self.side)
+        picture = fitted(self.pictures.picture(index, least_side), least_side)
+        change = named_augmentation(self._augmentation)
+        if change is None:
+            return centre_crop(picture, self.side)
+        seed = derived_seed(self.seed, f"{self.pictures.name(index)}:{epoch}")
+        return change(picture, self.side, np.random.default_rng(seed))
+
+    def _normalised(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Bring values 0 to 255 to a mean of 0 and a deviation of 1, by the constants of the kind."""
+        style = self.pictures.style
+        mean, deviation = (torch.tensor(values).view(1, -1, 1, 1) for values in (style.mean, style.deviation))
+        return pixels.div_(255).sub_(mean).div_(deviation)

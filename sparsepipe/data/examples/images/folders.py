@@ -1,0 +1,130 @@
+"""Pictures in folders of their classes, train/CLASS/*.jpg and val/CLASS or test/CLASS, as ImageNet's usually lie.
+
+Classes are ordered by name, as torchvision's ImageFolder has them; folders inside a class's are searched too.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from ....errors import InputError
+from ...cache import SampleCache, cache_key
+from ...layouts.litter import folders, is_litter
+from ...layouts.splits import split_of
+from .base import Style
+from .decoding import SUFFIXES, decoded
+
+_STYLE = Style((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), 224, margin=256 / 224)  # of ImageNet's training images
+_MOST_KEPT_BYTES = 2**29  # of decoded pictures in memory; what comes after is read again
+
+
+@dataclass(frozen=True, eq=False)
+class FolderPictures:
+    """The pictures of one split's folder. `classes` are those of the training split."""
+
+    folder: Path
+    split: str
+    classes: tuple[str, ...]
+    cache: SampleCache | None = None
+    style = _STYLE
+    _kept: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
+
+    @cached_property
+    def _samples(self) -> list[tuple[Path, int]]:
+        labels = {name: label for label, name in enumerate(self.classes)}
+        inside = [folder for folder in folders(self.folder) if folder.name in labels]
+        found = [(path, labels[folder.name]) for folder in inside for path in _pictures(folder)]
+        missing = sorted(set(self.classes) - {folder.name for folder in inside})
+        if missing:
+            raise InputError(f"{self.folder}: no folder {missing[0]}, a class of the training split; add it")
+        if not found:
+            raise InputError(f"{self.folder}: no picture ({', '.join(SUFFIXES)}) in its classes' folders; add some")
+        return found
+
+    @property
+    def files(self) -> Sequence[Path]:
+        return [path for path, _ in self._samples]
+
+    @property
+    def labels(self) -> tuple[int, ...]:
+        return tuple(label for _, label in self._samples)
+
+    def name(self, index: int) -> str:
+        return self.file(index).relative_to(self.folder.parent).as_posix()
+
+    def file(self, index: int) -> Path:
+        return self._samples[index][0]
+
+    def picture(self, index: int, least_side: int) -> np.ndarray:
+        known = self._kept.get((index, least_side))
+        if known is not None:
+            return known
+        picture = self._read(self.file(index), least_side)
+        if len(self._kept) * picture.nbytes < _MOST_KEPT_BYTES:  # they are of about one size
+            self._kept[index, least_side] = picture
+        return picture
+
+    def _read(self, path: Path, least_side: int) -> np.ndarray:
+        if self.cache is None:
+            return decoded(path, least_side)
+        try:
+            key = cache_key((path,), {"what": "picture", "least_side": least_side})
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read ({error.strerror}); check the data set's files") from None
+        arrays = self.cache.load(key)
+        if arrays is not None and "picture" in arrays:
+            return arrays["picture"]
+        picture = decoded(path, least_side)
+        self.cache.save(key, {"picture": picture})
+        return picture
+
+
+def found(root: Path) -> bool:
+    """Return whether a folder has a training split with folders of pictures in it; a few entries are looked at."""
+    train = _split_folders(root).get("train")
+    return train is not None and any(next(_pictures_lazily(folder), None) for folder in folders(train)[:3])
+
+
+def opened(root: Path, split: str, cache: SampleCache | None) -> FolderPictures:
+    """Open a split; split test is the folder test, or where that has other classes (or none) val.
+
+    Raises InputError where there is no such folder, or it has classes that the training split lacks.
+    """
+    there = _split_folders(root)
+    classes = _classes(there["train"])
+    if split == "train":
+        return FolderPictures(there["train"], split, classes, cache)
+    candidates = [there[name] for name in ("test", "validation") if name in there]
+    strange: list[str] = []
+    for folder in candidates:
+        inside = _classes(folder)
+        if inside and set(inside) <= set(classes):
+            return FolderPictures(folder, split, classes, cache)
+        strange += [f"{folder.name}/{name}" for name in inside if name not in classes]
+    if strange:
+        raise InputError(
+            f"{root}: {strange[0]} is no class of {there['train'].name}, expected the same classes in both"
+        )
+    raise InputError(f"{root}: no folder test or val with classes' folders in it, expected one; add it")
+
+
+def _split_folders(root: Path) -> dict[str, Path]:
+    return {split: folder for folder in folders(root) if (split := split_of(folder.name))}
+
+
+def _classes(folder: Path) -> tuple[str, ...]:
+    return tuple(sorted(inside.name for inside in folders(folder)))
+
+
+def _pictures(folder: Path) -> list[Path]:
+    return sorted(_pictures_lazily(folder))
+
+
+def _pictures_lazily(folder: Path) -> Iterator[Path]:
+    for place, inside, names in os.walk(folder, followlinks=False):
+        inside[:] = [name for name in inside if not is_litter(name)]
+        yield from (Path(place, n) for n in names if n.lower().endswith(SUFFIXES) and not is_litter(n))

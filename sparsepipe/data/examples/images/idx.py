@@ -1,0 +1,118 @@
+"""MNIST and its like: images and labels in the idx format, packed by gzip or not.
+
+A file is two zeros, the type of its numbers (8: unsigned bytes), how many axes, the length of each (big-endian, four
+bytes), then the numbers. Yann LeCun's page of MNIST states it; EMNIST, Fashion-MNIST and KMNIST come so as well.
+"""
+
+import gzip
+import math
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from ....errors import InputError
+from ....fields import complaint
+from ...formats.base import check_regular
+from ...formats.bounded import check_claim
+from .base import Style
+
+_UNSIGNED_BYTES = 8
+_STYLE = Style((0.1307,), (0.3081,), 28)  # of MNIST's training images
+_NAMES = re.compile(r"(train|t10k|test)[-_](images|labels)[-_.]idx[13][-_]ubyte(\.gz)?")
+_SPLITS = {"train": ("train",), "test": ("t10k", "test")}
+
+
+@dataclass(frozen=True, eq=False)
+class IdxPictures:
+    """The two files of a split. A class is called by its number."""
+
+    images_file: Path
+    labels_file: Path
+    split: str
+    style = _STYLE
+
+    @property
+    def files(self) -> Sequence[Path]:
+        return (self.images_file, self.labels_file)
+
+    @cached_property
+    def labels(self) -> tuple[int, ...]:
+        labels = read_idx(self.labels_file, axes=1)
+        if len(labels) != len(self._images):
+            raise InputError(
+                f"{self.labels_file}: {len(labels)} labels for the {len(self._images)} images of "
+                f"{self.images_file.name}, expected one for each; fetch both again"
+            )
+        if not len(labels):
+            raise InputError(f"{self.images_file}: no image in it, expected at least one")
+        return tuple(labels.tolist())
+
+    @cached_property
+    def classes(self) -> tuple[str, ...]:
+        return tuple(str(label) for label in range(max(self.labels) + 1))
+
+    @cached_property
+    def _images(self) -> np.ndarray:
+        images = read_idx(self.images_file, axes=3)
+        if 0 in images.shape[1:]:
+            raise InputError(
+                f"{self.images_file}: images of {images.shape[1]} x {images.shape[2]} pixels, expected some"
+            )
+        return images
+
+    def name(self, index: int) -> str:
+        return f"{self.split}/{index}"
+
+    def file(self, index: int) -> Path:
+        return self.images_file
+
+    def picture(self, index: int, least_side: int) -> np.ndarray:
+        return self._images[index][..., None]
+
+
+def found(root: Path) -> bool:
+    """Return whether a folder holds files that are called as MNIST's."""
+    return any(_NAMES.fullmatch(path.name) for path in root.iterdir())
+
+
+def opened(root: Path, split: str) -> IdxPictures:
+    """Find the two files of a split. Raises InputError where one is missing, or there twice."""
+    there = {"images": [], "labels": []}  # type: dict[str, list[Path]]
+    for path in sorted(root.iterdir()):
+        name = _NAMES.fullmatch(path.name)
+        if name and name[1] in _SPLITS[split]:
+            there[name[2]].append(path)
+    for what, paths in there.items():
+        if len(paths) != 1:
+            state = f"{len(paths)} files" if paths else "no file"
+            example = f"{_SPLITS[split][0]}-{what}-idx{3 if what == 'images' else 1}-ubyte"
+            raise InputError(f"{root}: {state} of the {what} of split {split}, expected one, such as {example}")
+    return IdxPictures(there["images"][0], there["labels"][0], split)
+
+
+def read_idx(path: Path, *, axes: int) -> np.ndarray:
+    """Read an idx file of unsigned bytes with so many axes. Raises InputError that names the file for another."""
+    num_bytes = check_regular(path, what="an idx file")
+    packed = path.suffix == ".gz"
+    try:
+        with gzip.open(path) if packed else path.open("rb") as file:
+            head = file.read(4 + 4 * axes)
+            if len(head) < 4 + 4 * axes or head[:2] != b"\0\0" or head[3] != axes:
+                raise InputError(f"{path}: not an idx file of {axes} axes; fetch the file again")
+            if head[2] != _UNSIGNED_BYTES:
+                raise InputError(f"{path}: holds numbers of type {head[2]}, expected unsigned bytes (8)")
+            shape = tuple(np.frombuffer(head, dtype=">u4", offset=4).tolist())
+            claimed = math.prod(shape)
+            check_claim(path, claimed, num_bytes=num_bytes, what=f"its head {list(shape)}", packed=packed)
+            content = file.read(claimed + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path}: cannot be read ({complaint(error)}); fetch the file again") from None
+    if len(content) != claimed:
+        more = "more" if len(content) > claimed else str(len(content))
+        raise InputError(f"{path}: {more} bytes of content, expected {claimed} as its head says; fetch the file again")
+    return np.frombuffer(content, dtype=np.uint8).reshape(shape)

@@ -1,0 +1,324 @@
+"""A data set of the user's own: a function, by name, that returns any map-style data set of torch's kind.
+
+It is called with split="train" or "test" (and, where its parameters take them, seed=… and further options). What it
+returns has `len()` and gives items `(inputs, target)`. Inputs are a tensor, a tuple of tensors (forward's arguments in
+order) or a dict of them (by name); arrays and numbers become tensors. Items are stacked; where they are sequences of
+unlike length they are padded with 0, their targets with -100. For clouds, items are `sparsepipe.data.Sample`, or the
+function returns what `sparsepipe.data.load` gives: the minibatch's inputs are then a PointBatch.
+
+Attributes of the data set that are used where they are there: `num_classes`, `classes`, `vocabulary_size`, `facts` (a
+dict of what else a network's builder may ask), `targets` (spares reading every item for its class), `sizes` (of each
+sample), `size_unit`, `loss`, `synthetic`.
+"""
+
+import inspect
+import random
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...digests import digest
+from ...errors import InputError
+from ...fields import complaint, shown
+from ...functions import UserFunction
+from ...sizes import SIZE_UNITS
+from ..batch import Sample, collate
+from ..dataset import VoxelDataset
+from ..labels import IGNORED
+from ..sampling import derived_seed
+from .base import ExampleBatch
+from .collate import as_parts, as_target, collated, each_tensor, mapped
+from .facts import LazyFacts
+
+_DEFAULT_LOSS = "cross-entropy"
+_MOST_CLASSES = 100_000
+
+
+@dataclass(frozen=True, eq=False)
+class OwnExamples:
+    """One split of a user's data set, as `ExampleDataset`. Draws in its items repeat by seed, sample and epoch."""
+
+    function: UserFunction
+    split: str
+    seed: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _ = self._dataset  # a function that is not there is refused now
+        if not len(self):
+            raise InputError(f"{self.function}: its data set of split {self.split} is empty, expected samples")
+        if self.size_unit not in SIZE_UNITS:
+            raise InputError(
+                f"{self.function}: size_unit {shown(self.size_unit)}, expected one of {', '.join(SIZE_UNITS)}"
+            )
+
+    @cached_property
+    def _dataset(self) -> Any:
+        """What the user's function returns. Raises InputError where that is no data set."""
+        made = self.function.load()
+        given = {"split": self.split} | _accepted(made, {"seed": self.seed}) | dict(self.options)
+        _check_arguments(self.function, made, given)
+        dataset = self._call(lambda: made(**given), "")
+        if isinstance(dataset, VoxelDataset):
+            return dataset
+        kind = type(dataset)
+        if isinstance(dataset, str | bytes | Mapping) or not hasattr(kind, "__getitem__"):
+            what = "None" if dataset is None else f"of type {kind.__name__}"
+            raise InputError(
+                f"{self.function}: returns no data set (it is {what}), expected len() and items (inputs, target)"
+            )
+        if not hasattr(kind, "__len__"):
+            raise InputError(
+                f"{self.function}: its data set has no len(), expected a map-style one; add __len__ to {kind.__name__}"
+            )
+        return dataset
+
+    @cached_property
+    def _length(self) -> int:
+        return int(self._call(lambda: len(self._dataset), "in len()"))
+
+    def __len__(self) -> int:
+        return self._length
+
+    # --- items ---------------------------------------------------------------------------------------------------
+
+    def _item(self, index: int, epoch: int = 0) -> tuple[Any, Any] | Sample:
+        """Return an item as tensors, or a cloud. Raises InputError that names the function and the item."""
+        where = f"in item {index} of split {self.split}"
+        if isinstance(self._dataset, VoxelDataset):
+            return self._dataset.sample(index, epoch=epoch)
+        with _Seeded(derived_seed(self.seed, f"{self.split}:{index}:{epoch}")):
+            item = self._call(lambda: self._dataset[index], where)
+        if isinstance(item, Sample):
+            return item
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            count = f" of {len(item)}" if isinstance(item, tuple | list) else ""
+            raise InputError(
+                f"{self.function}: item {index} is a {type(item).__name__}{count}, expected (inputs, target)"
+            )
+        inputs, target = item
+        name = f"{self.function}: item {index}:"
+        return as_parts(inputs, f"{name} inputs"), mapped(as_parts(target, f"{name} target"), as_target)
+
+    def batch(self, indices: Sequence[int], *, epoch: int = 0) -> ExampleBatch:
+        """Read items as one minibatch. Raises InputError where they do not go together, or the user's code raises."""
+        for index in indices:
+            if not 0 <= index < len(self):
+                raise InputError(f"sample {index} asked of {len(self)} in split {self.split}; use 0 to {len(self) - 1}")
+        items = [self._item(index, epoch) for index in indices]
+        clouds = [item for item in items if isinstance(item, Sample)]
+        if clouds:
+            if len(clouds) != len(items):
+                raise InputError(f"{self.function}: clouds and tensors in one minibatch, expected one kind")
+            points = collate(clouds)
+            return ExampleBatch(points, points.labels, len(points), points.num_voxels)
+        pairs = [item for item in items if not isinstance(item, Sample)]
+        inputs = collated([pair[0] for pair in pairs], f"{self.function}: inputs")
+        target = collated([pair[1] for pair in pairs], f"{self.function}: targets", padding=IGNORED)
+        return ExampleBatch(inputs, target, len(items), self._padded_size(indices, inputs))
+
+    def _padded_size(self, indices: Sequence[int], inputs: Any) -> int:
+        if self.size_unit == "samples":
+            return len(indices)
+        if self._given_sizes is not None:
+            return len(indices) * max(self._given_sizes[index] for index in indices)
+        first = each_tensor(inputs)[0]
+        return first.shape[0] * (first.shape[1] if first.ndim > 1 else 1)
+
+    def sample_sizes(self) -> Sequence[int]:
+        """Return each sample's size: the user's `sizes`, else in tokens the length of its first tensor, read once."""
+        return self._sizes
+
+    @cached_property
+    def _sizes(self) -> Sequence[int]:
+        if self.size_unit == "samples":
+            return (1,) * len(self)
+        if self._given_sizes is not None:
+            return self._given_sizes
+        return tuple(self._size_of(self._item(index)) for index in range(len(self)))
+
+    def _size_of(self, item: tuple[Any, Any] | Sample) -> int:
+        if isinstance(item, Sample):
+            return len(item)
+        first = each_tensor(item[0])[0]
+        return len(first) if first.ndim else 1
+
+    @cached_property
+    def _given_sizes(self) -> tuple[int, ...] | None:
+        """The `sizes` of the user's data set, None where there are none."""
+        given = self._attribute("sizes")
+        if given is None:
+            return None
+        sizes = self._call(lambda: tuple(int(size) for size in given), "in sizes")
+        if len(sizes) != len(self) or min(sizes) < 1:
+            raise InputError(
+                f"{self.function}: {len(sizes)} sizes from {min(sizes, default=0)} for {len(self)} samples of split "
+                f"{self.split}, expected a whole number from 1 for each"
+            )
+        return sizes
+
+    # --- what a network and a record need to know ----------------------------------------------------------------
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return tuple(str(name) for name in self._attribute("classes") or ())
+
+    @property
+    def labels(self) -> tuple[int, ...]:
+        """Each sample's class: `targets` of the user's data set, else read of every item, once."""
+        return self._labels
+
+    @cached_property
+    def _labels(self) -> tuple[int, ...]:
+        if isinstance(self._dataset, VoxelDataset):
+            return self._dataset.labels
+        given = self._attribute("targets")
+        if given is not None and len(given) == len(self):
+            found = as_parts(
+                np.asarray(given) if not isinstance(given, torch.Tensor) else given, f"{self.function}: targets"
+            )
+            if isinstance(found, torch.Tensor) and found.ndim == 1 and not found.is_floating_point():
+                return tuple(found.tolist())
+        return tuple(self._label(index) for index in range(len(self)))
+
+    def _label(self, index: int) -> int:
+        item = self._item(index)
+        target = item.label if isinstance(item, Sample) else item[1]
+        if isinstance(target, int):
+            return target
+        if not isinstance(target, torch.Tensor) or target.ndim or target.dtype != torch.int64:
+            raise InputError(f"{self.function}: item {index} has no class (its target is no whole number)")
+        return int(target)
+
+    @property
+    def synthetic(self) -> bool:
+        return bool(self._attribute("synthetic"))
+
+    @property
+    def size_unit(self) -> str:
+        given = self._attribute("size_unit")
+        return str(given) if given else ("voxels" if isinstance(self._first, Sample) else "samples")
+
+    @cached_property
+    def _first(self) -> tuple[Any, Any] | Sample:
+        return self._item(0)
+
+    @property
+    def loss(self) -> str:
+        return str(self._attribute("loss") or _DEFAULT_LOSS)
+
+    @cached_property
+    def facts(self) -> Mapping[str, Any]:
+        """What the user's data set says, num_classes counted of the training split where it does not."""
+        given = self._attribute("facts") or {}
+        if not isinstance(given, Mapping):
+            raise InputError(f"{self.function}: facts is {shown(given)}, expected a dict of what a network may ask")
+        known = {str(name): value for name, value in given.items()}
+        for name in ("num_classes", "vocabulary_size"):
+            value = self._attribute(name)
+            if value is not None:
+                known.setdefault(name, int(value))
+        if self.classes:
+            known.setdefault("num_classes", len(self.classes))
+        dear: dict[str, Callable[[], Any]] = {}
+        if isinstance(self._first, Sample):
+            known.setdefault("in_channels", int(self._first.features.shape[1]))
+            dear["num_classes"] = self._counted_classes
+        elif isinstance(target := self._first[1], torch.Tensor) and not target.ndim and target.dtype == torch.int64:
+            dear["num_classes"] = self._counted_classes
+        return LazyFacts(known, dear)
+
+    def _counted_classes(self) -> int:
+        """Count classes as the highest target of the training split says, whichever split this is."""
+        training = self if self.split == "train" else OwnExamples(self.function, "train", self.seed, self.options)
+        low, high = min(training.labels), max(training.labels)
+        if low < 0 or high >= _MOST_CLASSES:
+            raise InputError(
+                f"{self.function}: targets from {low} to {high}, expected classes from 0; give the data set num_classes"
+            )
+        return high + 1
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        home = Path(self.function.home).name if self.function.is_file else self.function.home
+        named = f"{home}:{self.function.name}"
+        options = {"options": digest(dict(self.options))} if self.options else {}
+        return {
+            "name": named,
+            "split": self.split,
+            "samples": len(self),
+            "classes": list(self.classes),
+            "synthetic": self.synthetic,
+            "seed": self.seed,
+            "function": named,
+            "sha256": self.function.sha256(),
+            "sha256_of": "the function's file",
+            **options,
+        }
+
+    def look(self) -> None:
+        """Read the first item: what the user's own code needs is not known here."""
+        _ = self._first
+
+    # --- the user's code -----------------------------------------------------------------------------------------
+
+    def _attribute(self, name: str) -> Any:
+        return self._call(lambda: getattr(self._dataset, name, None), f"in {name}")
+
+    def _call(self, run: Callable[[], Any], where: str) -> Any:
+        """Run code of the user's. What it raises is told in a line, with the place in its file."""
+        try:
+            return run()
+        except InputError:
+            raise
+        except Exception as error:  # whatever the user's code raises
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            where = f" {where}" if where else ""
+            raise InputError(
+                f"{self.function}: raises {type(error).__name__}{where} ({complaint(error)}), "
+                f"{Path(frame.filename).name} line {frame.lineno}"
+            ) from error
+
+
+def _accepted(function: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the function's own parameters take of what is offered."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # of a function without one
+        return {}
+    return {name: value for name, value in offered.items() if name in parameters}
+
+
+def _check_arguments(named: UserFunction, function: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    try:
+        inspect.signature(function).bind(**given)
+    except TypeError as error:
+        raise InputError(
+            f"{named}: cannot be called with {', '.join(given)} ({complaint(error)}); expected a function of split"
+        ) from None
+    except ValueError:  # no signature to hold it to
+        return
+
+
+class _Seeded:
+    """While an item is read, the global generators of torch, numpy and Python start from its own seed."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def __enter__(self) -> None:
+        self._states = torch.random.get_rng_state(), np.random.get_state(), random.getstate()
+        torch.random.default_generator.manual_seed(self._seed % 2**63)
+        np.random.seed(self._seed % 2**32)  # noqa: NPY002
+        random.seed(self._seed)
+
+    def __exit__(self, *_: object) -> None:
+        torch.random.set_rng_state(self._states[0])
+        np.random.set_state(self._states[1])
+        random.setstate(self._states[2])

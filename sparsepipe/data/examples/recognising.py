@@ -1,0 +1,65 @@
+"""Tell data sets of examples from clouds, by names of files and folders; only a few of them are looked at."""
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+from ...errors import InputError
+from ...functions import is_function
+from ..layouts.litter import folders
+from ..manifests import CLOUDS, get_manifest
+from ..sources import find
+
+# A kind's file, whose `found(root)` says whether a folder is of it: in this order.
+_HOMES = {"idx": "images.idx", "cifar": "images.cifar", "folders": "images.folders"}
+_DEPTH = 2  # folders around a data set, as archives have: cifar-10-batches-bin/, MNIST/raw/
+
+
+def is_examples(source: str | Path) -> bool:
+    """Return whether a folder, a manifest's name or a function's is a data set of examples, without reading it.
+
+    What is none may be a data set of clouds, or not be there.
+    """
+    text = str(source)
+    if is_function(text) and not Path(text).exists():
+        return True
+    if not Path(text).exists() and isinstance(source, str):
+        try:
+            return get_manifest(text).kind != CLOUDS
+        except InputError:
+            return False
+    return recognised(Path(text)) is not None
+
+
+def recognised(folder: Path) -> tuple[str, Path] | None:
+    """Return the kind of a folder and the folder inside it that has the data; None where it is of no kind."""
+    for _ in range(_DEPTH + 1):
+        if not folder.is_dir():
+            return None
+        for kind, home in _HOMES.items():
+            if _found(home)(folder):
+                return kind, folder
+        inside = folders(folder)
+        if len(inside) != 1:
+            return None
+        folder = inside[0]
+    return None
+
+
+def located(source: str | Path) -> tuple[str, Path]:
+    """Return the kind and the folder of a data set by path or manifest's name. Raises InputError where it is none."""
+    folder = find(source)
+    if not folder.is_dir():
+        state = "is a file" if folder.exists() else "no such folder"
+        raise InputError(f"{folder}: {state}, expected a data set's folder, its name, or package.module:function")
+    found = recognised(folder)
+    if found is None:
+        raise InputError(
+            f"{folder}: no data set of images or texts in it, expected train/CLASS/*.jpg, idx files, CIFAR's *.bin, "
+            "train.LANGUAGE of two languages, *.txt in train/, or shards with input_ids; check the path"
+        )
+    return found
+
+
+def _found(home: str) -> Callable[[Path], bool]:
+    return import_module(f".{home}", __package__).found

@@ -1,0 +1,21 @@
+"""Make a data set of the files that a manifest fetches, where they are not one as they are: a file for each way."""
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+from ...errors import InputError
+
+Preparer = Callable[[Path, Path], None]  # (folder of the files fetched, the empty folder that becomes the data set)
+
+_HOMES = {
+    "digits-table": ("digits_table", "digits_from_table"),
+}
+
+
+def preparer(name: str) -> Preparer:
+    """Return the way that a manifest names. Raises InputError that lists the names there are."""
+    if name not in _HOMES:
+        raise InputError(f"no way {name!r} to prepare a data set, expected one of {', '.join(_HOMES)}")
+    home, function = _HOMES[name]
+    return getattr(import_module(f".{home}", __name__), function)
