@@ -20,6 +20,7 @@ class Outcome:
     counted: int
     correct: int = 0
     details: Tensor | None = None  # float64 [loss.num_details]: what else a validation adds up
+    names: tuple[str, ...] = ()  # of the first details, where a loss learns only as it runs what there is to report
 
 
 class Loss(Protocol):
@@ -53,6 +54,7 @@ class Tally:
 
     def __init__(self, loss: Loss) -> None:
         self._loss = loss
+        self._names: tuple[str, ...] = ()
         self.values = torch.zeros(4 + loss.num_details, dtype=torch.float64)
 
     def add(self, outcome: Outcome) -> None:
@@ -60,12 +62,17 @@ class Tally:
         self.values[:4] += torch.tensor(counts, dtype=torch.float64)
         if outcome.details is not None:
             self.values[4:] += outcome.details
+            self._names = outcome.names
 
     def report(self) -> dict[str, float]:
-        """Return the mean loss, the accuracy where there is one, the number of samples, and what the loss adds."""
+        """Return the mean loss, the accuracy where there is one, the number of samples, and what the loss adds.
+
+        Details that outcomes have named are means over what was counted.
+        """
         loss, samples, counted, correct = self.values[:4].tolist()
         counted = max(counted, 1.0)
         told = {"loss": loss / counted}
         if self._loss.counts_correct:
             told["accuracy"] = correct / counted
-        return told | {"samples": int(samples), **self._loss.report(self.values[4:], counted)}
+        named = dict(zip(self._names, (self.values[4:] / counted).tolist(), strict=False))
+        return told | {"samples": int(samples), **self._loss.report(self.values[4:], counted), **named}

@@ -1,6 +1,7 @@
 """The cross entropy of classes, of whole samples or of each voxel, with accuracy, top-5 accuracy and mean IoU."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from ..data.labels import IGNORED
 from ..errors import InputError
 from .base import Outcome
+from .outputs import auxiliary_outputs, check_rows, described, main_output
 
 _TOP = 5  # a class among so many first ones counts as found
 
@@ -18,25 +20,41 @@ _TOP = 5  # a class among so many first ones counts as found
 class CrossEntropy:
     """Of samples' classes: `output` float [B, classes], `target` int64 [B]. Details: those found among the five first.
 
-    Targets IGNORED (-100, as torch has it) count for nothing; where none counts, the loss is 0.
+    Targets IGNORED (-100, as torch has it) count for nothing; where none counts, the loss is 0. Where the output is a
+    tuple, such as Inception's (logits, aux_logits) in training, or a dict with entries "aux…", the loss of each head
+    beside the first is added, `auxiliary` times: 0.4, as Inception v3 is commonly trained; GoogLeNet's paper (Szegedy
+    et al. 2014, section 5) has 0.3. What is found right is the main head's.
     """
 
     num_classes: int
+    auxiliary: float = 0.4
     counts_correct = True
+
+    def __post_init__(self) -> None:
+        _check_classes(self.num_classes)
+        if not isinstance(self.auxiliary, int | float) or not 0 <= self.auxiliary < math.inf:
+            raise InputError(f"loss classes: auxiliary {self.auxiliary!r}, expected a number from 0 on")
 
     @property
     def num_details(self) -> int:
         return 1
 
     def __call__(self, output: Any, target: Any, *, samples: int, detailed: bool = False) -> tuple[Tensor, Outcome]:
-        """Raises InputError unless there is a row of output for each target."""
-        loss, outcome = mean_cross_entropy(output, target, samples=samples)
+        """Raises InputError unless there is a row of output for each target, with a column for each class."""
+        main = main_output(output)
+        _check_width(main, self.num_classes)
+        loss, outcome = mean_cross_entropy(main, target, samples=samples)
+        for head in auxiliary_outputs(output):
+            if head.shape != main.shape:
+                raise InputError(f"a head of the network gives {described(head)}, the first one {described(main)}")
+            loss = loss + self.auxiliary * mean_cross_entropy(head, target, samples=samples)[0]
+            outcome = replace(outcome, loss=float(loss.detach()))
         if not detailed:
             return loss, outcome
-        rows = output.detach().float()
+        rows = main.detach().float()
         first = rows.topk(min(_TOP, rows.shape[1]), dim=1).indices
         found = (first == target.to(rows.device)[:, None]).any(dim=1).sum()
-        return loss, _with_details(outcome, found.to("cpu", torch.float64)[None])
+        return loss, replace(outcome, details=found.to("cpu", torch.float64)[None])
 
     def report(self, details: Tensor, counted: float) -> dict[str, float]:
         return {"top5_accuracy": float(details[0]) / counted} if self.num_classes > _TOP else {}
@@ -49,20 +67,25 @@ class Segmentation:
     num_classes: int
     counts_correct = True
 
+    def __post_init__(self) -> None:
+        _check_classes(self.num_classes)
+
     @property
     def num_details(self) -> int:
         return self.num_classes**2
 
     def __call__(self, output: Any, target: Any, *, samples: int, detailed: bool = False) -> tuple[Tensor, Outcome]:
-        """Raises InputError unless there is a row of output for each target."""
-        loss, outcome = mean_cross_entropy(output, target, samples=samples)
+        """Raises InputError unless there is a row of output for each target, with a column for each class."""
+        rows = main_output(output)
+        _check_width(rows, self.num_classes, exactly=True)
+        loss, outcome = mean_cross_entropy(rows, target, samples=samples)
         if not detailed:
             return loss, outcome
-        found, labels = output.detach().float().argmax(dim=1), target.to(output.device)
+        found, labels = rows.detach().float().argmax(dim=1), target.to(rows.device)
         known = labels != IGNORED
         pairs = labels[known] * self.num_classes + found[known]
         confusion = torch.bincount(pairs, minlength=self.num_details)
-        return loss, _with_details(outcome, confusion.to("cpu", torch.float64))
+        return loss, replace(outcome, details=confusion.to("cpu", torch.float64))
 
     def report(self, details: Tensor, counted: float) -> dict[str, float]:
         return {"mean_iou": mean_iou(details.view(self.num_classes, self.num_classes))}
@@ -73,8 +96,9 @@ def mean_cross_entropy(output: Tensor, target: Tensor, *, samples: int) -> tuple
 
     Raises InputError unless there is a row of output for each target.
     """
-    if len(output) != len(target):
+    if isinstance(target, Tensor) and len(output) != len(target):
         raise InputError(f"{len(output)} outputs for {len(target)} labels of the minibatch: expected one for each")
+    check_rows(output, target)
     labels, rows = target.to(output.device), output.float()
     counted = int((labels != IGNORED).sum())
     loss = functional.cross_entropy(rows, labels, ignore_index=IGNORED) if counted else rows.sum() * 0.0
@@ -82,8 +106,17 @@ def mean_cross_entropy(output: Tensor, target: Tensor, *, samples: int) -> tuple
     return loss, Outcome(float(loss.detach()), samples, counted, correct)
 
 
-def _with_details(outcome: Outcome, details: Tensor) -> Outcome:
-    return Outcome(outcome.loss, outcome.samples, outcome.counted, outcome.correct, details)
+def _check_classes(num_classes: int) -> None:
+    if not isinstance(num_classes, int) or num_classes < 1:
+        raise InputError(f"num_classes {num_classes!r}, expected a number from 1 on")
+
+
+def _check_width(output: Tensor, num_classes: int, *, exactly: bool = False) -> None:
+    if output.dim() != 2 or output.shape[1] < num_classes or (exactly and output.shape[1] > num_classes):
+        raise InputError(
+            f"the network gives {described(output)}, the data have {num_classes} classes: expected a row of as many "
+            "numbers for each target"
+        )
 
 
 def mean_iou(confusion: Tensor) -> float:
