@@ -13,12 +13,13 @@ LEVELS: dict[int, tuple[tuple[int, ...], bool]] = {
     18: ((2, 2, 2, 2), False),
     34: ((3, 4, 6, 3), False),
     50: ((3, 4, 6, 3), True),
+    101: ((3, 4, 23, 3), True),
 }
 _CHANNELS = (64, 128, 256, 512)
 
 
 def minkresnet(depth: int, *, name: str, num_classes: int, in_channels: int, width: float = 1.0) -> Network:
-    """Build MinkResNet of a depth in 14, 18, 34, 50 with every width multiplied by `width`."""
+    """Build MinkResNet of a depth in 14, 18, 34, 50, 101 with every width multiplied by `width`."""
     table = Table(in_channels)
     stem = scaled(_CHANNELS[0], width)
     table.convolution("conv0", channels=stem, kernel_size=3, stride=2)

@@ -17,3 +17,4 @@ class ModuleNetwork:
     function: str  # "resnet"
     args: Mapping[str, Any] = field(default_factory=dict)
     summary: str = ""  # one line for `sparsepipe models`
+    takes: str = ""  # what data it is made for, in a few words: "images 224 x 224"

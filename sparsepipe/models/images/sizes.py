@@ -1,0 +1,13 @@
+"""The size of the images that a network is built for, held against the least that its strides leave something of."""
+
+from ...errors import InputError
+
+
+def check_size(network: str, image_size: int | tuple[int, int], *, least: int) -> None:
+    """Raise InputError for images (a side, or height and width, in pixels) too small for a network's strides."""
+    height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
+    if min(height, width) < least:
+        raise InputError(
+            f"{network} takes images of {least} x {least} pixels or more, these have {height} x {width}: enlarge them, "
+            "or take resnet18-32 or vgg16-images-32, which are made for small ones"
+        )
