@@ -4,8 +4,9 @@ import re
 
 import pytest
 import torch
+from engine_clouds import random_batch, sorted_rows
 
-from sparsepipe.engines import engine
+from sparsepipe.engines import Subnetwork, engine
 from sparsepipe.errors import InputError
 from sparsepipe.graph_text import GraphText
 from sparsepipe.models import INPUT, NETWORKS, Network, Row, network
@@ -72,13 +73,66 @@ def test_parameter_bytes_are_those_of_the_modules(name):
         assert layer.parameter_bytes == counted, layer.id
 
 
-# Choy et al.'s own counts are not published with the paper; these are what the layers of its repository add up to.
+# What the classes of MinkowskiEngine's examples (minkunet.py, resnet.py, classification_modelnet40.py, pointnet.py)
+# have when built from the modules of MinkowskiEngine 0.5.4, with 3 input channels; the paper publishes no counts.
 @pytest.mark.parametrize(
-    ("name", "millions"), [("minkunet34c-segmentation", 37.85), ("minkunet14a-segmentation", 8.02), ("vgg16bn", 33.65)]
+    ("name", "num_classes", "parameters"),
+    [
+        ("minkunet14a-segmentation", 20, 8_024_500),
+        ("minkunet14b-segmentation", 20, 8_961_588),
+        ("minkunet14c-segmentation", 20, 11_919_924),
+        ("minkunet14d-segmentation", 20, 43_315_764),
+        ("minkunet18a-segmentation", 20, 15_493_172),
+        ("minkunet18b-segmentation", 20, 17_204_660),
+        ("minkunet18d-segmentation", 20, 79_874_484),
+        ("minkunet34a-segmentation", 20, 36_607_412),
+        ("minkunet34b-segmentation", 20, 36_226_484),
+        ("minkunet34c-segmentation", 20, 37_856_052),
+        ("minkresnet14", 40, 21_442_408),
+        ("minkresnet101", 40, 198_516_712),
+        ("minkfcnn", 40, 21_835_112),
+        ("minkpointnet", 40, 696_168),
+    ],
 )
-def test_sizes_of_known_networks(name, millions):
-    net = network(name, num_classes=20, in_channels=3)
-    assert sum(row.num_parameters for row in net.rows) / 1e6 == pytest.approx(millions, abs=0.06)
+def test_parameters_are_those_of_minkowskiengines_examples(name, num_classes, parameters):
+    net = network(name, num_classes=num_classes, in_channels=3)
+    assert sum(row.num_parameters for row in net.rows) == parameters
+
+
+def test_size_of_vgg_on_a_plane():
+    net = network("vgg16bn", num_classes=20, in_channels=3)
+    assert sum(row.num_parameters for row in net.rows) / 1e6 == pytest.approx(33.65, abs=0.06)
+
+
+def test_minkfcnn_reads_four_levels_at_every_voxel(chosen):
+    """What MinkowskiEngine's example slices: at each voxel the pooled features of the four coarser voxels around it."""
+    net = network("minkfcnn-narrow", num_classes=3, in_channels=2)
+    batch = random_batch(reach=12)
+    tensors = Subnetwork(net, chosen)({INPUT: chosen.tensor(batch)}, minibatch=0)
+
+    def rows_of(name):
+        parts = chosen.split({name: tensors[name]})
+        stride, coordinates = parts.coordinate_sets[0]
+        return stride[0], coordinates, parts.features[name].rows
+
+    _, coordinates, read = rows_of("up0")
+    expected = []
+    for name in ("pool1", "pool2", "pool3", "pool4"):
+        stride, places, rows = rows_of(name)
+        row_at = {tuple(place): row for place, row in zip(places.tolist(), rows, strict=True)}
+        above = coordinates.clone()
+        above[:, 1:] = above[:, 1:].div(stride, rounding_mode="floor") * stride
+        expected.append(torch.stack([row_at[tuple(place)] for place in above.tolist()]))
+        assert stride == {"pool1": 2, "pool2": 8, "pool3": 32, "pool4": 128}[name]
+    assert torch.equal(read, torch.cat(expected, 1))
+    torch.testing.assert_close(*(sorted_rows(at, at)[0] for at in (coordinates, batch.coordinates)))
+
+
+def test_a_linear_layer_may_have_no_bias(chosen):
+    row = Row("linear", "linear", (INPUT,), {"in_channels": 2, "out_channels": 3, "bias": False})
+    module = chosen.layer(row)
+    assert row.num_parameters == sum(parameter.numel() for parameter in module.parameters()) == 6
+    assert chosen.features(module(chosen.tensor(random_batch()))).shape[1] == 3
 
 
 def test_unet_keeps_its_skips_alive_across_every_cut():

@@ -144,8 +144,8 @@ class Activation(nn.Module):
 class Linear(ME.MinkowskiLinear):
     """MinkowskiLinear that also takes the dense rows of a globally pooled tensor."""
 
-    def __init__(self, in_channels: int, out_channels: int) -> None:
-        super().__init__(in_channels, out_channels)
+    def __init__(self, in_channels: int, out_channels: int, bias: bool = True) -> None:
+        super().__init__(in_channels, out_channels, bias=bias)
 
     def forward(self, input: AnyTensor) -> AnyTensor:
         return _on_features(self.linear, input)

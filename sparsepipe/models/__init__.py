@@ -1,17 +1,22 @@
-"""Networks by name. Each family is one file holding a table of rows; `network` builds a member of one."""
+"""Networks by name: tables of rows, which `network` builds, and torch modules. Nothing here brings torch."""
 
 from collections.abc import Callable
 from difflib import get_close_matches
 from functools import partial
 
 from ..errors import InputError
+from .images import IMAGE_NETWORKS
+from .minkfcnn import minkfcnn
+from .minkpointnet import minkpointnet
 from .minkresnet import LEVELS, minkresnet
 from .minkunet import DECODERS, minkunet
 from .minkvgg import BLOCKS, minkvgg
+from .modules import ModuleNetwork
 from .rows import INPUT, Network, Row
+from .texts import TEXT_NETWORKS
 from .vgg import vgg
 
-__all__ = ["INPUT", "NETWORKS", "Network", "Row", "network"]
+__all__ = ["INPUT", "MODULE_NETWORKS", "NETWORKS", "ModuleNetwork", "Network", "Row", "network"]
 
 _WIDTHS = {"": 1.0, "-narrow": 0.25}  # the quick variants have a quarter of the channels
 _NORMS = {"": False, "bn": True}
@@ -39,6 +44,8 @@ NETWORKS: dict[str, Callable[..., Network]] = {
         for head in _HEADS
         for narrow in _WIDTHS
     },
+    **{f"minkfcnn{narrow}": partial(minkfcnn, width=_WIDTHS[narrow]) for narrow in _WIDTHS},
+    **{f"minkpointnet{narrow}": partial(minkpointnet, width=_WIDTHS[narrow]) for narrow in _WIDTHS},
     **{
         f"vgg{depth}{norm}{grid}{narrow}": partial(
             vgg, depth, dimension=_GRIDS[grid][0], size=_GRIDS[grid][1], batch_norm=_NORMS[norm], width=_WIDTHS[narrow]
@@ -49,6 +56,9 @@ NETWORKS: dict[str, Callable[..., Network]] = {
         for narrow in _WIDTHS
     },
 }
+
+# name -> where it is built: networks that are torch modules
+MODULE_NETWORKS: dict[str, ModuleNetwork] = IMAGE_NETWORKS | TEXT_NETWORKS
 
 
 def network(name: str, *, num_classes: int, in_channels: int = 1) -> Network:

@@ -1,7 +1,7 @@
 """MinkUNet: an encoder of four strides, a decoder back up to the input's voxels, skips between them.
 
 Choy, Gwak and Savarese, "4D Spatio-Temporal ConvNets: Minkowski Convolutional Neural Networks", section 5, and
-MinkowskiEngine's examples, whose variants (A, C) differ in the decoder's widths.
+MinkowskiEngine's examples (`minkunet`), whose variants A to D differ in the decoder's widths.
 """
 
 from typing import Any
@@ -17,13 +17,18 @@ BLOCKS: dict[int, tuple[int, ...]] = {
     18: (2, 2, 2, 2, 2, 2, 2, 2),
     34: (2, 3, 4, 6, 2, 2, 2, 2),
 }
-# (depth, variant) -> widths of the decoder; the reference has no 18C: it gets 14C's
+# (depth, variant) -> widths of the decoder; the reference has no 18C: it gets 14C's. It has no 34D either.
 DECODERS: dict[tuple[int, str], tuple[int, ...]] = {
     (14, "a"): (128, 128, 96, 96),
+    (14, "b"): (128, 128, 128, 128),
     (14, "c"): (192, 192, 128, 128),
+    (14, "d"): (384, 384, 384, 384),
     (18, "a"): (128, 128, 96, 96),
+    (18, "b"): (128, 128, 128, 128),
     (18, "c"): (192, 192, 128, 128),
+    (18, "d"): (384, 384, 384, 384),
     (34, "a"): (256, 128, 64, 64),
+    (34, "b"): (256, 128, 64, 32),
     (34, "c"): (256, 128, 96, 96),
 }
 

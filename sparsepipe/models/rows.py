@@ -35,7 +35,7 @@ def _convolution_parameters(args: Mapping[str, Any]) -> int:
 
 
 def _linear_parameters(args: Mapping[str, Any]) -> int:
-    return (args["in_channels"] + 1) * args["out_channels"]
+    return (args["in_channels"] + args.get("bias", True)) * args["out_channels"]
 
 
 def _norm_parameters(args: Mapping[str, Any]) -> int:
@@ -68,7 +68,7 @@ LAYER_KINDS: dict[str, Callable[[Mapping[str, Any]], int]] = {
     "relu": _no_parameters,
     "leaky_relu": _no_parameters,  # negative_slope=0.01
     "gelu": _no_parameters,
-    "linear": _linear_parameters,  # in_channels, out_channels; with bias
+    "linear": _linear_parameters,  # in_channels, out_channels, bias=True
     "dropout": _no_parameters,  # probability
     "add": _no_parameters,  # inputs on the same voxels
     "union_add": _no_parameters,  # inputs on any voxels of one tensor stride; the output lies on those of either

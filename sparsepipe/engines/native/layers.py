@@ -103,9 +103,9 @@ class Activation(nn.Module):
 
 
 class Linear(nn.Module):
-    def __init__(self, in_channels: int, out_channels: int) -> None:
+    def __init__(self, in_channels: int, out_channels: int, bias: bool = True) -> None:
         super().__init__()
-        self.linear = nn.Linear(in_channels, out_channels)
+        self.linear = nn.Linear(in_channels, out_channels, bias=bias)
 
     def forward(self, tensor: AnyTensor) -> AnyTensor:
         return _on_features(self.linear, tensor)

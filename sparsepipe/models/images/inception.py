@@ -87,9 +87,7 @@ def _grid_17(w: _Widths, in_channels: int, inner: int) -> tuple[nn.Module, int]:
     n = w(inner)
     branches = Branches(
         _convolution(in_channels, w(192), 1),
-        nn.Sequential(
-            _convolution(in_channels, n, 1), _convolution(n, n, (1, 7)), _convolution(n, w(192), (7, 1))
-        ),
+        nn.Sequential(_convolution(in_channels, n, 1), _convolution(n, n, (1, 7)), _convolution(n, w(192), (7, 1))),
         nn.Sequential(
             _convolution(in_channels, n, 1),
             _convolution(n, n, (7, 1)),
@@ -123,9 +121,7 @@ def _grid_8(w: _Widths, in_channels: int) -> tuple[nn.Module, int]:
     branches = Branches(
         _convolution(in_channels, w(320), 1),
         nn.Sequential(_convolution(in_channels, n, 1), _rows_and_columns(n)),
-        nn.Sequential(
-            _convolution(in_channels, w(448), 1), _convolution(w(448), n, 3), _rows_and_columns(n)
-        ),
+        nn.Sequential(_convolution(in_channels, w(448), 1), _convolution(w(448), n, 3), _rows_and_columns(n)),
         _pooled(in_channels, w(192)),
     )
     return branches, w(320) + 4 * n + w(192)

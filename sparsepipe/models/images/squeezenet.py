@@ -47,9 +47,9 @@ class SqueezeNet(nn.Module):
         last = nn.Conv2d(channels, num_classes, 1)
         self.classifier = nn.Sequential(nn.Dropout(0.5), last, nn.ReLU(), nn.AdaptiveAvgPool2d(1))
         for module in self.modules():
-            if isinstance(module, nn.Conv2d):
+            if isinstance(module, nn.Conv2d) and module.bias is not None:
                 nn.init.kaiming_uniform_(module.weight)  # He et al. (2015), fan-in
-                nn.init.zeros_(module.bias)  # type: ignore[arg-type] - there is one
+                nn.init.zeros_(module.bias)
         nn.init.normal_(last.weight, std=0.01)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -68,6 +68,9 @@ def squeezenet(
     image_size: int | tuple[int, int] = 224,
     width: float = 1.0,
 ) -> SqueezeNet:
-    """Build SqueezeNet of a version in "1.0", "1.1", every width multiplied. Raises InputError below 21 or 17 pixels."""
+    """Build SqueezeNet of a version in "1.0", "1.1", every width multiplied by `width`.
+
+    Raises InputError for images below 21 x 21, of version 1.1 below 17 x 17.
+    """
     check_size(f"squeezenet{version}", image_size, least=21 if version == "1.0" else 17)
     return SqueezeNet(version, num_classes=num_classes, in_channels=in_channels, width=width)

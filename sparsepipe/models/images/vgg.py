@@ -49,9 +49,9 @@ def _initialise(module: nn.Module) -> None:
     The normal of deviation 0.01 that torchvision gives linear layers is meant for its widths: the signal of a narrow
     network would die out.
     """
-    if isinstance(module, nn.Conv2d):
+    if isinstance(module, nn.Conv2d) and module.bias is not None:
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-        nn.init.zeros_(module.bias)  # type: ignore[arg-type] - there is one
+        nn.init.zeros_(module.bias)
 
 
 def vgg(
