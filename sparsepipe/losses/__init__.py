@@ -46,7 +46,7 @@ def open_loss(name: str, *, facts: Mapping[str, Any], args: Mapping[str, Any] | 
         if setting not in parameters:
             has = f"it has {', '.join(parameters)}" if parameters else "it has none"
             raise InputError(f"loss {name} has no setting {setting!r}; {has}")
-    given = {fact: value for fact, value in facts.items() if fact in parameters} | dict(args)
+    given = {fact: facts[fact] for fact in facts if fact in parameters} | dict(args)  # others may be dear to find
     lacking = [p for p, parameter in parameters.items() if parameter.default is parameter.empty and p not in given]
     if lacking:
         raise InputError(f"loss {name} needs {', '.join(lacking)}, which these data do not tell; choose another loss")

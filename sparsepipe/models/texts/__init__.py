@@ -13,7 +13,10 @@ TEXT_NETWORKS: dict[str, ModuleNetwork] = {
         "texts.gnmt", "gnmt", {"num_layers": 4}, "translation: 4 + 4 LSTM layers of 1024, attention"
     ),
     "gnmt-small": ModuleNetwork(
-        "texts.gnmt", "gnmt", {"num_layers": 3, "hidden": 128}, "translation: 3 + 3 LSTM layers of 128, attention"
+        "texts.gnmt",
+        "gnmt",
+        {"num_layers": 3, "hidden": 128, "spread": 0.2},
+        "translation: 3 + 3 LSTM layers of 128, attention",
     ),
     "bert-base": ModuleNetwork(
         "texts.bert", "bert", {"num_layers": 12, "hidden": 768, "num_heads": 12}, "masked words: 12 layers of 768"

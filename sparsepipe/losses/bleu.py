@@ -1,0 +1,85 @@
+"""BLEU (Papineni et al. 2002) of a network's translations, as sacrebleu counts it (Post 2018)."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import sacrebleu
+import torch
+from torch import nn
+
+from ..data.examples import ExampleDataset
+from ..data.labels import IGNORED
+from ..errors import InputError
+from .decoding import greedy_decode
+from .outputs import described
+
+_INPUTS, _IDS = ("source", "source_mask", "target"), ("begin", "end")
+
+
+class Vocabulary(Protocol):
+    """Writes words out: a tokenizer of tokenizers is one."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of word ids, without words that only mark something, such as padding."""
+        ...
+
+
+def bleu(
+    module: nn.Module,
+    examples: ExampleDataset,
+    *,
+    vocabulary: Vocabulary,
+    most_sentences: int,
+    batch_size: int = 32,
+    longest: int | None = None,
+) -> dict[str, float]:
+    """Translate at most `most_sentences` of `examples`, spread evenly over them, and compare with their targets.
+
+    Returns "bleu", from 0 to 100, and "bleu_sentences", how many were translated. `module` is the whole network, see
+    `greedy_decode`; it is in eval mode meanwhile. `vocabulary` is the target language's. A translation has at most
+    `longest` words: twice the words of its minibatch's longest source and ten, unless told. Raises InputError for
+    examples that are no translations.
+    """
+    begin, end = _marks(examples)
+    device, training = next(module.parameters()).device, module.training
+    translations, references = [], []
+    module.eval()
+    try:
+        for indices in _minibatches(examples, most_sentences, batch_size):
+            batch = examples.batch(indices)
+            source, source_mask = (entry.to(device) for entry in _source(batch.inputs))
+            most = 2 * source.shape[1] + 10 if longest is None else longest
+            found = greedy_decode(module, source, source_mask, begin=begin, end=end, longest=most)
+            translations += [vocabulary.decode(words) for words in found]
+            references += [vocabulary.decode(_words(row, end)) for row in batch.target.tolist()]
+    finally:
+        module.train(training)
+    score = sacrebleu.corpus_bleu(translations, [references]).score if references else 0.0
+    return {"bleu": float(score), "bleu_sentences": float(len(references))}
+
+
+def _minibatches(examples: ExampleDataset, most_sentences: int, batch_size: int) -> list[list[int]]:
+    """Return indices of samples spread evenly, those of like size together: little padding is decoded."""
+    count = min(len(examples), most_sentences)
+    sizes = examples.sample_sizes()
+    chosen = sorted((i * len(examples) // count for i in range(count)), key=lambda index: (sizes[index], index))
+    return [chosen[first : first + batch_size] for first in range(0, count, batch_size)]
+
+
+def _marks(examples: ExampleDataset) -> tuple[int, int]:
+    lacking = [name for name in _IDS if name not in examples.facts]
+    if lacking:
+        raise InputError(
+            f"BLEU needs the ids that sentences begin and end with: these data have no {', '.join(lacking)}"
+        )
+    return examples.facts["begin"], examples.facts["end"]
+
+
+def _source(inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    if not isinstance(inputs, Mapping) or not all(name in inputs for name in _INPUTS):
+        raise InputError(f"BLEU is of translations: inputs are {described(inputs)}, expected {', '.join(_INPUTS)}")
+    return inputs["source"], inputs["source_mask"]
+
+
+def _words(row: Sequence[int], end: int) -> list[int]:
+    return [word for word in row if word not in (IGNORED, end)]
