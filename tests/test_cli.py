@@ -14,6 +14,7 @@ from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Plan, 
 from sparsepipe.cli import main
 from sparsepipe.cli.arguments import OPTIONS
 from sparsepipe.cli.command import VERBS
+from sparsepipe.models import MODULE_NETWORKS, NETWORKS
 
 
 @pytest.fixture
@@ -63,6 +64,40 @@ def test_data_verbs(tmp_path, capsys):
     code, out, _ = run("data", "list", "--json", capsys=capsys)
     assert code == 0
     assert "modelnet40" in {entry["name"] for entry in json.loads(out)}
+
+
+def test_models_lists_tables_and_modules_without_torch():
+    code = (
+        "import sys; from sparsepipe.cli import main; code = main(['models', '--json'])\n"
+        "sys.exit(code or 3 * ('torch' in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    document = json.loads(done.stdout)
+    found = {entry.pop("name"): entry for entry in document["models"]}
+    assert found.keys() == NETWORKS.keys() | MODULE_NETWORKS.keys()
+    assert all(entry["takes"] and entry["summary"] for entry in found.values())
+    assert found["minkvgg16bn"]["parameters"] == 67_115_944 and found["resnet50"]["parameters"] is None
+    assert found["vgg16bn-3d-narrow"] == {
+        "kind": "table",
+        "takes": "clouds on 32 x 32 x 32 cells",
+        "summary": "VGG on a dense grid, with batch norm, a quarter of the channels",
+        "parameters": 4_967_128,
+    }
+    assert set(document["own"]) == {"package.module:function", "path/net.py:function"}
+
+
+def test_models_counts_those_of_modules_when_asked(capsys):
+    code, out, _ = run("models", "squeezenet", "--parameters", capsys=capsys)
+    first, *rows = out.split("\n\nyour own:\n")[0].splitlines()
+    assert code == 0 and first.split() == ["name", "kind", "takes", "parameters", "summary"]
+    assert [re.split(r"\s{2,}", row)[:4] for row in rows] == [
+        ["squeezenet1.0", "module", "images 224 x 224", "1,248,424"],
+        ["squeezenet1.1", "module", "images 224 x 224", "1,235,496"],
+    ]
+    code, out, _ = run("models", "bert-small", "--parameters", "--classes", 2, "--json", capsys=capsys)
+    assert code == 0 and json.loads(out)["models"][0]["parameters"] > 1_000_000
+    code, _, err = run("models", "resnot", capsys=capsys)
+    assert (code, err) == (2, "sparsepipe: no model's name contains 'resnot'; sparsepipe models lists all\n")
 
 
 def test_profile_writes_what_plan_reads(tmp_path, capsys):

@@ -85,6 +85,15 @@ def _data_check(verb: Parser) -> None:
     verb.add_argument("--features", type=names, metavar="F,…", help="of each voxel, as in `run` (default: occupancy)")
 
 
+# --- models -------------------------------------------------------------------------------------------------------
+
+
+def _models(verb: Parser) -> None:
+    verb.add_argument("text", nargs="?", default="", metavar="TEXT", help="those with it in their names alone")
+    verb.add_argument("--parameters", action="store_true", help="count those of torch modules too, which takes seconds")
+    verb.add_argument("--classes", type=count, default=1000, metavar="N", help="when counting them (default: 1000)")
+
+
 # --- profile, plan, simulate --------------------------------------------------------------------------------------
 
 
@@ -353,6 +362,7 @@ OPTIONS: Mapping[str, tuple[str, Callable[[Parser], None]]] = {
     "data make": ("write seeded CAD-like shapes as OFF meshes in ModelNet layout", _data_make),
     "data info": ("what a folder holds: classes, splits, counts, formats", _data_info),
     "data check": ("read every file of a data set once and list what would stop a run", _data_check),
+    "models": ("list the networks that can be named, and how to name one of your own", _models),
     "profile": ("measure every layer of a model", _profile),
     "plan": ("choose stages, replicas and schedule", _plan),
     "simulate": ("predict the timeline of a plan", _simulate),

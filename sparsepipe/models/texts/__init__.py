@@ -7,24 +7,23 @@ from ..modules import ModuleNetwork
 
 __all__ = ["TEXT_NETWORKS"]
 
+
+def _gnmt(num_layers: int, hidden: int = 1024, **more: float) -> ModuleNetwork:
+    args = {"num_layers": num_layers, "hidden": hidden, **more}
+    summary = f"translation: {num_layers} + {num_layers} LSTM layers of {hidden}, attention"
+    return ModuleNetwork("texts.gnmt", "gnmt", args, summary, takes="pairs of sentences")
+
+
+def _bert(num_layers: int, hidden: int, num_heads: int) -> ModuleNetwork:
+    args = {"num_layers": num_layers, "hidden": hidden, "num_heads": num_heads}
+    return ModuleNetwork("texts.bert", "bert", args, f"masked words: {num_layers} layers of {hidden}", takes="texts")
+
+
 TEXT_NETWORKS: dict[str, ModuleNetwork] = {
-    "gnmt": ModuleNetwork("texts.gnmt", "gnmt", {"num_layers": 8}, "translation: 8 + 8 LSTM layers of 1024, attention"),
-    "gnmt4": ModuleNetwork(
-        "texts.gnmt", "gnmt", {"num_layers": 4}, "translation: 4 + 4 LSTM layers of 1024, attention"
-    ),
-    "gnmt-small": ModuleNetwork(
-        "texts.gnmt",
-        "gnmt",
-        {"num_layers": 3, "hidden": 128, "spread": 0.2},
-        "translation: 3 + 3 LSTM layers of 128, attention",
-    ),
-    "bert-base": ModuleNetwork(
-        "texts.bert", "bert", {"num_layers": 12, "hidden": 768, "num_heads": 12}, "masked words: 12 layers of 768"
-    ),
-    "bert-large": ModuleNetwork(
-        "texts.bert", "bert", {"num_layers": 24, "hidden": 1024, "num_heads": 16}, "masked words: 24 layers of 1024"
-    ),
-    "bert-small": ModuleNetwork(
-        "texts.bert", "bert", {"num_layers": 4, "hidden": 128, "num_heads": 4}, "masked words: 4 layers of 128"
-    ),
+    "gnmt": _gnmt(8),
+    "gnmt4": _gnmt(4),
+    "gnmt-small": _gnmt(3, hidden=128, spread=0.2),
+    "bert-base": _bert(12, hidden=768, num_heads=12),
+    "bert-large": _bert(24, hidden=1024, num_heads=16),
+    "bert-small": _bert(4, hidden=128, num_heads=4),
 }
