@@ -58,6 +58,7 @@ def test_committed_manifests_are_sound() -> None:
     assert dict(found["modelnet40"].splits) == {"train": 9843, "test": 2468}
     assert {name for name, manifest in found.items() if manifest.verifiable} == {
         "digits",
+        "libreoffice-help-en-de",
         "mnist-5k",
         "modelnet10",
         "modelnet10-sample",
@@ -65,6 +66,7 @@ def test_committed_manifests_are_sound() -> None:
         "modelnet40-hdf5",
         "modelnet40-resampled",
         "shapenetpart",
+        "wikipedia-pages",
     }
 
 

@@ -1,5 +1,7 @@
 """Open one split of a data set of examples, whatever it is and wherever it lies."""
 
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,26 @@ from .images.base import Pictures
 from .images.dataset import ImageExamples
 from .own import OwnExamples
 from .recognising import located
+from .texts.bert import PlainTextExamples, PlainTextSettings
+from .texts.shards import ShardExamples, ShardSettings
+from .texts.translation import TranslationExamples, TranslationSettings
 
 SPLITS = ("train", "test")
+
+_IMAGES: Mapping[str, Callable[[Path, str, SampleCache | None], Pictures]] = {
+    "idx": lambda root, split, cache: idx.opened(root, split),
+    "cifar": lambda root, split, cache: cifar.opened(root, split),
+    "folders": folders.opened,
+}
+# kind: its options, and what opens it with (root, split, options, seed, cache)
+_TEXTS: Mapping[str, tuple[type, Callable[..., ExampleDataset]]] = {
+    "aligned": (
+        TranslationSettings,
+        lambda root, split, given, seed, cache: TranslationExamples(root, split, given, cache),
+    ),
+    "plain": (PlainTextSettings, PlainTextExamples),
+    "shards": (ShardSettings, lambda root, split, given, seed, cache: ShardExamples(root, split, given)),
+}
 
 
 def open_examples(
@@ -27,10 +47,11 @@ def open_examples(
     augmentation: str | None = None,
     **options: Any,
 ) -> ExampleDataset:
-    """Open split "train" or "test" of a folder, of a data set that a manifest names, or of a function's of one's own.
+    """Open split "train" or "test" of a folder, of a data set that a manifest names, or of a function of one's own.
 
-    `augmentation` names how training samples change from epoch to epoch, `cache` a folder for what is prepared (as for
-    clouds; "off" keeps nothing). Options by kind: image_size; for texts see `texts`; a function gets them as arguments.
+    `augmentation` names how training images change from epoch to epoch (see images/augmentation), `cache` a folder for
+    what is prepared (as for clouds; "off" keeps nothing). Options: image_size of images; of texts those of
+    TranslationSettings, PlainTextSettings, ShardSettings; a function gets them as arguments.
     Raises InputError for a source, split or option that is none now, for a bad file when it is read.
     """
     if split not in SPLITS:
@@ -43,12 +64,12 @@ def open_examples(
             )
         return OwnExamples(UserFunction.parse(str(source)), split, seed, options)
     kind, root = located(source)
-    check_options(options, ("image_size",), str(source))
-    pictures = _pictures(kind, root, split, open_cache(cache))
-    return ImageExamples(pictures, root, split, seed, augmentation, **options)
-
-
-def _pictures(kind: str, root: Path, split: str, cache: SampleCache | None) -> Pictures:
-    if kind == "folders":
-        return folders.opened(root, split, cache)
-    return {"idx": idx, "cifar": cifar}[kind].opened(root, split)
+    if kind in _IMAGES:
+        check_options(options, ("image_size",), str(source))
+        pictures = _IMAGES[kind](root, split, open_cache(cache))
+        return ImageExamples(pictures, root, split, seed, augmentation, **options)
+    if augmentation is not None:
+        raise InputError(f"{source}: augmentation {augmentation!r} given, expected none for texts")
+    settings, build = _TEXTS[kind]
+    check_options(options, [option.name for option in fields(settings)], str(source))
+    return build(root, split, settings(**options), seed, open_cache(cache))

@@ -36,7 +36,7 @@ from .base import ExampleBatch
 from .collate import as_parts, as_target, collated, each_tensor, mapped
 from .facts import LazyFacts
 
-_DEFAULT_LOSS = "cross-entropy"
+_DEFAULT_LOSS = "classes"
 _MOST_CLASSES = 100_000
 
 

@@ -11,7 +11,14 @@ from ..manifests import CLOUDS, get_manifest
 from ..sources import find
 
 # A kind's file, whose `found(root)` says whether a folder is of it: in this order.
-_HOMES = {"idx": "images.idx", "cifar": "images.cifar", "folders": "images.folders"}
+_HOMES = {
+    "idx": "images.idx",
+    "cifar": "images.cifar",
+    "folders": "images.folders",
+    "aligned": "texts.aligned",
+    "shards": "texts.shard_files",
+    "plain": "texts.plain",
+}
 _DEPTH = 2  # folders around a data set, as archives have: cifar-10-batches-bin/, MNIST/raw/
 
 

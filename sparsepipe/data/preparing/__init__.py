@@ -10,6 +10,8 @@ Preparer = Callable[[Path, Path], None]  # (folder of the files fetched, the emp
 
 _HOMES = {
     "digits-table": ("digits_table", "digits_from_table"),
+    "help-paragraphs": ("help_paragraphs", "help_texts"),
+    "wiki-pages": ("wiki_pages", "wiki_pages"),
 }
 
 

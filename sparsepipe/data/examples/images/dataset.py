@@ -68,7 +68,7 @@ class ImageExamples:
 
     @property
     def loss(self) -> str:
-        return "cross-entropy"
+        return "classes"
 
     @property
     def facts(self) -> Mapping[str, Any]:

@@ -1,0 +1,188 @@
+"""Masked words and next sentences, as BERT is trained: minibatches padded to their longest sequence.
+
+inputs  words int64 [B, S], token_types int64 [B, S] (0, 1), attention_mask bool [B, S] (false in padding)
+target  words int64 [B, S], -100 where none is masked, and next_sentence int64 [B] (0: it follows, 1: it does not)
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ....errors import InputError
+from ....fields import given_integer
+from ...cache import SampleCache, cache_key
+from ...labels import IGNORED
+from ...sampling import derived_seed
+from ..base import ExampleBatch
+from ..files import check_indices, files_digest, look_at
+from . import plain
+from .masking import Chunks, MaskedSample, masked_sample
+from .plain import PlainTexts
+from .ragged import Ragged, padded
+from .vocabulary import BERT_TOKENS, Vocabulary, opened_vocabulary
+
+
+@dataclass(frozen=True)
+class PlainTextSettings:
+    """Options of `open_examples`. `sequence_length`: in subwords, both pieces and three special tokens together.
+
+    `vocabulary` names a file of tokenizers' JSON in place of one that is trained, of `vocabulary_size` subwords.
+    """
+
+    vocabulary_size: int = 8000
+    sequence_length: int = 128
+    vocabulary: str | None = None
+
+    def __post_init__(self) -> None:
+        given_integer(self.sequence_length, "sequence_length", least=8)
+
+
+def bert_batch(samples: Sequence[MaskedSample], padding: int) -> ExampleBatch:
+    """Put samples side by side."""
+    words = torch.from_numpy(padded([sample.words for sample in samples], padding))
+    lengths = torch.tensor([len(sample.words) for sample in samples])
+    inputs = {
+        "words": words,
+        "token_types": torch.from_numpy(padded([sample.token_types for sample in samples], 0)),
+        "attention_mask": torch.arange(words.shape[1]) < lengths[:, None],
+    }
+    target = {
+        "words": torch.from_numpy(padded([sample.told for sample in samples], IGNORED)),
+        "next_sentence": torch.tensor([sample.next_sentence for sample in samples], dtype=torch.int64),
+    }
+    return ExampleBatch(inputs, target, len(samples), words.numel())
+
+
+@dataclass(frozen=True, eq=False)
+class PlainTextExamples:
+    """One split of plain texts, as `ExampleDataset`. In split test a sample is the same in each epoch."""
+
+    root: Path
+    split: str
+    settings: PlainTextSettings
+    seed: int = 0
+    cache: SampleCache | None = None
+
+    def __post_init__(self) -> None:
+        _ = self._texts
+
+    @cached_property
+    def _texts(self) -> PlainTexts:
+        return plain.opened(self.root, self.split)
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The subwords of the training split."""
+        training = self._texts if self.split == "train" else plain.opened(self.root, "train")
+        return opened_vocabulary(
+            [sentence for document in training.documents for sentence in document],
+            training.files,
+            size=self.settings.vocabulary_size,
+            special=BERT_TOKENS,
+            given=self.settings.vocabulary,
+            cache=self.cache,
+            facts={"part": training.part},
+        )
+
+    @cached_property
+    def _chunks(self) -> Chunks:
+        sentences, documents = self._sentences()
+        chunks = Chunks.of(sentences, documents, self.settings.sequence_length)
+        if not len(chunks):
+            raise InputError(f"{self._texts.files[0]}: no piece of text long enough in split {self.split}; add text")
+        return chunks
+
+    def _sentences(self) -> tuple[Ragged, np.ndarray]:
+        """The subwords of each sentence and the document it is of, from the cache where they are there."""
+        key = None
+        if self.cache is not None:
+            facts = {"what": "sentences", "part": self._texts.part, "vocabulary": self.vocabulary.sha256}
+            key = cache_key(self._texts.files, facts)
+            kept = self.cache.load(key)
+            if kept is not None and len(kept) == 3:
+                return Ragged(kept["ids"], kept["offsets"]), kept["documents"]
+        documents = self._texts.documents
+        sentences = self.vocabulary.encoded([sentence for document in documents for sentence in document])
+        owners = np.repeat(np.arange(len(documents)), [len(document) for document in documents])
+        if key is not None and self.cache is not None:
+            self.cache.save(key, {"ids": sentences.ids, "offsets": sentences.offsets, "documents": owners})
+        return sentences, owners
+
+    def __len__(self) -> int:
+        return len(self._chunks)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def labels(self) -> tuple[int, ...]:
+        raise InputError(f"{self.root}: its texts have no class")
+
+    @property
+    def synthetic(self) -> bool:
+        return False
+
+    @property
+    def size_unit(self) -> str:
+        return "tokens"
+
+    @property
+    def loss(self) -> str:
+        return "masked-words"
+
+    @cached_property
+    def facts(self) -> Mapping[str, Any]:
+        return {
+            "vocabulary_size": len(self.vocabulary),
+            "sequence_length": self.settings.sequence_length,
+            "padding": self.vocabulary.id(BERT_TOKENS[0]),
+        }
+
+    @cached_property
+    def origin(self) -> dict[str, Any]:
+        return {
+            "name": self.root.name,
+            "split": self.split,
+            "samples": len(self),
+            "synthetic": self.synthetic,
+            "seed": self.seed,
+            "sequence_length": self.settings.sequence_length,
+            "vocabulary_size": len(self.vocabulary),
+            "vocabulary_sha256": self.vocabulary.sha256,
+            "documents": {None: "all", True: "every tenth", False: "all but every tenth"}[self._texts.part],
+            **files_digest(self._texts.files, self.root),
+        }
+
+    def look(self) -> None:
+        """Check that all files are there, without reading them."""
+        look_at(self._texts.files, self.split)
+
+    def sample_sizes(self) -> Sequence[int]:
+        return tuple(self._chunks.lengths.tolist())
+
+    @cached_property
+    def _special(self) -> tuple[int, ...]:
+        return tuple(self.vocabulary.id(token) for token in BERT_TOKENS)
+
+    def sample(self, index: int, *, epoch: int = 0) -> MaskedSample:
+        """Return a sample, drawn by seed, its place and in split train the epoch."""
+        turn = epoch if self.split == "train" else 0
+        draw = np.random.default_rng(derived_seed(self.seed, f"{self.split}:{index}:{turn}"))
+        first, second, next_sentence = self._chunks.pieces(index, draw)
+        size = len(self.vocabulary)
+        return masked_sample(first, second, next_sentence, draw, special=self._special, vocabulary_size=size)
+
+    def batch(self, indices: Sequence[int], *, epoch: int = 0) -> ExampleBatch:
+        """Return sequences as one minibatch; `epoch` decides which words are masked and what follows."""
+        check_indices(indices, len(self), self.split)
+        return bert_batch([self.sample(index, epoch=epoch) for index in indices], self.facts["padding"])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of subwords; special tokens and what is negative are left away."""
+        return self.vocabulary.decoded([int(number) for number in ids if int(number) >= 0])

@@ -1,0 +1,119 @@
+"""Files of NVIDIA's shards of BERT's samples, in HDF5: which belong to a split, and whether their arrays fit.
+
+input_ids, input_mask, segment_ids int [S, L]; masked_lm_positions, masked_lm_ids int [S, P] (padded with 0);
+next_sentence_labels int [S]. As the BERT of NVIDIA's DeepLearningExamples has them.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ....errors import InputError
+from ....fields import complaint
+from ...formats.base import check_regular
+from ...formats.bounded import check_claim
+from ...layouts.litter import entries, folders
+from ...layouts.splits import split_of, splits_named
+
+ARRAYS = ("input_ids", "input_mask", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels")
+_SUFFIXES = (".hdf5", ".h5")
+_MOST_LENGTH = 65_536
+
+
+def found(root: Path) -> bool:
+    """Return whether a folder holds HDF5 files in which there are words."""
+    train = next((folder for folder in folders(root) if split_of(folder.name) == "train"), root)
+    path = next(iter(_shards(train)), None)
+    if path is None:
+        return False
+    import h5py  # here: a listing of data sets need not wait for it
+
+    try:
+        with h5py.File(path, "r") as file:
+            return any(name in file for name in ARRAYS)
+    except (OSError, RuntimeError):
+        return False
+
+
+def files_of(root: Path, split: str) -> tuple[tuple[Path, ...], bool | None]:
+    """Return the shards of a split, and where the same files hold both splits which rows: True those for testing."""
+    inside = {name: folder for folder in folders(root) if (name := split_of(folder.name))}
+    by_split: dict[str, list[Path]] = {"train": [], "validation": [], "test": []}
+    for name, folder in inside.items():
+        by_split[name] += _shards(folder)
+    unnamed = []
+    for path in _shards(root):
+        named = splits_named(path.stem)
+        (by_split[named[0]] if len(named) == 1 else unnamed).append(path)
+    by_split["train"] += unnamed
+    testing = by_split["test"] or by_split["validation"]
+    if split == "test" and testing:
+        return tuple(testing), None
+    if not by_split["train"]:
+        raise InputError(f"{root}: no shard for training, only for testing; add some")
+    return tuple(by_split["train"]), None if testing else split == "test"
+
+
+def _shards(folder: Path) -> list[Path]:
+    return [path for path in entries(folder) if path.suffix.lower() in _SUFFIXES]
+
+
+def shape_of(path: Path) -> tuple[int, int]:
+    """Return how many samples a shard has, of how many words."""
+    with opened_shard(path) as arrays:
+        return tuple(arrays["input_ids"].shape)
+
+
+@contextmanager
+def opened_shard(path: Path) -> Iterator[dict[str, Any]]:
+    """Give a shard's arrays, unread, once they are there and fit each other. Raises InputError that names the file."""
+    import h5py
+
+    num_bytes = check_regular(path, what="a shard")
+    try:
+        with h5py.File(path, "r") as file:
+            links = {name: file.get(name, getlink=True) for name in ARRAYS}
+            missing = [name for name, link in links.items() if link is None]
+            if missing:
+                raise InputError(f"{path}: no array {', '.join(missing)}, expected {', '.join(ARRAYS)}")
+            if any(not isinstance(link, h5py.HardLink) for link in links.values()):  # never followed
+                raise InputError(f"{path}: one of its arrays is a link, expected them in the file itself")
+            arrays = {name: file[name] for name in ARRAYS}
+            for name, array in arrays.items():
+                _check(path, name, array, num_bytes)
+            _check_shapes(path, {name: array.shape for name, array in arrays.items()})
+            yield arrays
+    except InputError:
+        raise
+    except (OSError, RuntimeError, KeyError, MemoryError, TypeError, ValueError) as error:  # h5py's, for a damaged file
+        raise InputError(f"{path}: a shard that is damaged or cut short ({complaint(error)}); make it again") from None
+
+
+def _check(path: Path, name: str, array: Any, num_bytes: int) -> None:
+    import h5py
+
+    if not isinstance(array, h5py.Dataset) or array.shape is None or array.dtype.kind not in "iub":
+        raise InputError(f"{path}: {name} is no array of whole numbers; make the shard again")
+    if array.external or array.is_virtual:
+        raise InputError(f"{path}: the numbers of {name} lie in another file, expected them in this one")
+    packed = array.chunks is not None
+    check_claim(path, array.nbytes, num_bytes=num_bytes, what=f"array {name} {list(array.shape)}", packed=packed)
+    if packed:
+        chunk_bytes = int(np.prod(array.chunks, dtype=object)) * array.dtype.itemsize
+        check_claim(path, chunk_bytes, num_bytes=num_bytes, what=f"a chunk of array {name}", packed=True)
+
+
+def _check_shapes(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    words, masked = shapes["input_ids"], shapes["masked_lm_positions"]
+    if len(words) != 2 or 0 in words or words[1] > _MOST_LENGTH:
+        raise InputError(f"{path}: input_ids is {list(words)}, expected [samples, words]")
+    if len(masked) != 2 or masked[0] != words[0]:
+        raise InputError(f"{path}: masked_lm_positions is {list(masked)}, expected [{words[0]}, masked words]")
+    wanted = {"input_mask": {words}, "segment_ids": {words}, "masked_lm_ids": {masked}}
+    wanted["next_sentence_labels"] = {words[:1], (words[0], 1)}
+    for name, allowed in wanted.items():
+        if shapes[name] not in allowed:
+            raise InputError(f"{path}: {name} is {list(shapes[name])}, expected {list(min(allowed, key=len))}")

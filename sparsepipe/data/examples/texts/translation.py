@@ -1,0 +1,194 @@
+"""Translation: minibatches of source sentences and their translations, in subwords of one vocabulary for both.
+
+inputs  source int64 [B, S], source_mask bool [B, S] (false in padding), target int64 [B, T] from begin-of-sentence on
+target  int64 [B, T]: the word that follows each, end-of-sentence last, -100 in padding
+
+The source ends with end-of-sentence as well. A minibatch's size is B * (S + T) tokens, padding among them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ....errors import InputError
+from ....fields import given_integer
+from ...cache import SampleCache, cache_key
+from ...labels import IGNORED
+from ..base import ExampleBatch
+from ..files import check_indices, files_digest, look_at
+from . import aligned
+from .aligned import AlignedTexts
+from .ragged import Ragged, padded
+from .vocabulary import BEGIN, END, PADDING, TRANSLATION_TOKENS, Vocabulary, opened_vocabulary
+
+
+@dataclass(frozen=True)
+class TranslationSettings:
+    """Options of `open_examples`. `sequence_length`: of a sentence in subwords, its end among them.
+
+    Training pairs with a longer side are left out, those for testing are cut. `vocabulary` names a file of tokenizers'
+    JSON in place of one that is trained, of `vocabulary_size` subwords.
+    """
+
+    source_language: str | None = None
+    target_language: str | None = None
+    vocabulary_size: int = 8000
+    sequence_length: int = 64
+    vocabulary: str | None = None
+
+    def __post_init__(self) -> None:
+        given_integer(self.sequence_length, "sequence_length", least=2)
+
+
+@dataclass(frozen=True, eq=False)
+class TranslationExamples:
+    """One split of aligned texts, as `ExampleDataset`."""
+
+    root: Path
+    split: str
+    settings: TranslationSettings
+    cache: SampleCache | None = None
+
+    def __post_init__(self) -> None:
+        _ = self._texts
+
+    @cached_property
+    def _texts(self) -> AlignedTexts:
+        return self._of("train") if self.split == "train" else self._of("test")
+
+    def _of(self, split: str) -> AlignedTexts:
+        return aligned.opened(self.root, split, self.settings.source_language, self.settings.target_language)
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The subwords of both languages, of the training split."""
+        training = self._texts if self.split == "train" else self._of("train")
+        sources, targets = training.pairs
+        return opened_vocabulary(
+            [line for pair in zip(sources, targets, strict=True) for line in pair],
+            training.files,
+            size=self.settings.vocabulary_size,
+            special=TRANSLATION_TOKENS,
+            given=self.settings.vocabulary,
+            cache=self.cache,
+            facts={"rule": training.rule},
+        )
+
+    @cached_property
+    def _pairs(self) -> tuple[Ragged, Ragged]:
+        """The subwords of sources and targets, each with its end, from the cache where they are there."""
+        key = None
+        if self.cache is not None:
+            facts = {"what": "pairs", "rule": self._texts.rule, "vocabulary": self.vocabulary.sha256}
+            key = cache_key(self._texts.files, facts | {"split": self.split, "length": self.settings.sequence_length})
+            kept = self.cache.load(key)
+            if kept is not None and len(kept) == 4:
+                return (
+                    Ragged(kept["source_ids"], kept["source_offsets"]),
+                    Ragged(kept["target_ids"], kept["target_offsets"]),
+                )
+        source, target = self._encoded()
+        if key is not None and self.cache is not None:
+            sides = {"source": source, "target": target}
+            arrays = {f"{name}_ids": side.ids for name, side in sides.items()}
+            self.cache.save(key, arrays | {f"{name}_offsets": side.offsets for name, side in sides.items()})
+        return source, target
+
+    def _encoded(self) -> tuple[Ragged, Ragged]:
+        """Encode all pairs; what is too long is left out of training, cut in testing."""
+        sides = [self.vocabulary.encoded(lines) for lines in self._texts.pairs]
+        room, end = self.settings.sequence_length - 1, self.vocabulary.id(END)
+        chosen = np.arange(len(sides[0]))
+        if self.split == "train":
+            chosen = chosen[(sides[0].lengths <= room) & (sides[1].lengths <= room)]
+        if not len(chosen):
+            raise InputError(f"{self._texts.source_file}: no pair within sequence_length {room + 1}; give a larger one")
+        source, target = (Ragged.of([*side[index][:room].tolist(), end] for index in chosen) for side in sides)
+        return source, target
+
+    def __len__(self) -> int:
+        return len(self._pairs[0])
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def labels(self) -> tuple[int, ...]:
+        raise InputError(f"{self.root}: its sentences have no class")
+
+    @property
+    def synthetic(self) -> bool:
+        return False
+
+    @property
+    def size_unit(self) -> str:
+        return "tokens"
+
+    @property
+    def loss(self) -> str:
+        return "tokens"
+
+    @cached_property
+    def facts(self) -> Mapping[str, Any]:
+        size = len(self.vocabulary)
+        numbers = {"padding": PADDING, "begin": BEGIN, "end": END}
+        return {
+            "source_vocabulary_size": size,
+            "target_vocabulary_size": size,
+            "sequence_length": self.settings.sequence_length,
+            **{name: self.vocabulary.id(token) for name, token in numbers.items()},
+        }
+
+    @cached_property
+    def origin(self) -> dict[str, Any]:
+        source, target = (file.name.rpartition(".")[2] for file in self._texts.files)
+        return {
+            "name": self.root.name,
+            "split": self.split,
+            "samples": len(self),
+            "synthetic": self.synthetic,
+            "source_language": source,
+            "target_language": target,
+            "pairs": self._texts.rule,
+            "sequence_length": self.settings.sequence_length,
+            "vocabulary_size": len(self.vocabulary),
+            "vocabulary_sha256": self.vocabulary.sha256,
+            **files_digest(self._texts.files, self.root),
+        }
+
+    def look(self) -> None:
+        """Check that all files are there, without reading them."""
+        look_at(self._texts.files, self.split)
+
+    def sample_sizes(self) -> Sequence[int]:
+        source, target = self._pairs
+        return tuple((source.lengths + target.lengths).tolist())
+
+    def batch(self, indices: Sequence[int], *, epoch: int = 0) -> ExampleBatch:
+        """Return pairs as one minibatch, padded to the longest on each side."""
+        check_indices(indices, len(self), self.split)
+        begin, padding = (self.facts[name] for name in ("begin", "padding"))
+        sources = [self._pairs[0][index] for index in indices]
+        targets = [self._pairs[1][index] for index in indices]
+        source = torch.from_numpy(padded(sources, padding))
+        lengths = torch.tensor([len(row) for row in sources])
+        before = torch.from_numpy(padded([np.concatenate([[begin], row[:-1]]) for row in targets], padding))
+        inputs = {
+            "source": source,
+            "source_mask": torch.arange(source.shape[1]) < lengths[:, None],
+            "target": before,
+        }
+        size = len(indices) * (source.shape[1] + before.shape[1])
+        return ExampleBatch(inputs, torch.from_numpy(padded(targets, IGNORED)), len(indices), size)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of subwords up to the first end-of-sentence; what is negative (padding) is left away."""
+        numbers = [int(number) for number in ids if int(number) >= 0]
+        end = self.facts["end"]
+        return self.vocabulary.decoded(numbers[: numbers.index(end)] if end in numbers else numbers)

@@ -1,0 +1,141 @@
+"""Subword vocabularies, trained on a text by the library tokenizers: BPE for translation, WordPiece for BERT.
+
+BPE: Sennrich, Haddow, Birch, ACL 2016. WordPiece: Wu et al. 2016; words as BERT divides them, accents kept.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ....errors import InputError
+from ....fields import complaint, given_integer
+from ....files import read_text
+from ...cache import SampleCache, cache_key
+from .ragged import Ragged
+
+PADDING, UNKNOWN, BEGIN, END = TRANSLATION_TOKENS = ("<pad>", "<unk>", "<s>", "</s>")
+BERT_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_LEAST, _MOST = 100, 200_000  # subwords
+_MOST_LINES = 2_000_000  # that a vocabulary is trained on, evenly spaced
+_CHUNK = 10_000  # lines encoded at once
+_LOOKED_AT = 2000  # lines that tell whether a vocabulary is of the text
+_MOST_UNKNOWN = 0.1  # of their tokens
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Subwords and their numbers, as JSON of tokenizers. The special tokens come first."""
+
+    json: str
+    special: tuple[str, ...]
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        from tokenizers import Tokenizer
+
+        return Tokenizer.from_str(self.json)
+
+    def __len__(self) -> int:
+        return int(self._tokenizer.get_vocab_size())
+
+    @cached_property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.json.encode()).hexdigest()
+
+    def id(self, token: str) -> int:
+        """Return a special token's number."""
+        return int(self._tokenizer.token_to_id(token))
+
+    def encoded(self, lines: Sequence[str]) -> Ragged:
+        """Return the subwords of each line, without special tokens."""
+        rows: list[np.ndarray] = []
+        for start in range(0, len(lines), _CHUNK):
+            found = self._tokenizer.encode_batch(list(lines[start : start + _CHUNK]), add_special_tokens=False)
+            rows += [np.array(encoding.ids, dtype=np.int32) for encoding in found]
+        return Ragged.of(rows)
+
+    def decoded(self, ids: Sequence[int]) -> str:
+        """Return the text of subwords; special tokens are left away."""
+        return str(self._tokenizer.decode([int(number) for number in ids], skip_special_tokens=True)).strip()
+
+
+def opened_vocabulary(
+    lines: Sequence[str],
+    files: Sequence[Path],
+    *,
+    size: int,
+    special: tuple[str, ...],
+    given: str | Path | None,
+    cache: SampleCache | None,
+    facts: dict[str, Any],
+) -> Vocabulary:
+    """Return the vocabulary of a text: the one in a file `given`, else what is in the cache, else trained and kept.
+
+    `files` and `facts` determine `lines`. Raises InputError for a size out of range, and for a file that is no
+    vocabulary, lacks the special tokens, or is of another text.
+    """
+    if given is not None:
+        return _read(Path(given), special, lines)
+    given_integer(size, "vocabulary_size", least=_LEAST)
+    if size > _MOST:
+        raise InputError(f"vocabulary_size {size} given, expected {_MOST} at most")
+    key = cache_key(files, {"what": "vocabulary", "size": size, "special": special, **facts}) if cache else None
+    kept = cache.load(key) if cache and key else None
+    if kept is not None and "json" in kept:
+        return Vocabulary(kept["json"].tobytes().decode(), special)
+    trained = Vocabulary(_trained(lines, size, special), special)
+    if cache and key:
+        cache.save(key, {"json": np.frombuffer(trained.json.encode(), dtype=np.uint8)})
+    return trained
+
+
+def _trained(lines: Sequence[str], size: int, special: tuple[str, ...]) -> str:
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a worker's threads are its own share of the machine
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    if special == BERT_TOKENS:
+        tokenizer = Tokenizer(models.WordPiece(unk_token=special[1]))
+        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True, strip_accents=False)
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        tokenizer.decoder = decoders.WordPiece()
+        trainer = trainers.WordPieceTrainer(vocab_size=size, special_tokens=list(special), show_progress=False)
+    else:
+        tokenizer = Tokenizer(models.BPE(unk_token=special[1]))
+        tokenizer.normalizer = normalizers.NFC()
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+        tokenizer.decoder = decoders.Metaspace()
+        trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=list(special), show_progress=False)
+    step = -(-len(lines) // _MOST_LINES) or 1
+    tokenizer.train_from_iterator(_parts(lines[::step]), trainer)
+    return str(tokenizer.to_str())
+
+
+def _parts(lines: Sequence[str]) -> Iterable[list[str]]:
+    for start in range(0, len(lines), _CHUNK):
+        yield list(lines[start : start + _CHUNK])
+
+
+def _read(path: Path, special: tuple[str, ...], lines: Sequence[str]) -> Vocabulary:
+    vocabulary = Vocabulary(read_text(path, what="vocabulary of tokenizers (JSON)"), special)
+    try:
+        size = len(vocabulary)
+    except Exception as error:  # tokenizers raises Exception itself
+        raise InputError(f"{path}: not a vocabulary of tokenizers ({complaint(error)}); train another") from None
+    lacking = [token for token in special if vocabulary._tokenizer.token_to_id(token) is None]
+    if lacking or vocabulary.id(special[0]) != 0:
+        what = f"has no {', '.join(lacking)}" if lacking else f"numbers {special[0]} {vocabulary.id(special[0])}"
+        raise InputError(f"{path}: {what}, expected the special tokens {', '.join(special)} first; train another")
+    ids = vocabulary.encoded(lines[:_LOOKED_AT]).ids
+    unknown = float((ids == vocabulary.id(special[1])).mean()) if len(ids) else 0.0
+    if unknown > _MOST_UNKNOWN:
+        raise InputError(
+            f"{path}: a vocabulary of another text: {unknown:.0%} of the subwords here are not among its {size}; "
+            "leave it away and one is trained on this text"
+        )
+    return vocabulary
