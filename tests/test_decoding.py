@@ -118,6 +118,22 @@ def test_bleu_pairs_each_translation_with_its_target() -> None:
     assert bleu(model, Copies([]), vocabulary=Numbers(), most_sentences=4) == {"bleu": 0.0, "bleu_sentences": 0.0}
 
 
+def test_bleu_of_copies_is_what_a_network_that_copies_gets() -> None:
+    pytest.importorskip("sacrebleu")
+    from sparsepipe.losses.bleu import bleu, bleu_of_copies
+
+    class Half(Copies):
+        def batch(self, indices: Sequence[int], *, epoch: int = 0) -> ExampleBatch:
+            batch = super().batch(indices)
+            batch.target[:, 1] = 35  # a word that the source has not
+            return batch
+
+    examples, both = Half(sentences()), {"vocabulary": Numbers(), "most_sentences": 9}
+    told = bleu_of_copies(examples, source_vocabulary=Numbers(), **both)
+    assert told == bleu(Copier(), examples, **both)
+    assert 10 < told["bleu"] < 90 and told["bleu_sentences"] == 9
+
+
 def test_bleu_is_papinenis() -> None:
     """One sentence of 6 words found as 5: precisions 5/5, 4/4, 3/3, 2/2 and the brevity penalty exp(1 - 6/5)."""
     pytest.importorskip("sacrebleu")

@@ -75,6 +75,17 @@ def test_a_loss_is_opened_by_name_with_facts_of_the_data() -> None:
     assert list(LOSSES) == ["classes", "voxels", "tokens", "masked-words", "output"]
 
 
+def test_facts_that_a_loss_does_not_ask_for_are_not_looked_up() -> None:
+    """A vocabulary's size may cost the reading of a whole text."""
+
+    class Dear(dict):
+        def __getitem__(self, name: str) -> int:
+            assert name == "num_classes"
+            return 8
+
+    assert open_loss("classes", facts=Dear(num_classes=None, vocabulary_size=None)) == CrossEntropy(8)
+
+
 @pytest.mark.parametrize(
     ("name", "facts", "args", "what"),
     [
