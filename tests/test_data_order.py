@@ -71,6 +71,38 @@ def test_voxel_balanced_epochs_mix_anew() -> None:
     assert np.mean(first) == pytest.approx(31.5, abs=8)  # a minibatch does not begin with its largest sample
 
 
+@given(counts, batch_sizes, seeds, epochs, st.integers(1, 20))
+def test_bucketed_minibatches_visit_each_sample_once_and_hold_neighbours_by_size(
+    lengths: list[int], batch_size: int, seed: int, epoch: int, window: int
+) -> None:
+    options = {"batch_size": batch_size, "seed": seed, "epoch": epoch, "window": window}
+    batches = data.bucketed_minibatches(lengths, **options)
+    assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
+    assert all(len(batch) == batch_size for batch in batches[:-1])
+    assert 1 <= len(batches[-1]) <= batch_size
+    assert batches == data.bucketed_minibatches(lengths, **options)
+    whole = len(lengths) // batch_size
+    if window >= whole:  # one window: minibatches are cut from one sorted row
+        ranges = sorted(sorted(lengths[index] for index in batch) for batch in batches[:whole])
+        assert all(one[-1] <= other[0] for one, other in zip(ranges, ranges[1:], strict=False))
+
+
+def test_bucketing_spares_padding_and_mixes_from_epoch_to_epoch() -> None:
+    lengths = np.random.default_rng(0).integers(1, 100, size=1000).tolist()
+
+    def padding(batches: tuple) -> float:
+        padded = sum(max(lengths[index] for index in batch) * len(batch) for batch in batches)
+        return padded / sum(lengths) - 1
+
+    by_chance = padding(data.minibatches(1000, batch_size=16))
+    made = [data.bucketed_minibatches(lengths, batch_size=16, window=20, epoch=epoch) for epoch in range(3)]
+    assert by_chance > 0.7
+    assert all(padding(batches) < by_chance / 6 for batches in made)
+    assert len({frozenset(map(frozenset, batches)) for batches in made}) == 3
+    first = [np.mean([lengths[index] for index in batch]) for batch in made[0][:31]]
+    assert 30 < np.mean(first) < 70  # an epoch does not begin with the short ones
+
+
 @given(labels, batch_sizes, seeds, epochs)
 def test_class_balanced_minibatches_have_classes_alike(
     given_labels: list[int], batch_size: int, seed: int, epoch: int
@@ -103,12 +135,14 @@ def test_bad_numbers_are_refused(bad: dict) -> None:
     for make, first in (
         (data.minibatches, num_samples),
         (data.voxel_balanced_minibatches, [1] * num_samples),
+        (data.bucketed_minibatches, [1] * num_samples),
         (data.class_balanced_minibatches, [1] * num_samples),
     ):
         with pytest.raises(InputError, match="expected"):
             make(first, **options)
-    with pytest.raises(InputError, match="window 0 given"):
-        data.voxel_balanced_minibatches([1, 2], batch_size=1, window=0)
+    for make in (data.voxel_balanced_minibatches, data.bucketed_minibatches):
+        with pytest.raises(InputError, match="window 0 given"):
+            make([1, 2], batch_size=1, window=0)
 
 
 # --- the last minibatch ---------------------------------------------------------------------------------------------
@@ -122,11 +156,12 @@ def test_what_becomes_of_the_last_minibatch_is_known_from_the_numbers(
     orders = [
         data.minibatches(num, batch_size=size, seed=seed, last=last),
         data.voxel_balanced_minibatches(list(range(1, num + 1)), batch_size=size, seed=seed, last=last),
+        data.bucketed_minibatches(list(range(1, num + 1)), batch_size=size, seed=seed, last=last),
         data.class_balanced_minibatches([k % 3 for k in range(num)], batch_size=size, seed=seed, last=last),
     ]
     for order in orders:
         assert tuple(map(len, order)) == told
-    for order in orders[:2]:
+    for order in orders[:3]:
         visited = sorted(index for batch in order for index in batch)
         assert len(set(visited)) == len(visited) == sum(told)
     rest = num % size

@@ -1,4 +1,4 @@
-"""Point clouds from disk to minibatches of voxels.
+"""Point clouds from disk to minibatches of voxels; images, texts and data sets of one's own: see `examples`.
 
 Names are imported when first asked for: listing data sets waits for neither torch nor the libraries that read meshes.
 """
@@ -16,7 +16,14 @@ if TYPE_CHECKING:
     from .inspection import Report, check
     from .labels import IGNORED
     from .manifests import Manifest, list_datasets
-    from .order import LAST_MINIBATCH, class_balanced_minibatches, minibatches, sizes, voxel_balanced_minibatches
+    from .order import (
+        LAST_MINIBATCH,
+        bucketed_minibatches,
+        class_balanced_minibatches,
+        minibatches,
+        sizes,
+        voxel_balanced_minibatches,
+    )
     from .shapes import make_shapes
     from .sources import find
     from .voxels import unit_cube, voxelize
@@ -31,7 +38,14 @@ _HOMES = {  # a file of this folder: what it gives
     "inspection": ("Report", "check"),
     "labels": ("IGNORED",),
     "manifests": ("Manifest", "list_datasets"),
-    "order": ("LAST_MINIBATCH", "class_balanced_minibatches", "minibatches", "sizes", "voxel_balanced_minibatches"),
+    "order": (
+        "LAST_MINIBATCH",
+        "bucketed_minibatches",
+        "class_balanced_minibatches",
+        "minibatches",
+        "sizes",
+        "voxel_balanced_minibatches",
+    ),
     "shapes": ("make_shapes",),
     "sources": ("find",),
     "voxels": ("unit_cube", "voxelize"),
@@ -49,6 +63,7 @@ __all__ = [
     "Report",
     "Sample",
     "VoxelDataset",
+    "bucketed_minibatches",
     "check",
     "class_balanced_minibatches",
     "collate",

@@ -69,11 +69,37 @@ def voxel_balanced_minibatches(
     dealt: list[tuple[int, ...]] = []
     for start in range(0, whole, window * batch_size):
         dealt += _dealt_evenly(order[start : min(start + window * batch_size, whole)], counts, batch_size, rng)
-    rest = tuple(order[whole:].tolist())
-    own = sizes(len(counts), batch_size, last=last)
-    if len(own) > len(dealt):
-        return (*dealt, rest)
-    return (*dealt[:-1], dealt[-1] + rest) if own[-1] > batch_size else tuple(dealt)
+    return _with_rest(dealt, order[whole:], sizes(len(counts), batch_size, last=last))
+
+
+def bucketed_minibatches(
+    sample_sizes: Sequence[int],
+    *,
+    batch_size: int,
+    seed: int = 0,
+    epoch: int = 0,
+    window: int = 100,
+    last: str = KEEP,
+) -> Minibatches:
+    """Deal samples so that those of a minibatch are of like size, and little of it is padding.
+
+    Each sample comes once; all minibatches have `batch_size` samples but the last, see `sizes`. A shuffled epoch is cut
+    into windows of so many minibatches; within one, samples are sorted by size, equals by lot, and cut to minibatches,
+    whose order is then drawn over the whole epoch. A larger window pads less, a smaller one mixes more from epoch to
+    epoch. What is left for the last minibatch is drawn from all sizes.
+    """
+    counts = np.asarray(sample_sizes, dtype=np.int64)
+    rng = _checked(len(counts), batch_size, seed, epoch)
+    given_integer(window, "window", least=1)
+    order = rng.permutation(len(counts))
+    whole = len(counts) // batch_size * batch_size
+    dealt: list[tuple[int, ...]] = []
+    for start in range(0, whole, window * batch_size):
+        inside = order[start : min(start + window * batch_size, whole)]
+        rows = inside[np.argsort(counts[inside], kind="stable")].reshape(-1, batch_size)
+        dealt += [tuple(row) for row in rows.tolist()]
+    drawn = [dealt[place] for place in rng.permutation(len(dealt))]
+    return _with_rest(drawn, order[whole:], sizes(len(counts), batch_size, last=last))
 
 
 def class_balanced_minibatches(
@@ -99,6 +125,16 @@ def class_balanced_minibatches(
         tuple(rng.permutation([next(queues[place]) for place in np.repeat(np.arange(len(members)), share)]).tolist())
         for share in shares
     )
+
+
+def _with_rest(dealt: list[tuple[int, ...]], rest: np.ndarray, own: Sequence[int]) -> Minibatches:
+    """Do with the samples left over what `own`, the sizes of an epoch's minibatches, says: keep, merge or drop them."""
+    left = tuple(rest.tolist())
+    if len(own) > len(dealt):
+        return (*dealt, left)
+    if dealt and own[-1] > len(dealt[-1]):
+        return (*dealt[:-1], dealt[-1] + left)
+    return tuple(dealt)
 
 
 def _dealt_evenly(samples: np.ndarray, counts: np.ndarray, batch_size: int, rng: Generator) -> list[tuple[int, ...]]:

@@ -83,6 +83,11 @@ class ShardExamples:
         raise InputError(f"{self.root}: its texts have no class")
 
     @property
+    def targets_are_labels(self) -> bool:
+        """Targets are words, which are read."""
+        return False
+
+    @property
     def synthetic(self) -> bool:
         return False
 

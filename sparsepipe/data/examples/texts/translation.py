@@ -123,6 +123,11 @@ class TranslationExamples:
         raise InputError(f"{self.root}: its sentences have no class")
 
     @property
+    def targets_are_labels(self) -> bool:
+        """Targets are words, which are read."""
+        return False
+
+    @property
     def synthetic(self) -> bool:
         return False
 
