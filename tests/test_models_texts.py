@@ -70,12 +70,13 @@ def reference(model: nn.Module, source: torch.Tensor, target: torch.Tensor) -> t
     asks = by_steps(decoder.first, decoder.embedding.weight[target])
     contexts = []
     attention = decoder.attention
-    unit = attention.vector / attention.vector.square().sum().sqrt()
+    inner = attention.scores
+    unit = inner.vector / inner.vector.square().sum().sqrt()
     for asked in asks:
         scores = []
         for word in x:
-            inner = attention.query.weight @ asked + attention.key.weight @ word + attention.bias
-            scores.append(attention.scale * unit @ torch.tanh(inner))
+            energy = torch.tanh(attention.query.weight @ asked + attention.key.weight @ word + inner.bias)
+            scores.append(inner.scale * unit @ energy)
         weights = torch.exp(torch.stack(scores)) / torch.exp(torch.stack(scores)).sum()
         contexts.append(sum(weight * word for weight, word in zip(weights, x, strict=True)))
     context = torch.stack(contexts)
@@ -87,7 +88,7 @@ def reference(model: nn.Module, source: torch.Tensor, target: torch.Tensor) -> t
 
 def test_gnmt_is_the_step_by_step_reference() -> None:
     model, pairs = translator(), sentences()
-    nn.init.uniform_(model.decoder.attention.bias)  # it begins at 0, where it could be forgotten
+    nn.init.uniform_(model.decoder.attention.scores.bias)  # it begins at 0, where it could be forgotten
     logits = model(**pairs)
     for pair, length in enumerate([5, 3, 1]):
         expected = reference(model, pairs["source"][pair, :length], pairs["target"][pair])

@@ -25,28 +25,45 @@ class Embeddings(nn.Module):
         return self.dropout(self.norm(self.words(words) + self.token_types(token_types) + self.places(place)))
 
 
+class AttentionWeights(nn.Module):
+    """How much of each place each other one takes, in several heads side by side."""
+
+    def __init__(self, hidden: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads, self.scale = num_heads, (hidden // num_heads) ** -0.5
+
+    def forward(self, query: Tensor, key: Tensor, attention_mask: Tensor) -> Tensor:
+        """Return [B, heads, S, S] for `query` and `key` [B, S, H]."""
+        asked, told = _in_heads(query, self.num_heads), _in_heads(key, self.num_heads)
+        scores = asked @ told.transpose(-1, -2) * self.scale
+        return attention_weights(scores, attention_mask[:, None, None])
+
+
+class AttentionMean(nn.Module):
+    """The means of values by weight, the heads put side by side."""
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+
+    def forward(self, weights: Tensor, value: Tensor) -> Tensor:
+        """Return [B, S, H] for `weights` [B, heads, S, S] and `value` [B, S, H]."""
+        return (weights @ _in_heads(value, self.num_heads)).transpose(1, 2).flatten(-2)
+
+
 class SelfAttention(nn.Module):
-    """Each place asks all others, in several heads side by side."""
+    """Each place asks all others (Vaswani et al. 2017, section 3.2)."""
 
     def __init__(self, hidden: int, *, num_heads: int, dropout: float) -> None:
         super().__init__()
-        self.num_heads, self.scale = num_heads, (hidden // num_heads) ** -0.5
-        self.query, self.key, self.value = (
-            nn.Linear(hidden, hidden),
-            nn.Linear(hidden, hidden),
-            nn.Linear(hidden, hidden),
-        )
+        self.query, self.key, self.value = (nn.Linear(hidden, hidden) for _ in range(3))
+        self.weights, self.mean = AttentionWeights(hidden, num_heads), AttentionMean(num_heads)
         self.dropout, self.output = nn.Dropout(dropout), nn.Linear(hidden, hidden)
 
     def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
         """Return [B, S, H] for `x` [B, S, H]."""
-        query, key, value = (self._heads(layer(x)) for layer in (self.query, self.key, self.value))
-        scores = query @ key.transpose(-1, -2) * self.scale  # [B, heads, S, S]
-        weights = self.dropout(attention_weights(scores, attention_mask[:, None, None]))
-        return self.output((weights @ value).transpose(1, 2).flatten(-2))
-
-    def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # [B, heads, S, H / heads]
+        weights = self.weights(self.query(x), self.key(x), attention_mask)
+        return self.output(self.mean(self.dropout(weights), self.value(x)))
 
 
 class Layer(nn.Module):
@@ -159,3 +176,7 @@ def _initialise(module: nn.Module) -> None:
         nn.init.normal_(module.weight, std=_SPREAD)
     if isinstance(module, nn.Linear):
         nn.init.zeros_(module.bias)
+
+
+def _in_heads(x: Tensor, num_heads: int) -> Tensor:
+    return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)  # [B, heads, S, H / heads]

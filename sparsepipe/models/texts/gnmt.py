@@ -22,6 +22,16 @@ from .attention_weights import attention_weights
 State = tuple[Tensor, Tensor]  # an LSTM's: hidden and cell, each [1, B, H]
 
 
+class Mirror(nn.Module):
+    """Turns each sentence around, its last word first; padding stays where it is, behind the words. Its own inverse."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """Return [B, S, H] for `x` [B, S, H] and `mask` [B, S], false in padding."""
+        place = torch.ones_like(mask, dtype=torch.int64).cumsum(1) - 1
+        last = (mask != 0).sum(1, keepdim=True) - 1
+        return torch.take_along_dim(x, torch.where(mask == 0, place, last - place).unsqueeze(-1), 1)
+
+
 class BothWays(nn.Module):
     """Two LSTMs side by side: one reads sentences forwards, the other each from its own last word backwards."""
 
@@ -29,16 +39,13 @@ class BothWays(nn.Module):
         super().__init__()
         self.forwards = nn.LSTM(hidden, hidden, batch_first=True)
         self.backwards = nn.LSTM(hidden, hidden, batch_first=True)
+        self.mirror = Mirror()
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """Return [B, S, 2 H] for `x` [B, S, H]."""
-        place = torch.ones_like(mask, dtype=torch.int64).cumsum(1) - 1
-        last = (mask != 0).sum(1, keepdim=True) - 1
-        # Its own inverse: words change places with words, and padding stays where it is, behind them.
-        mirrored = torch.where(mask == 0, place, last - place).unsqueeze(-1)
         ahead, _ = self.forwards(x)
-        back, _ = self.backwards(torch.take_along_dim(x, mirrored, 1))
-        return torch.cat([ahead, torch.take_along_dim(back, mirrored, 1)], -1)
+        back, _ = self.backwards(self.mirror(x, mask))
+        return torch.cat([ahead, self.mirror(back, mask)], -1)
 
 
 class Encoder(nn.Module):
@@ -60,20 +67,35 @@ class Encoder(nn.Module):
         return x
 
 
+class NormalisedScores(nn.Module):
+    """How much of each source word a query takes, its vector normalised (Salimans and Kingma 2016, section 2).
+
+    score = g v/|v| . tanh(query + key + b)
+    """
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.vector, self.bias = nn.Parameter(torch.empty(hidden)), nn.Parameter(torch.zeros(hidden))
+        self.scale = nn.Parameter(torch.tensor([hidden**-0.5]))  # g
+
+    def forward(self, queries: Tensor, keys: Tensor, source_mask: Tensor) -> Tensor:
+        """Return weights [B, T, S] for `queries` [B, T, H] and `keys` [B, S, H]."""
+        energies = torch.tanh(queries.unsqueeze(2) + keys.unsqueeze(1) + self.bias)
+        scores = energies @ (self.vector * (self.scale / self.vector.norm()))
+        return attention_weights(scores, source_mask.unsqueeze(1))
+
+
 class Attention(nn.Module):
-    """Bahdanau's, its vector normalised (Salimans and Kingma 2016): score = g v/|v| . tanh(W q + U k + b)."""
+    """Bahdanau's (Bahdanau et al. 2015, section A.1.2)."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
         self.query, self.key = nn.Linear(hidden, hidden, bias=False), nn.Linear(hidden, hidden, bias=False)
-        self.vector, self.bias = nn.Parameter(torch.empty(hidden)), nn.Parameter(torch.zeros(hidden))
-        self.scale = nn.Parameter(torch.tensor([hidden**-0.5]))  # g
+        self.scores = NormalisedScores(hidden)
 
     def forward(self, queries: Tensor, encoded: Tensor, source_mask: Tensor) -> Tensor:
         """Return for each query [B, T, H] the mean of `encoded` [B, S, H] by weight: [B, T, H]."""
-        energies = torch.tanh(self.query(queries).unsqueeze(2) + self.key(encoded).unsqueeze(1) + self.bias)
-        scores = energies @ (self.vector * (self.scale / self.vector.norm()))  # [B, T, S]
-        return attention_weights(scores, source_mask.unsqueeze(1)) @ encoded
+        return self.scores(self.query(queries), self.key(encoded), source_mask) @ encoded
 
 
 class Decoder(nn.Module):
@@ -178,5 +200,5 @@ def _initialise(module: nn.Module, *, spread: float) -> None:
     for name, parameter in module.named_parameters(recurse=False):
         if name.startswith("bias_hh"):  # an LSTM adds up two biases: one is enough
             nn.init.zeros_(parameter)
-        elif not isinstance(module, Attention) or name == "vector":
+        elif not isinstance(module, NormalisedScores) or name == "vector":
             nn.init.uniform_(parameter, -spread, spread)
