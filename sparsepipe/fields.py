@@ -1,5 +1,6 @@
 """Check values read from files: numbers, names, lists and objects of the right type and size."""
 
+import json
 import math
 import reprlib
 from collections.abc import Callable, Mapping
@@ -40,6 +41,17 @@ def given_integer(value: Any, what: str, *, least: int | None = None) -> None:
         raise InputError(f"{what} {shown(value)} given, expected a whole number")
     if least is not None and value < least:
         raise InputError(f"{what} {value} given, expected at least {least}")
+
+
+def json_object(given: str | None, what: str) -> dict[str, Any]:
+    """Return the object that a user wrote as JSON, {} where nothing was. Raises InputError that names `what`."""
+    try:
+        found = json.loads(given) if given else {}
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{what} {shown(given)}: no JSON ({error}); expected such as '{{\"width\": 64}}'") from None
+    if not isinstance(found, dict):
+        raise InputError(f"{what} {shown(given)}: expected a JSON object, such as '{{\"width\": 64}}'")
+    return found
 
 
 def text(value: Any, what: str) -> str:

@@ -72,17 +72,23 @@ def _data_make(verb: Parser) -> None:
 
 
 def _data_info(verb: Parser) -> None:
-    verb.add_argument("path", metavar="PATH", help="folder in ModelNet layout, or a manifest's name")
+    verb.add_argument("path", metavar="PATH", help="folder of a data set, a manifest's name, or one's own function")
+    _options_of_examples(verb)
 
 
 def _data_check(verb: Parser) -> None:
-    verb.add_argument("path", metavar="PATH", help="folder of a data set, or a manifest's name")
+    verb.add_argument("path", metavar="PATH", help="folder of a data set, a manifest's name, or one's own function")
+    _options_of_examples(verb)
     verb.add_argument(
         "--voxel-size", type=positive, default=0.05, metavar="S", help="edge of the voxels counted (default: 0.05)"
     )
     verb.add_argument("--num-points", type=count, metavar="N", help="points sampled from each mesh (default: 1024)")
     verb.add_argument("--task", choices=TASKS, help="what would be learned (default: all that can be)")
     verb.add_argument("--features", type=names, metavar="F,…", help="of each voxel, as in `run` (default: occupancy)")
+
+
+def _options_of_examples(verb: Parser) -> None:
+    verb.add_argument("--data-args", metavar="JSON", help="options of a data set of images or texts, or of a function")
 
 
 # --- models -------------------------------------------------------------------------------------------------------

@@ -100,6 +100,10 @@ class VoxelDataset:
     def __len__(self) -> int:
         return len(self.files)
 
+    def name(self, index: int) -> str:
+        """Return a sample's path inside the data set."""
+        return self.files[index].name
+
     @property
     def classes(self) -> tuple[str, ...]:
         """Class names of samples, or of voxels for segmentation; a label is an index into them."""

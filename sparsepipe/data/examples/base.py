@@ -69,6 +69,10 @@ class ExampleDataset(Protocol):
 
     def __len__(self) -> int: ...
 
+    def name(self, index: int) -> str:
+        """What a sample is called in messages: a file's path inside the data set, or its place."""
+        ...
+
     def look(self) -> None:
         """Check that all files are there, without reading them. Raises InputError where one is not."""
         ...

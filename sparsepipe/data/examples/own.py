@@ -262,6 +262,9 @@ class OwnExamples:
             **options,
         }
 
+    def name(self, index: int) -> str:
+        return f"{self.split}/{index}"
+
     def look(self) -> None:
         """Read the first item: what the user's own code needs is not known here."""
         _ = self._first

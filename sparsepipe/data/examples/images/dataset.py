@@ -96,6 +96,9 @@ class ImageExamples:
     def _augmentation(self) -> str | None:
         return self.augmentation if self.split == "train" else None
 
+    def name(self, index: int) -> str:
+        return self.pictures.name(index)
+
     def look(self) -> None:
         """Check that all files are there, without reading them."""
         look_at(self.pictures.files, self.split)

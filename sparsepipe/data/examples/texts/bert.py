@@ -164,6 +164,9 @@ class PlainTextExamples:
             **files_digest(self._texts.files, self.root),
         }
 
+    def name(self, index: int) -> str:
+        return f"{self.split}/{index}"
+
     def look(self) -> None:
         """Check that all files are there, without reading them."""
         look_at(self._texts.files, self.split)

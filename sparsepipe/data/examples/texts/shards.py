@@ -114,6 +114,10 @@ class ShardExamples:
             **files_digest(self.files, self.root),
         }
 
+    def name(self, index: int) -> str:
+        path, row = self._places[index]
+        return f"{path.relative_to(self.root).as_posix()}/{row}"
+
     def look(self) -> None:
         """Check that all files are there, without reading them."""
         look_at(self.files, self.split)
