@@ -1,18 +1,12 @@
 """Initial parameters, which depend on (seed, layer id) alone: the same in every partition and every engine."""
 
-import hashlib
 import math
 
 import torch
 from torch import Tensor, nn
 
 from ..models.rows import Row
-
-
-def derived_seed(*parts: int | str) -> int:
-    """Return a seed in [0, 2^63) for the given parts: the same on every machine and in every process."""
-    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
+from ..seeds import derived_seed
 
 
 def initialise(module: nn.Module, row: Row, seed: int) -> None:

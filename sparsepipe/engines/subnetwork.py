@@ -7,9 +7,10 @@ from torch import nn
 
 from ..errors import InputError
 from ..models.rows import INPUT, Network, Row
+from ..seeds import derived_seed
 from .base import Engine
 from .batch_norm import Group, GroupBatchNorm, TooFewVoxels
-from .initialisation import derived_seed, initialise
+from .initialisation import initialise
 
 SEEDED_KINDS = frozenset({"dropout"})  # their modules take `seed=`: what they draw depends on the minibatch
 

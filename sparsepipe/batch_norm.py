@@ -1,0 +1,104 @@
+"""Synchronised batch norm, of voxels or of dense grids: statistics over several processes."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from .errors import InputError
+
+
+class TooFewVoxels(InputError):
+    """A batch norm in training met fewer than two voxels: they have no variance."""
+
+
+class Group(Protocol):
+    """Processes that share statistics. Both collectives wait for all of them, and raise where one is lost or late."""
+
+    def gather(self, own: Tensor) -> list[Tensor]:
+        """Return `own` of every process, in rank order."""
+        ...
+
+    def sum(self, own: Tensor) -> None:
+        """Make `own` the sum over the processes."""
+        ...
+
+
+class GroupBatchNorm(nn.modules.batchnorm._BatchNorm):
+    """Batch norm of rows [N, C] or grids [B, C, ...] whose minibatch, in training, is that of every process of `group`.
+
+    Alone without a group; its state_dict is that of torch's own. Processes may hold different numbers of rows, or none.
+    Each must run the same forward and backward passes in the same order. Weight and bias get the gradient of the own
+    rows; averaging gradients over the group, as replicas do with all others, completes it.
+    """
+
+    group: Group | None = None
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        """Take any number of axes: the layers around say how many there are."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.group is None or not self.training:
+            if self.training and input.numel() == input.shape[1]:
+                raise TooFewVoxels(
+                    "batch norm over 1 voxel: expected at least 2; use more samples a minibatch or smaller voxels"
+                )
+            return super().forward(input)
+        places = input.movedim(1, -1)
+        rows = places.flatten(0, -2)
+        output, mean, variance, count = _GroupNorm.apply(rows, self.weight, self.bias, self.eps, self.group)
+        if self.track_running_stats:
+            assert self.num_batches_tracked is not None and self.momentum is not None
+            assert self.running_mean is not None and self.running_var is not None
+            with torch.no_grad():
+                self.num_batches_tracked.add_(1)
+                unbiased = variance * (count / (count - 1))
+                self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
+                self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
+        return output.view(places.shape).movedim(-1, 1).contiguous()
+
+
+class _GroupNorm(torch.autograd.Function):
+    """Normalise rows by the mean and variance of those of all processes.
+
+    Every process tells its count, mean and sum of squared deviations, which are merged pairwise-free of cancellation
+    (Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances"), in rank
+    order and in double precision: all processes get the same bits.
+    """
+
+    @staticmethod
+    def forward(ctx, rows, weight, bias, epsilon, group):  # type: ignore[no-untyped-def]
+        wide = rows if rows.dtype == torch.float64 else rows.float()
+        channels = rows.shape[1]
+        if len(rows):
+            variance, mean = torch.var_mean(wide, dim=0, correction=0)
+        else:
+            variance = mean = wide.new_zeros(channels)
+        own = torch.cat([mean.double(), variance.double() * len(rows), mean.new_tensor([len(rows)]).double()])
+        means, squares, counts = torch.stack(group.gather(own)).split([channels, channels, 1], dim=1)
+        count = float(counts.sum())
+        if count < 2:
+            raise TooFewVoxels(f"batch norm over {count:.0f} voxels of all processes: expected at least 2")
+        mean = (means * counts).sum(0) / count
+        variance = (squares.sum(0) + ((means - mean).square() * counts).sum(0)) / count
+        scale = (variance + epsilon).rsqrt()
+        mean, scale = mean.to(wide.dtype), scale.to(wide.dtype)
+        output = torch.addcmul(bias.to(wide.dtype), (wide - mean) * scale, weight.to(wide.dtype))
+        ctx.save_for_backward(rows, weight, mean, scale)
+        ctx.group, ctx.count = group, count
+        ctx.mark_non_differentiable(mean, variance)
+        return output.to(rows.dtype), mean, variance, count
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_output, *_):  # type: ignore[no-untyped-def]
+        rows, weight, mean, scale = ctx.saved_tensors
+        gradient = grad_output.to(mean.dtype)
+        normal = (rows.to(mean.dtype) - mean) * scale
+        own = torch.stack([gradient.sum(0), (gradient * normal).sum(0)])
+        grad_bias, grad_weight = own.clone().to(weight.dtype)
+        ctx.group.sum(own)
+        along, across = own / ctx.count
+        grad_rows = (gradient - along - normal * across) * (scale * weight.to(mean.dtype))
+        return grad_rows.to(rows.dtype), grad_weight, grad_bias, None, None

@@ -1,0 +1,292 @@
+"""Puts the layers of both modes together as rows of a network: who has which parameter, how values are named."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from ...graph import Layer as GraphLayer
+from ...graph import LayerGraph
+from .grouping import Grouping, Layer
+from .operations import is_rectified
+from .recording import Recording, names_of
+from .rows import Port, Program, Result, TracedRow
+from .values import Structure, features
+
+STATE_KINDS = ("parameter", "buffer")
+
+
+@dataclass
+class Assembled:
+    """The rows of a network and what is known of their values."""
+
+    rows: list[TracedRow]
+    results: dict[bool, Result]
+    differentiable: frozenset[str]
+    rectified: frozenset[str]
+    constants: dict[str, Any]
+
+
+@dataclass
+class Assembly:
+    """One network in the making. `groupings`: by whether it trains."""
+
+    module: nn.Module
+    groupings: Mapping[bool, Grouping]
+    inputs: tuple[str, ...]
+    constants: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.names = names_of(self.module)
+        self.saved = frozenset(self.module.state_dict(keep_vars=True))
+        self.trained = {self.names[id(parameter)] for parameter in self.module.parameters() if parameter.requires_grad}
+        self.layers = {
+            training: {layer.id: layer for layer in grouping.layers} for training, grouping in self.groupings.items()
+        }
+        self.order = self._order()
+        self.readers = self._readers()
+        self.state_rows = self._state_rows()
+        self.value_names: dict[tuple[bool, fx.Node], tuple[str, ...]] = {}
+        for training, grouping in self.groupings.items():
+            for name, node in grouping.recording.inputs.items():
+                self.value_names[training, node] = (name,)
+        for layer_id in self.order:
+            self._name_values(layer_id)
+
+    def assembled(self) -> Assembled:
+        rows = [row for id in self.order for row in (*self._rows_before(id), self._row(id))]
+        rows += self._unread(rows)
+        results = {training: self._result(training, each.recording) for training, each in self.groupings.items()}
+        return Assembled(rows, results, self._differentiable(), self._rectified(), self.constants)
+
+    # Order and ownership
+
+    def _order(self) -> list[str]:
+        """Return the ids of both modes' layers in an order that suits both."""
+        ids = list(self.layers[True])
+        for previous, id in zip([None, *self.layers[False]], self.layers[False], strict=False):
+            if id not in self.layers[True]:
+                ids.insert(ids.index(previous) + 1 if previous is not None else 0, id)
+        edges = []
+        for training, grouping in self.groupings.items():
+            home = {node: layer.id for layer in grouping.layers for node in layer.nodes}
+            for layer in self.layers[training].values():
+                edges += [(home[node], layer.id) for node in layer.reads if node in home]
+        graph = LayerGraph.from_ids([GraphLayer(id) for id in ids], edges)
+        return [layer.id for layer in graph.layers]
+
+    def _modules(self, id: str) -> list[str]:
+        both = [path for layers in self.layers.values() if id in layers for path in layers[id].modules]
+        return list(dict.fromkeys(both))
+
+    def _read_tensors(self, id: str) -> list[str]:
+        """Return the names of registered tensors that functions of a layer read."""
+        return list(
+            dict.fromkeys(
+                str(node.target)
+                for layers in self.layers.values()
+                if id in layers
+                for node in layers[id].reads
+                if node.op == "get_attr" and node.meta["registered"]
+            )
+        )
+
+    def _held(self, path: str) -> dict[str, str]:
+        """Return local name → name in the root of the parameters of a module."""
+        module = self.module.get_submodule(path)
+        return {name: self.names[id(each)] for name, each in module.named_parameters(remove_duplicate=False)}
+
+    def _readers(self) -> dict[str, list[str]]:
+        """Return the layers that read each parameter or buffer."""
+        found: dict[str, list[str]] = {}
+        for id in self.order:
+            keys = {key for path in self._modules(id) for key in self._held(path).values()}
+            for key in keys | set(self._read_tensors(id)):
+                found.setdefault(key, []).append(id)
+        return found
+
+    def _state_rows(self) -> dict[str, str]:
+        """Return the tensors that are layers of their own → the kind of layer."""
+        found: dict[str, str] = {}
+        for id in self.order:
+            for key in self._read_tensors(id):
+                own = self.readers[key] == [id] and key.startswith(f"{id}.")
+                if not own and (key in self.trained or self._is_saved(key)):
+                    found[key] = "parameter" if key in self.trained else "buffer"
+        for key, ids in self.readers.items():
+            if key in self.trained and len(ids) > 1:
+                found[key] = "parameter"
+        return found
+
+    def _is_saved(self, key: str) -> bool:
+        return key in self.saved
+
+    # Values
+
+    def _name_values(self, id: str) -> None:
+        """Name what a layer gives: by its id, and a number where it gives several; in the order that they are made."""
+        given = [
+            (training, node, sum(_structure(node).crosses()))
+            for training, layers in self.layers.items()
+            for node in (layers[id].gives if id in layers else ())
+        ]
+        most = max((sum(count for mode, _, count in given if mode is training) for training in self.layers), default=0)
+        names = [id] if most == 1 and id not in self.inputs else [f"{id}:{i}" for i in range(most)]
+        used = dict.fromkeys(self.layers, 0)
+        for training, node, count in given:
+            self.value_names[training, node] = tuple(names[used[training] : used[training] + count])
+            used[training] += count
+
+    def _port(self, training: bool, node: fx.Node) -> Port:
+        names = (str(node.target),) if node.op == "get_attr" else self.value_names[training, node]
+        return Port(node, _structure(node), names)
+
+    def _program(self, training: bool, layer: Layer) -> Program:
+        reads, state, constants = [], {}, {}
+        for node in layer.reads:
+            key = str(node.target)
+            if node.op != "get_attr" or key in self.state_rows:
+                reads.append(self._port(training, node))
+            elif node.meta["registered"] and self.readers.get(key) == [layer.id] and key.startswith(f"{layer.id}."):
+                state[node] = key
+            else:
+                name = key if node.meta["registered"] else f"{training}.{key}"
+                self.constants[name] = node.meta["value"]
+                constants[node] = name
+        borrowed = {}
+        for path in layer.modules:
+            lent = {
+                name: key for name, key in self._held(path).items() if key in self.state_rows and key in self.trained
+            }
+            if lent:
+                borrowed[path] = lent
+        gives = [self._port(training, node) for node in layer.gives]
+        draws = any(node.meta["draws"] for node in layer.nodes)
+        return Program(tuple(layer.steps), tuple(reads), tuple(gives), state, constants, borrowed, draws)
+
+    # Rows
+
+    def _row(self, id: str) -> TracedRow:
+        programs = {
+            training: self._program(training, layers[id]) for training, layers in self.layers.items() if id in layers
+        }
+        layer = next(layers[id] for layers in self.layers.values() if id in layers)
+        modules = self._modules(id)
+        keys = self._keys(id, modules)
+        owned = {self._canonical(key): self._tensor(key) for key in keys if self._canonical(key) in self.trained}
+        return TracedRow(
+            id,
+            layer.kind,
+            self._description(layer, modules),
+            sum(each.numel() for each in owned.values()),
+            sum(each.numel() * each.element_size() for each in owned.values()),
+            tuple(keys),
+            tuple(modules),
+            programs,
+        )
+
+    def _keys(self, id: str, modules: list[str]) -> list[str]:
+        inside = tuple(f"{path}." if path else "" for path in modules)
+        keys = [key for key in self._everything() if key.startswith(inside)] if inside else []
+        keys += [key for key in self._read_tensors(id) if self.readers[key] == [id] and key.startswith(f"{id}.")]
+        lent = {key for key in keys if self._canonical(key) in self.state_rows and self._canonical(key) in self.trained}
+        return [key for key in dict.fromkeys(keys) if key not in lent]
+
+    def _everything(self) -> list[str]:
+        """Names of all parameters and buffers, those included that are not saved."""
+        both = (self.module.named_parameters(remove_duplicate=False), self.module.named_buffers(remove_duplicate=False))
+        return [name for named in both for name, _ in named]
+
+    def _tensor(self, key: str) -> Tensor:
+        holder, _, name = key.rpartition(".")
+        found = getattr(self.module.get_submodule(holder), name)
+        assert isinstance(found, Tensor)
+        return found
+
+    def _canonical(self, key: str) -> str:
+        return self.names[id(self._tensor(key))]
+
+    def _rows_before(self, id: str) -> list[TracedRow]:
+        return [self._state_row(key) for key in self.state_rows if self.readers[key][0] == id]
+
+    def _state_row(self, key: str) -> TracedRow:
+        tensor, kind = self._tensor(key), self.state_rows[key]
+        count = tensor.numel() if kind == "parameter" else 0
+        node = fx.Graph().create_node("get_attr", "value")
+        structure = Structure.of(tensor)
+        assert structure is not None
+        programs = {training: Program(gives=(Port(node, structure, (key,)),)) for training in (True, False)}
+        text = f"{kind}({', '.join(map(str, tensor.shape))})"
+        return TracedRow(key, kind, text, count, count * tensor.element_size(), (key,), (), programs)
+
+    def _unread(self, rows: list[TracedRow]) -> list[TracedRow]:
+        """Return rows for what no layer has, so that nothing of the module's state is lost."""
+        held = {self._canonical(key) for row in rows for key in row.keys}
+        left = [key for key in self.saved if self._is_here(key) and self._canonical(key) not in held]
+        found: dict[str, list[str]] = {}
+        for key in sorted(left, key=self._everything().index):
+            found.setdefault(self._unread_home(key, held), []).append(key)
+        made = []
+        for id, keys in found.items():
+            tensors = {self._canonical(key): self._tensor(key) for key in keys if self._canonical(key) in self.trained}
+            count = sum(each.numel() for each in tensors.values())
+            size = sum(each.numel() * each.element_size() for each in tensors.values())
+            kind = "parameter" if id in keys else type(self.module.get_submodule(id)).__name__
+            modules = () if id in keys else (id,)
+            made.append(TracedRow(id, kind, f"{kind}, which no layer reads", count, size, tuple(keys), modules, {}))
+        return made
+
+    def _is_here(self, key: str) -> bool:
+        return key in self._everything()
+
+    def _unread_home(self, key: str, held: set[str]) -> str:
+        """Return the outermost module that has this name and nothing that is read; the name itself if there is none."""
+        parts = key.split(".")
+        for i in range(1, len(parts)):
+            path = ".".join(parts[:i])
+            if not any(self._canonical(each) in held for each in self._everything() if each.startswith(f"{path}.")):
+                return path
+        return key
+
+    def _description(self, layer: Layer, modules: list[str]) -> str:
+        if len(modules) == 1 and layer.path == modules[0]:
+            return " ".join(repr(self.module.get_submodule(modules[0])).split())[:200]
+        return f"{layer.kind}({', '.join(modules)})" if modules else layer.kind
+
+    # What is known of values
+
+    def _result(self, training: bool, recording: Recording) -> Result:
+        leaves = [self._port(training, leaf) if isinstance(leaf, fx.Node) else leaf for leaf in recording.outputs]
+        return Result(recording.output_spec, tuple(leaves))
+
+    def _values(self, training: bool) -> list[tuple[fx.Node, tuple[str, ...]]]:
+        given = {node for layer in self.groupings[training].layers for node in layer.gives}
+        return [(node, names) for (mode, node), names in self.value_names.items() if mode is training and node in given]
+
+    def _differentiable(self) -> frozenset[str]:
+        """Trained parameters, and values that the example needed gradients for: as it trained, where it gave them."""
+        known = {key: kind == "parameter" for key, kind in self.state_rows.items()}
+        for training in (True, False):
+            for node, names in self._values(training):
+                for name, each in zip(names, _structure(node).split(node.meta["value"]), strict=True):
+                    known.setdefault(name, features(each).requires_grad)
+        return frozenset(name for name, wanted in known.items() if wanted)
+
+    def _rectified(self) -> frozenset[str]:
+        found: dict[bool, set[str]] = {}
+        others: set[str] = set()
+        for training, grouping in self.groupings.items():
+            known: set[fx.Node] = set()
+            for node in grouping.recording.nodes:
+                if is_rectified(node, known, self.module):
+                    known.add(node)
+            for node, names in self._values(training):
+                (found.setdefault(training, set()) if node in known else others).update(names)
+        return frozenset(set().union(*found.values()) - others) if found else frozenset()
+
+
+def _structure(node: fx.Node) -> Structure:
+    found = Structure.of(node.meta["value"])
+    assert found is not None, node
+    return found

@@ -1,0 +1,170 @@
+"""Records a forward with torch.export: ATen operations, each of the module in whose forward it is.
+
+It knows sizes and runs the Python that torch.fx's stand-ins stop at; what looks at numbers stops it too.
+"""
+
+import contextlib
+import inspect
+import io
+import logging
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.export import Dim
+from torch.utils import _pytree as pytree
+
+from .in_place import out_of_place
+from .inputs import Inputs
+from .recording import CannotBeTraced, Recording, is_leaf, names_of, observe
+from .values import flattened, tensors_of
+
+
+def record(module: nn.Module, inputs: Inputs) -> Recording:
+    """Record the forward of a module in the mode that it is in. Raises CannotBeTraced where torch.export cannot."""
+    args, kwargs = inputs.arguments({})
+    try:
+        with _silence():
+            program = torch.export.export(
+                module, args, kwargs, dynamic_shapes=_dynamic(module, inputs, args, kwargs), strict=False
+            )
+            traced = program.module(check_guards=False)
+    except Exception as error:  # of many kinds
+        raise CannotBeTraced(f"{type(error).__name__}: {' '.join(str(error).split())[:100]}") from error
+    assert isinstance(traced, fx.GraphModule)
+    placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]
+    leaves = pytree.tree_leaves((args, kwargs))
+    names = {id(leaf): name for name, leaf in inputs.tensors.items()}
+    if len(placeholders) != len(leaves):
+        raise CannotBeTraced("torch.export changed its arguments")
+    found: dict[str, fx.Node] = {}
+    known = names_of(module)
+    recorded: list[fx.Node] = []
+    stale: dict[fx.Node, str] = {}
+    for node, leaf in zip(placeholders, leaves, strict=True):
+        if id(leaf) in names:
+            found[names[id(leaf)]] = node
+    for node in list(traced.graph.nodes):
+        if node.op == "output":
+            continue
+        node.meta["path"] = _path(node)
+        node.meta.update(draws=False, no_grad=False, written=set(), buffers=set())
+        if node.op == "placeholder":
+            _hold(node, leaves[placeholders.index(node)])
+            if not isinstance(node.meta["value"], Tensor):
+                continue
+        elif node.op == "get_attr":
+            _read(node, module, traced, known)
+        else:
+            _observe(node, module, stale, recorded)
+        recorded.append(node)
+    output = next(node for node in traced.graph.nodes if node.op == "output")
+    outputs, spec = pytree.tree_leaves(output.args[0]), _output_spec(module, inputs)
+    return Recording(recorded, found, outputs, spec)
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """torch.export prints the graph that it gave up on, and logs."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.disable(before)
+
+
+def _dynamic(module: nn.Module, inputs: Inputs, args: Any, kwargs: Any) -> Any:
+    """Leave open the minibatch's size, and the second one of what is no picture: sequences have any length."""
+
+    def open_axes(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return None
+        count = 1 if leaf.dim() > 3 else 2
+        return dict.fromkeys(range(min(count, leaf.dim())), Dim.AUTO)
+
+    bound = inspect.signature(module.forward).bind(*args, **kwargs)
+    return pytree.tree_map(open_axes, dict(bound.arguments))
+
+
+def _hold(node: fx.Node, value: Any) -> None:
+    node.meta["value"] = value
+    node.meta["storages"] = frozenset(each.untyped_storage()._cdata for each in tensors_of(value))
+
+
+def _read(node: fx.Node, module: nn.Module, traced: fx.GraphModule, known: dict[int, str]) -> None:
+    """A parameter or buffer of the module under the first of its names; else what export made of a constant."""
+    value: Any = traced
+    for part in str(node.target).split("."):
+        value = getattr(value, part)
+    own: Any = module
+    try:
+        for part in str(node.target).split("."):
+            own = getattr(own, part)
+    except AttributeError:
+        own = None
+    registered = isinstance(own, Tensor) and id(own) in known
+    _hold(node, own if registered else value)
+    node.meta["registered"] = registered
+    if registered:
+        node.target = known[id(own)]
+
+
+def _observe(node: fx.Node, module: nn.Module, stale: dict[fx.Node, str], recorded: list[fx.Node]) -> None:
+    args, kwargs = tuple(node.args), dict(node.kwargs)
+    target, args, kwargs, in_place = out_of_place(node.op, node.target, args, kwargs)
+    changed = args[0] if in_place else None
+    if isinstance(changed, fx.Node) and changed.op == "get_attr":  # a counter, a running mean: it has to change
+        in_place, target = False, node.target
+    node.target, node.args, node.kwargs = target, args, kwargs
+    for source in node.all_input_nodes:
+        if source in stale:
+            raise CannotBeTraced(stale[source])
+    observe(node, module)
+    for source in node.meta["written"]:
+        if source.op == "get_attr":
+            node.meta["buffers"].add(str(source.target))
+        else:
+            raise CannotBeTraced(f"{node.target} changes what others hold")
+    if in_place and isinstance(changed, fx.Node):
+        for other in recorded:
+            if other is not changed and other.meta["storages"] & changed.meta["storages"]:
+                stale[other] = f"{other} is read after {node.target} changed it in place"
+        after = set(recorded)
+        changed.replace_all_uses_with(node, lambda user: user is not node and user not in after)
+
+
+def _path(node: fx.Node) -> str:
+    """Return the path of the innermost module whose forward an operation is in."""
+    stack = list((node.meta.get("nn_module_stack") or {"": ("", "")}).values())
+    return _plain(str(stack[-1][0]))
+
+
+def _plain(path: str) -> str:
+    path = re.sub(r"^L\['self'\]\.?|_modules\.", "", path)
+    path = re.sub(r"\['?([^'\]]+)'?\]", r".\1", path)
+    return ".".join(part.split("@")[0] for part in path.split(".") if part)
+
+
+def whole_module(node: fx.Node, module: nn.Module) -> str:
+    """Return the path of the outermost module around an operation that is one layer; "" for none."""
+    path = node.meta["path"]
+    parts = path.split(".") if path else []
+    for i in range(1, len(parts) + 1):
+        here = ".".join(parts[:i])
+        try:
+            found = module.get_submodule(here)
+        except AttributeError:
+            return ""
+        if is_leaf(found):
+            return here
+    return ""
+
+
+def _output_spec(module: nn.Module, inputs: Inputs) -> pytree.TreeSpec:
+    args, kwargs = inputs.arguments({})
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        return flattened(module(*args, **kwargs))[1]

@@ -1,0 +1,80 @@
+"""What a forward takes: the tensors among its arguments by name, from an example of them."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.utils import _pytree as pytree
+
+from ...errors import InputError
+from .values import flattened, is_constant, is_number, is_tensor
+
+ONLY = "input"  # the name of a network's input where it has one tensor
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The arguments of a forward: an example's structure, and the name of each tensor in it."""
+
+    owner: str  # who is named in errors
+    spec: pytree.TreeSpec
+    names: tuple[str, ...]  # of each leaf; only tensors are inputs
+    leaves: tuple[Any, ...]
+    keywords: bool
+    constants: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, owner: str, example: Any) -> "Inputs":
+        """Raises InputError for an example without a tensor, or with what is neither tensor nor plain value."""
+        arguments = example if isinstance(example, tuple | dict) and not hasattr(example, "_fields") else (example,)
+        leaves, spec = flattened(arguments)
+        names = tuple(_name(path) for path, _ in pytree.tree_flatten_with_path(arguments)[0])
+        if not any(map(is_tensor, leaves)):
+            raise InputError(f"{owner}: the example that it is to be traced with has no tensor")
+        for name, leaf in zip(names, leaves, strict=True):
+            if not (is_tensor(leaf) or is_number(leaf) or is_constant(leaf)):
+                raise InputError(f"{owner}: argument {name} is a {type(leaf).__name__}, expected tensors and numbers")
+        constants = {name: leaf for name, leaf in zip(names, leaves, strict=True) if not is_tensor(leaf)}
+        if len(leaves) == 1 and not isinstance(arguments, dict):
+            names = (ONLY,)
+        return cls(owner, spec, names, tuple(leaves), isinstance(arguments, dict), constants)
+
+    @property
+    def tensors(self) -> dict[str, Any]:
+        """Name → the example's tensor."""
+        return {name: leaf for name, leaf in zip(self.names, self.leaves, strict=True) if is_tensor(leaf)}
+
+    def arguments(self, tensors: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return positional and keyword arguments with these tensors in place of the example's."""
+        leaves = [tensors.get(name, leaf) for name, leaf in zip(self.names, self.leaves, strict=True)]
+        found = pytree.tree_unflatten(leaves, self.spec)
+        return ((), found) if self.keywords else (found, {})
+
+    def bind(self, given: Any) -> dict[str, Any]:
+        """Name the tensors of a minibatch, which may leave out those that are not needed.
+
+        Raises InputError for a plain value other than the example's: the network was traced with that.
+        """
+        if is_tensor(given) and self.names == (ONLY,):
+            return {ONLY: given}
+        arguments = given if isinstance(given, tuple | dict) and not hasattr(given, "_fields") else (given,)
+        single = self.names == (ONLY,)
+        found = {}
+        for path, leaf in pytree.tree_flatten_with_path(arguments)[0]:
+            name = ONLY if single else _name(path)
+            if is_tensor(leaf) and name in self.names and name not in self.constants:
+                found[name] = leaf
+            elif leaf is not None and not (is_tensor(leaf) and name not in self.names):
+                if name not in self.constants or self.constants[name] != leaf:
+                    expected = repr(self.constants[name]) if name in self.constants else "a tensor"
+                    raise InputError(
+                        f"{self.owner}: argument {name} is {leaf!r}, but it was traced with {expected}: trace it anew"
+                    )
+            elif is_tensor(leaf):
+                raise InputError(f"{self.owner}: argument {name} was not there when it was traced")
+        return found
+
+
+def _name(path: Any) -> str:
+    """Write a place in the arguments: "input:0", "input:batch.words"."""
+    parts = [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path]
+    return f"{ONLY}:{'.'.join(parts)}"

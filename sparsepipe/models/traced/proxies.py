@@ -1,0 +1,93 @@
+"""Stand-ins for values while a forward is recorded: they know the example's, and tell what does not depend on it."""
+
+import dis
+import inspect
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from .values import is_constant, is_tensor
+
+_SAME_FOR_ALL = frozenset(  # methods whose answer has to do with the kind of tensor, not with its sizes or numbers
+    "dim ndimension is_floating_point is_complex is_signed element_size get_device is_inference".split()
+)
+_UNPACK = dis.opmap["UNPACK_SEQUENCE"]
+
+
+class ValueProxy(fx.Proxy):
+    """A value of the forward that is being recorded. Says that it is of the value's own class."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return type(self.node.meta["value"])
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__fx"):
+            raise AttributeError(name)
+        value = self.node.meta["value"]
+        found = getattr(value, name)
+        if inspect.ismethod(found) or inspect.isbuiltin(found) or inspect.ismethoddescriptor(found):
+            return _method(self, name, found)
+        if is_tensor(value) and name not in ("shape",) and isinstance(found, bool | int):
+            return found  # ndim, is_cuda, requires_grad
+        return self.tracer.create_proxy("call_function", getattr, (self, name), {})
+
+    def __iter__(self) -> Iterator[Any]:
+        value = self.node.meta["value"]
+        if isinstance(value, tuple | list):
+            return iter([self._item(i) for i in range(len(value))])
+        if isinstance(value, dict):
+            return iter(list(value))
+        frame = inspect.currentframe()
+        assert frame is not None and frame.f_back is not None
+        code = frame.f_back.f_code.co_code
+        if code[frame.f_back.f_lasti] == _UNPACK:  # a, b = tensor
+            return iter([self._item(i) for i in range(len(value))])
+        return self.tracer.iter(self)
+
+    def _item(self, key: Any) -> Any:
+        return self.tracer.create_proxy("call_function", operator.getitem, (self, key), {})
+
+    def __len__(self) -> int:
+        value = self.node.meta["value"]
+        if isinstance(value, tuple | list | dict):
+            return len(value)
+        return super().__len__()
+
+    def __contains__(self, item: Any) -> bool:
+        value = self.node.meta["value"]
+        if isinstance(value, dict):
+            return item in value
+        raise TypeError("'in' looks at values")
+
+    def keys(self) -> Any:
+        return list(self.node.meta["value"].keys())
+
+    def values(self) -> Any:
+        value = self.node.meta["value"]
+        if isinstance(value, dict):
+            return [self._item(key) for key in value]
+        return _method(self, "values", value.values)()
+
+    def items(self) -> Any:
+        return [(key, self._item(key)) for key in self.node.meta["value"]]
+
+    def __setitem__(self, place: Any, value: Any) -> None:
+        raise TypeError("it writes into a part of a tensor")
+
+    def __format__(self, how: str) -> str:
+        return repr(self)
+
+
+def _method(proxy: ValueProxy, name: str, found: Callable[..., Any]) -> Callable[..., Any]:
+    if name in _SAME_FOR_ALL and isinstance(proxy.node.meta["value"], Tensor):
+        return found
+    return lambda *args, **kwargs: proxy.tracer.create_proxy("call_method", name, (proxy, *args), kwargs)
+
+
+def stands_for_itself(value: Any) -> bool:
+    """Whether what an operation gave is the same in every minibatch: a type, a device, None."""
+    return is_constant(value) or isinstance(value, torch.finfo | torch.iinfo)

@@ -1,0 +1,154 @@
+"""What one forward does, written down: its operations in order, each with what it gave on the example."""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from .values import tensors_of
+
+CONTAINERS = (  # of torch's own modules those that are looked into
+    nn.Sequential,
+    nn.ModuleList,
+    nn.ModuleDict,
+    nn.Transformer,
+    nn.TransformerEncoder,
+    nn.TransformerDecoder,
+)
+
+
+class CannotBeTraced(Exception):
+    """A forward does what a graph of operations cannot say."""
+
+
+@dataclass
+class Recording:
+    """The operations of one forward in one mode. Of each node, `meta` has:
+
+    value      what it gave on the example; dropped once layers are made
+    path       the module in whose forward it is
+    draws      whether it drew random numbers
+    no_grad    whether it ran without gradients
+    written    the nodes whose tensors it changed
+    buffers    the buffers that it changed, by name
+    """
+
+    nodes: list[fx.Node]
+    inputs: Mapping[str, fx.Node]
+    outputs: list[Any]  # nodes, and what is the same in every minibatch
+    output_spec: pytree.TreeSpec
+    opaque: dict[str, str] = field(default_factory=dict)  # path of what could not be looked into → why
+
+
+def is_leaf(module: nn.Module) -> bool:
+    """Whether a module is one layer as it is: torch's, MinkowskiEngine's, scripted ones, and those without parts."""
+    home = type(module).__module__
+    if isinstance(module, torch.jit.ScriptModule):
+        return True
+    if home.startswith(("torch.nn", "torch.ao")):
+        return not isinstance(module, CONTAINERS)
+    if home.startswith("Minkowski") and not home.startswith("MinkowskiEngine."):
+        return True
+    return next(module.children(), None) is None
+
+
+def names_of(module: nn.Module) -> dict[int, str]:
+    """Return the name of each parameter and buffer by its identity: the first of them for one that has several."""
+    found: dict[int, str] = {}
+    for named in (module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)):
+        for name, tensor in named:
+            found.setdefault(id(tensor), name)
+    return found
+
+
+@contextmanager
+def put_back(module: nn.Module) -> Iterator[None]:
+    """Undo what the block does to a module: its buffers, attributes, modes, and torch's random numbers."""
+    parts = list(module.modules())
+    attributes = [(part, dict(part.__dict__), dict(part._buffers), dict(part._parameters)) for part in parts]
+    values = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            restore(attributes)
+            with torch.no_grad():
+                for buffer, value in values:
+                    if not torch.equal(buffer, value):
+                        buffer.copy_(value)
+
+
+def restore(attributes: list[tuple[nn.Module, dict, dict, dict]]) -> None:
+    """Give modules the attributes, buffers and parameters that they had."""
+    for part, had, buffers, parameters in attributes:
+        part.__dict__.clear()
+        part.__dict__.update(had)
+        part.__dict__["_buffers"].clear()
+        part.__dict__["_buffers"].update(buffers)
+        part.__dict__["_parameters"].clear()
+        part.__dict__["_parameters"].update(parameters)
+
+
+def run(node: fx.Node, args: tuple[Any, ...], kwargs: Mapping[str, Any], module: Callable[[str], nn.Module]) -> Any:
+    """Do what a node says."""
+    if node.op == "call_module":
+        return module(str(node.target))(*args, **kwargs)
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    assert callable(node.target)
+    return node.target(*args, **kwargs)
+
+
+def example_of(node: Any) -> Any:
+    return node.meta["value"]
+
+
+def observe(node: fx.Node, root: nn.Module) -> None:
+    """Run a node on the example and write down what it gave, drew and changed."""
+    args = fx.node.map_arg(node.args, example_of)
+    kwargs = fx.node.map_arg(node.kwargs, example_of)
+    read = [(source, tensor, tensor._version) for source in node.all_input_nodes for tensor in _counted(source)]
+    held = {}
+    if node.op == "call_module":
+        held = {
+            name: (buffer, buffer._version)
+            for name, buffer in root.get_submodule(str(node.target)).named_buffers()
+            if not torch.is_inference(buffer)
+        }
+    random = torch.get_rng_state()
+    value = run(node, args, kwargs, root.get_submodule)
+    node.meta["value"] = value
+    node.meta["draws"] = not torch.equal(random, torch.get_rng_state())
+    node.meta["no_grad"] = not torch.is_grad_enabled()
+    node.meta["written"] = {source for source, tensor, version in read if tensor._version != version}
+    node.meta["buffers"] = set()
+    if held:
+        now = dict(root.get_submodule(str(node.target)).named_buffers())
+        names = names_of(root)
+        for name, (buffer, version) in held.items():
+            if now.get(name) is not buffer or buffer._version != version:
+                node.meta["buffers"].add(names.get(id(buffer), f"{node.target}.{name}"))
+    node.meta["storages"] = frozenset(
+        tensor.untyped_storage()._cdata for tensor in tensors_of(value) if tensor.layout == torch.strided
+    )
+
+
+def _counted(node: fx.Node) -> list[Tensor]:
+    """Return the tensors of a value that count how often they were changed."""
+    return [tensor for tensor in tensors_of(node.meta["value"]) if not tensor.is_inference()]
+
+
+def minkowski_functions() -> tuple[list[Any], list[Callable[..., Any]]]:
+    """Return the places of MinkowskiEngine's functions and the functions, where somebody imported it; else nothing."""
+    library = sys.modules.get("MinkowskiEngine")
+    if library is None:
+        return [], []
+    places = [library, sys.modules["MinkowskiFunctional"]] if "MinkowskiFunctional" in sys.modules else [library]
+    places += [module for name, module in list(sys.modules.items()) if name == "MinkowskiEngine.MinkowskiFunctional"]
+    found = [value for place in places[1:] for value in vars(place).values() if type(value).__name__ == "function"]
+    return places, [library.cat, *found]

@@ -1,0 +1,302 @@
+"""Records a forward by running it on stand-ins: torch.fx, module by module, with the example's values at hand.
+
+What cannot be recorded so (Python that looks at numbers, writes into parts of tensors, ...) is one operation: the
+innermost module in whose forward it happens.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx._symbolic_trace import _maybe_revert_all_patches
+
+from .checkpoints import without_checkpoints
+from .decisions import decidable, same_answer
+from .in_place import out_of_place
+from .inputs import Inputs
+from .proxies import ValueProxy, stands_for_itself
+from .recording import (
+    CannotBeTraced,
+    Recording,
+    is_leaf,
+    minkowski_functions,
+    names_of,
+    observe,
+    restore,
+)
+from .values import flattened, is_number, tensors_of
+
+_MAKERS = (  # functions that make a tensor of sizes, which may be recorded ones
+    *("arange", "zeros", "ones", "full", "empty", "eye", "linspace", "tensor", "as_tensor", "tril_indices"),
+    *("zeros_like", "ones_like", "full_like"),
+)
+_PATCHED = (  # place, name, whether to record it without a recorded value among its arguments
+    *((torch, name, True) for name in ("rand", "randn", "randint", "randperm", "normal")),
+    *((nn.modules.transformer, name, False) for name in ("_detect_is_causal_mask", "_get_seq_len")),
+)
+
+
+def record(module: nn.Module, inputs: Inputs, *, leaves: Collection[str] = ()) -> Recording:
+    """Record the forward of a module in the mode that it is in. `leaves`: paths not to look into.
+
+    Raises CannotBeTraced where the module's own forward cannot be recorded.
+    """
+    tracer = LayerTracer(module, leaves)
+    try:
+        return tracer.record(inputs)
+    except Exception as error:
+        if isinstance(error, CannotBeTraced):
+            raise
+        raise CannotBeTraced(_reason(error)) from error
+
+
+def _reason(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    text = text if len(text) < 120 else text[:117] + "..."
+    return text if isinstance(error, CannotBeTraced) else f"{type(error).__name__}: {text}"
+
+
+class LayerTracer(fx.Tracer):
+    """One recording. Nothing of the module changes but what its forward changes."""
+
+    def __init__(self, module: nn.Module, leaves: Collection[str]) -> None:
+        places, functions = minkowski_functions()
+        makers = tuple(getattr(torch, name) for name in _MAKERS)
+        packing = torch.nn.utils.rnn
+        functions += [packing.pack_padded_sequence, packing.pad_packed_sequence, packing.pack_sequence]
+        super().__init__(autowrap_modules=(math,), autowrap_functions=(*makers, *functions))
+        self._autowrap_search += [torch, packing, *places]
+        self.module, self.leaves = module, frozenset(leaves)
+        self.names = names_of(module)
+        self.paths = {part: path for path, part in module.named_modules()}
+        self.stack: list[str] = []
+        self.running = False  # the module itself runs on the example's values
+        self.opaque: dict[str, str] = {}
+        self.recorded: list[fx.Node] = []
+        self.stale: dict[fx.Node, str] = {}
+        self.moved: list[tuple[fx.Proxy, fx.Node]] = []
+        self.states: dict[Any, ValueProxy] = {}
+        self.inputs: dict[str, fx.Node] = {}
+
+    def record(self, inputs: Inputs) -> Recording:
+        outputs: list[Any] = []
+
+        def forward() -> list[Any]:
+            stand_ins: dict[str, Any] = {}
+            for number, (name, tensor) in enumerate(inputs.tensors.items()):
+                node = self.graph.create_node("placeholder", f"value_{number}")
+                node.meta.update(value=tensor, path="", draws=False, no_grad=False, written=set(), buffers=set())
+                node.meta["storages"] = frozenset(each.untyped_storage()._cdata for each in tensors_of(tensor))
+                self.recorded.append(node)
+                self.inputs[name] = node
+                stand_ins[name] = ValueProxy(node, self)
+            args, kwargs = inputs.arguments(stand_ins)
+            leaves, spec = flattened(self.module(*args, **kwargs))
+            outputs.append(spec)
+            return leaves
+
+        self.entry = forward
+        with _patched(self), without_checkpoints():
+            graph = self.trace(self.module)
+        leaves = next(node for node in graph.nodes if node.op == "output").args[0]
+        return Recording(self.recorded, self.inputs, list(leaves), outputs[0], dict(self.opaque))
+
+    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
+        return self.entry, []
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if self.running:
+            return forward(*args, **kwargs)
+        path = self.paths.get(m)
+        if path is None:
+            raise CannotBeTraced(f"a {type(m).__name__} that is no submodule is called")
+        if path and (path in self.leaves or is_leaf(m)):
+            return self.create_proxy("call_module", path, args, kwargs)
+        if not path:
+            return self._within(path, forward, args, kwargs)
+        mark, moved, attributes = len(self.recorded), len(self.moved), _attributes(m)
+        try:
+            return self._within(path, forward, args, kwargs)
+        except Exception as error:  # whatever stops it
+            self._forget(mark, moved)
+            restore(attributes)
+            self.opaque = {known: why for known, why in self.opaque.items() if not known.startswith(f"{path}.")}
+            self.opaque[path] = _reason(error)
+            return self.create_proxy("call_module", path, args, kwargs)
+
+    def _within(self, path: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        self.stack.append(path)
+        try:
+            found = forward(*args, **kwargs)
+        finally:
+            self.stack.pop()
+        for each in (self.module.get_submodule(path)._buffers, self.module.get_submodule(path)._parameters):
+            if any(isinstance(tensor, fx.Proxy) for tensor in each.values()):
+                raise CannotBeTraced("it replaces a buffer")
+        return found
+
+    def _forget(self, mark: int, moved: int) -> None:
+        """Take back what was recorded since."""
+        for proxy, node in reversed(self.moved[moved:]):
+            proxy.node = node
+        del self.moved[moved:]
+        for node in reversed(self.recorded[mark:]):
+            self.stale.pop(node, None)
+            self.states = {key: proxy for key, proxy in self.states.items() if proxy.node is not node}
+            self.graph.erase_node(node)
+        del self.recorded[mark:]
+        there = set(self.recorded)
+        self.stale = {node: why for node, why in self.stale.items() if node in there}
+
+    def proxy(self, node: fx.Node) -> ValueProxy:
+        return ValueProxy(node, self)
+
+    def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *_: Any, **__: Any) -> Any:
+        """Record an operation and run it on the example. Returns what it gives itself where that is always the same."""
+        first = args[0] if args else None
+        target, args, kwargs, in_place = out_of_place(kind, target, args, kwargs)
+        if in_place and not isinstance(target, type) and any(map(is_number, map(_value, args[:1]))):
+            in_place = False  # a number, as in n += 1
+        if in_place:
+            self._may_be_written(first)
+        node = self.graph.create_node(kind, target, self.create_arg(tuple(args)), self.create_arg(dict(kwargs)))
+        node.meta["path"] = self.stack[-1] if self.stack else ""
+        for source in node.all_input_nodes:
+            if source in self.stale:
+                self.graph.erase_node(node)
+                raise CannotBeTraced(self.stale[source])
+        with self.real():
+            observe(node, self.module)
+        self.recorded.append(node)
+        if stands_for_itself(node.meta["value"]) and not node.meta["draws"] and not node.meta["written"]:
+            self.recorded.pop()
+            self.graph.erase_node(node)
+            return node.meta["value"]
+        self._written(node, first if in_place else None, args, kwargs)
+        return ValueProxy(node, self)
+
+    def _may_be_written(self, proxy: Any) -> None:
+        if not isinstance(proxy, fx.Proxy):
+            raise CannotBeTraced("it changes a tensor of its own in place")
+        if proxy.node.op == "get_attr":
+            raise CannotBeTraced(f"it changes {proxy.node.target} in place")
+
+    def _written(self, node: fx.Node, changed: Any, args: Any, kwargs: Any) -> None:
+        """Let whoever holds what was changed read the result from now on, and nobody what shares its memory."""
+        written = set(node.meta["written"])
+        if isinstance(changed, fx.Proxy):
+            written.add(changed.node)
+        if any(source.op == "get_attr" for source in written):
+            raise CannotBeTraced(f"{node.target} changes a parameter or a buffer")
+        for source in written:
+            holders = [each for each in fx_proxies(args, kwargs) if each.node is source]
+            same = changed is not None or node.meta["storages"] == source.meta["storages"]
+            shared = source.meta["storages"]
+            for other in self.recorded:
+                if other is not node and other.meta["storages"] & shared and not (same and other is source):
+                    self.stale[other] = f"{other} is read after {node.target} changed it in place"
+            for holder in holders if same else ():
+                self.moved.append((holder, holder.node))
+                holder.node = node
+
+    def create_arg(self, a: Any) -> Any:
+        if isinstance(a, fx.Proxy):
+            return a.node
+        if isinstance(a, Tensor):
+            return self._state(a).node
+        if type(a).__name__ == "SparseTensor":
+            raise CannotBeTraced("it makes a sparse tensor of its own")
+        if isinstance(a, type | torch.dtype | torch.finfo | torch.Generator):
+            return a
+        if isinstance(a, nn.Module):
+            raise CannotBeTraced(f"it gives a {type(a).__name__} to a function")
+        return super().create_arg(a)
+
+    def _state(self, tensor: Tensor) -> ValueProxy:
+        """Record the reading of a parameter, a buffer, or a tensor that nobody registered."""
+        if tensor not in self.states:
+            name = self.names.get(id(tensor))
+            node = self.graph.create_node("get_attr", name or f"constant_{len(self.states)}")
+            node.meta.update(value=tensor, path="", draws=False, no_grad=False, written=set(), buffers=set())
+            node.meta.update(storages=frozenset([tensor.untyped_storage()._cdata]), registered=name is not None)
+            self.recorded.append(node)
+            self.states[tensor] = ValueProxy(node, self)
+        return self.states[tensor]
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        if isinstance(attr_val, Tensor) and not self.running and id(attr_val) in self.names:
+            return self._state(attr_val)
+        return attr_val
+
+    def to_bool(self, obj: Any) -> bool:
+        """Decide by sizes other than the minibatch's as the example does, and check later ones; by nothing else."""
+        value = obj.node.meta["value"]
+        if not is_number(value) or not decidable(obj.node):
+            raise CannotBeTraced("Python decides by numbers of a tensor or by the size of the minibatch")
+        where = f"{type(self.module).__name__}.{self.stack[-1]}".rstrip(".")
+        self.create_proxy("call_function", same_answer, (obj, bool(value), where), {})
+        return bool(value)
+
+    @contextmanager
+    def real(self) -> Iterator[None]:
+        """Run real modules on real values: nothing is recorded meanwhile."""
+        before, self.running = self.running, True
+        try:
+            with _maybe_revert_all_patches():
+                yield
+        finally:
+            self.running = before
+
+
+def _value(given: Any) -> Any:
+    return given.node.meta["value"] if isinstance(given, fx.Proxy) else given
+
+
+def fx_proxies(*structures: Any) -> list[fx.Proxy]:
+    found: list[fx.Proxy] = []
+    fx.node.map_aggregate(structures, lambda each: found.append(each) if isinstance(each, fx.Proxy) else None)
+    return found
+
+
+def _attributes(module: nn.Module) -> list[tuple[nn.Module, dict, dict, dict]]:
+    return [(m, dict(m.__dict__), dict(m._buffers), dict(m._parameters)) for m in module.modules()]
+
+
+@contextmanager
+def _patched(tracer: LayerTracer) -> Iterator[None]:
+    """Have torch.rand and its like recorded even if given plain sizes, and autograd functions of the user's own."""
+    with ExitStack() as stack:
+        for place, name, always in _PATCHED:
+            original = getattr(place, name)
+            stack.callback(setattr, place, name, original)
+            setattr(place, name, _recorded(tracer, original, always=always))
+        apply = torch.autograd.Function.__dict__["apply"]
+        stack.callback(setattr, torch.autograd.Function, "apply", apply)
+        torch.autograd.Function.apply = classmethod(_recorded_apply(tracer, apply))  # type: ignore
+        yield
+
+
+def _recorded(tracer: LayerTracer, original: Callable[..., Any], *, always: bool) -> Callable[..., Any]:
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        if tracer.running or not (always or fx_proxies(args, kwargs)):
+            return original(*args, **kwargs)
+        return tracer.create_proxy("call_function", original, args, kwargs)
+
+    return recorded
+
+
+def _recorded_apply(tracer: LayerTracer, apply: Any) -> Callable[..., Any]:
+    def recorded(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if tracer.running or not fx_proxies(args, kwargs):
+            return apply.__get__(None, cls)(*args, **kwargs)
+        return tracer.create_proxy("call_function", apply_function, (cls, *args), kwargs)
+
+    return recorded
+
+
+def apply_function(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call an autograd function of the user's own."""
+    return function.apply(*args, **kwargs)

@@ -1,0 +1,112 @@
+"""What crosses between layers: tensors, dense or sparse, structures of them, and numbers, as tensors without axes."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils import _pytree as pytree
+
+_NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
+_CONSTANTS = (str, bytes, torch.dtype, torch.device, torch.layout, type(None), type(...))
+
+
+def is_sparse(value: Any) -> bool:
+    """Whether a value is a SparseTensor of MinkowskiEngine, which is asked only where it is there already."""
+    library = sys.modules.get("MinkowskiEngine")
+    return library is not None and isinstance(value, library.SparseTensor)
+
+
+def is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor) or is_sparse(value)
+
+
+def is_number(value: Any) -> bool:
+    return type(value) in _NUMBERS
+
+
+def is_constant(value: Any) -> bool:
+    """Whether a value says what is done, not with what: it is the same in every minibatch."""
+    return isinstance(value, _CONSTANTS)
+
+
+def features(value: Any) -> Tensor:
+    """Return the numbers of a tensor, dense or sparse."""
+    return value.F if is_sparse(value) else value
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """Return the numbers of every tensor in a structure."""
+    leaves = flattened(value)[0]
+    return [features(leaf) for leaf in leaves if is_tensor(leaf)]
+
+
+def flattened(value: Any) -> tuple[list[Any], pytree.TreeSpec]:
+    """Flatten with pytree; a dataclass that it does not know yet is made known to it, as torch.export wants it too."""
+    for leaf in pytree.tree_leaves(value):
+        if is_dataclass(leaf) and not isinstance(leaf, type) and not is_tensor(leaf):
+            pytree.register_dataclass(type(leaf))
+            return flattened(value)
+    return pytree.tree_flatten(value)
+
+
+@dataclass(frozen=True)
+class Structure:
+    """How a value is made of tensors and numbers, which cross, and of what is the same in every minibatch."""
+
+    spec: pytree.TreeSpec
+    leaves: tuple[Any, ...]  # Tensor, bool, int, float: what crosses; anything else stands for itself
+
+    @classmethod
+    def of(cls, value: Any) -> "Structure | None":
+        """Return the structure of a value; None where a part of it cannot cross."""
+        if any(isinstance(part, PackedSequence) for part in _parts(value)):
+            return None  # its batch sizes must stay on the CPU
+        leaves, spec = flattened(value)
+        kinds: list[Any] = []
+        for leaf in leaves:
+            if is_tensor(leaf):
+                kinds.append(Tensor)
+            elif is_number(leaf):
+                kinds.append(type(leaf))
+            elif is_constant(leaf):
+                kinds.append(leaf)
+            else:
+                return None
+        return cls(spec, tuple(kinds))
+
+    def crosses(self) -> list[bool]:
+        """Say of each leaf whether it crosses."""
+        return [kind is Tensor or (isinstance(kind, type) and kind in _NUMBERS) for kind in self.leaves]
+
+    def split(self, value: Any) -> list[Any]:
+        """Return the tensors that cross, in order: numbers made tensors of no axes."""
+        found = []
+        for leaf, kind, crosses in zip(flattened(value)[0], self.leaves, self.crosses(), strict=True):
+            if crosses:
+                found.append(leaf if kind is Tensor else torch.tensor(leaf, dtype=_NUMBERS[kind]))
+        return found
+
+    def join(self, tensors: Iterator[Any]) -> Any:
+        """Rebuild a value from the tensors that crossed, in order."""
+        leaves = []
+        for kind, crosses in zip(self.leaves, self.crosses(), strict=True):
+            if crosses:
+                tensor = next(tensors)
+                leaves.append(tensor if kind is Tensor else kind(tensor.item()))
+            else:
+                leaves.append(kind)
+        return pytree.tree_unflatten(leaves, self.spec)
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """Yield a value and what its tuples, lists and dicts hold."""
+    yield value
+    if isinstance(value, Mapping):
+        value = tuple(value.values())
+    if isinstance(value, tuple | list) and not isinstance(value, PackedSequence | torch.Size):
+        for part in value:
+            yield from _parts(part)

@@ -1,0 +1,254 @@
+"""Compares a cut network with the module that it was made of: outputs, gradients, buffers, in both modes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ...errors import InputError
+from .checkpoints import without_checkpoints
+from .network import TracedNetwork
+from .recording import names_of, put_back
+from .values import Structure, features, flattened, is_tensor
+
+Loss = Callable[[Any], Tensor]
+
+
+@dataclass
+class Pass:
+    """What one minibatch left: outputs in order, gradients and buffers by name, values of layers by name."""
+
+    outputs: list[Any]
+    gradients: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Difference:
+    what: str  # "output 0", "gradient of fc.weight"
+    layer: str
+    size: float  # largest absolute difference; inf for another shape, type or number of values
+    relative: float  # of the largest number compared with
+
+
+def verify(
+    network: TracedNetwork,
+    inputs: Any,
+    *,
+    engine: Any,
+    loss: Loss | None = None,
+    stages: Sequence[Sequence[str]] | int | None = None,
+) -> None:
+    """Run one minibatch through the stages of a network and through its module, training and not, and compare.
+
+    `stages`: the layers of each, or a number of stages of about as many layers; two by default; 0: every layer its own.
+    `loss` takes what the module returns; left out, it is the mean square of its outputs. Dropout draws the same in
+    both. Raises InputError that names the first layer whose value differs, or whose gradient does, by more than
+    rounding.
+    """
+    for training in (True, False):
+        for difference in differences(network, inputs, engine=engine, loss=loss, stages=stages, training=training):
+            if difference.relative > _rounding(network):
+                raise InputError(
+                    f"{network.name}: cut into stages it is another network: {'training' if training else 'evaluating'}"
+                    f", layer {difference.layer!r} differs ({difference.what} is off by {difference.size:.2g})"
+                )
+
+
+def _rounding(network: TracedNetwork) -> float:
+    kinds = [p.dtype for p in network.module.parameters() if p.is_floating_point()]
+    return 1000 * max(torch.finfo(kind).eps for kind in kinds)
+
+
+def differences(
+    network: TracedNetwork,
+    inputs: Any,
+    *,
+    engine: Any,
+    loss: Loss | None = None,
+    stages: Sequence[Sequence[str]] | int | None = None,
+    training: bool = True,
+) -> list[Difference]:
+    """Return where a cut network differs from its module on one minibatch: nothing where every bit is the same."""
+    loss = loss or mean_square
+    whole = run_whole(network, inputs, loss=loss, training=training)
+    cut = run_cut(network, inputs, engine=engine, loss=loss, stages=split_evenly(network, stages), training=training)
+    found = _of_layers(network, whole, cut, training)
+    if len(whole.outputs) != len(cut.outputs):
+        found.append(Difference("the number of outputs", network.rows[-1].id, float("inf"), float("inf")))
+    else:
+        for i, (theirs, ours) in enumerate(zip(whole.outputs, cut.outputs, strict=True)):
+            found += _compared(f"output {i}", network.rows[-1].id, theirs, ours)
+    layer_of = network.layer_of
+    places = {row.id: i for i, row in enumerate(network.rows)}
+    last_first = sorted(whole.gradients, key=lambda key: -places[layer_of[key]])
+    for what, keys in (("gradient", last_first), ("buffer", list(whole.buffers))):
+        theirs, ours = (whole.gradients, cut.gradients) if what == "gradient" else (whole.buffers, cut.buffers)
+        for key in keys:
+            if key not in ours:
+                found.append(Difference(f"{what} of {key}", layer_of[key], float("inf"), float("inf")))
+            else:
+                found += _compared(f"{what} of {key}", layer_of[key], theirs[key], ours[key])
+    return found
+
+
+def _of_layers(network: TracedNetwork, whole: Pass, cut: Pass, training: bool) -> list[Difference]:
+    """Compare what modules gave, in the layers' order."""
+    found = []
+    for row in network.rows:
+        program = row.programs.get(training)
+        alone = program is not None and sum(step.op == "call_module" for step in program.steps) == 1
+        for port in program.gives if program is not None and alone and row.id in whole.values else ():
+            if port.node.op == "call_module" and Structure.of(whole.values[row.id]) == port.structure:
+                for name, theirs in zip(port.names, port.structure.split(whole.values[row.id]), strict=True):
+                    found += _compared(f"value {name}", row.id, theirs, cut.values[name])
+    return found
+
+
+def _compared(what: str, layer: str, theirs: Any, ours: Any) -> list[Difference]:
+    if not is_tensor(theirs):
+        same = type(theirs) is type(ours) and bool(theirs == ours)
+        return [] if same else [Difference(what, layer, float("inf"), float("inf"))]
+    a, b = features(theirs).detach(), features(ours).detach()
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return [
+            Difference(
+                f"{what}: {a.dtype} {list(a.shape)} became {b.dtype} {list(b.shape)}", layer, *[float("inf")] * 2
+            )
+        ]
+    if torch.equal(a, b):
+        return []
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    off = (a.to(wide) - b.to(wide)).abs().nan_to_num(0, float("inf"), float("inf")).max().item()
+    if a.isnan().any() and not torch.equal(a.isnan(), b.isnan()):
+        off = float("inf")
+    scale = max(a.to(wide).abs().nan_to_num(0, 0, 0).max().item(), 1e-30)
+    return [Difference(what, layer, off, off / scale)] if off else []
+
+
+def mean_square(output: Any) -> Tensor:
+    """Return a loss that every output counts in, each with a weight of its own."""
+    real = [features(leaf) for leaf in flattened(output)[0] if is_tensor(leaf)]
+    terms = [
+        (1 + i / 10) * (each.abs() if each.is_complex() else each).square().mean()
+        for i, each in enumerate(real)
+        if each.requires_grad
+    ]
+    return torch.stack([term.double() for term in terms]).sum()
+
+
+def split_evenly(network: TracedNetwork, stages: Sequence[Sequence[str]] | int | None) -> list[list[str]]:
+    """Return the layers of each stage. 0 stages: every layer its own."""
+    if stages is not None and not isinstance(stages, int):
+        return [list(stage) for stage in stages]
+    ids = [row.id for row in network.rows]
+    number = min(len(ids), 2 if stages is None else stages or len(ids))
+    bounds = [round(i * len(ids) / number) for i in range(number + 1)]
+    return [ids[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+
+
+def run_whole(network: TracedNetwork, inputs: Any, *, loss: Loss, training: bool) -> Pass:
+    """Run the module that a network was made of, as it is."""
+    module, values = network.module, dict[str, Any]()
+    counts: dict[str, int] = {}
+
+    def keep(path: str) -> Callable[..., None]:
+        def hook(part: nn.Module, args: Any, output: Any) -> None:
+            counts[path] = counts.get(path, 0) + 1
+            key = path if counts[path] == 1 else f"{path}-{counts[path]}"
+            values[key] = output.detach().clone() if isinstance(output, Tensor) else output
+
+        return hook
+
+    with put_back(module), without_checkpoints(), ExitStack() as stack:
+        module.train(training)
+        called = {path for row in network.rows for path in row.modules if path}
+        for path in called:
+            stack.callback(module.get_submodule(path).register_forward_hook(keep(path)).remove)
+        args, kwargs = network.arguments.arguments(network.arguments.bind(inputs))
+        torch.manual_seed(0)
+        output = module(*args, **kwargs)
+        names = names_of(module)
+        trained = {names[id(p)]: p for p in module.parameters() if p.requires_grad}
+        given = torch.autograd.grad(loss(output), list(trained.values()), allow_unused=True, materialize_grads=True)
+        buffers = {key: buffer.detach().clone() for key, buffer in module.named_buffers() if key in network.layer_of}
+    return Pass(flattened(output)[0], dict(zip(trained, given, strict=True)), buffers, values)
+
+
+def run_cut(
+    network: TracedNetwork,
+    inputs: Any,
+    *,
+    engine: Any,
+    loss: Loss,
+    stages: Sequence[Sequence[str]],
+    training: bool,
+    seeded: bool = False,
+    minibatch: int = 0,
+) -> Pass:
+    """Run a network stage by stage as processes would: on values that crossed, with gradients handed back.
+
+    `seeded`: layers draw from seeds of their own, as in training; else as the whole module would.
+    """
+    found = Pass([], {}, {})
+    tape: list[tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]] = []
+    alive, before = dict[str, Any](), set[str]()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for number, ids in enumerate(stages):
+            stage = network.build(ids, engine=engine, seed=0).train(training)
+            stage.draws_by_layer = seeded
+            bound = stage.enter(inputs)
+            entering, leaves = _received(alive, engine, network)
+            given = {name: bound[name] for name in bound if number == 0 or name in network.direct_inputs} | entering
+            weights = {name: p.detach().requires_grad_(p.requires_grad) for name, p in stage.named_parameters()}
+            values = functional_call(stage, weights, (given,), {"minibatch": minibatch}, strict=False)
+            found.values.update({name: value for name, value in values.items() if name not in found.values})
+            found.buffers.update({name: b for name, b in stage.named_buffers() if name in network.layer_of})
+            before |= set(ids)
+            last = number == len(stages) - 1
+            names = () if last else network.alive(before, training=training)
+            alive = {name: values[name] for name in names}
+            tape.append((alive, weights, leaves))
+    output = stage.result(values)
+    found.outputs = flattened(output)[0]
+    _backward(tape, loss(output), found, network)
+    return found
+
+
+def _received(
+    alive: Mapping[str, Any], engine: Any, network: TracedNetwork
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return values as another process has them, and what of them gradients are wanted of."""
+    if not alive:
+        return {}, {}
+    parts = engine.split(alive)
+    rows = {name: feature.rows.detach() for name, feature in parts.features.items()}
+    leaves = {name: each.requires_grad_() for name, each in rows.items() if name in network.differentiable}
+    features_of = {name: feature._replace(rows=rows[name]) for name, feature in parts.features.items()}
+    return engine.join(type(parts)(parts.coordinate_sets, features_of)), leaves
+
+
+def _backward(tape: list[Any], loss: Tensor, found: Pass, network: TracedNetwork) -> None:
+    outputs, given = [loss], [torch.ones_like(loss)]
+    for number in range(len(tape) - 1, -1, -1):
+        _, weights, leaves = tape[number]
+        trained = {name: weight for name, weight in weights.items() if weight.requires_grad}
+        wanted = [*trained.values(), *leaves.values()]
+        pairs = [(o, g) for o, g in zip(outputs, given, strict=True) if o.requires_grad]
+        if pairs and wanted:
+            ends, seeds = zip(*pairs, strict=True)
+            back = torch.autograd.grad(ends, wanted, seeds, allow_unused=True, materialize_grads=True)
+        else:
+            back = tuple(torch.zeros_like(each) for each in wanted)
+        found.gradients.update(zip(trained, back, strict=False))
+        arrived = dict(zip(leaves, back[len(trained) :], strict=True))
+        if number:
+            left = tape[number - 1][0]
+            outputs = [features(left[name]) for name in arrived]
+            given = list(arrived.values())

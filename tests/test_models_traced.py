@@ -1,0 +1,240 @@
+"""The law of traced networks: cut anywhere, a module gives the same numbers, gradients and buffers, to the last bit."""
+
+import pytest
+import torch
+from plain_engine import PlainEngine
+from torch import nn
+from traced_zoo import ZOO, build
+
+from sparsepipe.errors import InputError
+from sparsepipe.models.traced import trace, verify
+from sparsepipe.models.traced.verification import differences, mean_square, run_cut
+
+CANNOT_BE_CUT = {"root decides"}
+
+
+@pytest.fixture(scope="module")
+def traced():
+    """Trace each network of the zoo once."""
+    found = {}
+
+    def get(name):
+        if name not in found:
+            module, inputs = build(name)
+            found[name] = (trace(module, inputs, name=name), inputs)
+        return found[name]
+
+    return get
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("name", ZOO)
+def test_cut_anywhere_it_is_the_same_network(name, training, traced):
+    network, inputs = traced(name)
+    for stages in (0, 2, 4):  # 0: every layer its own stage
+        assert differences(network, inputs, engine=PlainEngine(), stages=stages, training=training) == []
+    assert (len(network.rows) > 3) == (name not in CANNOT_BE_CUT)
+
+
+@pytest.mark.parametrize("name", ["noise", "both dropouts", "recurrent", "vit", "checkpointed"])
+def test_what_is_drawn_does_not_depend_on_the_cut(name, traced):
+    network, inputs = traced(name)
+    options = {"engine": PlainEngine(), "loss": mean_square, "training": True, "seeded": True}
+    ids = [row.id for row in network.rows]
+    whole = run_cut(network, inputs, stages=[ids], minibatch=3, **options)
+    again = run_cut(network, inputs, stages=[[id] for id in ids], minibatch=3, **options)
+    other = run_cut(network, inputs, stages=[ids], minibatch=4, **options)
+    leaves = torch.utils._pytree.tree_leaves
+    assert all(map(torch.equal, leaves(whole.outputs), leaves(again.outputs)))
+    assert not all(map(torch.equal, leaves(whole.outputs), leaves(other.outputs)))
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_stages_have_the_modules_names_and_no_others(name, traced):
+    network, _ = traced(name)
+    saved = dict(network.module.state_dict())
+    canonical = {id(tensor) for tensor in network.module.state_dict(keep_vars=True).values()}
+    found = {}
+    for row in network.rows:
+        found.update(network.build([row.id], engine=PlainEngine()).state_dict())
+    assert set(found) <= set(saved)
+    named = network.module.state_dict(keep_vars=True)
+    assert {id(named[key]) for key in found} == canonical, "every tensor of the module is in a layer"
+    for key, tensor in found.items():
+        assert torch.equal(tensor, saved[key])
+    trained = sum(p.numel() for p in network.module.parameters() if p.requires_grad)
+    assert sum(row.num_parameters for row in network.rows) == trained
+
+
+def test_the_module_stays_as_it_is():
+    for name in ("resnet", "buffers", "norms", "in place"):
+        module, inputs = build(name)
+        module.train()
+        next(module.children()).eval()
+        modes = [part.training for part in module.modules()]
+        before = {key: tensor.clone() for key, tensor in module.state_dict().items()}
+        flags = [getattr(part, "inplace", None) for part in module.modules()]
+        random = torch.get_rng_state()
+        trace(module, inputs)
+        assert torch.equal(random, torch.get_rng_state())
+        assert modes == [part.training for part in module.modules()]
+        assert flags == [getattr(part, "inplace", None) for part in module.modules()]
+        assert all(torch.equal(before[key], tensor) for key, tensor in module.state_dict().items())
+        assert set(before) == set(module.state_dict())
+
+
+def test_what_cannot_be_looked_into_is_said_in_a_line_each():
+    said = []
+    module, inputs = build("writes views")
+    network = trace(module, inputs, name="net.py:build", say=said.append)
+    assert said == list(network.opaque)
+    assert said == [
+        "net.py:build: writer (Writer) is one layer, it could not be looked into: TypeError: it writes into a part of "
+        "a tensor"
+    ]
+    module, inputs = build("root decides")
+    (line,) = trace(module, inputs, name="net.py:build").opaque
+    assert line.startswith("net.py:build: RootDecides is one layer, it cannot be cut: ") and "\n" not in line
+
+
+class Raises(nn.Linear):
+    def forward(self, x):
+        raise ValueError("no such\nthing")
+
+
+class Says(nn.Linear):
+    def forward(self, x):
+        return "a string"
+
+
+@pytest.mark.parametrize(
+    "module, message",
+    [
+        (Raises(2, 2), r"net: the forward of Raises raises ValueError on the example \(no such thing\)"),
+        (Says(2, 2), r"net: the forward of Says returns a str, expected tensors"),
+        (nn.ReLU(), r"net: ReLU has no parameters to train"),
+        ("a string", r"net is a str, expected a torch.nn.Module"),
+    ],
+)
+def test_what_is_no_network_is_refused_in_a_line(module, message):
+    with pytest.raises(InputError, match=message) as caught:
+        trace(module, torch.randn(2, 2), name="net")
+    assert "\n" not in str(caught.value)
+
+
+def test_verify_names_the_first_layer_that_differs():
+    module, inputs = build("resnet")
+    network = trace(module, inputs, name="net")
+    verify(network, inputs, engine=PlainEngine())
+
+    class Careless(PlainEngine):
+        """Loses a little where a boundary is."""
+
+        def join(self, parts):
+            return {name: rows * (1 + 1e-6) for name, rows in super().join(parts).items()}
+
+    ids = [row.id for row in network.rows]
+    cut = ids.index("layer1.conv2")
+    with pytest.raises(InputError, match=r"training, layer 'layer1.conv2' differs \(value layer1.conv2 is off by"):
+        verify(network, inputs, engine=Careless(), stages=[ids[:cut], ids[cut:]])
+
+
+def test_the_comparison_can_fail_by_a_gradient():
+    """A stage that does not hand its gradient back leaves those before it without."""
+    module, inputs = build("plain")
+    network = trace(module, inputs)
+    object.__setattr__(network, "differentiable", frozenset())
+    found = differences(network, inputs, engine=PlainEngine())
+    assert found and {difference.what.split(" of ")[0] for difference in found} == {"gradient"}
+
+
+def test_other_sizes_than_the_examples_are_the_same_network():
+    for name in ("gpt", "resnet", "vit", "late masks", "recurrent"):
+        module, inputs = build(name)
+        network = trace(module, inputs)
+        larger = torch.utils._pytree.tree_map(lambda tensor: torch.cat([tensor, tensor]), inputs)
+        assert differences(network, larger, engine=PlainEngine(), stages=0) == []
+    module, inputs = build("gpt")
+    network = trace(module, inputs)
+    assert differences(network, inputs[:, :4], engine=PlainEngine(), stages=0) == []
+
+
+def test_a_size_that_decided_is_checked():
+    module, inputs = build("shapes")
+    network = trace(module, inputs, name="net")
+    assert differences(network, inputs[:, :, :, :4], engine=PlainEngine(), stages=2) == []
+    stage = network.build(engine=PlainEngine())
+    with pytest.raises(InputError, match="Shapes decides by a size, which is now another"):
+        stage(stage.enter(inputs[:, :, :6]), minibatch=0)
+
+
+def test_masks_and_sizes_of_inputs_are_not_sent():
+    """What is made of inputs alone, each stage makes itself."""
+    module, inputs = build("late masks")
+    network = trace(module, inputs)
+    assert network.inputs == network.direct_inputs == ("input:ids", "input:kinds", "input:keep")
+    ids = [row.id for row in network.rows]
+    for cut in range(1, len(ids)):
+        assert len(network.alive(ids[:cut])) <= 3
+        assert not set(network.alive(ids[:cut])) & set(network.inputs)
+
+
+def test_a_tied_weight_is_a_layer_of_its_own():
+    module, inputs = build("tied language model")
+    network = trace(module, inputs)
+    first = network.rows[0]
+    assert (first.id, first.kind, first.inputs, first.outputs) == ("embed.weight", "parameter", (), ("embed.weight",))
+    assert [row.id for row in network.rows if "embed.weight" in row.inputs] == ["embed", "out"]
+    assert "embed.weight" in network.alive([row.id for row in network.rows[:4]])
+    assert "embed.weight" in network.differentiable
+
+
+def test_a_head_that_trains_alone_is_missing_in_evaluation():
+    module, inputs = build("inception")
+    network = trace(module, inputs)
+    ids = [row.id for row in network.rows]
+    behind = ids[: ids.index("aux") + 1]
+    assert "aux" in network.alive(behind, training=True)
+    assert "aux" not in network.alive(behind, training=False)
+    stage = network.build(engine=PlainEngine()).eval()
+    given = stage(stage.enter(inputs), minibatch=0)
+    assert "aux" not in given
+    assert isinstance(stage.result(given), torch.Tensor)
+    assert type(stage.train().result(stage(stage.enter(inputs), minibatch=0))).__name__ == "Heads"
+
+
+def test_frozen_parts_are_no_trained_parameters():
+    module, inputs = build("frozen")
+    network = trace(module, inputs)
+    rows = {row.id: row for row in network.rows}
+    assert rows["trunk.0"].num_parameters == 0
+    assert not {"trunk.0", "trunk.2", "mul:0"} & network.differentiable
+    assert {"tuned.weight", "head"} <= network.differentiable
+
+
+def test_rectified_values():
+    network = trace(*build("plain"))
+    assert network.rectified == {"1", "2", "3"}  # ReLU, max pool behind it, flatten of that
+    network = trace(*build("resnet"))
+    assert network.rectified == {"layer1.relu", "layer1.relu-2", "layer2.relu", "layer2.relu-2"}
+
+
+def test_a_layer_says_what_it_misses():
+    network = trace(*build("plain"))
+    stage = network.build(["1"], engine=PlainEngine())
+    with pytest.raises(InputError, match="layer '1' needs '0', which is not alive here: input is"):
+        stage({"input": torch.zeros(1)}, minibatch=0)
+    with pytest.raises(InputError, match="has no layer 'nothing': the plan was made for another network"):
+        network.build(["nothing"], engine=PlainEngine())
+
+
+def test_layers_one_by_one_let_go_of_what_is_not_read_again():
+    network = trace(*build("dense"))
+    module, inputs = build("dense")
+    stage = network.build(engine=PlainEngine())
+    tensors = stage.enter(inputs)
+    most = 0
+    for _ in stage.layer_by_layer(tensors, minibatch=0, keep=network.outputs):
+        most = max(most, len(tensors))
+    assert set(tensors) == set(network.outputs)
+    assert most < len(network.rows)
