@@ -1,5 +1,6 @@
 """The native engine against MinkowskiEngine, layer by layer and on a whole network: outputs, gradients, state_dicts."""
 
+import re
 import subprocess
 import sys
 
@@ -112,7 +113,28 @@ def test_layers_equal_minkowski_on_real_voxels(minkowski, row, real):
     compare(minkowski, row, real)
 
 
-NARROW = [name for name in NETWORKS if name.startswith("mink") and name.endswith("-narrow")]
+@pytest.mark.parametrize("num_samples", [1, 4, 13])
+def test_global_pools_give_each_sample_its_own_row(chosen, num_samples):
+    """MinkowskiEngine's means and sums of four samples and more stood in the rows of other samples."""
+    tensor = chosen.tensor(random_batch(num_samples=num_samples, num_points=300))
+    parts = chosen.split({"x": tensor})
+    place, rows = parts.coordinate_sets[0].coordinates[:, 0], parts.features["x"].rows
+    pools = {"max": lambda x: x.max(0).values, "average": lambda x: x.mean(0), "sum": lambda x: x.sum(0)}
+    for name, pool in pools.items():
+        expected = torch.stack([pool(rows[place == sample]) for sample in range(num_samples)])
+        close(chosen.layer(Row("p", f"global_{name}_pool", (INPUT,)))(tensor), expected, 1e-5)
+
+
+@pytest.mark.parametrize("pool", ["global_average_pool", "global_sum_pool"])
+def test_global_pools_of_many_samples_equal_minkowski(minkowski, pool):
+    compare(minkowski, Row("p", pool, (INPUT,)), random_batch(num_samples=13, num_points=300))
+
+
+# MinkUNet's variants B and D are A and C in other widths, MinkResNet101 is MinkResNet50 with more blocks.
+_LIKE_OTHERS = re.compile(r"minkunet\d+[bd]|minkresnet101")
+NARROW = [
+    name for name in NETWORKS if name.startswith("mink") and name.endswith("-narrow") and not _LIKE_OTHERS.match(name)
+]
 
 
 _GRADIENTS = 1e-9  # in double precision: rounding, times what some fifty batch norms in a row make of it
@@ -213,6 +235,7 @@ def test_names_of_engines(capsys, monkeypatch):
     monkeypatch.delitem(sys.modules, "sparsepipe.engines.minkowski", raising=False)
     with pytest.raises(InputError, match="does not import here"):
         engine("minkowski")
+    monkeypatch.setattr("sparsepipe.engines.native.machine_code.compiled", lambda: (0, "no compiler"))
     assert engine("auto").name == "native"
     assert capsys.readouterr().err == "engine: native (MinkowskiEngine does not import here)\n"
 

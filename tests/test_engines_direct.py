@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sparsepipe.engines import engine
 from sparsepipe.engines.native import convolution, direct, machine_code
 from sparsepipe.engines.native.convolution import convolve
 from sparsepipe.engines.native.kernel_map import KernelMap
@@ -42,11 +44,12 @@ def _new_memory_is_nan():
 @pytest.fixture
 def no_code(monkeypatch: pytest.MonkeyPatch):
     """A process that has no code yet; what it gets is forgotten afterwards."""
-    for function in (machine_code._code, machine_code._team, machine_code.lanes):
+    cached = (machine_code._code, machine_code._team, machine_code.compiled, machine_code.lanes)
+    for function in cached:
         function.cache_clear()
     yield
     monkeypatch.undo()
-    for function in (machine_code._code, machine_code._team, machine_code.lanes):
+    for function in cached:
         function.cache_clear()
 
 
@@ -366,3 +369,14 @@ def test_without_code_torch_convolves_and_it_is_said_once(
     assert line.startswith("engine native: ") and line.endswith("which takes longer")
     assert told.replace("\\", "") in line
     assert convolution.direct is direct and machine_code.lanes() == 0
+    chosen = engine("auto").name
+    line = capsys.readouterr().err
+    if chosen == "minkowski":
+        assert re.match(rf"engine: minkowski \(native has no machine code here: .*{told}", line)
+    else:
+        assert line == "engine: native (MinkowskiEngine does not import here)\n"
+
+
+def test_auto_is_native_where_it_has_machine_code(capsys: pytest.CaptureFixture) -> None:
+    assert engine("auto").name == "native"
+    assert capsys.readouterr().err == "engine: native (it has machine code for this processor)\n"

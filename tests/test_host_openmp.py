@@ -20,12 +20,21 @@ def test_who_is_told(engine: str, threads: int, told: bool) -> None:
     assert waiting(engine, threads) == ({"OMP_WAIT_POLICY": "passive"} if told else {})
 
 
-@pytest.mark.parametrize("installed", [True, False])
-def test_auto_is_minkowski_where_it_is_installed(installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setattr("sparsepipe.host.openmp.find_spec", lambda name: asked.append(name) or installed or None)
-    assert bool(waiting("auto", 2)) == installed
-    assert asked == ["MinkowskiEngine"]
+@pytest.mark.parametrize(
+    ("flags", "installed", "told"),
+    [
+        ("sse2 avx2", {"llvmlite", "MinkowskiEngine"}, False),
+        ("sse2 avx2", {"MinkowskiEngine"}, True),
+        ("sse2 avx", {"llvmlite", "MinkowskiEngine"}, True),
+        ("sse2 avx", {"llvmlite"}, False),
+    ],
+)
+def test_auto_is_minkowski_where_native_has_no_machine_code(
+    flags: str, installed: set[str], told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparsepipe.host.openmp.find_spec", lambda name: name in installed or None)
+    monkeypatch.setattr("sparsepipe.host.openmp.cpu.facts", lambda: {"flags": flags})
+    assert bool(waiting("auto", 2)) == told
 
 
 @pytest.mark.parametrize(("name", "value"), [("OMP_WAIT_POLICY", "active"), ("GOMP_SPINCOUNT", "1000")])

@@ -326,7 +326,11 @@ def _model_options(verb: Parser) -> None:
     )
     verb.add_argument("--batch-size", type=count, metavar="N", help="samples of a minibatch")
     verb.add_argument("--num-points", type=count, metavar="N", help="points sampled from each mesh (default: 1024)")
-    verb.add_argument("--engine", choices=tuple(ENGINES), help="default: minkowski where it imports")
+    verb.add_argument(
+        "--engine",
+        choices=tuple(ENGINES),
+        help="default: native where it has machine code",
+    )
     verb.add_argument("--device", choices=DEVICES)
     verb.add_argument("--threads", type=count, metavar="N", help="cores of one device (profile: 1; run: shared evenly)")
     verb.add_argument("--seed", type=whole(0, 2**64))

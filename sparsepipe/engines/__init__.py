@@ -36,10 +36,16 @@ def _minkowski() -> "Engine":
 
 
 def _auto() -> "Engine":
-    try:
-        chosen, why = _minkowski(), "MinkowskiEngine imports"
-    except InputError:
-        chosen, why = _native(), "MinkowskiEngine does not import here"
+    from .native import machine_code
+
+    lanes, why_none = machine_code.compiled()
+    if lanes:
+        chosen, why = _native(), "it has machine code for this processor"
+    else:
+        try:
+            chosen, why = _minkowski(), f"native has no machine code here: {why_none}"
+        except InputError:
+            chosen, why = _native(), "MinkowskiEngine does not import here"
     print(f"engine: {chosen.name} ({why})", file=sys.stderr)
     return chosen
 
@@ -48,7 +54,10 @@ ENGINES: dict[str, Callable[[], "Engine"]] = {"native": _native, "minkowski": _m
 
 
 def engine(name: str) -> "Engine":
-    """Return an engine by name; "auto" is minkowski where it imports, else native, and says which on stderr.
+    """Return an engine by name; "auto" says on stderr which it is, and why.
+
+    It is native where that has machine code for the processor; else minkowski, which is then the faster one, where it
+    imports; else native.
 
     Raises InputError for an unknown name, and for an engine that does not import.
     """

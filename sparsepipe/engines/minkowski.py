@@ -187,11 +187,15 @@ class InstanceNorm(ME.MinkowskiInstanceNorm):
 
 
 class GlobalPool(nn.Module):
-    """Global pooling with its rows, which come in the order of a hash map, put in batch order."""
+    """Global pooling with its rows, which come in the order of a hash map, put in batch order.
 
-    def __init__(self, pool: Callable[[], nn.Module]) -> None:
+    In the library's default mode sums and means are in another order than their coordinates, from three or four
+    samples on; in the mode of kernel maps they are not.
+    """
+
+    def __init__(self, pool: Callable[..., nn.Module], *, mode: ME.PoolingMode) -> None:
         super().__init__()
-        self.pool = pool()
+        self.pool = pool(mode=mode)
 
     def forward(self, tensor: ME.SparseTensor) -> Tensor:
         if not _one_voxel_each(tensor):
@@ -259,9 +263,13 @@ LAYERS: dict[str, Callable[..., nn.Module]] = {
     "sum_pool": ME.MinkowskiSumPooling,
     "unpool": Unpool,
     "instance_norm": InstanceNorm,
-    "global_max_pool": partial(GlobalPool, ME.MinkowskiGlobalMaxPooling),
-    "global_average_pool": partial(GlobalPool, ME.MinkowskiGlobalAvgPooling),
-    "global_sum_pool": partial(GlobalPool, ME.MinkowskiGlobalSumPooling),
+    "global_max_pool": partial(
+        GlobalPool, ME.MinkowskiGlobalMaxPooling, mode=ME.PoolingMode.GLOBAL_MAX_POOLING_PYTORCH_INDEX
+    ),
+    "global_average_pool": partial(
+        GlobalPool, ME.MinkowskiGlobalAvgPooling, mode=ME.PoolingMode.GLOBAL_AVG_POOLING_KERNEL
+    ),
+    "global_sum_pool": partial(GlobalPool, ME.MinkowskiGlobalSumPooling, mode=ME.PoolingMode.GLOBAL_SUM_POOLING_KERNEL),
     "batch_norm": BatchNorm,
     "linear": Linear,
     "dropout": Dropout,

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 
 from ..errors import InputError
+from . import cpu
 from .background_load import num_processors
 
 WAITING = "OMP_WAIT_POLICY"
@@ -15,7 +16,7 @@ def waiting(engine: str, threads: int) -> dict[str, str]:
 
     MinkowskiEngine's OpenMP threads wait by spinning, and so take the processors from those of its BLAS library: where
     there are several they are told to sleep, unless the environment says already how they wait. "auto" is
-    MinkowskiEngine where it is installed.
+    MinkowskiEngine where that is installed and native has no machine code, as far as can be told without torch.
     """
     said = {WAITING, "GOMP_SPINCOUNT"} & os.environ.keys()
     return {WAITING: "passive"} if threads > 1 and engine in _SPIN and _SPIN[engine]() and not said else {}
@@ -23,8 +24,13 @@ def waiting(engine: str, threads: int) -> dict[str, str]:
 
 _SPIN: Mapping[str, Callable[[], bool]] = {  # engines whose threads spin, and whether they do on this machine
     "minkowski": lambda: True,
-    "auto": lambda: find_spec("MinkowskiEngine") is not None,
+    "auto": lambda: not _has_machine_code() and find_spec("MinkowskiEngine") is not None,
 }
+
+
+def _has_machine_code() -> bool:
+    """Whether the native engine's machine code can be expected: a processor with AVX2, and llvmlite to compile it."""
+    return "avx2" in cpu.facts().get("flags", "").split() and find_spec("llvmlite") is not None
 
 
 def check_threads(threads: int | None) -> None:

@@ -39,54 +39,60 @@ class Code:
 
 @functools.cache
 def lanes() -> int:
-    """Return how many numbers a vector has here; 0 where there is no code for this machine.
+    """Return how many numbers a vector has here; 0 where there is no code for this machine, which is said once."""
+    found, why_none = compiled()
+    if why_none:
+        print(f"engine native: {why_none}: torch gathers rows and multiplies them, which takes longer", file=sys.stderr)
+    return found
+
+
+@functools.cache
+def compiled() -> tuple[int, str]:
+    """Return how many numbers a vector has here, and ""; or 0, and why there is no code for this machine.
 
     Decided by what the machine is and has installed, not by a measurement: all its processes must round alike.
     """
     found = _LANES.get(torch.backends.cpu.get_cpu_capability(), 0)
-    if not found:
-        _say("no code of its own for processors without AVX2")
-    return found if found and _team() is not None and _code(found) is not None else 0
+    try:
+        if not found:
+            raise RuntimeError("no code of its own for processors without AVX2")
+        _team(), _code(found)
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        return 0, str(error)
+    return found, ""
 
 
 def run(arguments: Sequence[int]) -> None:
     """Have all of torch's threads run the code. The first argument, 0, counts the tasks that were taken."""
-    team, code = _team(), _code(lanes())
-    assert team is not None and code is not None
-    team(code.address, (ctypes.c_int64 * len(arguments))(*arguments), torch.get_num_threads(), 0)
+    numbers = (ctypes.c_int64 * len(arguments))(*arguments)
+    _team()(_code(lanes()).address, numbers, torch.get_num_threads(), 0)
 
 
 @functools.cache
-def _team() -> Callable[..., None] | None:
+def _team() -> Callable[..., None]:
     """Return the entry point of the OpenMP library that torch uses, which runs a function on all its threads.
 
-    None where that library is unknown.
+    Raises RuntimeError where that library is unknown.
     """
     found = [row["filepath"] for row in threadpoolctl.threadpool_info() if row["user_api"] == "openmp"]
     own = Path(torch.__file__).resolve().parent  # an environment may be reached by a link
     of_torch = [path for path in found if Path(path).resolve().is_relative_to(own)] or found
     parallel = getattr(ctypes.CDLL(of_torch[0]), "GOMP_parallel", None) if len(of_torch) == 1 else None
     if parallel is None:
-        _say("torch's threads are not those of one OpenMP library")
-        return None
+        raise RuntimeError("torch's threads are not those of one OpenMP library")
     parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
     parallel.restype = None
     return parallel
 
 
 @functools.cache
-def _code(lanes: int) -> Code | None:
-    """Return the code for vectors of `lanes` numbers, ready to run; None where it cannot be compiled."""
-    try:
-        path = _path(lanes)
-        return _placed((_kept(path) if path else None) or _compiled(lanes, path))
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-        _say(str(error))
-        return None
+def _code(lanes: int) -> Code:
+    """Return the code for vectors of `lanes` numbers, ready to run.
 
-
-def _say(why: str) -> None:
-    print(f"engine native: {why}: torch gathers rows and multiplies them, which takes longer", file=sys.stderr)
+    Raises OSError, RuntimeError or SubprocessError where it cannot be compiled.
+    """
+    path = _path(lanes)
+    return _placed((_kept(path) if path else None) or _compiled(lanes, path))
 
 
 def _path(lanes: int) -> Path | None:
