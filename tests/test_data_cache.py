@@ -6,7 +6,9 @@ import json
 import multiprocessing
 import os
 import shutil
+import time
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -324,3 +326,27 @@ def test_memory_has_a_limit_beyond_which_samples_are_read_again(shapes: Path, mo
         assert _same(dataset.batch(range(6)), plain)
     assert 0 < len(dataset._kept) < 6
     assert dataset.voxel_counts().sum() == plain.num_voxels
+
+
+def test_what_is_dear_is_made_by_one_while_others_wait(tmp_path: Path) -> None:
+    made: list[int] = []
+
+    def make(number: int) -> None:
+        own = SampleCache(tmp_path)
+        with own.alone("ab12"):
+            if own.load("ab12") is None:
+                time.sleep(0.05)
+                made.append(number)
+                own.save("ab12", {"x": np.zeros(1)})
+
+    threads = [Thread(target=make, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
+    assert [path.suffix for path in (tmp_path / "ab").iterdir()] == [".safetensors"]
+    read_only = SampleCache(Path("/proc/nowhere"))
+    with read_only.alone("ab12"):
+        made.append(9)
+    assert made[-1] == 9

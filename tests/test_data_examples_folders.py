@@ -7,6 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fuzzing import fuzzed
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sparsepipe.data.examples import is_examples, open_examples
 from sparsepipe.errors import InputError
@@ -136,3 +139,26 @@ def test_splits_must_have_the_same_classes(folder: Path) -> None:
 def test_a_test_folder_without_classes_gives_way_to_val(folder: Path) -> None:
     picture(folder / "test" / "unknown.jpg")
     assert len(open_examples(folder, split="test")) == 4
+
+
+@fuzzed(200)
+@given(damage=st.data())
+def test_damaged_pictures_are_read_or_refused_in_a_line(tmp_path: Path, damage: st.DataObject) -> None:
+    kind = damage.draw(st.sampled_from(["jpg", "png", "webp", "bmp", "ppm"]))
+    whole = tmp_path / f"whole.{kind}"
+    if not whole.exists():
+        picture(whole)
+    content = bytearray(whole.read_bytes())
+    for _ in range(damage.draw(st.integers(1, 6))):
+        content[damage.draw(st.integers(0, len(content) - 1))] = damage.draw(st.integers(0, 255))
+    if damage.draw(st.booleans()):
+        content = content[: damage.draw(st.integers(0, len(content)))]
+    path = tmp_path / "set" / "train" / "a" / "b.jpg"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    try:
+        inputs = open_examples(tmp_path / "set", split="train", image_size=8).batch([0]).inputs
+    except InputError as error:
+        assert str(error).startswith(str(path)) and "\n" not in str(error) and len(str(error)) < 600
+        return
+    assert inputs.shape == (1, 3, 8, 8) and bool(torch.isfinite(inputs).all())

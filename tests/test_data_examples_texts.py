@@ -1,6 +1,8 @@
 """Texts: pairs and pieces come out as they were written, padding and masks by definition, faults told in a line."""
 
 import json
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 from sparsepipe.data.examples import is_examples, open_examples
 from sparsepipe.data.examples.texts.aligned import held_out
 from sparsepipe.data.examples.texts.plain import sentences
+from sparsepipe.data.examples.texts.vocabulary import BERT_TOKENS, TRANSLATION_TOKENS, opened_vocabulary
 from sparsepipe.errors import InputError
 
 pytest.importorskip("tokenizers", reason="no tokenizers: install the package's requirements")
@@ -215,6 +218,28 @@ def test_any_two_files_are_a_text_or_refused_in_a_line(tmp_path: Path, source: b
         assert str(folder) in str(error) and "\n" not in str(error)
         return
     assert int(batch.inputs["source"].max()) < opened.facts["source_vocabulary_size"]
+
+
+@pytest.mark.parametrize("special", [TRANSLATION_TOKENS, BERT_TOKENS])
+def test_the_same_text_gives_the_same_vocabulary_in_every_process(special: tuple[str, ...]) -> None:
+    """The library's trainer of WordPiece numbered letters in the order of a hash map, another one in each process."""
+    settings = {"size": 300, "special": special, "given": None, "cache": None, "facts": {}}
+    lines = [*SENTENCES, "Größe, élan: naïve façade & 1234 — “quoted” (words)"]
+    vocabulary = opened_vocabulary(lines, [], **settings)
+    code = (
+        "from sparsepipe.data.examples.texts.vocabulary import opened_vocabulary\n"
+        f"print(opened_vocabulary({lines!r}, [], **{settings!r}).sha256)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == vocabulary.sha256
+    assert 100 < len(vocabulary) <= 300
+    ids = vocabulary.encoded(lines)
+    unknown = vocabulary.id(special[1])
+    assert [vocabulary.id(token) for token in special] == list(range(len(special))) and unknown not in ids.ids
+    for place in (0, 5):
+        assert vocabulary.decoded(ids[place]) == lines[place]
+    lower = vocabulary.decoded(ids[len(lines) - 1]).lower().replace(" ", "")
+    assert lower == lines[-1].lower().replace(" ", "")  # accents are kept
 
 
 # --- plain text ------------------------------------------------------------------------------------------------------

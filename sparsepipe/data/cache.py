@@ -1,12 +1,13 @@
 """Cache of prepared samples on disk: the key is a hash of everything that determines a sample's arrays."""
 
+import fcntl
 import hashlib
 import json
 import os
 import time
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -61,6 +62,27 @@ class SampleCache:
                 self._stop(f"{self._limit / 2**30:g} GiB of it were used today")
         except OSError as error:
             self._stop(error.strerror or str(error))
+
+    @contextmanager
+    def alone(self, key: str) -> Iterator[None]:
+        """Hold an entry for this process, for what is dear to make: others wait, then find it.
+
+        Where nothing can be written nobody waits.
+        """
+        path = self._path(key).with_suffix(".lock")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle = path.open("w")
+        except OSError:
+            yield
+            return
+        with handle:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                with suppress(OSError):
+                    path.unlink()
 
     def _has_room(self, num_bytes: int) -> bool:
         """Whether an entry of `num_bytes` may be written, after removing entries that were not used for long."""

@@ -111,7 +111,7 @@ class OwnExamples:
         for index in indices:
             if not 0 <= index < len(self):
                 raise InputError(f"sample {index} asked of {len(self)} in split {self.split}; use 0 to {len(self) - 1}")
-        items = [self._item(index, epoch) for index in indices]
+        items = [self._item(index, epoch if self.split == "train" else 0) for index in indices]
         clouds = [item for item in items if isinstance(item, Sample)]
         if clouds:
             if len(clouds) != len(items):

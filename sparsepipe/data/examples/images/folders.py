@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from ....errors import InputError
-from ...cache import SampleCache, cache_key
+from ...cache import SampleCache
 from ...layouts.litter import folders, is_litter
 from ...layouts.splits import split_of
+from ..files import sample_key
 from .base import Style
 from .decoding import SUFFIXES, decoded
 
@@ -45,11 +46,11 @@ class FolderPictures:
             raise InputError(f"{self.folder}: no picture ({', '.join(SUFFIXES)}) in its classes' folders; add some")
         return found
 
-    @property
+    @cached_property
     def files(self) -> Sequence[Path]:
         return [path for path, _ in self._samples]
 
-    @property
+    @cached_property
     def labels(self) -> tuple[int, ...]:
         return tuple(label for _, label in self._samples)
 
@@ -69,12 +70,9 @@ class FolderPictures:
         return picture
 
     def _read(self, path: Path, least_side: int) -> np.ndarray:
-        if self.cache is None:
+        key = sample_key(self.cache, (path,), {"what": "picture", "least_side": least_side})
+        if self.cache is None or key is None:
             return decoded(path, least_side)
-        try:
-            key = cache_key((path,), {"what": "picture", "least_side": least_side})
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read ({error.strerror}); check the data set's files") from None
         arrays = self.cache.load(key)
         if arrays is not None and "picture" in arrays:
             return arrays["picture"]

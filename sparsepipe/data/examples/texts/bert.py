@@ -15,11 +15,11 @@ import torch
 
 from ....errors import InputError
 from ....fields import given_integer
-from ...cache import SampleCache, cache_key
+from ...cache import SampleCache
 from ...labels import IGNORED
 from ...sampling import derived_seed
 from ..base import ExampleBatch
-from ..files import check_indices, files_digest, look_at
+from ..files import check_indices, files_digest, look_at, sample_key
 from . import plain
 from .masking import Chunks, MaskedSample, masked_sample
 from .plain import PlainTexts
@@ -99,19 +99,22 @@ class PlainTextExamples:
 
     def _sentences(self) -> tuple[Ragged, np.ndarray]:
         """The subwords of each sentence and the document it is of, from the cache where they are there."""
-        key = None
-        if self.cache is not None:
-            facts = {"what": "sentences", "part": self._texts.part, "vocabulary": self.vocabulary.sha256}
-            key = cache_key(self._texts.files, facts)
+        facts = {"what": "sentences", "part": self._texts.part, "vocabulary": self.vocabulary.sha256}
+        key = sample_key(self.cache, self._texts.files, facts)
+        if self.cache is None or key is None:
+            return self._encoded()
+        with self.cache.alone(key):
             kept = self.cache.load(key)
             if kept is not None and len(kept) == 3:
                 return Ragged(kept["ids"], kept["offsets"]), kept["documents"]
+            sentences, owners = self._encoded()
+            self.cache.save(key, {"ids": sentences.ids, "offsets": sentences.offsets, "documents": owners})
+            return sentences, owners
+
+    def _encoded(self) -> tuple[Ragged, np.ndarray]:
         documents = self._texts.documents
         sentences = self.vocabulary.encoded([sentence for document in documents for sentence in document])
-        owners = np.repeat(np.arange(len(documents)), [len(document) for document in documents])
-        if key is not None and self.cache is not None:
-            self.cache.save(key, {"ids": sentences.ids, "offsets": sentences.offsets, "documents": owners})
-        return sentences, owners
+        return sentences, np.repeat(np.arange(len(documents)), [len(document) for document in documents])
 
     def __len__(self) -> int:
         return len(self._chunks)

@@ -17,10 +17,10 @@ import torch
 
 from ....errors import InputError
 from ....fields import given_integer
-from ...cache import SampleCache, cache_key
+from ...cache import SampleCache
 from ...labels import IGNORED
 from ..base import ExampleBatch
-from ..files import check_indices, files_digest, look_at
+from ..files import check_indices, files_digest, look_at, sample_key
 from . import aligned
 from .aligned import AlignedTexts
 from .ragged import Ragged, padded
@@ -82,22 +82,21 @@ class TranslationExamples:
     @cached_property
     def _pairs(self) -> tuple[Ragged, Ragged]:
         """The subwords of sources and targets, each with its end, from the cache where they are there."""
-        key = None
-        if self.cache is not None:
-            facts = {"what": "pairs", "rule": self._texts.rule, "vocabulary": self.vocabulary.sha256}
-            key = cache_key(self._texts.files, facts | {"split": self.split, "length": self.settings.sequence_length})
+        facts = {"what": "pairs", "rule": self._texts.rule, "vocabulary": self.vocabulary.sha256}
+        facts |= {"split": self.split, "length": self.settings.sequence_length}
+        key = sample_key(self.cache, self._texts.files, facts)
+        if self.cache is None or key is None:
+            return self._encoded()
+        with self.cache.alone(key):
             kept = self.cache.load(key)
             if kept is not None and len(kept) == 4:
-                return (
-                    Ragged(kept["source_ids"], kept["source_offsets"]),
-                    Ragged(kept["target_ids"], kept["target_offsets"]),
-                )
-        source, target = self._encoded()
-        if key is not None and self.cache is not None:
+                source = Ragged(kept["source_ids"], kept["source_offsets"])
+                return source, Ragged(kept["target_ids"], kept["target_offsets"])
+            source, target = self._encoded()
             sides = {"source": source, "target": target}
             arrays = {f"{name}_ids": side.ids for name, side in sides.items()}
             self.cache.save(key, arrays | {f"{name}_offsets": side.offsets for name, side in sides.items()})
-        return source, target
+            return source, target
 
     def _encoded(self) -> tuple[Ragged, Ragged]:
         """Encode all pairs; what is too long is left out of training, cut in testing."""

@@ -5,6 +5,7 @@ BPE: Sennrich, Haddow, Birch, ACL 2016. WordPiece: Wu et al. 2016; words as BERT
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,11 +17,13 @@ import numpy as np
 from ....errors import InputError
 from ....fields import complaint, given_integer
 from ....files import read_text
-from ...cache import SampleCache, cache_key
+from ...cache import SampleCache
+from ..files import sample_key
 from .ragged import Ragged
 
 PADDING, UNKNOWN, BEGIN, END = TRANSLATION_TOKENS = ("<pad>", "<unk>", "<s>", "</s>")
 BERT_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_MARK = "▁"  # of a word's start
 _LEAST, _MOST = 100, 200_000  # subwords
 _MOST_LINES = 2_000_000  # that a vocabulary is trained on, evenly spaced
 _CHUNK = 10_000  # lines encoded at once
@@ -85,35 +88,62 @@ def opened_vocabulary(
     given_integer(size, "vocabulary_size", least=_LEAST)
     if size > _MOST:
         raise InputError(f"vocabulary_size {size} given, expected {_MOST} at most")
-    key = cache_key(files, {"what": "vocabulary", "size": size, "special": special, **facts}) if cache else None
-    kept = cache.load(key) if cache and key else None
-    if kept is not None and "json" in kept:
-        return Vocabulary(kept["json"].tobytes().decode(), special)
-    trained = Vocabulary(_trained(lines, size, special), special)
-    if cache and key:
+    key = sample_key(cache, files, {"what": "vocabulary", "size": size, "special": special, **facts})
+    if cache is None or key is None:
+        return Vocabulary(_trained(lines, size, special), special)
+    with cache.alone(key):  # the ranks of a run ask at once: one of them trains
+        kept = cache.load(key)
+        if kept is not None and "json" in kept:
+            return Vocabulary(kept["json"].tobytes().decode(), special)
+        trained = Vocabulary(_trained(lines, size, special), special)
         cache.save(key, {"json": np.frombuffer(trained.json.encode(), dtype=np.uint8)})
-    return trained
+        return trained
 
 
 def _trained(lines: Sequence[str], size: int, special: tuple[str, ...]) -> str:
+    """Train on a text; the same text gives the same vocabulary in every process."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a worker's threads are its own share of the machine
+    chosen = lines[:: -(-len(lines) // _MOST_LINES) or 1]
+    tokenizer = _word_pieces(chosen, size, special) if special == BERT_TOKENS else _byte_pairs(chosen, size, special)
+    return str(tokenizer.to_str())
+
+
+def _byte_pairs(lines: Sequence[str], size: int, special: Sequence[str], *, bert: bool = False) -> Any:
+    """Train BPE. Pieces of a word's start begin with a mark, "▁"; `bert` divides and writes words as BERT does."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-    if special == BERT_TOKENS:
-        tokenizer = Tokenizer(models.WordPiece(unk_token=special[1]))
-        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True, strip_accents=False)
-        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        tokenizer.decoder = decoders.WordPiece()
-        trainer = trainers.WordPieceTrainer(vocab_size=size, special_tokens=list(special), show_progress=False)
-    else:
-        tokenizer = Tokenizer(models.BPE(unk_token=special[1]))
-        tokenizer.normalizer = normalizers.NFC()
-        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-        tokenizer.decoder = decoders.Metaspace()
-        trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=list(special), show_progress=False)
-    step = -(-len(lines) // _MOST_LINES) or 1
-    tokenizer.train_from_iterator(_parts(lines[::step]), trainer)
-    return str(tokenizer.to_str())
+    tokenizer = Tokenizer(models.BPE(unk_token=special[1]))
+    tokenizer.normalizer = normalizers.BertNormalizer(strip_accents=False) if bert else normalizers.NFC()
+    mark = pre_tokenizers.Metaspace()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.BertPreTokenizer(), mark]) if bert else mark
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=list(special), show_progress=False)
+    tokenizer.train_from_iterator(_parts(lines), trainer)
+    return tokenizer
+
+
+def _word_pieces(lines: Sequence[str], size: int, special: Sequence[str]) -> Any:
+    """Return WordPiece over the pieces that BPE finds: those inside a word are written ##piece.
+
+    The library's own trainer of WordPiece numbers letters in the order of a hash map, differently in each process.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    pairs = _byte_pairs(lines, size, special, bert=True)
+    found = sorted(pairs.get_vocab().items(), key=lambda piece: piece[1])
+    pieces = [piece for piece, number in found if number >= len(special)]
+    counts = Counter(letter for line in lines for letter in pairs.normalizer.normalize_str(line))
+    letters = sorted({piece for piece in pieces if len(piece) == 1 and piece != _MARK}, key=lambda x: (-counts[x], x))
+    kept = set(letters[: size // 4])  # of thousands of letters the rare ones are unknown
+    words = [*special, *(form for letter in letters if letter in kept for form in (letter, f"##{letter}"))]
+    longer = [piece for piece in pieces if len(piece) > 1 and set(piece) <= kept | {_MARK}]
+    words += [piece[1:] if piece.startswith(_MARK) else f"##{piece}" for piece in longer if _MARK not in piece[1:]]
+    numbers = {word: number for number, word in enumerate(list(dict.fromkeys(words))[:size])}
+    tokenizer = Tokenizer(models.WordPiece(numbers, unk_token=special[1]))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = pairs.normalizer, pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.add_special_tokens(list(special))
+    return tokenizer
 
 
 def _parts(lines: Sequence[str]) -> Iterable[list[str]]:
