@@ -80,7 +80,7 @@ class NormalisedScores(nn.Module):
 
     def forward(self, queries: Tensor, keys: Tensor, source_mask: Tensor) -> Tensor:
         """Return weights [B, T, S] for `queries` [B, T, H] and `keys` [B, S, H]."""
-        energies = torch.tanh(queries.unsqueeze(2) + keys.unsqueeze(1) + self.bias)
+        energies = torch.tanh(queries.unsqueeze(2) + (keys + self.bias).unsqueeze(1))  # [B, T, S, H]
         scores = energies @ (self.vector * (self.scale / self.vector.norm()))
         return attention_weights(scores, source_mask.unsqueeze(1))
 
