@@ -28,6 +28,12 @@ def is_function(reference: str) -> bool:
     return bool(colon and home) and name.isidentifier()
 
 
+def short_name(reference: str) -> str:
+    """Return a name for texts and folders: of a function its file's name and its own, "net.py:build"; else as it is."""
+    home, colon, name = reference.rpartition(":")
+    return f"{Path(home).name}:{name}" if is_function(reference) else reference
+
+
 @dataclass(frozen=True)
 class UserFunction:
     """A function by name: `home` is a module's dotted name, or a .py file."""

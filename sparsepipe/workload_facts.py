@@ -18,12 +18,12 @@ class WorkloadFacts:
     source: Source = "measured"  # of its traces
 
 
-POINT_CLOUDS = WorkloadFacts("point clouds")
+LEARNING = WorkloadFacts("learning")
 REPLAY = WorkloadFacts("replay", trains=False, source="replayed")
 
 _BY_ENGINE: Mapping[str, WorkloadFacts] = {"replay": REPLAY}  # those that bring what runs their layers
 
 
 def workload_facts(engine: str) -> WorkloadFacts:
-    """The workload of runs with an engine: its own if it has one, else point clouds, which any engine can run."""
-    return _BY_ENGINE.get(engine, POINT_CLOUDS)
+    """The workload of runs with an engine: its own if it has one, else learning, which any engine can run."""
+    return _BY_ENGINE.get(engine, LEARNING)

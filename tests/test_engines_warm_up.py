@@ -10,7 +10,7 @@ from sparsepipe.engines.native import NativeEngine
 from sparsepipe.plan import Plan
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.worker.run import run
-from sparsepipe.runtime.workloads.point_clouds import PointClouds
+from sparsepipe.runtime.workloads.learning import Learning
 
 
 class Recording(NativeEngine):
@@ -39,7 +39,8 @@ class Recording(NativeEngine):
 
 def _rank(folder: Path, plan: Plan, config: RunConfig, rank: int) -> None:
     recording = Recording()
-    run(folder, plan, config, workload=replace(PointClouds.open(config), engine=recording))
+    opened = Learning.open(config)
+    run(folder, plan, config, workload=replace(opened, task=replace(opened.task, engine=recording)))
     (folder / f"calls{rank}.json").write_text(json.dumps(recording.calls))
 
 

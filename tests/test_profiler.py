@@ -8,7 +8,7 @@ import torch
 from engine_clouds import close, random_batch, real_batch
 
 from sparsepipe.data import collate
-from sparsepipe.engines import Subnetwork, engine
+from sparsepipe.engines import Subnetwork, engine, subnetwork
 from sparsepipe.engines.native import direct, machine_code
 from sparsepipe.engines.native.coordinates import CoordinateManager, pack
 from sparsepipe.errors import InputError
@@ -189,7 +189,7 @@ def told_clock(monkeypatch):
         step(optimizer)
 
     monkeypatch.setattr(layer_timer, "moment", lambda device: now[0])
-    monkeypatch.setattr(measure, "Subnetwork", Told)
+    monkeypatch.setattr(subnetwork, "Subnetwork", Told)
     monkeypatch.setattr(torch.autograd, "backward", told_backward)
     monkeypatch.setattr(torch.optim.SGD, "step", told_step)
     return now
@@ -219,7 +219,7 @@ def test_layers_without_a_backward_and_those_that_pass_their_input_on(chosen, to
         Row("fc", "linear", ("global_pool",), {"in_channels": 2, "out_channels": 2}),
     )
 
-    class Told(measure.Subnetwork):
+    class Told(Subnetwork):
         def run_layer(self, row, tensors, *, minibatch):
             if row.id in ("pool", "dropout"):
                 return Subnetwork.run_layer(self, row, tensors, minibatch=minibatch)

@@ -13,8 +13,8 @@ from sparsepipe.models import INPUT
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.worker.epoch_parts import RunLength
 from sparsepipe.runtime.workloads import WORKLOADS
-from sparsepipe.runtime.workloads.point_clouds import PointClouds
-from sparsepipe.workload_facts import POINT_CLOUDS, REPLAY, workload_facts
+from sparsepipe.runtime.workloads.learning import Learning
+from sparsepipe.workload_facts import LEARNING, REPLAY, workload_facts
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def shapes(tmp_path_factory):
 def opened(shapes, **settings):
     settings = {"voxel_size": 0.05, "batch_size": 8, "engine": "native"} | settings
     config = RunConfig("minkvgg11bn-narrow", str(shapes), **settings)
-    return PointClouds.open(config)
+    return Learning.open(config)
 
 
 def test_replicas_get_equal_work(shapes):
@@ -63,7 +63,7 @@ def test_the_counts_of_a_runs_parts_are_told_without_going_through_them(shapes):
 def test_what_a_replay_is_and_what_trains_is_told_by_facts():
     assert workload_facts("replay").source == "replayed" and not workload_facts("replay").trains
     assert {workload_facts(name).trains for name in ENGINES} == {True}
-    assert {POINT_CLOUDS.name, REPLAY.name} == set(WORKLOADS)
+    assert {LEARNING.name, REPLAY.name} == set(WORKLOADS)
 
 
 @pytest.mark.parametrize("last", ["keep", "merge", "drop"])

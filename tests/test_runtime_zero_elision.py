@@ -17,7 +17,7 @@ from sparsepipe.runtime.stages.network_stage import NetworkStage
 from sparsepipe.runtime.training_state.weights import Version
 from sparsepipe.runtime.transport.compression import Compressor, restored
 from sparsepipe.runtime.transport.packet import BACKWARD, FORWARD, Packet, Slot, decode, encode
-from sparsepipe.runtime.transport.zero_elision import num_present, rectified, values_at, with_zeros, without_zeros
+from sparsepipe.runtime.transport.zero_elision import num_present, values_at, with_zeros, without_zeros
 
 CPU = torch.device("cpu")
 
@@ -104,7 +104,7 @@ def test_gradients_are_dropped_behind_relus_and_their_max_pools_alone() -> None:
         Row("leaky", "leaky_relu", ("sum",)),
         Row("last", "max_pool", ("leaky",), {"kernel_size": 2, "stride": 2}),
     )
-    assert rectified(Network("n", rows, 1, 4)) == {"relu", "pool", "again"}
+    assert Network("n", rows, 1, 4).rectified == {"relu", "pool", "again"}
 
 
 # --- two stages, without processes -----------------------------------------------------------------------------------

@@ -319,8 +319,11 @@ def _reproduce(verb: Parser) -> None:
 
 def _model_options(verb: Parser) -> None:
     """What `profile` requires and `run` may take from the run it resumes: no defaults here, the library has them."""
-    verb.add_argument("--model", metavar="M", help="minkvgg16bn, minkvgg11bn-narrow, …")
-    verb.add_argument("--data", metavar="D", help="folder in ModelNet layout, or a manifest's name")
+    verb.add_argument("--model", metavar="M", help="minkvgg16bn, resnet50, …, or path/net.py:function")
+    verb.add_argument("--model-args", metavar="JSON", help="arguments of a torch module's builder, a JSON object")
+    verb.add_argument("--data", metavar="D", help="a data set's folder, a manifest's name, or path/data.py:function")
+    verb.add_argument("--data-args", metavar="JSON", help="options of a data set of images or texts, or of a function")
+    verb.add_argument("--loss", metavar="F", help="by name, or path/loss.py:function (default: the data's own)")
     verb.add_argument(
         "--voxel-size", type=positive, metavar="S", help="edge of a voxel; clouds are scaled to a unit cube"
     )

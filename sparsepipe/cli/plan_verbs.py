@@ -19,25 +19,28 @@ from ..models import network
 from ..plan import Plan
 from ..planners import PLANNERS, comparable, partition
 from ..profile import Profile
+from .argument_types import json_object
 from .output import Answer, progress_line
 from .plan_table import side_by_side
 from .profile_and_cluster import beyond_profile, profile_and_cluster, warn, warn_of
 
 
 def profile(options: argparse.Namespace) -> Answer:
-    for name in ("model", "data", "voxel_size", "batch_size"):
+    for name in ("model", "data", "batch_size"):
         if getattr(options, name) is None:
             raise InputError(f"no {name}: give --{name.replace('_', '-')}")
     # Before torch comes in with the profiler: the workers of a run get the same.
     os.environ.update(waiting(options.engine or "auto", options.threads or 1))
     from ..profiler.measure import profile_model
 
-    names = ("num_points", "engine", "device", "device_type", "repeats", "threads", "seed", "beside")
+    names = ("voxel_size", "num_points", "loss", "engine", "device", "device_type")
+    names += ("repeats", "threads", "seed", "beside")
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     found = profile_model(
         options.model,
         options.data,
-        voxel_size=options.voxel_size,
+        model_args=json_object(options.model_args, "--model-args"),
+        data_args=json_object(options.data_args, "--data-args"),
         batch_size=options.batch_size,
         progress=progress_line,
         **given,

@@ -13,13 +13,14 @@ from ..errors import DamagedRecord, InputError
 from ..files import write_json
 from ..forecast import forecast
 from ..formats.pipedream_conf import load_plan
+from ..functions import short_name
 from ..host.background_load import BackgroundLoad
 from ..launchers import attach, launch
 from ..launchers.handle import AttachedProcess
-from ..models import network
 from ..provenance import Provenance
 from ..record import RunRecord, load_warnings
 from ..runtime import RunConfig
+from ..runtime.workloads import layer_graph
 from .output import Answer, cell, progress_line, table
 from .profile_and_cluster import profile_and_cluster
 
@@ -41,8 +42,7 @@ def run(options: argparse.Namespace) -> Answer:
                 raise InputError(f"no {name}: sparsepipe run PLAN --model M --data D, or --resume DIR")
         settings, folder = {}, options.run_dir or _new_run_dir(options.model)
     config = settings_of(options, before=settings if options.resume else None)
-    # The layers do not depend on the number of classes.
-    chosen = load_plan(options.plan, network(config.model, num_classes=2).graph()) if options.plan else record.plan
+    chosen = load_plan(options.plan, lambda: layer_graph(config)) if options.plan else record.plan
     for text in chosen.warnings:
         progress_line(f"warning: plan: {text}")
     where = {"port": options.port, "detach": options.detach or None}
@@ -194,7 +194,8 @@ def _first(*folders: Path) -> Path:
 
 
 def _new_run_dir(model: str) -> Path:
-    return _RUNS / f"{model}-{datetime.now().strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    name = short_name(model).replace(".py:", "-").replace(":", "-")
+    return _RUNS / f"{name}-{datetime.now().strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
 
 
 def _followed(job: Any, *, cancel: bool = True) -> Answer:

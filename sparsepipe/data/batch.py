@@ -87,6 +87,16 @@ class PointBatch:
         return int(self.coordinates[:, 0].max()) + 1 if self.per_voxel else len(self.labels)
 
     @property
+    def target(self) -> Tensor:
+        """What the loss takes besides the output."""
+        return self.labels
+
+    @property
+    def size(self) -> int:
+        """What a minibatch's costs grow with: its active voxels."""
+        return self.num_voxels
+
+    @property
     def num_voxels(self) -> int:
         """Count the active voxels of all samples."""
         return len(self.coordinates)

@@ -117,6 +117,30 @@ class VoxelDataset:
         return tuple(file.label for file in self.files)
 
     @property
+    def size_unit(self) -> str:
+        """What a minibatch's costs grow with."""
+        return "voxels"
+
+    @property
+    def targets_are_labels(self) -> bool:
+        """Whether samples have classes as a whole, which need no reading."""
+        return self.task != SEGMENTATION
+
+    @property
+    def loss(self) -> str:
+        """The name of the loss that they are trained with."""
+        return "voxels" if self.task == SEGMENTATION else "classes"
+
+    @property
+    def facts(self) -> dict:
+        """What a network's builder may ask of the data."""
+        return {"num_classes": len(self.classes), "in_channels": self.in_channels}
+
+    def sample_sizes(self) -> list[int]:
+        """Return the voxels of each sample: all are read for it."""
+        return self.voxel_counts().tolist()
+
+    @property
     def in_channels(self) -> int:
         """Count the features of a voxel: a network's `in_channels`."""
         return self.recipe.in_channels

@@ -50,7 +50,18 @@ def _auto() -> "Engine":
     return chosen
 
 
-ENGINES: dict[str, Callable[[], "Engine"]] = {"native": _native, "minkowski": _minkowski, "auto": _auto}
+def _torch() -> "Engine":
+    from .plain import PlainEngine
+
+    return PlainEngine()
+
+
+ENGINES: dict[str, Callable[[], "Engine"]] = {
+    "torch": _torch,
+    "native": _native,
+    "minkowski": _minkowski,
+    "auto": _auto,
+}
 
 
 def engine(name: str) -> "Engine":

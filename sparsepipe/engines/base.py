@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from ..data.batch import PointBatch
+from ..models.base import LayerRow
 from ..models.rows import Row
 
 
@@ -46,8 +46,8 @@ class Engine(Protocol):
         """
         ...
 
-    def tensor(self, batch: PointBatch, device: Any = "cpu") -> Any:
-        """Put a minibatch on a device as this engine's sparse tensor.
+    def tensor(self, batch: Any, device: Any = "cpu") -> Any:
+        """Put a minibatch, a PointBatch, on a device as this engine's sparse tensor; plain tensors: an ExampleBatch.
 
         Raises InputError for coordinates the engine cannot hold; PointBatch has already refused duplicates and gaps.
         """
@@ -85,12 +85,12 @@ class Engine(Protocol):
         """
         ...
 
-    def keeps_unseen(self, row: Row) -> bool:
+    def keeps_unseen(self, row: LayerRow) -> bool:
         """Whether a layer keeps for its backward what autograd does not know of: its inputs, and what it made."""
         ...
 
     def warm_up(
-        self, subnetwork: Any, batch: Callable[[], PointBatch], device: Any, *, half: torch.dtype | None = None
+        self, subnetwork: Any, batch: Callable[[], Any], device: Any, *, half: torch.dtype | None = None
     ) -> int:
         """Measure now what the engine else measures as it trains; return how many layers ran.
 

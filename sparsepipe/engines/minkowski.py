@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..data.batch import PointBatch
 from ..errors import InputError
+from ..models.base import LayerRow
 from ..models.rows import Row
 from .base import CoordinateSet, Feature, Parts
 from .batch_norm import GroupBatchNorm
@@ -98,7 +99,7 @@ class MinkowskiEngine:
     def map_bytes(self, tensor: AnyTensor) -> int:
         return 0  # its coordinate manager does not tell
 
-    def keeps_unseen(self, row: Row) -> bool:
+    def keeps_unseen(self, row: LayerRow) -> bool:
         return "convolution" in row.kind or "pool" in row.kind  # its own functions; kernel maps, the winners of a pool
 
     def warm_up(

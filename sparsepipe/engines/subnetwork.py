@@ -1,11 +1,12 @@
 """The layers of one pipeline stage as a module, from the tensors alive before the stage to those alive after it."""
 
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 from torch import nn
 
 from ..errors import InputError
+from ..models.base import LayerRow
 from ..models.rows import INPUT, Network, Row
 from ..seeds import derived_seed
 from .base import Engine
@@ -13,6 +14,44 @@ from .batch_norm import Group, GroupBatchNorm, TooFewVoxels
 from .initialisation import initialise
 
 SEEDED_KINDS = frozenset({"dropout"})  # their modules take `seed=`: what they draw depends on the minibatch
+
+
+class StageModule(Protocol):
+    """Some layers of any network as a module: what a stage runs. Called as torch calls modules."""
+
+    engine: Engine
+
+    @property
+    def table(self) -> Sequence[LayerRow]:
+        """Its layers in the order in which they run."""
+        ...
+
+    @property
+    def layer_ids(self) -> tuple[str, ...]: ...
+
+    def enter(self, inputs: Any) -> dict[str, Any]:
+        """Return the values that a minibatch brings, by name, of what `Engine.tensor` made of it."""
+        ...
+
+    def result(self, tensors: Mapping[str, Any]) -> Any:
+        """Return the network's output, as its forward gives it, of the values that it is made of."""
+        ...
+
+    def layer_by_layer(
+        self, tensors: dict[str, Any], *, minibatch: int, keep: Collection[str] | None = None
+    ) -> Iterator[LayerRow]: ...
+
+    def run_layer(self, row: Any, tensors: Mapping[str, Any], *, minibatch: int) -> Any: ...
+
+
+def build(network: Any, engine: Engine, layer_ids: Collection[str] | None = None, *, seed: int = 0) -> Any:
+    """Return some layers of any network, by default all, as a `StageModule` that is an nn.Module.
+
+    Of a table's rows the engine makes the layers; a traced network has its own. Raises InputError for unknown layers.
+    """
+    if isinstance(network, Network):
+        return Subnetwork(network, engine, layer_ids, seed=seed)
+    return network.build(layer_ids, engine=engine, seed=seed)
 
 
 class Subnetwork(nn.Module):
@@ -41,6 +80,12 @@ class Subnetwork(nn.Module):
     @property
     def layer_ids(self) -> tuple[str, ...]:
         return tuple(row.id for row in self.table)
+
+    def enter(self, inputs: Any) -> dict[str, Any]:
+        return {INPUT: inputs}
+
+    def result(self, tensors: Mapping[str, Any]) -> Any:
+        return tensors[self.network.outputs[0]]
 
     def synchronise(self, group: Group | None) -> int:
         """Share the statistics of batch norms in training with the other processes of `group`; None ends it.

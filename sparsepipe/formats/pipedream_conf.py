@@ -4,7 +4,7 @@ A conf names no layers: its modules are the stages of gpus=N.txt, where every no
 themselves in order. The last module is the criterion, which runs on the last stage.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -73,8 +73,8 @@ def load_conf(path: Path | str, text: GraphText) -> Plan:
         raise InputError(f"{path}: {error}") from None
 
 
-def load_plan(path: Path | str, graph: LayerGraph) -> Plan:
-    """Read a plan, or a conf json as a plan for `graph`.
+def load_plan(path: Path | str, graph: LayerGraph | Callable[[], LayerGraph]) -> Plan:
+    """Read a plan, or a conf json as a plan for `graph`, which may be a function that is asked for it only then.
 
     A conf's modules are the stages of the gpus=N.txt beside it, the one for as many ranks where there are several; with
     none, they are the layers of `graph` in order. Layers of that gpus=N.txt may have other names than those of `graph`,
@@ -84,6 +84,7 @@ def load_plan(path: Path | str, graph: LayerGraph) -> Plan:
     document = read_json(path, what="plan")
     if not isinstance(document, Mapping) or KEYS[0] not in document:
         return Plan.load(path)
+    graph = graph if isinstance(graph, LayerGraph) else graph()
     beside = _beside(Path(path), document)
     if beside:
         text = GraphText.load(beside)

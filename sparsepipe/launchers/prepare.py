@@ -8,6 +8,7 @@ from typing import Any
 from ..cluster import Cluster
 from ..errors import InputError
 from ..files import write_atomic, write_json
+from ..functions import UserFunction, is_function, short_name
 from ..plan import Plan
 from ..profile import Profile
 from ..provenance import Provenance
@@ -36,6 +37,7 @@ def prepare(
     """
     if not workload_facts(config.engine).trains:
         config = config.replace(validate=False, checkpoint_every=0)
+    config = _importable(config)
     check_launch(plan, config, profile, cluster)
     if config.clip_norm is not None and not plan.flushes:
         raise InputError(
@@ -86,7 +88,7 @@ def _changed(folder: Path, plan: Plan, config: RunConfig) -> RunRecord:
     if (folder / "metrics.jsonl").exists():
         RunRecord(folder).metrics()  # read now: what is damaged is told before anything starts
     if found := checkpoint.latest(folder):
-        found.check(model=config.model, layers=())
+        found.check(model=short_name(config.model), layers=())
         found.check_minibatches({"batch_size": config.batch_size, "last_minibatch": config.last_minibatch})
         resuming.check_end(found, config)
         for text in resuming.told(folder, found, RunConfig.from_json(RunRecord.load(folder).config), config):
@@ -115,7 +117,32 @@ def _check_synchronised(plan: Plan, num_minibatches: int) -> None:
 
 
 def _facts(plan: Plan, config: RunConfig) -> dict[str, Any]:
-    return {"seed": config.seed, "model": config.model, "data": Path(config.data).name, "planner": plan.planner}
+    facts = {
+        "seed": config.seed,
+        "model": short_name(config.model),
+        "data": Path(config.data).name,
+        "planner": plan.planner,
+    }
+    code = _code_digests(config)
+    return facts | ({"code_sha256": code} if code else {})
+
+
+def _importable(config: RunConfig) -> RunConfig:
+    """Return the settings with functions of the user's own named so that every worker finds them, wherever it starts.
+
+    Raises InputError for one that is not there.
+    """
+    named = {name: getattr(config, name) for name in ("model", "data", "loss")}
+    absolute = {
+        name: str(UserFunction.parse(value).absolute()) for name, value in named.items() if value and is_function(value)
+    }
+    return config.replace(**absolute)
+
+
+def _code_digests(config: RunConfig) -> dict[str, str]:
+    """Return the SHA-256 of each file of the user's own code that a run imports, by setting."""
+    named = {name: getattr(config, name) for name in ("model", "data", "loss")}
+    return {name: UserFunction.parse(value).sha256() for name, value in named.items() if value and is_function(value)}
 
 
 def _note_concurrent_runs(record: RunRecord) -> None:

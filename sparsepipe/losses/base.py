@@ -57,6 +57,11 @@ class Tally:
         self._names: tuple[str, ...] = ()
         self.values = torch.zeros(4 + loss.num_details, dtype=torch.float64)
 
+    @property
+    def counts_correct(self) -> bool:
+        """Whether there is an accuracy to report."""
+        return self._loss.counts_correct
+
     def add(self, outcome: Outcome) -> None:
         counts = [outcome.loss * outcome.counted, outcome.samples, outcome.counted, outcome.correct]
         self.values[:4] += torch.tensor(counts, dtype=torch.float64)

@@ -5,6 +5,7 @@ from difflib import get_close_matches
 from functools import partial
 
 from ..errors import InputError
+from ..functions import is_function
 from .images import IMAGE_NETWORKS
 from .minkfcnn import minkfcnn
 from .minkpointnet import minkpointnet
@@ -16,7 +17,7 @@ from .rows import INPUT, Network, Row
 from .texts import TEXT_NETWORKS
 from .vgg import vgg
 
-__all__ = ["INPUT", "MODULE_NETWORKS", "NETWORKS", "ModuleNetwork", "Network", "Row", "network"]
+__all__ = ["INPUT", "MODULE_NETWORKS", "NETWORKS", "ModuleNetwork", "Network", "Row", "is_table", "network"]
 
 _WIDTHS = {"": 1.0, "-narrow": 0.25}  # the quick variants have a quarter of the channels
 _NORMS = {"": False, "bn": True}
@@ -61,11 +62,30 @@ NETWORKS: dict[str, Callable[..., Network]] = {
 MODULE_NETWORKS: dict[str, ModuleNetwork] = IMAGE_NETWORKS | TEXT_NETWORKS
 
 
+def is_table(name: str) -> bool:
+    """Whether a model's name is that of a table of rows; else it is of a torch module, ours or the user's own.
+
+    Raises InputError for a name that is neither, naming what is like it.
+    """
+    if name in NETWORKS:
+        return True
+    if name in MODULE_NETWORKS or is_function(name):
+        return False
+    raise InputError(_unknown(name))
+
+
+def _unknown(name: str) -> str:
+    alike = get_close_matches(name, [*NETWORKS, *MODULE_NETWORKS], n=6, cutoff=0)
+    return (
+        f"unknown model {name!r}, is it {', '.join(alike)}? `sparsepipe models` lists all; a module of your own is "
+        "named net.py:function, after its file (in a notebook, %%writefile net.py writes one)"
+    )
+
+
 def network(name: str, *, num_classes: int, in_channels: int = 1) -> Network:
     """Build a network by name, for example "minkvgg16bn". Raises InputError naming what is like it."""
     if name not in NETWORKS:
-        alike = get_close_matches(name, NETWORKS, n=6, cutoff=0)
-        raise InputError(f"unknown model {name!r}, is it {', '.join(alike)}? sparsepipe.models.NETWORKS lists all")
+        raise InputError(_unknown(name))
     if num_classes < 1 or in_channels < 1:
         raise InputError(f"model {name}: {num_classes} classes and {in_channels} input channels, expected at least 1")
     return NETWORKS[name](name=name, num_classes=num_classes, in_channels=in_channels)

@@ -47,6 +47,11 @@ class AnyNetwork(Protocol):
     def name(self) -> str: ...
 
     @property
+    def num_classes(self) -> int:
+        """Classes that its output tells apart; 0 where it tells none."""
+        ...
+
+    @property
     def rows(self) -> Sequence[LayerRow]:
         """Its layers in topological order."""
         ...

@@ -1,8 +1,9 @@
 """A network as a table of rows: what each layer is, what feeds it, and how many parameters it holds."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from ..errors import InputError
@@ -81,6 +82,7 @@ LAYER_KINDS: dict[str, Callable[[Mapping[str, Any]], int]] = {
     "flatten": _no_parameters,  # [B, C, size, ...] -> rows [B, C * size * ...]
 }
 
+_MAX_POOLS = ("max_pool", "dense_max_pool")  # a zero among numbers that are not negative came from a zero
 _LIES_WHERE_THE_LAST_INPUT_DOES = frozenset({"transposed_convolution", "unpool", "average_unpool", "max_unpool"})
 
 
@@ -92,6 +94,11 @@ class Row:
     kind: str
     inputs: tuple[str, ...]
     args: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The value that it gives, of its own name."""
+        return (self.id,)
 
     @property
     def description(self) -> str:
@@ -115,7 +122,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Network:
-    """A table of rows in topological order. Raises InputError where a row is unknown, repeated or out of order."""
+    """A table of rows in topological order, one value a row: the member of `AnyNetwork` (base.py) that engines build.
+
+    Raises InputError where a row is unknown, repeated or out of order.
+    """
 
     name: str
     rows: tuple[Row, ...]
@@ -142,6 +152,40 @@ class Network:
                 except InputError as error:
                     raise InputError(f"layer {row.id!r} of {self.name}: {name} {error}") from None
             known.add(row.id)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return (INPUT,)
+
+    @property
+    def direct_inputs(self) -> tuple[str, ...]:
+        """None: a sparse input has its coordinates in common with what crosses beside it."""
+        return ()
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return (self.rows[-1].id,)
+
+    @cached_property
+    def differentiable(self) -> frozenset[str]:
+        found: set[str] = set()
+        for row in self.rows:
+            if row.num_parameters or found & set(row.inputs):
+                found.add(row.id)
+        return frozenset(found)
+
+    @cached_property
+    def rectified(self) -> frozenset[str]:
+        found: set[str] = set()
+        for row in self.rows:
+            if row.kind == "relu" or (row.kind in _MAX_POOLS and found.issuperset(row.inputs)):
+                found.add(row.id)
+        return frozenset(found)
+
+    def alive(self, before: Collection[str], *, training: bool = True) -> tuple[str, ...]:
+        there = {*before, INPUT}
+        needed = {name for row in self.rows if row.id not in there for name in row.inputs} | set(self.outputs)
+        return tuple(name for name in (INPUT, *(row.id for row in self.rows)) if name in there & needed)
 
     @property
     def coarsest_stride(self) -> tuple[int, ...] | None:

@@ -4,19 +4,19 @@ import json
 import sys
 from typing import Any
 
-from ..engines import Subnetwork
-from ..engines import engine as engine_by_name
+from ..engines.subnetwork import build
 from ..host.contention import exit_with_parent, report_started
+from ..runtime.config import DataConfig
 from .layer_timer import update_step, whole_step
 from .measure import limited_to, opened, optimizer, usable
 
 
-def train_until_killed(model: str, source: str, *, engine: str, device: str, threads: int, **sizes: Any) -> None:
+def train_until_killed(*, config: dict[str, Any], engine: str, seed: int, device: str, threads: int) -> None:
     """Train on one minibatch of the data set again and again, until the process that profiles ends this one."""
     exit_with_parent()
-    net, dataset, order = opened(model, source, **sizes)
-    batch, place = dataset.batch(order[0]), usable(device)
-    subnetwork = Subnetwork(net, engine_by_name(engine), seed=0).to(place)
+    task, order = opened(DataConfig(**config), engine=engine, seed=seed)
+    batch, place = task.training.batch(order[0]), usable(device)
+    subnetwork = build(task.network, task.engine, seed=0).to(place)
     updates = optimizer(subnetwork)
     with limited_to(threads):
         whole_step(subnetwork, batch, device=place)

@@ -1,16 +1,15 @@
 """Train on one minibatch as a training step does, with a clock at every layer's forward and backward, or without."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..data.batch import PointBatch
-from ..engines.subnetwork import Subnetwork
-from ..models.rows import INPUT
+from ..models.base import AnyNetwork
 
 
 @dataclass(frozen=True)
@@ -19,7 +18,7 @@ class LayerTimes:
 
     forward: Mapping[str, float]  # seconds, by layer id
     backward: Mapping[str, float]
-    input_seconds: float  # putting the minibatch on the device as a sparse tensor
+    input_seconds: float  # putting the minibatch on the device as the network takes it
 
     @property
     def seconds(self) -> float:
@@ -50,39 +49,42 @@ def seconds_between(start: Moment, end: Moment) -> float:
     return start.elapsed_time(end) / 1e3
 
 
-def time_layers(subnetwork: Subnetwork, batch: PointBatch, *, device: torch.device) -> LayerTimes:
+def time_layers(subnetwork: Any, batch: Any, *, device: torch.device) -> LayerTimes:
     """Run a whole network forward and backward, as a training step does, and read the clock at every layer.
 
     The pass is one call of autograd, as in training: each layer called by itself would pay for a call of its own, some
     25 us. A layer's backward lasts from where the gradient of its output is complete to where that of the next one is,
     which is the layer before it in the table: autograd takes, of the operations whose gradients are there, the one that
-    ran last. A layer that no gradient reaches has none. Every pass starts from a fresh coordinate manager: the first
+    ran last. A layer that no gradient reaches has none; one of several values is reached by the last of theirs. Every
+    pass starts from a fresh coordinate manager: the first
     layer to need coordinates or a kernel map pays for making them.
     """
     engine = subnetwork.engine
     subnetwork.zero_grad(set_to_none=True)
     before = moment(device)
-    tensors = {INPUT: engine.tensor(batch, device)}
+    tensors = subnetwork.enter(engine.tensor(batch, device))
     put = moment(device)
     forward: dict[str, tuple[Moment, Moment]] = {}
     reached: list[tuple[str, Moment]] = []
 
-    def watch(id: str) -> None:
-        rows = engine.features(tensors[id])
+    def watch(id: str, value: str) -> None:
+        rows = engine.features(tensors[value])
         if rows.requires_grad:
             rows.register_hook(lambda gradient: reached.append((id, moment(device))))
 
-    last = subnetwork.table[-1].id
+    outputs = subnetwork.network.outputs
     start = moment(device)
-    for row in subnetwork.layer_by_layer(tensors, minibatch=0, keep=(last,)):
+    for row in subnetwork.layer_by_layer(tensors, minibatch=0, keep=outputs):
         forward[row.id] = start, moment(device)
-        if row.id in tensors:  # else nobody reads it
-            watch(row.id)
+        for value in row.outputs:
+            if value in tensors:  # else nobody reads it
+                watch(row.id, value)
         start = moment(device)
-    begin, end = _backward(engine.features(tensors[last]), device)
+    begin, end = _backward(ends(subnetwork, tensors), device)
+    last_reached = dict(reached)  # of a layer with several values, the last one: then its own backward begins
+    reached = sorted(last_reached.items(), key=reached.index)
     # A layer that gives out its very input shares its gradient too, which then reaches the two in the layers' order.
-    ids = {id for id, _ in reached}
-    order = [row.id for row in reversed(subnetwork.table) if row.id in ids]
+    order = [row.id for row in reversed(subnetwork.table) if row.id in last_reached]
     moments = [begin, *(at for _, at in reached[1:]), end]
     backward = dict.fromkeys(subnetwork.layer_ids, 0.0)
     backward.update((id, seconds_between(*both)) for id, both in zip(order, pairwise(moments), strict=True))
@@ -91,16 +93,15 @@ def time_layers(subnetwork: Subnetwork, batch: PointBatch, *, device: torch.devi
     )
 
 
-def whole_step(subnetwork: Subnetwork, batch: PointBatch, *, device: torch.device) -> float:
-    """Return the seconds of one forward and backward pass, from the sparse input to the weights' gradients."""
+def whole_step(subnetwork: Any, batch: Any, *, device: torch.device) -> float:
+    """Return the seconds of one forward and backward pass, from the network's input to the weights' gradients."""
     engine = subnetwork.engine
     subnetwork.zero_grad(set_to_none=True)
-    last = subnetwork.table[-1].id
-    tensor = engine.tensor(batch, device)
+    entering = subnetwork.enter(engine.tensor(batch, device))
     start = moment(device)
-    rows = engine.features(subnetwork({INPUT: tensor}, minibatch=0, keep=(last,))[last])
+    tensors = subnetwork(entering, minibatch=0, keep=subnetwork.network.outputs)
     forward = start, moment(device)
-    backward = _backward(rows, device)
+    backward = _backward(ends(subnetwork, tensors), device)
     return seconds_between(*forward) + seconds_between(*backward)
 
 
@@ -111,11 +112,21 @@ def update_step(optimizer: torch.optim.Optimizer, *, device: torch.device) -> fl
     return seconds_between(start, moment(device))
 
 
-def _backward(rows: Tensor, device: torch.device) -> tuple[Moment, Moment]:
+def ends(subnetwork: Any, tensors: Mapping[str, Any]) -> list[Tensor]:
+    """Return the tensors of a network's output that a loss can send a gradient back from."""
+    network: AnyNetwork = subnetwork.network
+    found = [subnetwork.engine.features(tensors[name]) for name in network.outputs]
+    return [tensor for tensor in found if tensor.requires_grad]
+
+
+def _backward(outputs: Sequence[Tensor], device: torch.device) -> tuple[Moment, Moment]:
     """Send back what a loss would, about 1 / rows in size, the same in every pass; return when it began and ended."""
-    generator = torch.Generator(rows.device).manual_seed(0)
-    gradient = torch.empty_like(rows).normal_(0, 1 / max(len(rows), 1), generator=generator)
+    gradients = []
+    for rows in outputs:
+        generator = torch.Generator(rows.device).manual_seed(0)
+        count = max(len(rows), 1) if rows.dim() else 1
+        gradients.append(torch.empty_like(rows).normal_(0, 1 / count, generator=generator))
     begin = moment(device)
-    if rows.requires_grad:
-        torch.autograd.backward(rows, gradient)
+    if outputs:
+        torch.autograd.backward(list(outputs), gradients)
     return begin, moment(device)

@@ -1,5 +1,6 @@
 """Measure every layer of a network on this machine, at several voxel counts: (network, batches, engine) -> Profile."""
 
+import json
 import os
 import platform
 import statistics
@@ -12,23 +13,26 @@ from typing import Any, NamedTuple
 
 import torch
 from threadpoolctl import threadpool_limits
+from torch import Tensor, nn
 
 from .. import data
 from ..data.batch import PointBatch
 from ..data.order import Minibatches
-from ..engines import Engine, Subnetwork
-from ..engines import engine as engine_by_name
+from ..engines import Engine
 from ..engines.native.coordinates import CoordinateManager, pack
+from ..engines.subnetwork import build
 from ..errors import InputError
 from ..fields import given_integer
 from ..host import cpu
 from ..host.background_load import num_processors, watched
 from ..host.contention import contending_processes
 from ..host.openmp import WAITING, check_threads
-from ..losses import CrossEntropy
-from ..models import INPUT, Network, network
-from ..models.rows import each_axis
+from ..losses import CrossEntropy, Loss
+from ..models.base import AnyNetwork
+from ..models.rows import Row, each_axis
 from ..profile import CostSample, LayerCost, Profile, StepOverhead
+from ..runtime.config import DataConfig
+from ..runtime.workloads.opening import Dataset, LearningTask, open_task
 from .layer_timer import moment, seconds_between, time_layers
 from .repeats import Repeater, Repeats
 from .saved_bytes import kept_bytes
@@ -43,12 +47,15 @@ _CANDIDATE_MINIBATCHES = 6  # at most so many minibatches' samples are looked at
 
 
 def profile_model(
-    model: str,
+    model: str | nn.Module,
     source: str | Path,
     *,
-    voxel_size: float,
     batch_size: int,
+    voxel_size: float | None = None,
     num_points: int = 1024,
+    model_args: Mapping[str, Any] | None = None,
+    data_args: Mapping[str, Any] | None = None,
+    loss: str | None = None,
     engine: str = "auto",
     device: str = "cpu",
     device_type: str | None = None,
@@ -58,13 +65,15 @@ def profile_model(
     beside: int = 0,
     progress: Progress | None = None,
 ) -> Profile:
-    """Profile a named model on minibatches of a data set's training split, sparse, typical and crowded ones.
+    """Profile a model on minibatches of a data set's training split, small, typical and large ones.
 
+    `model` is a name of ours, `package.module:function` or `path/net.py:function` (called with `model_args`), or in a
+    notebook an nn.Module itself. `source` is a data set's folder, a manifest's name, or a function of the user's own
+    (called with `data_args`); point clouds need a `voxel_size`.
     `sizes` of the profile are those of random minibatches. On a CPU, `threads` cores make one device: measure
     with as many as each worker will have, and with `beside` so many further processes at the same work, as the other
     workers of the machine will be. Raises InputError for unknown names and bad data.
     """
-    chosen = engine_by_name(engine)
     usable(device)
     given_integer(beside, "processes beside:")
     given_integer(batch_size, "batch size")
@@ -74,21 +83,46 @@ def profile_model(
         raise InputError(
             f"{beside} processes beside the one that is measured, expected 0 or more, at most {_MOST_BESIDE}"
         )
-    sizes: dict[str, Any] = {"voxel_size": voxel_size, "batch_size": batch_size, "num_points": num_points, "seed": seed}
-    net, dataset, order = opened(model, source, **sizes)
+    config = DataConfig(
+        model=model if isinstance(model, str) else type(model).__name__,
+        data=str(source),
+        batch_size=batch_size,
+        num_points=num_points,
+        model_args=_as_json(model_args),
+        data_args=_as_json(data_args),
+        loss=loss,
+        validate=False,
+    )
+    if voxel_size is not None:
+        config = config.replace(voxel_size=voxel_size)
+    if beside and not isinstance(model, str):
+        raise InputError(
+            f"a {config.model} profiled beside {beside} other processes, which cannot import it: write it to a file "
+            "(%%writefile net.py) and give 'net.py:function'"
+        )
+    module = None if isinstance(model, str) else model
+    task, order = opened(config, engine=engine, seed=seed, module=module, voxel_size_given=voxel_size is not None)
+    dataset = task.training
     order = order[:_CANDIDATE_MINIBATCHES]
     start = time.perf_counter()
     typical = [dataset.batch(indices) for indices in order]
     reading = (time.perf_counter() - start) / len(order)
-    batches = spread_batches(typical, batch_size=min(batch_size, len(dataset)))
+    count = min(batch_size, len(dataset))
+    if isinstance(typical[0], PointBatch):
+        batches = spread_batches(typical, batch_size=count)
+    else:
+        batches = spread_examples(dataset, [index for indices in order for index in indices], batch_size=count)
     origin = {"data": dataset.origin, "first_reading_seconds": reading, "seed": seed, "beside": beside}
-    counts = [batch.num_voxels for batch in typical if len(batch) == len(typical[0])]
-    likewise = {"model": model, "source": str(source), **sizes, "engine": engine, "device": device, "threads": threads}
+    for name, value in (("model_args", config.model_args), ("loss", config.loss)):
+        if value is not None:
+            origin[name] = value
+    counts = [batch.size for batch in typical if len(batch) == len(typical[0])]
+    likewise = {"config": config.to_json(), "engine": engine, "seed": seed, "device": device, "threads": threads}
     with contending_processes(beside, __package__, likewise) as others, limited_to(threads):
         return profile(
-            net,
+            task.network,
             batches,
-            chosen,
+            task.engine,
             device=device,
             device_type=device_type,
             repeats=repeats,
@@ -98,17 +132,32 @@ def profile_model(
             progress=progress,
             others=others,
             read=lambda k: dataset.batch(order[k % len(order)], epoch=1),
+            loss=task.loss,
+            size_unit=dataset.size_unit,
         )
 
 
+def _as_json(args: Mapping[str, Any] | None) -> str | None:
+    return json.dumps(dict(args)) if args else None
+
+
 def opened(
-    model: str, source: str | Path, *, voxel_size: float, batch_size: int, num_points: int, seed: int
-) -> tuple[Network, data.VoxelDataset, Minibatches]:
-    """Return a network, the training split of a data set, and the order of its minibatches."""
-    dataset = data.load(source, split="train", voxel_size=voxel_size, num_points=num_points, seed=seed)
-    order = data.minibatches(len(dataset), batch_size=batch_size, seed=seed, epoch=0, shuffle=True)
-    net = network(model, num_classes=len(dataset.classes))
-    return net, dataset.near_origin(net.coarsest_stride), order
+    config: DataConfig,
+    *,
+    engine: str,
+    seed: int,
+    module: nn.Module | None = None,
+    voxel_size_given: bool = True,
+) -> tuple[LearningTask, Minibatches]:
+    """Return what the settings name, for training alone, and the order of its minibatches.
+
+    Raises InputError for point clouds without a voxel size.
+    """
+    task = open_task(config, engine_name=engine, seed=seed, module=module)
+    if task.training.size_unit == "voxels" and not voxel_size_given:
+        raise InputError(f"{config.data}: point clouds are profiled with a voxel size; give voxel_size, such as 0.05")
+    count = len(task.training)
+    return task, data.minibatches(count, batch_size=config.batch_size, seed=seed, epoch=0, shuffle=True)
 
 
 @contextmanager
@@ -130,12 +179,23 @@ def spread_batches(typical: Sequence[PointBatch], *, batch_size: int) -> tuple[P
     three different voxel counts that way, halves and quarters of the largest minibatch step in.
     """
     samples = sorted((sample for batch in typical for sample in batch.samples()), key=len)
+    return _spread(samples, batch_size, data.collate)
+
+
+def spread_examples(dataset: Dataset, indices: Sequence[int], *, batch_size: int) -> tuple[Any, ...]:
+    """The same of examples, by their sizes: minibatches of those samples of a data set whose indices are given."""
+    sizes = dataset.sample_sizes()
+    return _spread(sorted(indices, key=lambda index: sizes[index]), batch_size, dataset.batch)
+
+
+def _spread(samples: Sequence[Any], batch_size: int, made: Callable[[Sequence[Any]], Any]) -> tuple[Any, ...]:
+    """`samples` are sorted by size, `made` makes a minibatch of some of them."""
     starts = (0, (len(samples) - batch_size) // 2, len(samples) - batch_size)
-    chosen = {batch.num_voxels: batch for batch in (data.collate(samples[s : s + batch_size]) for s in starts)}
+    chosen = {batch.size: batch for batch in (made(samples[s : s + batch_size]) for s in starts)}
     for parts in (2, 4):
         if len(chosen) < 3 and batch_size >= parts:
-            part = data.collate(samples[-(batch_size // parts) :])
-            chosen.setdefault(part.num_voxels, part)
+            part = made(samples[-(batch_size // parts) :])
+            chosen.setdefault(part.size, part)
     return tuple(chosen[count] for count in sorted(chosen))
 
 
@@ -151,8 +211,8 @@ def usable(name: str | torch.device) -> torch.device:
 
 
 def profile(
-    network: Network,
-    batches: Sequence[PointBatch],
+    network: AnyNetwork,
+    batches: Sequence[Any],
     engine: Engine,
     *,
     device: str | torch.device = "cpu",
@@ -164,9 +224,11 @@ def profile(
     origin: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     others: Sequence[int] = (),
-    read: Callable[[int], PointBatch] | None = None,
+    read: Callable[[int], Any] | None = None,
+    loss: Loss | None = None,
+    size_unit: str = "voxels",
 ) -> Profile:
-    """Measure each layer's forward and backward on `batches` of different voxel counts; median, interquartile range.
+    """Measure each layer's forward and backward on `batches` of different sizes; median, interquartile range.
 
     The first minibatch is warmed up `warmup` times, each further one once. Where `repeats` is not given, each is passed
     over at least 5 times, and up to 30 times until half a second has gone into it and, on the middle minibatch, the sum
@@ -175,19 +237,20 @@ def profile(
     Passes whose threads waited for a processor are taken again, for a while; `origin` says what other load there was.
     `others`: processes (their ids) that are at work on our behalf meanwhile. `read`: reads one of the data set's
     minibatches, by a number; a step is told what that takes where every processor is at work on layers, as the thread
-    that reads ahead then takes the time of one. `sizes` defaults to those of `batches`.
-    Raises InputError without batches, without repeats, for two batches of the same voxel count, or without the device.
+    that reads ahead then takes the time of one. `sizes` defaults to those of `batches`. `loss`: what the last stage
+    judges the output by, the cross entropy of classes where it is not given.
+    Raises InputError without batches, without repeats, for two batches of the same size, or without the device.
     """
-    batches = sorted(batches, key=lambda batch: batch.num_voxels)
-    counts = [batch.num_voxels for batch in batches]
+    batches = sorted(batches, key=lambda batch: batch.size)
+    counts = [batch.size for batch in batches]
     if not counts or len(set(counts)) < len(counts):
-        raise InputError(f"minibatches of {counts} voxels to profile on: expected one or more, all different")
+        raise InputError(f"minibatches of {counts} {size_unit} to profile on: expected one or more, all different")
     least, most = (_LEAST_REPEATS, _MOST_REPEATS) if repeats is None else (repeats, repeats)
     if least < 1 or warmup < 0:
         raise InputError(f"{repeats} repeats after {warmup} warm-up passes: expected at least 1 and 0")
     say = progress or (lambda line: None)
     device = usable(device)
-    subnetwork = Subnetwork(network, engine, seed=seed).to(device)
+    subnetwork = build(network, engine, seed=seed).to(device)
     crowd = torch.get_num_threads() * (1 + len(others)) / num_processors()
     repeater = Repeater(subnetwork, optimizer(subnetwork), device, least, most, crowded=crowd > 1)
     samples: list[dict[str, CostSample]] = []
@@ -197,11 +260,11 @@ def profile(
         for position, batch in enumerate(batches):
             for _ in range(warmup if position == 0 else min(warmup, 1)):
                 time_layers(subnetwork, batch, device=device)
-            say(f"profile {network.name} on {engine.name}: {batch.num_voxels} voxels, {position + 1} of {len(batches)}")
+            say(f"profile {network.name} on {engine.name}: {batch.size} {size_unit}, {position + 1} of {len(batches)}")
             taken.append(repeater.repeat(batch, whole=position == middle))
             samples.append(_samples(subnetwork, batch, taken[-1], device))
         reading = _median_seconds(read, CPU) if read else 0.0
-        loss_seconds = _loss_seconds(subnetwork, batches[middle], device)
+        loss_seconds = _loss_seconds(subnetwork, batches[middle], device, loss)
     costs = tuple(LayerCost(tuple(found[row.id] for found in samples)) for row in network.rows)
     name = device_type or ("cpu" if device.type == "cpu" else torch.cuda.get_device_name(device).replace(" ", "-"))
     rounds = [one for repeats in taken for one in repeats.rounds]
@@ -214,7 +277,7 @@ def profile(
         **({"environment": {WAITING: os.environ[WAITING]}} if WAITING in os.environ else {}),
         "torch": str(torch.__version__),
         "batch_size": len(batches[middle]),
-        "measured_voxels": counts,
+        f"measured_{size_unit}": counts,
         "repeats": [len(repeats.rounds) for repeats in taken],  # of each of them
         "repeated_again": [repeats.num_again for repeats in taken],  # as threads waited for a processor
         "layers_over_whole": taken[middle].layers_over_whole,  # sum of the layers' seconds over those of a whole step
@@ -227,7 +290,8 @@ def profile(
     rates = {name: statistics.median(updates) / num_bytes} if num_bytes else {}
     overhead = StepOverhead(facts["input_seconds"] + (reading if crowd >= 1 else 0.0), loss_seconds)
     typical = tuple(sizes or counts)
-    return Profile(network.graph(), {name: costs}, typical, {**facts, **(origin or {})}, rates, {name: overhead})
+    told = {**facts, **(origin or {})}
+    return Profile(network.graph(), {name: costs}, typical, told, rates, {name: overhead}, size_unit=size_unit)
 
 
 def _median_seconds(work: Callable[[int], Any], device: torch.device) -> float:
@@ -240,20 +304,30 @@ def _median_seconds(work: Callable[[int], Any], device: torch.device) -> float:
     return statistics.median(taken[2:])
 
 
-def _loss_seconds(subnetwork: Subnetwork, batch: PointBatch, device: torch.device) -> float:
+def _loss_seconds(subnetwork: Any, batch: Any, device: torch.device, loss: Loss | None) -> float:
     """Return the seconds that the last stage spends on a network's output: loss, its gradient, correct predictions."""
-    engine, last = subnetwork.engine, subnetwork.table[-1].id
+    engine, outputs = subnetwork.engine, subnetwork.network.outputs
     with torch.no_grad():
-        tensors = subnetwork({INPUT: engine.tensor(batch, device)}, minibatch=0, keep=(last,))
-    rows = engine.features(tensors[last]).detach().requires_grad_()
-    num_classes = rows.shape[1]
-    labels, criterion = torch.arange(len(rows)) % num_classes, CrossEntropy(num_classes)
+        entering = subnetwork.enter(engine.tensor(batch, device))
+        tensors = subnetwork(entering, minibatch=0, keep=outputs)
+    leaves = {name: _as_leaf(engine.features(tensors[name])) for name in outputs}
+    output = subnetwork.result(leaves)
+    target: Any = batch.target
+    if loss is None:
+        (rows,) = leaves.values()
+        loss, target = CrossEntropy(rows.shape[1]), torch.arange(len(rows)) % rows.shape[1]
+    wanted = [leaf for leaf in leaves.values() if leaf.requires_grad]
 
     def judged(_: int) -> None:
-        loss, _outcome = criterion(rows, labels, samples=len(batch))
-        torch.autograd.grad(loss, rows)
+        scalar, _outcome = loss(output, target, samples=len(batch))
+        if scalar.requires_grad:
+            torch.autograd.grad(scalar, wanted, allow_unused=True)
 
     return _median_seconds(judged, device)
+
+
+def _as_leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_(tensor.is_floating_point())
 
 
 def _waits(taken: Sequence[Repeats]) -> dict[str, float | None]:
@@ -262,7 +336,7 @@ def _waits(taken: Sequence[Repeats]) -> dict[str, float | None]:
     return {"run_queue_wait_share": statistics.fmean(waits) if waits else None}
 
 
-def optimizer(subnetwork: Subnetwork) -> torch.optim.Optimizer:
+def optimizer(subnetwork: nn.Module) -> torch.optim.Optimizer:
     """SGD with momentum and a learning rate of 0: it takes its time and leaves the weights as they are."""
     return torch.optim.SGD(subnetwork.parameters(), lr=0.0, momentum=0.9, fused=True)
 
@@ -274,32 +348,32 @@ def device_name(device: torch.device) -> str:
     return cpu.name() or platform.machine()
 
 
-def _samples(
-    subnetwork: Subnetwork, batch: PointBatch, repeats: Repeats, device: torch.device
-) -> dict[str, CostSample]:
+def _samples(subnetwork: Any, batch: Any, repeats: Repeats, device: torch.device) -> dict[str, CostSample]:
     """Turn the passes over one minibatch into one cost sample a layer."""
     kept, tensors = kept_bytes(subnetwork, batch, device=device)
     parts = subnetwork.engine.split(tensors)
-    maps = _kernel_maps(subnetwork, parts)
-    known = {parts.features[INPUT].coordinate_set}
+    rows = [row for row in subnetwork.table if isinstance(row, Row)]  # of a traced module no kernel map is known
+    maps = _kernel_maps(rows, parts)
+    known = {parts.features[name].coordinate_set for name in subnetwork.network.inputs if name in parts.features}
     median = repeats.median
-    map_seconds = _kernel_map_seconds(subnetwork, tensors, maps, median.forward, device)
+    map_seconds = _kernel_map_seconds(subnetwork, rows, tensors, maps, median.forward, device)
+    crossing = _read_or_given(subnetwork.network)
     found = {}
     for row in subnetwork.table:
-        rows, coordinate_set = parts.features[row.id]
-        coordinate_bytes = 0
-        if coordinate_set is not None and coordinate_set not in known:
-            coordinates = parts.coordinate_sets[coordinate_set].coordinates
-            coordinate_bytes = coordinates.numel() * coordinates.element_size()
-        known.add(coordinate_set)
+        output_bytes = coordinate_bytes = 0
+        for features, coordinate_set in (parts.features[value] for value in row.outputs if value in crossing):
+            output_bytes += features.nbytes
+            if coordinate_set is not None and coordinate_set not in known:
+                coordinate_bytes += parts.coordinate_sets[coordinate_set].coordinates.nbytes
+            known.add(coordinate_set)
         forward, backward = (
             [getattr(one.layers, way)[row.id] for one in repeats.rounds] for way in ("forward", "backward")
         )
         found[row.id] = CostSample(
-            batch.num_voxels,
+            batch.size,
             median.forward[row.id],
             median.backward[row.id],
-            rows.numel() * rows.element_size(),
+            output_bytes,
             coordinate_bytes,
             kept[row.id],
             _interquartile(forward),
@@ -318,7 +392,12 @@ class _KernelMap(NamedTuple):
     pairs: int
 
 
-def _kernel_maps(subnetwork: Subnetwork, parts: Any) -> dict[str, _KernelMap]:
+def _read_or_given(network: AnyNetwork) -> frozenset[str]:
+    """Return the values that another layer reads or that the network gives: those that may cross a boundary."""
+    return frozenset(name for row in network.rows for name in row.inputs) | set(network.outputs)
+
+
+def _kernel_maps(rows: Sequence[Row], parts: Any) -> dict[str, _KernelMap]:
     """Name the kernel map of every layer that has one: a fact of the coordinates, so one count serves every engine.
 
     They are the layers with a kernel on voxels: convolutions, pools, and those that lead back up, whose map is that of
@@ -330,11 +409,11 @@ def _kernel_maps(subnetwork: Subnetwork, parts: Any) -> dict[str, _KernelMap]:
     for stride, coordinates in parts.coordinate_sets:
         manager.insert(stride, pack(coordinates).sort().values)
     maps = {}
-    for row in subnetwork.table:
-        ends = [parts.features[name].coordinate_set for name in (row.inputs[0], row.id)]
-        if "kernel_size" in row.args and None not in ends:
+    for row in rows:
+        sides = [parts.features[name].coordinate_set for name in (row.inputs[0], row.id)]
+        if "kernel_size" in row.args and None not in sides:
             source, target = sorted(
-                parts.coordinate_sets[end].tensor_stride for end in ends
+                parts.coordinate_sets[side].tensor_stride for side in sides
             )  # the kernel lies on target
             given = (row.args["kernel_size"], row.args.get("dilation", 1))
             size, dilation = (each_axis(own, manager.dimension) for own in given)
@@ -344,7 +423,8 @@ def _kernel_maps(subnetwork: Subnetwork, parts: Any) -> dict[str, _KernelMap]:
 
 
 def _kernel_map_seconds(
-    subnetwork: Subnetwork,
+    subnetwork: Any,
+    rows: Sequence[Row],
     tensors: Mapping[str, Any],
     maps: Mapping[str, _KernelMap],
     forwards: Mapping[str, float],
@@ -355,7 +435,7 @@ def _kernel_map_seconds(
     `tensors` are those of a pass: their coordinate manager has all maps. `forwards` are the seconds without.
     """
     cost: dict[_KernelMap, float] = {}
-    for row in subnetwork.table:
+    for row in rows:
         own = maps.get(row.id)
         if own is None or own in cost:
             continue

@@ -3,11 +3,10 @@
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from ..data.batch import PointBatch
-from ..engines.subnetwork import Subnetwork
 from ..host.background_load import RUN_QUEUE_WAIT, thread_times, waited_share
 from ..profile import AGREEMENT
 from .layer_timer import LayerTimes, time_layers, update_step, whole_step
@@ -58,14 +57,14 @@ class Repeater:
     passes. `crowded`: our own threads are more than the processors, so that they wait for each other in every round.
     """
 
-    subnetwork: Subnetwork
+    subnetwork: Any  # a StageModule of the whole network
     optimizer: torch.optim.Optimizer
     device: torch.device
     least: int
     most: int
     crowded: bool = False
 
-    def repeat(self, batch: PointBatch, *, whole: bool) -> Repeats:
+    def repeat(self, batch: Any, *, whole: bool) -> Repeats:
         """Take rounds on one minibatch, `whole` steps among them if asked.
 
         Rounds whose threads waited for a processor are taken again: as often as the least that counts, or for two
@@ -78,7 +77,7 @@ class Repeater:
             (again if self._held_up(one) and self._may_drop(again) else kept).append(one)
         return Repeats(tuple(kept), len(again))
 
-    def _round(self, batch: PointBatch, *, whole: bool) -> Round:
+    def _round(self, batch: Any, *, whole: bool) -> Round:
         # In turns, so that what else the machine does meets both, and each after an update, as in training: what it
         # wrote takes the place of much that a small network would find in the caches.
         before = thread_times()

@@ -1,32 +1,30 @@
 """Bytes of the tensors that each layer of a network saves for its backward, counted on one minibatch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..data.batch import PointBatch
 from ..engines.allocator import allocated_bytes
-from ..engines.subnetwork import Subnetwork
-from ..models.rows import INPUT, Row
+from ..models.base import LayerRow
 
 
-def kept_bytes(
-    subnetwork: Subnetwork, batch: PointBatch, *, device: torch.device
-) -> tuple[dict[str, int], dict[str, Any]]:
-    """Run a whole network forward; return the bytes that each layer keeps, and every tensor, the input as "input".
+def kept_bytes(subnetwork: Any, batch: Any, *, device: torch.device) -> tuple[dict[str, int], dict[str, Any]]:
+    """Run a whole network forward; return the bytes that each layer keeps, and every value, those of the input too.
 
     A tensor that is kept is counted once, for the first layer that keeps it, weights left out; the kernel maps that a
     layer makes are counted for it.
     """
-    tensors: dict[str, Any] = {INPUT: subnetwork.engine.tensor(batch, device)}
-    count, found = _Kept(subnetwork, tensors[INPUT], device), {}
+    tensors: dict[str, Any] = subnetwork.enter(subnetwork.engine.tensor(batch, device))
+    count, found = _Kept(subnetwork, tensors.values(), device), {}
     for row in subnetwork.table:
         with count.watching():
-            tensors[row.id] = subnetwork.run_layer(row, tensors, minibatch=0)
-        found[row.id] = count.by_layer(row, [tensors[name] for name in row.inputs], tensors[row.id])
+            given = subnetwork.run_layer(row, tensors, minibatch=0)
+        values = given if isinstance(given, dict) else {row.id: given}
+        tensors |= values
+        found[row.id] = count.by_layer(row, [tensors[name] for name in row.inputs], list(values.values()))
     return found, tensors
 
 
@@ -37,10 +35,11 @@ def _storage(tensor: Tensor) -> int:
 class _Kept:
     """Counts what layers save for backward as they run one after the other: each tensor once, for the first of them."""
 
-    def __init__(self, subnetwork: Subnetwork, input: Any, device: torch.device) -> None:
+    def __init__(self, subnetwork: Any, inputs: Iterable[Any], device: torch.device) -> None:
         self._engine, self._allocated = subnetwork.engine, allocated_bytes(device)
         self._counted = {_storage(tensor) for tensor in subnetwork.state_dict().values()}
-        self._there = {*self._counted, _storage(self._engine.features(input))}  # before the layer ran
+        # Before the layer ran.
+        self._there = {*self._counted, *(_storage(self._engine.features(input)) for input in inputs)}
         self._map_bytes = self._num_bytes = self._new_bytes = self._before = 0
 
     @contextmanager
@@ -50,12 +49,15 @@ class _Kept:
         with torch.autograd.graph.saved_tensors_hooks(self._count, lambda tensor: tensor):
             yield
 
-    def by_layer(self, row: Row, inputs: Sequence[Any], output: Any) -> int:
+    def by_layer(self, row: LayerRow, inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
         """Return the bytes saved by the layer that just ran."""
         grown = self._allocated() - self._before
-        self._meet(self._engine.features(output))
-        made = max(0, self._engine.map_bytes(output) - self._map_bytes)
-        self._map_bytes += made
+        made = 0
+        for output in outputs:
+            self._meet(self._engine.features(output))
+            grew = max(0, self._engine.map_bytes(output) - self._map_bytes)
+            self._map_bytes += grew
+            made += grew
         if self._engine.keeps_unseen(row):
             made += max(0, grown - self._new_bytes)  # beyond the tensors that are known of
             for tensor in inputs:

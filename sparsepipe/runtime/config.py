@@ -22,8 +22,12 @@ _WEEK = 7 * 24 * 3600.0
 class DataConfig(Settings):
     """Which network learns from which samples, and how samples become minibatches."""
 
-    model: Annotated[str, Text("'minkvgg11bn', of sparsepipe.models.NETWORKS")]
-    data: Annotated[str, Text("a folder, or a manifest's name")]
+    model: Annotated[str, Text("'minkvgg11bn', or 'path/net.py:function'")]
+    data: Annotated[str, Text("a folder, a manifest's name, or 'path/data.py:function'")]
+    model_args: Annotated[str | None, Text("""'{"width": 64}', a JSON object""")] = None  # of a torch module's builder
+    data_args: Annotated[str | None, Text("""'{"image_size": 64}', a JSON object""")] = None  # of a data set
+    # by name, or 'path/loss.py:function'; None: the one that goes with the data
+    loss: Annotated[str | None, Text("'classes'")] = None
     voxel_size: Annotated[float, Number(0, 1, above=True)] = 0.02
     batch_size: Annotated[int, WholeNumber(1)] = 32  # samples of a minibatch
     num_points: Annotated[int | None, WholeNumber(1)] = 1024  # None: all

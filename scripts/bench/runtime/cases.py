@@ -40,7 +40,8 @@ CASES = {
 class Repeated:
     """A data set in memory whose few minibatches come again and again, so that reading costs nobody anything."""
 
-    split, task, synthetic, classes = "train", "classification", True, tuple("0123456789")
+    split, synthetic, classes = "train", True, tuple("0123456789")
+    loss, size_unit, targets_are_labels, facts = "classes", "voxels", True, {"num_classes": 10}
 
     def __init__(self, case: Case, batches: Sequence[Batch], num_minibatches: int) -> None:
         self.case, self.batches, self.num_minibatches = case, batches, num_minibatches

@@ -65,9 +65,13 @@ def role_pipeline(case: Case, folder: Path, seconds: float, plan: Plan | None = 
     )
     batches = minibatches(case, folder)
     dataset = Repeated(case, batches, count)
-    from sparsepipe.runtime.workloads.point_clouds import PointClouds  # here: the bare runtime is told without it
+    # Here: the bare runtime is told without it.
+    from sparsepipe.losses import CrossEntropy
+    from sparsepipe.runtime.workloads.learning import Learning
+    from sparsepipe.runtime.workloads.opening import LearningTask
 
-    workload = PointClouds(config, case_network(case), case_engine(case), dataset, None)
+    task = LearningTask(case_network(case), case_engine(case), dataset, None, CrossEntropy(10))
+    workload = Learning(config, task)
     run_dir = folder / f"run-{os.environ['ATTEMPT']}"
     os.environ["SPARSEPIPE_LAUNCH"] = os.environ["ATTEMPT"]
     run(run_dir, plan, config, workload=workload)

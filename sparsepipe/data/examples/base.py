@@ -25,7 +25,10 @@ class ExampleBatch:
 
 
 class ExampleDataset(Protocol):
-    """One split of a data set of examples: map-style, read on demand, the same in every process that opens it."""
+    """One split of a data set of examples: map-style, read on demand, the same in every process that opens it.
+
+    Point clouds (data.VoxelDataset) offer all of this too; their minibatches are PointBatches.
+    """
 
     @property
     def split(self) -> str:
@@ -40,6 +43,11 @@ class ExampleDataset(Protocol):
     @property
     def labels(self) -> tuple[int, ...]:
         """Each sample's class. Raises InputError where samples have none."""
+        ...
+
+    @property
+    def targets_are_labels(self) -> bool:
+        """Whether a minibatch's target is int64 [B], the `labels` of its samples, which are known without reading."""
         ...
 
     @property
@@ -81,8 +89,8 @@ class ExampleDataset(Protocol):
         """Return the size of each sample without padding, in `size_unit`: minibatches are bucketed by it."""
         ...
 
-    def batch(self, indices: Sequence[int], *, epoch: int = 0) -> ExampleBatch:
-        """Read samples as one minibatch. `epoch` decides how they are augmented.
+    def batch(self, indices: Sequence[int], *, epoch: int = 0) -> Any:
+        """Read samples as one minibatch: an ExampleBatch. `epoch` decides how they are augmented.
 
         Raises InputError that names a file that cannot be read, or samples that do not go together.
         """

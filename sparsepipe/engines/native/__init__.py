@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ...data.batch import PointBatch
 from ...errors import InputError
+from ...models.base import LayerRow
 from ...models.rows import Row
 from ..base import CoordinateSet, Feature, Parts
 from ..input_checks import checked
@@ -76,7 +77,7 @@ class NativeEngine:
     def map_bytes(self, tensor: AnyTensor) -> int:
         return tensor.manager.map_bytes if isinstance(tensor, SparseTensor) else 0
 
-    def keeps_unseen(self, row: Row) -> bool:
+    def keeps_unseen(self, row: LayerRow) -> bool:
         return False
 
     def warm_up(

@@ -39,7 +39,7 @@ class InFlight:
     outputs: tuple[Output, ...] = ()  # features sent on that will get one; in the last stage the loss alone
     size: int = 0  # in the workload's unit
     received: Mapping[str, Any] | None = None  # kept for a second forward where the stage recomputes
-    labels: Tensor | None = None  # likewise
+    labels: Any = None  # likewise
     weights: tuple[Tensor, ...] = ()  # views of the version's tensors, where the backward is split
     # Which elements of the gradient of each leaf and output cross the boundary, as bits; None: all of them.
     leaves_present: tuple[Tensor | None, ...] = ()
@@ -52,6 +52,13 @@ class PackedOutputs(NamedTuple):
     packet: Packet
     outputs: tuple[Output, ...]  # of its tensors, those that a gradient will come back for
     present: tuple[Tensor | None, ...]  # of each of these, the elements that it comes back for, as bits; None: all
+
+
+class PacketAndSamples(NamedTuple):
+    """What comes to a stage behind the first that reads inputs of the network from the samples itself."""
+
+    packet: Packet
+    samples: Any  # as the workload's `batch` reads them
 
 
 class StageRunner(Protocol):
@@ -69,6 +76,11 @@ class StageRunner(Protocol):
     @property
     def is_first(self) -> bool:
         """Whether it receives samples, not packets."""
+        ...
+
+    @property
+    def reads_samples(self) -> bool:
+        """Whether it takes samples: in the first stage alone, behind it beside its packets."""
         ...
 
     @property
@@ -104,6 +116,10 @@ class StageRunner(Protocol):
         """Return what forwards change besides, such as running statistics, by name. To be changed in place."""
         ...
 
+    def constants(self) -> dict[str, Tensor]:
+        """Return what forwards read and nothing changes, such as frozen parameters, by name: checkpoints keep it."""
+        ...
+
     def share_statistics(self, group: Group | None) -> None:
         """Let batch norms in training share their statistics with the replicas in `group`; None: each has its own."""
         ...
@@ -113,7 +129,9 @@ class StageRunner(Protocol):
         ...
 
     def forward(self, received: Any, version: Version, minibatch: int) -> tuple[InFlight, Mapping[str, Any]]:
-        """Run the stage with its graph, on what the workload read (first stage) or on a packet. Returns its outputs.
+        """Run the stage with its graph, on what the workload read (first stage), a packet, or both.
+
+        Returns what is kept until the backward, and its outputs.
 
         `minibatch` is a number in the run: what is drawn at random, such as dropout, follows from it.
         Raises PacketMismatch for a packet of other tensors, InputError for samples that the layers cannot take.

@@ -1,7 +1,7 @@
 """One stage's share of the network on one minibatch: forward keeps the graph, backward uses it up."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,41 +10,43 @@ from torch.func import functional_call
 # Autograd imports it in the first backward that is given gradients: most of a second and 10 MB, no stage's own.
 from torch.fx.experimental import symbolic_shapes  # noqa: F401
 
-from ...data.batch import PointBatch
-from ...engines import Engine, Feature, Parts, Subnetwork
+from ...engines import Engine, Feature, Parts
 from ...engines.batch_norm import Group
+from ...engines.subnetwork import build
 from ...losses import CrossEntropy, Loss, Outcome
-from ...models import INPUT, Network
+from ...models import Network
+from ...models.base import AnyNetwork
 from ...plan import Plan
 from ..config import RunConfig
 from ..failures import PacketMismatch
 from ..training_state.weights import Version
 from ..transport.compression import Compressor, restored
 from ..transport.packet import BACKWARD, FORWARD, Packet, Slot, boundary_id
-from ..transport.zero_elision import num_present, rectified, values_at, with_zeros
-from .base import InFlight, Output, PackedOutputs
+from ..transport.zero_elision import num_present, values_at, with_zeros
+from .base import InFlight, Output, PackedOutputs, PacketAndSamples
 from .split_backward import Later, split_backward
 
 
-def boundary(network: Network, plan: Plan, cut: int) -> tuple[str, ...]:
-    """Return the tensors alive between stages `cut - 1` and `cut`, in row order: each once, skips included.
+def boundary(network: AnyNetwork, plan: Plan, cut: int, *, training: bool = True) -> tuple[str, ...]:
+    """Return the values alive between stages `cut - 1` and `cut`, in order: each once, skips included.
 
-    The network's input is one of them where a later layer takes it, and so is its output once it is there.
+    Where a network differs between training and evaluation, so may they.
     """
     if cut <= 0 or cut >= len(plan.stages):
         return ()
-    before = {id for stage in plan.stages[:cut] for id in stage.layers} | {INPUT}
-    needed = {name for row in network.rows if row.id not in before for name in row.inputs} | {network.rows[-1].id}
-    return tuple(name for name in (INPUT, *(row.id for row in network.rows)) if name in before & needed)
+    return network.alive({id for stage in plan.stages[:cut] for id in stage.layers}, training=training)
 
 
-def differentiable(network: Network) -> frozenset[str]:
-    """Return the tensors that a gradient comes back for: those behind at least one layer with parameters."""
-    found: set[str] = set()
-    for row in network.rows:
-        if row.num_parameters or found & set(row.inputs):
-            found.add(row.id)
-    return frozenset(found)
+class Boundary(NamedTuple):
+    """The values that cross on one side of a stage, in order, and the number that names this list."""
+
+    names: tuple[str, ...]
+    id: int
+
+    @classmethod
+    def of(cls, network: AnyNetwork, plan: Plan, cut: int, *, training: bool) -> "Boundary":
+        names = boundary(network, plan, cut, training=training)
+        return cls(names, boundary_id(names))
 
 
 class NetworkStage:
@@ -54,7 +56,7 @@ class NetworkStage:
 
     def __init__(
         self,
-        network: Network,
+        network: AnyNetwork,
         engine: Engine,
         plan: Plan,
         stage: int,
@@ -70,24 +72,50 @@ class NetworkStage:
         `compression`: of what leaves forwards and backwards, unless the configuration says how.
         """
         own = plan.stages[stage]
-        self.module = Subnetwork(network, engine, own.layers, seed=config.seed).to(device)
+        self.module = build(network, engine, own.layers, seed=config.seed).to(device)
         self._per_voxel, self._loss = per_voxel, loss or CrossEntropy(network.num_classes)
         self.half = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(config.precision)
         self._forwards_compression, self._backwards_compression = (config.compression or each for each in compression)
         self.engine, self.device, self.recompute = engine, device, own.recompute
         self._splits = plan.rules.splits_backward
         self.is_first, self.is_last = stage == 0, stage == len(plan.stages) - 1
-        self.before, self.after = boundary(network, plan, stage), boundary(network, plan, stage + 1)
-        self._keep = (network.rows[-1].id,) if self.is_last else self.after
-        self._differentiable, self._rectified = differentiable(network), rectified(network)
-        self.id_before, self.id_after = boundary_id(self.before), boundary_id(self.after)
+        self._boundaries = {
+            training: [Boundary.of(network, plan, cut, training=training) for cut in (stage, stage + 1)]
+            for training in (True, False)
+        }
+        self._outputs, self._direct = network.outputs, network.direct_inputs
+        self._judges_rows = isinstance(network, Network)  # whose output is one tensor, sparse or dense
+        self._differentiable, self._rectified = network.differentiable, network.rectified
+        read = {name for row in self.module.table for name in row.inputs}
+        self.reads_samples = self.is_first or not read.isdisjoint(network.direct_inputs)
         self.begin(training=True)
 
+    @property
+    def before(self) -> tuple[str, ...]:
+        """The values that come from the stage before, in order."""
+        return self._boundaries[self.module.training][0].names
+
+    @property
+    def after(self) -> tuple[str, ...]:
+        """The values that go to the next stage, in order."""
+        return self._boundaries[self.module.training][1].names
+
+    @property
+    def id_before(self) -> int:
+        return self._boundaries[self.module.training][0].id
+
+    @property
+    def id_after(self) -> int:
+        return self._boundaries[self.module.training][1].id
+
     def parameters(self) -> dict[str, Tensor]:
-        return dict(self.module.named_parameters())
+        return {name: tensor for name, tensor in self.module.named_parameters() if tensor.requires_grad}
 
     def buffers(self) -> dict[str, Tensor]:
         return dict(self.module.named_buffers())
+
+    def constants(self) -> dict[str, Tensor]:
+        return {name: tensor for name, tensor in self.module.named_parameters() if not tensor.requires_grad}
 
     def share_statistics(self, group: Group | None) -> None:
         self.module.synchronise(group)
@@ -99,7 +127,7 @@ class NetworkStage:
 
     def forward(self, received: Any, version: Version, minibatch: int) -> tuple[InFlight, dict[str, Any]]:
         alive, leaves, size = self._enter(received, trained=True)
-        present = () if self.is_first else self._present(self.before, received.slots)
+        present = () if self.is_first else self._present(self.before, _packet_of(received).slots)
         if self.recompute:
             with torch.no_grad():
                 statistics = [buffer.clone() for buffer in self.module.buffers()]
@@ -131,9 +159,10 @@ class NetworkStage:
     def loss(
         self, outputs: Mapping[str, Any], labels: Tensor, *, samples: int, detailed: bool = False
     ) -> tuple[Tensor, Outcome]:
-        output = outputs[self._keep[0]]
-        rows = self.engine.features(output) if self._per_voxel else self.engine.rows(output)
-        return self._loss(rows, labels, samples=samples, detailed=detailed)
+        output = self.module.result(outputs)
+        if self._judges_rows:
+            output = self.engine.features(output) if self._per_voxel else self.engine.rows(output)
+        return self._loss(output, labels, samples=samples, detailed=detailed)
 
     def backward(
         self, flight: InFlight, gradients: Sequence[Tensor | None], *, scale: float = 1.0
@@ -211,11 +240,15 @@ class NetworkStage:
     def _enter(self, received: Any, *, trained: bool) -> tuple[dict[str, Any], tuple[Tensor, ...], int]:
         """Return the tensors alive at the boundary before, those of them that want a gradient, and the size."""
         if self.is_first:
-            return self._read(received)
-        return self._unpack(received, trained=trained)
+            return self._read(received), (), received.size
+        alive, leaves, size = self._unpack(_packet_of(received), trained=trained)
+        if self.reads_samples:
+            direct = self._read(received.samples)
+            alive = {**{name: direct[name] for name in self._direct if name in direct}, **alive}
+        return alive, leaves, size
 
-    def _read(self, batch: PointBatch) -> tuple[dict[str, Any], tuple[Tensor, ...], int]:
-        return {INPUT: self.engine.tensor(batch, self.device)}, (), batch.num_voxels
+    def _read(self, batch: Any) -> dict[str, Any]:
+        return self.module.enter(self.engine.tensor(batch, self.device))
 
     def _unpack(self, packet: Packet, *, trained: bool) -> tuple[dict[str, Any], tuple[Tensor, ...], int]:
         if len(packet.slots) != len(self.before):
@@ -235,12 +268,17 @@ class NetworkStage:
     def _call(
         self, alive: Mapping[str, Any], version: Version, minibatch: int, flight: InFlight | None = None
     ) -> dict[str, Any]:
-        options, weights = {"minibatch": minibatch, "keep": self._keep}, version.tensors
+        keep = self._outputs if self.is_last else self.after
+        options, weights = {"minibatch": minibatch, "keep": keep}, version.tensors
         if self._splits and flight is not None:
             weights = {name: tensor.view_as(tensor) for name, tensor in weights.items()}
             flight.weights = tuple(weights.values())
         with torch.autocast(self.device.type, dtype=self.half, enabled=self.half is not None):
             return functional_call(self.module, weights, (alive,), options, strict=False)
+
+
+def _packet_of(received: Packet | PacketAndSamples) -> Packet:
+    return received.packet if isinstance(received, PacketAndSamples) else received
 
 
 def _wanted(slots: Sequence[Slot]) -> tuple[Output, ...]:

@@ -10,7 +10,7 @@ load the folder. The folder gets its name when it is whole; a kill before leaves
 import os
 import shutil
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,7 +102,7 @@ class Checkpoint:
             try:
                 with safe_open(path, framework="pt") as shard:
                     for key in shard.keys():  # noqa: SIM118 - not a dict
-                        if _layer(key) in wanted:
+                        if _layer(key, places) in wanted:
                             tensors[key] = shard.get_tensor(key)
             except (OSError, SafetensorError) as error:
                 raise InputError(f"{path}: a shard that cannot be read ({error}); resume from another run") from None
@@ -223,8 +223,12 @@ def without_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tens
     return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
 
 
-def _layer(key: str) -> str:
-    return key.split(":", 1)[1].split(".", 1)[0]
+def _layer(key: str, layers: Collection[str]) -> str:
+    """Return the layer that a tensor belongs to: the longest id that its name is, or begins with before a dot."""
+    name = key.split(":", 1)[1]
+    while name not in layers and "." in name:
+        name = name.rpartition(".")[0]
+    return name
 
 
 def _sync_folder(path: Path) -> None:

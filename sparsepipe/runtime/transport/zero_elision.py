@@ -16,23 +16,12 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from ...models import Network
 from ..failures import PacketMismatch
 from .packet import Slot, bits_length
 
-_POOLS = ("max_pool", "dense_max_pool")  # a zero among numbers that are not negative came from a zero
 _PACKING = 0x0102040810204080  # times 8 bytes of 0 or 1: byte k moves to bit 56 + k
 # [256]: the 8 bytes of 0 or 1 that are the bits of each byte, the lowest first
 _UNPACKED = ((torch.arange(256)[:, None] >> torch.arange(8)) & 1).to(torch.uint8).view(torch.int64).flatten()
-
-
-def rectified(network: Network) -> frozenset[str]:
-    """Return the tensors whose gradient does not matter where they are zero: of a ReLU, and of max pools behind one."""
-    found: set[str] = set()
-    for row in network.rows:
-        if row.kind == "relu" or (row.kind in _POOLS and found.issuperset(row.inputs)):
-            found.add(row.id)
-    return frozenset(found)
 
 
 def without_zeros(slot: Slot) -> Slot:

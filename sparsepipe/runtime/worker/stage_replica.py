@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ...plan import Plan, Stage
@@ -51,8 +52,11 @@ class StageReplica:
     def tensors(self) -> dict[str, Tensor]:
         """What this stage keeps, as checkpoints name it."""
         state = self.weights.optimizer.state(self.weights.names)
-        buffers = self.runner.buffers()
-        return checkpoint.as_tensor_map(self.weights.newest.tensors, state, buffers)
+        return checkpoint.as_tensor_map(self.weights.newest.tensors, state, self._beside_weights())
+
+    def _beside_weights(self) -> dict[str, Tensor]:
+        """What the stage's layers have besides trained weights, by name: running statistics, frozen parameters."""
+        return {**self.runner.buffers(), **self.runner.constants()}
 
     def not_finite(self) -> str | None:
         """Name a tensor of this stage that is not finite, such as "weight conv1_1.kernel"; None where all are."""
@@ -65,11 +69,12 @@ class StageReplica:
         """Take this stage's layers from a checkpoint, whoever held them before."""
         device = self.position.device  # where the optimizer keeps what it goes on from
         tensors = {key: tensor.to(device) for key, tensor in found.read(self.own.layers).items()}
-        own = checkpoint.as_tensor_map(self.weights.newest.tensors, {}, self.runner.buffers())
+        own = checkpoint.as_tensor_map(self.weights.newest.tensors, {}, self._beside_weights())
         found.check_shapes(tensors, own)
         self.weights.load(checkpoint.without_prefix(tensors, "weight:"))
         state = {key: tensor for key, tensor in tensors.items() if not key.startswith(("weight:", "buffer:"))}
         self.weights.optimizer.load(self.weights.names, state)
         buffers = checkpoint.without_prefix(tensors, "buffer:")
-        for name, buffer in self.runner.buffers().items():
-            buffer.copy_(buffers[name])
+        with torch.no_grad():
+            for name, buffer in self._beside_weights().items():
+                buffer.copy_(buffers[name])

@@ -239,8 +239,11 @@ class Worker:
             torch.tensor([self.context.exchange.sent_bytes], dtype=torch.float64), what="end of an epoch"
         )
         total = max(float(counted.sum()), 1.0)
+        train = {"loss": float((losses * counted).sum()) / total}
+        if self.workload.tally().counts_correct:
+            train["accuracy"] = float(correct.sum()) / total
         return {
-            "train": {"loss": float((losses * counted).sum()) / total, "accuracy": float(correct.sum()) / total},
+            "train": train,
             "samples_per_second": metrics.pace(times.tolist(), samples.tolist(), window, started),
             "sent_bytes": int(sent),
             "stages": stages,

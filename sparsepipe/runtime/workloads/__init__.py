@@ -1,4 +1,4 @@
-"""What a run trains on: point clouds, or a profile that is slept through.
+"""What a run trains on: a network and data, or a profile that is slept through.
 
 A new workload is a file here with a member of `Workload` (base.py), a row in WORKLOADS, and one in workload_facts.py.
 """
@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from ...cluster import Cluster
 from ...errors import InputError
-from ...models import network
+from ...graph import LayerGraph
+from ...models import is_table, network
 from ...plan import Plan
 from ...profile import Profile
-from ...workload_facts import POINT_CLOUDS, REPLAY, workload_facts
+from ...workload_facts import LEARNING, REPLAY, workload_facts
 from ..config import RunConfig
 
 if TYPE_CHECKING:  # it brings torch, for which nobody who launches need wait
@@ -41,14 +42,26 @@ def open_workload(run_dir: Path, config: RunConfig) -> "Workload":
     return WORKLOADS[workload_facts(config.engine).name].open(run_dir, config)
 
 
-def _check_point_clouds(plan: Plan, config: RunConfig, profile: Profile | None, cluster: Cluster | None) -> None:
-    plan.check(network(config.model, num_classes=2).graph())  # the layers do not depend on the number of classes
+def _check_learning(plan: Plan, config: RunConfig, profile: Profile | None, cluster: Cluster | None) -> None:
+    plan.check(layer_graph(config))
 
 
-def _open_point_clouds(run_dir: Path, config: RunConfig) -> "Workload":
-    from .point_clouds import PointClouds
+def layer_graph(config: RunConfig) -> LayerGraph:
+    """Return the layer graph of the network that the settings of a run name.
 
-    return PointClouds.open(config)
+    Of a table of rows it is known at once; a torch module is built and traced for it.
+    """
+    if is_table(config.model):
+        return network(config.model, num_classes=2).graph()  # the layers do not depend on the number of classes
+    from .opening import open_task
+
+    return open_task(config.replace(validate=False), engine_name=config.engine, seed=config.seed).network.graph()
+
+
+def _open_learning(run_dir: Path, config: RunConfig) -> "Workload":
+    from .learning import Learning
+
+    return Learning.open(config)
 
 
 def _check_replay(plan: Plan, config: RunConfig, profile: Profile | None, cluster: Cluster | None) -> None:
@@ -64,6 +77,6 @@ def _open_replay(run_dir: Path, config: RunConfig) -> "Workload":
 
 
 WORKLOADS: Mapping[str, WorkloadKind] = {
-    POINT_CLOUDS.name: WorkloadKind(_check_point_clouds, _open_point_clouds),
+    LEARNING.name: WorkloadKind(_check_learning, _open_learning),
     REPLAY.name: WorkloadKind(_check_replay, _open_replay),
 }

@@ -105,6 +105,7 @@ class SleptStage:
 
     def __init__(self, workload: Replay, plan: Plan, stage: int, rank: int) -> None:
         self.is_first, self.is_last = stage == 0, stage == len(plan.stages) - 1
+        self.reads_samples = self.is_first
         self.id_before, self.id_after = (boundary_id([f"replay {cut}"]) for cut in (stage, stage + 1))
         self._rank, self._stage, self._links = rank, stage, workload.links
         self._program = compile_until_steady(plan)
@@ -134,6 +135,9 @@ class SleptStage:
         return {}
 
     def buffers(self) -> dict[str, Tensor]:
+        return {}
+
+    def constants(self) -> dict[str, Tensor]:
         return {}
 
     def share_statistics(self, group: Group | None) -> None:

@@ -1,0 +1,201 @@
+"""Learning from data: any network, any data set, any loss, and which samples each minibatch holds."""
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import data
+from ...engines import Engine
+from ...losses import VOXELS, Loss, Tally
+from ...models.base import AnyNetwork
+from ...plan import Plan
+from ..config import RunConfig
+from ..stages.network_stage import NetworkStage
+from ..stages.position import Position
+from .base import Samples
+from .opening import Dataset, LearningTask, open_task
+
+_READ_AHEAD = 8  # minibatches that a process keeps for those of its readers that come later
+
+
+@dataclass(frozen=True, eq=False)
+class Learning:
+    """The workload that trains: the member of `Workload` (base.py) for point clouds, images, texts and all else."""
+
+    config: RunConfig
+    task: LearningTask
+
+    @classmethod
+    def open(cls, config: RunConfig) -> "Learning":
+        """Raises InputError for an unknown model, engine or data set, and for a network that cannot take the data."""
+        return cls(config, open_task(config, engine_name=config.engine, seed=config.seed))
+
+    @property
+    def network(self) -> AnyNetwork:
+        return self.task.network
+
+    @property
+    def engine(self) -> Engine:
+        return self.task.engine
+
+    @cached_property
+    def training(self) -> Any:
+        return self._shared(self.task.training)
+
+    @cached_property
+    def validation(self) -> Any:
+        return self._shared(self.task.validation) if self.task.validation is not None else None
+
+    def _shared(self, dataset: Dataset) -> Any:
+        """Return a split that reads each minibatch once, where more than one thread asks for it."""
+        return dataset if dataset.targets_are_labels else ReadOnce(dataset)
+
+    def runner(self, plan: Plan, position: Position) -> NetworkStage:
+        """Return what runs this rank's layers, warmed up: its kernels are chosen before the ranks first meet."""
+        runner = NetworkStage(
+            self.network,
+            self.engine,
+            plan,
+            position.stage,
+            config=self.config,
+            device=position.device,
+            loss=self.loss,
+            per_voxel=self._of_voxels,
+            compression=position.compression,
+        )
+        first = partial(self.training.batch, self.order(0)[0])
+        self.engine.warm_up(runner.module, first, position.device, half=runner.half)
+        return runner
+
+    def check(self, plan: Plan) -> None:
+        """Raise InputError where the plan is not one for this network."""
+        plan.check(self.network.graph())
+
+    def tally(self) -> Tally:
+        return Tally(self.loss)
+
+    @property
+    def loss(self) -> Loss:
+        return self.task.loss
+
+    @property
+    def model(self) -> str:
+        return self.network.name
+
+    @property
+    def engine_name(self) -> str:
+        return self.engine.name
+
+    @property
+    def synthetic(self) -> bool:
+        return self.task.training.synthetic
+
+    @property
+    def size_unit(self) -> str:
+        return self.task.training.size_unit
+
+    @property
+    def num_classes(self) -> int:
+        return self.task.training.facts.get("num_classes", 0)
+
+    @property
+    def labels_are_read(self) -> bool:
+        """Whether targets are in the files: all but classes of whole samples, which their folders say."""
+        return not self.task.training.targets_are_labels
+
+    @property
+    def _of_voxels(self) -> bool:
+        """Whether voxels have classes, which files say, not samples."""
+        return self.task.training.loss == VOXELS
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.task.training)
+
+    @property
+    def epoch_minibatches(self) -> int:
+        return len(data.sizes(self.num_samples, self.config.batch_size, last=self.config.last_minibatch))
+
+    @property
+    def total_minibatches(self) -> int:
+        return self.config.total_minibatches(self.epoch_minibatches)
+
+    @lru_cache(maxsize=2)  # noqa: B019 - a workload lives as long as its process
+    def order(self, epoch: int) -> tuple[tuple[int, ...], ...]:
+        """Return the samples of each training minibatch of an epoch: the same on every rank.
+
+        Balanced by size, every rank reads all samples once to know theirs; sequences are bucketed: a minibatch holds
+        those of like length, so that little of it is padding.
+        """
+        config, samples = self.config, self.task.training
+        options: dict[str, Any] = {"batch_size": config.batch_size, "seed": config.seed, "epoch": epoch}
+        options["last"] = config.last_minibatch
+        if config.balance == "voxels":
+            return data.voxel_balanced_minibatches(samples.sample_sizes(), **options)
+        if config.balance == "classes":
+            return data.class_balanced_minibatches(samples.labels, **options)
+        if samples.size_unit == "tokens" and config.shuffle:
+            return data.bucketed_minibatches(samples.sample_sizes(), **options)
+        return data.minibatches(self.num_samples, **options, shuffle=config.shuffle)
+
+    def validation_order(self) -> tuple[tuple[int, ...], ...]:
+        assert self.task.validation is not None
+        return data.minibatches(len(self.task.validation), batch_size=self.config.batch_size, shuffle=False)
+
+    def labels(self, samples: Any, indices: Sequence[int], epoch: int) -> Any:
+        """Return the targets of samples: classes of clouds, int64 [B], without reading them; those of voxels [N] in the
+        engine's order; else what the data set gives.
+        """
+        if not self.labels_are_read:
+            return self._all_labels[samples.split][list(indices)]
+        batch = samples.batch(indices, epoch=epoch)
+        if not self._of_voxels:
+            return batch.target
+        places = torch.arange(batch.num_voxels, dtype=torch.float32)[:, None]
+        order = self.engine.features(self.engine.tensor(replace(batch, features=places)))[:, 0].long()
+        return batch.labels[order]
+
+    @cached_property
+    def _all_labels(self) -> dict[str, Tensor]:
+        splits = [samples for samples in (self.task.training, self.task.validation) if samples is not None]
+        return {samples.split: torch.tensor(samples.labels, dtype=torch.int64) for samples in splits}
+
+
+class ReadOnce:
+    """A split whose minibatches are read once, though several threads of a process ask for them.
+
+    The thread that reads for the first stage, the one for targets, and those of stages that read inputs themselves.
+    """
+
+    def __init__(self, samples: Samples) -> None:
+        self._samples = samples
+        self._lock = Lock()
+        self._read: dict[tuple[tuple[int, ...], int], Future[Any]] = {}  # the oldest first
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._samples, name)
+
+    def __len__(self) -> int:
+        return len(self._samples)  # type: ignore[arg-type]  # a data set's split has a length
+
+    def batch(self, indices: Sequence[int], *, epoch: int = 0) -> Any:
+        key = (tuple(indices), epoch)
+        with self._lock:
+            future = self._read.get(key)
+            mine = future is None
+            if future is None:
+                future = self._read[key] = Future()
+                while len(self._read) > _READ_AHEAD:
+                    del self._read[next(iter(self._read))]
+        if mine:
+            try:
+                future.set_result(self._samples.batch(indices, epoch=epoch))
+            except BaseException as error:
+                future.set_exception(error)
+        return future.result()

@@ -1,0 +1,122 @@
+"""Open what a run trains: a network by name and a data set, brought together. The profiler opens them alike."""
+
+import sys
+from dataclasses import dataclass
+
+from torch import nn
+
+from ... import data
+from ...data.examples import ExampleDataset, is_examples, open_examples
+from ...data.layouts import SEGMENTATION
+from ...engines import Engine, engine
+from ...errors import InputError
+from ...functions import short_name
+from ...losses import Loss, open_loss
+from ...models import is_table, network
+from ...models.base import AnyNetwork
+from ..config import DataConfig
+
+Dataset = ExampleDataset  # point clouds offer the same
+_OF_PLAIN_MODULES = "torch"
+_OF_SPARSE_MODULES = "minkowski"
+
+
+@dataclass(frozen=True, eq=False)
+class LearningTask:
+    """A network with the engine that runs it, the data that it learns from, and the loss that judges it."""
+
+    network: AnyNetwork
+    engine: Engine
+    training: Dataset
+    validation: Dataset | None
+    loss: Loss
+
+
+def open_task(config: DataConfig, *, engine_name: str, seed: int, module: nn.Module | None = None) -> LearningTask:
+    """Open what the settings name. `module`: the network itself, in the place of one by name.
+
+    Raises InputError for an unknown model, engine or data set, and for a network that cannot take the data.
+    """
+    training = _open_data(config, "train", seed)
+    validation = _open_data(config, config.validation_split, seed) if config.validate else None
+    for dataset in (training, validation):
+        if dataset is not None:
+            dataset.look()
+    if validation is not None and validation.classes != training.classes:
+        raise InputError(f"{config.data}: the splits have different classes")
+    if module is None and is_table(config.model):
+        return _table_task(config, engine_name, training, validation)
+    return _module_task(config, engine_name, seed, training, validation, module)
+
+
+def _open_data(config: DataConfig, split: str, seed: int) -> Dataset:
+    from ...models.traced.building import model_args
+
+    if is_examples(config.data):
+        augmentation = config.augmentation if split == "train" else None
+        options = model_args(config.data_args)
+        return open_examples(
+            config.data, split=split, seed=seed, cache=config.cache, augmentation=augmentation, **options
+        )
+    return data.load(
+        config.data,
+        split=split,
+        voxel_size=config.voxel_size,
+        num_points=config.num_points,
+        seed=seed,
+        task=config.task or (SEGMENTATION if SEGMENTATION in config.model else None),
+        features=config.features,
+        augmentation=config.augmentation if split == "train" else None,
+        cache=config.cache,
+    )
+
+
+def _table_task(config: DataConfig, engine_name: str, training: Dataset, validation: Dataset | None) -> LearningTask:
+    if not isinstance(training, data.VoxelDataset):
+        raise InputError(f"model {config.model} takes point clouds, {config.data} has examples of other kinds")
+    net = network(config.model, num_classes=len(training.classes), in_channels=training.in_channels)
+    steps = net.coarsest_stride
+    near = training.near_origin(steps)
+    held_out = validation.near_origin(steps) if isinstance(validation, data.VoxelDataset) else None
+    return LearningTask(net, engine(engine_name), near, held_out, _loss_of(config, near))
+
+
+def _module_task(
+    config: DataConfig,
+    engine_name: str,
+    seed: int,
+    training: Dataset,
+    validation: Dataset | None,
+    module: nn.Module | None,
+) -> LearningTask:
+    from ...models.traced import trace
+    from ...models.traced.building import build_module, model_args
+
+    facts = training.facts
+    if module is None:
+        module = build_module(config.model, model_args(config.model_args), facts, seed=seed)
+    chosen = engine(_engine_for(module, engine_name, config.model))
+    if isinstance(training, data.VoxelDataset) != (chosen.name == _OF_SPARSE_MODULES):
+        has = "point clouds" if isinstance(training, data.VoxelDataset) else "plain tensors"
+        raise InputError(f"model {config.model} is of {chosen.name} modules, but {config.data} has {has}")
+    example = chosen.tensor(training.batch(range(min(2, len(training)))))
+    net = trace(module, example, name=short_name(config.model), say=_say, num_classes=facts.get("num_classes", 0))
+    return LearningTask(net, chosen, training, validation, _loss_of(config, training))
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def _engine_for(module: nn.Module, asked: str, model: str) -> str:
+    """Return the engine of a module's layers. Raises InputError where another is asked for."""
+    sparse = any(type(child).__module__.startswith("Minkowski") for child in module.modules())
+    own = _OF_SPARSE_MODULES if sparse else _OF_PLAIN_MODULES
+    if asked not in ("auto", own):
+        raise InputError(f"engine {asked!r} asked, but {model} is made of {own} modules: leave out the engine")
+    return own
+
+
+def _loss_of(config: DataConfig, dataset: Dataset) -> Loss:
+    """Return the loss that the settings name, by default the one that goes with the data."""
+    return open_loss(config.loss or dataset.loss, facts=dataset.facts)
