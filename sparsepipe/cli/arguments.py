@@ -324,6 +324,7 @@ def _model_options(verb: Parser) -> None:
     verb.add_argument("--data", metavar="D", help="a data set's folder, a manifest's name, or path/data.py:function")
     verb.add_argument("--data-args", metavar="JSON", help="options of a data set of images or texts, or of a function")
     verb.add_argument("--loss", metavar="F", help="by name, or path/loss.py:function (default: the data's own)")
+    verb.add_argument("--loss-args", metavar="JSON", help="settings of the loss, a JSON object")
     verb.add_argument(
         "--voxel-size", type=positive, metavar="S", help="edge of a voxel; clouds are scaled to a unit cube"
     )

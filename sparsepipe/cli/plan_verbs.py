@@ -33,14 +33,17 @@ def profile(options: argparse.Namespace) -> Answer:
     os.environ.update(waiting(options.engine or "auto", options.threads or 1))
     from ..profiler.measure import profile_model
 
-    names = ("voxel_size", "num_points", "loss", "engine", "device", "device_type")
-    names += ("repeats", "threads", "seed", "beside")
+    names = (
+        *("voxel_size", "num_points", "loss", "engine", "device", "device_type", "repeats"),
+        *("threads", "seed", "beside"),
+    )
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     found = profile_model(
         options.model,
         options.data,
         model_args=json_object(options.model_args, "--model-args"),
         data_args=json_object(options.data_args, "--data-args"),
+        loss_args=json_object(options.loss_args, "--loss-args"),
         batch_size=options.batch_size,
         progress=progress_line,
         **given,

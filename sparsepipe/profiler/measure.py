@@ -56,6 +56,7 @@ def profile_model(
     model_args: Mapping[str, Any] | None = None,
     data_args: Mapping[str, Any] | None = None,
     loss: str | None = None,
+    loss_args: Mapping[str, Any] | None = None,
     engine: str = "auto",
     device: str = "cpu",
     device_type: str | None = None,
@@ -91,6 +92,7 @@ def profile_model(
         model_args=_as_json(model_args),
         data_args=_as_json(data_args),
         loss=loss,
+        loss_args=_as_json(loss_args),
         validate=False,
     )
     if voxel_size is not None:

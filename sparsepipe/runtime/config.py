@@ -28,6 +28,7 @@ class DataConfig(Settings):
     data_args: Annotated[str | None, Text("""'{"image_size": 64}', a JSON object""")] = None  # of a data set
     # by name, or 'path/loss.py:function'; None: the one that goes with the data
     loss: Annotated[str | None, Text("'classes'")] = None
+    loss_args: Annotated[str | None, Text("""'{"label_smoothing": 0.1}', a JSON object""")] = None
     voxel_size: Annotated[float, Number(0, 1, above=True)] = 0.02
     batch_size: Annotated[int, WholeNumber(1)] = 32  # samples of a minibatch
     num_points: Annotated[int | None, WholeNumber(1)] = 1024  # None: all

@@ -4,7 +4,7 @@ It is called with split="train" or "test" (and, where its parameters take them, 
 returns has `len()` and gives items `(inputs, target)`. Inputs are a tensor, a tuple of tensors (forward's arguments in
 order) or a dict of them (by name); arrays and numbers become tensors. Items are stacked; where they are sequences of
 unlike length they are padded with 0, their targets with -100. For clouds, items are `sparsepipe.data.Sample`, or the
-function returns what `sparsepipe.data.load` gives: the minibatch's inputs are then a PointBatch.
+function returns what `sparsepipe.data.load` gives: a minibatch is then a PointBatch.
 
 Attributes of the data set that are used where they are there: `num_classes`, `classes`, `vocabulary_size`, `facts` (a
 dict of what else a network's builder may ask), `targets` (spares reading every item for its class), `sizes` (of each
@@ -28,7 +28,7 @@ from ...errors import InputError
 from ...fields import complaint, shown
 from ...functions import UserFunction
 from ...sizes import SIZE_UNITS
-from ..batch import Sample, collate
+from ..batch import PointBatch, Sample, collate
 from ..dataset import VoxelDataset
 from ..labels import IGNORED
 from ..sampling import derived_seed
@@ -83,6 +83,11 @@ class OwnExamples:
     def _length(self) -> int:
         return int(self._call(lambda: len(self._dataset), "in len()"))
 
+    @property
+    def targets_are_labels(self) -> bool:
+        """A target is whatever the data set gives."""
+        return False
+
     def __len__(self) -> int:
         return self._length
 
@@ -106,8 +111,11 @@ class OwnExamples:
         name = f"{self.function}: item {index}:"
         return as_parts(inputs, f"{name} inputs"), mapped(as_parts(target, f"{name} target"), as_target)
 
-    def batch(self, indices: Sequence[int], *, epoch: int = 0) -> ExampleBatch:
-        """Read items as one minibatch. Raises InputError where they do not go together, or the user's code raises."""
+    def batch(self, indices: Sequence[int], *, epoch: int = 0) -> ExampleBatch | PointBatch:
+        """Read items as one minibatch, clouds as voxels.
+
+        Raises InputError where they do not go together, or the user's code raises.
+        """
         for index in indices:
             if not 0 <= index < len(self):
                 raise InputError(f"sample {index} asked of {len(self)} in split {self.split}; use 0 to {len(self) - 1}")
@@ -116,8 +124,7 @@ class OwnExamples:
         if clouds:
             if len(clouds) != len(items):
                 raise InputError(f"{self.function}: clouds and tensors in one minibatch, expected one kind")
-            points = collate(clouds)
-            return ExampleBatch(points, points.labels, len(points), points.num_voxels)
+            return collate(clouds)
         pairs = [item for item in items if not isinstance(item, Sample)]
         inputs = collated([pair[0] for pair in pairs], f"{self.function}: inputs")
         target = collated([pair[1] for pair in pairs], f"{self.function}: targets", padding=IGNORED)

@@ -43,14 +43,14 @@ def build_module(model: str, args: Mapping[str, Any], facts: Mapping[str, Any], 
     return module
 
 
-def model_args(text: str | None) -> dict[str, Any]:
-    """Read `--model-args`. Raises InputError for what is no JSON object."""
+def json_arguments(text: str | None, what: str) -> dict[str, Any]:
+    """Read a setting of a run that is a JSON object. Raises InputError that names the setting for anything else."""
     try:
         found = json.loads(text) if text else {}
     except ValueError as error:
-        raise InputError(f"model arguments {text!r}: no JSON ({error}); expected such as '{{\"width\": 64}}'") from None
+        raise InputError(f"{what} {text!r}: no JSON ({error}); expected such as '{{\"width\": 64}}'") from None
     if not isinstance(found, dict):
-        raise InputError(f"model arguments {text!r}: expected a JSON object such as '{{\"width\": 64}}'")
+        raise InputError(f"{what} {text!r}: expected a JSON object such as '{{\"width\": 64}}'")
     return found
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ... import data
 from ...engines import Engine
-from ...losses import VOXELS, Loss, Tally
+from ...losses import Loss, Segmentation, Tally
 from ...models.base import AnyNetwork
 from ...plan import Plan
 from ..config import RunConfig
@@ -112,7 +112,7 @@ class Learning:
     @property
     def _of_voxels(self) -> bool:
         """Whether voxels have classes, which files say, not samples."""
-        return self.task.training.loss == VOXELS
+        return isinstance(self.loss, Segmentation)
 
     @property
     def num_samples(self) -> int:
@@ -155,7 +155,7 @@ class Learning:
         if not self.labels_are_read:
             return self._all_labels[samples.split][list(indices)]
         batch = samples.batch(indices, epoch=epoch)
-        if not self._of_voxels:
+        if not isinstance(batch, data.PointBatch) or not batch.per_voxel:
             return batch.target
         places = torch.arange(batch.num_voxels, dtype=torch.float32)[:, None]
         order = self.engine.features(self.engine.tensor(replace(batch, features=places)))[:, 0].long()

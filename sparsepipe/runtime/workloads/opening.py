@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -50,11 +51,11 @@ def open_task(config: DataConfig, *, engine_name: str, seed: int, module: nn.Mod
 
 
 def _open_data(config: DataConfig, split: str, seed: int) -> Dataset:
-    from ...models.traced.building import model_args
+    from ...models.traced.building import json_arguments
 
     if is_examples(config.data):
         augmentation = config.augmentation if split == "train" else None
-        options = model_args(config.data_args)
+        options = json_arguments(config.data_args, "data_args")
         return open_examples(
             config.data, split=split, seed=seed, cache=config.cache, augmentation=augmentation, **options
         )
@@ -72,13 +73,25 @@ def _open_data(config: DataConfig, split: str, seed: int) -> Dataset:
 
 
 def _table_task(config: DataConfig, engine_name: str, training: Dataset, validation: Dataset | None) -> LearningTask:
-    if not isinstance(training, data.VoxelDataset):
+    if not _has_clouds(training):
         raise InputError(f"model {config.model} takes point clouds, {config.data} has examples of other kinds")
-    net = network(config.model, num_classes=len(training.classes), in_channels=training.in_channels)
-    steps = net.coarsest_stride
-    near = training.near_origin(steps)
-    held_out = validation.near_origin(steps) if isinstance(validation, data.VoxelDataset) else None
-    return LearningTask(net, engine(engine_name), near, held_out, _loss_of(config, near))
+    facts = training.facts
+    net = network(config.model, num_classes=facts["num_classes"], in_channels=facts.get("in_channels", 1))
+    near = [_near_origin(split, net.coarsest_stride) for split in (training, validation)]
+    return LearningTask(net, engine(engine_name), near[0], near[1], _loss_of(config, training))
+
+
+def _has_clouds(dataset: Dataset) -> bool:
+    return isinstance(dataset, data.VoxelDataset) or isinstance(dataset.batch(_first(dataset)), data.PointBatch)
+
+
+def _first(dataset: Dataset) -> range:
+    """Return the samples on which a network is traced: two, so that batch norm has a variance."""
+    return range(min(2, len(dataset)))
+
+
+def _near_origin(dataset: Any, steps: tuple[int, ...] | None) -> Any:
+    return dataset.near_origin(steps) if isinstance(dataset, data.VoxelDataset) else dataset
 
 
 def _module_task(
@@ -90,17 +103,19 @@ def _module_task(
     module: nn.Module | None,
 ) -> LearningTask:
     from ...models.traced import trace
-    from ...models.traced.building import build_module, model_args
+    from ...models.traced.building import build_module, json_arguments
 
     facts = training.facts
     if module is None:
-        module = build_module(config.model, model_args(config.model_args), facts, seed=seed)
+        args = json_arguments(config.model_args, "model_args")
+        module = build_module(config.model, args, facts, seed=seed)
     chosen = engine(_engine_for(module, engine_name, config.model))
-    if isinstance(training, data.VoxelDataset) != (chosen.name == _OF_SPARSE_MODULES):
-        has = "point clouds" if isinstance(training, data.VoxelDataset) else "plain tensors"
+    batch = training.batch(_first(training))
+    if isinstance(batch, data.PointBatch) != (chosen.name == _OF_SPARSE_MODULES):
+        has = "point clouds" if isinstance(batch, data.PointBatch) else "plain tensors"
         raise InputError(f"model {config.model} is of {chosen.name} modules, but {config.data} has {has}")
-    example = chosen.tensor(training.batch(range(min(2, len(training)))))
-    net = trace(module, example, name=short_name(config.model), say=_say, num_classes=facts.get("num_classes", 0))
+    name, num_classes = short_name(config.model), facts.get("num_classes", 0)
+    net = trace(module, chosen.tensor(batch), name=name, say=_say, num_classes=num_classes)
     return LearningTask(net, chosen, training, validation, _loss_of(config, training))
 
 
@@ -119,4 +134,7 @@ def _engine_for(module: nn.Module, asked: str, model: str) -> str:
 
 def _loss_of(config: DataConfig, dataset: Dataset) -> Loss:
     """Return the loss that the settings name, by default the one that goes with the data."""
-    return open_loss(config.loss or dataset.loss, facts=dataset.facts)
+    from ...models.traced.building import json_arguments
+
+    args = json_arguments(config.loss_args, "loss_args")
+    return open_loss(config.loss or dataset.loss, facts=dataset.facts, args=args)

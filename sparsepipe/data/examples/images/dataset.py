@@ -43,6 +43,11 @@ class ImageExamples:
         named_augmentation(self.augmentation)
         _ = self.labels
 
+    @property
+    def targets_are_labels(self) -> bool:
+        """A picture's class is known without reading it."""
+        return True
+
     def __len__(self) -> int:
         return len(self.labels)
 
