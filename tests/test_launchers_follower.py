@@ -118,10 +118,10 @@ def test_damaged_metrics_neither_end_nor_hang_the_wait(record, what: str) -> Non
 
 
 def test_lines_that_are_no_rows_are_told_of_once(record) -> None:
-    job = FollowedJob(record, guard := Held())
     _write(record, SUMMARY)
     (record.folder / "metrics.jsonl").write_bytes(b"a\nb\n" + (record.folder / "metrics.jsonl").read_bytes())
     record.write_status("finished")
+    job = FollowedJob(record, guard := Held())  # now: it reads on from where it was, whatever is put before that
     guard.stop()
     with pytest.warns(UserWarning, match=r"metrics.jsonl: 2 lines are no rows and were passed over"):
         assert job.wait(timeout=20) == SUMMARY
