@@ -13,13 +13,11 @@ import pytest
 from sparsepipe.errors import InputError
 from sparsepipe.host.contention import contending_processes
 from sparsepipe.profiler.measure import profile_model
+from sparsepipe.runtime.config import DataConfig
 
+CONFIG = DataConfig("minkvgg11bn-narrow", "digits", voxel_size=0.1, batch_size=2, num_points=128, validate=False)
 SETTINGS = {
-    "model": "minkvgg11bn-narrow",
-    "source": "digits",
-    "voxel_size": 0.1,
-    "batch_size": 2,
-    "num_points": 128,
+    "config": CONFIG.to_json(),
     "engine": "native",
     "device": "cpu",
     "threads": 1,
@@ -83,8 +81,9 @@ def test_they_end_with_who_is_measured() -> None:
 
 @pytest.mark.slow
 def test_a_profile_says_in_what_company_it_was_measured() -> None:
-    settings = dict(SETTINGS)
-    model, source = settings.pop("model"), settings.pop("source")
+    model, source = CONFIG.model, CONFIG.data
+    settings = {name: getattr(CONFIG, name) for name in ("voxel_size", "batch_size", "num_points")}
+    settings |= {name: value for name, value in SETTINGS.items() if name != "config"}
     found = profile_model(model, source, **settings, repeats=1, beside=1)
     assert found.origin["beside"] == 1
     with pytest.raises(InputError, match="-1 processes beside"):

@@ -166,9 +166,8 @@ def test_bad_rows(rows, message):
 
 
 def test_bad_names():
-    alike = "vgg19, vgg16, vgg13, vgg11, vgg19bn, vgg16bn"
-    told = re.escape(f"unknown model 'vgg', is it {alike}? sparsepipe.models.NETWORKS lists all")
-    with pytest.raises(InputError, match=f"^{told}$"):
+    told = re.escape("unknown model 'vgg', is it vgg19, vgg16, vgg13, vgg11, ")
+    with pytest.raises(InputError, match=f"^{told}.*net.py:function"):
         network("vgg", num_classes=10)
     with pytest.raises(InputError, match="0 classes"):
         network("minkvgg11", num_classes=0)

@@ -219,7 +219,7 @@ def test_layers_without_a_backward_and_those_that_pass_their_input_on(chosen, to
         Row("fc", "linear", ("global_pool",), {"in_channels": 2, "out_channels": 2}),
     )
 
-    class Told(Subnetwork):
+    class Told(subnetwork.Subnetwork):
         def run_layer(self, row, tensors, *, minibatch):
             if row.id in ("pool", "dropout"):
                 return Subnetwork.run_layer(self, row, tensors, minibatch=minibatch)

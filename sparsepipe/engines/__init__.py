@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _HOMES = {"CoordinateSet": "base", "Engine": "base", "Feature": "base", "Parts": "base", "Subnetwork": "subnetwork"}
 
-__all__ = ["ENGINES", "CoordinateSet", "Engine", "Feature", "Parts", "Subnetwork", "engine"]
+__all__ = ["AUTO", "ENGINES", "CoordinateSet", "Engine", "Feature", "Parts", "Subnetwork", "engine"]
 
 
 def _native() -> "Engine":
@@ -56,11 +56,12 @@ def _torch() -> "Engine":
     return PlainEngine()
 
 
+AUTO = "auto"  # the one that suits this machine
 ENGINES: dict[str, Callable[[], "Engine"]] = {
     "torch": _torch,
     "native": _native,
     "minkowski": _minkowski,
-    "auto": _auto,
+    AUTO: _auto,
 }
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from ... import data
 from ...data.examples import ExampleDataset, is_examples, open_examples
 from ...data.layouts import SEGMENTATION
-from ...engines import Engine, engine
+from ...engines import AUTO, Engine, engine
 from ...errors import InputError
 from ...functions import short_name
 from ...losses import Loss, open_loss
@@ -127,7 +127,7 @@ def _engine_for(module: nn.Module, asked: str, model: str) -> str:
     """Return the engine of a module's layers. Raises InputError where another is asked for."""
     sparse = any(type(child).__module__.startswith("Minkowski") for child in module.modules())
     own = _OF_SPARSE_MODULES if sparse else _OF_PLAIN_MODULES
-    if asked not in ("auto", own):
+    if asked not in (AUTO, own):
         raise InputError(f"engine {asked!r} asked, but {model} is made of {own} modules: leave out the engine")
     return own
 
