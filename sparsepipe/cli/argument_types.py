@@ -1,9 +1,7 @@
 """Types of command-line options: functions that argparse calls with an option's text."""
 
-import json
 from argparse import ArgumentTypeError
 from collections.abc import Callable
-from typing import Any
 
 from ..errors import InputError
 from ..fields import shown
@@ -57,19 +55,6 @@ def quantity(unit: Quantity) -> Callable[[str], float]:
 def names(text: str) -> tuple[str, ...]:
     """Read names with commas between them."""
     return tuple(name.strip() for name in text.split(","))
-
-
-def json_object(text: str | None, option: str) -> dict[str, Any] | None:
-    """Read a JSON object; None where the option was not given. Raises InputError for anything else."""
-    if text is None:
-        return None
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise InputError(f"{option} {shown(text)}: no JSON ({error}); expected such as '{{\"width\": 64}}'") from None
-    if not isinstance(found, dict):
-        raise InputError(f"{option} {shown(text)}: expected a JSON object, such as '{{\"width\": 64}}'")
-    return found
 
 
 def positive(text: str) -> float:

@@ -246,6 +246,9 @@ def _data_options(verb: Parser) -> None:
     verb.add_argument(
         "--cache", metavar="DIR", help="where prepared samples are kept (default: the user's cache; off: nowhere)"
     )
+    verb.add_argument(
+        "--bleu-sentences", type=whole(0), metavar="N", help="translated after each epoch's checkpoint (default: 64)"
+    )
     verb.add_argument("--validation-split", metavar="NAME", help="default: test")
 
 

@@ -10,6 +10,7 @@ from dataclasses import fields
 from typing import Any
 
 from ..errors import InputError
+from ..fields import json_object
 from ..files import write_json
 from ..forecast import forecast
 from ..formats.pipedream_conf import export_plan, load_plan
@@ -19,7 +20,6 @@ from ..models import network
 from ..plan import Plan
 from ..planners import PLANNERS, comparable, partition
 from ..profile import Profile
-from .argument_types import json_object
 from .output import Answer, progress_line
 from .plan_table import side_by_side
 from .profile_and_cluster import beyond_profile, profile_and_cluster, warn, warn_of

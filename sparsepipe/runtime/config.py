@@ -44,6 +44,8 @@ class DataConfig(Settings):
     last_minibatch: Annotated[str, Choice(LAST_MINIBATCH)] = MERGE
     validate: Annotated[bool, Flag()] = True  # after each epoch
     validation_split: Annotated[str, Text("'test'")] = "test"
+    # translated after each epoch that ends in a checkpoint, for BLEU, where the data are pairs of sentences
+    bleu_sentences: Annotated[int, WholeNumber(0)] = 64
     # folder for prepared samples; None: the user's own; off: none
     cache: Annotated[str | None, Text("a folder, or 'off'")] = None
 

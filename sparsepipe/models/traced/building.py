@@ -1,7 +1,6 @@
 """Build a network that is a torch module: one of ours by name, or what a function of the user's own returns."""
 
 import inspect
-import json
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
@@ -41,17 +40,6 @@ def build_module(model: str, args: Mapping[str, Any], facts: Mapping[str, Any], 
     if not isinstance(module, nn.Module):
         raise InputError(f"model {model}: returns a {type(module).__name__}, expected a torch.nn.Module")
     return module
-
-
-def json_arguments(text: str | None, what: str) -> dict[str, Any]:
-    """Read a setting of a run that is a JSON object. Raises InputError that names the setting for anything else."""
-    try:
-        found = json.loads(text) if text else {}
-    except ValueError as error:
-        raise InputError(f"{what} {text!r}: no JSON ({error}); expected such as '{{\"width\": 64}}'") from None
-    if not isinstance(found, dict):
-        raise InputError(f"{what} {text!r}: expected a JSON object such as '{{\"width\": 64}}'")
-    return found
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:

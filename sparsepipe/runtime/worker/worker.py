@@ -135,7 +135,7 @@ class Worker:
                 self.unproven = done
                 self._tell("trained", epoch, done, row)
             self._checkpoint(done, last=last or stops)
-        row["validation"] = self._validate(epoch) if self.config.validate else None
+        row["validation"] = self._validate(epoch, done) if self.config.validate else None
         self._prove()
         self.epochs.append(row)
         self._tell("epoch", epoch, done, row)
@@ -159,7 +159,7 @@ class Worker:
         if epoch < 0:
             return
         self.unproven = done
-        validation = self._validate(epoch) if self.config.validate else None
+        validation = self._validate(epoch, done) if self.config.validate else None
         self._prove()
         if row is not None:
             whole = {**row, "validation": validation}
@@ -249,7 +249,7 @@ class Worker:
             "stages": stages,
         }
 
-    def _validate(self, epoch: int) -> dict[str, float]:
+    def _validate(self, epoch: int, done: int) -> dict[str, float]:
         """Validate the newest weights. What fails costs no epoch: its checkpoint is whole when this raises."""
         try:
             tally = validate(self.context, self.replicas)
@@ -267,7 +267,15 @@ class Worker:
         if not math.isfinite(told["loss"]):
             what = f"the validation loss after epoch {epoch} is {told['loss']}"
             self._stop(LossNotFinite, what, told_by=self.context.writes_metrics)
-        return told
+        return told | self._scores(done)
+
+    def _scores(self, done: int) -> dict[str, float]:
+        """Return what the network in one piece reaches, where this rank tells of it and a checkpoint has it."""
+        if not self.context.writes_metrics:
+            return {}
+        self.snapshots.wait()
+        folder = checkpoint.folder_of(self.run_dir, done)
+        return self.workload.scores(checkpoint.load(folder)) if folder.exists() else {}
 
     def _check_finite(self, epoch: int, done: int) -> None:
         """Stop on every rank where the last updates of an epoch destroyed weights of any: no loss has told of it.

@@ -43,7 +43,15 @@ def open_workload(run_dir: Path, config: RunConfig) -> "Workload":
 
 
 def _check_learning(plan: Plan, config: RunConfig, profile: Profile | None, cluster: Cluster | None) -> None:
-    plan.check(layer_graph(config))
+    if is_table(config.model):
+        plan.check(layer_graph(config))
+        return
+    from .opening import open_task
+    from .verifying import verify_once
+
+    task = open_task(config.replace(validate=False), engine_name=config.engine, seed=config.seed)
+    plan.check(task.network.graph())
+    verify_once(task, plan, config)
 
 
 def layer_graph(config: RunConfig) -> LayerGraph:

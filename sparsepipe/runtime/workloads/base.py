@@ -9,6 +9,7 @@ from ...losses import Tally
 from ...plan import Plan
 from ..stages.base import StageRunner
 from ..stages.position import Position
+from ..training_state.checkpoint import Checkpoint
 
 
 class Samples(Protocol):
@@ -98,6 +99,10 @@ class Workload(Protocol):
 
     def runner(self, plan: Plan, position: Position) -> StageRunner:
         """Return what runs the layers of this process's stage at `position`, warmed up."""
+        ...
+
+    def scores(self, found: Checkpoint) -> dict[str, float]:
+        """Return what a validation reports of the network in one piece, as a checkpoint has it; most often nothing."""
         ...
 
     def tally(self) -> Tally:

@@ -12,12 +12,14 @@ from torch import Tensor
 
 from ... import data
 from ...engines import Engine
+from ...fields import json_object
 from ...losses import Loss, Segmentation, Tally
 from ...models.base import AnyNetwork
 from ...plan import Plan
 from ..config import RunConfig
 from ..stages.network_stage import NetworkStage
 from ..stages.position import Position
+from ..training_state.checkpoint import Checkpoint, without_prefix
 from .base import Samples
 from .opening import Dataset, LearningTask, open_task
 
@@ -76,6 +78,22 @@ class Learning:
     def check(self, plan: Plan) -> None:
         """Raise InputError where the plan is not one for this network."""
         plan.check(self.network.graph())
+
+    def scores(self, found: Checkpoint) -> dict[str, float]:
+        """Return the BLEU of translations by the checkpoint's weights, where the data are pairs of sentences."""
+        count, split = self.config.bleu_sentences, self.task.validation
+        if not count or split is None or not {"begin", "end"} <= split.facts.keys() or not hasattr(split, "decode"):
+            return {}
+        from ...losses.bleu import bleu
+        from ...models.traced.building import build_module
+
+        config = self.config
+        args = json_object(config.model_args, "model_args")
+        module = build_module(config.model, args, self.task.training.facts, seed=config.seed)
+        held = found.read(list(found.manifest["layers"]))
+        state = without_prefix(held, "weight:") | without_prefix(held, "buffer:")
+        module.load_state_dict(state, strict=False)  # a parameter with two names is there by one
+        return bleu(module, split, vocabulary=split, most_sentences=count)
 
     def tally(self) -> Tally:
         return Tally(self.loss)

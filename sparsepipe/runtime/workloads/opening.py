@@ -11,6 +11,7 @@ from ...data.examples import ExampleDataset, is_examples, open_examples
 from ...data.layouts import SEGMENTATION
 from ...engines import AUTO, Engine, engine
 from ...errors import InputError
+from ...fields import json_object
 from ...functions import short_name
 from ...losses import Loss, open_loss
 from ...models import is_table, network
@@ -51,11 +52,9 @@ def open_task(config: DataConfig, *, engine_name: str, seed: int, module: nn.Mod
 
 
 def _open_data(config: DataConfig, split: str, seed: int) -> Dataset:
-    from ...models.traced.building import json_arguments
-
     if is_examples(config.data):
         augmentation = config.augmentation if split == "train" else None
-        options = json_arguments(config.data_args, "data_args")
+        options = json_object(config.data_args, "data_args")
         return open_examples(
             config.data, split=split, seed=seed, cache=config.cache, augmentation=augmentation, **options
         )
@@ -103,11 +102,11 @@ def _module_task(
     module: nn.Module | None,
 ) -> LearningTask:
     from ...models.traced import trace
-    from ...models.traced.building import build_module, json_arguments
+    from ...models.traced.building import build_module
 
     facts = training.facts
     if module is None:
-        args = json_arguments(config.model_args, "model_args")
+        args = json_object(config.model_args, "model_args")
         module = build_module(config.model, args, facts, seed=seed)
     chosen = engine(_engine_for(module, engine_name, config.model))
     batch = training.batch(_first(training))
@@ -134,7 +133,5 @@ def _engine_for(module: nn.Module, asked: str, model: str) -> str:
 
 def _loss_of(config: DataConfig, dataset: Dataset) -> Loss:
     """Return the loss that the settings name, by default the one that goes with the data."""
-    from ...models.traced.building import json_arguments
-
-    args = json_arguments(config.loss_args, "loss_args")
+    args = json_object(config.loss_args, "loss_args")
     return open_loss(config.loss or dataset.loss, facts=dataset.facts, args=args)

@@ -22,6 +22,7 @@ from ...schedule import Op, compile_until_steady, weights_share
 from ..config import RunConfig
 from ..stages.base import InFlight, PackedOutputs
 from ..stages.position import Position
+from ..training_state.checkpoint import Checkpoint
 from ..training_state.weights import Version
 from ..transport.emulated_links import Links
 from ..transport.packet import BACKWARD, FORWARD, Packet, Slot, boundary_id
@@ -92,6 +93,9 @@ class Replay:
 
     def labels(self, samples: Any, indices: Sequence[int], epoch: int) -> Tensor:
         return torch.zeros(len(indices), dtype=torch.int64)
+
+    def scores(self, found: Checkpoint) -> dict[str, float]:
+        return {}
 
     def tally(self) -> Tally:
         return Tally(CrossEntropy(self.num_classes))
