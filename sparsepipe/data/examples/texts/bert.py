@@ -137,6 +137,11 @@ class PlainTextExamples:
         return False
 
     @property
+    def targets_are_labels(self) -> bool:
+        """No: words are read."""
+        return False
+
+    @property
     def size_unit(self) -> str:
         return "tokens"
 
