@@ -24,7 +24,11 @@ class ImageBatch:
         return len(self.images)
 
     @property
-    def num_voxels(self) -> int:
+    def target(self) -> Tensor:
+        return self.labels
+
+    @property
+    def size(self) -> int:
         """Count the pixels, by which costs are kept."""
         return len(self.images) * self.images[0, 0].numel()
 

@@ -21,7 +21,7 @@ from .cases import SGD, Batch, Case, Repeated, case_engine, case_network, miniba
 
 
 def _by_voxels(case: Case, folder: Path) -> dict[int, Batch]:
-    return {batch.num_voxels: batch for batch in minibatches(case, folder)}
+    return {batch.size: batch for batch in minibatches(case, folder)}
 
 
 def _middle(counts: Sequence[int]) -> int:

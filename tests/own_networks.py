@@ -1,0 +1,137 @@
+"""Networks and data sets as a user writes them: named by path in the tests of runs, imported by every worker."""
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+
+VOCABULARY, LENGTH, CLASSES = 17, 6, 4
+
+
+class TiedWords(nn.Module):
+    """A language model: its last layer shares the word table, a part is frozen, a mask is read late, a dict comes out.
+
+    One block is used twice.
+    """
+
+    def __init__(self, width: int, dropout: float) -> None:
+        super().__init__()
+        self.words = nn.Embedding(VOCABULARY, width)
+        self.place = nn.Parameter(torch.randn(LENGTH, width) * 0.1)
+        self.fixed = nn.Linear(width, width)
+        self.fixed.requires_grad_(False)
+        self.attention = nn.MultiheadAttention(width, 2, batch_first=True)
+        self.block = nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU(inplace=True), nn.Linear(2 * width, width))
+        self.norm, self.drop = nn.LayerNorm(width), nn.Dropout(dropout)
+        self.out = nn.Linear(width, VOCABULARY, bias=False)
+        self.out.weight = self.words.weight
+
+    def forward(self, words: Tensor, *, mask: Tensor) -> dict[str, Tensor]:
+        x = self.words(words) + self.place
+        x = x + self.fixed(x)
+        y, _ = self.attention(x, x, x, key_padding_mask=~mask)
+        x = self.drop(x + y)
+        x = x + self.block(x)
+        x = self.norm(x + self.block(x)) * mask[..., None]
+        return {"logits": self.out(x), "unused": x.mean()}
+
+
+class Pictures(nn.Module):
+    """Convolutions with batch norm, a shortcut over several layers, additions in place."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 6, 3, padding=1)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(6) for _ in range(2))
+        self.convolutions = nn.ModuleList(nn.Conv2d(6, 6, 3, padding=1, bias=False) for _ in range(2))
+        self.head = nn.Linear(6, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = entry = functional.relu(self.stem(x), inplace=True)
+        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
+            x = norm(convolution(x))
+            x += entry
+            x = torch.relu_(x)
+        return self.head(functional.adaptive_avg_pool2d(x, 1).flatten(1))
+
+
+class Recurrent(nn.Module):
+    """Two LSTMs, the state of the first begins the second."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(VOCABULARY, width)
+        self.first, self.second = (nn.LSTM(width, width, batch_first=True) for _ in range(2))
+        self.out = nn.Linear(width, VOCABULARY)
+
+    def forward(self, words: Tensor, mask: Tensor) -> Tensor:
+        x, state = self.first(self.words(words))
+        y, _ = self.second(x, state)
+        return self.out(y + x) * mask[..., None]
+
+
+def tied(width: int = 8, dropout: float = 0.0) -> nn.Module:
+    return TiedWords(width, dropout)
+
+
+def pictures(num_classes: int) -> nn.Module:
+    return Pictures(num_classes)
+
+
+def recurrent(width: int = 8) -> nn.Module:
+    return Recurrent(width)
+
+
+def text() -> str:
+    return "no module"
+
+
+class Words(torch.utils.data.Dataset):
+    """Random words; the target of each is the word before it. The last ones of some samples are masked."""
+
+    def __init__(self, count: int, seed: int, mask_as: str) -> None:
+        draw = torch.Generator().manual_seed(seed)
+        self.words = torch.randint(0, VOCABULARY, (count, LENGTH), generator=draw)
+        self.lengths = torch.randint(2, LENGTH + 1, (count,), generator=draw)
+        self.mask_as = mask_as
+        self.loss = f"{__file__}:words_loss"
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def __getitem__(self, index: int) -> tuple:
+        words, mask = self.words[index], torch.arange(LENGTH) < self.lengths[index]
+        target = torch.where(mask, words.roll(1), -100)
+        inputs = {"words": words, "mask": mask} if self.mask_as == "named" else (words, mask.float())
+        return inputs, target
+
+
+class Spots(torch.utils.data.Dataset):
+    """Pictures of one bright spot; the class is the quarter that it lies in."""
+
+    classes = tuple("abcd")
+
+    def __init__(self, count: int, seed: int) -> None:
+        draw = torch.Generator().manual_seed(seed)
+        self.places = torch.randint(0, 8, (count, 2), generator=draw)
+        self.noise = torch.rand(count, 1, 8, 8, generator=draw)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, index: int) -> tuple:
+        picture, (row, column) = self.noise[index].clone(), self.places[index].tolist()
+        picture[0, row, column] += 3
+        return picture, 2 * (row // 4) + column // 4
+
+
+def words(split: str, mask_as: str = "named") -> Words:
+    return Words(18 if split == "train" else 6, 1 if split == "train" else 2, mask_as)
+
+
+def spots(split: str) -> Spots:
+    return Spots(18 if split == "train" else 8, 1 if split == "train" else 2)
+
+
+def words_loss(output: dict[str, Tensor] | Tensor, target: Tensor) -> Tensor:
+    logits = output["logits"] if isinstance(output, dict) else output
+    return functional.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=-100)

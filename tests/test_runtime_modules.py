@@ -1,0 +1,211 @@
+"""The law for networks that are torch modules: whatever the plan, training equals a plain loop over the user's module.
+
+The oracle never traces or cuts: it calls the module itself with the weights that the action list says each stage has.
+"""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from runtime_jobs import Job, run_jobs, same_training
+from test_runtime_laws import CLOSE, Oracle, _optimizer
+from torch.func import functional_call
+
+from sparsepipe.errors import InputError
+from sparsepipe.fields import json_object
+from sparsepipe.models.traced.building import build_module
+from sparsepipe.plan import Plan, Stage
+from sparsepipe.runtime import RunConfig
+from sparsepipe.runtime.workloads import layer_graph
+from sparsepipe.runtime.workloads.opening import open_task
+
+pytestmark = pytest.mark.timeout(600)
+
+OWN = f"{__file__.rpartition('/')[0]}/own_networks.py"
+WORDS = {"model": f"{OWN}:tied", "data": f"{OWN}:words"}
+PICTURES = {"model": f"{OWN}:pictures", "data": f"{OWN}:spots"}
+RECURRENT = {"model": f"{OWN}:recurrent", "data": f"{OWN}:words", "data_args": '{"mask_as": "in order"}'}
+DROPPED = {**WORDS, "model_args": '{"dropout": 0.3}'}
+FLUSH = {"schedule": "1f1b-flush", "num_microbatches": 3}
+STASH = {"schedule": "1f1b"}
+# name -> (network and data, ranks of the stages, options of the plan, changes of the settings)
+LAWS: dict[str, tuple] = {
+    "words, one process": (WORDS, [[0]], FLUSH, {}),
+    "words, 2 stages": (WORDS, [[0], [1]], FLUSH, {}),
+    "words, 4 stages": (WORDS, [[0], [1], [2], [3]], FLUSH, {}),
+    "words, 3 stages, sockets": (WORDS, [[0], [1], [2]], FLUSH, {"shared_memory": False}),
+    "words, interleaved": (WORDS, [[0], [1]] * 2, FLUSH, {}),
+    "words, zero-bubble": (WORDS, [[0], [1]], {**FLUSH, "schedule": "zero-bubble"}, {}),
+    "words, zbv": (WORDS, [[0], [1], [1], [0]], {**FLUSH, "schedule": "zbv"}, {}),
+    "words, gpipe": (WORDS, [[0], [1], [2]], {**FLUSH, "schedule": "gpipe"}, {}),
+    "words, recompute": (WORDS, [[0], [1]], {**FLUSH, "recompute": True}, {}),
+    "words, 2-1": (WORDS, [[0, 1], [2]], FLUSH, {}),
+    "words, stash": (WORDS, [[0], [1], [2]], STASH, {}),
+    "words, stash 1-2": (WORDS, [[0], [1, 2]], STASH, {}),
+    "words, 2bw": (WORDS, [[0], [1]], {"schedule": "2bw", "num_microbatches": 2}, {}),
+    "words, vertical sync": (WORDS, [[0], [1]], {**STASH, "weights": "vertical-sync"}, {}),
+    "pictures, 3 stages": (PICTURES, [[0], [1], [2]], FLUSH, {}),
+    "pictures, stash": (PICTURES, [[0], [1], [2]], STASH, {"optimizer": "adamw", "learning_rate": 1e-3}),
+    "recurrent, 3 stages": (RECURRENT, [[0], [1], [2]], FLUSH, {}),
+    "recurrent, stash": (RECURRENT, [[0], [1]], STASH, {}),
+}
+# Compared with each other: what a plain loop draws at random is not what a run draws.
+SAME: dict[str, tuple] = {
+    "dropped, one process": (DROPPED, [[0]], FLUSH, {}),
+    "dropped, 3 stages": (DROPPED, [[0], [1], [2]], FLUSH, {}),
+    "dropped, recompute": (DROPPED, [[0], [1]], {**FLUSH, "recompute": True}, {}),
+    "dropped, bfloat16, one process": (DROPPED, [[0]], FLUSH, {"precision": "bfloat16"}),
+    "dropped, bfloat16, 3 stages": (DROPPED, [[0], [1], [2]], FLUSH, {"precision": "bfloat16"}),
+}
+
+
+def settings(**changes) -> RunConfig:
+    common = {"batch_size": 3, "learning_rate": 0.05, "weight_decay": 1e-3, "threads": 1, "validate": False}
+    return RunConfig(**common | {"epochs": 2, "timeout_seconds": 60} | changes)
+
+
+def plan_of(config: RunConfig, ranks: list[list[int]], **options) -> Plan:
+    """Cut the layers evenly into one stage for each entry of `ranks`."""
+    ids = [layer.id for layer in layer_graph(config).layers]
+    bounds = [round(k * len(ids) / len(ranks)) for k in range(len(ranks) + 1)]
+    recompute = options.pop("recompute", False)
+    stages = (
+        Stage(tuple(ids[start:stop]), tuple(own), recompute=recompute)
+        for start, stop, own in zip(bounds, bounds[1:], ranks, strict=False)
+    )
+    return Plan(tuple(stages), **options)
+
+
+def job(name: str, **more) -> Job:
+    own, ranks, options, changes = (LAWS | SAME)[name]
+    config = settings(**own | changes | more)
+    return Job(name.replace(" ", "-").replace(",", ""), plan_of(config, ranks, **options), config)
+
+
+class ModuleOracle(Oracle):
+    """Training as the plan means it, by the user's module in one piece."""
+
+    def __init__(self, plan: Plan, config: RunConfig) -> None:
+        self.plan, self.config = plan, config
+        task = open_task(config, engine_name="auto", seed=config.seed)
+        self.dataset, self.loss = task.training, task.loss
+        args = json_object(config.model_args, "model_args")
+        self.module = build_module(config.model, args, self.dataset.facts, seed=config.seed).train()
+        self.keys = [{key for row in task.network.rows if row.id in s.layers for key in row.keys} for s in plan.stages]
+        self.weights = [self._of_stage(k) for k in range(len(plan.stages))]
+        self.optimizers = [_optimizer(weights.values(), config) for weights in self.weights]
+        self.buffers = {rank: {} for rank in plan.ranks}
+        for keys, stage in zip(self.keys, plan.stages, strict=True):
+            for name, buffer in self.module.named_buffers():
+                for rank in stage.ranks if name in keys else ():
+                    self.buffers[rank][name] = deepcopy(buffer)
+        self.losses = []
+
+    def _of_stage(self, k: int) -> dict[str, torch.Tensor]:
+        named = self.module.named_parameters()
+        return {name: p.detach().clone() for name, p in named if p.requires_grad and name in self.keys[k]}
+
+    def _gradients(self, indices, used, m: int, minibatch: int):
+        leaves = [{name: weight.clone().requires_grad_() for name, weight in weights.items()} for weights in used]
+        everything = {name: leaf for of_stage in leaves for name, leaf in of_stage.items()}
+        for keys, stage in zip(self.keys, self.plan.stages, strict=True):
+            mine = self.buffers[stage.replica(m)]
+            everything |= {name: buffer for name, buffer in mine.items() if name in keys}
+        batch = self.dataset.batch(indices)
+        given = batch.inputs
+        args, named = ((), given) if isinstance(given, dict) else (given if isinstance(given, tuple) else (given,), {})
+        output = functional_call(self.module, everything, args, named)
+        loss, outcome = self.loss(output, batch.target, samples=len(indices))
+        loss.backward()
+        zeros = [{name: torch.zeros_like(leaf) for name, leaf in of_stage.items()} for of_stage in leaves]
+        found = [
+            {name: none[name] if leaf.grad is None else leaf.grad for name, leaf in of_stage.items()}
+            for of_stage, none in zip(leaves, zeros, strict=True)
+        ]
+        return outcome.loss, found
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Run every plan once, all in the same four processes."""
+    jobs = {name: job(name) for name in [*LAWS, *SAME]}
+    cut_otherwise = replaced(jobs["words, 4 stages"], jobs["words, 2 stages"])
+    found = run_jobs(tmp_path_factory.mktemp("modules"), [*jobs.values(), *cut_otherwise])
+    return {name: (one, found[one.name]) for name, one in jobs.items()} | {
+        one.name: (one, found[one.name]) for one in cut_otherwise
+    }
+
+
+def replaced(first: Job, then: Job) -> list[Job]:
+    """A run of one epoch under a plan, which goes on to its second under another."""
+    begun = Job("begun", first.plan, first.config.replace(epochs=1))
+    return [begun, Job("resumed", then.plan, then.config, resume=True, folder="begun")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAWS)
+def test_a_plan_trains_like_a_plain_loop_over_the_users_module(runs, name):
+    one, result = runs[name]
+    oracle = ModuleOracle(one.plan, one.config).train()
+    torch.testing.assert_close(torch.tensor(result.losses), torch.tensor(oracle.losses), **CLOSE)
+    for kind, expected in (("weight", oracle.all_weights()), ("buffer", oracle.all_buffers())):
+        found = result.tensors(kind)
+        for key, tensor in expected.items():
+            torch.testing.assert_close(found[key], tensor, **CLOSE, msg=lambda text, key=key: f"{key}: {text}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("words, one process", "words, 2 stages"),
+        ("words, one process", "words, 4 stages"),
+        ("words, one process", "words, 3 stages, sockets"),
+        ("words, one process", "words, interleaved"),
+        ("words, one process", "words, zero-bubble"),
+        ("words, one process", "words, recompute"),
+        ("dropped, one process", "dropped, 3 stages"),
+        ("dropped, one process", "dropped, recompute"),
+        ("dropped, bfloat16, one process", "dropped, bfloat16, 3 stages"),
+    ],
+)
+def test_stages_equal_one_process_to_the_bit(runs, name, other):
+    same_training(runs[name][1], runs[other][1])
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_under_another_cut(runs):
+    whole, resumed = runs["words, 2 stages"][1], runs["resumed"][1]
+    assert resumed.losses == whole.losses
+    for key, tensor in whole.tensors().items():
+        assert torch.equal(resumed.tensors()[key], tensor), key
+
+
+@pytest.mark.slow
+def test_a_checkpoint_has_the_names_of_the_users_module(runs):
+    one, result = runs["words, 3 stages, sockets"]
+    module = build_module(one.config.model, {}, {}, seed=0)
+    state = result.tensors("weight") | result.tensors("buffer")
+    lacking = module.load_state_dict(state, strict=False)
+    assert lacking.missing_keys in (["out.weight"], ["words.weight"]) and not lacking.unexpected_keys
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": f"{OWN}:nothing"}, "own_networks.py has no function 'nothing'; it has "),
+        ({"model": f"{OWN}:text"}, "returns a str, expected a torch.nn.Module"),
+        ({"model_args": '{"depth": 3}'}, "unexpected keyword argument 'depth'; it takes .*--model-args"),
+        ({"model_args": "[3]"}, "expected a JSON object"),
+        ({"model_args": "{"}, "no JSON"),
+        ({"engine": "native"}, "engine 'native' asked, but .* is made of torch modules"),
+        ({"loss": "tokens_"}, "unknown loss 'tokens_'"),
+        ({"data": f"{OWN}:text"}, "returns no data set|text"),
+        ({"model": "minkvgg11"}, "takes point clouds"),
+    ],
+)
+def test_bad_input_is_one_line(changes, message):
+    config = settings(**WORDS | changes)
+    with pytest.raises(InputError, match=message) as caught:
+        open_task(config, engine_name=config.engine, seed=0)
+    assert "\n" not in str(caught.value)
