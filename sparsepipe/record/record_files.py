@@ -11,6 +11,7 @@ from typing import Any
 from ..errors import DamagedRecord, InputError
 from ..fields import Check, Fields, each, fields, flag, integer, maybe, measured, number, one_of, real, text, texts
 from ..files import read_json, read_numbered_rows
+from ..sizes import SIZE_UNITS
 
 _MOST = 10**15  # of minibatches, epochs, voxels: a setting may ask for so many
 
@@ -79,8 +80,7 @@ _COMMON: Mapping[str, Check] = {
     "minibatches": _count,
     "epoch_minibatches": lambda value, what: integer(value, what, least=1, most=_MOST),
     "loss": maybe(measured),
-    "samples": number,
-    "voxels": number,
+    **dict.fromkeys(SIZE_UNITS, number),
     "learning_rate": _rate,
     "samples_per_second": number,
     "sent_bytes": number,

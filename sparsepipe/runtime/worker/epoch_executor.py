@@ -121,8 +121,9 @@ class EpochExecutor:
             self.replica.runner.share_statistics(group if whole else None)
             self.synchronised = whole
 
-    def _take_loss(self, flight: InFlight, outputs: Mapping[str, Any], m: int, labels: Tensor) -> None:
-        loss, outcome = self.replica.runner.loss(outputs, labels, samples=len(self.batches[m]))
+    def _take_loss(self, flight: InFlight, outputs: Mapping[str, Any], m: int, labels: Any) -> None:
+        with torch.set_grad_enabled(flight.received is None):  # else the second forward brings the graph
+            loss, outcome = self.replica.runner.loss(outputs, labels, samples=len(self.batches[m]))
         if not math.isfinite(outcome.loss):
             raise LossNotFinite(
                 f"the loss of minibatch {m + self.base} (epoch {self.epoch}) is {outcome.loss} in stage "
@@ -226,8 +227,7 @@ class EpochExecutor:
             epoch=self.epoch,
             minibatch=m + self.base,
             loss=outcome.loss,
-            samples=outcome.samples,
-            **{self.context.workload.size_unit: size},
+            **{self.context.workload.size_unit: size, "samples": outcome.samples},
             learning_rate=self.weight_update.learning_rate(self._round_of(m)[0] + self.base),
         )
 
