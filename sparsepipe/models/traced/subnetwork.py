@@ -126,7 +126,9 @@ class TracedSubnetwork(nn.Module):
             return {}
         if row.kind in ("parameter", "buffer"):
             own = tensor_at(self, row.keys[0])
-            return {row.outputs[0]: own.view_as(own)} if row.outputs else {}  # what leaves is no leaf of autograd
+            # What leaves is no leaf of autograd; without a graph a view would still say that it wants a gradient.
+            given = own.view_as(own) if torch.is_grad_enabled() else own.detach()
+            return {row.outputs[0]: given} if row.outputs else {}
         for name in program.inputs:
             if name not in tensors:
                 there = ", ".join(tensors) or "nothing"

@@ -92,11 +92,6 @@ class ShardExamples:
         return False
 
     @property
-    def targets_are_labels(self) -> bool:
-        """No: words are read."""
-        return False
-
-    @property
     def size_unit(self) -> str:
         return "tokens"
 

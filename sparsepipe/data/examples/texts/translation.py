@@ -131,11 +131,6 @@ class TranslationExamples:
         return False
 
     @property
-    def targets_are_labels(self) -> bool:
-        """No: words are read."""
-        return False
-
-    @property
     def size_unit(self) -> str:
         return "tokens"
 
