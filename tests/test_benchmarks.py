@@ -44,7 +44,7 @@ def gradients(subnetwork, inputs, labels):
 def test_a_network_of_images_is_the_one_that_lays_clouds_out_without_that_layer(tmp_path):
     """Same weights, same pixels: the same outputs and gradients, with no cloud on the way."""
     batch = minibatches(IMAGES, tmp_path)[0]
-    assert batch.images.shape == (2, 3, 32, 32) and len(batch) == 2 and batch.num_voxels == 2 * 32 * 32
+    assert batch.images.shape == (2, 3, 32, 32) and len(batch) == 2 and batch.size == 2 * 32 * 32
     of_grid = network("vgg16", num_classes=10, in_channels=3)
     assert [row.id for row in case_network(IMAGES).rows] == [row.id for row in of_grid.rows if row.kind != "dense_grid"]
     native = engine("native")
