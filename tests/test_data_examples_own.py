@@ -141,10 +141,10 @@ def test_clouds_come_as_a_minibatch_of_points(tmp_path: Path) -> None:
     opened = open_examples(reference, split="train")
     voxels = data.load(folder, split="train", voxel_size=0.2)
     batch = opened.batch([0, 1])
-    assert isinstance(batch.inputs, PointBatch)
-    assert torch.equal(batch.inputs.coordinates, voxels.batch([0, 1]).coordinates)
+    assert isinstance(batch, PointBatch)
+    assert torch.equal(batch.coordinates, voxels.batch([0, 1]).coordinates)
     assert batch.target.tolist() == voxels.batch([0, 1]).labels.tolist()
-    assert (batch.samples, batch.size, opened.size_unit) == (2, batch.inputs.num_voxels, "voxels")
+    assert (len(batch), batch.size, opened.size_unit) == (2, batch.num_voxels, "voxels")
     assert opened.facts["in_channels"] == 1 and opened.facts["num_classes"] == len(voxels.classes)
     assert tuple(opened.sample_sizes()) == tuple(voxels.voxel_counts())
 
