@@ -5,12 +5,16 @@ import sys
 
 import pytest
 import torch
+from plain_engine import PlainEngine
 from torch import fx, nn
 
 from sparsepipe.errors import InputError
+from sparsepipe.losses import open_loss
 from sparsepipe.models.texts import TEXT_NETWORKS
 from sparsepipe.models.texts.bert import bert
 from sparsepipe.models.texts.gnmt import BothWays, gnmt
+from sparsepipe.models.traced import TracedNetwork, trace
+from sparsepipe.models.traced.verification import differences
 
 WORDS = 20
 
@@ -138,6 +142,38 @@ def test_they_trace_with_fx_and_take_other_shapes_then(model, inputs) -> None:
         torch.testing.assert_close(traced(**taken), network(**taken), rtol=0, atol=0)
     numbers = [node for node in traced.graph.nodes if node.target in ("size", "dim") or "getattr" in node.name]
     assert not numbers  # no size is a value of its own, so none would cross between stages
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["two embeddings", "one embedding"])
+def test_gnmt_is_the_same_network_in_stages(shared) -> None:
+    model, pairs = translator(shared_embedding=shared, dropout=0.2), sentences()
+    network = trace(model, pairs, name="gnmt")
+    assert network.opaque == ()
+    assert set(network.direct_inputs) == {f"input:{name}" for name in pairs}
+    same_in_stages(network, pairs, "tokens", torch.randint(0, WORDS, (3, 4)))
+
+
+def test_bert_is_the_same_network_in_stages() -> None:
+    model, batch = reader(dropout=0.1).double(), text()
+    target = {"words": torch.randint(0, WORDS, (2, 7)), "next_sentence": torch.tensor([0, 1])}
+    network = trace(model, batch, name="bert")
+    assert network.opaque == () and set(network.direct_inputs) == {f"input:{name}" for name in batch}
+    same_in_stages(network, batch, "masked-words", target)
+
+
+def same_in_stages(network: TracedNetwork, inputs: dict, loss_name: str, target) -> None:
+    """The same to the last bit, every layer a stage of its own: outputs, and gradients of the loss that it is for."""
+    loss = open_loss(loss_name, facts={})
+    for stages in (0, 4):
+        for training in (True, False):
+            assert not differences(
+                network,
+                inputs,
+                engine=PlainEngine(),
+                loss=lambda output: loss(output, target, samples=2)[0],
+                stages=stages,
+                training=training,
+            )
 
 
 def num_bytes(module: nn.Module) -> int:
