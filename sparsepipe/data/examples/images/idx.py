@@ -19,6 +19,7 @@ from ....errors import InputError
 from ....fields import complaint
 from ...formats.base import check_regular
 from ...formats.bounded import check_claim
+from ...layouts.litter import entries
 from .base import Style
 
 _UNSIGNED_BYTES = 8
@@ -77,13 +78,13 @@ class IdxPictures:
 
 def found(root: Path) -> bool:
     """Return whether a folder holds files that are called as MNIST's."""
-    return any(_NAMES.fullmatch(path.name) for path in root.iterdir())
+    return any(_NAMES.fullmatch(path.name) for path in entries(root))
 
 
 def opened(root: Path, split: str) -> IdxPictures:
     """Find the two files of a split. Raises InputError where one is missing, or there twice."""
     there = {"images": [], "labels": []}  # type: dict[str, list[Path]]
-    for path in sorted(root.iterdir()):
+    for path in entries(root):
         name = _NAMES.fullmatch(path.name)
         if name and name[1] in _SPLITS[split]:
             there[name[2]].append(path)

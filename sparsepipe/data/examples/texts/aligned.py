@@ -8,7 +8,6 @@ import hashlib
 import re
 from collections import defaultdict
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from ....errors import InputError
@@ -53,9 +52,8 @@ class AlignedTexts:
     def files(self) -> tuple[Path, Path]:
         return self.source_file, self.target_file
 
-    @cached_property
-    def pairs(self) -> tuple[list[str], list[str]]:
-        """The lines of both, pairs with an empty side left out. Raises InputError where their numbers differ."""
+    def read(self) -> tuple[list[str], list[str]]:
+        """Return the lines of both, pairs with an empty side left out. Raises InputError where their numbers differ."""
         sources, targets = read_lines(self.source_file), read_lines(self.target_file)
         if len(sources) != len(targets):
             raise InputError(

@@ -80,7 +80,7 @@ class PlainTextExamples:
         """The subwords of the training split."""
         training = self._texts if self.split == "train" else plain.opened(self.root, "train")
         return opened_vocabulary(
-            [sentence for document in training.documents for sentence in document],
+            lambda: [sentence for document in training.read() for sentence in document],
             training.files,
             size=self.settings.vocabulary_size,
             special=BERT_TOKENS,
@@ -112,7 +112,7 @@ class PlainTextExamples:
             return sentences, owners
 
     def _encoded(self) -> tuple[Ragged, np.ndarray]:
-        documents = self._texts.documents
+        documents = self._texts.read()
         sentences = self.vocabulary.encoded([sentence for document in documents for sentence in document])
         return sentences, np.repeat(np.arange(len(documents)), [len(document) for document in documents])
 

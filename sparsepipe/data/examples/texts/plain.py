@@ -7,7 +7,6 @@ ones divided where a sentence ends. In one folder every tenth document, by name 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from ....errors import InputError
@@ -30,9 +29,8 @@ class PlainTexts:
     files: tuple[Path, ...]
     part: bool | None = None
 
-    @cached_property
-    def documents(self) -> list[list[str]]:
-        """The sentences of each document. Raises InputError that names a file that cannot be read, or without any."""
+    def read(self) -> list[list[str]]:
+        """Return the sentences of each document. Raises InputError that names a file that cannot be read."""
         if len(self.files) > 1:
             found = [[line for line in read_lines(path) if line] for path in self.files]
         else:

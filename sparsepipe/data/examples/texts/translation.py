@@ -68,9 +68,8 @@ class TranslationExamples:
     def vocabulary(self) -> Vocabulary:
         """The subwords of both languages, of the training split."""
         training = self._texts if self.split == "train" else self._of("train")
-        sources, targets = training.pairs
         return opened_vocabulary(
-            [line for pair in zip(sources, targets, strict=True) for line in pair],
+            lambda: [line for pair in zip(*training.read(), strict=True) for line in pair],
             training.files,
             size=self.settings.vocabulary_size,
             special=TRANSLATION_TOKENS,
@@ -100,7 +99,7 @@ class TranslationExamples:
 
     def _encoded(self) -> tuple[Ragged, Ragged]:
         """Encode all pairs; what is too long is left out of training, cut in testing."""
-        sides = [self.vocabulary.encoded(lines) for lines in self._texts.pairs]
+        sides = [self.vocabulary.encoded(lines) for lines in self._texts.read()]
         room, end = self.settings.sequence_length - 1, self.vocabulary.id(END)
         chosen = np.arange(len(sides[0]))
         if self.split == "train":

@@ -6,7 +6,7 @@ BPE: Sennrich, Haddow, Birch, ACL 2016. WordPiece: Wu et al. 2016; words as BERT
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -69,7 +69,7 @@ class Vocabulary:
 
 
 def opened_vocabulary(
-    lines: Sequence[str],
+    read: Callable[[], Sequence[str]],
     files: Sequence[Path],
     *,
     size: int,
@@ -80,22 +80,22 @@ def opened_vocabulary(
 ) -> Vocabulary:
     """Return the vocabulary of a text: the one in a file `given`, else what is in the cache, else trained and kept.
 
-    `files` and `facts` determine `lines`. Raises InputError for a size out of range, and for a file that is no
-    vocabulary, lacks the special tokens, or is of another text.
+    `files` and `facts` determine the lines that `read` returns, where they are needed. Raises InputError for a size out
+    of range, and for a file that is no vocabulary, lacks the special tokens, or is of another text.
     """
     if given is not None:
-        return _read(Path(given), special, lines)
+        return _read(Path(given), special, read())
     given_integer(size, "vocabulary_size", least=_LEAST)
     if size > _MOST:
         raise InputError(f"vocabulary_size {size} given, expected {_MOST} at most")
     key = sample_key(cache, files, {"what": "vocabulary", "size": size, "special": special, **facts})
     if cache is None or key is None:
-        return Vocabulary(_trained(lines, size, special), special)
+        return Vocabulary(_trained(read(), size, special), special)
     with cache.alone(key):  # the ranks of a run ask at once: one of them trains
         kept = cache.load(key)
         if kept is not None and "json" in kept:
             return Vocabulary(kept["json"].tobytes().decode(), special)
-        trained = Vocabulary(_trained(lines, size, special), special)
+        trained = Vocabulary(_trained(read(), size, special), special)
         cache.save(key, {"json": np.frombuffer(trained.json.encode(), dtype=np.uint8)})
         return trained
 
