@@ -11,6 +11,7 @@ from fuzzing import fuzzed
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparsepipe import data
 from sparsepipe.data.examples import is_examples, open_examples
 from sparsepipe.errors import InputError
 
@@ -92,6 +93,12 @@ def test_decoded_pictures_are_kept_in_the_cache(folder: Path, tmp_path: Path) ->
         open_examples(folder, split="train", image_size=21, cache=tmp_path / "cache").batch([0]).inputs, first[:1]
     )
     assert len(list((tmp_path / "cache").rglob("*.safetensors"))) == 3
+
+
+def test_pictures_beside_meshes_are_none(folder: Path) -> None:
+    (folder / "train" / "n01" / "chair.off").write_text("OFF\n3 1 0\n0 0 0\n1 0 0\n0 1 0\n3 0 1 2\n")
+    assert not is_examples(folder)
+    assert "off" in data.info(folder)["formats"]
 
 
 def _png(width: int, height: int) -> bytes:

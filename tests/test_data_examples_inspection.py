@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sparsepipe.cli import main
-from sparsepipe.data.examples.inspection import check, info
+from sparsepipe.data import check, info
 
 random = np.random.default_rng(0)
 DIGITS = random.integers(0, 256, size=(80, 28, 28), dtype=np.uint8)
@@ -125,7 +125,10 @@ def test_options_are_given_as_json(tmp_path: Path, capsys: pytest.CaptureFixture
     for words, message in (
         (["data", "info", reference, "--data-args", "{"], "--data-args '{': no JSON"),
         (["data", "check", reference, "--data-args", "[1]"], "expected a JSON object"),
-        (["data", "info", str(tmp_path), "--data-args", "{}"], "--data-args given, which point clouds do not have"),
+        (
+            ["data", "info", str(tmp_path), "--data-args", '{"a": 1}'],
+            "--data-args given, which point clouds do not have",
+        ),
     ):
         assert main(words) == 2
         assert message in capsys.readouterr().err

@@ -54,68 +54,56 @@ def data_make(options: argparse.Namespace) -> Answer:
 
 
 def data_info(options: argparse.Namespace) -> Answer:
-    if is_examples(options.path):
-        return _examples_info(options)
-    _refuse_options_of_examples(options)
-    found = data.info(data.find(options.path))
+    found = data.info(options.path, **_options_of_examples(options))
     lines = [f"{found['name']}{' (synthetic)' if found['synthetic'] else ''}: {found['samples']} samples"]
-    lines += [f"{key}: {', '.join(f'{k} {n}' for k, n in found[key].items())}" for key in ("splits", "formats")]
-    lines += [f"classes: {', '.join(found['classes'])}"]
+    lines += [_counted("splits", found["splits"])]
+    lines += _of_examples(found) if "facts" in found else _of_clouds(found)
     lines += [f"missing: no sample of class {one['class']} in split {one['split']}" for one in found["missing"]]
-    return Answer(found, "\n".join([*lines, *_left_out(found["left_out"])]))
+    return Answer(found, "\n".join([*map(one_line, lines), *_left_out(found.get("left_out", ()))]))
 
 
-def _examples_info(options: argparse.Namespace) -> Answer:
-    from ..data.examples import inspection  # here: it waits for torch
+def _of_clouds(found: Mapping[str, Any]) -> list[str]:
+    return [_counted("formats", found["formats"]), f"classes: {', '.join(found['classes'])}"]
 
-    found = inspection.info(options.path, **json_object(options.data_args, "--data-args"))
-    lines = [f"{found['name']}{' (synthetic)' if found['synthetic'] else ''}: {found['samples']} samples"]
-    lines += [f"splits: {', '.join(f'{split} {count}' for split, count in found['splits'].items())}"]
-    if found["classes"]:
-        more = f", … ({len(found['classes'])})" if len(found["classes"]) > _MOST_CLASSES else ""
-        lines += [f"classes: {', '.join(found['classes'][:_MOST_CLASSES])}{more}"]
+
+def _of_examples(found: Mapping[str, Any]) -> list[str]:
+    lines, names = [], found["classes"]
+    if names:
+        more = f", … ({len(names)})" if len(names) > _MOST_CLASSES else ""
+        lines += [f"classes: {', '.join(names[:_MOST_CLASSES])}{more}"]
     if found["size_unit"] != "samples":
         lines += [
             f"{found['size_unit']} of a sample, {split}: {size['least']} to {size['most']}, median {size['median']:g}"
             for split, size in found["sizes"].items()
         ]
-    lines += [f"{name}: {value}" for name, value in {**found["facts"], **found["example"]}.items()]
-    lines += [f"missing: no sample of class {one['class']} in split {one['split']}" for one in found["missing"]]
-    return Answer(found, "\n".join(map(one_line, lines)))
+    return lines + [f"{name}: {value}" for name, value in {**found["facts"], **found["example"]}.items()]
 
 
-def _refuse_options_of_examples(options: argparse.Namespace) -> None:
-    if options.data_args:
+def _counted(what: str, counts: Mapping[str, int]) -> str:
+    return f"{what}: {', '.join(f'{name} {count}' for name, count in counts.items())}"
+
+
+def _options_of_examples(options: argparse.Namespace) -> dict[str, Any]:
+    given = json_object(options.data_args, "--data-args")
+    if given and not is_examples(options.path):
         raise InputError(f"{options.path}: --data-args given, which point clouds do not have; leave it away")
+    return given
 
 
 def data_check(options: argparse.Namespace) -> Answer:
-    if is_examples(options.path):
-        return _examples_check(options)
-    _refuse_options_of_examples(options)
     progress = Progress()
-    settings = {"task": options.task, "features": options.features, "num_points": options.num_points}
-    given = {name: value for name, value in settings.items() if value is not None}
+    given = _options_of_examples(options)
+    if not is_examples(options.path):
+        settings = {"task": options.task, "features": options.features, "num_points": options.num_points}
+        given = {name: value for name, value in settings.items() if value is not None}
+        given["voxel_size"] = options.voxel_size
     try:
-        report = data.check(data.find(options.path), voxel_size=options.voxel_size, progress=progress.tell, **given)
+        report = data.check(options.path, progress=progress.tell, **given)
     finally:
         progress.end()
     document = report.to_json()
-    return Answer(
-        document, "\n".join([str(report), *_left_out(document["left_out"])]), _stopping(options, report.faults)
-    )
-
-
-def _examples_check(options: argparse.Namespace) -> Answer:
-    from ..data.examples import inspection  # here: it waits for torch
-
-    progress = Progress()
-    try:
-        given = json_object(options.data_args, "--data-args")
-        report = inspection.check(options.path, progress=progress.tell, **given)
-    finally:
-        progress.end()
-    return Answer(report.to_json(), str(report), _stopping(options, report.faults))
+    text = "\n".join([str(report), *_left_out(document.get("left_out", ()))])
+    return Answer(document, text, _stopping(options, report.faults))
 
 
 def _stopping(options: argparse.Namespace, faults: Sequence[Any]) -> str:

@@ -10,10 +10,11 @@ if TYPE_CHECKING:
     from .augmentation import AUGMENTATIONS, Augmentation
     from .batch import PointBatch, Sample, collate
     from .dataset import VoxelDataset, load
+    from .describing import check, info
     from .digits import make_digits
     from .downloads import fetch
-    from .folder import DataFolder, info, open_folder
-    from .inspection import Report, check
+    from .folder import DataFolder, open_folder
+    from .inspection import Report
     from .labels import IGNORED
     from .manifests import Manifest, list_datasets
     from .order import (
@@ -32,10 +33,11 @@ _HOMES = {  # a file of this folder: what it gives
     "augmentation": ("AUGMENTATIONS", "Augmentation"),
     "batch": ("PointBatch", "Sample", "collate"),
     "dataset": ("VoxelDataset", "load"),
+    "describing": ("check", "info"),
     "digits": ("make_digits",),
     "downloads": ("fetch",),
-    "folder": ("DataFolder", "info", "open_folder"),
-    "inspection": ("Report", "check"),
+    "folder": ("DataFolder", "open_folder"),
+    "inspection": ("Report",),
     "labels": ("IGNORED",),
     "manifests": ("Manifest", "list_datasets"),
     "order": (

@@ -13,13 +13,15 @@ import numpy as np
 
 from ....errors import InputError
 from ...cache import SampleCache
-from ...layouts.litter import folders, is_litter
+from ...formats import READERS
+from ...layouts.litter import entries, folders, is_litter
 from ...layouts.splits import split_of
 from ..files import sample_key
 from .base import Style
 from .decoding import SUFFIXES, decoded
 
 _STYLE = Style((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), 224, margin=256 / 224)  # of ImageNet's training images
+_CLOUDS = set(READERS) - {".txt"}
 _MOST_KEPT_BYTES = 2**29  # of decoded pictures in memory; what comes after is read again
 
 
@@ -82,9 +84,15 @@ class FolderPictures:
 
 
 def found(root: Path) -> bool:
-    """Return whether a folder has a training split with folders of pictures in it; a few entries are looked at."""
+    """Return whether a folder has a training split with folders of pictures in it; a few of them are looked at.
+
+    Pictures that lie beside clouds or meshes are views of these.
+    """
     train = _split_folders(root).get("train")
-    return train is not None and any(next(_pictures_lazily(folder), None) for folder in folders(train)[:3])
+    some = [] if train is None else folders(train)[:3]
+    if any(path.suffix.lower() in _CLOUDS for folder in some for path in entries(folder)):
+        return False
+    return any(next(_pictures_lazily(folder), None) for folder in some)
 
 
 def opened(root: Path, split: str, cache: SampleCache | None) -> FolderPictures:

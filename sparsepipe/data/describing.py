@@ -1,0 +1,41 @@
+"""Describe and check a data set, whatever its samples are: clouds, or examples (images, texts, one's own)."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import folder
+from .examples import is_examples
+from .sources import find
+
+if TYPE_CHECKING:
+    from .examples.inspection import ExampleReport
+    from .inspection import Report
+
+
+def info(source: Path | str, **options: Any) -> dict[str, Any]:
+    """Describe a data set by its folder, its manifest's name or a function of one's own, ready for JSON.
+
+    Of clouds: see `folder.info`, nothing is read. Of examples: see `examples.inspection.info`, which has `options`.
+    """
+    if is_examples(source):
+        from .examples import inspection  # here: it waits for torch
+
+        return inspection.info(source, **options)
+    return folder.info(find(source), **options)
+
+
+def check(
+    source: Path | str, *, progress: Callable[[str], None] | None = None, **options: Any
+) -> "Report | ExampleReport":
+    """Read every sample of a data set once and report what would stop a run.
+
+    Of clouds: see `inspection.check`, of examples `examples.inspection.check`, for their `options`.
+    """
+    if is_examples(source):
+        from .examples import inspection as of_examples  # here: it waits for torch
+
+        return of_examples.check(source, progress=progress, **options)
+    from . import inspection
+
+    return inspection.check(find(source), progress=progress, **options)
