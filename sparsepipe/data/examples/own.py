@@ -14,7 +14,8 @@ sample), `size_unit`, `loss`, `synthetic`.
 import inspect
 import random
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -93,13 +94,19 @@ class OwnExamples:
 
     # --- items ---------------------------------------------------------------------------------------------------
 
-    def _item(self, index: int, epoch: int = 0) -> tuple[Any, Any] | Sample:
+    def _items(self, indices: Iterable[int], epoch: int = 0) -> Iterator[tuple[Any, Any] | Sample]:
+        """Return items, one after the other; the global generators of random numbers are afterwards as before."""
+        with _generators_kept():
+            for index in indices:
+                yield self._item(index, epoch)
+
+    def _item(self, index: int, epoch: int) -> tuple[Any, Any] | Sample:
         """Return an item as tensors, or a cloud. Raises InputError that names the function and the item."""
         where = f"in item {index} of split {self.split}"
         if isinstance(self._dataset, VoxelDataset):
             return self._dataset.sample(index, epoch=epoch)
-        with _Seeded(derived_seed(self.seed, f"{self.split}:{index}:{epoch}")):
-            item = self._call(lambda: self._dataset[index], where)
+        _seed_generators(derived_seed(self.seed, f"{self.split}:{index}:{epoch}"))
+        item = self._call(lambda: self._dataset[index], where)
         if isinstance(item, Sample):
             return item
         if not isinstance(item, tuple | list) or len(item) != 2:
@@ -119,7 +126,7 @@ class OwnExamples:
         for index in indices:
             if not 0 <= index < len(self):
                 raise InputError(f"sample {index} asked of {len(self)} in split {self.split}; use 0 to {len(self) - 1}")
-        items = [self._item(index, epoch if self.split == "train" else 0) for index in indices]
+        items = list(self._items(indices, epoch if self.split == "train" else 0))
         clouds = [item for item in items if isinstance(item, Sample)]
         if clouds:
             if len(clouds) != len(items):
@@ -148,7 +155,7 @@ class OwnExamples:
             return (1,) * len(self)
         if self._given_sizes is not None:
             return self._given_sizes
-        return tuple(self._size_of(self._item(index)) for index in range(len(self)))
+        return tuple(map(self._size_of, self._items(range(len(self)))))
 
     def _size_of(self, item: tuple[Any, Any] | Sample) -> int:
         if isinstance(item, Sample):
@@ -174,7 +181,8 @@ class OwnExamples:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        return tuple(str(name) for name in self._attribute("classes") or ())
+        names = self._attribute("classes")
+        return () if names is None else self._call(lambda: tuple(map(str, names)), "in classes")
 
     @property
     def labels(self) -> tuple[int, ...]:
@@ -186,16 +194,13 @@ class OwnExamples:
         if isinstance(self._dataset, VoxelDataset):
             return self._dataset.labels
         given = self._attribute("targets")
-        if given is not None and len(given) == len(self):
-            found = as_parts(
-                np.asarray(given) if not isinstance(given, torch.Tensor) else given, f"{self.function}: targets"
-            )
+        if isinstance(given, torch.Tensor | np.ndarray | list | tuple) and len(given) == len(self):
+            found = as_parts(list(given) if isinstance(given, tuple) else given, f"{self.function}: targets")
             if isinstance(found, torch.Tensor) and found.ndim == 1 and not found.is_floating_point():
                 return tuple(found.tolist())
-        return tuple(self._label(index) for index in range(len(self)))
+        return tuple(self._label(index, item) for index, item in enumerate(self._items(range(len(self)))))
 
-    def _label(self, index: int) -> int:
-        item = self._item(index)
+    def _label(self, index: int, item: tuple[Any, Any] | Sample) -> int:
         target = item.label if isinstance(item, Sample) else item[1]
         if isinstance(target, int):
             return target
@@ -214,7 +219,8 @@ class OwnExamples:
 
     @cached_property
     def _first(self) -> tuple[Any, Any] | Sample:
-        return self._item(0)
+        (first,) = self._items([0])
+        return first
 
     @property
     def loss(self) -> str:
@@ -316,19 +322,20 @@ def _check_arguments(named: UserFunction, function: Callable[..., Any], given: M
         return
 
 
-class _Seeded:
-    """While an item is read, the global generators of torch, numpy and Python start from its own seed."""
+@contextmanager
+def _generators_kept() -> Iterator[None]:
+    """Leave the global generators of torch, numpy and Python as they were."""
+    states = torch.random.get_rng_state(), np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        torch.random.set_rng_state(states[0])
+        np.random.set_state(states[1])
+        random.setstate(states[2])
 
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
 
-    def __enter__(self) -> None:
-        self._states = torch.random.get_rng_state(), np.random.get_state(), random.getstate()
-        torch.random.default_generator.manual_seed(self._seed % 2**63)
-        np.random.seed(self._seed % 2**32)  # noqa: NPY002
-        random.seed(self._seed)
-
-    def __exit__(self, *_: object) -> None:
-        torch.random.set_rng_state(self._states[0])
-        np.random.set_state(self._states[1])
-        random.setstate(self._states[2])
+def _seed_generators(seed: int) -> None:
+    """Let the global generators of torch, numpy and Python start anew."""
+    torch.random.default_generator.manual_seed(seed % 2**63)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    random.seed(seed % 2**32)  # a longer one takes longer

@@ -34,7 +34,8 @@ def resized_crop(picture: np.ndarray, side: int, draw: Generator) -> np.ndarray:
 def shift(picture: np.ndarray, side: int, draw: Generator) -> np.ndarray:
     """Move the picture by an eighth of its side at most; what comes in is black."""
     picture, border = centre_crop(picture, side), side // _PARTS
-    wider = np.pad(picture, ((border, border), (border, border), (0, 0)))
+    wider = np.zeros((side + 2 * border, side + 2 * border, picture.shape[2]), dtype=np.uint8)
+    wider[border : border + side, border : border + side] = picture
     top, left = draw.integers(2 * border + 1, size=2).tolist()
     return wider[top : top + side, left : left + side]
 
