@@ -105,3 +105,31 @@ def test_a_gradient_reaches_every_parameter(name):
     total.backward()
     without = [name for name, parameter in network.named_parameters() if parameter.grad is None]
     assert not without
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "path", "deviation"),
+    [  # of a weight's normal or uniform distribution, as the file of the network says
+        ("vgg16-images-32", {"hidden": 8}, "features.28.weight", (2 / (512 * 9)) ** 0.5),  # fan-out
+        ("resnet50-32", {"width": 0.5}, "levels.3.0.branch.0.weight", (2 / 256) ** 0.5),  # fan-out; fan-in is 512
+        ("densenet121", {}, "blocks.0.0.branch.2.weight", (2 / 64) ** 0.5),  # fan-in; fan-out is 128
+        ("squeezenet1.1", {}, "features.3.wide.0.weight", (2 / (16 * 9)) ** 0.5),  # fan-in
+        ("squeezenet1.1", {}, "classifier.1.weight", 0.01),
+        ("inception_v3", {"width": 0.25}, "stem.5.0.weight", 0.1),
+        ("inception_v3", {"width": 0.25}, "auxiliary.2.0.weight", 0.01),
+        ("inception_v3", {"width": 0.25}, "auxiliary.5.weight", 0.001),
+        (
+            "alexnet",
+            {"width": 0.25},
+            "features.6.weight",
+            (1 / (3 * 48 * 9)) ** 0.5,
+        ),  # uniform, within 1 / sqrt(fan-in)
+    ],
+)
+def test_initial_weights_are_drawn_as_documented(name, args, path, deviation):
+    torch.manual_seed(0)
+    network = built(name, num_classes=100, **args)
+    weight = network.get_parameter(path).detach()
+    assert float(weight.std()) == pytest.approx(deviation, rel=0.03)
+    norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
+    assert all(bool((norm.weight == 1).all() and (norm.bias == 0).all()) for norm in norms)
