@@ -1,6 +1,8 @@
 """Copies of a module's parts for a stage, under the names that they have in the module."""
 
+import contextlib
 import copy
+import inspect
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -16,10 +18,15 @@ class Branch(nn.Module):
 
 def copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
     """Copy a module with its parameters and buffers; what Python cannot copy, such as functions in C, is shared."""
+    tried = dict(memo)  # a copy that fails leaves what it began
+    if any(_slots(part) for part in module.modules()):
+        return _by_parts(module, memo)  # Python's copies leave them out
     try:
-        return copy.deepcopy(module, memo)
+        made = copy.deepcopy(module, tried)
     except Exception:  # whatever its parts say to it
         return _by_parts(module, memo)
+    memo.update(tried)
+    return made
 
 
 def _by_parts(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
@@ -28,12 +35,25 @@ def _by_parts(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
     made = module.__class__.__new__(module.__class__)
     memo[id(module)] = made
     made.__dict__.update(module.__dict__)
+    for slot in _slots(module):
+        with contextlib.suppress(AttributeError):  # empty: the name is a parameter's
+            slot.__set__(made, slot.__get__(module))
     made.__dict__["_parameters"] = {name: _tensor(each, memo) for name, each in module._parameters.items()}
     made.__dict__["_buffers"] = {name: _tensor(each, memo) for name, each in module._buffers.items()}
     made.__dict__["_modules"] = {
         name: each if each is None else _by_parts(each, memo) for name, each in module._modules.items()
     }
     return made
+
+
+def _slots(module: nn.Module) -> list[Any]:
+    """Return the descriptors of attributes that are not in a module's __dict__: MinkowskiEngine's have some."""
+    return [
+        found
+        for kind in type(module).__mro__
+        for name in kind.__dict__.get("__slots__", ())
+        if inspect.ismemberdescriptor(found := kind.__dict__.get(name))
+    ]
 
 
 def _tensor(tensor: Tensor | None, memo: dict[int, Any]) -> Tensor | None:

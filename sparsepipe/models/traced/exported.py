@@ -8,6 +8,7 @@ import inspect
 import io
 import logging
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.utils import _pytree as pytree
 from .in_place import out_of_place
 from .inputs import Inputs
 from .recording import CannotBeTraced, Recording, is_leaf, names_of, observe
+from .sizes import Length
 from .values import flattened, tensors_of
 
 
@@ -35,17 +37,12 @@ def record(module: nn.Module, inputs: Inputs) -> Recording:
         raise CannotBeTraced(f"{type(error).__name__}: {' '.join(str(error).split())[:100]}") from error
     assert isinstance(traced, fx.GraphModule)
     placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]
-    leaves = pytree.tree_leaves((args, kwargs))
-    names = {id(leaf): name for name, leaf in inputs.tensors.items()}
+    names, leaves = _in_order(traced, inputs)
     if len(placeholders) != len(leaves):
         raise CannotBeTraced("torch.export changed its arguments")
-    found: dict[str, fx.Node] = {}
     known = names_of(module)
     recorded: list[fx.Node] = []
     stale: dict[fx.Node, str] = {}
-    for node, leaf in zip(placeholders, leaves, strict=True):
-        if id(leaf) in names:
-            found[names[id(leaf)]] = node
     for node in list(traced.graph.nodes):
         if node.op == "output":
             continue
@@ -62,7 +59,30 @@ def record(module: nn.Module, inputs: Inputs) -> Recording:
         recorded.append(node)
     output = next(node for node in traced.graph.nodes if node.op == "output")
     outputs, spec = pytree.tree_leaves(output.args[0]), _output_spec(module, inputs)
-    return Recording(recorded, found, outputs, spec)
+    tensors = {name: node for name, node in zip(names, placeholders, strict=True) if name in inputs.tensors}
+    sizes = {name: tuple(_length(axis, program) for axis in node.meta["val"].shape) for name, node in tensors.items()}
+    return Recording(recorded, tensors, outputs, spec, sizes=sizes)
+
+
+def _length(axis: Any, program: torch.export.ExportedProgram) -> Length:
+    """Return how long an axis may be: any length, unless Python read it."""
+    if isinstance(axis, int) or axis.node.expr.is_number:
+        return Length(str(axis), int(axis), int(axis))
+    known = program.range_constraints.get(axis.node.expr)
+    least = int(known.lower) if known is not None and known.lower > 2 else 0  # below that it is export's own caution
+    most = int(known.upper) if known is not None and known.upper < sys.maxsize else sys.maxsize
+    return Length(str(axis), least, most)
+
+
+def _in_order(traced: fx.GraphModule, inputs: Inputs) -> tuple[list[str], list[Any]]:
+    """Return names and values of the leaves of a forward's arguments, in the order of the placeholders."""
+    args, kwargs = inputs.arguments({})
+    codegen = traced.graph._codegen
+    order = codegen.pytree_info.in_spec.child(1).context if isinstance(codegen, fx.graph._PyTreeCodeGen) else kwargs
+    named = pytree.tree_unflatten(list(inputs.names), inputs.spec)
+    named_args, named_kwargs = ((), named) if inputs.keywords else (named, {})
+    values = pytree.tree_leaves((args, {key: kwargs[key] for key in order}))
+    return pytree.tree_leaves((named_args, {key: named_kwargs[key] for key in order})), values
 
 
 @contextlib.contextmanager
@@ -80,14 +100,15 @@ def _silence() -> Iterator[None]:
 def _dynamic(module: nn.Module, inputs: Inputs, args: Any, kwargs: Any) -> Any:
     """Leave open the minibatch's size, and the second one of what is no picture: sequences have any length."""
 
-    def open_axes(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            return None
-        count = 1 if leaf.dim() > 3 else 2
-        return dict.fromkeys(range(min(count, leaf.dim())), Dim.AUTO)
+    def opened(leaf: Any) -> Any:
+        return dict.fromkeys(open_axes(leaf.dim()), Dim.AUTO) if isinstance(leaf, Tensor) else None
 
     bound = inspect.signature(module.forward).bind(*args, **kwargs)
-    return pytree.tree_map(open_axes, dict(bound.arguments))
+    return pytree.tree_map(opened, dict(bound.arguments))
+
+
+def open_axes(dimension: int) -> range:
+    return range(min(1 if dimension > 3 else 2, dimension))
 
 
 def _hold(node: fx.Node, value: Any) -> None:

@@ -242,7 +242,8 @@ class Grouping:
             )
         )
         if len(places) == 1 and (self.whole(anchors[0]) or anchors[0].op == "call_module"):
-            return places[0], type(self.root.get_submodule(places[0])).__name__, places[0]
+            kind = type(self.root.get_submodule(places[0])).__name__
+            return places[0], kind, places[0] or kind
         if len(anchors) > 1:
             shared = _common(
                 [self.whole(n) or (str(n.target) if n.op == "call_module" else n.meta["path"]) for n in anchors]

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ...errors import InputError
@@ -26,7 +27,8 @@ class Inputs:
     def of(cls, owner: str, example: Any) -> "Inputs":
         """Raises InputError for an example without a tensor, or with what is neither tensor nor plain value."""
         arguments = example if isinstance(example, tuple | dict) and not hasattr(example, "_fields") else (example,)
-        leaves, spec = flattened(arguments)
+        leaves, spec = flattened(arguments)  # copies: a forward may change them, and one may be there twice
+        leaves = [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         names = tuple(_name(path) for path, _ in pytree.tree_flatten_with_path(arguments)[0])
         if not any(map(is_tensor, leaves)):
             raise InputError(f"{owner}: the example that it is to be traced with has no tensor")

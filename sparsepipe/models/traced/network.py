@@ -11,6 +11,7 @@ from ...graph import Layer as GraphLayer
 from ...graph import LayerGraph
 from .inputs import Inputs
 from .rows import Program, Result, TracedRow
+from .sizes import Sizes
 from .subnetwork import TracedSubnetwork
 
 
@@ -32,6 +33,7 @@ class TracedNetwork:
     opaque: tuple[str, ...]  # what could not be looked into, in a line each
     opaque_paths: frozenset[str]
     modes: Mapping[bool, Mapping[str, bool]]  # training? → path of a module → its own flag
+    sizes: Sizes
     constants: Mapping[str, Any] = field(default_factory=dict)
     num_classes: int = 0
     in_channels: int = 0

@@ -19,7 +19,7 @@ ARITHMETIC = frozenset(
 )
 MAKERS = frozenset(
     "arange zeros ones full empty eye linspace tensor as_tensor zeros_like ones_like full_like new_zeros new_ones "
-    "new_full triu tril cumsum scalar_tensor".split()
+    "new_full triu tril cumsum scalar_tensor index index_select gather".split()
 )
 
 
@@ -27,7 +27,7 @@ def name_of(node: fx.Node) -> str:
     """Return the plain name of what a node does: "add" for operator.add, Tensor.add, torch.add and aten.add.Tensor."""
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
-        return str(target._opname)
+        target = str(target._opname)
     name = target if isinstance(target, str) else str(getattr(target, "__name__", type(target).__name__))
     if name == "apply_function":
         return str(node.args[0].__name__)  # type: ignore[union-attr]

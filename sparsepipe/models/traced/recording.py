@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from .sizes import Length
 from .values import tensors_of
 
 CONTAINERS = (  # of torch's own modules those that are looked into
@@ -43,6 +44,7 @@ class Recording:
     outputs: list[Any]  # nodes, and what is the same in every minibatch
     output_spec: pytree.TreeSpec
     opaque: dict[str, str] = field(default_factory=dict)  # path of what could not be looked into → why
+    sizes: dict[str, tuple[Length, ...]] = field(default_factory=dict)  # of inputs, where Python may have read them
 
 
 def is_leaf(module: nn.Module) -> bool:

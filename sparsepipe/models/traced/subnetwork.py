@@ -83,8 +83,11 @@ class TracedSubnetwork(nn.Module):
         """Return the tensors of a minibatch by the names of the network's inputs.
 
         `inputs` is made as the example of `trace` was, without what is not needed here.
+        Raises InputError for other sizes, where the network was made for those of the example alone.
         """
-        return self.network.arguments.bind(inputs)
+        tensors = self.network.arguments.bind(inputs)
+        self.network.sizes.check(tensors)
+        return tensors
 
     def result(self, tensors: Mapping[str, Any]) -> Any:
         """Return what the module itself returns, made of the network's outputs."""

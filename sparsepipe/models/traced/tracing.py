@@ -16,6 +16,7 @@ from .grouping import Grouping
 from .inputs import Inputs
 from .network import TracedNetwork
 from .recording import CannotBeTraced, Recording, observe, put_back
+from .sizes import Sizes
 from .values import Structure, features, flattened, is_tensor, tensors_of
 
 MODES = (True, False)  # whether it trains
@@ -87,7 +88,7 @@ def _first_that_agrees(
         if way.record is _with_fx and _hides_much(network):
             partial = network
             continue
-        if partial is not None and (way.record is _as_one or len(network.rows) <= len(partial.rows)):
+        if partial is not None and (way.record is _as_one or not _sees_more(network, partial)):
             return partial
         return network
     raise InputError(f"{name}: {type(module).__name__} cannot be a network ({reasons[-1]})")
@@ -102,6 +103,13 @@ def _hides_much(network: TracedNetwork) -> bool:
     total = sum(row.num_parameters for row in network.rows)
     hidden = sum(row.num_parameters for row in network.rows if network.opaque_paths & set(row.modules))
     return 2 * hidden > total
+
+
+def _sees_more(network: TracedNetwork, partial: TracedNetwork) -> bool:
+    """Whether an exported network has more layers, and takes minibatches and sequences of any length too."""
+    lengths = [(name, axis) for name, sizes in network.sizes.axes.items() for axis in exported.open_axes(len(sizes))]
+    free = not any(network.sizes.fixed(name, axis) for name, axis in lengths)
+    return free and len(network.rows) > len(partial.rows)
 
 
 def _assembled(
@@ -139,6 +147,7 @@ def _assembled(
         opaque=tuple(_line(name, module, path, why) for path, why in opaque.items()),
         opaque_paths=frozenset(opaque),
         modes=modes,
+        sizes=Sizes.of(name, {training: each.sizes for training, each in recordings.items()}),
         constants=made.constants,
         num_classes=num_classes,
     )

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils import _pytree as pytree
 
 from ...errors import InputError
 from .checkpoints import without_checkpoints
@@ -161,7 +162,9 @@ def run_whole(network: TracedNetwork, inputs: Any, *, loss: Loss, training: bool
         def hook(part: nn.Module, args: Any, output: Any) -> None:
             counts[path] = counts.get(path, 0) + 1
             key = path if counts[path] == 1 else f"{path}-{counts[path]}"
-            values[key] = output.detach().clone() if isinstance(output, Tensor) else output
+            leaves, spec = flattened(output)  # copies: what follows may work in place
+            kept = [features(leaf).detach().clone() if is_tensor(leaf) else leaf for leaf in leaves]
+            values[key] = pytree.tree_unflatten(kept, spec)
 
         return hook
 
