@@ -1,11 +1,15 @@
 """The law of traced networks: cut anywhere, a module gives the same numbers, gradients and buffers, to the last bit."""
 
+from dataclasses import replace
+from functools import cache
+from itertools import product
+
 import pytest
 import torch
-from plain_engine import PlainEngine
 from torch import nn
-from traced_zoo import ZOO, build
+from traced_zoo import EXACT, ZOO, build, engine, missing
 
+from sparsepipe.engines.plain import PlainEngine
 from sparsepipe.errors import InputError
 from sparsepipe.models.traced import trace, verify
 from sparsepipe.models.traced.verification import differences, mean_square, run_cut
@@ -13,31 +17,27 @@ from sparsepipe.models.traced.verification import differences, mean_square, run_
 CANNOT_BE_CUT = {"root decides"}
 
 
-@pytest.fixture(scope="module")
-def traced():
-    """Trace each network of the zoo once."""
-    found = {}
-
-    def get(name):
-        if name not in found:
-            module, inputs = build(name)
-            found[name] = (trace(module, inputs, name=name), inputs)
-        return found[name]
-
-    return get
+@cache
+def traced(name):
+    """Trace a network of the zoo once."""
+    if why := missing(name):
+        pytest.skip(why)
+    module, inputs = build(name)
+    return trace(module, inputs, name=name), inputs
 
 
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("name", ZOO)
-def test_cut_anywhere_it_is_the_same_network(name, training, traced):
+def test_cut_anywhere_it_is_the_same_network(name):
     network, inputs = traced(name)
-    for stages in (0, 2, 4):  # 0: every layer its own stage
-        assert differences(network, inputs, engine=PlainEngine(), stages=stages, training=training) == []
+    for stages, training in product((0, 2, 4), (True, False)):  # 0: every layer its own stage
+        found = differences(network, inputs, engine=engine(name), stages=stages, training=training)
+        # MinkowskiEngine adds up in an order of its own each time
+        assert found == [] if name in EXACT else max((each.relative for each in found), default=0) < 1e-12
     assert (len(network.rows) > 3) == (name not in CANNOT_BE_CUT)
 
 
 @pytest.mark.parametrize("name", ["noise", "both dropouts", "recurrent", "vit", "checkpointed"])
-def test_what_is_drawn_does_not_depend_on_the_cut(name, traced):
+def test_what_is_drawn_does_not_depend_on_the_cut(name):
     network, inputs = traced(name)
     options = {"engine": PlainEngine(), "loss": mean_square, "training": True, "seeded": True}
     ids = [row.id for row in network.rows]
@@ -49,8 +49,8 @@ def test_what_is_drawn_does_not_depend_on_the_cut(name, traced):
     assert not all(map(torch.equal, leaves(whole.outputs), leaves(other.outputs)))
 
 
-@pytest.mark.parametrize("name", ZOO)
-def test_stages_have_the_modules_names_and_no_others(name, traced):
+@pytest.mark.parametrize("name", [name for name in ZOO if not missing(name)])
+def test_stages_have_the_modules_names_and_no_others(name):
     network, _ = traced(name)
     saved = dict(network.module.state_dict())
     canonical = {id(tensor) for tensor in network.module.state_dict(keep_vars=True).values()}
@@ -89,8 +89,7 @@ def test_what_cannot_be_looked_into_is_said_in_a_line_each():
     network = trace(module, inputs, name="net.py:build", say=said.append)
     assert said == list(network.opaque)
     assert said == [
-        "net.py:build: writer (Writer) is one layer, it could not be looked into: TypeError: it writes into a part of "
-        "a tensor"
+        "net.py:build: writer (Writer) is one layer, it could not be looked into: it writes into a part of a tensor"
     ]
     module, inputs = build("root decides")
     (line,) = trace(module, inputs, name="net.py:build").opaque
@@ -141,21 +140,18 @@ def test_verify_names_the_first_layer_that_differs():
 
 def test_the_comparison_can_fail_by_a_gradient():
     """A stage that does not hand its gradient back leaves those before it without."""
-    module, inputs = build("plain")
-    network = trace(module, inputs)
-    object.__setattr__(network, "differentiable", frozenset())
+    network, inputs = traced("plain")
+    network = replace(network, differentiable=frozenset())
     found = differences(network, inputs, engine=PlainEngine())
     assert found and {difference.what.split(" of ")[0] for difference in found} == {"gradient"}
 
 
 def test_other_sizes_than_the_examples_are_the_same_network():
     for name in ("gpt", "resnet", "vit", "late masks", "recurrent"):
-        module, inputs = build(name)
-        network = trace(module, inputs)
+        network, inputs = traced(name)
         larger = torch.utils._pytree.tree_map(lambda tensor: torch.cat([tensor, tensor]), inputs)
         assert differences(network, larger, engine=PlainEngine(), stages=0) == []
-    module, inputs = build("gpt")
-    network = trace(module, inputs)
+    network, inputs = traced("gpt")
     assert differences(network, inputs[:, :4], engine=PlainEngine(), stages=0) == []
 
 
@@ -170,8 +166,7 @@ def test_a_size_that_decided_is_checked():
 
 def test_masks_and_sizes_of_inputs_are_not_sent():
     """What is made of inputs alone, each stage makes itself."""
-    module, inputs = build("late masks")
-    network = trace(module, inputs)
+    network, inputs = traced("late masks")
     assert network.inputs == network.direct_inputs == ("input:ids", "input:kinds", "input:keep")
     ids = [row.id for row in network.rows]
     for cut in range(1, len(ids)):
@@ -180,8 +175,7 @@ def test_masks_and_sizes_of_inputs_are_not_sent():
 
 
 def test_a_tied_weight_is_a_layer_of_its_own():
-    module, inputs = build("tied language model")
-    network = trace(module, inputs)
+    network, inputs = traced("tied language model")
     first = network.rows[0]
     assert (first.id, first.kind, first.inputs, first.outputs) == ("embed.weight", "parameter", (), ("embed.weight",))
     assert [row.id for row in network.rows if "embed.weight" in row.inputs] == ["embed", "out"]
@@ -190,8 +184,7 @@ def test_a_tied_weight_is_a_layer_of_its_own():
 
 
 def test_a_head_that_trains_alone_is_missing_in_evaluation():
-    module, inputs = build("inception")
-    network = trace(module, inputs)
+    network, inputs = traced("inception")
     ids = [row.id for row in network.rows]
     behind = ids[: ids.index("aux") + 1]
     assert "aux" in network.alive(behind, training=True)
@@ -204,8 +197,7 @@ def test_a_head_that_trains_alone_is_missing_in_evaluation():
 
 
 def test_frozen_parts_are_no_trained_parameters():
-    module, inputs = build("frozen")
-    network = trace(module, inputs)
+    network, inputs = traced("frozen")
     rows = {row.id: row for row in network.rows}
     assert rows["trunk.0"].num_parameters == 0
     assert not {"trunk.0", "trunk.2", "mul:0"} & network.differentiable
@@ -213,14 +205,14 @@ def test_frozen_parts_are_no_trained_parameters():
 
 
 def test_rectified_values():
-    network = trace(*build("plain"))
+    network, _ = traced("plain")
     assert network.rectified == {"1", "2", "3"}  # ReLU, max pool behind it, flatten of that
-    network = trace(*build("resnet"))
+    network, _ = traced("resnet")
     assert network.rectified == {"layer1.relu", "layer1.relu-2", "layer2.relu", "layer2.relu-2"}
 
 
 def test_a_layer_says_what_it_misses():
-    network = trace(*build("plain"))
+    network, _ = traced("plain")
     stage = network.build(["1"], engine=PlainEngine())
     with pytest.raises(InputError, match="layer '1' needs '0', which is not alive here: input is"):
         stage({"input": torch.zeros(1)}, minibatch=0)
@@ -229,8 +221,7 @@ def test_a_layer_says_what_it_misses():
 
 
 def test_layers_one_by_one_let_go_of_what_is_not_read_again():
-    network = trace(*build("dense"))
-    module, inputs = build("dense")
+    network, inputs = traced("dense")
     stage = network.build(engine=PlainEngine())
     tensors = stage.enter(inputs)
     most = 0

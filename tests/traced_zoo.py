@@ -3,6 +3,8 @@
 Written from scratch, a few lines each; sizes are tiny. Each shows one thing that tracing stumbles over.
 """
 
+import importlib.util
+import warnings
 from collections import namedtuple
 from dataclasses import dataclass
 
@@ -10,6 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+
+from sparsepipe import engines
+from sparsepipe.engines.plain import PlainEngine
 
 Heads = namedtuple("Heads", ["classes", "aux"])
 
@@ -744,6 +749,65 @@ class PointNet(nn.Module):
         return y, y.gather(1, pick[:, :, None].expand(-1, -1, y.shape[-1])), where
 
 
+def minkowski_unet():
+    """Sparse voxels: strides, transposed convolutions, ME.cat, addition in place, a pooling that Python cannot copy."""
+    from sparsepipe.engines.minkowski import ME  # which imports it so that it works
+
+    class Block(nn.Module):
+        def __init__(self, a, b):
+            super().__init__()
+            self.conv, self.norm = ME.MinkowskiConvolution(a, b, kernel_size=3, dimension=3), ME.MinkowskiBatchNorm(b)
+            self.skip = ME.MinkowskiConvolution(a, b, kernel_size=1, dimension=3)
+            self.relu, self.drop = ME.MinkowskiReLU(inplace=True), ME.MinkowskiDropout(0.2)
+
+        def forward(self, x):
+            y = self.norm(self.conv(x))
+            y += self.skip(x)
+            return self.drop(self.relu(y))
+
+    class SparseUNet(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.b1, self.b2, self.b3 = Block(3, 4), Block(8, 8), Block(8, 4)
+            self.down = ME.MinkowskiConvolution(4, 8, kernel_size=2, stride=2, dimension=3)
+            self.up = ME.MinkowskiConvolutionTranspose(8, 4, kernel_size=2, stride=2, dimension=3)
+            self.head = ME.MinkowskiConvolution(4, 5, kernel_size=1, dimension=3)
+            self.pool = ME.MinkowskiGlobalAvgPooling()
+
+        def forward(self, x):
+            a = self.b1(x)
+            b = self.b2(self.down(a))
+            up = ME.MinkowskiFunctional.relu(self.up(b))
+            return self.head(self.b3(ME.cat(up, a))).F, self.pool(b).F
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch deprecates how its layers are made
+        module = SparseUNet()
+    places = torch.cat([torch.randint(0, 2, (120, 1)), torch.randint(0, 6, (120, 3))], 1).unique(dim=0).int()
+    return module, ME.SparseTensor(torch.rand(len(places), 3, dtype=torch.float64), places)
+
+
+def transformers_bert():
+    """A tied decoder, masks of masks, optional arguments, the loss inside, a ModelOutput out."""
+    from transformers import BertConfig, BertForPreTraining
+
+    sizes = {"vocab_size": 50, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
+    words = torch.randint(0, 50, (2, 6))
+    mask = torch.ones_like(words)
+    mask[1, 4:] = 0
+    inputs = {"input_ids": words, "attention_mask": mask, "labels": words}
+    module = BertForPreTraining(BertConfig(num_hidden_layers=1, **sizes))
+    return module, {**inputs, "next_sentence_label": torch.tensor([0, 1])}
+
+
+def transformers_gpt2():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 50, "n_positions": 16}
+    ends = {"bos_token_id": 0, "eos_token_id": 0}
+    return GPT2LMHeadModel(GPT2Config(use_cache=False, **sizes, **ends)), {"input_ids": torch.randint(0, 50, (2, 6))}
+
+
 ZOO = {
     "plain": plain,
     "resnet": lambda: (ResNet(), torch.randn(3, 3, 8, 8)),
@@ -781,8 +845,26 @@ ZOO = {
     "root decides": lambda: (RootDecides(), torch.randn(4, 6)),
     "siamese": lambda: (Siamese(), ((torch.randn(4, 5), torch.randn(4, 5)),)),
     "norms": lambda: (ConvNorms(), torch.randn(2, 3, 8, 8)),
+    "minkowski unet": minkowski_unet,
+    "transformers bert": transformers_bert,
+    "transformers gpt2": transformers_gpt2,
     "pointnet": lambda: (PointNet(), (torch.randn(2, 6, 3), torch.randint(0, 6, (2, 2)))),
 }
+
+
+NEEDS = {"minkowski unet": "MinkowskiEngine", "transformers bert": "transformers", "transformers gpt2": "transformers"}
+EXACT = frozenset(ZOO) - {"minkowski unet"}
+
+
+def missing(name):
+    """Say what a network needs that is not installed; "" where nothing is missing."""
+    package = NEEDS.get(name)
+    return f"{package} is not installed" if package and importlib.util.find_spec(package) is None else ""
+
+
+def engine(name):
+    """Return the engine that a network's values cross boundaries with."""
+    return engines.engine("minkowski") if name == "minkowski unet" else PlainEngine()
 
 
 def doubled(value):

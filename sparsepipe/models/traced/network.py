@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from torch import nn
@@ -39,15 +40,15 @@ class TracedNetwork:
     in_channels: int = 0
     coarsest_stride: None = None
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[str, ...]:
         return tuple(self.arguments.tensors)
 
-    @property
+    @cached_property
     def outputs(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(name for result in self.results.values() for name in result.names))
 
-    @property
+    @cached_property
     def layer_of(self) -> dict[str, str]:
         """Each name in the module's state_dict → the layer that has it."""
         return {key: row.id for row in reversed(self.rows) for key in row.keys}

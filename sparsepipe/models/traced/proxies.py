@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from .recording import CannotBeTraced
 from .values import is_constant, is_tensor
 
 _SAME_FOR_ALL = frozenset(  # methods whose answer has to do with the kind of tensor, not with its sizes or numbers
@@ -55,13 +56,22 @@ class ValueProxy(fx.Proxy):
         value = self.node.meta["value"]
         if isinstance(value, tuple | list | dict):
             return len(value)
-        return super().__len__()
+        raise CannotBeTraced("Python counts the rows of a tensor")
+
+    def __index__(self) -> int:
+        raise CannotBeTraced("Python counts with a size")
+
+    def __int__(self) -> int:
+        raise CannotBeTraced("Python counts with a number of a tensor or a size")
+
+    def __float__(self) -> float:
+        raise CannotBeTraced("Python reckons with a number of a tensor or a size")
 
     def __contains__(self, item: Any) -> bool:
         value = self.node.meta["value"]
         if isinstance(value, dict):
             return item in value
-        raise TypeError("'in' looks at values")
+        raise CannotBeTraced("Python looks for a number in a tensor")
 
     def keys(self) -> Any:
         return list(self.node.meta["value"].keys())
@@ -76,7 +86,7 @@ class ValueProxy(fx.Proxy):
         return [(key, self._item(key)) for key in self.node.meta["value"]]
 
     def __setitem__(self, place: Any, value: Any) -> None:
-        raise TypeError("it writes into a part of a tensor")
+        raise CannotBeTraced("it writes into a part of a tensor")
 
     def __format__(self, how: str) -> str:
         return repr(self)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from torch import fx
@@ -31,13 +32,13 @@ class Program:
     borrowed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # module → its parameter → value
     draws: bool = False
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[str, ...]:
         names = [name for port in self.reads for name in port.names]
         names += [value for own in self.borrowed.values() for value in own.values()]
         return tuple(dict.fromkeys(names))
 
-    @property
+    @cached_property
     def outputs(self) -> tuple[str, ...]:
         return tuple(name for port in self.gives for name in port.names)
 
@@ -55,11 +56,11 @@ class TracedRow:
     modules: tuple[str, ...]  # paths of the modules that it calls
     programs: Mapping[bool, Program]  # by whether it trains; a layer may be missing in one of both
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[str, ...]:
         return self._both("inputs")
 
-    @property
+    @cached_property
     def outputs(self) -> tuple[str, ...]:
         return self._both("outputs")
 
@@ -74,7 +75,7 @@ class Result:
     spec: pytree.TreeSpec
     leaves: tuple[Any, ...]
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         found = [name for leaf in self.leaves if isinstance(leaf, Port) for name in leaf.names]
         return tuple(dict.fromkeys(found))
