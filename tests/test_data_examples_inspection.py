@@ -2,6 +2,7 @@
 
 import json
 import struct
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,12 @@ import pytest
 
 from sparsepipe.cli import main
 from sparsepipe.data import check, info
+from sparsepipe.data.examples import ExampleDataset
+from sparsepipe.data.examples.images.dataset import ImageExamples
+from sparsepipe.data.examples.own import OwnExamples
+from sparsepipe.data.examples.texts.bert import PlainTextExamples
+from sparsepipe.data.examples.texts.shards import ShardExamples
+from sparsepipe.data.examples.texts.translation import TranslationExamples
 
 random = np.random.default_rng(0)
 DIGITS = random.integers(0, 256, size=(80, 28, 28), dtype=np.uint8)
@@ -132,3 +139,14 @@ def test_options_are_given_as_json(tmp_path: Path, capsys: pytest.CaptureFixture
     ):
         assert main(words) == 2
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [OwnExamples, ImageExamples, TranslationExamples, PlainTextExamples, ShardExamples],
+    ids=lambda kind: kind.__name__,
+)
+def test_every_kind_offers_what_a_data_set_of_examples_promises(kind: type) -> None:
+    promised = {name for name in vars(ExampleDataset) if not name.startswith("_")}
+    offered = {*dir(kind), *(field.name for field in fields(kind))}
+    assert {"batch", "split", "labels", "sample_sizes"} <= promised <= offered

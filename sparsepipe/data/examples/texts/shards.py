@@ -43,7 +43,7 @@ class ShardExamples:
     _kept: dict[Path, dict[str, np.ndarray]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self._places:
+        if not len(self):
             raise InputError(f"{self.root}: no sample for split {self.split} in its shards; add a test shard")
 
     @cached_property
@@ -51,11 +51,21 @@ class ShardExamples:
         return files_of(self.root, self.split)[0]
 
     @cached_property
-    def _places(self) -> list[tuple[Path, int]]:
-        """The shard and row of each sample. Where no file is for testing every twentieth row of a shard is."""
-        files, held_out = files_of(self.root, self.split)
-        rows = [(path, row) for path in files for row in range(shape_of(path)[0])]
-        return rows if held_out is None else [(p, row) for p, row in rows if (row % _EVERY == _EVERY - 1) == held_out]
+    def _rows(self) -> tuple[np.ndarray, ...]:
+        """The rows of each shard that are of the split: where no file is for testing, of every twenty the last is."""
+        _, held_out = files_of(self.root, self.split)
+        rows = [np.arange(shape_of(path)[0], dtype=np.int32) for path in self.files]
+        return tuple(own if held_out is None else own[(own % _EVERY == _EVERY - 1) == held_out] for own in rows)
+
+    @cached_property
+    def _ends(self) -> np.ndarray:
+        return np.cumsum([len(rows) for rows in self._rows])
+
+    def _place(self, index: int) -> tuple[Path, int]:
+        """Return the shard and the row in it of a sample."""
+        number = int(np.searchsorted(self._ends, index, side="right"))
+        before = int(self._ends[number - 1]) if number else 0
+        return self.files[number], int(self._rows[number][index - before])
 
     @cached_property
     def sequence_length(self) -> int:
@@ -72,7 +82,7 @@ class ShardExamples:
         return len(read_text(words).splitlines()) if words.is_file() else _VOCABULARY_SIZE
 
     def __len__(self) -> int:
-        return len(self._places)
+        return int(self._ends[-1])
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -115,7 +125,7 @@ class ShardExamples:
         }
 
     def name(self, index: int) -> str:
-        path, row = self._places[index]
+        path, row = self._place(index)
         return f"{path.relative_to(self.root).as_posix()}/{row}"
 
     def look(self) -> None:
@@ -128,16 +138,16 @@ class ShardExamples:
 
     @cached_property
     def _sizes(self) -> tuple[int, ...]:
-        lengths: dict[Path, np.ndarray] = {}
-        for path in self.files:
+        found = []
+        for path, rows in zip(self.files, self._rows, strict=True):
             with opened_shard(path) as arrays:
-                lengths[path] = np.count_nonzero(arrays["input_mask"][...], axis=1)
-        return tuple(int(lengths[path][row]) for path, row in self._places)
+                found.append(np.count_nonzero(arrays["input_mask"][...], axis=1)[rows])
+        return tuple(np.maximum(np.concatenate(found), 1).tolist())
 
     def batch(self, indices: Sequence[int], *, epoch: int = 0) -> ExampleBatch:
         """Return sequences as one minibatch, padding beyond the longest left away."""
         check_indices(indices, len(self), self.split)
-        return bert_batch([self._sample(*self._places[index]) for index in indices], 0)
+        return bert_batch([self._sample(*self._place(index)) for index in indices], 0)
 
     def _sample(self, path: Path, row: int) -> MaskedSample:
         arrays = self._shard(path)
