@@ -1,6 +1,11 @@
-"""Seeds of what is drawn, derived from what it belongs to."""
+"""Seeds of what is drawn, derived from what it belongs to, and who may draw from what all threads share."""
 
 import hashlib
+from threading import RLock
+
+# Held by whoever seeds the generators that a process's threads share, and draws from them: a layer with dropout in the
+# thread that computes, a user's data set in the one that reads ahead.
+SHARED_GENERATORS = RLock()
 
 
 def derived_seed(*parts: int | str) -> int:

@@ -105,6 +105,29 @@ class Words(torch.utils.data.Dataset):
         return inputs, target
 
 
+class Sentences(torch.utils.data.Dataset):
+    """Pairs of random sentences as GNMT takes them, or words of which some are masked as BERT does."""
+
+    def __init__(self, count: int, seed: int, kind: str) -> None:
+        draw = torch.Generator().manual_seed(seed)
+        self.words = torch.randint(3, VOCABULARY, (count, 2, LENGTH), generator=draw)
+        self.kind, self.loss = kind, {"pairs": "tokens", "masked": "masked-words"}[kind]
+        self.vocabulary_size = VOCABULARY
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def __getitem__(self, index: int) -> tuple:
+        first, second = self.words[index]
+        if self.kind == "pairs":
+            inputs = {"source": first, "source_mask": torch.arange(LENGTH) < 3 + index % 4, "target": second}
+            return inputs, second.roll(-1)
+        masked = torch.arange(LENGTH) % 3 == index % 3
+        inputs = {"words": first.masked_fill(masked, 1), "token_types": (torch.arange(LENGTH) > 2).long()}
+        inputs["attention_mask"] = torch.arange(LENGTH) < 4 + index % 3
+        return inputs, {"words": torch.where(masked, first, -100), "next_sentence": torch.tensor(index % 2)}
+
+
 class Spots(torch.utils.data.Dataset):
     """Pictures of one bright spot; the class is the quarter that it lies in."""
 
@@ -126,6 +149,10 @@ class Spots(torch.utils.data.Dataset):
 
 def words(split: str, mask_as: str = "named") -> Words:
     return Words(18 if split == "train" else 6, 1 if split == "train" else 2, mask_as)
+
+
+def sentences(split: str, kind: str) -> Sentences:
+    return Sentences(18 if split == "train" else 6, 1 if split == "train" else 2, kind)
 
 
 def spots(split: str) -> Spots:

@@ -3,6 +3,8 @@
 The oracle never traces or cuts: it calls the module itself with the weights that the action list says each stage has.
 """
 
+import json
+import threading
 from copy import deepcopy
 
 import pytest
@@ -11,8 +13,11 @@ from runtime_jobs import Job, run_jobs, same_training
 from test_runtime_laws import CLOSE, Oracle, _optimizer
 from torch.func import functional_call
 
+from sparsepipe.data.examples import open_examples
+from sparsepipe.engines import engine
 from sparsepipe.errors import InputError
 from sparsepipe.fields import json_object
+from sparsepipe.models.traced import trace
 from sparsepipe.models.traced.building import build_module
 from sparsepipe.plan import Plan, Stage
 from sparsepipe.runtime import RunConfig
@@ -25,6 +30,19 @@ OWN = f"{__file__.rpartition('/')[0]}/own_networks.py"
 WORDS = {"model": f"{OWN}:tied", "data": f"{OWN}:words"}
 PICTURES = {"model": f"{OWN}:pictures", "data": f"{OWN}:spots"}
 RECURRENT = {"model": f"{OWN}:recurrent", "data": f"{OWN}:words", "data_args": '{"mask_as": "in order"}'}
+GNMT = {
+    "model": "gnmt-small",
+    "model_args": '{"vocabulary_size": 17, "num_layers": 3, "hidden": 8, "dropout": 0.0}',
+    "data": f"{OWN}:sentences",
+    "data_args": '{"kind": "pairs"}',
+}
+SIZES = {"vocabulary_size": 17, "sequence_length": 6, "num_layers": 2, "hidden": 8, "num_heads": 2, "dropout": 0.0}
+BERT = {
+    "model": "bert-small",
+    "model_args": json.dumps(SIZES),
+    "data": f"{OWN}:sentences",
+    "data_args": '{"kind": "masked"}',
+}
 DROPPED = {**WORDS, "model_args": '{"dropout": 0.3}'}
 FLUSH = {"schedule": "1f1b-flush", "num_microbatches": 3}
 STASH = {"schedule": "1f1b"}
@@ -47,6 +65,13 @@ LAWS: dict[str, tuple] = {
     "pictures, 3 stages": (PICTURES, [[0], [1], [2]], FLUSH, {}),
     "pictures, stash": (PICTURES, [[0], [1], [2]], STASH, {"optimizer": "adamw", "learning_rate": 1e-3}),
     "recurrent, 3 stages": (RECURRENT, [[0], [1], [2]], FLUSH, {}),
+    "gnmt, one process": (GNMT, [[0]], FLUSH, {}),
+    "gnmt, 3 stages": (GNMT, [[0], [1], [2]], FLUSH, {}),
+    "gnmt, stash": (GNMT, [[0], [1], [2]], STASH, {}),
+    "bert, one process": (BERT, [[0]], FLUSH, {}),
+    "bert, 3 stages": (BERT, [[0], [1], [2]], FLUSH, {}),
+    "bert, stash": (BERT, [[0], [1], [2]], STASH, {}),
+    "bert, 2bw": (BERT, [[0], [1]], {"schedule": "2bw", "num_microbatches": 2}, {}),
     "recurrent, stash": (RECURRENT, [[0], [1]], STASH, {}),
 }
 # Compared with each other: what a plain loop draws at random is not what a run draws.
@@ -61,7 +86,7 @@ SAME: dict[str, tuple] = {
 
 def settings(**changes) -> RunConfig:
     common = {"batch_size": 3, "learning_rate": 0.05, "weight_decay": 1e-3, "threads": 1, "validate": False}
-    return RunConfig(**common | {"epochs": 2, "timeout_seconds": 60} | changes)
+    return RunConfig(**common | {"epochs": 2, "timeout_seconds": 300} | changes)
 
 
 def plan_of(config: RunConfig, ranks: list[list[int]], **options) -> Plan:
@@ -130,7 +155,7 @@ def runs(tmp_path_factory):
     """Run every plan once, all in the same four processes."""
     jobs = {name: job(name) for name in [*LAWS, *SAME]}
     cut_otherwise = replaced(jobs["words, 4 stages"], jobs["words, 2 stages"])
-    found = run_jobs(tmp_path_factory.mktemp("modules"), [*jobs.values(), *cut_otherwise])
+    found = run_jobs(tmp_path_factory.mktemp("modules"), [*jobs.values(), *cut_otherwise], limit=480)
     return {name: (one, found[one.name]) for name, one in jobs.items()} | {
         one.name: (one, found[one.name]) for one in cut_otherwise
     }
@@ -164,6 +189,8 @@ def test_a_plan_trains_like_a_plain_loop_over_the_users_module(runs, name):
         ("words, one process", "words, interleaved"),
         ("words, one process", "words, zero-bubble"),
         ("words, one process", "words, recompute"),
+        ("gnmt, one process", "gnmt, 3 stages"),
+        ("bert, one process", "bert, 3 stages"),
         ("dropped, one process", "dropped, 3 stages"),
         ("dropped, one process", "dropped, recompute"),
         ("dropped, bfloat16, one process", "dropped, bfloat16, 3 stages"),
@@ -209,3 +236,35 @@ def test_bad_input_is_one_line(changes, message):
     with pytest.raises(InputError, match=message) as caught:
         open_task(config, engine_name=config.engine, seed=0)
     assert "\n" not in str(caught.value)
+
+
+def test_a_layer_draws_the_same_while_a_thread_reads_items_that_draw(tmp_path):
+    """All threads of a process share torch's generator: a run differed from itself, once in a few hundred steps."""
+    (tmp_path / "drawn.py").write_text(
+        "import torch\n\n\nclass Noise:\n    def __len__(self):\n        return 64\n\n"
+        "    def __getitem__(self, index):\n        return torch.rand(200), torch.rand(200)\n\n\n"
+        "def make(split):\n    return Noise()\n"
+    )
+    samples = open_examples(f"{tmp_path / 'drawn.py'}:make", split="train")
+    network = trace(torch.nn.Sequential(torch.nn.Linear(200, 200), torch.nn.Dropout()), torch.rand(2, 200))
+    stage = network.build(engine=engine("torch"), seed=0)
+    entering, indices = stage.enter(torch.rand(2, 200)), range(8)
+
+    def drawn() -> list[torch.Tensor]:
+        with torch.no_grad():
+            return [stage(entering, minibatch=m)[network.outputs[0]] for m in range(400)]
+
+    alone, read = drawn(), samples.batch(indices).inputs
+    ended, found = threading.Event(), []
+
+    def reads() -> None:
+        while not ended.is_set():
+            found.append(samples.batch(indices).inputs)
+
+    thread = threading.Thread(target=reads)
+    thread.start()
+    together = drawn()
+    ended.set()
+    thread.join()
+    assert all(map(torch.equal, alone, together)) and found
+    assert all(torch.equal(one, read) for one in found)

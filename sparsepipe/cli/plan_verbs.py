@@ -16,7 +16,7 @@ from ..forecast import forecast
 from ..formats.pipedream_conf import export_plan, load_plan
 from ..formats.stage_modules import write_stage_modules
 from ..host.openmp import waiting
-from ..models import network
+from ..models import is_table, network
 from ..plan import Plan
 from ..planners import PLANNERS, comparable, partition
 from ..profile import Profile
@@ -152,6 +152,10 @@ def simulate(options: argparse.Namespace) -> Answer:
 def export(options: argparse.Namespace) -> Answer:
     chosen = Plan.load(options.plan)
     written = export_plan(chosen, options.out, profile=Profile.load(options.profile) if options.profile else None)
+    if options.model and not is_table(options.model):
+        raise InputError(
+            f"--model {options.model}: its stages are parts of a torch module, which export cannot write out"
+        )
     if options.model:
         written += write_stage_modules(chosen, network(options.model, num_classes=options.classes), options.out)
     return Answer({"files": [str(path) for path in written]}, "\n".join(map(str, written)))

@@ -28,6 +28,7 @@ from ...digests import digest
 from ...errors import InputError
 from ...fields import complaint, shown
 from ...functions import UserFunction
+from ...seeds import SHARED_GENERATORS
 from ...sizes import SIZE_UNITS
 from ..batch import PointBatch, Sample, collate
 from ..dataset import VoxelDataset
@@ -105,8 +106,13 @@ class OwnExamples:
         where = f"in item {index} of split {self.split}"
         if isinstance(self._dataset, VoxelDataset):
             return self._dataset.sample(index, epoch=epoch)
-        _seed_generators(derived_seed(self.seed, f"{self.split}:{index}:{epoch}"))
-        item = self._call(lambda: self._dataset[index], where)
+        with SHARED_GENERATORS:  # layers draw from torch's meanwhile: each item has it for itself
+            torch_state = torch.random.get_rng_state()
+            _seed_generators(derived_seed(self.seed, f"{self.split}:{index}:{epoch}"))
+            try:
+                item = self._call(lambda: self._dataset[index], where)
+            finally:
+                torch.random.set_rng_state(torch_state)
         if isinstance(item, Sample):
             return item
         if not isinstance(item, tuple | list) or len(item) != 2:
@@ -324,14 +330,13 @@ def _check_arguments(named: UserFunction, function: Callable[..., Any], given: M
 
 @contextmanager
 def _generators_kept() -> Iterator[None]:
-    """Leave the global generators of torch, numpy and Python as they were."""
-    states = torch.random.get_rng_state(), np.random.get_state(), random.getstate()
+    """Leave the global generators of numpy and Python as they were."""
+    states = np.random.get_state(), random.getstate()
     try:
         yield
     finally:
-        torch.random.set_rng_state(states[0])
-        np.random.set_state(states[1])
-        random.setstate(states[2])
+        np.random.set_state(states[0])
+        random.setstate(states[1])
 
 
 def _seed_generators(seed: int) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from ...errors import InputError
-from ...seeds import derived_seed
+from ...seeds import SHARED_GENERATORS, derived_seed
 from .checkpoints import without_checkpoints
 from .copies import Tree, lent_keys, module_at, tensor_at
 from .recording import run
@@ -196,7 +196,7 @@ def _seeded(seed: int, tensors: Mapping[str, Any], program: Program) -> Iterator
     """Let the block draw from a seed of its own; torch's generators are as before afterwards."""
     devices = {features(tensors[name]).device for name in program.inputs}
     numbers = sorted({device.index or 0 for device in devices if device.type == "cuda"})
-    with torch.random.fork_rng(devices=numbers):
+    with SHARED_GENERATORS, torch.random.fork_rng(devices=numbers):
         torch.default_generator.manual_seed(seed)
         for number in numbers:
             with torch.cuda.device(number):
