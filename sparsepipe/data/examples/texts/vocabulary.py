@@ -59,7 +59,7 @@ class Vocabulary:
         """Return the subwords of each line, without special tokens."""
         rows: list[np.ndarray] = []
         for start in range(0, len(lines), _CHUNK):
-            found = self._tokenizer.encode_batch(list(lines[start : start + _CHUNK]), add_special_tokens=False)
+            found = self._tokenizer.encode_batch_fast(list(lines[start : start + _CHUNK]), add_special_tokens=False)
             rows += [np.array(encoding.ids, dtype=np.int32) for encoding in found]
         return Ragged.of(rows)
 
