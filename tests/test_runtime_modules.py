@@ -20,6 +20,7 @@ from sparsepipe.fields import json_object
 from sparsepipe.models.traced import trace
 from sparsepipe.models.traced.building import build_module
 from sparsepipe.plan import Plan, Stage
+from sparsepipe.profiler.measure import spread_examples
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.workloads import layer_graph
 from sparsepipe.runtime.workloads.opening import open_task
@@ -268,3 +269,23 @@ def test_a_layer_draws_the_same_while_a_thread_reads_items_that_draw(tmp_path):
     thread.join()
     assert all(map(torch.equal, alone, together)) and found
     assert all(torch.equal(one, read) for one in found)
+
+
+def test_what_a_layer_cannot_take_is_told_with_its_name():
+    """One picture alone has no variance: torch's words came out of the middle of a worker."""
+    config = settings(**PICTURES, batch_size=1, last_minibatch="keep")
+    task = open_task(config, engine_name="auto", seed=0)
+    stage = task.network.build(engine=task.engine, seed=0)
+    entering = stage.enter(task.engine.tensor(task.training.batch([0])))
+    grown = {name: tensor[:, :, :1, :1] for name, tensor in entering.items()}
+    with pytest.raises(
+        InputError, match=r"layer 'norms.0' of own_networks.py:pictures raises ValueError in minibatch 7"
+    ):
+        stage(grown, minibatch=7)
+
+
+def test_no_minibatch_of_examples_to_profile_on_has_a_single_sample():
+    config = settings(**PICTURES)
+    training = open_task(config, engine_name="auto", seed=0).training
+    sizes = [len(batch) for batch in spread_examples(training, range(18), batch_size=4)]
+    assert sizes == [2, 4]

@@ -16,6 +16,9 @@ from .rows import Program, TracedRow
 from .synchronised import synchronise
 from .values import features, is_tensor
 
+# What layers raise for tensors that they cannot take, such as batch norm for a single sample.
+_OF_MODULES = (ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError, RuntimeError)
+
 
 class TracedSubnetwork(nn.Module):
     """Offers what `engines.Subnetwork` does, for a traced network; see there.
@@ -142,7 +145,13 @@ class TracedSubnetwork(nn.Module):
             if any(path in self.network.opaque_paths for path in row.modules):
                 stack.enter_context(without_checkpoints())
             stack.enter_context(self._lent(program, tensors))
-            return self._run(program, tensors)
+            try:
+                return self._run(program, tensors)
+            except Exception as error:
+                if type(error) not in _OF_MODULES:  # a rank that is lost in a batch norm is no fault of the layer
+                    raise
+                what = f"{type(error).__name__} in minibatch {minibatch}: {' '.join(str(error).split())}"
+                raise InputError(f"layer {row.id!r} of {self.network.name} raises {what}") from error
 
     def _run(self, program: Program, tensors: Mapping[str, Any]) -> dict[str, Any]:
         values: dict[fx.Node, Any] = {node: tensor_at(self, key) for node, key in program.state.items()}
