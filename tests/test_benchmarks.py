@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -12,19 +13,24 @@ import torch.nn.functional as functional
 
 from scripts.bench.document import STDOUT, keep, tell
 from scripts.bench.rounds import quartiles, ratios, turns
-from scripts.bench.runtime.cases import CASES, Case, Repeated, case_engine, case_network, minibatches
+from scripts.bench.runtime.cases import CASES, Repeated
 from scripts.bench.runtime.images import ImageBatch, of_images
+from scripts.bench.runtime.made_examples import pictures
+from scripts.bench.runtime.module_cases import ModuleCase
 from scripts.bench.runtime.report import table
 from scripts.bench.runtime.rounds import COMPETITORS, summary
+from scripts.bench.runtime.table_cases import TableCase
+from scripts.bench.runtime.torch_stages import targets, torch_stage
 from sparsepipe.data import PointBatch
 from sparsepipe.engines import Subnetwork, engine
+from sparsepipe.losses import open_loss
 from sparsepipe.models import network
 from sparsepipe.plan import Plan, Stage
 from sparsepipe.profiler.measure import profile
 from sparsepipe.runtime.config import RunConfig
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
-IMAGES = Case("vgg16", 2, images=True)
+IMAGES = TableCase("vgg16", 2, images=True)
 
 
 def as_cloud(batch: ImageBatch) -> PointBatch:
@@ -43,14 +49,14 @@ def gradients(subnetwork, inputs, labels):
 
 def test_a_network_of_images_is_the_one_that_lays_clouds_out_without_that_layer(tmp_path):
     """Same weights, same pixels: the same outputs and gradients, with no cloud on the way."""
-    batch = minibatches(IMAGES, tmp_path)[0]
+    batch = IMAGES.minibatches(tmp_path)[0]
     assert batch.images.shape == (2, 3, 32, 32) and len(batch) == 2 and batch.size == 2 * 32 * 32
     of_grid = network("vgg16", num_classes=10, in_channels=3)
-    assert [row.id for row in case_network(IMAGES).rows] == [row.id for row in of_grid.rows if row.kind != "dense_grid"]
+    assert [row.id for row in IMAGES.network().rows] == [row.id for row in of_grid.rows if row.kind != "dense_grid"]
     native = engine("native")
     theirs = gradients(Subnetwork(of_grid, native), native.tensor(as_cloud(batch)), batch.labels)
-    ours = case_engine(IMAGES)
-    found = gradients(Subnetwork(case_network(IMAGES), ours), ours.tensor(batch), batch.labels)
+    ours = IMAGES.chosen_engine()
+    found = gradients(Subnetwork(IMAGES.network(), ours), ours.tensor(batch), batch.labels)
     torch.testing.assert_close(found, theirs, rtol=1e-5, atol=1e-7)
 
 
@@ -61,9 +67,12 @@ def test_a_network_of_clouds_has_no_grid_to_leave_out():
 
 def test_every_case_has_its_own_kind_of_minibatch(tmp_path):
     for name, case in CASES.items():
-        assert case.images == (case.model == "vgg16"), name
-    dataset = Repeated(IMAGES, minibatches(IMAGES, tmp_path), 20)
-    assert len(dataset) == 40 and dataset.in_channels == 3
+        if isinstance(case, TableCase):
+            assert case.images == (case.model == "vgg16"), name
+        else:
+            assert [len(batch) for batch in replace(case, batch_size=3).minibatches(tmp_path)] == [3] * 8, name
+    dataset = Repeated(IMAGES, IMAGES.minibatches(tmp_path), 20)
+    assert len(dataset) == 40 and dataset.facts["in_channels"] == 3
     assert dataset.batch([18, 19]) is dataset.pick(9) is dataset.pick(1)  # eight of them, again and again
     assert dataset.labels[18:20] == dataset.pick(9).labels.tolist()
 
@@ -74,14 +83,14 @@ def test_images_are_profiled_and_run_as_the_runtime_takes_them(tmp_path):
     from sparsepipe.runtime.training_state.weights import Version
 
     small = of_images(network("vgg16", num_classes=10, in_channels=3))
-    batch = minibatches(IMAGES, tmp_path)[0]
-    found = profile(small, [batch], case_engine(IMAGES), warmup=0, repeats=1)
+    batch = IMAGES.minibatches(tmp_path)[0]
+    found = profile(small, [batch], IMAGES.chosen_engine(), warmup=0, repeats=1)
     assert found.sizes == (2048,) and found.size() == 2048
     ids = tuple(row.id for row in small.rows)
     plan = Plan((Stage(ids[:9], (0,)), Stage(ids[9:], (1,))))
     config = RunConfig("vgg16", "memory", batch_size=2)
     runners = [
-        NetworkStage(small, case_engine(IMAGES), plan, k, config=config, device=torch.device("cpu")) for k in (0, 1)
+        NetworkStage(small, IMAGES.chosen_engine(), plan, k, config=config, device=torch.device("cpu")) for k in (0, 1)
     ]
     versions = [Version(0, dict(runner.module.named_parameters())) for runner in runners]
     flight, outputs = runners[0].forward(batch, versions[0], 0)
@@ -90,6 +99,46 @@ def test_images_are_profiled_and_run_as_the_runtime_takes_them(tmp_path):
     _, outputs = runners[1].forward(packet, versions[1], 0)
     loss, _ = runners[1].loss(outputs, batch.labels, samples=2)
     assert torch.isfinite(loss)
+
+
+SMALL = {
+    "resnet50-32": ModuleCase("resnet18-32", 4, pictures, "classes", "samples", {"num_classes": 10, "image_size": 16}),
+    "gnmt-small": replace(CASES["gnmt-small"], batch_size=4, facts={"vocabulary_size": 50, "sequence_length": 7}),
+    "bert-small": replace(CASES["bert-small"], batch_size=4, facts={"vocabulary_size": 60, "sequence_length": 12}),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_module_is_the_same_in_one_piece_in_torchs_two_stages_and_in_ours(name, tmp_path):
+    """Evaluating, so that nothing is dropped: one loss; and one gradient, that of weights of both stages added up."""
+    case = SMALL[name]
+    batch, network = case.minibatches(tmp_path)[0], case.network()
+    whole = case.whole().eval()
+    expected = whole(batch, 0)
+    expected.backward()
+    theirs = {key: weight.grad for key, weight in whole.inner.named_parameters()}
+
+    loss, _ = open_loss(case.loss_name, facts=case.facts)(
+        whole.inner(**batch.inputs) if isinstance(batch.inputs, dict) else whole.inner(batch.inputs),
+        batch.target,
+        samples=len(batch),
+    )
+    torch.testing.assert_close(loss, expected)
+    cuts = (2, len(network.rows) // 2, len(network.rows) - 2)
+    for cut in cuts:
+        first, last = (torch_stage(case, network, cut, rank) for rank in (0, 1))
+        (args, named), (_, more) = first.given([batch]), last.given([batch])
+        crossing = first.module.eval()(*args, **named)
+        found = last.loss(last.module.eval()(*crossing, **more), targets(case, [batch]))
+        torch.testing.assert_close(found, expected)
+        found.backward()
+        added: dict[str, torch.Tensor] = {}
+        for stage in (first, last):
+            for key, weight in stage.module.inner.named_parameters():
+                added[key] = added[key] + weight.grad if key in added else weight.grad
+        torch.testing.assert_close(added, theirs, rtol=1e-4, atol=1e-6)
+        tied = name == "bert-small" and cut != cuts[-1]  # its words' vectors are used at both ends, not behind them
+        assert len(first.shared) == len(last.shared) == tied
 
 
 def test_competitors_take_turns_and_the_first_round_only_warms_them_up():

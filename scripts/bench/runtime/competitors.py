@@ -7,13 +7,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as functional
-from torch import Tensor, nn
+from torch import nn
 
-from sparsepipe.engines import Engine, Subnetwork
-
-from .cases import SGD, Batch, Case, case_engine, case_network, minibatches
+from .cases import SGD, Case
 from .processes import join
+from .table_cases import Batch
 
 
 def _loop(step: Any, case: Case, batches: Sequence[Batch], seconds: float, *, warmup: int = 2) -> float:
@@ -28,46 +26,25 @@ def _loop(step: Any, case: Case, batches: Sequence[Batch], seconds: float, *, wa
     return count * case.batch_size / (time.perf_counter() - start)
 
 
-def whole(case: Case) -> tuple[Subnetwork, Engine]:
-    """Return the network of a case in one piece, and its engine."""
-    chosen = case_engine(case)
-    return Subnetwork(case_network(case), chosen).train(), chosen
-
-
 def role_single(case: Case, folder: Path, seconds: float) -> dict[str, Any]:
-    module, chosen = whole(case)
+    module = case.whole()
     optimizer = torch.optim.SGD(module.parameters(), fused=True, **SGD)
-    last = module.network.rows[-1].id
 
     def step(number: int, batch: Batch) -> None:
-        outputs = module({"input": chosen.tensor(batch)}, minibatch=number, keep=(last,))
-        functional.cross_entropy(chosen.rows(outputs[last]), batch.labels).backward()
+        module(batch, number).backward()
         optimizer.step()
         optimizer.zero_grad()
 
-    return {"samples_per_second": _loop(step, case, minibatches(case, folder), seconds)}
-
-
-class _Whole(nn.Module):
-    """A network from minibatch to loss, as DistributedDataParallel wants it."""
-
-    def __init__(self, case: Case) -> None:
-        super().__init__()
-        self.inner, self.engine = whole(case)
-
-    def forward(self, batch: Batch, number: int) -> Tensor:
-        last = self.inner.network.rows[-1].id
-        outputs = self.inner({"input": self.engine.tensor(batch)}, minibatch=number, keep=(last,))
-        return functional.cross_entropy(self.engine.rows(outputs[last]), batch.labels)
+    return {"samples_per_second": _loop(step, case, case.minibatches(folder), seconds)}
 
 
 def role_ddp(case: Case, folder: Path, seconds: float) -> dict[str, Any]:
     join(folder)
-    wrapped = nn.parallel.DistributedDataParallel(_Whole(case), gradient_as_bucket_view=True)
+    wrapped = nn.parallel.DistributedDataParallel(case.whole(), gradient_as_bucket_view=True)
     optimizer = torch.optim.SGD(wrapped.parameters(), fused=True, **SGD)
-    batches = minibatches(case, folder)
+    batches = case.minibatches(folder)
 
-    def step(number: int, batch: Batch) -> None:
+    def step(number: int) -> None:
         wrapped(batches[(number + 4 * dist.get_rank()) % len(batches)], number).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -75,18 +52,17 @@ def role_ddp(case: Case, folder: Path, seconds: float) -> dict[str, Any]:
     return {"samples_per_second": 2 * counted_loop(step, case, seconds)}
 
 
-def counted_loop(step: Any, case: Case, seconds: float) -> float:
+def counted_loop(step: Any, case: Case, seconds: float, *, least: int = 4) -> float:
     """Run as many steps as fit into about `seconds`, the same number on both ranks; return samples a second of one."""
-    empty = None
-    step(0, empty)
+    step(0)
     start = time.perf_counter()
-    step(1, empty)
+    step(1)
     estimate = torch.tensor([time.perf_counter() - start])
     dist.all_reduce(estimate, op=dist.ReduceOp.MAX)
-    count = max(4, int(seconds / float(estimate)))
+    count = max(least, int(seconds / float(estimate)))
     dist.barrier()
     start = time.perf_counter()
     for number in range(count):
-        step(number, empty)
+        step(number)
     dist.barrier()
     return count * case.batch_size / (time.perf_counter() - start)

@@ -10,6 +10,7 @@ from typing import Any
 from sparsepipe.cluster import Cluster, Link
 from sparsepipe.files import read_rows
 from sparsepipe.graph import Layer, LayerGraph
+from sparsepipe.losses import open_loss
 from sparsepipe.plan import Plan, Stage
 from sparsepipe.profile import CostSample, LayerCost, Profile
 from sparsepipe.profiler.measure import profile
@@ -17,11 +18,12 @@ from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.worker.run import run
 from sparsepipe.runtime.workloads.replay import Replay
 
-from .cases import SGD, Batch, Case, Repeated, case_engine, case_network, minibatches
+from .cases import SGD, Case, Repeated
+from .table_cases import Batch
 
 
-def _by_voxels(case: Case, folder: Path) -> dict[int, Batch]:
-    return {batch.size: batch for batch in minibatches(case, folder)}
+def _by_size(case: Case, folder: Path) -> dict[int, Batch]:
+    return {batch.size: batch for batch in case.minibatches(folder)}
 
 
 def _middle(counts: Sequence[int]) -> int:
@@ -30,10 +32,18 @@ def _middle(counts: Sequence[int]) -> int:
 
 def role_profile(case: Case, folder: Path, seconds: float) -> dict[str, Any]:
     """Profile while another process does the same: both cores busy, as they will be."""
-    batches = _by_voxels(case, folder)
+    batches = _by_size(case, folder)
     counts = sorted(batches)
     chosen = [batches[count] for count in dict.fromkeys((counts[0], _middle(counts), counts[-1]))]
-    found = profile(case_network(case), chosen, case_engine(case), repeats=7, sizes=counts)
+    found = profile(
+        case.network(),
+        chosen,
+        case.chosen_engine(),
+        repeats=7,
+        sizes=counts,
+        loss=open_loss(case.loss_name, facts=case.facts),
+        size_unit=case.size_unit,
+    )
     found.renamed("cpu").save(folder / f"profile-{os.environ['RANK']}.json")
     return {}
 
@@ -63,14 +73,14 @@ def role_pipeline(case: Case, folder: Path, seconds: float, plan: Plan | None = 
         weight_decay=SGD["weight_decay"],
         timeout_seconds=120,
     )
-    batches = minibatches(case, folder)
+    batches = case.minibatches(folder)
     dataset = Repeated(case, batches, count)
     # Here: the bare runtime is told without it.
-    from sparsepipe.losses import CrossEntropy
     from sparsepipe.runtime.workloads.learning import Learning
     from sparsepipe.runtime.workloads.opening import LearningTask
 
-    task = LearningTask(case_network(case), case_engine(case), dataset, None, CrossEntropy(10))
+    loss = open_loss(case.loss_name, facts=case.facts)
+    task = LearningTask(case.network(), case.chosen_engine(), dataset, None, loss)
     workload = Learning(config, task)
     run_dir = folder / f"run-{os.environ['ATTEMPT']}"
     os.environ["SPARSEPIPE_LAUNCH"] = os.environ["ATTEMPT"]

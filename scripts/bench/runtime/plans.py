@@ -32,6 +32,18 @@ def plans(found: Profile) -> tuple[Plan, int]:
     return (laps if interleaved < 0.99 * period else best), cut
 
 
+def good_cuts(found: Profile, cut: int) -> list[int]:
+    """Return a cut, and two more, not beside each other, at which a plan with flushes is estimated to be fastest."""
+    problem = Problem(found, CLUSTER, "1f1b-flush", 8)
+    places = range(1, len(found.graph.layers))
+    seconds = {k: by_hand(problem, [k], [(1,), (1,)]).estimate.period_seconds for k in places}
+    chosen = [cut]
+    for place in sorted(seconds, key=seconds.__getitem__):
+        if len(chosen) < 3 and all(abs(place - other) > 1 for other in chosen):
+            chosen.append(place)
+    return chosen
+
+
 def flush_plan(found: Profile, cut: int, torchs: dict[str, int] | None) -> Plan:
     """Return a plan with flushes, at the cut and the number of micro-batches at which torch's schedule is best."""
     cut = torchs["cut"] if torchs else cut

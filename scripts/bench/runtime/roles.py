@@ -14,7 +14,7 @@ from .channel import role_channel
 from .competitors import role_ddp, role_single
 from .pipeline import role_flush, role_overhead, role_pipeline, role_profile
 from .rounds import TORCH
-from .torch_schedules import role_torch_1f1b
+from .torch_schedules import role_torch_1f1b, role_torch_settings
 
 ROLES = {
     "overhead": role_overhead,
@@ -24,6 +24,7 @@ ROLES = {
     "ddp_double": role_ddp,
     "torch_1f1b": role_torch_1f1b,
     "torch_1f1b_larger": role_torch_1f1b,
+    "torch_settings": role_torch_settings,
     "profile": role_profile,
     "pipeline": role_pipeline,
     "flush": role_flush,

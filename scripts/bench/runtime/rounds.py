@@ -1,5 +1,6 @@
 """The competitors in turn, round by round, and the ratios of neighbours in time."""
 
+import json
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,10 +12,11 @@ from sparsepipe.profile import Profile
 from ..document import say
 from ..rounds import load, quartiles, ratios
 from .cases import CASES, Case
-from .plans import flush_plan, plans, predict
+from .plans import flush_plan, good_cuts, plans, predict
 from .processes import start
 from .six_messages import six_messages
 
+SETTINGS = "settings.json"  # [cut, number of micro-batches, samples of each], each a setting to try
 TORCH = ("torch_1f1b", "torch_1f1b_larger")
 COMPETITORS = (
     "limit",
@@ -42,7 +44,7 @@ def bench(name: str, folder: Path, *, repeats: int, seconds: float, only: set[st
     notes: dict[str, Any] = {"plan": [list(stage.layers) for stage in plan.stages], "load": [], "peak": [], "held": []}
     arguments = {"ddp": ["--batch-size", str(case.batch_size // 2)]}
     if only.intersection(TORCH):
-        arguments |= _best_torch(name, case, folder, cut, seconds, notes, only)
+        arguments |= _best_torch(name, case, folder, chosen, cut, seconds, notes, only)
     flush_plan(chosen, cut, notes.get("torch_1f1b_larger_at")).save(folder / "flush.json")
     for repeat in range(repeats):
         notes["load"].append(round(load(), 2))
@@ -82,12 +84,12 @@ def _round(
 
 
 def _best_torch(
-    name: str, case: Case, folder: Path, cut: int, seconds: float, notes: dict, only: set[str]
+    name: str, case: Case, folder: Path, found: Profile, cut: int, seconds: float, notes: dict, only: set[str]
 ) -> dict[str, list[str]]:
     """Find the cut and number of micro-batches at which torch's own schedule is fastest, for either size of these."""
-    if not case.images:
-        found = start("torch_1f1b", name, folder, seconds, world_size=2, extra=["--cut", str(cut)])
-        errors = [f["error"] for f in found if "error" in f]
+    if not case.in_parts:
+        told = start("torch_1f1b", name, folder, seconds, world_size=2, extra=["--cut", str(cut)])
+        errors = [each["error"] for each in told if "error" in each]
         notes["torch_1f1b_error"] = min(errors, key=lambda error: "Connection closed" in error)  # the cause, not a loss
         say(f"{name}: torch_1f1b cannot: {notes['torch_1f1b_error']}")
         return {}
@@ -96,18 +98,14 @@ def _best_torch(
         "torch_1f1b_larger": dict.fromkeys((4, 8), case.batch_size),
     }
     chosen = {}
-    for role, batch_sizes in sizes.items():
-        if role not in only:
-            continue
-        tried = {}
-        for place in (cut - 2, cut, cut + 2):
-            for count, batch_size in batch_sizes.items():
-                extra = ["--cut", str(place), "--microbatches", str(count), "--batch-size", str(batch_size)]
-                found = start(role, name, folder, seconds / 2, world_size=2, extra=extra)
-                tried[place, count] = found[0]["samples_per_second"], extra
-        (place, count), (rate, chosen[role]) = max(tried.items(), key=lambda item: item[1])
-        notes[f"{role}_at"] = {"cut": place, "microbatches": count, "of_samples": batch_sizes[count]}
-        say(f"{name}: {role} is best at cut {place}, {count} micro-batches of {batch_sizes[count]}: {rate:.1f}")
+    for role, sizes_of in ((role, sizes_of) for role, sizes_of in sizes.items() if role in only):
+        settings = [(place, *each) for place in good_cuts(found, cut) for each in sizes_of.items()]
+        (folder / SETTINGS).write_text(json.dumps(settings))
+        rates = start("torch_settings", name, folder, seconds / 2, world_size=2)[0]["samples_per_second"]
+        rate, (place, count, size) = max(zip(rates, settings, strict=True))
+        chosen[role] = ["--cut", str(place), "--microbatches", str(count), "--batch-size", str(size)]
+        notes[f"{role}_at"] = {"cut": place, "microbatches": count, "of_samples": size}
+        say(f"{name}: {role} is best at cut {place}, {count} micro-batches of {size}: {rate:.1f}")
     return chosen
 
 

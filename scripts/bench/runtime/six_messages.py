@@ -14,7 +14,7 @@ from sparsepipe.runtime.transport.compression import Compressor
 from sparsepipe.runtime.transport.packet import BACKWARD, FORWARD, Packet, Slot, encode
 from sparsepipe.runtime.transport.zero_elision import values_at
 
-from .cases import CASES, case_engine, case_network, minibatches
+from .cases import CASES
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ def six_messages(name: str, folder: Path) -> list[dict[str, Any]]:
     backward it is assumed that only the gradient and its shape travel.
     """
     case = CASES[name]
-    chosen = case_engine(case)
-    net = case_network(case)
+    chosen = case.chosen_engine()
+    net = case.network()
     module = Subnetwork(net, chosen)
     cuts = [cut for row in net.rows if row.id.startswith("pool") for cut in (*row.inputs, row.id)]
     found: dict[str, list[Crossing]] = {cut: [] for cut in cuts}
-    for batch in minibatches(case, folder):
+    for batch in case.minibatches(folder):
         tensors = module({"input": chosen.tensor(batch)}, minibatch=0)
         parts = {cut: chosen.split({cut: tensors[cut]}) for cut in cuts}
         features = [parts[cut].features[cut].rows for cut in cuts]

@@ -1,6 +1,8 @@
 """torch.distributed.pipelining: Schedule1F1B on the same layers, and what it says to sparse tensors."""
 
+import json
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -11,66 +13,74 @@ from torch import Tensor, nn
 
 from sparsepipe.engines import CoordinateSet, Feature, Parts, Subnetwork
 
-from .cases import SGD, Batch, Case, minibatches
-from .competitors import counted_loop, whole
+from .cases import SGD, Case
+from .competitors import counted_loop
 from .processes import join
-
-
-class _Dropout(nn.Module):
-    def __init__(self, probability: float) -> None:
-        super().__init__()
-        self.probability = probability
-
-    def forward(self, rows: Tensor) -> Tensor:
-        return functional.dropout(rows, self.probability, self.training)
+from .rounds import SETTINGS
+from .table_cases import Batch, TableCase
+from .torch_stages import targets, torch_stage
 
 
 def role_torch_1f1b(case: Case, folder: Path, seconds: float, cut: int, count: int) -> dict[str, Any]:
-    """Dense: the same layers in nn.Sequential stages. Sparse: what happens when its tensors are handed to it.
+    """Dense: the same layers in two stages. Sparse: what happens when its tensors are handed to it.
 
     `count` micro-batches have the case's batch size each.
     """
+    rank, _ = join(folder)
+    if isinstance(case, TableCase) and not case.in_parts:
+        return _sparse_1f1b(case, case.minibatches(folder), cut, rank)
+    return {"samples_per_second": _rate(case, case.network(), folder, seconds, cut=cut, count=count, rank=rank)}
+
+
+def role_torch_settings(case: Case, folder: Path, seconds: float) -> dict[str, Any]:
+    """Try settings one after the other, each for a short while."""
+    rank, _ = join(folder)
+    network = case.network()
+    rates = [
+        _rate(replace(case, batch_size=size), network, folder, seconds, cut=cut, count=count, rank=rank, least=1)
+        for cut, count, size in json.loads((folder / SETTINGS).read_text())
+    ]
+    return {"samples_per_second": rates}
+
+
+def _rate(
+    case: Case, network: Any, folder: Path, seconds: float, *, cut: int, count: int, rank: int, least: int = 4
+) -> float:
+    """Train by one setting; return samples a second."""
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B  # here: other roles' memory is told without it
 
-    rank, _ = join(folder)
-    network, chosen = whole(case)
-    batches = minibatches(case, folder)
-    if not case.images:
-        return _sparse_1f1b(network, chosen, batches, cut, rank)
-    layers = [
-        _Dropout(row.args["probability"]) if row.kind == "dropout" else network.get_submodule(row.id)
-        for row in network.table
-    ]
-    module = nn.Sequential(*(layers[:cut] if rank == 0 else layers[cut:]))
-    stage = PipelineStage(module, rank, 2, torch.device("cpu"))
-    schedule = Schedule1F1B(stage, n_microbatches=count, loss_fn=functional.cross_entropy)
-    optimizer = torch.optim.SGD(module.parameters(), fused=True, **SGD)
+    batches = case.minibatches(folder)
+    own = torch_stage(case, network, cut, rank)
+    stage = PipelineStage(own.module, rank, 2, torch.device("cpu"))
+    schedule = Schedule1F1B(stage, n_microbatches=count, loss_fn=own.loss)
+    optimizer = torch.optim.SGD(own.module.parameters(), fused=True, **SGD)
     steps = [list(islice(cycle(batches), first, first + count)) for first in range(len(batches))]
-    images = [torch.cat([batch.images for batch in step]) for step in steps]
-    labels = [torch.cat([batch.labels for batch in step]) for step in steps]
+    given = [own.given(step) for step in steps]
+    expected = [targets(case, step) for step in steps]
 
-    def step(number: int, batch: Any) -> None:
-        if rank == 0:
-            schedule.step(images[number % len(steps)])
-        else:
-            schedule.step(target=labels[number % len(steps)], losses=[])
+    def step(number: int) -> None:
+        args, named = given[number % len(steps)]
+        last = {"target": expected[number % len(steps)], "losses": []} if rank == 1 else {}
+        schedule.step(*args, **last, return_outputs=False, **named)
+        own.share_gradients()
         optimizer.step()
         optimizer.zero_grad()
 
-    return {"samples_per_second": count * counted_loop(step, case, seconds)}
+    return count * counted_loop(step, case, seconds, least=least)
 
 
-def _sparse_1f1b(network: Subnetwork, chosen: Any, batches: Sequence[Batch], cut: int, rank: int) -> dict:
+def _sparse_1f1b(case: TableCase, batches: Sequence[Batch], cut: int, rank: int) -> dict:
     """Hand coordinates and features of minibatches of different sizes to torch's own schedule."""
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-    ids = [row.id for row in network.table]
+    network, chosen = case.network(), case.chosen_engine()
+    ids = [row.id for row in network.rows]
 
     class Half(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             own = ids[:cut] if rank == 0 else ids[cut:]
-            self.inner = Subnetwork(network.network, chosen, own).train()
+            self.inner = Subnetwork(network, chosen, own).train()
 
         def forward(self, coordinates: Tensor, features: Tensor) -> Any:
             stride = (1, 1, 1) if rank == 0 else (2, 2, 2)
