@@ -1,5 +1,6 @@
 """The law of traced networks: cut anywhere, a module gives the same numbers, gradients and buffers, to the last bit."""
 
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -11,6 +12,7 @@ from traced_zoo import EXACT, ZOO, build, engine, missing
 
 from sparsepipe.engines.plain import PlainEngine
 from sparsepipe.errors import InputError
+from sparsepipe.models.images.resnet import resnet
 from sparsepipe.models.traced import trace, verify
 from sparsepipe.models.traced.verification import differences, mean_square, run_cut
 
@@ -252,3 +254,75 @@ def test_layers_one_by_one_let_go_of_what_is_not_read_again():
         most = max(most, len(tensors))
     assert set(tensors) == set(network.outputs)
     assert most < len(network.rows)
+
+
+def test_sizes_that_an_export_took_for_granted_are_checked():
+    network, inputs = traced("root loops")  # torch.fx stops at its loop, torch.export unrolls it
+    stage = network.build(engine=PlainEngine())
+    assert stage.enter(inputs[:3])["input"].shape == (3, 6)
+    with pytest.raises(
+        InputError, match=r"input has the sizes \[4, 5\], but the forward depends on its being \[s\d+, 6\]"
+    ):
+        stage.enter(inputs[:, :5])
+
+
+def test_plain_arguments_are_those_of_the_example():
+    network, inputs = traced("tied language model")
+    stage = network.build(engine=PlainEngine())
+    assert set(stage.enter({"bias": inputs["bias"]})) == {"input:bias"}
+    with pytest.raises(InputError, match="argument input:scale is 3.0, but it was traced with 2.0: trace it anew"):
+        stage.enter({**inputs, "scale": 3.0})
+    with pytest.raises(InputError, match="argument input:other was not there when it was traced"):
+        stage.enter({"other": torch.zeros(1)})
+
+
+def test_a_module_that_has_a_stages_own_names_is_refused():
+    module = nn.Module()
+    module.network = nn.Linear(2, 2)
+    with pytest.raises(InputError, match="a part of Module is called 'network', as a stage's own is: rename it"):
+        trace(module, torch.zeros(2, 2))
+
+
+class Halves:
+    """Two processes with the same rows, as seen by one."""
+
+    def gather(self, own):
+        return [own, own]
+
+    def sum(self, own):
+        own *= 2
+
+
+def test_batch_norms_share_their_statistics():
+    network, inputs = traced("resnet")
+    stage = network.build(engine=PlainEngine())
+    again = network.build(engine=PlainEngine())
+    assert again.synchronise(Halves()) == 5
+    first = stage(stage.enter(inputs), minibatch=0)["fc"]
+    torch.testing.assert_close(again(again.enter(inputs), minibatch=0)["fc"], first)
+    variances = (dict(each.named_buffers())["layer1.bn1.running_var"] for each in (stage, again))
+    alone, shared = variances
+    rows = 3 * 6 * 6
+    unbiased = rows / (rows - 1), 2 * rows / (2 * rows - 1)
+    torch.testing.assert_close((alone - 0.9) / unbiased[0], (shared - 0.9) / unbiased[1])
+    assert again.synchronise(None) == 5
+
+
+def test_a_graph_has_the_layers_and_their_bytes():
+    network, _ = traced("resnet")
+    graph = network.graph()
+    assert [layer.id for layer in graph.layers] == [row.id for row in network.rows]
+    assert sum(layer.parameter_bytes for layer in graph.layers) == 8 * sum(
+        p.numel() for p in network.module.parameters()
+    )
+    add = graph.index["layer1.add"]
+    assert {graph.layers[i].id for i in graph.inputs[add]} == {"conv", "layer1.bn2"}
+
+
+def test_known_networks_have_the_layers_that_pipedream_counts():
+    """ResNet-50: 53 convolutions and batch norms, 49 ReLUs, 16 additions, two pools, a flatten, a linear layer."""
+    module = resnet(50, num_classes=3, width=0.05)
+    network = trace(module, torch.randn(2, 3, 32, 32))
+    kinds = Counter(row.kind for row in network.rows)
+    assert len(network.rows) == 175
+    assert (kinds["Conv2d"], kinds["BatchNorm2d"], kinds["ReLU"], kinds["add"]) == (53, 53, 49, 16)

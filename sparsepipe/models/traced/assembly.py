@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from ...graph import Layer as GraphLayer
 from ...graph import LayerGraph
@@ -39,6 +39,9 @@ class Assembly:
 
     def __post_init__(self) -> None:
         self.names = names_of(self.module)
+        both = (self.module.named_parameters(remove_duplicate=False), self.module.named_buffers(remove_duplicate=False))
+        self.tensors = {name: tensor for named in both for name, tensor in named}
+        self.canonical = {name: self.names[id(tensor)] for name, tensor in self.tensors.items()}
         self.saved = frozenset(self.module.state_dict(keep_vars=True))
         self.trained = {self.names[id(parameter)] for parameter in self.module.parameters() if parameter.requires_grad}
         self.layers = {
@@ -174,7 +177,7 @@ class Assembly:
         layer = next(layers[id] for layers in self.layers.values() if id in layers)
         modules = self._modules(id)
         keys = self._keys(id, modules)
-        owned = {self._canonical(key): self._tensor(key) for key in keys if self._canonical(key) in self.trained}
+        owned = {self.canonical[key]: self.tensors[key] for key in keys if self.canonical[key] in self.trained}
         return TracedRow(
             id,
             layer.kind,
@@ -188,30 +191,16 @@ class Assembly:
 
     def _keys(self, id: str, modules: list[str]) -> list[str]:
         inside = tuple(f"{path}." if path else "" for path in modules)
-        keys = [key for key in self._everything() if key.startswith(inside)] if inside else []
+        keys = [key for key in self.tensors if key.startswith(inside)] if inside else []
         keys += [key for key in self._read_tensors(id) if self.readers[key] == [id] and key.startswith(f"{id}.")]
-        lent = {key for key in keys if self._canonical(key) in self.state_rows and self._canonical(key) in self.trained}
+        lent = {key for key in keys if self.canonical[key] in self.state_rows and self.canonical[key] in self.trained}
         return [key for key in dict.fromkeys(keys) if key not in lent]
-
-    def _everything(self) -> list[str]:
-        """Names of all parameters and buffers, those included that are not saved."""
-        both = (self.module.named_parameters(remove_duplicate=False), self.module.named_buffers(remove_duplicate=False))
-        return [name for named in both for name, _ in named]
-
-    def _tensor(self, key: str) -> Tensor:
-        holder, _, name = key.rpartition(".")
-        found = getattr(self.module.get_submodule(holder), name)
-        assert isinstance(found, Tensor)
-        return found
-
-    def _canonical(self, key: str) -> str:
-        return self.names[id(self._tensor(key))]
 
     def _rows_before(self, id: str) -> list[TracedRow]:
         return [self._state_row(key) for key in self.state_rows if self.readers[key][0] == id]
 
     def _state_row(self, key: str) -> TracedRow:
-        tensor, kind = self._tensor(key), self.state_rows[key]
+        tensor, kind = self.tensors[key], self.state_rows[key]
         count = tensor.numel() if kind == "parameter" else 0
         node = fx.Graph().create_node("get_attr", "value")
         structure = Structure.of(tensor)
@@ -222,14 +211,14 @@ class Assembly:
 
     def _unread(self, rows: list[TracedRow]) -> list[TracedRow]:
         """Return rows for what no layer has, so that nothing of the module's state is lost."""
-        held = {self._canonical(key) for row in rows for key in row.keys}
-        left = [key for key in self.saved if self._is_here(key) and self._canonical(key) not in held]
+        held = {self.canonical[key] for row in rows for key in row.keys}
+        left = {key for key in self.saved if key in self.tensors and self.canonical[key] not in held}
         found: dict[str, list[str]] = {}
-        for key in sorted(left, key=self._everything().index):
+        for key in (key for key in self.tensors if key in left):
             found.setdefault(self._unread_home(key, held), []).append(key)
         made = []
         for id, keys in found.items():
-            tensors = {self._canonical(key): self._tensor(key) for key in keys if self._canonical(key) in self.trained}
+            tensors = {self.canonical[key]: self.tensors[key] for key in keys if self.canonical[key] in self.trained}
             count = sum(each.numel() for each in tensors.values())
             size = sum(each.numel() * each.element_size() for each in tensors.values())
             kind = "parameter" if id in keys else type(self.module.get_submodule(id)).__name__
@@ -237,15 +226,12 @@ class Assembly:
             made.append(TracedRow(id, kind, f"{kind}, which no layer reads", count, size, tuple(keys), modules, {}))
         return made
 
-    def _is_here(self, key: str) -> bool:
-        return key in self._everything()
-
     def _unread_home(self, key: str, held: set[str]) -> str:
         """Return the outermost module that has this name and nothing that is read; the name itself if there is none."""
         parts = key.split(".")
         for i in range(1, len(parts)):
             path = ".".join(parts[:i])
-            if not any(self._canonical(each) in held for each in self._everything() if each.startswith(f"{path}.")):
+            if not any(self.canonical[each] in held for each in self.tensors if each.startswith(f"{path}.")):
                 return path
         return key
 

@@ -55,7 +55,7 @@ def record(module: nn.Module, inputs: Inputs) -> Recording:
         elif node.op == "get_attr":
             _read(node, module, traced, known)
         else:
-            _observe(node, module, stale, recorded)
+            _observe(node, module, known, stale, recorded)
         recorded.append(node)
     output = next(node for node in traced.graph.nodes if node.op == "output")
     outputs, spec = pytree.tree_leaves(output.args[0]), _output_spec(module, inputs)
@@ -134,7 +134,9 @@ def _read(node: fx.Node, module: nn.Module, traced: fx.GraphModule, known: dict[
         node.target = known[id(own)]
 
 
-def _observe(node: fx.Node, module: nn.Module, stale: dict[fx.Node, str], recorded: list[fx.Node]) -> None:
+def _observe(
+    node: fx.Node, module: nn.Module, known: dict[int, str], stale: dict[fx.Node, str], recorded: list[fx.Node]
+) -> None:
     args, kwargs = tuple(node.args), dict(node.kwargs)
     target, args, kwargs, in_place = out_of_place(node.op, node.target, args, kwargs)
     changed = args[0] if in_place else None
@@ -144,7 +146,7 @@ def _observe(node: fx.Node, module: nn.Module, stale: dict[fx.Node, str], record
     for source in node.all_input_nodes:
         if source in stale:
             raise CannotBeTraced(stale[source])
-    observe(node, module)
+    observe(node, module, known)
     for source in node.meta["written"]:
         if source.op == "get_attr":
             node.meta["buffers"].add(str(source.target))

@@ -227,11 +227,8 @@ class Grouping:
             layers.append(Layer(id, kind, group, steps, reads, path=path))
         wanted = {node for layer in layers for node in layer.reads} | self.leaves
         for layer in layers:
-            layer.gives = [node for node in layer.nodes if node in wanted and self._is_read(node, layer, layers)]
+            layer.gives = [node for node in layer.nodes if node in wanted]
         return layers
-
-    def _is_read(self, node: fx.Node, own: Layer, layers: list[Layer]) -> bool:
-        return node in self.leaves or any(node in layer.reads for layer in layers if layer is not own)
 
     def _identity(self, group: list[fx.Node]) -> tuple[str, str, str]:
         """Return path, kind and name of a layer."""

@@ -110,8 +110,8 @@ def example_of(node: Any) -> Any:
     return node.meta["value"]
 
 
-def observe(node: fx.Node, root: nn.Module) -> None:
-    """Run a node on the example and write down what it gave, drew and changed."""
+def observe(node: fx.Node, root: nn.Module, names: Mapping[int, str]) -> None:
+    """Run a node on the example and write down what it gave, drew and changed. `names`: of the root's tensors."""
     args = fx.node.map_arg(node.args, example_of)
     kwargs = fx.node.map_arg(node.kwargs, example_of)
     read = [(source, tensor, tensor._version) for source in node.all_input_nodes for tensor in _counted(source)]
@@ -131,7 +131,6 @@ def observe(node: fx.Node, root: nn.Module) -> None:
     node.meta["buffers"] = set()
     if held:
         now = dict(root.get_submodule(str(node.target)).named_buffers())
-        names = names_of(root)
         for name, (buffer, version) in held.items():
             if now.get(name) is not buffer or buffer._version != version:
                 node.meta["buffers"].add(names.get(id(buffer), f"{node.target}.{name}"))

@@ -169,7 +169,7 @@ class LayerTracer(fx.Tracer):
                 self.graph.erase_node(node)
                 raise CannotBeTraced(self.stale[source])
         with self.real():
-            observe(node, self.module)
+            observe(node, self.module, self.names)
         self.recorded.append(node)
         if stands_for_itself(node.meta["value"]) and not node.meta["draws"] and not node.meta["written"]:
             self.recorded.pop()

@@ -15,7 +15,7 @@ from .copies import RESERVED
 from .grouping import Grouping
 from .inputs import Inputs
 from .network import TracedNetwork
-from .recording import CannotBeTraced, Recording, observe, put_back
+from .recording import CannotBeTraced, Recording, names_of, observe, put_back
 from .sizes import Sizes
 from .values import Structure, features, flattened, is_tensor, tensors_of
 
@@ -202,7 +202,7 @@ def _as_one(module: nn.Module, inputs: Inputs) -> Mapping[bool, Recording]:
         call.meta["path"] = ""
         with put_back(module):
             module.train(training)
-            observe(call, module)
+            observe(call, module, names_of(module))
         leaves, spec = flattened(call)
         recordings[training] = Recording([*nodes.values(), call], nodes, leaves, spec)
     return recordings

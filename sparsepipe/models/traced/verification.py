@@ -88,13 +88,17 @@ def differences(
     layer_of = network.layer_of
     places = {row.id: i for i, row in enumerate(network.rows)}
     last_first = sorted(whole.gradients, key=lambda key: -places[layer_of[key]])
+    largest = max((float(each.abs().max()) for each in whole.gradients.values() if each.numel()), default=0.0)
     for what, keys in (("gradient", last_first), ("buffer", list(whole.buffers))):
         theirs, ours = (whole.gradients, cut.gradients) if what == "gradient" else (whole.buffers, cut.buffers)
         for key in keys:
             if key not in ours:
                 found.append(Difference(f"{what} of {key}", layer_of[key], float("inf"), float("inf")))
             else:
-                found += _compared(f"{what} of {key}", layer_of[key], theirs[key], ours[key])
+                floor = (
+                    largest / 10 if what == "gradient" else 0.0
+                )  # some are nothing but rounding, as of biases before norms
+                found += _compared(f"{what} of {key}", layer_of[key], theirs[key], ours[key], floor)
     return found
 
 
@@ -111,7 +115,8 @@ def _of_layers(network: TracedNetwork, whole: Pass, cut: Pass, training: bool) -
     return found
 
 
-def _compared(what: str, layer: str, theirs: Any, ours: Any) -> list[Difference]:
+def _compared(what: str, layer: str, theirs: Any, ours: Any, floor: float = 0.0) -> list[Difference]:
+    """`floor`: differences are relative to no smaller numbers."""
     if not is_tensor(theirs):
         same = type(theirs) is type(ours) and bool(theirs == ours)
         return [] if same else [Difference(what, layer, float("inf"), float("inf"))]
@@ -128,7 +133,7 @@ def _compared(what: str, layer: str, theirs: Any, ours: Any) -> list[Difference]
     off = (a.to(wide) - b.to(wide)).abs().nan_to_num(0, float("inf"), float("inf")).max().item()
     if a.isnan().any() and not torch.equal(a.isnan(), b.isnan()):
         off = float("inf")
-    scale = max(a.to(wide).abs().nan_to_num(0, 0, 0).max().item(), 1e-30)
+    scale = max(a.to(wide).abs().nan_to_num(0, 0, 0).max().item(), floor, 1e-30)
     return [Difference(what, layer, off, off / scale)] if off else []
 
 
