@@ -21,6 +21,7 @@ from torch.fx.passes.shape_prop import ShapeProp
 
 from sparsepipe.graph_text import GraphText
 from sparsepipe.models.images import IMAGE_NETWORKS
+from sparsepipe.models.traced import trace
 
 OURS = {"vgg16": "vgg16-images"}  # their name -> ours, where the two differ
 FLOAT_BYTES = 4
@@ -82,15 +83,15 @@ class EveryModule(fx.Tracer):
         return not list(module.children())
 
 
-def ours(name: str, batch_size: int) -> Nodes:
-    """Return the layers of one of our networks, with the bytes that it gives for images of the size it is made for."""
+def built(name: str, **args: object) -> nn.Module:
     chosen = IMAGE_NETWORKS[name]
-    builder = getattr(import_module(f"sparsepipe.models.{chosen.home}"), chosen.function)
-    size = int(chosen.takes.split()[-1])
-    with torch.device("meta"):  # shapes without memory
-        network = builder(**chosen.args)
-        traced = fx.GraphModule(network, EveryModule().trace(network))
-        ShapeProp(traced).propagate(torch.empty(batch_size, 3, size, size))
+    return getattr(import_module(f"sparsepipe.models.{chosen.home}"), chosen.function)(**{**chosen.args, **args})
+
+
+def recorded(network: nn.Module, images: torch.Tensor) -> Nodes:
+    """Return the layers of a network as torch.fx sees them, with the bytes that they give."""
+    traced = fx.GraphModule(network, EveryModule().trace(network))
+    ShapeProp(traced).propagate(images)
     nodes: Nodes = {}
     for node in traced.graph.nodes:
         if node.op in ("placeholder", "output") or isinstance(node.target, type):  # a type: Inception's named tuple
@@ -104,6 +105,14 @@ def ours(name: str, batch_size: int) -> Nodes:
         else:
             function = node.target if isinstance(node.target, str) else node.target.__name__
             nodes[node.name] = Node(THEIR_WORDS[function], given, 0, inputs)
+    return nodes
+
+
+def ours(name: str, batch_size: int) -> Nodes:
+    """Return the layers of one of our networks, with the bytes that it gives for images of the size it is made for."""
+    size = int(IMAGE_NETWORKS[name].takes.split()[-1])
+    with torch.device("meta"):  # shapes without memory
+        nodes = recorded(built(name), torch.empty(batch_size, 3, size, size))
     pools = {id: node for id, node in nodes.items() if node.label == "AdaptiveAvgPool2d"}
     idle = {id for id, pool in pools.items() if nodes[pool.inputs[0]].activation_bytes == pool.activation_bytes}
     nodes |= {id: replace(pool, label="AvgPool2d") for id, pool in pools.items()}
@@ -177,3 +186,26 @@ def test_another_edge_is_another_graph():
     other = chain | {"5": replace(chain["5"], inputs=("4", "2"))}
     assert places(chain) == places(dict(chain)) != places(other)
     assert places(without(chain, {"2"})) == places(without(other, {"1"}))
+
+
+@pytest.mark.parametrize("name", ["alexnet", "resnet18-32", "squeezenet1.1"])
+def test_what_is_profiled_and_cut_are_these_layers(name):
+    """The graph that is held against published profiles is that of `trace`, by another way of recording."""
+    network = built(name, width=0.125, num_classes=3)
+    images = torch.randn(2, 3, 64, 64)
+    traced = trace(network, images)
+    layer_of = {value: row.id for row in traced.rows for value in row.outputs}
+    rows = {
+        row.id: Node(
+            THEIR_WORDS.get(row.kind, row.kind),
+            0,
+            FLOAT_BYTES * row.num_parameters,
+            tuple(dict.fromkeys(layer_of[value] for value in row.inputs if value in layer_of)),
+        )
+        for row in traced.rows
+    }
+    expected = {
+        id: replace(node, label=node.label.partition("(")[0], activation_bytes=0)
+        for id, node in recorded(network, images).items()
+    }
+    assert places(rows) == places(expected)

@@ -13,7 +13,7 @@ def _named(home: str, function: str, takes: str, summary: str, **args: object) -
 
 
 IMAGE_NETWORKS: dict[str, ModuleNetwork] = {
-    "mnist-convnet": _named("convnet", "convnet", "28 x 28", "two convolutions and two linear layers, for digits"),
+    "mnist-convnet": _named("convnet", "convnet", "28 x 28", "three convolutions and a linear layer, for digits"),
     "alexnet": _named("alexnet", "alexnet", "224 x 224", "AlexNet"),
     # vgg16 alone is a table of rows, on grids made of clouds
     "vgg16-images": _named("vgg", "vgg", "224 x 224", "VGG16", depth=16),
