@@ -9,6 +9,7 @@ Nothing is pickled: what travels in a record is the name, with the file's SHA-25
 import importlib
 import importlib.util
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 from .digests import digest
 from .errors import InputError
 from .files import sha256
+from .host.removed_names import restore_removed_names
 
 _EXAMPLE = "'package.module:function' or 'path/net.py:function'"
 
@@ -81,8 +83,11 @@ class UserFunction:
     def load(self) -> Callable[..., Any]:
         """Import it. Raises InputError where it is not there, or its file raises as it is imported."""
         file = self.file()  # says what is missing
+        restore_removed_names()  # the file may import MinkowskiEngine
         try:
-            module = _from_file(file.resolve()) if self.is_file else importlib.import_module(self.home)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "The MinkowskiEngine was compiled with CPU_ONLY")  # as it always says
+                module = _from_file(file.resolve()) if self.is_file else importlib.import_module(self.home)
         except Exception as error:  # whatever the user's file raises: it is told in a line
             what = " ".join(str(error).split())
             raise InputError(f"{self}: {file} raises {type(error).__name__} as it is imported ({what})") from error
@@ -95,16 +100,20 @@ class UserFunction:
 
 
 def _from_file(path: Path) -> ModuleType:
-    """Import a file under a name of its own, once for each path: another file of the same name is another module."""
-    name = f"sparsepipe_user_{path.stem}_{digest(str(path))}"
+    """Import a file under a name of its own, once as long as it stays as it is.
+
+    Another file of the same name is another module, and so is one that was written anew, as a cell of a notebook does.
+    """
+    name = f"sparsepipe_user_{path.stem}_{digest([str(path), sha256(path)])}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and the like look their module up
     try:
-        spec.loader.exec_module(module)
+        # Not by the loader: its bytecode counts as fresh for a file of the same size, written within the second.
+        exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
     except BaseException:
         del sys.modules[name]
         raise

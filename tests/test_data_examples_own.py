@@ -101,6 +101,11 @@ def test_sequences_are_padded_and_their_size_counts_it(tmp_path: Path) -> None:
         _ = opened.labels
 
 
+def test_an_option_may_be_called_source(tmp_path: Path) -> None:
+    opened = open_examples(own(tmp_path, "def make(split, source): return [(source, 0)]\n"), split="test", source=3.5)
+    assert opened.batch([0]).inputs.tolist() == [3.5]
+
+
 def test_sizes_and_facts_of_the_users_own_are_used(tmp_path: Path) -> None:
     more = "sizes = [4, 9]; size_unit = 'tokens'; classes = ['a', 'b']; facts = {'depth': 3}; loss = 'mine'"
     more += "; targets = [1, 0]"

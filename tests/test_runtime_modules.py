@@ -226,6 +226,7 @@ def test_a_checkpoint_has_the_names_of_the_users_module(runs):
         ({"model_args": '{"depth": 3}'}, "unexpected keyword argument 'depth'; it takes .*--model-args"),
         ({"model_args": "[3]"}, "expected a JSON object"),
         ({"model_args": "{"}, "no JSON"),
+        ({"data_args": '{"split": "test"}'}, "data_args has 'split', which a run gives by itself"),
         ({"engine": "native"}, "engine 'native' asked, but .* is made of torch modules"),
         ({"loss": "tokens_"}, "unknown loss 'tokens_'"),
         ({"data": f"{OWN}:text"}, "returns no data set|text"),

@@ -1,7 +1,5 @@
 """The reference engine: NVIDIA's MinkowskiEngine behind the engine protocol. The only file that imports it."""
 
-import collections
-import collections.abc
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -12,6 +10,7 @@ from torch import Tensor, nn
 
 from ..data.batch import PointBatch
 from ..errors import InputError
+from ..host.removed_names import restore_removed_names
 from ..models.base import LayerRow
 from ..models.rows import Row
 from .base import CoordinateSet, Feature, Parts
@@ -21,11 +20,7 @@ from .dropout import SeededDropout
 from .input_checks import checked
 from .native.coordinates import pack, within_reach
 
-# MinkowskiEngine 0.5.4 imports names that Python 3.10 took out of `collections`.
-for _name in ("Sequence", "Mapping", "Iterable"):
-    if not hasattr(collections, _name):
-        setattr(collections, _name, getattr(collections.abc, _name))
-
+restore_removed_names()
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it says at every import that it was built without CUDA
     import MinkowskiEngine as ME

@@ -40,6 +40,7 @@ _TEXTS: Mapping[str, tuple[type, Callable[..., ExampleDataset]]] = {
 
 def open_examples(
     source: str | Path,
+    /,  # an option of the user's own may be called source, too
     *,
     split: str,
     seed: int = 0,

@@ -1,0 +1,41 @@
+"""Functions of the user's own: imported as their file is now, MinkowskiEngine's among them."""
+
+import inspect
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from sparsepipe.functions import UserFunction
+
+
+def written(path: Path, text: str) -> UserFunction:
+    path.write_text(text)
+    return UserFunction.parse(f"{path}:build")
+
+
+def test_a_file_that_is_written_anew_is_imported_anew(tmp_path):
+    """A cell of a notebook writes it and is run again: the old network was profiled, and the new one trained."""
+    path = tmp_path / "net.py"
+    first = written(path, "def build(): return 1\n").load()
+    second = written(path, "def build(): return 2\n").load()  # as long, within the second
+    assert (first(), second()) == (1, 2)
+    assert written(path, "def build(): return 1\n").load() is first
+    assert not list(tmp_path.glob("__pycache__/*"))
+
+
+def test_its_source_can_be_looked_at(tmp_path):
+    function = written(tmp_path / "net.py", "def build():\n    return 'here'\n").load()
+    assert "'here'" in inspect.getsource(function) and function.__module__.startswith("sparsepipe_user_net_")
+
+
+@pytest.mark.skipif(find_spec("MinkowskiEngine") is None, reason="MinkowskiEngine is not installed")
+def test_a_file_may_import_minkowski_engine_first(tmp_path):
+    """It imports names that Python has removed: alone it fails."""
+    path = tmp_path / "net.py"
+    path.write_text("import MinkowskiEngine as ME\ndef build(): return ME.MinkowskiReLU()\n")
+    code = f"from sparsepipe.functions import UserFunction as F; print(F.parse('{path}:build').load()())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("MinkowskiReLU()\n", "")
