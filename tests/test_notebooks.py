@@ -27,6 +27,8 @@ SMALL = {
     "epochs": 1,
     "part_epochs": 1,
     "scan_epochs": 1,
+    "image_epochs": 1,
+    "cloud_epochs": 1,
     "num_devices": 2,
     "num_seeds": 1,
     "minibatches": 4,
@@ -49,8 +51,22 @@ def small(path):
     return FIGURES if reads_digits else SMALL
 
 
+WRITES = "%%writefile "  # a cell that is a file of the reader's own
+
+
 def cells(path, kind="code"):
-    return [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == kind]
+    """The cells of a kind; those that write a file are none of the notebook's code, see `files_of`."""
+    return [
+        cell
+        for cell in nbformat.read(path, as_version=4).cells
+        if cell.cell_type == kind and not cell.source.startswith(WRITES)
+    ]
+
+
+def files_of(path):
+    """The files that a notebook writes: their names and texts."""
+    sources = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.source.startswith(WRITES)]
+    return {first.removeprefix(WRITES): text for first, _, text in (source.partition("\n") for source in sources)}
 
 
 def test_the_notebooks_are_those_that_reproduce_runs():
@@ -99,6 +115,13 @@ class TestEveryNotebook:
             statements = len(cell.source.splitlines())
             assert statements <= 20, f"{statements} lines: {cell.source[:60]}"
 
+    def test_writes_files_that_are_short(self, path):
+        """A reader's own: 20 lines are a network, 10 a data set."""
+        for name, text in files_of(path).items():
+            lines = [line for line in text.splitlines() if line.strip()]
+            compile(text, name, "exec")
+            assert len(lines) <= (20 if "net" in name else 10), name
+
     def test_explains_its_parameters_alike(self, path):
         """Parameters that notebooks share have one default, or they would not find what others left."""
         others = (other for other in PATHS if other != path and other.parent == path.parent)
@@ -121,6 +144,7 @@ OPEN = {  # notebook: the verbs that its cells call by their public names
     "04_partition": PLANS | {"simulate"},
     "05_launch": VERBS,
     "06_figures": PLANS | {"launch"},
+    "09_your_own_network": VERBS,
     "figures/1_devices": PLANS | {"launch"},
     "figures/2_mixed_devices": PLANS,
     "figures/3_sparse_dense": {"profile_model"},
@@ -180,12 +204,15 @@ def test_notebooks_are_as_nbstripout_leaves_them():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_notebooks_pass_ruff():
+def test_notebooks_pass_ruff(tmp_path):
     pytest.importorskip("ruff")
+    for path in PATHS:
+        for name, text in files_of(path).items():  # of which ruff knows nothing, as they are cells of a magic
+            (tmp_path / name).write_text(text + "\n")
+    config = ["--config", str(FOLDER.parent / "pyproject.toml")]
     for action in (["check"], ["format", "--check"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "ruff", *action, str(FOLDER)], capture_output=True, text=True, check=False
-        )
+        command = [sys.executable, "-m", "ruff", *action, *config, str(FOLDER), str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout
 
 

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import nbformat
@@ -11,6 +12,8 @@ from test_notebooks import FIGURES, PATHS, SMALL, name_of, small
 from scripts import lab_driver
 from scripts.lab_driver import open_notebook, run_notebook
 from sparsepipe.data import make_shapes
+from sparsepipe.files import sha256
+from sparsepipe.record import RunRecord
 from sparsepipe.reproduce import reproduce
 from sparsepipe.reproduce.driver import _exported
 
@@ -55,6 +58,19 @@ def test_the_walk_and_the_figure_of_shapes_run_from_nothing(of_shapes):
     assert "minkunet14a-segmentation-narrow-parts-001" in runs(of_shapes)
 
 
+def test_a_network_of_the_readers_own_is_written_trained_and_held_to_one_piece(of_shapes):
+    assert {f"own-{name}-001" for name in ("one-process", "data-parallel", "pipeline")} <= runs(of_shapes)
+    record = RunRecord.load(of_shapes / "runs" / "own-pipeline-001")
+    written = of_shapes / "work" / "own_network" / "net.py"
+    assert record.plan.stages[1:] and record.origin["facts"]["code_sha256"]["model"] == sha256(written)
+    executed = nbformat.read(of_shapes / "runs" / "notebooks" / "09_your_own_network.ipynb", as_version=4)
+    said = "".join(o.get("text", "") for cell in executed.cells for o in cell.get("outputs", []))
+    has_minkowski = find_spec("MinkowskiEngine") is not None
+    assert said.count("the same network in 2 stages") == 1 + has_minkowski
+    assert ("MinkowskiEngine is not installed" in said) != has_minkowski
+    assert ("own-sparse-001" in runs(of_shapes)) == has_minkowski
+
+
 def test_the_other_figures_run_from_nothing(of_figures):
     assert len(runs(of_figures)) > 1
 
@@ -65,7 +81,12 @@ def test_executed_copies_are_small(of_shapes, of_figures):
     assert not any(path.stat().st_size > 3e6 for path in copies)
 
 
-LIVE = {"03_layer_graph": 1, "04_partition": 1, "05_launch": 2}  # those that show widgets, and how many
+LIVE = {
+    "03_layer_graph": 1,
+    "04_partition": 1,
+    "05_launch": 2,
+    "09_your_own_network": 1,
+}  # those that show widgets, and how many
 ALL_WIDGETS = "least => document.querySelectorAll('.widget-vbox, .sp-view').length >= least"
 ALL_FIGURES = "least => document.querySelectorAll('.js-plotly-plot').length >= least"
 

@@ -103,9 +103,23 @@ class MinkowskiEngine:
         return 0  # the library measures nothing
 
     def rows(self, output: AnyTensor) -> Tensor:
-        if isinstance(output, ME.SparseTensor):
+        if not isinstance(output, ME.SparseTensor):
+            return output
+        if not _one_voxel_each(output):
             raise InputError(f"an output of {len(output)} voxels is still sparse: pool it globally first")
-        return output
+        return output.F.index_select(0, torch.argsort(output.C[:, 0]))
+
+    def correct(self, module: nn.Module) -> list[str]:
+        """Have global means and sums of a module of the library's own layers in the rows of their samples.
+
+        Returns the names of the layers that were changed. See `GlobalPool`.
+        """
+        changed = []
+        for name, part in module.named_modules():
+            if type(part) in _ORDERED and part.pooling_mode != _ORDERED[type(part)]:
+                part.pooling_mode = _ORDERED[type(part)]
+                changed.append(name)
+        return changed
 
 
 def _join(name: str, feature: Feature, keys: list[Any], manager: Any, parts: Parts) -> AnyTensor:
@@ -197,6 +211,13 @@ class GlobalPool(nn.Module):
         if not _one_voxel_each(tensor):
             tensor = self.pool(tensor)
         return tensor.F.index_select(0, torch.argsort(tensor.C[:, 0]))
+
+
+_ORDERED = {  # layers whose default mode mixes samples up: the mode that does not
+    ME.MinkowskiGlobalPooling: ME.PoolingMode.GLOBAL_AVG_POOLING_KERNEL,
+    ME.MinkowskiGlobalAvgPooling: ME.PoolingMode.GLOBAL_AVG_POOLING_KERNEL,
+    ME.MinkowskiGlobalSumPooling: ME.PoolingMode.GLOBAL_SUM_POOLING_KERNEL,
+}
 
 
 class TransposedConvolution(ME.MinkowskiConvolutionTranspose):

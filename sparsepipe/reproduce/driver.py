@@ -33,6 +33,7 @@ NOTEBOOKS: dict[str, tuple[str, ...]] = {
     "06_figures": ("05_launch",),
     "07_learning": (),
     "08_segmentation": (),
+    "09_your_own_network": (),
     "figures/4_accuracy": (),  # trains what figures 1 and 5 read
     "figures/3_sparse_dense": (),
     "figures/1_devices": ("figures/4_accuracy",),
@@ -48,6 +49,7 @@ ALONE = frozenset(
         "05_launch",
         "07_learning",
         "08_segmentation",
+        "09_your_own_network",
         "figures/4_accuracy",
         "figures/3_sparse_dense",
         "figures/1_devices",

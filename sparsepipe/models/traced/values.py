@@ -38,6 +38,17 @@ def features(value: Any) -> Tensor:
     return value.F if is_sparse(value) else value
 
 
+def in_order(value: Any) -> Tensor:
+    """Return the numbers of a tensor, of a sparse one in the order of its coordinates.
+
+    The library orders the voxels of a coarser grid by what it computed before.
+    """
+    if not is_sparse(value):
+        return value
+    order = torch.unique(value.C, dim=0, return_inverse=True)[1].argsort()
+    return value.F.index_select(0, order)
+
+
 def tensors_of(value: Any) -> list[Tensor]:
     """Return the numbers of every tensor in a structure."""
     leaves = flattened(value)[0]

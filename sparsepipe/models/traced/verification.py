@@ -14,7 +14,7 @@ from ...errors import InputError
 from .checkpoints import without_checkpoints
 from .network import TracedNetwork
 from .recording import names_of, put_back
-from .values import Structure, features, flattened, is_tensor
+from .values import Structure, features, flattened, in_order, is_tensor
 
 Loss = Callable[[Any], Tensor]
 
@@ -120,7 +120,7 @@ def _compared(what: str, layer: str, theirs: Any, ours: Any, floor: float = 0.0)
     if not is_tensor(theirs):
         same = type(theirs) is type(ours) and bool(theirs == ours)
         return [] if same else [Difference(what, layer, float("inf"), float("inf"))]
-    a, b = features(theirs).detach(), features(ours).detach()
+    a, b = in_order(theirs).detach(), in_order(ours).detach()
     if a.shape != b.shape or a.dtype != b.dtype:
         return [
             Difference(
@@ -168,7 +168,7 @@ def run_whole(network: TracedNetwork, inputs: Any, *, loss: Loss, training: bool
             counts[path] = counts.get(path, 0) + 1
             key = path if counts[path] == 1 else f"{path}-{counts[path]}"
             leaves, spec = flattened(output)  # copies: what follows may work in place
-            kept = [features(leaf).detach().clone() if is_tensor(leaf) else leaf for leaf in leaves]
+            kept = [in_order(leaf).detach().clone() if is_tensor(leaf) else leaf for leaf in leaves]
             values[key] = pytree.tree_unflatten(kept, spec)
 
         return hook

@@ -14,8 +14,10 @@ from ...engines import Engine, Feature, Parts
 from ...engines.batch_norm import Group
 from ...engines.subnetwork import build
 from ...losses import CrossEntropy, Loss, Outcome
+from ...losses.of_users import UserLoss
 from ...models import Network
 from ...models.base import AnyNetwork
+from ...models.traced.values import is_sparse
 from ...plan import Plan
 from ..config import RunConfig
 from ..failures import PacketMismatch
@@ -160,7 +162,7 @@ class NetworkStage:
         self, outputs: Mapping[str, Any], labels: Tensor, *, samples: int, detailed: bool = False
     ) -> tuple[Tensor, Outcome]:
         output = self.module.result(outputs)
-        if self._judges_rows:
+        if self._judges_rows or (is_sparse(output) and not isinstance(self._loss, UserLoss)):
             output = self.engine.features(output) if self._per_voxel else self.engine.rows(output)
         return self._loss(output, labels, samples=samples, detailed=detailed)
 

@@ -116,6 +116,8 @@ def _module_task(
         has = "point clouds" if isinstance(batch, data.PointBatch) else "plain tensors"
         raise InputError(f"model {config.model} is of {chosen.name} modules, but {config.data} has {has}")
     name, num_classes = short_name(config.model), facts.get("num_classes", 0)
+    if isinstance(batch, data.PointBatch) and (changed := chosen.correct(module)):  # type: ignore[attr-defined]
+        _say(f"{name}: {', '.join(changed)} pools in the mode that keeps samples apart, unlike the library's default")
     net = trace(module, chosen.tensor(batch), name=name, say=_say, num_classes=num_classes)
     return LearningTask(net, chosen, training, validation, _loss_of(config, training))
 
