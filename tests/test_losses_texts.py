@@ -10,6 +10,7 @@ from sparsepipe.data import IGNORED
 from sparsepipe.errors import InputError
 from sparsepipe.losses import Tally, open_loss
 from sparsepipe.losses.masked_words import MaskedWords
+from sparsepipe.losses.outputs import num_correct
 from sparsepipe.losses.tokens import TokenCrossEntropy, perplexity
 
 VOCABULARY = 7
@@ -160,3 +161,15 @@ def test_masked_words_alone_and_outputs_by_name() -> None:
 def test_what_does_not_fit_is_told_in_a_line(loss, output, target, what) -> None:
     with pytest.raises(InputError, match=what):
         open_loss(loss, facts={})(output, target, samples=2)
+
+
+@pytest.mark.parametrize("levels", [2, 5, 1000], ids=["nearly all tie", "many tie", "few tie"])
+def test_correct_rows_are_counted_as_argmax_does_ties_included(levels):
+    generator = torch.Generator().manual_seed(levels)
+    rows = torch.randint(0, levels, (400, 7), generator=generator).float()
+    labels = torch.randint(0, 7, (400,), generator=generator)
+    labels[::5] = IGNORED
+    expected = int((rows.argmax(1) == labels).sum())
+    assert num_correct(rows, labels) == expected > 0
+    assert num_correct(torch.zeros(3, 4), torch.tensor([0, 1, IGNORED])) == 1
+    assert num_correct(rows[:0], labels[:0]) == 0

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..data.labels import IGNORED
 from ..errors import InputError
 from .base import Outcome
-from .outputs import check_known, check_rows, main_output
+from .outputs import check_known, check_rows, main_output, num_correct
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class TokenCrossEntropy:
         rows, words = logits.flatten(0, -2).float(), target.to(logits.device).flatten()
         counted = int((words != IGNORED).sum())
         loss = words_cross_entropy(rows, words, counted, label_smoothing=self.label_smoothing)
-        correct = int((rows.detach().argmax(1) == words).sum())
+        correct = num_correct(rows.detach(), words)
         details = None
         if detailed:
             plain = words_cross_entropy(rows.detach(), words, counted)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from sparsepipe.data.examples import ExampleBatch
 from sparsepipe.data.labels import IGNORED
 from sparsepipe.engines import Engine, engine
+from sparsepipe.engines.allocator import keep_freed_memory
 from sparsepipe.models.base import AnyNetwork
 
 from .table_cases import DISTINCT
@@ -44,6 +45,7 @@ class ModuleCase:
     def module(self) -> nn.Module:
         from sparsepipe.models.traced.building import build_module  # here: not every role needs it
 
+        keep_freed_memory()  # as every engine by name does: all competitors alike
         return build_module(self.model, {}, self.facts, seed=0).train()
 
     def network(self) -> AnyNetwork:
