@@ -290,3 +290,10 @@ def test_no_minibatch_of_examples_to_profile_on_has_a_single_sample():
     training = open_task(config, engine_name="auto", seed=0).training
     sizes = [len(batch) for batch in spread_examples(training, range(18), batch_size=4)]
     assert sizes == [2, 4]
+
+
+def test_an_lstm_of_usual_size_is_a_network():
+    """Without a gradient its sums are added up in another order: in the last bits it is not the module it was."""
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Embedding(300, 128), torch.nn.LSTM(128, 128, batch_first=True))
+    assert [row.kind for row in trace(module, torch.randint(0, 300, (2, 57))).rows] == ["Embedding", "LSTM"]

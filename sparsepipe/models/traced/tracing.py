@@ -259,7 +259,15 @@ def _check_against(network: TracedNetwork, inputs: Inputs, expected: Mapping[boo
 
 
 def _equal(ours: Any, theirs: Any) -> bool:
+    """Whether two values are the same but for rounding, as `verify` means it: of the largest number in them.
+
+    LSTMs have another kernel where no gradient is asked for, which adds up in another order.
+    """
     if not is_tensor(theirs):
         return type(ours) is type(theirs) and bool(ours == theirs)
     a, b = features(ours), features(theirs)
-    return a.dtype == b.dtype and a.shape == b.shape and torch.allclose(a, b, rtol=1e-5, atol=1e-7, equal_nan=True)
+    if a.dtype != b.dtype or a.shape != b.shape or not a.is_floating_point():
+        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+    finite = b.isfinite()
+    most = 1000 * torch.finfo(b.dtype).eps * float(b[finite].abs().max()) if bool(finite.any()) else 0.0
+    return torch.allclose(a, b, rtol=0.0, atol=most, equal_nan=True)
