@@ -20,6 +20,10 @@ from .values import features, is_tensor
 _OF_MODULES = (ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError, RuntimeError)
 
 
+class LayerFailed(InputError):
+    """A layer of the user's raised on tensors that it cannot take."""
+
+
 class TracedSubnetwork(nn.Module):
     """Offers what `engines.Subnetwork` does, for a traced network; see there.
 
@@ -151,7 +155,7 @@ class TracedSubnetwork(nn.Module):
                 if type(error) not in _OF_MODULES:  # a rank that is lost in a batch norm is no fault of the layer
                     raise
                 what = f"{type(error).__name__} in minibatch {minibatch}: {' '.join(str(error).split())}"
-                raise InputError(f"layer {row.id!r} of {self.network.name} raises {what}") from error
+                raise LayerFailed(f"layer {row.id!r} of {self.network.name} raises {what}") from error
 
     def _run(self, program: Program, tensors: Mapping[str, Any]) -> dict[str, Any]:
         values: dict[fx.Node, Any] = {node: tensor_at(self, key) for node, key in program.state.items()}

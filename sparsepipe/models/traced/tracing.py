@@ -17,6 +17,7 @@ from .inputs import Inputs
 from .network import TracedNetwork
 from .recording import CannotBeTraced, Recording, names_of, observe, put_back
 from .sizes import Sizes
+from .subnetwork import LayerFailed
 from .values import Structure, features, flattened, is_tensor, tensors_of
 
 MODES = (True, False)  # whether it trains
@@ -247,6 +248,8 @@ def _check_against(network: TracedNetwork, inputs: Inputs, expected: Mapping[boo
         try:
             # With gradients, as the module ran: without them LSTMs take another kernel, which rounds differently.
             found = stage.result(stage(inputs.tensors, minibatch=0))
+        except LayerFailed as error:
+            raise CannotBeTraced(f"of its layers one by one, {str(error)[:150]}") from error
         except InputError:
             raise
         except Exception as error:  # of any kind: the recording is not the module
