@@ -45,6 +45,24 @@ def test_layers_are_read_whoever_wrote_them(tmp_path) -> None:
     assert tensors["buffer:conv2.count"].item() == 7
 
 
+def test_tensors_of_traced_layers_that_go_by_other_names_are_read(tmp_path) -> None:
+    """A module that is called again holds its buffers in both stages; a module in one piece names no layer."""
+    checkpoint.begin(tmp_path, 5)
+    checkpoint.write_shard(
+        tmp_path, 5, "stage0", {"buffer:norm.mean": torch.ones(2), "weight:conv.kernel": torch.ones(1)}
+    )
+    checkpoint.write_shard(
+        tmp_path, 5, "stage1", {"buffer:norm.mean": torch.ones(2), "weight:other.kernel": torch.zeros(1)}
+    )
+    places = dict.fromkeys(("norm", "conv"), "stage0.safetensors") | dict.fromkeys(
+        ("norm-2", "Net"), "stage1.safetensors"
+    )
+    checkpoint.finish(tmp_path, 5, keep=1, layers=places, model="net")
+    found = checkpoint.latest(tmp_path)
+    assert {"buffer:norm.mean", "weight:other.kernel"} <= found.read(["norm-2", "Net"]).keys()
+    assert found.read(["conv"]).keys() == {"weight:conv.kernel"}
+
+
 def test_torch_itself_reads_it(tmp_path) -> None:
     _write(tmp_path, 12)
     weights = {"weight:conv1.kernel": torch.empty(3), "weight:conv2.kernel": torch.empty(3)}

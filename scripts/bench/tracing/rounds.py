@@ -73,20 +73,41 @@ def by_us(name: str, network: TracedNetwork, inputs: Any, number: int) -> str:
 
 def by_torch(name: str, number: int) -> str:
     """Try several places; return why the first of them failed where all do."""
-    network, inputs = traced(name)  # its layers say which modules are called first
+    network, inputs = traced(name)
     whole = run_whole(network, inputs, loss=mean_square, training=True)
-    paths = list(dict.fromkeys(path for row in network.rows for path in row.modules if path and row.programs))
-    reasons = [said(lambda at=at: _by_torch_at(name, at, whole)) for at in torch_pipeline.places(paths, number)]
-    if not reasons:
-        return f"{len(paths)} modules are called"
-    return "" if "" in reasons else reasons[0]
+    called = _called(name)
+    reasons: list[str] = []
+    for paths in called:
+        for at in torch_pipeline.places(paths, number):
+            reasons.append(said(lambda at=at: _by_torch_at(name, at, whole)))
+            if not reasons[-1]:
+                return ""
+    return reasons[0] if reasons else f"{max(map(len, called))} modules are called"
+
+
+def _called(name: str) -> tuple[list[str], list[str]]:
+    """Return the paths of modules without parts, and of those with, as they are called first."""
+    module, inputs = traced_zoo.build(name)
+    order: dict[str, None] = {}
+    for path, part in module.named_modules():
+        if path:
+            part.register_forward_pre_hook(lambda _, __, path=path: order.setdefault(path))
+    args, kwargs = _arguments(inputs)
+    module(*args, **kwargs)
+    parts = {path: next(module.get_submodule(path).children(), None) is not None for path in order}
+    return [path for path in order if not parts[path]], [path for path in order if parts[path]]
+
+
+def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(inputs, dict):
+        return (), inputs
+    return (inputs if isinstance(inputs, tuple) else (inputs,)), {}
 
 
 def _by_torch_at(name: str, at: tuple[str, ...], whole: Pass) -> str:
     module, inputs = traced_zoo.build(name)
     module.train()
-    args = inputs if isinstance(inputs, tuple) else () if isinstance(inputs, dict) else (inputs,)
-    kwargs = inputs if isinstance(inputs, dict) else {}
+    args, kwargs = _arguments(inputs)
     stages = torch_pipeline.cut(module, args, kwargs, at)
     torch.manual_seed(0)
     output, gradients = torch_pipeline.run(stages, pytree.tree_leaves((args, kwargs)), mean_square)

@@ -8,7 +8,7 @@ from torch import Tensor, fx, nn
 from torch.distributed.pipelining import SplitPoint, pipeline
 from torch.utils import _pytree as pytree
 
-TRIES = 8  # places for its cuts: it cuts before modules alone, and not before all of them
+TRIES = 4  # places for its cuts: it cuts before modules alone, and not before all of them
 
 
 class WrongStages(Exception):
@@ -25,7 +25,7 @@ def cut(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], bef
 
 def places(paths: list[str], num_stages: int) -> Iterator[tuple[str, ...]]:
     """Yield modules to cut before, even shares of those that are called first; each time a little later."""
-    for shift in range(TRIES):
+    for shift in range(TRIES) if paths else ():
         found = [paths[min(len(paths) - 1, round(i * len(paths) / num_stages) + shift)] for i in range(1, num_stages)]
         if len(set(found)) == num_stages - 1:
             yield tuple(found)

@@ -133,6 +133,8 @@ def _assembled(
             raise CannotBeTraced("it gives what is neither tensor nor number")
     assembly = Assembly(module, groupings, tuple(inputs.tensors))
     made = assembly.assembled()
+    for each in recordings.values():
+        _let_go(each)
     opaque = {path: why for each in recordings.values() for path, why in each.opaque.items()}
     if way.record is _as_one:
         opaque[""] = "; ".join(dict.fromkeys(reasons))
@@ -152,6 +154,12 @@ def _assembled(
         constants=made.constants,
         num_classes=num_classes,
     )
+
+
+def _let_go(recording: Recording) -> None:
+    """Drop what operations gave on the example, and the graph of autograd behind it."""
+    for node in recording.nodes:
+        node.meta = {"no_grad": node.meta["no_grad"]}
 
 
 def _line(name: str, module: nn.Module, path: str, why: str) -> str:
