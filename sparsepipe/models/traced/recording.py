@@ -106,14 +106,29 @@ def run(node: fx.Node, args: tuple[Any, ...], kwargs: Mapping[str, Any], module:
     return node.target(*args, **kwargs)
 
 
-def example_of(node: Any) -> Any:
-    return node.meta["value"]
+def filled(argument: Any, value: Callable[[Any], Any]) -> Any:
+    """Return an argument with values in the place of nodes, and of devices; containers are made anew, plain ones."""
+    if isinstance(argument, fx.Node | torch.device):
+        return value(argument)
+    if isinstance(argument, tuple):
+        items = [filled(each, value) for each in argument]
+        return type(argument)(*items) if hasattr(argument, "_fields") else tuple(items)
+    if isinstance(argument, list):
+        return [filled(each, value) for each in argument]
+    if isinstance(argument, dict):
+        return {key: filled(each, value) for key, each in argument.items()}
+    if isinstance(argument, slice):
+        return slice(*(filled(each, value) for each in (argument.start, argument.stop, argument.step)))
+    return argument
+
+
+def example_of(given: Any) -> Any:
+    return given.meta["value"] if isinstance(given, fx.Node) else given
 
 
 def observe(node: fx.Node, root: nn.Module, names: Mapping[int, str]) -> None:
     """Run a node on the example and write down what it gave, drew and changed. `names`: of the root's tensors."""
-    args = fx.node.map_arg(node.args, example_of)
-    kwargs = fx.node.map_arg(node.kwargs, example_of)
+    args, kwargs = filled(node.args, example_of), filled(node.kwargs, example_of)
     read = [(source, tensor, tensor._version) for source in node.all_input_nodes for tensor in _counted(source)]
     held = {}
     if node.op == "call_module":

@@ -11,7 +11,7 @@ from ...errors import InputError
 from ...seeds import SHARED_GENERATORS, derived_seed
 from .checkpoints import without_checkpoints
 from .copies import Tree, lent_keys, module_at, tensor_at
-from .recording import run
+from .recording import filled, run
 from .rows import Program, TracedRow
 from .synchronised import synchronise
 from .values import features, is_tensor
@@ -163,10 +163,14 @@ class TracedSubnetwork(nn.Module):
         for port in program.reads:
             values[port.node] = port.structure.join(iter([tensors[name] for name in port.names]))
         device = _device(tensors, program)
+
+        def value(given: Any) -> Any:
+            """What a node gave; this process's device in the place of the one that the network was traced on."""
+            return values[given] if isinstance(given, fx.Node) else given if device is None else device
+
         ambient = torch.is_grad_enabled()
         for node in program.steps:
-            args = fx.node.map_aggregate(fx.node.map_arg(node.args, values.__getitem__), device)
-            kwargs = fx.node.map_aggregate(fx.node.map_arg(node.kwargs, values.__getitem__), device)
+            args, kwargs = filled(node.args, value), filled(node.kwargs, value)
             with torch.set_grad_enabled(ambient and not node.meta["no_grad"]):
                 values[node] = run(node, args, kwargs, self._module)
         return {
@@ -198,10 +202,9 @@ class TracedSubnetwork(nn.Module):
                 parameters[name] = tensor
 
 
-def _device(tensors: Mapping[str, Any], program: Program) -> Callable[[Any], Any]:
-    """Return what puts this process's device in the place of the one that the network was traced on."""
-    found = next((features(tensors[name]).device for name in program.inputs if is_tensor(tensors[name])), None)
-    return lambda given: found if isinstance(given, torch.device) and found is not None else given
+def _device(tensors: Mapping[str, Any], program: Program) -> torch.device | None:
+    """Return where a layer's inputs are; None for one without."""
+    return next((features(tensors[name]).device for name in program.inputs if is_tensor(tensors[name])), None)
 
 
 @contextmanager

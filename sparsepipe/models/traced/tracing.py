@@ -258,8 +258,6 @@ def _check_against(network: TracedNetwork, inputs: Inputs, expected: Mapping[boo
             found = stage.result(stage(inputs.tensors, minibatch=0))
         except LayerFailed as error:
             raise CannotBeTraced(f"of its layers one by one, {str(error)[:150]}") from error
-        except InputError:
-            raise
         except Exception as error:  # of any kind: the recording is not the module
             raise CannotBeTraced(
                 f"its layers raise {type(error).__name__} ({' '.join(str(error).split())[:100]})"
