@@ -84,7 +84,7 @@ def test_the_engine_is_built_from_the_same_version_by_the_same_command_everywher
 
 
 def test_extras_are_those_that_are_promised():
-    assert set(extras()) == {"minkowski", "cluster", "oracles", "dev"}
+    assert set(extras()) == {"minkowski", "cluster", "dev"}
 
 
 def test_the_installed_versions_are_within_the_stated_bounds():
