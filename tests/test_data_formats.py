@@ -295,3 +295,35 @@ def test_a_mesh_without_area_is_refused() -> None:
     line = Mesh(np.array([[0, 0, 0], [1, 0, 0], [2, 0, 0]], dtype=float), np.array([[0, 1, 2]]))
     with pytest.raises(InputError, match=r"area of 0\.0 over 1 faces"):
         sample_points(line, 10, seed=0)
+
+
+SIGNALLING = bytes.fromhex("0100a07f")  # float32 NaN as damage makes it: to change its type alone raises a warning
+THREE = np.zeros((3, 3), dtype="<f4").tobytes()[:-4] + SIGNALLING
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        (
+            "mesh.ply",
+            b"ply\nformat binary_little_endian 1.0\nelement vertex 3\nproperty float x\nproperty float y\n"
+            b"property float z\nelement face 1\nproperty list uchar int vertex_indices\nend_header\n"
+            + THREE
+            + struct.pack("<Biii", 3, 0, 1, 2),
+        ),
+        (
+            "cloud.ply",
+            b"ply\nformat binary_little_endian 1.0\nelement vertex 3\nproperty float x\nproperty float y\n"
+            b"property float z\nend_header\n" + THREE,
+        ),
+        (
+            "cloud.pcd",
+            b"VERSION .7\nFIELDS x y z\nSIZE 4 4 4\nTYPE F F F\nCOUNT 1 1 1\nWIDTH 3\nHEIGHT 1\nPOINTS 3\n"
+            b"DATA binary\n" + THREE,
+        ),
+        ("scan.bin", THREE + THREE[:12]),
+    ],
+)
+def test_a_number_that_is_none_is_told_of_once(tmp_path: Path, name: str, content: bytes) -> None:
+    with pytest.raises(InputError, match=name):  # and no warning of NumPy's before it
+        read(_write(tmp_path / name, content))

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import numpy as np
+
 from ...errors import InputError
 from .base import Cloud, Mesh, Reader
 from .hdf5 import read_hdf5
@@ -40,7 +42,9 @@ def read(path: Path | str, reading: Reading = AS_THEY_ARE) -> Mesh | Cloud:
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise InputError(f"{path}: unknown format {path.suffix or '(no suffix)'}, expected one of {', '.join(READERS)}")
-    return reader(path, reading)
+    # A number that is none, or too large for its type, is refused where it matters; NumPy would write a warning too.
+    with np.errstate(invalid="ignore", over="ignore"):
+        return reader(path, reading)
 
 
 __all__ = ["READERS", "Cloud", "Mesh", "Reader", "Reading", "read"]
