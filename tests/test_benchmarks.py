@@ -129,6 +129,7 @@ def test_a_module_is_the_same_in_one_piece_in_torchs_two_stages_and_in_ours(name
         first, last = (torch_stage(case, network, cut, rank) for rank in (0, 1))
         (args, named), (_, more) = first.given([batch]), last.given([batch])
         crossing = first.module.eval()(*args, **named)
+        assert all(tensor.is_contiguous() for tensor in crossing)
         found = last.loss(last.module.eval()(*crossing, **more), targets(case, [batch]))
         torch.testing.assert_close(found, expected)
         found.backward()

@@ -66,7 +66,9 @@ class Half(nn.Module):
         values = dict(zip(self.before, received, strict=True))
         values |= {name: named[f"input_{i}"] for i, name in enumerate(self.reads)}
         found = self.inner(values, minibatch=0, keep=self.after or self.outputs)
-        return tuple(found[name] for name in self.after) if self.after else self.inner.result(found)
+        if not self.after:
+            return self.inner.result(found)
+        return tuple(found[name].contiguous() for name in self.after)  # torch's schedules send no others
 
     def named(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {f"input_{i}": tensors[name] for i, name in enumerate(self.reads)}
