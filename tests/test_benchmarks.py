@@ -130,8 +130,12 @@ def test_a_module_is_the_same_in_one_piece_in_torchs_two_stages_and_in_ours(name
         (args, named), (_, more) = first.given([batch]), last.given([batch])
         crossing = first.module.eval()(*args, **named)
         assert all(tensor.is_contiguous() for tensor in crossing)
-        found = last.loss(last.module.eval()(*crossing, **more), targets(case, [batch]))
+        received = [tensor.detach().requires_grad_() for tensor in crossing]
+        found = last.loss(last.module.eval()(*received, **more), targets(case, [batch]))
         torch.testing.assert_close(found, expected)
+        back = torch.autograd.grad(found, received, retain_graph=True)
+        assert all(gradient.is_contiguous() for gradient in back)
+        found = last.loss(last.module.eval()(*crossing, **more), targets(case, [batch]))
         found.backward()
         added: dict[str, torch.Tensor] = {}
         for stage in (first, last):

@@ -51,6 +51,18 @@ def targets(case: Case, batches: Sequence[Batch]) -> Tensor:
     return torch.cat(each)
 
 
+class _WithContiguousGradient(torch.autograd.Function):
+    """A tensor as it is, whose gradient is contiguous: torch's schedules send no others, an LSTM's are not."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0].contiguous()
+
+
 class Half(nn.Module):
     """Layers of a traced module between positional tensors that cross and named ones that the minibatch brings."""
 
@@ -63,7 +75,7 @@ class Half(nn.Module):
         self.reads = tuple(name for name in network.inputs if name in read)
 
     def forward(self, *received: Tensor, **named: Tensor) -> Any:
-        values = dict(zip(self.before, received, strict=True))
+        values = dict(zip(self.before, map(_WithContiguousGradient.apply, received), strict=True))
         values |= {name: named[f"input_{i}"] for i, name in enumerate(self.reads)}
         found = self.inner(values, minibatch=0, keep=self.after or self.outputs)
         if not self.after:
