@@ -14,6 +14,7 @@ from sparsepipe.engines.plain import PlainEngine
 from sparsepipe.errors import InputError
 from sparsepipe.models.images.resnet import resnet
 from sparsepipe.models.traced import trace, verify
+from sparsepipe.models.traced.building import build_module
 from sparsepipe.models.traced.verification import differences, mean_square, run_cut
 
 CANNOT_BE_CUT = {"root decides"}
@@ -66,6 +67,14 @@ def test_stages_have_the_modules_names_and_no_others(name):
         assert torch.equal(tensor, saved[key])
     trained = sum(p.numel() for p in network.module.parameters() if p.requires_grad)
     assert sum(row.num_parameters for row in network.rows) == trained
+
+
+def test_rounding_is_no_difference():
+    """A translator was refused: in another place of memory its LSTMs round the last digit otherwise."""
+    draw = torch.Generator().manual_seed(0)
+    module = build_module("gnmt-small", {}, {"vocabulary_size": 50}, seed=0)
+    words = {name: torch.randint(3, 50, (2, size), generator=draw) for name, size in (("source", 24), ("target", 20))}
+    assert len(trace(module, {**words, "source_mask": torch.ones(2, 24, dtype=torch.bool)}).rows) > 20
 
 
 def test_the_module_stays_as_it_is():

@@ -37,7 +37,12 @@ SMALL = {
     "dense_models": ["vgg11bn-3d-narrow"],  # a step on a grid of 64 cells along each axis takes seconds
     "num_points": 512,
 }
-FIGURES = SMALL | {"also": ["2bw"]}  # and a few shapes: by themselves they read 1,437 handwritten digits
+FIGURES = SMALL | {  # and a few shapes: by themselves they read 1,437 handwritten digits
+    "also": ["2bw"],
+    "updates": {"images": 8},
+    "replayed_minibatches": 2,
+    "published_devices": 2,
+}
 
 
 def name_of(path):
@@ -146,6 +151,7 @@ OPEN = {  # notebook: the verbs that its cells call by their public names
     "06_figures": PLANS | {"launch"},
     "09_your_own_network": VERBS,
     "figures/1_devices": PLANS | {"launch"},
+    "figures/10_dense": PLANS | {"launch"},
     "figures/2_mixed_devices": PLANS,
     "figures/3_sparse_dense": {"profile_model"},
     "figures/4_accuracy": PLANS | {"launch"},

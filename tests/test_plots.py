@@ -285,6 +285,23 @@ def test_accuracy_shows_epochs_and_seconds(records):
     assert "synthetic" in figure.layout.title.text
 
 
+def test_tasks_have_a_column_each_with_speeds_above_and_accuracy_below(records):
+    runs = {"images": records, "words": records[:1]}
+    table = plots.tasks_table(runs)
+    assert table.task.tolist() == ["images"] * 4 + ["words"] * 2
+    assert table.strategy.unique().tolist() == ["one process", "pipeline × 2 (1f1b)"]
+    assert table.samples_per_second.tolist() == [100, 100, 180, 180, 100, 100] and set(table.seed) == {0}
+    figure = plots.tasks(runs)
+    shows(figure, [100, 180, 16 / 0.06, 16 / 0.03])
+    shows(figure, table.validation_accuracy * 100)
+    assert [note.text for note in figure.layout.annotations] == ["images", "words"]
+    legend = [trace.name for trace in figure.data if trace.showlegend is not False]
+    assert legend == ["one process", "pipeline × 2 (1f1b)", "predicted", "measured"], "each once"
+    assert "synthetic" in figure.layout.title.text
+    with pytest.raises(InputError, match="no runs to draw"):
+        plots.tasks({"images": []})
+
+
 def test_compression_shows_bytes_and_every_seed(records):
     for record, how, seed in ((records[0], "none", 0), (records[1], "int8", 1)):
         write_json(record.folder / "config.json", record.config | {"compression": how, "seed": seed})

@@ -49,6 +49,21 @@ def test_scaling_draws_a_line_a_strategy_marks_replays_and_bars_for_what_was_mea
     assert set(table.run) == {"", "replay-1", "a-001"}
 
 
+def test_speedups_are_over_one_device_of_the_same_network():
+    slow = [replace(point, samples_per_second=point.samples_per_second / 50) for point in POINTS[6:]]
+    replay = Point("optimal", "2 a + 2 b", 4, 450.0, "replayed", run="replay-1")
+    points = [*POINTS[:6], *slow, replay]
+    table = plots.speedups_table(points)
+    assert table.speedup.tolist() == pytest.approx([1, 2, 3, 4, 5, 6] * 2 + [4.5])
+    figure = plots.speedups(points)
+    bars = [trace for trace in figure.data if trace.type == "bar"]
+    assert [bar.name for bar in bars] == list(STRATEGIES[1:]) and list(bars[0].y) == pytest.approx([2, 2])
+    (circles,) = [trace for trace in figure.data if trace.type == "scatter"]
+    assert list(circles.y) == [4.5] and circles.x[0] == bars[-1].x[0], "on its plan's bar"
+    with pytest.raises(InputError, match="4 a: no point of one device to hold others against"):
+        plots.speedups(POINTS[:6] + POINTS[7:])
+
+
 def test_traffic_stacks_what_is_sent():
     figure = plots.traffic(POINTS[:6])
     assert figure.layout.barmode == "stack"

@@ -5,7 +5,7 @@ import pytest
 from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Link, Plan, Profile, Stage, partition
 from sparsepipe.planners import Problem
 from sparsepipe.profiler import profile_model
-from sparsepipe.reproduce.machines import Machines, published, slower_copies
+from sparsepipe.reproduce.machines import Machines, published, published_dense, slower_copies
 from sparsepipe.reproduce.strategy_grid import ONE, PLANNERS, one_device, simulated, traffic
 
 
@@ -50,6 +50,15 @@ def test_published_profiles_are_used_where_they_are(shared_reference, monkeypatc
     assert found.profile.device_types == ("RTX", "TITAN V", "TITAN Xp") and found.batch_size == 64
     assert len(found.mixes["2 × TITAN V + 2 × TITAN Xp"].devices) == 4
     assert "published profiles" in capsys.readouterr().out
+
+
+def test_pipedreams_profiles_are_used_where_they_are(shared_reference, monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("SPARSEPIPE_REFERENCE", str(shared_reference))
+    found = published_dense(["vgg16", "lenet"])
+    assert list(found) == ["vgg16"] and found["vgg16"].profile.device_types == ("V100",)
+    assert "lenet" in capsys.readouterr().out
+    monkeypatch.setenv("SPARSEPIPE_REFERENCE", str(tmp_path))
+    assert published_dense(["vgg16"]) == {} and "left out" in capsys.readouterr().out
 
 
 def test_without_published_profiles_this_machine_is_taken_and_said_aloud(monkeypatch, tmp_path, capsys):

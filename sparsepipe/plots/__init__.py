@@ -16,7 +16,9 @@ from .points import Point, points_table
 from .progress import progress, progress_table
 from .scaling import scaling, scaling_table
 from .sparse_dense import sparse_dense, sparse_dense_table
+from .speedups import speedups, speedups_table
 from .stages import stages, stages_table
+from .tasks import tasks, tasks_table
 from .throughput import throughput, throughput_table
 from .timeline import timeline, timeline_table
 from .trace_page import trace_page, write_trace
@@ -60,8 +62,12 @@ __all__ = [
     "layer_graph_table",
     "progress",
     "progress_table",
+    "speedups",
+    "speedups_table",
     "stages",
     "stages_table",
+    "tasks",
+    "tasks_table",
     "throughput",
     "throughput_table",
     "timeline",

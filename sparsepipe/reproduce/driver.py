@@ -41,6 +41,7 @@ NOTEBOOKS: dict[str, tuple[str, ...]] = {
     "figures/2_mixed_devices": (),
     "figures/6_bytes_memory": (),
     "figures/7_compression": (),
+    "figures/10_dense": (),
 }
 # They measure: nothing else runs meanwhile.
 ALONE = frozenset(
@@ -54,6 +55,7 @@ ALONE = frozenset(
         "figures/3_sparse_dense",
         "figures/1_devices",
         "figures/7_compression",
+        "figures/10_dense",
     }
 )
 # Where data and published profiles are looked for: other folders there are other inputs.

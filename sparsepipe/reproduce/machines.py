@@ -46,7 +46,7 @@ def published() -> Machines | None:
 
     They are looked for below SPARSEPIPE_REFERENCE, or in `reference` beside SPARSEPIPE_DATA's folder.
     """
-    folder = _published_folder()
+    folder = _published_folder("minkvgg")
     if folder is None:
         print("no published profiles here: this machine's own, and copies of it that are assumed to be slower")
         return None
@@ -75,12 +75,33 @@ def _slower(cost: LayerCost, speed: float) -> LayerCost:
     return LayerCost(tuple(replace(s, forward=s.forward / speed, backward=s.backward / speed) for s in cost.samples))
 
 
-def _published_folder() -> Path | None:
+def published_dense(names: Sequence[str]) -> dict[str, Machines]:
+    """PipeDream's published profiles of image networks by name, where they are; a line says what is left out.
+
+    They are looked for as `published` does, below profiles/image_classification.
+    """
+    folder = _published_folder("image_classification")
+    if folder is None:
+        print("no profiles of PipeDream's here: their networks are left out")
+        return {}
+    found = {}
+    for name in names:
+        path = folder / name / "graph.txt"
+        if not path.exists():
+            print(f"no published profile {name}: it is left out")
+            continue
+        origin = {"published": f"PipeDream, {name}"}
+        profile = replace(Profile.load(path, device_type="V100"), origin=origin)
+        found[name] = Machines(profile, 1, "PipeDream's published profiles")
+    return found
+
+
+def _published_folder(family: str) -> Path | None:
     named, data = os.environ.get("SPARSEPIPE_REFERENCE"), os.environ.get("SPARSEPIPE_DATA")
     found = (
         [Path(named)] if named else [Path(part).parent / "reference" for part in (data or "").split(os.pathsep) if part]
     )
-    folders = (path.resolve() / "profiles" / "minkvgg" for path in found)
+    folders = (path.resolve() / "profiles" / family for path in found)
     return next((path for path in folders if path.is_dir()), None)
 
 

@@ -1,0 +1,56 @@
+"""Strategies on several networks, each held against one device: their speeds differ too much for one axis."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from ..display.markup import Html
+from ..errors import InputError
+from .points import Point, looks, points_table
+from .theme import INK, finished, hatch
+
+ONE = "one device"
+
+
+def speedups_table(points: Sequence[Point]) -> pd.DataFrame:
+    """One row for each point; `cluster` names the network, `speedup` is over its point of one device.
+
+    Raises InputError for a network without such a point.
+    """
+    table = points_table(points)
+    one = table[(table.strategy == ONE) & (table.source == "simulated")].set_index("cluster").samples_per_second
+    if missing := sorted(set(table.cluster) - set(one.index)):
+        raise InputError(f"{missing[0]}: no point of one device to hold others against")
+    table["speedup"] = [row.samples_per_second / one[row.cluster] for row in table.itertuples()]
+    return table
+
+
+def speedups(points: Sequence[Point], *, note: str = "") -> go.Figure:
+    """Draw a group of bars for each network, simulated, and open circles where real processes replayed the plan."""
+    table = speedups_table(points)
+    drawn = table[table.strategy != ONE]
+    networks, strategies = (list(dict.fromkeys(drawn[column])) for column in ("cluster", "strategy"))
+    step = 0.84 / max(len(strategies), 1)
+    places = {name: (k - (len(strategies) - 1) / 2) * step for k, name in enumerate(strategies)}
+    figure = go.Figure()
+    for name, part in drawn.groupby("strategy", sort=False):
+        for source, of_source in part.groupby("source", sort=False):
+            x = [networks.index(network) + places[name] for network in of_source.cluster]
+            hover = Html("{}<br>%{{customdata}}: %{{y:.2f}} ×<extra>{}</extra>").format(name, source)
+            common = {"x": x, "y": of_source.speedup, "customdata": of_source.cluster, "hovertemplate": hover}
+            color = looks(name)["color"]
+            if source == "simulated":
+                bar = {"color": color, "pattern": hatch("simulated")}
+                figure.add_trace(go.Bar(**common, width=0.9 * step, name=name, marker=bar))
+            else:
+                circle = {"symbol": "circle-open", "size": 13, "color": INK, "line": {"width": 2}}
+                label = f"{name}, {source} by real processes"
+                figure.add_trace(go.Scatter(**common, mode="markers", name=label, marker=circle))
+    figure.add_hline(1.0, line={"color": INK, "width": 1, "dash": "dot"})
+    figure.update_yaxes(title_text="speed, one device = 1", rangemode="tozero")
+    ticks = list(range(len(networks)))
+    figure.update_xaxes(tickvals=ticks, ticktext=networks, range=[-0.5, len(networks) - 0.5], ticks="", showgrid=False)
+    legend = {"orientation": "h", "x": 0, "y": -0.16, "yanchor": "top"}
+    figure.update_layout(barmode="overlay", legend=legend, margin={"b": 120})
+    return finished(figure, "Speed over one device, simulated", note=note, width=900, height=440)

@@ -1,0 +1,117 @@
+"""Several tasks under the same strategies: how fast each trains, and what it has learned by when."""
+
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from ..display.markup import Html, figure_text
+from ..errors import InputError
+from ..provenance import Provenance
+from ..record import RunRecord
+from ..record.campaigns import when
+from .accuracy import accuracy_table
+from .table import noted, strategy, told_by
+from .theme import GREY, RUN_COLORS, RUN_DASHES, RUN_MARKERS, SMALL, doubted, finished, hatch
+from .throughput import throughput_table
+
+Runs = Mapping[str, Sequence[RunRecord]]
+
+
+def tasks_table(runs: Runs) -> pd.DataFrame:
+    """One row for each epoch of each run, under the name of its task, its strategy and its seed.
+
+    `samples_per_second`, measured and predicted, are those of the whole run. Raises InputError without runs, and for a
+    run that did not finish.
+    """
+    if not any(runs.values()):
+        raise InputError("no runs to draw: expected some of at least one task")
+    parts = []
+    for task, records in runs.items():
+        names = [record.name for record in records]
+        by_name = dict(zip(names, records, strict=True))
+        speeds = throughput_table(*records).set_index("run")
+        learned = accuracy_table(*records, names=names).drop(columns="strategy")
+        learned.insert(0, "task", task)
+        learned.insert(1, "strategy", [strategy(by_name[name].plan) for name in learned.run])
+        learned.insert(2, "seed", [by_name[name].config.get("seed", 0) for name in learned.run])
+        speeds = speeds[["samples_per_second", "predicted_samples_per_second", "processes"]]
+        parts.append(learned.join(speeds, on="run"))
+    return pd.concat(parts, ignore_index=True)
+
+
+def tasks(runs: Runs, *, note: str = "") -> go.Figure:
+    """Draw a column for each task: samples/s of each strategy above, validation accuracy by time below.
+
+    Bars are means over seeds, with the lowest and the highest; each seed has a line of its own.
+    """
+    table = tasks_table(runs)
+    names = list(dict.fromkeys(table.task))
+    strategies = list(dict.fromkeys(table.strategy))
+    figure = make_subplots(
+        rows=2, cols=len(names), subplot_titles=[figure_text(name) for name in names], vertical_spacing=0.14
+    )
+    for col, task in enumerate(names, 1):
+        of_task = table[table.task == task]
+        for k, name in enumerate(strategies):
+            part = of_task[of_task.strategy == name]
+            if len(part):
+                _bars(figure, part, name, RUN_COLORS[k % len(RUN_COLORS)], col)
+                _lines(figure, part, name, k, col, first=task == table[table.strategy == name].task.iloc[0])
+        figure.update_xaxes(showticklabels=False, ticks="", showgrid=False, row=1, col=col)
+        figure.update_xaxes(title_text="time since launch (s)", rangemode="tozero", row=2, col=col)
+    for source, label in (("simulated", "predicted"), ("measured", "measured")):
+        marker = {"color": GREY, "pattern": hatch(source)}
+        figure.add_trace(go.Bar(x=[None], y=[None], name=label, marker=marker), row=1, col=1)
+    figure.update_yaxes(rangemode="tozero")
+    figure.update_yaxes(title_text="samples / s", row=1, col=1)
+    figure.update_yaxes(title_text="validation accuracy (%)", row=2, col=1)
+    figure.update_annotations(font_size=SMALL + 1)
+    legend = {"orientation": "h", "x": 0, "y": -0.13, "yanchor": "top"}
+    figure.update_layout(barmode="group", bargroupgap=0.08, legend=legend, margin={"b": 120, "t": 84})
+    records = [record for one in runs.values() for record in one]
+    note = " · ".join(filter(None, [noted(note, told_by(records)), when(records)]))
+    figure = finished(figure, "Dense networks by strategy", note=note, width=960, height=640)
+    return doubted(figure, Provenance.of(runs=records).doubts)
+
+
+def _bars(figure: go.Figure, part: pd.DataFrame, name: str, color: str, col: int) -> None:
+    speeds = part.groupby("run").first()
+    for column, source in (("predicted_samples_per_second", "simulated"), ("samples_per_second", "measured")):
+        values = speeds[column].dropna()
+        if len(values):
+            mean = values.mean()
+            spread = {"array": [values.max() - mean], "arrayminus": [mean - values.min()], "visible": len(values) > 1}
+            bar = go.Bar(
+                x=[figure_text(name)],
+                y=[mean],
+                error_y=spread,
+                offsetgroup=source,
+                showlegend=False,
+                marker={"color": color, "pattern": hatch(source)},
+                text=[f"{mean:,.0f}" if mean >= 100 else f"{mean:.3g}"],
+                textposition="outside",
+                textfont_size=SMALL - 2,
+                textangle=0,
+                constraintext="none",
+                cliponaxis=False,
+                hovertemplate=Html("{}<br>{}: %{{y:.1f}} samples/s<extra></extra>").format(name, source),
+            )
+            figure.add_trace(bar, row=1, col=col)
+
+
+def _lines(figure: go.Figure, part: pd.DataFrame, name: str, k: int, col: int, *, first: bool) -> None:
+    for position, (_, seed) in enumerate(part.groupby("seed", sort=False)):
+        line = go.Scatter(
+            x=seed.seconds,
+            y=seed.validation_accuracy * 100,
+            mode="lines+markers",
+            name=name,
+            legendgroup=name,
+            showlegend=first and position == 0,
+            line={"color": RUN_COLORS[k % len(RUN_COLORS)], "dash": RUN_DASHES[k % len(RUN_DASHES)], "width": 2},
+            marker={"symbol": RUN_MARKERS[k % len(RUN_MARKERS)], "size": 7},
+            hovertemplate=Html("{}<br>%{{x:.1f}} s: %{{y:.1f}} %<extra></extra>").format(name),
+        )
+        figure.add_trace(line, row=2, col=col)

@@ -1,0 +1,111 @@
+"""PipeDream's tasks in a size for two cores: images, translation, masked words. Which network learns what, and how."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ..data import fetch, find
+from ..errors import InputError
+from ..runtime.config import RunConfig
+from .workplace import digest
+
+_DIGITS = "sparsepipe.reproduce.digit_images:digits"
+
+
+@dataclass(frozen=True)
+class Task:
+    """A network, a data set, and settings under which the one learns the other."""
+
+    name: str
+    model: str
+    data: str
+    batch_size: int
+    model_args: Mapping[str, Any] = field(default_factory=dict)
+    data_args: Mapping[str, Any] = field(default_factory=dict)
+    learning: Mapping[str, Any] = field(default_factory=dict)  # further settings of a run
+
+    @property
+    def workload(self) -> dict[str, Any]:
+        """What `profile_model` takes beside the model and the data."""
+        return {"batch_size": self.batch_size, "model_args": dict(self.model_args), "data_args": dict(self.data_args)}
+
+    def config(self, *, seed: int, **settings: Any) -> RunConfig:
+        """The settings of a run, one thread a process: a core is a device here."""
+        args = {"model_args": _json(self.model_args), "data_args": _json(self.data_args)}
+        return RunConfig(
+            self.model, self.data, batch_size=self.batch_size, threads=1, seed=seed, **args, **self.learning, **settings
+        )
+
+    def profile_path(self, root: Path, *, seed: int, beside: int) -> Path:
+        """Where the profile is kept that is measured beside so many other processes."""
+        settings = [self.data, self.workload, seed, beside]
+        return root / "work" / "profiles" / f"{self.model}-{digest(settings)}.json"
+
+
+TASKS = {
+    task.name: task
+    for task in (
+        Task(
+            "images",
+            "mnist-convnet",
+            "mnist-5k",
+            batch_size=32,
+            learning={"learning_rate": 0.03, "learning_rate_schedule": "cosine"},
+        ),
+        Task(
+            "translation",
+            "gnmt-small",
+            "libreoffice-help-en-de",
+            batch_size=32,
+            data_args={"vocabulary_size": 1000, "sequence_length": 20},
+            learning={"optimizer": "adam", "learning_rate": 0.003, "bleu_sentences": 32},
+        ),
+        Task(
+            "masked words",
+            "bert-small",
+            "wikipedia-pages",
+            batch_size=32,
+            data_args={"vocabulary_size": 1000, "sequence_length": 128},
+            learning={"optimizer": "adam", "learning_rate": 0.001, "warmup_minibatches": 20},
+        ),
+    )
+}
+
+
+def usable(names: Iterable[str]) -> list[Task]:
+    """The tasks of these names whose data are here or can be had now; a line says which is left out, and why.
+
+    Images are those of scikit-learn where MNIST's cannot be had. Raises InputError for an unknown name.
+    """
+    found = []
+    for name in names:
+        if name not in TASKS:
+            raise InputError(f"no task {name!r}, expected one of {', '.join(TASKS)}")
+        task = TASKS[name]
+        try:
+            _at_hand(task.data)
+            found.append(task)
+        except InputError as error:
+            instead = name == "images"
+            print(f"{name}: {'8 x 8 digits instead' if instead else 'left out'}, {error}", flush=True)
+            found += [replace(task, data=_DIGITS)] if instead else []
+    return found
+
+
+def _at_hand(data: str) -> Path:
+    try:
+        return find(data)
+    except InputError:
+        return fetch(data)
+
+
+def _json(args: Mapping[str, Any]) -> str | None:
+    return json.dumps(dict(args)) if args else None
+
+
+def scores(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    """What validations report under a name besides the accuracy, such as "bleu", by epoch; [] where they do not."""
+    found = [(row.get("validation") or {}).get(name) for row in rows]
+    return [value for value in found if value is not None]

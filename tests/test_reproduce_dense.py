@@ -1,0 +1,38 @@
+"""The tasks of figure 10: their data are found, or a line says what is done without them."""
+
+import pytest
+
+from sparsepipe.data.examples import open_examples
+from sparsepipe.errors import InputError
+from sparsepipe.models import MODULE_NETWORKS
+from sparsepipe.models.traced.building import build_module
+from sparsepipe.reproduce import dense
+from sparsepipe.reproduce.dense import TASKS, usable
+
+
+def test_what_cannot_be_had_is_left_out_and_images_are_those_of_scikit_learn(monkeypatch, capsys):
+    def nowhere(name):
+        raise InputError(f"{name}: not here")
+
+    monkeypatch.setattr(dense, "find", nowhere)
+    monkeypatch.setattr(dense, "fetch", nowhere)
+    (images,) = usable(TASKS)
+    told = capsys.readouterr().out.splitlines()
+    assert [line.split(",")[0] for line in told] == [
+        "images: 8 x 8 digits instead",
+        "translation: left out",
+        "masked words: left out",
+    ]
+    examples = open_examples(images.data, split="train")
+    module = build_module(images.model, {}, examples.facts, seed=0)
+    assert module(examples.batch(range(3)).inputs).shape == (3, 10)
+    assert (len(examples), len(open_examples(images.data, split="test"))) == (1437, 360)
+    with pytest.raises(InputError, match="no task 'speech', expected one of images, translation, masked words"):
+        usable(["speech"])
+
+
+def test_their_settings_are_those_of_a_run():
+    for task in TASKS.values():
+        config = task.config(seed=3, minibatches=7)
+        assert (config.seed, config.minibatches, config.threads) == (3, 7, 1)
+        assert config.model in MODULE_NETWORKS and config.data == task.data
