@@ -42,6 +42,26 @@ def test_optimizers_are_torchs(name: str, momentum: float, decay: float) -> None
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("layout", ["gradients", "weights"])
+@pytest.mark.parametrize("name", [*REFERENCES, "lamb"])
+def test_the_layout_in_memory_changes_nothing(name: str, layout: str) -> None:
+    """Gradients of convolutions come with channels last at times: torch's fused kernels took them for others' elements,
+    and convolutional networks learned more slowly than in a plain loop."""
+    draw = torch.Generator().manual_seed(0)
+    plain, *gradients = (torch.randn(8, 4, 5, 5, generator=draw) for _ in range(4))
+    last = {"memory_format": torch.channels_last}
+    other = plain.clone(**last) if layout == "weights" else plain.clone()
+    first, second = (optimizer(name, momentum=0.9, weight_decay=0.1) for _ in range(2))
+    for step, gradient in enumerate(gradients):
+        first.step([plain], [gradient], 0.1)
+        second.step([other], [gradient.clone(**last) if layout == "gradients" else gradient], 0.1)
+        torch.testing.assert_close(other, plain, rtol=1e-5, atol=1e-6)
+        if step == 1:  # a checkpoint keeps no layout
+            state = {key: tensor.contiguous() for key, tensor in second.state(["a"]).items()}
+            second = optimizer(name, momentum=0.9, weight_decay=0.1)
+            second.load(["a"], state)
+
+
 def test_lamb_is_its_papers_formula() -> None:
     """You et al., algorithm 2, written out for one tensor in double precision."""
     decay, rate, (first, second) = 0.01, 0.1, (0.9, 0.999)

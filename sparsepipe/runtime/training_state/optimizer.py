@@ -33,10 +33,11 @@ class SGD:
         self._velocity: list[Tensor | None] = []
 
     def step(self, weights: Sequence[Tensor], gradients: Sequence[Tensor], learning_rate: float) -> None:
-        self._velocity = self._velocity or [None] * len(weights)
+        known = self._velocity or [None] * len(weights)
+        self._velocity = [v if v is None else _laid_out(v, w) for v, w in zip(known, weights, strict=True)]
         sgd(
             list(weights),
-            list(gradients),
+            list(map(_laid_out, gradients, weights)),
             self._velocity,
             fused=True,
             foreach=False,
@@ -69,9 +70,11 @@ class Adam:
 
     def step(self, weights: Sequence[Tensor], gradients: Sequence[Tensor], learning_rate: float) -> None:
         moments = self._moments = self._moments or _moments(weights)
+        for kind in ("mean", "square"):
+            moments[kind] = list(map(_laid_out, moments[kind], weights))
         adam(
             list(weights),
-            list(gradients),
+            list(map(_laid_out, gradients, weights)),
             moments["mean"],
             moments["square"],
             [],
@@ -141,6 +144,14 @@ def optimizer(name: str, *, momentum: float, weight_decay: float) -> Optimizer:
     if name == "lamb":
         return LAMB(weight_decay=weight_decay)
     raise AssertionError(f"{name} is not one of the optimizers of RunConfig")
+
+
+def _laid_out(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return a tensor in the memory layout of another: the fused kernels go through all memory in one order.
+
+    A convolution's gradient may come with channels last though its weights have not; a checkpoint keeps no layout.
+    """
+    return tensor if tensor.stride() == like.stride() else torch.empty_like(like).copy_(tensor)
 
 
 def _moments(weights: Sequence[Tensor]) -> dict[str, list[Tensor]]:
