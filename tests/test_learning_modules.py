@@ -3,11 +3,15 @@
 They are trained by the product's own processes, on data that are fetched once: `sparsepipe data fetch NAME`.
 """
 
+import json
+
 import pytest
 
 from sparsepipe.data import find
+from sparsepipe.data.examples import open_examples
 from sparsepipe.errors import InputError
 from sparsepipe.launchers import launch
+from sparsepipe.losses.bleu import bleu_of_copies
 from sparsepipe.plan import Plan, Stage
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.workloads import layer_graph
@@ -36,10 +40,21 @@ def validations(folder, config: RunConfig, processes: int) -> list[dict]:
 
 @pytest.mark.parametrize("strategy", PROCESSES)
 def test_digits_are_read(strategy, tmp_path):
-    """MNIST's, 4,000 to learn from: at least 97 of 100 of the other 1,000, in the median of three seeds."""
+    """MNIST's, 4,000 to learn from: at least 97 of 100 of the other 1,000, in the mean of two seeds."""
     need("mnist-5k")
     config = RunConfig("mnist-convnet", "mnist-5k", batch_size=32, learning_rate=0.05, threads=1, checkpoint_every=0)
-    config = config.replace(epochs=8, learning_rate_schedule="cosine")
-    found = [validations(tmp_path, config.replace(seed=seed), PROCESSES[strategy])[-1]["accuracy"] for seed in range(3)]
-    assert sorted(found)[1] >= 0.97, found
-    assert min(found) >= 0.965, found
+    config = config.replace(epochs=6, learning_rate_schedule="cosine")
+    found = [validations(tmp_path, config.replace(seed=seed), PROCESSES[strategy])[-1]["accuracy"] for seed in range(2)]
+    assert sum(found) / 2 >= 0.97, found
+
+
+def test_translations_become_better_than_copies(tmp_path):
+    """Of LibreOffice's help, cut to ten subwords: BLEU rises above that of the sources themselves."""
+    need("libreoffice-help-en-de")
+    options = {"sequence_length": 10, "vocabulary_size": 1000}
+    config = RunConfig("gnmt-small", "libreoffice-help-en-de", data_args=json.dumps(options), batch_size=32, threads=1)
+    config = config.replace(optimizer="adam", learning_rate=0.003, epochs=4)
+    found = [row["bleu"] for row in validations(tmp_path, config, 2)]
+    held = open_examples("libreoffice-help-en-de", split="test", **options)
+    copies = bleu_of_copies(held, source_vocabulary=held, vocabulary=held, most_sentences=config.bleu_sentences)
+    assert found[0] < found[-1] > copies["bleu"], (found, copies)
