@@ -8,6 +8,9 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+# What pip finds on the caller's PYTHONPATH it would take for installed, and .venv would lack it.
+unset PYTHONPATH PYTHONHOME
+
 say() { printf 'set-up %4d s  %s\n' "$SECONDS" "$*" >&2; }
 fail() { printf 'set-up: %s\n' "$*" >&2; exit 1; }
 

@@ -111,7 +111,7 @@ def workplace(tmp_path) -> Workplace:
 PYTHON_WITHOUT_PIP = """
 case "$*" in
   "-m pip install"*MinkowskiEngine*) echo "pip PATH=$PATH MAX_JOBS=$MAX_JOBS ${{*:4}}" >>"$LOG"; {engine} ;;
-  "-m pip install"*) echo "pip ${{*:4}}" >>"$LOG" ;;
+  "-m pip install"*) echo "pip ${{*:4}}" >>"$LOG"; echo "PYTHONPATH=${{PYTHONPATH:-}}" >>"$LOG.path" ;;
   "-m pytest"*) echo "pytest ${{*:3}} [$SPARSEPIPE_DATA]" >>"$LOG"; exit {tests} ;;
   "-W ignore -") exit 1 ;;  # is MinkowskiEngine there? No.
   *) exec {python} "$@" ;;
@@ -206,6 +206,13 @@ class TestSetup:
         assert {"-y", "--no-install-recommends"} <= set(view.split())
         # The stand-in installed nothing, so there is still no compiler.
         assert len([line for line in lines(result.stderr) if "cannot be built" in line]) == 1
+
+    def test_what_lies_on_the_callers_python_path_is_installed_all_the_same(self, workplace):
+        with_compiler(workplace)
+        workplace.installed("python", venv_python())
+        assert workplace.run("setup.sh", SPARSEPIPE_NO_APT="1", PYTHONPATH="/somewhere/else").returncode == 0
+        seen = (workplace.folder / "log.path").read_text().splitlines()
+        assert seen and set(seen) == {"PYTHONPATH="}
 
     def test_without_root_says_in_one_line_each_what_is_missing_and_what_it_costs(self, workplace):
         workplace.tool("python3", f'exec {sys.executable} "$@"')
