@@ -1,5 +1,6 @@
 """Units of a minibatch's size (voxels, tokens, samples): the number that costs, memory and payloads grow with."""
 
+# The first of them that a row of metrics has is its size: samples are in each.
 SIZE_UNITS = (
     "voxels",
     "tokens",

@@ -29,6 +29,20 @@ def test_a_record_survives_the_disk(tmp_path):
     assert record.status == {"state": "failed", "error": "why"}
 
 
+def test_sizes_of_minibatches_are_what_the_run_counts(tmp_path):
+    """The launch board asked every run for its voxels, and showed nothing of one that counts tokens."""
+    record = RunRecord.create(tmp_path / "run", PLAN, {}, Origin())
+    rows = [
+        {"epoch": 0, "tokens": 40, "samples": 8},
+        {"epoch": 1, "samples": 8},
+        {"epoch": 1, "voxels": 3, "samples": 2},
+    ]
+    write_rows(tmp_path / "run/metrics.jsonl", [{"event": "step", **row} for row in [*rows, {"epoch": 2}]])
+    assert [record.sizes_of_epoch(epoch) for epoch in (0, 1, 3)] == [(40.0,), (8.0, 3.0), ()]
+    with pytest.raises(InputError, match="a step without its voxels, tokens, samples"):
+        record.sizes_of_epoch(2)
+
+
 def test_a_run_under_other_load_says_so(tmp_path):
     """Runs that shared the machine with another job stood beside others in one chart, and nothing told them apart."""
     record = RunRecord.create(tmp_path / "run", replace(PLAN, warnings=("careful",)), {}, Origin())

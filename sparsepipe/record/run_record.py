@@ -27,6 +27,7 @@ from ..files import write_json
 from ..host import cpu
 from ..host.background_load import BackgroundLoad
 from ..plan import Plan
+from ..sizes import SIZE_UNITS
 from ..trace import Trace
 from ..workload_facts import workload_facts
 from .plans import FollowedPlan, begin_plan, followed_plans, newest_plan, plan_at
@@ -121,6 +122,17 @@ class RunRecord:
         """Return the plan under which the last minibatch of an epoch was trained; the newest where none was."""
         minibatches = [row["minibatch"] for row in self.metrics("step") if row["epoch"] == epoch]
         return plan_at(self.plans, max(minibatches)) if minibatches else self.plan
+
+    def sizes_of_epoch(self, epoch: int) -> tuple[float, ...]:
+        """Return the size of each minibatch of an epoch: voxels, tokens or samples, whichever the run counts.
+
+        Raises InputError where its metrics do not tell.
+        """
+        rows = [row for row in self.metrics("step") if row.get("epoch") == epoch]
+        sizes = [next((row[unit] for unit in SIZE_UNITS if unit in row), None) for row in rows]
+        if None in sizes:
+            raise InputError(f"{self.folder / 'metrics.jsonl'}: a step without its {', '.join(SIZE_UNITS)}")
+        return tuple(map(float, sizes))
 
     @cached_property
     def config(self) -> dict[str, Any]:

@@ -239,15 +239,15 @@ class _Details:
         last = max((row["epoch"] for row in record.metrics("step")), default=0)
         measured = working_epoch(record, last)
         traces = {"measured": measured}
-        voxels = [row["voxels"] for row in record.metrics("step") if row["epoch"] == last]
+        sizes = record.sizes_of_epoch(last)
         if self.board.profile is not None and self.board.cluster is not None:
             traces = {
-                "simulated": simulate(record.plan_of_epoch(last), self.board.profile, self.board.cluster, voxels),
+                "simulated": simulate(record.plan_of_epoch(last), self.board.profile, self.board.cluster, sizes),
                 **traces,
             }
-        first = len(voxels) // 3
+        first = len(sizes) // 3
         note = f"{record.name}, last epoch"
-        window = (first, min(first + 7, len(voxels)))
+        window = (first, min(first + 7, len(sizes)))
         rests_on = Provenance.of(self.board.profile if len(traces) > 1 else None, runs=[record])
         timeline = plots.timeline(*traces.values(), minibatches=window, note=note)
         self.timeline.show(doubted(timeline, rests_on.doubts))
