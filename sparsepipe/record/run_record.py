@@ -129,10 +129,9 @@ class RunRecord:
         Raises InputError where its metrics do not tell.
         """
         rows = [row for row in self.metrics("step") if row.get("epoch") == epoch]
-        sizes = [next((row[unit] for unit in SIZE_UNITS if unit in row), None) for row in rows]
-        if None in sizes:
+        if any(row.keys().isdisjoint(SIZE_UNITS) for row in rows):
             raise InputError(f"{self.folder / 'metrics.jsonl'}: a step without its {', '.join(SIZE_UNITS)}")
-        return tuple(map(float, sizes))
+        return tuple(float(next(row[unit] for unit in SIZE_UNITS if unit in row)) for row in rows)
 
     @cached_property
     def config(self) -> dict[str, Any]:
