@@ -4,6 +4,7 @@ import ast
 import json
 import math
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -283,6 +284,17 @@ def test_accuracy_shows_epochs_and_seconds(records):
     shows(figure, table.seconds, axis="x")
     shows(figure, [1, 2], axis="x")
     assert "synthetic" in figure.layout.title.text
+
+
+def test_few_epochs_have_a_tick_each_and_a_users_network_its_files_name(records, tmp_path):
+    """Three epochs had the ticks 1 2 2 3 3, and the second line a folder of this machine."""
+    assert plots.accuracy(*records).layout.xaxis.dtick == 1
+    shutil.copytree(records[0].folder, tmp_path / "own")
+    settings = json.loads((tmp_path / "own" / "config.json").read_text()) | {"model": "/some/where/net.py:build"}
+    (tmp_path / "own" / "config.json").write_text(json.dumps(settings))
+    assert RunRecord(tmp_path / "own").model == "net.py:build"
+    assert "net.py:build" in plots.accuracy(RunRecord(tmp_path / "own")).layout.title.text
+    assert "/some/where" not in plots.accuracy(RunRecord(tmp_path / "own")).to_json()
 
 
 def test_tasks_have_a_column_each_with_speeds_above_and_accuracy_below(records):

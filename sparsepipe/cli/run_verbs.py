@@ -267,7 +267,7 @@ def _run_row(record: RunRecord) -> dict[str, Any]:
     return {
         "run": record.name,
         "state": _state(record),
-        "model": record.config.get("model"),
+        "model": record.model or None,
         "engine": summary.get("engine") or record.config.get("engine"),
         "schedule": record.plan.schedule,
         "stages": "-".join(str(len(stage.ranks)) for stage in record.plan.stages),

@@ -13,7 +13,7 @@ from ..provenance import Provenance
 from ..record import RunRecord
 from ..record.campaigns import when
 from .table import noted, of_readable, readable, record_names, told_by, trained_on
-from .theme import INK, RUN_COLORS, RUN_DASHES, RUN_MARKERS, SMALL, doubted, finished
+from .theme import INK, RUN_COLORS, RUN_DASHES, RUN_MARKERS, SMALL, doubted, finished, whole_ticks
 
 _MOST_MARKERS = 30  # of a line: more would hide it
 
@@ -105,7 +105,7 @@ def accuracy(
         )
     figure.update_yaxes(title_text=f"{what} accuracy (%)", rangemode="tozero", row=1, col=1)
     figure.update_yaxes(rangemode="tozero", row=1, col=2)
-    figure.update_xaxes(title_text="epochs", tickformat="d", row=1, col=1)
+    figure.update_xaxes(title_text="epochs", dtick=whole_ticks(table.epoch.max()), tick0=0, row=1, col=1)
     figure.update_xaxes(title_text="time since launch (s)", rangemode="tozero", row=1, col=2)
     figure.update_layout(legend={"orientation": "h", "x": 0, "y": -0.22, "yanchor": "top"}, margin={"b": 100})
     text = noted(note, told_by(records)) if note else trained_on(records)

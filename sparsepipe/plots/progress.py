@@ -7,7 +7,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from .theme import RUN_COLORS, finished
+from .theme import RUN_COLORS, finished, whole_ticks
 
 _COLUMNS = ["run", "event", "seconds", "minibatch", "loss", "epoch", "validation_accuracy", "samples_per_second"]
 
@@ -52,6 +52,6 @@ def progress(rows: Mapping[str, Sequence[Mapping[str, Any]]], *, note: str = "")
         figure.update_yaxes(title_text=unit, rangemode="tozero", row=1, col=col)
     most = max((row["epoch"] + 1 for events in rows.values() for row in events if row["event"] == "epoch"), default=1)
     for col in (2, 3):
-        figure.update_xaxes(dtick=max(1, most // 6), row=1, col=col)
+        figure.update_xaxes(dtick=whole_ticks(most), row=1, col=col)
     figure.update_layout(legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom"})
     return finished(figure, "Training", note=note, width=960, height=330)

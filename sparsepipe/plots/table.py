@@ -107,7 +107,7 @@ def trained_on(records: Iterable[RunRecord]) -> str:
     records = list(records)
     names = ["synthetic shapes"] if is_synthetic(told_by(records)) else []
     names = names or [str(record.origin.get("facts", {}).get("data", "")) for record in records]
-    models = (record.config["model"] for record in records)
+    models = (record.model for record in records)
     return " · ".join(name for name in dict.fromkeys([*names, *models]) if name)
 
 

@@ -103,6 +103,11 @@ BESIDE_TITLE = {"orientation": "h", "x": 1, "xanchor": "right", "yref": "contain
 _LINE = 20  # pixels from one line of a subtitle to the next: 1.3 times the title's size
 
 
+def whole_ticks(most: float) -> int:
+    """Return the step between ticks of an axis that counts from 0 or 1 to `most`: whole, so that none comes twice."""
+    return max(1, int(most) // 6)
+
+
 def finished(figure: go.Figure, title: str, *, note: str = "", width: int = WIDTH, height: int = HEIGHT) -> go.Figure:
     """Give a figure its template, size and title, `note` in lines below it, and every trace a name that stays.
 

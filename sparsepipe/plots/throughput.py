@@ -41,7 +41,7 @@ def _row(record: RunRecord) -> dict[str, Any]:
         if estimate and estimate.period_seconds
         else None,
         "batch_size": batch_size,
-        "model": record.config["model"],
+        "model": record.model,
     }
 
 

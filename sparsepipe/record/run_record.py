@@ -24,6 +24,7 @@ from typing import Any
 from ..display import html
 from ..errors import InputError
 from ..files import write_json
+from ..functions import short_name
 from ..host import cpu
 from ..host.background_load import BackgroundLoad
 from ..plan import Plan
@@ -136,6 +137,11 @@ class RunRecord:
     @cached_property
     def config(self) -> dict[str, Any]:
         return read_fields(self.folder / "config.json", CONFIG, what="run's settings")
+
+    @property
+    def model(self) -> str:
+        """The network's name for texts: of a function of the user's own its file's name and its own, "net.py:build"."""
+        return short_name(self.config.get("model", ""))
 
     @cached_property
     def origin(self) -> dict[str, Any]:

@@ -199,7 +199,7 @@ def _row(folder: Path) -> dict[str, Any]:
     try:
         record = RunRecord.load(folder)
         row |= {"state": record.status["state"], "strategy": strategy(record.plan)}
-        row |= {"model": record.config.get("model", ""), "data": record.origin.get("facts", {}).get("data", "")}
+        row |= {"model": record.model, "data": record.origin.get("facts", {}).get("data", "")}
         row |= {"engine": record.config.get("engine", ""), "started": str(record.origin.get("created", ""))[:19]}
         epochs, summary = record.metrics("epoch"), record.metrics("summary")
         row["epochs"] = len(epochs)
