@@ -65,6 +65,8 @@ LAWS: dict[str, tuple] = {
     "words, vertical sync": (WORDS, [[0], [1]], {**STASH, "weights": "vertical-sync"}, {}),
     "pictures, 3 stages": (PICTURES, [[0], [1], [2]], FLUSH, {}),
     "pictures, stash": (PICTURES, [[0], [1], [2]], STASH, {"optimizer": "adamw", "learning_rate": 1e-3}),
+    "pictures, data parallel": (PICTURES, [[0, 1]], STASH, {}),
+    "pictures, 2-1": (PICTURES, [[0, 1], [2]], FLUSH, {}),
     "recurrent, 3 stages": (RECURRENT, [[0], [1], [2]], FLUSH, {}),
     "gnmt, one process": (GNMT, [[0]], FLUSH, {}),
     "gnmt, 3 stages": (GNMT, [[0], [1], [2]], FLUSH, {}),

@@ -104,8 +104,8 @@ class Assembly:
         """Return the layers that read each parameter or buffer."""
         found: dict[str, list[str]] = {}
         for id in self.order:
-            keys = {key for path in self._modules(id) for key in self._held(path).values()}
-            for key in keys | set(self._read_tensors(id)):
+            keys = [key for path in self._modules(id) for key in self._held(path).values()]
+            for key in dict.fromkeys([*keys, *self._read_tensors(id)]):  # in one order in every process
                 found.setdefault(key, []).append(id)
         return found
 

@@ -188,7 +188,7 @@ class Grouping:
                 else:
                     reads.add(source)
 
-        for node in own:
+        for node in self.groups[group]:  # not `own`: a set has another order in another process
             read(node)
         while numbers:
             number = numbers.pop()
@@ -196,7 +196,7 @@ class Grouping:
             if chain is None:
                 reads.add(number)
             else:
-                for node in chain - steps:
+                for node in sorted(chain - steps, key=self.position.__getitem__):
                     steps.add(node)
                     read(node)
         return sorted(steps, key=self.position.__getitem__), sorted(reads, key=self.position.__getitem__)

@@ -39,9 +39,10 @@ class TracedSubnetwork(nn.Module):
         self.draws_by_layer = True  # else from torch's generator as it stands, as the whole module would
         tree = Tree(self, network.module)
         programs = [program for row in rows for program in row.programs.values()]
-        lent = {key for program in programs for key in lent_keys(program.borrowed)}
+        lent = dict.fromkeys(key for program in programs for key in sorted(lent_keys(program.borrowed)))
         tree.lend([tensor_at(network.module, key) for key in lent])
-        paths = sorted({path for row in rows for path in row.modules}, key=lambda path: path.count("."))
+        # In an order that every process finds alike: what replicas average goes by it.
+        paths = sorted({path for row in rows for path in row.modules}, key=lambda path: (path.count("."), path))
         for path in paths:
             if not any(not above or path.startswith(f"{above}.") for above in paths if above != path):
                 tree.add_module(path)
