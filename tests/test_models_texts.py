@@ -5,9 +5,9 @@ import sys
 
 import pytest
 import torch
-from plain_engine import PlainEngine
 from torch import fx, nn
 
+from sparsepipe.engines.plain import PlainEngine
 from sparsepipe.errors import InputError
 from sparsepipe.losses import open_loss
 from sparsepipe.models.texts import TEXT_NETWORKS

@@ -103,10 +103,10 @@ def test_a_failure_names_notebook_cell_and_error_and_the_others_go_on(few, tmp_p
 def test_what_measures_runs_alone():
     waves = driver._waves(list(NOTEBOOKS))
     first = [["01_data"], ["02_profile"], ["03_layer_graph", "04_partition"], ["05_launch"], ["06_figures"]]
-    alone = [["07_learning"], ["08_segmentation"]]
+    alone = [["07_learning"], ["08_segmentation"], ["09_your_own_network"]]
     alone += [[f"figures/{name}"] for name in ("4_accuracy", "3_sparse_dense", "1_devices")]
     last = [f"figures/{name}" for name in ("5_prediction", "2_mixed_devices", "6_bytes_memory")]
-    assert waves == [*first, *alone, last, ["figures/7_compression"]]
+    assert waves == [*first, *alone, last, ["figures/7_compression"], ["figures/10_dense"]]
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_a_parameter_of_a_wrong_type_is_named(tmp_path, name, value):
     settings = {"voxel_size": 0.1, "batch_size": 4, "num_points": 64, "engine": "native", "threads": 1, "seed": 0}
     settings |= {name: value}
     assert not place.profile_path("minkvgg11bn-narrow", **settings).exists()
-    with pytest.raises(InputError, match=f"{name.replace('_', ' ')} {value!r} given"):
+    with pytest.raises(InputError, match=f"{name.replace('_', '.')} (is )?{value!r}"):
         profile_model("minkvgg11bn-narrow", place.source, **settings)
     with pytest.raises(InputError, match=name):
         RunConfig("minkvgg11bn-narrow", place.source, **settings)

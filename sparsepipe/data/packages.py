@@ -6,7 +6,6 @@ Nothing is installed and no code of the package runs: a file is taken out of it,
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import zipfile
 import zlib
@@ -15,6 +14,7 @@ from pathlib import Path
 from ..errors import InputError
 from ..fields import complaint
 from ..files import sha256
+from ..host.python_path import python_command
 from .manifests import PackageAddress, RemoteFile
 from .transfer import Progress
 
@@ -51,8 +51,8 @@ def fetch_from_package(
 def _downloaded(file: RemoteFile, package: PackageAddress, place: Path) -> Path:
     """Let the installer put the package into the empty folder `place`."""
     if package.installer == "pip":
-        words = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-        words += ["--no-input", "--disable-pip-version-check", "--dest", str(place), package.requirement]
+        options = ["--quiet", "--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check"]
+        words = python_command("pip", "download", *options, "--dest", str(place), package.requirement)
     else:
         if shutil.which("apt-get") is None:
             raise InputError(
