@@ -1,11 +1,11 @@
 """One minibatch at a stage boundary as bytes: a fixed-size header that describes one payload.
 
-header   int64 [1024]  what it is, whose, and the shape, type and place of every section of the payload
+header   int64 [512]   what it is, whose, and the shape, type and place of every section of the payload
 payload  uint8 [n]     coordinate sets (packed into keys), then the rows of each tensor, its scales, its upper halves
                        and its bits, where it has any; each 64-byte aligned
 
-A payload of 2 KB or less travels in the second half of the header. One in memory that both sides share does not travel:
-that half says where it is, and coordinates stay as they are, since packing them would save no bytes that are sent.
+A payload of 1 KB or less travels at the end of the header. One in memory that both sides share does not travel:
+that end says where it is, and coordinates stay as they are, since packing them would save no bytes that are sent.
 """
 
 import math
@@ -22,9 +22,9 @@ from torch import Tensor
 from ...engines.base import CoordinateSet
 from ..failures import PacketMismatch
 
-HEADER_INTEGERS = 1024  # as sent: facts, then room for a small payload
+HEADER_INTEGERS = 512  # as sent: facts, then room for a small payload
 HEADER_BYTES = 8 * HEADER_INTEGERS
-_FACTS = 768  # of some 60 tensors: before a deep block of a dense network 25 are alive
+_FACTS = 384  # of some 30 tensors: before a deep block of a dense network 25 are alive
 _PLACE = slice(_FACTS, _FACTS + 2)  # of a payload in shared memory: the sender's file descriptor and its capacity
 _MAGIC = 0x5350_4B54
 _ALIGNMENT = 64
