@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
@@ -20,6 +19,7 @@ from .cache import cache_key, open_cache
 from .folder import open_folder
 from .formats import Cloud, Mesh
 from .layouts import CLASSIFICATION, SEGMENTATION, DataFolder, SampleFile
+from .presence import look_at
 from .recipe import OCCUPANCY, Recipe
 from .sampling import derived_seed, sample_points
 from .sources import find
@@ -172,20 +172,7 @@ class VoxelDataset:
 
         What it costs is a question to the file system for each: a run does so before it begins.
         """
-        bad = []
-        for path in dict.fromkeys(path for file in self.files for path in (file.path, *file.companions)):
-            try:
-                problem = "" if path.stat().st_size else "is empty"
-                problem = problem or ("" if os.access(path, os.R_OK) else "may not be read")
-            except OSError as error:
-                problem = f"cannot be read ({error.strerror})"
-            if problem:
-                bad.append(f"{path}: {problem}")
-        if bad:
-            more = f" and {len(bad) - 1} more files are so" if len(bad) > 1 else ""
-            raise InputError(
-                f"{bad[0]}{more}, in split {self.split}; repair or remove what `sparsepipe data check` lists"
-            )
+        look_at((path for file in self.files for path in (file.path, *file.companions)), self.split)
 
     def points(self, index: int) -> np.ndarray:
         """Return one sample's points before augmentation and voxelization: float64 [P, 3]. Not kept."""

@@ -1,7 +1,6 @@
 """Files of a data set of examples: what a record says of them, and whether they are all there."""
 
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,22 +38,6 @@ def sample_key(cache: SampleCache | None, files: Sequence[Path], facts: Mapping[
 
 def _unreadable(error: OSError) -> InputError:
     return InputError(f"{error.filename}: cannot be read ({error.strerror}); check the data set's files")
-
-
-def look_at(files: Sequence[Path], split: str) -> None:
-    """Raise InputError where a file is empty or cannot be read, without reading any."""
-    bad = []
-    for path in dict.fromkeys(files):
-        try:
-            problem = "" if path.stat().st_size else "is empty"
-            problem = problem or ("" if os.access(path, os.R_OK) else "may not be read")
-        except OSError as error:
-            problem = f"cannot be read ({error.strerror})"
-        if problem:
-            bad.append(f"{path}: {problem}")
-    if bad:
-        more = f" and {len(bad) - 1} more files are so" if len(bad) > 1 else ""
-        raise InputError(f"{bad[0]}{more}, in split {split}; repair or remove what `sparsepipe data check` lists")
 
 
 def check_indices(indices: Sequence[int], count: int, split: str) -> None:

@@ -37,6 +37,7 @@ from ..sampling import derived_seed
 from .base import ExampleBatch
 from .collate import as_parts, as_target, collated, each_tensor, mapped
 from .facts import LazyFacts
+from .files import check_indices
 
 _DEFAULT_LOSS = "classes"
 _MOST_CLASSES = 100_000
@@ -129,9 +130,7 @@ class OwnExamples:
 
         Raises InputError where they do not go together, or the user's code raises.
         """
-        for index in indices:
-            if not 0 <= index < len(self):
-                raise InputError(f"sample {index} asked of {len(self)} in split {self.split}; use 0 to {len(self) - 1}")
+        check_indices(indices, len(self), self.split)
         items = list(self._items(indices, epoch if self.split == "train" else 0))
         clouds = [item for item in items if isinstance(item, Sample)]
         if clouds:

@@ -83,10 +83,10 @@ def _table_task(config: DataConfig, engine_name: str, training: Dataset, validat
 
 
 def _has_clouds(dataset: Dataset) -> bool:
-    return isinstance(dataset, data.VoxelDataset) or isinstance(dataset.batch(_first(dataset)), data.PointBatch)
+    return isinstance(dataset, data.VoxelDataset) or isinstance(dataset.batch(first_samples(dataset)), data.PointBatch)
 
 
-def _first(dataset: Dataset) -> range:
+def first_samples(dataset: Dataset) -> range:
     """Return the samples on which a network is traced: two, so that batch norm has a variance."""
     return range(min(2, len(dataset)))
 
@@ -111,7 +111,7 @@ def _module_task(
         args = json_object(config.model_args, "model_args")
         module = build_module(config.model, args, facts, seed=seed)
     chosen = engine(_engine_for(module, engine_name, config.model))
-    batch = training.batch(_first(training))
+    batch = training.batch(first_samples(training))
     if isinstance(batch, data.PointBatch) != (chosen.name == _OF_SPARSE_MODULES):
         has = "point clouds" if isinstance(batch, data.PointBatch) else "plain tensors"
         raise InputError(f"model {config.model} is of {chosen.name} modules, but {config.data} has {has}")

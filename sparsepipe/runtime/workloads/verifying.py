@@ -12,7 +12,7 @@ from ...functions import UserFunction, is_function
 from ...models.traced import verify
 from ...plan import Plan
 from ..config import RunConfig
-from .opening import LearningTask
+from .opening import LearningTask, first_samples
 
 
 def verify_once(task: LearningTask, plan: Plan, config: RunConfig) -> bool:
@@ -25,7 +25,7 @@ def verify_once(task: LearningTask, plan: Plan, config: RunConfig) -> bool:
     mark = user_cache() / "verified" / _digest(task, stages, config)
     if mark.exists():
         return False
-    batch = task.training.batch(range(min(2, len(task.training))))
+    batch = task.training.batch(first_samples(task.training))
     inputs = task.engine.tensor(batch)
     verify(task.network, inputs, engine=task.engine, stages=stages)  # type: ignore[arg-type]  # a traced one
     print(f"{task.network.name}: cut into {len(stages)} stages it is the same network", file=sys.stderr)

@@ -11,9 +11,10 @@ import torch
 
 from ....errors import InputError
 from ....fields import given_integer
+from ...presence import look_at
 from ...sampling import derived_seed
 from ..base import ExampleBatch
-from ..files import check_indices, files_digest, look_at
+from ..files import check_indices, files_digest
 from .augmentation import named_augmentation
 from .base import Pictures
 from .decoding import centre_crop, fitted

@@ -17,10 +17,12 @@ from ....errors import InputError
 from ....fields import given_integer
 from ...cache import SampleCache
 from ...labels import IGNORED
+from ...presence import look_at
 from ...sampling import derived_seed
 from ..base import ExampleBatch
-from ..files import check_indices, files_digest, look_at, sample_key
+from ..files import check_indices, files_digest, sample_key
 from . import plain
+from .base import TextExamples
 from .masking import Chunks, MaskedSample, masked_sample
 from .plain import PlainTexts
 from .ragged import Ragged, padded
@@ -59,7 +61,7 @@ def bert_batch(samples: Sequence[MaskedSample], padding: int) -> ExampleBatch:
 
 
 @dataclass(frozen=True, eq=False)
-class PlainTextExamples:
+class PlainTextExamples(TextExamples):
     """One split of plain texts, as `ExampleDataset`. In split test a sample is the same in each epoch."""
 
     root: Path
@@ -118,27 +120,6 @@ class PlainTextExamples:
 
     def __len__(self) -> int:
         return len(self._chunks)
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        return ()
-
-    @property
-    def labels(self) -> tuple[int, ...]:
-        raise InputError(f"{self.root}: its texts have no class")
-
-    @property
-    def targets_are_labels(self) -> bool:
-        """Targets are words, which are read."""
-        return False
-
-    @property
-    def synthetic(self) -> bool:
-        return False
-
-    @property
-    def size_unit(self) -> str:
-        return "tokens"
 
     @property
     def loss(self) -> str:

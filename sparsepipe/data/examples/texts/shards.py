@@ -12,8 +12,10 @@ from ....errors import InputError
 from ....fields import given_integer
 from ....files import read_text
 from ...labels import IGNORED
+from ...presence import look_at
 from ..base import ExampleBatch
-from ..files import check_indices, files_digest, look_at
+from ..files import check_indices, files_digest
+from .base import TextExamples
 from .bert import bert_batch
 from .masking import MaskedSample
 from .shard_files import files_of, opened_shard, shape_of
@@ -34,7 +36,7 @@ class ShardSettings:
 
 
 @dataclass(frozen=True, eq=False)
-class ShardExamples:
+class ShardExamples(TextExamples):
     """One split of shards, as `ExampleDataset`."""
 
     root: Path
@@ -83,27 +85,6 @@ class ShardExamples:
 
     def __len__(self) -> int:
         return int(self._ends[-1])
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        return ()
-
-    @property
-    def labels(self) -> tuple[int, ...]:
-        raise InputError(f"{self.root}: its texts have no class")
-
-    @property
-    def targets_are_labels(self) -> bool:
-        """Targets are words, which are read."""
-        return False
-
-    @property
-    def synthetic(self) -> bool:
-        return False
-
-    @property
-    def size_unit(self) -> str:
-        return "tokens"
 
     @property
     def loss(self) -> str:

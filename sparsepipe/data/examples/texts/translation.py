@@ -19,10 +19,12 @@ from ....errors import InputError
 from ....fields import given_integer
 from ...cache import SampleCache
 from ...labels import IGNORED
+from ...presence import look_at
 from ..base import ExampleBatch
-from ..files import check_indices, files_digest, look_at, sample_key
+from ..files import check_indices, files_digest, sample_key
 from . import aligned
 from .aligned import AlignedTexts
+from .base import TextExamples
 from .ragged import Ragged, padded
 from .vocabulary import BEGIN, END, PADDING, TRANSLATION_TOKENS, Vocabulary, opened_vocabulary
 
@@ -46,9 +48,10 @@ class TranslationSettings:
 
 
 @dataclass(frozen=True, eq=False)
-class TranslationExamples:
+class TranslationExamples(TextExamples):
     """One split of aligned texts, as `ExampleDataset`."""
 
+    pieces = "sentences"
     root: Path
     split: str
     settings: TranslationSettings
@@ -111,27 +114,6 @@ class TranslationExamples:
 
     def __len__(self) -> int:
         return len(self._pairs[0])
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        return ()
-
-    @property
-    def labels(self) -> tuple[int, ...]:
-        raise InputError(f"{self.root}: its sentences have no class")
-
-    @property
-    def targets_are_labels(self) -> bool:
-        """Targets are words, which are read."""
-        return False
-
-    @property
-    def synthetic(self) -> bool:
-        return False
-
-    @property
-    def size_unit(self) -> str:
-        return "tokens"
 
     @property
     def loss(self) -> str:

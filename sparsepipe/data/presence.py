@@ -1,0 +1,23 @@
+"""Whether the files of a split are all there: what a run asks before it begins."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from ..errors import InputError
+
+
+def look_at(files: Iterable[Path], split: str) -> None:
+    """Raise InputError where a file is empty or cannot be read, without reading any."""
+    bad = []
+    for path in dict.fromkeys(files):
+        try:
+            problem = "" if path.stat().st_size else "is empty"
+            problem = problem or ("" if os.access(path, os.R_OK) else "may not be read")
+        except OSError as error:
+            problem = f"cannot be read ({error.strerror})"
+        if problem:
+            bad.append(f"{path}: {problem}")
+    if bad:
+        more = f" and {len(bad) - 1} more files are so" if len(bad) > 1 else ""
+        raise InputError(f"{bad[0]}{more}, in split {split}; repair or remove what `sparsepipe data check` lists")
