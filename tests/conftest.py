@@ -29,6 +29,11 @@ hypothesis.settings.register_profile("sparsepipe", deadline=None, print_blob=Tru
 hypothesis.settings.load_profile("sparsepipe")
 
 
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Name bytes by their number: their content may differ between the processes that run tests (a date in gzip)."""
+    return f"{len(val)} bytes" if isinstance(val, bytes) and len(val) > 32 else None
+
+
 def _refuse_the_network(event: str, arguments: tuple) -> None:
     """Fail a connection that would leave this machine (an audit hook: libraries cannot pass it by)."""
     if event != "socket.connect":

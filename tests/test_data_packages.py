@@ -20,7 +20,8 @@ TABLE = np.column_stack([np.random.default_rng(0).integers(0, 256, size=(20, 784
 
 
 def _table(rows: np.ndarray) -> bytes:
-    return gzip.compress("".join(",".join(map(str, row)) + "\n" for row in rows.tolist()).encode())
+    text = "".join(",".join(map(str, row)) + "\n" for row in rows.tolist())
+    return gzip.compress(text.encode(), mtime=0)
 
 
 def _wheel(folder: Path, members: dict[str, bytes]) -> None:
@@ -99,7 +100,7 @@ def test_what_cannot_be_fetched_is_told_and_leaves_nothing(
     assert not (tmp_path / "data").exists() or list((tmp_path / "data").iterdir()) == []
 
 
-@pytest.mark.parametrize("content", [b"no table", gzip.compress(b"1,2\n3\n"), _table(TABLE[:, 5:])])
+@pytest.mark.parametrize("content", [b"no table", gzip.compress(b"1,2\n3\n", mtime=0), _table(TABLE[:, 5:])])
 def test_a_table_that_is_none_is_named(tmp_path: Path, wheels: Path, content: bytes) -> None:
     _wheel(wheels, {"toydigits/t.csv.gz": content})
     with pytest.raises(InputError, match="t.csv.gz: .*fetch it again"):
