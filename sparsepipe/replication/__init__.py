@@ -1,0 +1,1 @@
+"""Replication rules: how several pipelines that train one network keep their copies alike."""

@@ -1,0 +1,98 @@
+"""What a replication rule is: with whom a pipeline averages, when, and whether it waits.
+
+Several pipelines train copies of one network. Each finishes minibatches at its own pace; every so many updates it
+*contributes* its weights (or gradients) to a *merge* with others that a rule puts together. A rule is a small frozen
+value of options; `Rule.groups` starts the state machine that makes its decisions. It has no clock and no threads of its
+own, so that the coordinator of a real run and the simulator ask the same code.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar, Protocol
+
+SERVER = -1  # the parameter server's number among the pipelines, for rules that have one
+
+
+class Arithmetic(Enum):
+    """What a merge does with what its members contribute: worked out in runtime/replication, stated there."""
+
+    MEAN_GRADIENTS = "gradients"  # their mean, before the optimizer's step: each member waits for it
+    MEAN_WEIGHTS = "weights"  # their mean, after the step
+    PAIR = "pair"  # the mean of the contributor and of one other pipeline, which does not wait
+    SERVER = "server"  # what the contributor's weights changed by is added to a server's, which are taken back
+    OUTER_STEP = "outer step"  # the mean of what weights changed by is a gradient of an outer optimizer
+
+
+@dataclass(frozen=True)
+class Merge:
+    """One decision of a rule: these contributions are averaged with these weights.
+
+    `members` are pipelines in ascending order, `contributions` the number of each one's contribution (its own, from 0),
+    `weights` what each counts for; they sum to 1. A merge of one member averages nothing. Of PAIR and SERVER the first
+    member contributes and `partner` is the other one.
+    """
+
+    number: int  # among the merges of the run, from 0
+    members: tuple[int, ...]
+    contributions: tuple[int, ...]
+    weights: tuple[float, ...]
+    partner: int | None = None
+    forced: bool = False  # decided by the rule's bound and not by who was ready
+
+
+class Groups(Protocol):
+    """The decisions of one rule in one run. Times are seconds on the caller's clock, never decreasing.
+
+    A pipeline contributes again only when it has taken the result of its last merge, or was told to go on without.
+    Every call returns the merges that are decided by it, most often none or one.
+    """
+
+    def contribute(self, pipeline: int, *, now: float, samples: int) -> list[Merge]:
+        """Take the next contribution of a pipeline, trained on `samples` since its last. Raises InputError if it
+        left."""
+        ...
+
+    def may_begin(self, pipeline: int) -> bool:
+        """Whether a pipeline may train on, or has to wait for slower ones (a bound on staleness). All others: True."""
+        ...
+
+    def leave(self, pipeline: int, *, now: float) -> list[Merge]:
+        """A pipeline died or ended: nobody waits for it any more. What it contributed and was not merged is dropped."""
+        ...
+
+    def join(self, pipeline: int, *, now: float) -> list[Merge]:
+        """A pipeline is back, with a live pipeline's weights."""
+        ...
+
+    def next_deadline(self) -> float | None:
+        """When `expire` has something to decide, if nobody contributes before; None: nothing waits for time alone."""
+        ...
+
+    def expire(self, *, now: float) -> list[Merge]:
+        """Decide what a wait budget or a grace window has run out for."""
+        ...
+
+
+class Rule(Protocol):
+    """The options of one replication rule, a frozen dataclass: comparable, printable, JSON by its fields."""
+
+    name: ClassVar[str]  # as --replication takes it
+    arithmetic: ClassVar[Arithmetic]
+    summary: ClassVar[str]  # one sentence: what it averages, with whom, who proposed it
+
+    @property
+    def every(self) -> int:
+        """Updates of a pipeline from one contribution to the next."""
+        ...
+
+    @property
+    def overlap(self) -> bool:
+        """Whether a pipeline trains on while its merge is under way, and takes the result at a later update.
+
+        The result is applied as a correction then: newest weights + (merged - contributed).
+        """
+        ...
+
+    def groups(self, num_pipelines: int, *, seed: int = 0) -> Groups:
+        """Start its decisions for pipelines 0 to `num_pipelines` - 1. Raises InputError for options that do not fit."""
+        ...
