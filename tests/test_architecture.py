@@ -12,8 +12,9 @@ LEVELS = [  # lowest first; a module may import its own folder's files, and anyt
     {"errors"},
     {"host", "files", "fields", "graph", "seeds", "batch_norm"},
     {"functions"},
-    {"cluster", "trace", "quantities", "graph_text", "plan_check", "data", "models"},
+    {"cluster", "trace", "quantities", "graph_text", "plan_check", "data", "models", "replication", "stragglers"},
     {"profile", "plan", "engines", "workload_facts", "losses"},
+    {"pipelines"},
     {"schedule", "record", "formats"},
     {"costs", "provenance"},
     {"simulator", "runtime"},
@@ -41,7 +42,7 @@ VALUES = {
         "trace",
     ),
     *("quantities", "graph_text", "profile", "plan", "plan_check", "schedule", "record", "costs", "provenance"),
-    *("workload_facts", "seeds"),
+    *("workload_facts", "seeds", "replication", "stragglers", "pipelines"),
 }
 DECISIONS = {"planners", "simulator", "forecast", "formats", "models"}  # made of values alone
 HEAVY = {"torch", "MinkowskiEngine", "plotly", "ray", "pandas", "ipywidgets", "papermill"}
