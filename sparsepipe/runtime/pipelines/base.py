@@ -8,11 +8,13 @@ A run of one pipeline has neither.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
-
-from torch import Tensor
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ...replication.base import Merge
+
+if TYPE_CHECKING:  # the coordinator's process has no need of it, and starts in a fraction of the time
+    from torch import Tensor
 
 
 class Address(NamedTuple):
@@ -27,43 +29,109 @@ class Address(NamedTuple):
 class Holder:
     """A rank that exchanges the weights of some layers: one replica of a stage in each pipeline does it for all."""
 
-    pipeline: int
+    pipeline: int  # SERVER for a parameter server
     rank: int  # within its pipeline
     layers: tuple[str, ...]
     address: Address
 
 
+class Kind(Enum):
+    """What a pipeline is to do next."""
+
+    TRAIN = "train"  # minibatches of an epoch, from an empty pipeline to an empty one
+    CLOSE_EPOCH = "close epoch"  # checkpoint it where that is due, validate, and say so by `closed`
+    FINISH = "finish"  # average with all others for the last time
+    CLOSE_RUN = "close run"  # validate, and write the last checkpoint
+    END = "end"
+
+
+class Task(NamedTuple):
+    """One entry of the list of what a pipeline does: all its ranks get the same list.
+
+    `epoch` is -1 where it is of none. Of TRAIN, `most` is how many minibatches it has at most, and `update` how many
+    whole units (see `Coordinator.begin`) the pipeline has taken before, over all its attempts.
+    """
+
+    number: int  # in the list of this attempt of the pipeline, from 0
+    kind: Kind
+    epoch: int = -1
+    most: int = 0
+    update: int = 0
+
+
 class Coordinator(Protocol):
     """The coordinator as a rank sees it. Every call is a short message to another process and back.
 
-    It may be replaced while the run goes on: calls wait for the new one. They raise DeadlinePassed where none comes.
+    It may be replaced while the run goes on: calls wait for the new one. They raise DeadlinePassed where none comes,
+    PeerLost where this pipeline was given up, because one of its ranks ended or a later attempt has begun, and
+    RuntimeError for what must not be asked. To ask the same again changes nothing and has the same answer. Several
+    threads may ask at once; one that waits keeps no other waiting.
     """
 
     pipeline: int
     num_pipelines: int
 
-    def register(self, holder: Holder, *, attempt: int) -> None:
-        """Say where this rank takes weights. `attempt` tells a restarted pipeline's ranks from those before."""
-        ...
+    def begin(self, *, whole: int, epoch_minibatches: int, total_minibatches: int, num_holders: int) -> None:
+        """Say what is to be trained, first of all: each rank does. The run's numbers must be the same in all.
 
-    def holders(self, pipeline: int) -> Sequence[Holder]:
-        """Return the ranks of a live pipeline that exchange weights; none where it is not alive."""
-        ...
-
-    def take_minibatch(self, epoch: int, place: int) -> int | None:
-        """Return which minibatch of the epoch's order is the pipeline's own number `place` in that epoch.
-
-        All ranks of a pipeline get the same answer; the first to ask takes it from the queue. None: the epoch has no
-        more, for this `place` and all after it.
+        `whole`: minibatches of a unit, after which every update is complete (Horizon.whole). `num_holders`: how many
+        times this pipeline's ranks are going to `register`, all together.
         """
         ...
 
-    def take_rest(self, epoch: int) -> Sequence[int]:
-        """Return the minibatches that are left of an epoch and fill no whole step, if this pipeline gets them."""
+    def register(self, holder: Holder) -> None:
+        """Say where this rank takes weights. What a rank registers in one attempt of its pipeline adds up."""
         ...
 
-    def done(self, epoch: int, place: int, row: Mapping[str, Any]) -> None:
+    def holders(self, pipeline: int) -> Sequence[Holder]:
+        """Return the ranks of a pipeline (SERVER: the parameter server) that exchange weights.
+
+        None while it is not alive, or has not registered all of them.
+        """
+        ...
+
+    def live(self) -> Sequence[int]:
+        """Return the other pipelines that have weights to give: alive, and past the beginning of their list."""
+        ...
+
+    def next_task(self, number: int) -> Task:
+        """Return entry `number` of this pipeline's list, from 0 in each attempt. Waits until there is one.
+
+        To ask for an entry is to say that those before it are done. Entry 0 makes a restarted pipeline one of those
+        that average: it has taken weights before.
+        """
+        ...
+
+    def take_minibatch(self, task: int, place: int) -> int | None:
+        """Return which minibatch of its epoch's order comes at `place`, from 0, of a task TRAIN.
+
+        All ranks of a pipeline get the same answer; the first to ask takes it from the queue, in whole units but for
+        what is left of an epoch. Waits where the rule bounds how far a pipeline may be ahead. None: the task ends
+        before this place.
+        """
+        ...
+
+    def done(self, task: int, place: int, row: Mapping[str, Any]) -> None:
         """Say that an update contains a minibatch, with its row for the run's metrics. One rank of a pipeline."""
+        ...
+
+    def closed(self, epoch: int, row: Mapping[str, Any]) -> None:
+        """Say that an epoch is checkpointed and validated, with its row for the run's metrics. One rank."""
+        ...
+
+    def tell(self, event: str, row: Mapping[str, Any]) -> None:
+        """Add a row of another event to the run's metrics: each event once in an attempt. One rank.
+
+        A "summary" gets what is known of the averages, as "replication".
+        """
+        ...
+
+    def progress(self) -> Mapping[str, Any]:
+        """Return what a run that resumes here has still to do, for a checkpoint's manifest.
+
+        `{"done": minibatches done, "left": {epoch: [minibatches that are not]}}`: epochs that are not named and come
+        after those are whole.
+        """
         ...
 
     def contribute(self, update: int, *, samples: int) -> int:
@@ -71,8 +139,15 @@ class Coordinator(Protocol):
         a pipeline; the others see it by `contribution`."""
         ...
 
+    def pass_over(self, update: int) -> None:
+        """Say that an update at which a contribution is due has none: the last merge is still under way."""
+        ...
+
     def contribution(self, update: int) -> int | None:
-        """Return the number of the pipeline's contribution after an update; None where it made none then."""
+        """Return the number of the pipeline's contribution after an update; None where it made none then.
+
+        Waits until `contribute` or `pass_over` has told of that update or of a later one.
+        """
         ...
 
     def merge_of(self, contribution: int, *, wait: float) -> Merge | None:
@@ -83,11 +158,22 @@ class Coordinator(Protocol):
         """Say that this rank has taken the result of a merge: update, distance from the mean, bytes, seconds waited."""
         ...
 
+    def last_merge(self, update: int) -> Merge:
+        """Return the merge at the end of the run: of all live pipelines that come here, with equal weights.
+
+        Waits for them. All ranks of all pipelines get the same answer.
+        """
+        ...
+
+    def leave(self) -> None:
+        """Say that this pipeline's attempt has ended. What it took and did not do goes back to the queue."""
+        ...
+
 
 class Averager(Protocol):
     """One stage replica's part in the averages between pipelines, called by the executor around each update."""
 
-    def before_step(self, gradients: list[Tensor], update: int, *, samples: int) -> list[Tensor]:
+    def before_step(self, gradients: "list[Tensor]", update: int, *, samples: int) -> "list[Tensor]":
         """Return the gradients to step with: the mean over the pipelines where the rule averages gradients."""
         ...
 
