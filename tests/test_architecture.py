@@ -11,7 +11,7 @@ LEVELS = [  # lowest first; a module may import its own folder's files, and anyt
     {"display", "schedule_rules", "digests", "sizes"},
     {"errors"},
     {"host", "files", "fields", "graph", "seeds", "batch_norm"},
-    {"functions"},
+    {"functions", "options"},
     {"cluster", "trace", "quantities", "graph_text", "plan_check", "data", "models", "replication", "stragglers"},
     {"profile", "plan", "engines", "workload_facts", "losses"},
     {"pipelines"},
@@ -42,7 +42,7 @@ VALUES = {
         "trace",
     ),
     *("quantities", "graph_text", "profile", "plan", "plan_check", "schedule", "record", "costs", "provenance"),
-    *("workload_facts", "seeds", "replication", "stragglers", "pipelines"),
+    *("workload_facts", "seeds", "options", "replication", "stragglers", "pipelines"),
 }
 DECISIONS = {"planners", "simulator", "forecast", "formats", "models"}  # made of values alone
 HEAVY = {"torch", "MinkowskiEngine", "plotly", "ray", "pandas", "ipywidgets", "papermill"}

@@ -8,7 +8,7 @@ own, so that the coordinator of a real run and the simulator ask the same code.
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 SERVER = -1  # the parameter server's number among the pipelines, for rules that have one
 
@@ -28,8 +28,9 @@ class Merge:
     """One decision of a rule: these contributions are averaged with these weights.
 
     `members` are pipelines in ascending order, `contributions` the number of each one's contribution (its own, from 0),
-    `weights` what each counts for; they sum to 1. A merge of one member averages nothing. Of PAIR and SERVER the first
-    member contributes and `partner` is the other one.
+    `weights` what each counts for; they sum to 1. A merge of one member averages nothing. Of PAIR and SERVER the only
+    member contributes, `partner` is the other one, and `weights` are the member's and the partner's: of SERVER the
+    share of the member's change that is added, and what is left to 1. A PAIR of one live pipeline has no partner.
     """
 
     number: int  # among the merges of the run, from 0
@@ -76,6 +77,7 @@ class Groups(Protocol):
 class Rule(Protocol):
     """The options of one replication rule, a frozen dataclass: comparable, printable, JSON by its fields."""
 
+    __dataclass_fields__: ClassVar[dict[str, Any]]
     name: ClassVar[str]  # as --replication takes it
     arithmetic: ClassVar[Arithmetic]
     summary: ClassVar[str]  # one sentence: what it averages, with whom, who proposed it

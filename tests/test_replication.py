@@ -1,0 +1,84 @@
+"""Replication rules as values: chosen by name and options, written and read back, refused in one line."""
+
+import pytest
+
+from sparsepipe.errors import InputError
+from sparsepipe.replication import RULES, parse_rule, rule, rule_from_json, rule_text, rule_to_json
+
+CHOSEN = [
+    *RULES,
+    "partial-reduce:wait=0.01,overlap=false",
+    "partial-reduce:least_wait=0.0005,most_wait=0.5,grow=3,shrink=0.5,rounds=2,every=4",
+    "ad-psgd:every=3",
+    "wsp:every=8,bound=0,scale=1",
+    "local-sgd:every=16,overlap=false",
+    "diloco:every=500,outer_rate=1,momentum=0,nesterov=false,bits=8,error_feedback=false",
+    "quorum:quorum=2,grace=1e-05,adaptive=true",
+]
+
+
+@pytest.mark.parametrize("given", CHOSEN)
+def test_rules_are_written_as_they_are_read(given):
+    chosen = parse_rule(given)
+    assert rule_text(chosen) == given
+    assert parse_rule(rule_text(chosen)) == chosen
+    assert rule_from_json(rule_to_json(chosen)) == chosen
+    assert rule_to_json(chosen)["rule"] == chosen.name
+
+
+def test_whole_numbers_are_the_seconds_that_they_are():
+    assert rule("partial-reduce", {"wait": 1}) == rule("partial-reduce", {"wait": 1.0})
+    assert rule_to_json(rule("quorum", {"grace": 2})) == rule_to_json(rule("quorum", {"grace": 2.0}))
+
+
+def test_a_record_s_rule_lacks_options_invented_since():
+    assert rule_from_json({"rule": "wsp"}) == rule("wsp")
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ("partial", "no such rule; expected one of all-reduce, partial-reduce"),
+        ("", "no such rule"),
+        ("quorum:least=2", "no option 'least'; expected one of quorum, grace"),
+        ("all-reduce:every=2", "no option 'every'; it has none"),
+        ("wsp:bound", "'bound' is no option; expected NAME:option=value"),
+        ("wsp:bound=1,bound=2", "bound is given twice"),
+        ("wsp:bound=-1", "wsp: bound = -1: expected a whole number, 0 to"),
+        ("wsp:scale=0", "wsp: scale = 0.0: expected a number above 0 to 1"),
+        ("wsp:every=0", "wsp: every = 0: expected a whole number, 1 to"),
+        ("partial-reduce:wait=-0.1", "partial-reduce: wait = -0.1: expected a finite number, 0 or more"),
+        ("partial-reduce:wait=nan", "expected a finite number"),
+        ("partial-reduce:wait=soon", "wait = 'soon': expected a finite number"),
+        ("partial-reduce:wait=true", "wait = True: expected a finite number"),
+        ("partial-reduce:most_wait=0.0001", "expected 1e-05 to 0.0001 s, as its limits are"),
+        ("partial-reduce:grow=0.5", "grow = 0.5, shrink = 0.9: expected"),
+        ("partial-reduce:overlap=maybe", "overlap = 'maybe': expected true or false"),
+        ("quorum:grace=-1", "quorum: grace = -1.0: expected a finite number, 0 or more"),
+        ("quorum:quorum=0", "quorum: quorum = 0: expected a whole number, 1 to"),
+        ("diloco:bits=16", "bits = 16: expected 8 or 32"),
+        ("diloco:momentum=1", "momentum = 1.0: expected a number from 0 to below 1"),
+    ],
+)
+def test_bad_rules_are_refused_in_one_line(given, complaint):
+    with pytest.raises(InputError) as caught:
+        parse_rule(given)
+    assert complaint in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("document", [None, "wsp", {"rule": "wsp", "options": [1]}, {"rule": ["wsp"]}, {}])
+def test_damaged_documents_are_refused_in_one_line(document):
+    with pytest.raises(InputError) as caught:
+        rule_from_json(document)
+    assert "replication" in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_one_pipeline_has_nobody_to_average_with(name):
+    with pytest.raises(InputError, match=f"replication {name} of 1 pipeline: expected at least 2"):
+        rule(name).groups(1)
+
+
+def test_a_quorum_above_the_number_of_pipelines_is_refused():
+    with pytest.raises(InputError, match="quorum = 5 of 4 pipelines"):
+        rule("quorum", {"quorum": 5}).groups(4)
