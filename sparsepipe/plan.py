@@ -255,6 +255,8 @@ class Plan:
         """Read what `to_json` wrote. Raises InputError where something is missing or of the wrong kind."""
         if not isinstance(document, Mapping) or document.get("format") != FORMAT:
             raise InputError(f"not a plan: expected a JSON object with format {FORMAT!r}")
+        if "pipelines" in document:
+            raise InputError("the plan of several pipelines, expected that of one; Pipelines.load reads it")
         try:
             return cls(
                 tuple(_stage_from_json(entry) for entry in document["stages"]),

@@ -16,6 +16,7 @@ from ..fields import MOST_LIKE_DEVICES, MOST_MINIBATCHES
 from ..launchers import LAUNCHERS
 from ..planners import PLANNERS
 from ..quantities import BANDWIDTH, SIZE
+from ..replication import RULES
 from ..runtime.config import BALANCES, COMPRESSIONS, DEVICES, LEARNING_RATE_SCHEDULES, OPTIMIZERS, PRECISIONS
 from ..schedule_rules import SCHEDULE_RULES
 from .argument_types import MANY, count, names, positive, quantity, whole
@@ -133,6 +134,10 @@ def _plan(verb: Parser) -> None:
         "--num-microbatches", type=whole(1, 4 * MOST_LIKE_DEVICES), help="minibatches of one step of a flush schedule"
     )
     verb.add_argument("--recompute", action="store_true", help="run forwards again before backwards, to save memory")
+    verb.add_argument(
+        "--pipelines", type=count, metavar="P", help="split the devices into P pipelines that train most together"
+    )
+    _replication(verb)
     _planner_options(verb)
     verb.add_argument("--out", type=Path, metavar="PLAN.json", help="where to write the (first) plan")
 
@@ -361,6 +366,14 @@ def _machine_options(verb: Parser) -> None:
         "--bandwidth", type=quantity(BANDWIDTH), action="append", metavar="B", help="such as 10GB/s, one a level"
     )
     verb.add_argument("--memory", type=quantity(SIZE), metavar="BYTES", help="memory of each device, such as 24GB")
+
+
+def _replication(verb: Parser) -> None:
+    verb.add_argument(
+        "--replication",
+        metavar="RULE[:OPTION=VALUE,…]",
+        help=f"how pipelines average: {', '.join(RULES)} (default: the plan's, which is partial-reduce)",
+    )
 
 
 def _timeout(verb: Parser) -> None:

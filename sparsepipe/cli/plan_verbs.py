@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
+from ..cluster import Cluster
 from ..errors import InputError
 from ..fields import json_object
 from ..files import write_json
@@ -18,8 +19,9 @@ from ..formats.stage_modules import write_stage_modules
 from ..host.openmp import waiting
 from ..models import is_table, network
 from ..plan import Plan
-from ..planners import PLANNERS, comparable, partition
+from ..planners import PLANNERS, comparable, partition, partition_pipelines
 from ..profile import Profile
+from ..replication import parse_rule
 from .output import Answer, progress_line
 from .plan_table import side_by_side
 from .profile_and_cluster import beyond_profile, profile_and_cluster, warn, warn_of
@@ -78,6 +80,11 @@ def plan(options: argparse.Namespace) -> Answer:
         "num_microbatches": options.num_microbatches,
         "recompute": options.recompute,
     }
+    several = options.pipelines is not None and options.pipelines > 1
+    if options.replication and not several:
+        raise InputError("--replication goes with several pipelines that average: give --pipelines P, 2 or more")
+    if several:
+        return _pipelines(options, found, cluster, settings)
     plans = [
         partition(found, cluster, planner=name, **settings, **given)
         for name, given in _planner_options(options, options.planner or ["optimal"])
@@ -99,6 +106,22 @@ def plan(options: argparse.Namespace) -> Answer:
     }
     text = "\n".join([side_by_side(judged), "", *told])
     return Answer(document, text)
+
+
+def _pipelines(options: argparse.Namespace, found: Profile, cluster: Cluster, settings: dict[str, Any]) -> Answer:
+    names = options.planner or ["optimal"]
+    if len(names) > 1:
+        raise InputError(f"--pipelines with {len(names)} planners: expected one; plan with each by itself to compare")
+    ((name, given),) = _planner_options(options, names)
+    rule = parse_rule(options.replication) if options.replication else None
+    several = partition_pipelines(
+        found, cluster, options.pipelines, replication=rule, planner=name, **settings, **given
+    )
+    if options.out:
+        several.save(options.out)
+    if options.json:
+        warn(text for text in several.all_warnings if text not in found.warnings)
+    return Answer(several.to_json(), str(several))
 
 
 def _own_period(plan: Plan) -> str:

@@ -24,6 +24,19 @@ _MOST_SPANS, _MOST_ROWS = 600, 12
 
 def plan(value: Any) -> str:
     """Stages as rows, and the layers as a strip in the stages' colours."""
+    return _page(value.summary(), *_stages(value), _notes(value.warnings))
+
+
+def pipelines(value: Any) -> str:
+    """The stages of each pipeline, one below the other."""
+    parts = []
+    for k, one in enumerate(value.pipelines):
+        parts += [Html("<div>pipeline {}: {}</div>").format(k, one.summary()), *_stages(one)]
+    return _page(value.summary(), *parts, _notes(value.all_warnings))
+
+
+def _stages(value: Any) -> tuple[Html, Html]:
+    """A plan's picture and table."""
     rows = []
     for k, stage in enumerate(value.stages):
         kinds = stage.device_types or tuple(f"rank {rank}" for rank in stage.ranks)
@@ -40,7 +53,7 @@ def plan(value: Any) -> str:
         cells.append(_rect(left, 0, width - 1, _LANE, _color(k), title=f"stage {k}: {len(stage.layers)} layers"))
         left += width
     head = ["stage", "layers", "devices", *(["work", "transfer", "memory"] if value.estimate else [])]
-    return _page(value.summary(), _svg(cells, _LANE, "layers by stage"), _table(head, rows), _notes(value.warnings))
+    return _svg(cells, _LANE, "layers by stage"), _table(head, rows)
 
 
 def profile(value: Any) -> str:

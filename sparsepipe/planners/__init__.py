@@ -8,9 +8,12 @@ from typing import Any
 from ..cluster import Cluster
 from ..errors import InputError
 from ..fields import given_integer
+from ..pipelines import Pipelines
 from ..plan import Plan
 from ..profile import Profile
 from ..provenance import Provenance
+from ..replication import rule
+from ..replication.base import Rule
 from ..schedule_rules import SCHEDULE_RULES, WEIGHT_RULES
 from .base import Planner, Problem, check_interleaves, with_seconds
 from .baselines import DataParallel, ModelParallel
@@ -19,6 +22,7 @@ from .estimate import estimate
 from .exact.optimal import Optimal
 from .published.pipedream import PipeDream
 from .published.sparsepipe import SparsePipe
+from .several import MOST_PLANS, split
 
 PLANNERS: Mapping[str, type[Any]] = {
     "optimal": Optimal,
@@ -37,6 +41,7 @@ __all__ = [
     "comparable",
     "estimate",
     "partition",
+    "partition_pipelines",
     "planners_with",
 ]
 
@@ -88,6 +93,60 @@ def partition(
         **options,
     }
     return replace(plan, provenance=Provenance.of(profile, cluster, settings=settings).to_json())
+
+
+def partition_pipelines(
+    profile: Profile,
+    cluster: Cluster,
+    num_pipelines: int,
+    *,
+    replication: Rule | None = None,
+    planner: str = "optimal",
+    schedule: str = "1f1b",
+    num_microbatches: int | None = None,
+    recompute: bool = False,
+    most_plans: int = MOST_PLANS,
+    **options: Any,
+) -> Pipelines:
+    """Split the devices of `cluster` into pipelines that train most samples a second together, each with its own plan.
+
+    Any devices may make a pipeline, on one node or across several; each is planned as by `partition`. Where there are
+    too many, whole nodes or blocks of like devices stay together, which a warning says; at most `most_plans` parts are
+    planned. `replication` is `partial-reduce` when not given. `num_microbatches` is the same in every pipeline, so that
+    their steps are alike; for schedules that flush it is twice the devices of an average pipeline when not given.
+    Raises InputError as `partition` does, and where there are too few devices.
+    """
+    given_integer(num_pipelines, "pipelines:", least=2)
+    start = time.perf_counter()
+    if num_microbatches is None and schedule in SCHEDULE_RULES:
+        flush = WEIGHT_RULES[SCHEDULE_RULES[schedule].weights[0]].flushes
+        num_microbatches = 2 * -(-len(cluster.devices) // num_pipelines) if flush else 1
+    settings = {
+        "planner": planner,
+        "schedule": schedule,
+        "num_microbatches": num_microbatches,
+        "recompute": recompute,
+        **options,
+    }
+
+    def plan_of(part: Cluster) -> Plan:
+        return partition(profile, part, **settings)
+
+    problem = Problem(profile, cluster, _planned_as(schedule), num_microbatches or 1, recompute)
+    bounded = PLANNERS.get(planner) is Optimal and options.get("cost_model", "default") == "default"
+    found = split(problem, num_pipelines, plan_of, bounded=bounded, most_plans=most_plans)
+    batch = profile.origin.get("batch_size")
+    samples = float(batch) if isinstance(batch, int) and batch > 0 else None
+    unsure = "the profile does not tell how many samples a minibatch has: samples a second are minibatches a second"
+    return Pipelines(
+        found.plans,
+        replication or rule("partial-reduce"),
+        samples or 1.0,
+        found.lower_bound_seconds,
+        time.perf_counter() - start,
+        tuple(filter(None, [found.left_out, "" if samples else unsure])),
+        Provenance.of(profile, cluster, settings={**settings, "pipelines": num_pipelines}).to_json(),
+    )
 
 
 def planners_with(option: str) -> tuple[str, ...]:

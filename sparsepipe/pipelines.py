@@ -1,0 +1,254 @@
+"""Several pipelines that train copies of one network: a plan for each, and the rule by which they average.
+
+They need not be alike: averages are by layer, so each may be cut where it suits its own devices.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from .cluster import Cluster
+from .display import html
+from .display.markup import one_line
+from .display.plan_text import stage_table
+from .errors import InputError
+from .fields import number, shown, texts
+from .files import read_json, write_json
+from .graph import LayerGraph
+from .plan import FORMAT, Plan
+from .replication import rule_from_json, rule_to_json
+from .replication.base import Rule
+
+_MOST_NAMED = 4  # layers in a message
+Read = TypeVar("Read")
+
+
+@dataclass(frozen=True)
+class Pipelines:
+    """Plans of one network on ranks of their own, and what they do to stay alike.
+
+    Ranks are places in one cluster, as in a plan of its own; `local` has a pipeline's plan with ranks from 0.
+    """
+
+    pipelines: tuple[Plan, ...]
+    replication: Rule
+    samples: float = 1.0  # of a minibatch; 1 where the profile that was planned with does not tell
+    # Seconds per minibatch of all together that no split of the devices beats by the planner's cost model; None: no
+    # such bound is proven.
+    lower_bound_seconds: float | None = None
+    plan_seconds: float = 0.0
+    warnings: tuple[str, ...] = ()  # of the split; each plan has its own too
+    provenance: Mapping[str, Any] | None = field(default=None, compare=False)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Every rank of all pipelines, pipeline 0's first."""
+        return tuple(rank for plan in self.pipelines for rank in plan.ranks)
+
+    @property
+    def minibatches_per_second(self) -> float | None:
+        """What the planner expects of all pipelines together where none waits; None where a plan has no estimate."""
+        rates = [_rate(plan) for plan in self.pipelines]
+        return None if None in rates else sum(rate for rate in rates if rate is not None)
+
+    @property
+    def period_seconds(self) -> float | None:
+        """Seconds per minibatch of all pipelines together; None where a plan has no estimate."""
+        rate = self.minibatches_per_second
+        return 1 / rate if rate else None
+
+    @property
+    def gap(self) -> float | None:
+        """How far `period_seconds` can be above the optimum, as a share of it: 0 means proven optimal."""
+        period = self.period_seconds
+        if self.lower_bound_seconds is None or not period:
+            return None
+        return max(0.0, (period - self.lower_bound_seconds) / period)
+
+    def ranks_of(self, k: int) -> tuple[int, ...]:
+        """The ranks of pipeline `k` in ascending order: place i is rank i of `local(k)`."""
+        return tuple(sorted(self.pipelines[k].ranks))
+
+    def first_rank(self, k: int) -> int:
+        """How many ranks the pipelines before `k` have."""
+        return sum(len(plan.ranks) for plan in self.pipelines[:k])
+
+    def local(self, k: int) -> Plan:
+        """Return the plan of pipeline `k` with ranks from 0, in the order that they have here: what its job runs."""
+        place = {rank: i for i, rank in enumerate(self.ranks_of(k))}
+        plan = self.pipelines[k]
+        stages = (replace(stage, ranks=tuple(place[rank] for rank in stage.ranks)) for stage in plan.stages)
+        return replace(plan, stages=tuple(stages))
+
+    def violations(self, graph: LayerGraph, cluster: Cluster | None = None) -> list[str]:
+        """Every reason why these pipelines cannot train `graph` together (on `cluster`), each in one line."""
+        found = []
+        if len(self.pipelines) < 2:
+            found.append(
+                f"{len(self.pipelines)} pipeline: a replication rule averages between two or more; give the plan of "
+                "one by itself"
+            )
+        else:
+            try:
+                self.replication.groups(len(self.pipelines))
+            except InputError as error:
+                found.append(str(error))
+        found += self._overlaps()
+        unlike = self._unlike_layers()
+        for k, plan in enumerate(self.pipelines):
+            if not (unlike and set(plan.layers) != {layer.id for layer in graph.layers}):
+                found += [f"pipeline {k}: {text}" for text in plan.violations(graph, cluster)]
+        return found + unlike
+
+    def check(self, graph: LayerGraph, cluster: Cluster | None = None) -> "Pipelines":
+        """Return self, or raise InputError that lists every violation."""
+        if found := self.violations(graph, cluster):
+            raise InputError("the pipelines cannot run: " + "; ".join(found))
+        return self
+
+    def _overlaps(self) -> list[str]:
+        found, owner = [], dict[int, int]()
+        for k, plan in enumerate(self.pipelines):
+            for rank in plan.ranks:
+                if owner.setdefault(rank, k) != k:
+                    found.append(f"rank {rank} is in pipelines {owner[rank]} and {k}: expected in one")
+        return found
+
+    def _unlike_layers(self) -> list[str]:
+        """What one pipeline has and another has not, told of the first that differs from pipeline 0."""
+        for k, plan in enumerate(self.pipelines[1:], start=1):
+            first, own = self.pipelines[0].layers, plan.layers
+            if lacking := [id for id in first if id not in own]:
+                return [_lacks(k, 0, lacking)]
+            if lacking := [id for id in own if id not in first]:
+                return [_lacks(0, k, lacking)]
+        return []
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan file, which is also what `sparsepipe plan --pipelines P --json` prints.
+
+        What a plan of one pipeline has at the top is there too: `stages` are those of all.
+        """
+        documents = [plan.to_json() for plan in self.pipelines]
+        first = documents[0] if documents else {}
+        rate = self.minibatches_per_second
+        shared = ("voxels", "memory_voxels", "size_unit")
+        alone = [plan.estimate.single_device_seconds for plan in self.pipelines if plan.estimate]
+        return {
+            "format": FORMAT,
+            "planner": first.get("planner"),
+            "period_seconds": self.period_seconds,
+            "lower_bound_seconds": self.lower_bound_seconds,
+            "gap": self.gap,
+            "plan_seconds": self.plan_seconds,
+            "single_device_seconds": min((seconds for seconds in alone if seconds is not None), default=None),
+            "data_parallel_seconds": None,
+            **{key: first[key] for key in shared if key in first},
+            "replication": rule_to_json(self.replication),
+            "samples": self.samples,
+            "samples_per_second": self._samples_per_second(rate),
+            "pipelines": [
+                {**document, "samples_per_second": self._samples_per_second(_rate(plan))}
+                for document, plan in zip(documents, self.pipelines, strict=True)
+            ],
+            "stages": [stage for document in documents for stage in document["stages"]],
+            "warnings": list(self.warnings),
+            **({} if self.provenance is None else {"provenance": dict(self.provenance)}),
+        }
+
+    def _samples_per_second(self, rate: float | None) -> float | None:
+        return None if rate is None else rate * self.samples
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> "Pipelines":
+        """Read what `to_json` wrote. Raises InputError where something is missing or of the wrong kind."""
+        if not isinstance(document, Mapping) or document.get("format") != FORMAT or "pipelines" not in document:
+            raise InputError(f"not a plan of pipelines: expected a JSON object with format {FORMAT!r} and 'pipelines'")
+        entries = document["pipelines"]
+        if not isinstance(entries, list):
+            raise InputError(f"pipelines = {shown(entries)}: expected a list of plans")
+        if "replication" not in document:
+            raise InputError("pipelines without 'replication': expected the rule by which they average")
+        bound = document.get("lower_bound_seconds")
+        provenance = document.get("provenance")
+        if provenance is not None and not isinstance(provenance, Mapping):
+            raise InputError(f"provenance = {shown(provenance)}: expected an object, or none")
+        return cls(
+            tuple(_pipeline(k, entry) for k, entry in enumerate(entries)),
+            rule_from_json(document["replication"]),
+            number(document.get("samples", 1.0), "samples"),
+            None if bound is None else number(bound, "lower_bound_seconds"),
+            number(document.get("plan_seconds", 0.0), "plan_seconds"),
+            texts(document.get("warnings", []), "warnings"),
+            provenance,
+        )
+
+    def save(self, path: Path | str) -> Path:
+        return write_json(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: Path | str) -> "Pipelines":
+        """Read a plan file of several pipelines. Raises InputError naming the file."""
+        return _named(path, lambda: cls.from_json(read_json(path, what="plan")))
+
+    def _repr_html_(self) -> str:
+        return html.pipelines(self)
+
+    def __str__(self) -> str:
+        """A table of stages for each pipeline, for people."""
+        lines = [self.summary()]
+        for k, plan in enumerate(self.pipelines):
+            lines += ["", f"pipeline {k}: {plan.summary()}"]
+            lines += stage_table(plan.stages, plan.estimate.stages if plan.estimate else None)
+        return "\n".join([*lines, *(f"warning: {one_line(text)}" for text in self.all_warnings)])
+
+    @property
+    def all_warnings(self) -> tuple[str, ...]:
+        """The warnings of the split and of every plan, each once."""
+        return tuple(dict.fromkeys([*self.warnings, *(text for plan in self.pipelines for text in plan.warnings)]))
+
+    def summary(self) -> str:
+        """How many pipelines and ranks, the rule, pace and gap in one line."""
+        text = f"{len(self.pipelines)} pipelines on {len(self.ranks)} devices, {self.replication.name}"
+        if rate := self.minibatches_per_second:
+            text += f", {rate:.2f} minibatches ({rate * self.samples:.1f} samples) a second"
+            text += ", gap not proven" if self.gap is None else f", gap {self.gap:.1%}"
+        return one_line(text)
+
+
+def load_any(path: Path | str) -> Plan | Pipelines:
+    """Read a plan file of one pipeline or of several. Raises InputError naming the file."""
+
+    def read() -> Plan | Pipelines:
+        document = read_json(path, what="plan")
+        several = isinstance(document, Mapping) and "pipelines" in document
+        return Pipelines.from_json(document) if several else Plan.from_json(document)
+
+    return _named(path, read)
+
+
+def _named(path: Path | str, read: Callable[[], Read]) -> Read:
+    """What `read` returns; an InputError of it begins with the file's name."""
+    try:
+        return read()
+    except InputError as error:
+        message = str(error)
+        raise InputError(message if message.startswith(str(path)) else f"{path}: {message}") from None
+
+
+def _pipeline(k: int, entry: Any) -> Plan:
+    try:
+        return Plan.from_json(entry)
+    except InputError as error:
+        raise InputError(f"pipeline {k}: {error}") from None
+
+
+def _rate(plan: Plan) -> float | None:
+    return 1 / plan.estimate.period_seconds if plan.estimate and plan.estimate.period_seconds else None
+
+
+def _lacks(k: int, other: int, layers: Sequence[str]) -> str:
+    more = f" and {len(layers) - _MOST_NAMED} more" if len(layers) > _MOST_NAMED else ""
+    named = ", ".join(layers[:_MOST_NAMED])
+    return f"pipeline {k} lacks layers that pipeline {other} has ({named}{more}): plan all for the same network"

@@ -1,0 +1,189 @@
+"""Several pipelines for unlike devices: split them so that together they train most minibatches a second.
+
+Each part of a split is planned by itself. A part that has not been planned yet is worth at most what its devices could
+do with no second of theirs lost; the split that may be worth most has its parts planned, until the best one is of
+planned parts alone: no other can be better then.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..cluster import Cluster, Node
+from ..errors import InputError
+from ..plan import Plan
+from .base import Problem
+from .device_split import Part, Units, Worths
+
+MOST_PLANS = 256  # parts that are planned; each takes up to a second or so
+UNKNOWN = 1e100  # minibatches a second: more than any part is worth
+PlanOf = Callable[[Cluster], Plan]
+
+
+@dataclass(frozen=True)
+class Split:
+    """A plan for each part, with ranks of the whole cluster, and what is proven of the split."""
+
+    plans: tuple[Plan, ...]
+    lower_bound_seconds: float | None  # per minibatch of all together, of any split; None: nothing is proven
+    left_out: str = ""  # a sentence, where not every split was looked at
+
+
+def split(problem: Problem, num_pipelines: int, plan: PlanOf, *, bounded: bool, most_plans: int = MOST_PLANS) -> Split:
+    """Split the devices of `problem` into so many parts, each planned by `plan` for a cluster of its own devices.
+
+    `bounded`: the plans' periods keep to the default cost model, by which no device does more than all of its time
+    allows. Raises InputError where there are fewer devices than parts, and where no split fits into memory.
+    """
+    cluster = problem.cluster
+    if num_pipelines > len(cluster.devices):
+        raise InputError(
+            f"{num_pipelines} pipelines on {len(cluster.devices)} devices: expected a device for each at least"
+        )
+    units = Units.of(cluster, num_pipelines)
+    search = _Search(problem, units, Worths(units, num_pipelines), plan, bounded, most_plans)
+    return search.run()
+
+
+class _Search:
+    """The state of one search: what is known of each part."""
+
+    def __init__(
+        self, problem: Problem, units: Units, worths: Worths, plan: PlanOf, bounded: bool, most_plans: int
+    ) -> None:
+        self.problem, self.units, self.worths, self.most_plans = problem, units, worths, most_plans
+        self.plan_of, self.bounded = plan, bounded
+        self.most = worths.array()  # no plan of a part is worth more
+        self.worth = worths.array()  # what the plan of a part is worth; −infinity: not planned, or nothing fits
+        self.plans: dict[Part, Plan | None] = {}
+        self.alike: dict[object, Plan | None] = {}
+        self.refused = ""
+        for part in units.parts():
+            self.most[part] = self._most(part) if bounded else UNKNOWN
+
+    def run(self) -> Split:
+        cut_short = False
+        while True:
+            hoped = np.where(self._planned(), self.worth, self.most)
+            value, chosen = self.worths.best(hoped)
+            if value == -np.inf:
+                raise InputError(self.refused or "no split of the devices can be planned; ask for fewer pipelines")
+            waiting = [part for part in dict.fromkeys(chosen) if part not in self.plans]
+            if not waiting:
+                break
+            if len(self.plans) >= self.most_plans and self.worths.best(self.worth)[1]:
+                chosen, cut_short = self.worths.best(self.worth)[1], True
+                break
+            for part in waiting:
+                self._plan(part)
+        most = self.worths.best(self.most)[0]
+        rate = sum(float(self.worth[part]) for part in chosen)
+        bound = self._bound(most, rate)
+        return Split(self._placed(chosen), bound, self._left_out(cut_short))
+
+    def _bound(self, most: float, rate: float) -> float | None:
+        """Seconds per minibatch that no split beats."""
+        if not self.units.complete:
+            most = self._most(self.units.total) if self.bounded else UNKNOWN
+        if most >= UNKNOWN or not most > 0:
+            return None
+        return 1 / rate if most <= rate * (1 + 1e-12) else 1 / most
+
+    def _left_out(self, cut_short: bool) -> str:
+        if not self.units.complete:
+            return (
+                "too many devices to try every split: only those were that keep whole nodes, or blocks of like "
+                "devices, together"
+            )
+        return f"{len(self.plans)} parts were planned, and not every split that could be better" if cut_short else ""
+
+    def _planned(self) -> np.ndarray:
+        found = np.zeros(self.worth.shape, dtype=bool)
+        for part in self.plans:
+            found[part] = True
+        return found
+
+    def _most(self, part: Part) -> float:
+        """Minibatches a second that the devices of a part cannot exceed: each layer on whichever is cheapest.
+
+        Seconds of a device have a price, in proportion to its speed over the whole network: what the devices offer in a
+        second, over what a minibatch costs at least.
+        """
+        (ranks,) = self.units.ranks([part])
+        kinds = [self.problem.cluster.devices[rank].type.name for rank in ranks]
+        price = {kind: 1 / max(self.problem.total_seconds(kind), 1e-300) for kind in set(kinds)}
+        layers = list(self.problem.layers)
+        seconds = np.array([p * self.problem.table.seconds[kind][layers, 0] for kind, p in price.items()])
+        cost = float(seconds.min(axis=0).sum())
+        return min(sum(price[kind] for kind in kinds) / cost, UNKNOWN) if cost else UNKNOWN
+
+    def _plan(self, part: Part) -> None:
+        """Plan a part, or take over the plan of one that is alike."""
+        (ranks,) = self.units.ranks([part])
+        own, order = sub_cluster(self.problem.cluster, ranks)
+        key = tuple((node.link, node.device_types) for node in own.nodes)
+        if key not in self.alike:
+            try:
+                self.alike[key] = self.plan_of(own)
+            except InputError as error:
+                self.alike[key], self.refused = None, str(error)
+        found = self.plans[part] = self.alike[key]
+        if found is None or found.estimate is None or not found.estimate.period_seconds:
+            self.most[part] = self.worth[part] = -np.inf if found is None else UNKNOWN
+            return
+        self.worth[part] = 1 / found.estimate.period_seconds
+        bound = found.estimate.lower_bound_seconds
+        self.most[part] = 1 / bound if bound else min(self.most[part], UNKNOWN)
+
+    def _placed(self, chosen: Sequence[Part]) -> tuple[Plan, ...]:
+        plans = []
+        for part, ranks in zip(chosen, self.units.ranks(chosen), strict=True):
+            plan = self.plans[part]
+            assert plan is not None
+            plans.append(_with_ranks(plan, self.problem.cluster, sub_cluster(self.problem.cluster, ranks)[1]))
+        return tuple(sorted(plans, key=lambda plan: min(plan.ranks)))
+
+
+def sub_cluster(cluster: Cluster, ranks: Sequence[int]) -> tuple[Cluster, tuple[int, ...]]:
+    """Return a cluster of some of the devices, and which rank of the whole cluster each of its ranks is.
+
+    Nodes and the devices on each come in an order of their own, so that like parts make like clusters.
+    """
+    own: dict[str, list[int]] = {}
+    for rank in ranks:
+        own.setdefault(cluster.devices[rank].node.name, []).append(rank)
+    nodes = []
+    for chosen in own.values():
+        chosen.sort(key=lambda rank: (cluster.devices[rank].type.name, rank))
+        nodes.append((cluster.devices[chosen[0]].node, chosen))
+    nodes.sort(key=lambda pair: (_shape(cluster, *pair), pair[1]))
+    made = tuple(
+        Node(node.name, tuple(cluster.devices[rank].type for rank in chosen), node.link, node.address)
+        for node, chosen in nodes
+    )
+    return Cluster(made, cluster.network), tuple(rank for _, chosen in nodes for rank in chosen)
+
+
+def _shape(cluster: Cluster, node: Node, ranks: Sequence[int]) -> tuple:
+    kinds = [(cluster.devices[rank].type.name, cluster.devices[rank].type.memory_bytes) for rank in ranks]
+    return (len(ranks), kinds, node.link.bandwidth, node.link.latency)
+
+
+def _with_ranks(plan: Plan, cluster: Cluster, order: Sequence[int]) -> Plan:
+    """The plan of a sub-cluster on the ranks of the whole one."""
+    stages = []
+    for stage in plan.stages:
+        pairs = sorted((order[rank], share) for rank, share in zip(stage.ranks, stage.shares, strict=True))
+        ranks = tuple(rank for rank, _ in pairs)
+        devices = [cluster.devices[rank] for rank in ranks]
+        stages.append(
+            replace(
+                stage,
+                ranks=ranks,
+                shares=tuple(share for _, share in pairs),
+                device_types=tuple(device.type.name for device in devices),
+                nodes=tuple(device.node.name for device in devices),
+            )
+        )
+    return replace(plan, stages=tuple(stages))

@@ -1,0 +1,120 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from sparsepipe import Cluster, InputError, Layer, LayerGraph, Plan, Stage
+from sparsepipe.pipelines import Pipelines, load_any
+from sparsepipe.plan import Estimate, StageEstimate
+from sparsepipe.replication import rule
+
+GRAPH = LayerGraph.chain(map(Layer, "abcd"))
+RULE = rule("partial-reduce")
+
+
+def estimated(period, *stages, bound=None):
+    expected = tuple(StageEstimate(seconds) for seconds in stages)
+    return Estimate(period, expected, bound, single_device_seconds=4.0)
+
+
+def pipelines(**changes) -> Pipelines:
+    """Cut at different places, on devices that are no neighbours."""
+    first = Plan(
+        (Stage(("a",), (0,), (), ("big",), ("n",)), Stage(("b", "c", "d"), (3,), (), ("big",), ("m",))),
+        estimate=estimated(0.5, 0.5, 0.25),
+    )
+    second = Plan(
+        (Stage(("a", "b"), (4, 1), (2, 1), ("small", "tiny"), ("m", "n")), Stage(("c", "d"), (2,))),
+        estimate=estimated(0.25, 0.25, 0.125),
+        warnings=("careful",),
+    )
+    return Pipelines(**({"pipelines": (first, second), "replication": RULE} | changes))
+
+
+def test_good_pipelines_have_no_violations():
+    assert pipelines().check(GRAPH, Cluster.uniform(5)) == pipelines()
+
+
+def test_disk_round_trip(tmp_path):
+    whole = pipelines(samples=8.0, lower_bound_seconds=0.15, plan_seconds=0.01, warnings=("slow",))
+    path = whole.save(tmp_path / "plan.json")
+    assert Pipelines.load(path) == whole == load_any(path)
+    document = json.loads(path.read_text())
+    assert document["samples_per_second"] == 8 * 6
+    assert [one["samples_per_second"] for one in document["pipelines"]] == [16, 32]
+    assert document["period_seconds"] == pytest.approx(1 / 6)
+    assert document["gap"] == pytest.approx((1 / 6 - 0.15) * 6)
+    assert [len(one["stages"]) for one in document["pipelines"]] == [2, 2] and len(document["stages"]) == 4
+    alone = whole.pipelines[0].save(tmp_path / "alone.json")
+    assert load_any(alone) == whole.pipelines[0]
+
+
+def test_a_pipeline_by_itself_has_ranks_from_0():
+    whole = pipelines()
+    assert [stage.ranks for stage in whole.local(1).stages] == [(2, 0), (1,)]
+    assert whole.ranks_of(1) == (1, 2, 4) and whole.first_rank(1) == 2
+    assert whole.local(1).stages[0].shares == (2, 1)
+    assert [stage.ranks for stage in whole.local(0).stages] == [(0,), (1,)]
+
+
+def test_a_plan_of_several_is_no_plan_of_one(tmp_path):
+    path = pipelines().save(tmp_path / "plan.json")
+    with pytest.raises(InputError, match=r"plan.json: the plan of several pipelines, expected that of one"):
+        Plan.load(path)
+    with pytest.raises(InputError, match=r"alone.json: not a plan of pipelines"):
+        Pipelines.load(pipelines().pipelines[0].save(tmp_path / "alone.json"))
+
+
+def without(plan, layer):
+    stages = (replace(s, layers=tuple(id for id in s.layers if id != layer)) for s in plan.stages)
+    return replace(plan, stages=tuple(stages))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda a, b: (a,), "1 pipeline: a replication rule averages between two or more"),
+        (lambda a, b: (a, without(b, "d")), r"pipeline 1 lacks layers that pipeline 0 has \(d\)"),
+        (lambda a, b: (without(a, "c"), b), r"pipeline 0 lacks layers that pipeline 1 has \(c\)"),
+        (lambda a, b: (a, a), "rank 0 is in pipelines 0 and 1"),
+        (lambda a, b: (a, replace(b, schedule="2f2b")), "pipeline 1: schedule '2f2b' is unknown"),
+    ],
+)
+def test_what_cannot_run_is_told_in_a_line(change, told):
+    with pytest.raises(InputError, match=told) as error:
+        pipelines(pipelines=change(*pipelines().pipelines)).check(GRAPH, Cluster.uniform(5))
+    assert "\n" not in str(error.value)
+
+
+def test_a_rule_that_asks_for_more_pipelines_is_told():
+    with pytest.raises(InputError, match="quorum"):
+        pipelines(replication=rule("quorum", {"quorum": 3})).check(GRAPH)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"pipelines": 3}, "pipelines = 3: expected a list"),
+        ({"pipelines": [{"format": "none"}]}, "pipeline 0: not a plan"),
+        ({"replication": {"rule": "telepathy"}}, "telepathy"),
+        ({"samples": "many"}, "samples = 'many'"),
+        ({"lower_bound_seconds": -1}, "lower_bound_seconds"),
+        ({"warnings": "none"}, "warnings"),
+        ({"provenance": 3}, "provenance = 3"),
+    ],
+)
+def test_a_damaged_file_is_told_in_a_line(tmp_path, change, told):
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(pipelines().to_json() | change))
+    with pytest.raises(InputError, match=told) as error:
+        load_any(path)
+    assert str(error.value).startswith(str(path)) and "\n" not in str(error.value)
+
+
+def test_people_see_every_pipeline():
+    text, page = str(pipelines(samples=2.0)), pipelines(samples=2.0)._repr_html_()
+    assert text.splitlines()[0] == (
+        "2 pipelines on 5 devices, partial-reduce, 6.00 minibatches (12.0 samples) a second, gap not proven"
+    )
+    assert "pipeline 1: by hand: 2 stages on 3 devices" in text and "warning: careful" in text
+    assert page.count("layers by stage") == 2 and "careful" in page
