@@ -11,7 +11,10 @@ _WORDS = {"true": True, "false": False, "none": None}
 
 
 class Options(Protocol):
-    """A frozen dataclass whose fields are options. It checks their values itself when it is made."""
+    """A frozen dataclass whose fields are options. It checks their values itself when it is made.
+
+    An option that is called as a word of Python's is a field with an underscore after it: `from` is `from_`.
+    """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -19,12 +22,18 @@ class Options(Protocol):
 _Options = TypeVar("_Options", bound=Options)
 
 
-def split_options(given: str, what: str) -> tuple[str, dict[str, str]]:
-    """Split "NAME:option=value,…" into the name and its options. Raises InputError that names `what`."""
+def split_options(given: str, what: str, *, first: Mapping[str, str] | None = None) -> tuple[str, dict[str, str]]:
+    """Split "NAME:option=value,…" into the name and its options. Raises InputError that names `what`.
+
+    `first` says, by name, which option may come first without being named.
+    """
     name, _, rest = given.partition(":")
+    unnamed = (first or {}).get(name.strip())
     options: dict[str, str] = {}
-    for part in filter(None, map(str.strip, rest.split(","))):
+    for place, part in enumerate(filter(None, map(str.strip, rest.split(",")))):
         option, separator, value = part.partition("=")
+        if unnamed and place == 0 and option.strip() != unnamed:
+            option, separator, value = unnamed, "=", part
         if not separator or not option.strip() or not value.strip():
             raise InputError(f"{what} {shown(given)}: {shown(part)} is no option; expected NAME:option=value,…")
         if option.strip() in options:
@@ -51,7 +60,7 @@ def with_options(cls: type[_Options], options: Mapping[str, Any], what: str) -> 
     Raises InputError in one line for one that it does not know, or needs and was not given; the dataclass checks the
     values.
     """
-    known = {field.name: field for field in dataclasses.fields(cls)}
+    known = {_name(field): field for field in dataclasses.fields(cls)}
     unknown = [key for key in options if key not in known]
     if unknown:
         expected = f"expected one of {', '.join(known)}" if known else "it has none"
@@ -64,7 +73,8 @@ def with_options(cls: type[_Options], options: Mapping[str, Any], what: str) -> 
     if missing:
         raise InputError(f"{what}: {missing[0]} is not given; expected {', '.join(missing)}")
     hints = get_type_hints(cls)
-    return cls(**{key: _as_field(value, hints[key]) for key, value in options.items()})
+    given = {known[option].name: value for option, value in options.items()}
+    return cls(**{name: _as_field(value, hints[name]) for name, value in given.items()})
 
 
 def _as_field(value: Any, hint: Any) -> Any:
@@ -75,21 +85,24 @@ def _as_field(value: Any, hint: Any) -> Any:
 
 def option_values(options: Options) -> dict[str, Any]:
     """Return every option of a value, by name."""
-    return {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+    return {_name(field): getattr(options, field.name) for field in dataclasses.fields(options)}
 
 
-def written_options(name: str, options: Options) -> str:
-    """Write a value as it is typed: its name, and the options that are not by default."""
+def written_options(name: str, options: Options, *, first: str | None = None) -> str:
+    """Write a value as it is typed: its name, and the options that are not by default; `first` without its name."""
     given = [
-        f"{field.name}={_written(value)}"
+        _written(value) if _name(field) == first else f"{_name(field)}={_written(value)}"
         for field in dataclasses.fields(options)
         if (value := getattr(options, field.name)) != field.default
     ]
     return f"{name}:{','.join(given)}" if given else name
 
 
+def _name(field: dataclasses.Field[Any]) -> str:
+    return field.name.removesuffix("_")
+
+
 def _written(value: Any) -> str:
-    words = {True: "true", False: "false", None: "none"}
     if value is None or isinstance(value, bool):
-        return words[value]
+        return str(value).lower()
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)

@@ -59,6 +59,7 @@ def test_committed_manifests_are_sound() -> None:
     assert {name for name, manifest in found.items() if manifest.verifiable} == {
         "digits",
         "libreoffice-help-en-de",
+        "minibatch-times",
         "mnist-5k",
         "modelnet10",
         "modelnet10-sample",
@@ -78,6 +79,15 @@ def test_the_samples_manifest_describes_the_real_files(shared_data: Path) -> Non
         content = (root / file.path).read_bytes()
         assert (len(content), hashlib.sha256(content).hexdigest()) == (file.num_bytes, file.sha256)
         assert file.url.endswith(f"/ModelNet10/pcd/{file.path}")
+
+
+def test_the_minibatch_times_manifest_describes_the_real_files(shared_data: Path) -> None:
+    root = shared_data / "outside" / "minibatch-times"
+    if not root.is_dir():
+        pytest.skip(f"no minibatch times at {root}")
+    for file in get_manifest("minibatch-times").files:
+        content = (root / file.path).read_bytes()
+        assert (len(content), hashlib.sha256(content).hexdigest()) == (file.num_bytes, file.sha256)
 
 
 def test_named_data_folders_are_searched_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
