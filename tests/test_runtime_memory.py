@@ -33,7 +33,7 @@ print(PeakMemory(torch.device("cpu")).bytes())
 
 def test_the_peak_and_what_was_held_between_looks() -> None:
     root = Path(__file__).resolve().parent.parent
-    # glibc keeps freed memory of a size it has seen, or not, by where the heap came to lie: the peak counts it. Not here.
+    # glibc keeps freed memory or not, by where the heap came to lie, and the peak counts it: here it keeps none.
     exact = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1000000"}
     ran = subprocess.run([sys.executable, "-c", CODE], cwd=root, env=exact, capture_output=True, text=True, check=True)
     peak, held, forward, backward, after = map(int, ran.stdout.split())
