@@ -188,6 +188,21 @@ class Averager(Protocol):
         """Average with all live pipelines, at the end of the run: they end with the same weights."""
         ...
 
+    def take_waited(self) -> float:
+        """Return the seconds that this rank waited for other pipelines since the last call."""
+        ...
+
+    def state(self) -> "dict[str, Tensor]":
+        """Return what the rule keeps beside weights, buffers and optimizer state, by names as in checkpoints.
+
+        Empty for most rules, and of all but the first replica of a stage.
+        """
+        ...
+
+    def load_state(self, tensors: "Mapping[str, Tensor]") -> None:
+        """Go on from what `state` gave, here or in another pipeline; tensors that are not the rule's are left alone."""
+        ...
+
     def close(self) -> None:
         """Stop serving weights."""
         ...

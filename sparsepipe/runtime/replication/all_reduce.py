@@ -57,6 +57,9 @@ class AllReduce:
         for buffer, part in zip(buffers, flat.split([buffer.numel() for buffer in buffers]), strict=True):
             buffer.copy_(part.view(buffer.shape))
 
+    def broadcast(self, values: Tensor, source: int, *, what: str) -> None:
+        self._replicas.broadcast(values, source, what=what)
+
     def take_waited(self) -> float:
         return self.statistics.take_waited() if self.statistics else 0.0
 

@@ -29,5 +29,8 @@ class Alone:
     def average_buffers(self, buffers: Sequence[Tensor], share: float) -> None:
         """They are as they should be."""
 
+    def broadcast(self, values: Tensor, source: int, *, what: str) -> None:
+        """They are its own."""
+
     def take_waited(self) -> float:
         return 0.0

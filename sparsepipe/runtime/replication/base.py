@@ -49,6 +49,10 @@ class Replication(Protocol):
         """Make floating-point buffers, in place, their mean over the replicas, weighted by shares that sum to 1."""
         ...
 
+    def broadcast(self, values: Tensor, source: int, *, what: str) -> None:
+        """Make `values`, in place, those of the replica on rank `source`. All replicas come here."""
+        ...
+
     @property
     def statistics(self) -> Group | None:
         """With whom batch norms share the statistics of a minibatch; None: with nobody."""

@@ -21,6 +21,10 @@ class ReplicaGroup:
         self.finish(self.start_sum(values), what=what)
         return values
 
+    def broadcast(self, values: Tensor, source: int, *, what: str) -> None:
+        """Make `values`, in place, those of the replica on rank `source`. Raises DeadlinePassed or PeerLost."""
+        self.finish(dist.broadcast(values, source, group=self.group, async_op=True), what=what)
+
     def start_sum(self, values: Tensor) -> Any:
         """Begin to sum `values` over the replicas, in place; `finish` waits for it."""
         return dist.all_reduce(values, group=self.group, async_op=True)

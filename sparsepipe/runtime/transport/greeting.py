@@ -9,7 +9,7 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 
 from ..failures import DeadlinePassed, seconds_left, translated
@@ -67,6 +67,37 @@ def accept(
         for connection in silent:
             connection.close()
     return come
+
+
+def welcome(server: socket.socket, secret: bytes, *, until: socket.socket) -> Iterator[tuple[Way, socket.socket]]:
+    """Yield each connection that says `hello` with this secret, as they come, until `until` can be read.
+
+    It says who called it, and for what; it is blocking, and who takes it closes it.
+    """
+    silent: dict[socket.socket, tuple[float, bytearray]] = {}
+    server.setblocking(False)
+    try:
+        with selectors.DefaultSelector() as selector:
+            selector.register(server, selectors.EVENT_READ)
+            selector.register(until, selectors.EVENT_READ)
+            while True:
+                for key, _ in selector.select(_SECONDS if silent else None):
+                    connection = key.fileobj
+                    if connection is until:
+                        return
+                    if connection is server:
+                        _let_wait(server, silent, selector)
+                    elif isinstance(connection, socket.socket) and connection in silent:
+                        way = _heard(connection, silent, selector, secret)
+                        if way is not None:
+                            connection.setblocking(True)
+                            yield way, connection
+                        elif connection not in silent:
+                            connection.close()
+                _shut_silent(silent, selector)
+    finally:
+        for connection in silent:
+            connection.close()
 
 
 def _let_wait(

@@ -1,0 +1,79 @@
+"""Tensors by name as one flat vector: what a rank contributes, merges and takes back in one piece."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+WEIGHT, BUFFER = "weight:", "buffer:"  # as checkpoints name them
+
+
+class Layout:
+    """Where each of some named tensors lies in a vector of float32 on the CPU, in the order of their names."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.shapes = {name: tensors[name].shape for name in sorted(tensors)}
+        self.places: dict[str, slice] = {}
+        start = 0
+        for name, shape in self.shapes.items():
+            self.places[name] = slice(start, start + shape.numel())
+            start += shape.numel()
+        self.num_elements = start
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.places)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Elements of each tensor, by name."""
+        return {name: place.stop - place.start for name, place in self.places.items()}
+
+    def flat(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Return a copy of the tensors as one vector."""
+        if not self.places:
+            return torch.empty(0)
+        return torch.cat([tensors[name].detach().reshape(-1).float() for name in self.places]).cpu()
+
+    @torch.no_grad()
+    def add(self, tensors: Mapping[str, Tensor], flat: Tensor) -> None:
+        """Add a vector to the tensors, in place."""
+        for name, tensor in tensors.items():
+            tensor.add_(self._part(name, flat, tensor))
+
+    @torch.no_grad()
+    def copy(self, tensors: Mapping[str, Tensor], flat: Tensor) -> None:
+        """Set the tensors, in place, to what a vector has."""
+        for name, tensor in tensors.items():
+            tensor.copy_(self._part(name, flat, tensor))
+
+    def parts(self, flat: Tensor) -> dict[str, Tensor]:
+        """Return views of a vector, each in its tensor's shape."""
+        return {name: flat[place].view(self.shapes[name]) for name, place in self.places.items()}
+
+    def _part(self, name: str, flat: Tensor, like: Tensor) -> Tensor:
+        return flat[self.places[name]].view(self.shapes[name]).to(like.device, like.dtype)
+
+    def shares(self, names: Sequence[str], index: int, count: int) -> list[slice]:
+        """Return where in the vector the share `index` of `count` of each named tensor lies.
+
+        Each member of a merge reduces one share of every tensor: which elements they are is the same however a pipeline
+        is cut.
+        """
+        found = []
+        for name in names:
+            place = self.places[name]
+            size = place.stop - place.start
+            found.append(slice(place.start + size * index // count, place.start + size * (index + 1) // count))
+        return found
+
+
+def taken(flat: Tensor, slices: Sequence[slice]) -> Tensor:
+    """Return a copy of some slices of a vector, one after the other."""
+    return torch.cat([flat[place] for place in slices]) if slices else flat[:0].clone()
+
+
+def put(flat: Tensor, slices: Sequence[slice], values: Tensor) -> None:
+    """Write into some slices of a vector, in place, what `values` has one after the other."""
+    for place, part in zip(slices, values.split([place.stop - place.start for place in slices]), strict=True):
+        flat[place] = part

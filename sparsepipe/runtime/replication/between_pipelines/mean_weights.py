@@ -1,0 +1,36 @@
+"""The mean of the members' weights, as partial reduce, local SGD and a quorum take it."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ....replication.base import Merge
+from .mean import MeanExchange
+from .merging import Contribution, Merged, distance, of_weights
+
+
+@dataclass(eq=False)
+class MeanWeights:
+    """The member of `Merging` for Arithmetic.MEAN_WEIGHTS. Buffers are averaged alike; it has no state."""
+
+    exchange: MeanExchange
+
+    def __post_init__(self) -> None:
+        self._weights = of_weights(self.exchange.layout)
+
+    def contribute(self, number: int, update: int, snapshot: Tensor) -> Contribution:
+        return Contribution(number, update, snapshot)
+
+    def merge(self, merge: Merge, contribution: Contribution) -> Merged:
+        own, mean = contribution.snapshot, self.exchange.mean(merge, contribution.snapshot)
+        away = distance(own[self._weights], mean.values[self._weights])
+        return Merged(mean.values - own, mean.values, {"distance": away, "bytes": mean.bytes})
+
+    def applied(self, contribution: Contribution, merged: Merged | None) -> None:
+        """Nothing is kept of it."""
+
+    def state(self) -> dict[str, Tensor]:
+        return {}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """It has none."""

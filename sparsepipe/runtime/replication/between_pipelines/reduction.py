@@ -1,0 +1,208 @@
+"""The share of a merge that one rank reduces: parts come in from all members, their mean goes out to all of them."""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....replication.base import Merge
+from ...failures import PacketMismatch, seconds_left
+from .encodings import Encoding
+from .layout import Layout
+from .messages import CalledOff, Message
+
+_LOOK = 0.25  # seconds between two looks whether those that are missing are still alive
+_REMEMBERED = 1000  # merges that are over
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What one rank of a member contributes to another rank's share."""
+
+    pipeline: int
+    names: tuple[str, ...]
+    payload: Tensor  # uint8: the encoded pieces, one after the other
+    share: tuple[int, int]  # which of how many
+    version: int = -1  # of the outer parameters that it starts from, for the rule that has some
+
+
+@dataclass(eq=False)
+class Share:
+    """The elements that a rank reduces of one merge. The mean is worked out in the order of the members, in float32:
+    the same bits whoever does it, and however its tensors lie beside others."""
+
+    merge: Merge
+    pipeline: int
+    layout: Layout
+    encoding: Encoding
+    parts: dict[int, Tensor] = field(default_factory=dict)  # by member, of all the share's elements
+    come: dict[str, set[int]] = field(default_factory=dict)  # by tensor: members whose part is there
+    results: dict[str, Tensor] = field(default_factory=dict)  # by tensor, encoded
+    versions: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        names = self.layout.names
+        self.share = self.merge.members.index(self.pipeline), len(self.merge.members)
+        self.slices = dict(zip(names, self.layout.shares(names, *self.share), strict=True))  # in the rank's vector
+        self.places: dict[str, slice] = {}  # in the share
+        start = 0
+        for name, place in self.slices.items():
+            self.places[name] = slice(start, start + place.stop - place.start)
+            start = self.places[name].stop
+        self.num_elements = start
+        self.come = {name: set() for name in names}
+
+    @property
+    def missing(self) -> set[int]:
+        """The members of which a part has not come."""
+        return {member for come in self.come.values() for member in self.merge.members if member not in come}
+
+    def take(self, part: Part) -> None:
+        """Take a part, and reduce the tensors of which it was the last."""
+        if part.pipeline not in self.parts:
+            self.parts[part.pipeline] = torch.empty(self.num_elements)
+        values, start = self.parts[part.pipeline], 0
+        for name in part.names:
+            count = self.places[name].stop - self.places[name].start
+            end = start + self.encoding.num_bytes(name, count)
+            values[self.places[name]] = self.encoding.decode(name, part.payload[start:end], count)
+            self.come[name].add(part.pipeline)
+            start = end
+        self.versions[part.pipeline] = part.version
+        complete = [name for name in part.names if len(self.come[name]) == len(self.merge.members)]
+        if len(complete) == len(self.come):
+            self._encode(complete, self._mean(slice(0, self.num_elements)))
+        else:
+            for name in complete:
+                self._encode([name], self._mean(self.places[name]))
+
+    def _mean(self, place: slice) -> Tensor:
+        """Multiply and add in two steps: fused, the last bits would depend on where in memory an element lies."""
+        (first, weight), *others = zip(self.merge.members, self.merge.weights, strict=True)
+        mean = self.parts[first][place] * weight
+        for member, weight in others:
+            mean += self.parts[member][place] * weight
+        return mean
+
+    def _encode(self, names: Sequence[str], means: Tensor) -> None:
+        sizes = [self.places[name].stop - self.places[name].start for name in names]
+        for name, mean in zip(names, means.split(sizes), strict=True):
+            self.results[name] = self.encoding.reduced(name, self.slices[name], mean)
+
+
+class Reduction:
+    """A share on its way: parts may come before this rank has come to the merge itself."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._early: list[Part] = []
+        self._share: Share | None = None
+        self._off: str | None = None
+
+    def put(self, part: Part) -> None:
+        with self._changed:
+            if self._share is None:
+                self._early.append(part)
+            else:
+                self._take(part)
+            self._changed.notify_all()
+
+    def begin(self, share: Share, own: Part) -> None:
+        """This rank has come to the merge, and contributes its own part."""
+        with self._changed:
+            self._share = share
+            for part in (*self._early, own):
+                self._take(part)
+            self._early.clear()
+            self._changed.notify_all()
+
+    def call_off(self, why: str) -> None:
+        with self._changed:
+            self._off = self._off or why
+            self._changed.notify_all()
+
+    def results(
+        self, names: Sequence[str], *, deadline: float, look: Callable[[set[int]], None] | None = None
+    ) -> tuple[list[Tensor], dict[int, int]]:
+        """Return the encoded means of some tensors' shares, and the members' versions, once they are there.
+
+        `look` is called with the members that are missing every now and then; it raises CalledOff where they are gone.
+        """
+        while True:
+            with self._changed:
+                if self._off is not None:
+                    raise CalledOff(self._off)
+                share = self._share
+                if share is not None and all(name in share.results for name in names):
+                    return [share.results[name] for name in names], dict(share.versions)
+                missing = set() if share is None else share.missing
+                self._changed.wait(min(seconds_left(deadline), _LOOK))
+            if time.monotonic() >= deadline:
+                raise CalledOff(f"no part of pipelines {sorted(missing)} has come")
+            if look is not None:
+                look(missing)
+
+    def _take(self, part: Part) -> None:
+        share = self._share
+        assert share is not None
+        if part.pipeline in share.merge.members and part.share == share.share:
+            share.take(part)
+        else:
+            told = f"pipeline {part.pipeline} and share {part.share}, here {share.merge.members} and {share.share}"
+            self._off = f"members of merge {share.merge.number} do not agree: {told}"
+
+
+class Reductions:
+    """The merges that this rank reduces a share of. It answers "reduce": a part, for the mean of all parts."""
+
+    def __init__(self, layout: Layout, encoding: Encoding, *, timeout: float) -> None:
+        self._layout, self._encoding, self._timeout = layout, encoding, timeout
+        self._lock = threading.Lock()
+        self._open: dict[int, Reduction] = {}
+        self._over: OrderedDict[int, None] = OrderedDict()
+
+    def of(self, merge: int) -> Reduction:
+        """Return a merge's reduction. Raises CalledOff where it is over for this rank."""
+        with self._lock:
+            if merge in self._over:
+                raise CalledOff(f"merge {merge} is over")
+            return self._open.setdefault(merge, Reduction())
+
+    def end(self, merge: int) -> None:
+        """This rank needs nothing more of a merge; who waits for its share still gets it."""
+        with self._lock:
+            self._open.pop(merge, None)
+            self._over[merge] = None
+            if len(self._over) > _REMEMBERED:
+                self._over.popitem(last=False)
+
+    def payload_bytes(self, facts: Mapping[str, Any]) -> int:
+        names, share = self._asked(facts)
+        sizes = [place.stop - place.start for place in self._layout.shares(names, *share)]
+        return sum(self._encoding.num_bytes(name, size) for name, size in zip(names, sizes, strict=True))
+
+    def answer(self, request: Message) -> tuple[Mapping[str, Any], Tensor]:
+        facts = request.facts
+        names, share = self._asked(facts)
+        reduction = self.of(facts["merge"])
+        reduction.put(Part(facts["pipeline"], names, request.payload, share, facts["version"]))
+        found, versions = reduction.results(names, deadline=time.monotonic() + self._timeout)
+        return {"versions": sorted(versions.items())}, torch.cat(found) if found else request.payload
+
+    def _asked(self, facts: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[int, int]]:
+        """Return the tensors of a request, and which share of how many this rank reduces."""
+        names, index, count = facts.get("names"), facts.get("index"), facts.get("count")
+        if not all(isinstance(facts.get(key), int) for key in ("merge", "pipeline", "version")):
+            raise PacketMismatch("a part of a merge without numbers")
+        if not isinstance(index, int) or not isinstance(count, int) or not 0 <= index < count:
+            raise PacketMismatch(f"a part of a merge for share {index!r} of {count!r}")
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise PacketMismatch("a part of a merge without names")
+        if len(set(names)) < len(names) or not self._layout.places.keys() >= set(names):
+            raise PacketMismatch("a part of a merge with tensors that are not here")
+        return tuple(names), (index, count)

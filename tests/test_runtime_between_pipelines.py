@@ -1,0 +1,249 @@
+"""Averages between pipelines over real sockets: what each rule's arithmetic must come to."""
+
+import zlib
+
+import pytest
+import torch
+from exchanging_pipelines import Board, Trained, at_once
+
+from sparsepipe.replication import RULES
+
+
+def network(seed, sizes=((3, 5), (7,), (2, 3, 4), (1,), (11, 13))):
+    """Layers a, b, …: a weight each, and the running mean of a batch norm of every other."""
+    draw = torch.Generator().manual_seed(seed)
+    layers = [chr(ord("a") + k) for k in range(len(sizes))]
+    weights = {f"{layer}.w": torch.randn(size, generator=draw) for layer, size in zip(layers, sizes, strict=True)}
+    buffers = {f"{layer}.running_mean": torch.randn(4, generator=draw) for layer in layers[::2]}
+    buffers |= {f"{layer}.num_batches_tracked": torch.tensor(3) for layer in layers[::2]}
+    return layers, weights, buffers
+
+
+def gradients_of(seed, pipeline):
+    """A gradient that differs by pipeline and update, and by the weight itself."""
+
+    def gradient(name, weight, update):
+        draw = torch.Generator().manual_seed(zlib.crc32(f"{seed} {pipeline} {update} {name}".encode()))
+        return weight * 0.1 + torch.randn(weight.shape, generator=draw)
+
+    return gradient
+
+
+def train(rule, num_pipelines, *, updates, cuts=None, seed=0, unlike=False, momentum=0.0, finish=True):
+    """Train pipelines in threads. Returns them, and the board."""
+    layers, weights, buffers = network(seed)
+    cuts = cuts or [()] * num_pipelines
+    board = Board(rule, num_pipelines, num_holders={p: len(cuts[p]) + 1 for p in range(num_pipelines)})
+    trained = []
+    for p in range(num_pipelines):
+        own = {name: tensor + p * unlike for name, tensor in weights.items()}
+        of_buffers = {name: tensor + p if tensor.is_floating_point() else tensor for name, tensor in buffers.items()}
+        trained.append(Trained(board, p, layers, own, of_buffers, cuts=cuts[p], momentum=momentum))
+
+    def run(one):
+        gradient = gradients_of(seed, one.client.pipeline)
+        for update in range(updates):
+            one.step(lambda name, weight, update=update: gradient(name, weight, update))
+        if finish:
+            one.finish()
+
+    try:
+        at_once(*(lambda one=one: run(one) for one in trained))
+    finally:
+        for one in trained:
+            one.close()
+    return trained, board
+
+
+def by_hand(num_pipelines, *, updates, seed=0, rate=0.1, average=True):
+    """The same in one thread: each pipeline's SGD, then the plain average in ascending order."""
+    _, weights, _ = network(seed)
+    own = [dict(weights) for _ in range(num_pipelines)]
+    for update in range(updates):
+        for p in range(num_pipelines):
+            gradient = gradients_of(seed, p)
+            own[p] = {name: torch.add(w, gradient(name, w, update), alpha=-rate) for name, w in own[p].items()}
+        if average:
+            mean = {name: weight * (1 / num_pipelines) for name, weight in own[0].items()}
+            for one in own[1:]:
+                mean = {name: weight + one[name] * (1 / num_pipelines) for name, weight in mean.items()}
+            own = [dict(mean) for _ in range(num_pipelines)]
+    return own
+
+
+def same_bits(left, right):
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        RULES["partial-reduce"](wait=10, overlap=False),
+        RULES["quorum"](quorum=3, grace=10, overlap=False),
+        RULES["local-sgd"](every=1, overlap=False),
+    ],
+    ids=lambda rule: rule.name,
+)
+def test_where_all_are_ready_weights_are_their_plain_average_to_the_bit(rule):
+    """Under plain SGD, in ascending order of pipelines."""
+    trained, board = train(rule, 3, updates=4, finish=False)
+    (expected, *_) = by_hand(3, updates=4)
+    for one in trained:
+        assert same_bits(one.weights(), expected)
+    assert {len(merge.members) for _, merge, _ in board.facts} == {3}
+    assert all(facts["applied"] and facts["staleness"] == 0 for _, _, facts in board.facts)
+
+
+def mean_of(weights):
+    return {name: sum(one[name].double() for one in weights) / len(weights) for name in weights[0]}
+
+
+def close(left, right, *, tolerance=1e-5):
+    assert left.keys() == right.keys()
+    for name in left:
+        torch.testing.assert_close(left[name].double(), right[name].double(), rtol=tolerance, atol=tolerance)
+
+
+UNLIKE_CUTS = [(1, 4), (2,), (), (1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        RULES["local-sgd"](every=2, overlap=False),
+        RULES["all-reduce"](),
+        RULES["diloco"](every=2, overlap=False),
+        RULES["diloco"](every=2, overlap=False, bits=8),
+    ],
+    ids=str,
+)
+def test_unlike_cuts_give_the_bits_of_equal_ones(rule):
+    equal, _ = train(rule, 4, updates=4, cuts=[(2,)] * 4)
+    unlike, _ = train(rule, 4, updates=4, cuts=UNLIKE_CUTS)
+    for one, other in zip(equal, unlike, strict=True):
+        assert same_bits(one.weights(), other.weights()) and same_bits(one.buffers(), other.buffers())
+        assert same_bits(one.weights(), equal[0].weights())
+
+
+def test_gradients_are_averaged_before_the_step():
+    """Each pipeline steps with the mean, momentum and all, as one that has all their minibatches."""
+    trained, board = train(RULES["all-reduce"](), 3, updates=5, momentum=0.9)
+    _, weights, buffers = network(0)
+    velocity = {name: torch.zeros_like(weight, dtype=torch.float64) for name, weight in weights.items()}
+    expected = {name: weight.double() for name, weight in weights.items()}
+    for update in range(5):
+        for name in weights:
+            mean = sum(gradients_of(0, p)(name, expected[name].float(), update).double() for p in range(3)) / 3
+            velocity[name] = velocity[name] * 0.9 + mean
+            expected[name] = expected[name] - 0.1 * velocity[name]
+    for one in trained:
+        close(one.weights(), expected)
+        assert same_bits(one.weights(), trained[0].weights())
+        assert torch.equal(
+            one.stages[0].weights.optimizer.state(["a.w"])["velocity:a.w"].isfinite(), torch.ones(3, 5) > 0
+        )
+    assert [facts["update"] for pipeline, _, facts in board.facts if pipeline == 1] == [0, 1, 2, 3, 4]
+
+
+def test_buffers_are_averaged_and_counts_stay_local():
+    _, _, buffers = network(0)
+    for rule in (RULES["local-sgd"](every=1, overlap=False), RULES["all-reduce"](), RULES["diloco"](every=1)):
+        trained, _ = train(rule, 3, updates=2)
+        for one in trained:
+            for name, buffer in one.buffers().items():
+                mean = buffers[name] + 1 if buffer.is_floating_point() else buffers[name]  # they began at +0, +1, +2
+                torch.testing.assert_close(buffer, mean)
+
+
+def test_an_outer_step_of_each_update_without_momentum_is_an_average():
+    """H = 1, outer rate 1: equal but for rounding, 1e-6 of numbers near 1."""
+    rule = RULES["diloco"](every=1, outer_rate=1.0, momentum=0.0, overlap=False)
+    trained, _ = train(rule, 3, updates=4, finish=False)
+    (expected, *_) = by_hand(3, updates=4)
+    for one in trained:
+        close(one.weights(), expected, tolerance=1e-6)
+        assert same_bits(one.weights(), trained[0].weights())
+
+
+def test_outer_steps_are_those_of_torch():
+    """torch.optim.SGD with Nesterov momentum, given what weights changed by as a gradient."""
+    rule = RULES["diloco"](every=2, outer_rate=0.7, momentum=0.9, overlap=False)
+    trained, _ = train(rule, 2, updates=6, finish=False)
+    _, weights, _ = network(0)
+    outer = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
+    stepper = torch.optim.SGD(outer.values(), lr=0.7, momentum=0.9, nesterov=True)
+    for first in range(0, 6, 2):
+        changes = []
+        for p in range(2):
+            own = {name: weight.detach().clone() for name, weight in outer.items()}
+            for update in (first, first + 1):
+                own = {name: w - 0.1 * gradients_of(0, p)(name, w, update) for name, w in own.items()}
+            changes.append(own)
+        for name, weight in outer.items():
+            weight.grad = sum(weight.detach() - own[name] for own in changes) / 2
+        stepper.step()
+    for one in trained:
+        close(one.weights(), {name: weight.detach() for name, weight in outer.items()}, tolerance=2e-5)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_pairs_preserve_the_mean(overlap):
+    """Without training between them: whatever pairs meet, in whatever order, the sum stays, and they come together."""
+    rule = RULES["ad-psgd"](overlap=overlap)
+    layers, weights, _ = network(3)
+    board = Board(rule, 4)
+    begun = [{name: weight + 3 * p for name, weight in weights.items()} for p in range(4)]
+    trained = [Trained(board, p, layers, begun[p], cuts=UNLIKE_CUTS[p]) for p in range(4)]
+
+    def run(one):
+        for _ in range(20):
+            one.step(lambda name, weight: torch.zeros_like(weight))
+
+    try:
+        at_once(*(lambda one=one: run(one) for one in trained))
+        apart = max(float((one.weights()["a.w"] - mean_of(begun)["a.w"]).abs().max()) for one in trained)
+        assert apart < 2.0, "they came together from up to 4.5"
+        at_once(*(one.finish for one in trained))
+    finally:
+        for one in trained:
+            one.close()
+    for one in trained:
+        close(one.weights(), mean_of(begun), tolerance=1e-5)
+    partners = [facts for _, _, facts in board.facts if facts.get("role") == "partner"]
+    assert partners and all(facts["staleness"] >= 0 for facts in partners)
+
+
+@pytest.mark.parametrize("rule", ["partial-reduce", "quorum", "local-sgd", "diloco", "ad-psgd"])
+def test_what_overlaps_ends_with_the_same_weights_everywhere(rule):
+    trained, board = train(RULES[rule](every=1), 3, updates=12, cuts=[(1,), (3,), ()])
+    for one in trained:
+        assert same_bits(one.weights(), trained[0].weights())
+        assert all(bool(weight.isfinite().all()) for weight in one.weights().values())
+    assert any(
+        facts["applied"] and len(merge.members) + (merge.partner is not None) > 1 for _, merge, facts in board.facts
+    )
+
+
+def test_a_correction_is_what_training_went_on_from_the_mean():
+    """Overlapped, with gradients that do not depend on weights: the mean over pipelines is that of plain training."""
+    layers, weights, _ = network(5)
+    board = Board(RULES["local-sgd"](every=1), 3)
+    trained = [Trained(board, p, layers, weights) for p in range(3)]
+
+    def run(one):
+        p = one.client.pipeline
+        for update in range(15):
+            one.step(lambda name, weight, update=update: gradients_of(5, p)(name, torch.zeros_like(weight), update))
+        one.finish()
+
+    try:
+        at_once(*(lambda one=one: run(one) for one in trained))
+    finally:
+        for one in trained:
+            one.close()
+    steps = {
+        name: sum(gradients_of(5, p)(name, torch.zeros_like(w), u).double() for p in range(3) for u in range(15)) / 3
+        for name, w in weights.items()
+    }
+    close(trained[0].weights(), {name: weight - 0.1 * steps[name] for name, weight in weights.items()})
+    assert max(facts["staleness"] for _, _, facts in board.facts) >= 1
