@@ -1,0 +1,87 @@
+"""One pipeline as the coordinator knows it: its attempt, its ranks that exchange weights, its list of tasks."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from .base import Holder, Kind, Task
+
+
+class Phase(Enum):
+    """Where a pipeline's attempt is."""
+
+    STARTING = "starting"  # has asked for no task yet
+    LIVE = "live"
+    GONE = "gone"  # one of its ranks ended, or all had nothing more to do
+
+
+@dataclass
+class Member:
+    """What changes as a pipeline goes on. A newer attempt begins with an empty list."""
+
+    number: int
+    attempt: int = 0
+    phase: Phase = Phase.STARTING
+    whole: int = 0  # minibatches of a unit; 0: it has not begun
+    num_holders: int = 0
+    holders: list[Holder] = field(default_factory=list)
+    tasks: list[Task] = field(default_factory=list)
+    places: dict[int, list[int]] = field(default_factory=dict)  # task → minibatch at each place, of the latest tasks
+    ended: set[int] = field(default_factory=set)  # tasks that have no more places
+    done: set[tuple[int, int]] = field(default_factory=set)  # (task, place), of the latest tasks
+    told: set[str] = field(default_factory=set)  # events that it has told of
+    finished: bool = False  # it is past the run's last average
+    units: int = 0  # taken, over all attempts
+    held_up_since: float | None = None  # by the rule's bound
+
+    # For the summary, over all attempts.
+    minibatches: int = 0
+    samples: float = 0.0
+    busy_since: float = 0.0  # when its task began
+    busy_until: float = 0.0  # when the latest minibatch of its task was done
+    busy_seconds: float = 0.0  # of tasks before
+    held_up_seconds: float = 0.0
+
+    def restart(self, attempt: int) -> None:
+        """Begin anew, with another attempt."""
+        self.attempt, self.phase, self.whole = attempt, Phase.STARTING, 0
+        self.held_up_since, self.finished = None, False
+        self.stop_clock()
+        for kept in (self.holders, self.tasks, self.places, self.ended, self.done, self.told):
+            kept.clear()
+
+    def add(self, task: Task, *, now: float) -> Task:
+        """Add a task to the list. Those before it are done."""
+        self.stop_clock()
+        self.tasks.append(task)
+        if task.kind is Kind.TRAIN:
+            self.busy_since = self.busy_until = now
+        older = task.number - 2  # ranks may still ask for places of the task before
+        self.places.pop(older, None)
+        self.ended.discard(older)
+        self.done = {place for place in self.done if place[0] > older}
+        return task
+
+    def stop_clock(self) -> None:
+        """Count the task under way, up to its latest minibatch."""
+        self.busy_seconds += self.busy_until - self.busy_since
+        self.busy_since = self.busy_until
+
+    @property
+    def current(self) -> Task | None:
+        return self.tasks[-1] if self.tasks else None
+
+    def count(self, samples: float, *, now: float) -> None:
+        """Count a minibatch as done."""
+        self.busy_until = now
+        self.minibatches += 1
+        self.samples += samples
+
+    def facts(self, *, waited: float) -> dict[str, float]:
+        """Return its part of a run's summary. Its own pace leaves out the seconds that it `waited` for others."""
+        busy = self.busy_seconds + self.busy_until - self.busy_since
+        alone = busy - waited - self.held_up_seconds
+        return {
+            "minibatches": self.minibatches,
+            "samples_per_second": self.samples / busy if busy > 0 else 0.0,
+            "own_pace": self.samples / alone if alone > 0 else 0.0,
+        }

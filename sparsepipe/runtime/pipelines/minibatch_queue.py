@@ -1,0 +1,145 @@
+"""The minibatches of a run by epoch: which nobody has yet, who has which, which are done. Pipelines share them.
+
+epoch 0   done ██████████████████████   held by 1: 22 23 │              put back by a pipeline that died: 7
+epoch 1   done ███   held by 0: 4 5 6   waiting: 7 8 9 …                they are handed out before all others
+epoch 2   whole
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...errors import InputError
+from ...fields import each, fields, integer, shown
+
+_MOST = 10**15  # minibatches of a run, as its record's files allow
+
+_PROGRESS = fields(
+    {"done": lambda value, what: integer(value, what, most=_MOST), "left": fields({}, others=each(integer))}
+)
+
+
+@dataclass
+class _Epoch:
+    """An epoch that was begun and has minibatches that are not done."""
+
+    waiting: deque[int]
+    held: dict[int, int] = field(default_factory=dict)  # minibatch → the pipeline that has it
+
+    @property
+    def left(self) -> list[int]:
+        return sorted((*self.waiting, *self.held))
+
+
+class MinibatchQueue:
+    """Minibatches are numbers in the order of their epoch. Those of older epochs come first."""
+
+    def __init__(
+        self, epoch_minibatches: int, total_minibatches: int, progress: Mapping[str, Any] | None = None
+    ) -> None:
+        """`progress`: what an earlier run left to do, as `progress` gives it.
+
+        Raises InputError where that does not belong to a run of this length.
+        """
+        self.epoch_minibatches, self.total_minibatches = epoch_minibatches, total_minibatches
+        self.num_epochs = -(-total_minibatches // epoch_minibatches)
+        self.num_done = 0
+        self._begun: dict[int, _Epoch] = {}  # in ascending order
+        self._fresh = 0  # the first epoch that was not begun
+        if progress is not None:
+            self._go_on(progress)
+
+    def _go_on(self, progress: Mapping[str, Any]) -> None:
+        told = _PROGRESS(progress, "progress")
+        left = {_epoch(name): minibatches for name, minibatches in told["left"].items()}
+        for epoch in sorted(left):
+            if epoch >= self.num_epochs or any(m >= self._count(epoch) for m in left[epoch]):
+                raise InputError(
+                    f"progress: epoch {epoch} has {shown(left[epoch])} left, expected minibatches of a run of "
+                    f"{self.total_minibatches}, {self.epoch_minibatches} an epoch; resume with the data it had"
+                )
+            if left[epoch]:
+                self._begun[epoch] = _Epoch(deque(sorted(set(left[epoch]))))
+        self._fresh = max(left, default=-1) + 1 or -(-told["done"] // self.epoch_minibatches)
+        self.num_done = min(self._fresh * self.epoch_minibatches, self.total_minibatches) - sum(
+            len(epoch.waiting) for epoch in self._begun.values()
+        )
+        if self.num_done != told["done"]:
+            raise InputError(
+                f"progress: {told['done']} minibatches done, but what is left makes {self.num_done} of "
+                f"{self.total_minibatches}; resume with the data and batch size it had"
+            )
+
+    def _count(self, epoch: int) -> int:
+        return min(self.epoch_minibatches, self.total_minibatches - epoch * self.epoch_minibatches)
+
+    def next_epoch(self) -> int | None:
+        """Return the oldest epoch with minibatches that nobody has; None where there is none."""
+        for number, epoch in self._begun.items():
+            if epoch.waiting:
+                return number
+        return self._fresh if self._fresh < self.num_epochs else None
+
+    def num_waiting(self, epoch: int) -> int:
+        """How many minibatches of an epoch nobody has."""
+        if epoch >= self._fresh:
+            return self._count(epoch)
+        return len(self._begun[epoch].waiting) if epoch in self._begun else 0
+
+    @property
+    def num_begun(self) -> int:
+        """How many epochs, from the first, were begun."""
+        return self._fresh
+
+    @property
+    def num_held(self) -> int:
+        return sum(len(epoch.held) for epoch in self._begun.values())
+
+    def holds(self, pipeline: int) -> bool:
+        """Whether a pipeline has minibatches that are not done."""
+        return any(pipeline in epoch.held.values() for epoch in self._begun.values())
+
+    def take(self, epoch: int, count: int, *, pipeline: int) -> list[int]:
+        """Hand out the next `count` minibatches of an epoch, which has as many."""
+        if epoch == self._fresh:
+            self._begun[epoch] = _Epoch(deque(range(self._count(epoch))))
+            self._fresh += 1
+        begun = self._begun[epoch]
+        taken = [begun.waiting.popleft() for _ in range(count)]
+        begun.held |= dict.fromkeys(taken, pipeline)
+        return taken
+
+    def finish(self, epoch: int, minibatch: int) -> None:
+        """Count a minibatch that is held as done."""
+        begun = self._begun[epoch]
+        del begun.held[minibatch]
+        self.num_done += 1
+        if not begun.held and not begun.waiting:
+            del self._begun[epoch]
+
+    def put_back(self, pipeline: int) -> dict[int, list[int]]:
+        """Take from a pipeline what it holds, to be handed out before all others. Return it by epoch."""
+        found = {}
+        for number, epoch in self._begun.items():
+            if back := sorted(m for m, holder in epoch.held.items() if holder == pipeline):
+                epoch.waiting.extendleft(reversed(back))
+                for minibatch in back:
+                    del epoch.held[minibatch]
+                found[number] = back
+        return found
+
+    def progress(self) -> dict[str, Any]:
+        """Return `{"done", "left": {epoch: minibatches}}`: what pipelines hold is left as well.
+
+        Epochs before those named are done, those after them are whole.
+        """
+        first = min(self._begun, default=self._fresh)
+        left = {n: self._begun[n].left if n in self._begun else [] for n in range(first, self._fresh)}
+        return {"done": self.num_done, "left": {str(n): minibatches for n, minibatches in left.items()}}
+
+
+def _epoch(name: str) -> int:
+    if not name.isascii() or not name.isdigit() or len(name) > len(str(_MOST)):
+        raise InputError(f"progress: epoch {shown(name)}: expected a whole number")
+    return int(name)

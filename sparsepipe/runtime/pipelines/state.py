@@ -1,0 +1,278 @@
+"""The state of a run of several pipelines: a value that changes by what ranks ask, without clock, files or sockets.
+
+    ask(request, now) ──► answer, or WAIT: nothing to answer yet; ask again after the next change
+                      └─► version + 1 or more where something changed, and rows for the run's record
+
+The same requests at the same times make the same state: a coordinator that takes the place of one that was killed asks
+them again, from the journal of those that changed something.
+
+    members    each pipeline's attempt, ranks and list of tasks
+    work       who trains what, who closes an epoch or the run
+    merges     contributions, and what a rule makes of them
+    changes    what the record is told
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ...errors import InputError
+from ...replication.base import SERVER, Merge, Rule
+from .base import Holder, Kind, Task
+from .changes import METRICS, MINIBATCHES, Changes
+from .member import Member, Phase
+from .merges import Merges
+from .minibatch_queue import MinibatchQueue
+from .work import WAIT, Wait, Work
+
+
+class GivenUp(RuntimeError):
+    """Who asks belongs to an attempt of a pipeline that has ended."""
+
+
+class Request(NamedTuple):
+    """What a rank asks: the name of a call of `Coordinator`, and what it is given. `pipeline` SERVER: its server."""
+
+    call: str
+    pipeline: int
+    rank: int
+    attempt: int
+    given: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RunOfPipelines:
+    """What a coordinator is told as it starts. `rule` None: pipelines share minibatches and nothing else."""
+
+    num_pipelines: int
+    rule: Rule | None = None
+    seed: int = 0
+    progress: Mapping[str, Any] | None = None  # what an earlier run left to do
+    closed: tuple[int, ...] = ()  # epochs that it closed
+
+
+class RunState:
+    """Who is there, who has which minibatch, who averages with whom, who does what is to be done once."""
+
+    def __init__(self, run: RunOfPipelines) -> None:
+        self.run, self.changes = run, Changes()
+        self.members = [Member(k) for k in range(run.num_pipelines)]
+        groups = run.rule.groups(run.num_pipelines, seed=run.seed) if run.rule else None
+        self.merges = Merges(self.changes, groups, run.num_pipelines)
+        self.work: Work | None = None  # until the first rank says how long the run is
+        self._server: list[Holder] = []
+        self._server_attempt = 0
+
+    def ask(self, request: Request, *, now: float) -> Any:
+        """Answer a request of a rank. Times before the latest count as that.
+
+        Raises GivenUp, InputError for data unlike others', and RuntimeError for what must not be asked.
+        """
+        self.changes.now = max(self.changes.now, now)
+        if request.call not in _CALLS:
+            raise RuntimeError(f"there is no call {request.call}")
+        if request.pipeline == SERVER:
+            return self._ask_of_server(request)
+        member = self._member(request.pipeline)
+        if request.attempt > member.attempt:
+            self._give_up(member)
+            member.restart(request.attempt)
+        if request.attempt < member.attempt or member.phase is Phase.GONE:
+            if request.call == "leave":
+                return None
+            raise GivenUp(f"attempt {request.attempt} of pipeline {member.number} was given up: one of its ranks ended")
+        return _CALLS[request.call](self, member, request)
+
+    def expire(self, *, now: float) -> None:
+        """Decide what time has run out for, at `merges.next_deadline`."""
+        self.changes.now = max(self.changes.now, now)
+        self.merges.expire()
+
+    def stop(self, *, now: float) -> None:
+        """Hand out no more: the run is to end early, as soon as what is held is done."""
+        self.changes.now = max(self.changes.now, now)
+        if self.work:
+            self.work.stop()
+
+    @property
+    def ended(self) -> bool:
+        """Whether every pipeline is past its end, or gone."""
+        return all(m.phase is Phase.GONE or (m.current and m.current.kind is Kind.END) for m in self.members)
+
+    # --- beginning, and who is there ---------------------------------------------------------------------------------
+
+    def _begin(self, member: Member, request: Request) -> None:
+        given = request.given
+        length = (given["epoch_minibatches"], given["total_minibatches"])
+        if self.work is None:
+            queue = MinibatchQueue(*length, progress=self.run.progress)
+            arithmetic = self.run.rule.arithmetic if self.run.rule else None
+            self.work = Work(self.changes, queue, self.merges, arithmetic=arithmetic, closed=self.run.closed)
+            self.changes.note()
+        known = (self.work.queue.epoch_minibatches, self.work.queue.total_minibatches)
+        if known != length:
+            raise InputError(
+                f"pipeline {member.number} has {length[0]} minibatches an epoch and {length[1]} in all, others have "
+                f"{known[0]} and {known[1]}; give all the same data, batch size and epochs"
+            )
+        if not member.whole:
+            member.whole, member.num_holders = given["whole"], given["num_holders"]
+            self.changes.note()
+
+    def _register(self, member: Member, request: Request) -> None:
+        holder: Holder = request.given["holder"]
+        if holder not in member.holders:
+            member.holders.append(holder)
+            self.changes.note()
+
+    def _ask_of_server(self, request: Request) -> Any:
+        if request.call == "holders":
+            return self._holders(self.members[0], request)
+        if request.call not in ("register", "leave"):
+            raise RuntimeError(f"a parameter server asks for {request.call}")
+        if request.attempt > self._server_attempt:
+            self._server.clear()
+            self._server_attempt = request.attempt
+        if request.call == "register" and request.given["holder"] not in self._server:
+            self._server.append(request.given["holder"])
+            self.changes.note()
+        return None
+
+    def _holders(self, member: Member, request: Request) -> list[Holder]:
+        asked = request.given["pipeline"]
+        if asked == SERVER:
+            return list(self._server)
+        other = self._member(asked)
+        whole = other.phase is not Phase.GONE and 0 < other.num_holders <= len(other.holders)
+        return list(other.holders) if whole else []
+
+    def _live(self, member: Member, request: Request) -> list[int]:
+        return [m.number for m in self.members if m is not member and m.phase is Phase.LIVE]
+
+    def _leave(self, member: Member, request: Request) -> None:
+        self._give_up(member)
+
+    def _give_up(self, member: Member) -> None:
+        """Take back what a pipeline's attempt has, and give others what it was to do."""
+        if member.phase is Phase.GONE:
+            return
+        member.phase = Phase.GONE
+        member.holders.clear()
+        member.stop_clock()
+        self.changes.row(MINIBATCHES, "left", pipeline=member.number, attempt=member.attempt)
+        if self.work:
+            self.work.give_up(member)
+        self.merges.forget(member.number)
+        self._decide_last()
+
+    def _member(self, number: int) -> Member:
+        if not 0 <= number < len(self.members):
+            raise RuntimeError(f"there is no pipeline {number}, but 0 to {len(self.members) - 1}")
+        return self.members[number]
+
+    # --- tasks and minibatches ---------------------------------------------------------------------------------------
+
+    def _next_task(self, member: Member, request: Request) -> Task | Wait:
+        number = request.given["number"]
+        if number < len(member.tasks):
+            return member.tasks[number]
+        if number > len(member.tasks) or not member.whole:
+            first = "" if member.whole else ", before it said what is to be trained"
+            raise RuntimeError(
+                f"pipeline {member.number} asks for entry {number} of its list, which has {len(member.tasks)}{first}"
+            )
+        if member.phase is Phase.STARTING:
+            member.phase = Phase.LIVE
+            self.changes.row(MINIBATCHES, "joined", pipeline=member.number, attempt=member.attempt)
+        found = self._work.next_task(member)
+        self._decide_last()  # who is past it is not waited for
+        return found
+
+    def _take_minibatch(self, member: Member, request: Request) -> int | None | Wait:
+        return self._work.take_minibatch(member, request.given["task"], request.given["place"])
+
+    def _done(self, member: Member, request: Request) -> None:
+        self._work.done(member, request.given["task"], request.given["place"], request.given["row"])
+
+    def _closed(self, member: Member, request: Request) -> None:
+        self._work.close_epoch(member, request.given["epoch"], request.given["row"])
+
+    def _progress(self, member: Member, request: Request) -> dict[str, Any]:
+        return self._work.queue.progress()
+
+    @property
+    def _work(self) -> Work:
+        if self.work is None:
+            raise RuntimeError("no rank has said what is to be trained")
+        return self.work
+
+    # --- averages ----------------------------------------------------------------------------------------------------
+
+    def _contribute(self, member: Member, request: Request) -> int:
+        update, samples = request.given["update"], request.given["samples"]
+        return self.merges.contribute(member.number, update, rank=request.rank, samples=samples)
+
+    def _pass_over(self, member: Member, request: Request) -> None:
+        self.merges.pass_over(member.number, request.given["update"])
+
+    def _contribution(self, member: Member, request: Request) -> int | None | Wait:
+        known, number = self.merges.contribution(member.number, request.given["update"])
+        return number if known else WAIT
+
+    def _merge_of(self, member: Member, request: Request) -> Merge | Wait:
+        return self.merges.merge_of(member.number, request.given["contribution"]) or WAIT
+
+    def _merged(self, member: Member, request: Request) -> None:
+        merge, facts = request.given["merge"], request.given["facts"]
+        self.merges.merged(member.number, merge, rank=request.rank, facts=facts)
+
+    def _last_merge(self, member: Member, request: Request) -> Merge | Wait:
+        self.merges.come_to_last(member.number, request.given["update"])
+        self._decide_last()
+        return self.merges.last_of(member.number) if self.merges.last else WAIT
+
+    def _decide_last(self) -> None:
+        self.merges.decide_last([m.number for m in self.members if m.phase is Phase.LIVE and not m.finished])
+
+    # --- the summary -------------------------------------------------------------------------------------------------
+
+    def _tell(self, member: Member, request: Request) -> None:
+        event, row = request.given["event"], dict(request.given["row"])
+        if event in member.told:
+            return
+        member.told.add(event)
+        if event == "summary":
+            row |= {"minibatches": self._work.queue.num_done, "samples_per_second": self._work.tallies.pace}
+            row |= {"replication": self.replication} if self.run.rule else {}
+        self.changes.row(METRICS, event, **row)
+
+    @property
+    def replication(self) -> dict[str, Any]:
+        """What is known of the averages so far, as `sparsepipe run --json` has it."""
+        return {
+            "rule": self.run.rule.name if self.run.rule else None,
+            "group_sizes": {str(size): count for size, count in sorted(self.merges.sizes.items())},
+            "staleness": {str(updates): count for updates, count in sorted(self.merges.staleness.items())},
+            "pipelines": [member.facts(waited=self.merges.waited[member.number]) for member in self.members],
+        }
+
+
+_CALLS: Mapping[str, Callable[[RunState, Member, Request], Any]] = {
+    "begin": RunState._begin,
+    "register": RunState._register,
+    "holders": RunState._holders,
+    "live": RunState._live,
+    "leave": RunState._leave,
+    "next_task": RunState._next_task,
+    "take_minibatch": RunState._take_minibatch,
+    "done": RunState._done,
+    "closed": RunState._closed,
+    "tell": RunState._tell,
+    "progress": RunState._progress,
+    "contribute": RunState._contribute,
+    "pass_over": RunState._pass_over,
+    "contribution": RunState._contribution,
+    "merge_of": RunState._merge_of,
+    "merged": RunState._merged,
+    "last_merge": RunState._last_merge,
+}

@@ -1,0 +1,210 @@
+"""What each pipeline does next: minibatches as long as there are any, and what is to be done once by one of them."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ...replication.base import Arithmetic
+from .base import Kind, Task
+from .changes import METRICS, MINIBATCHES, Changes
+from .member import Member
+from .merges import Merges
+from .minibatch_queue import MinibatchQueue
+from .tallies import Tallies
+
+
+class Wait:
+    """There is no answer yet."""
+
+
+WAIT = Wait()
+
+
+class Work:
+    """The tasks of all pipelines of a run, from the queue of its minibatches.
+
+    No pipeline waits for another at the end of an epoch. The first with nothing more to take of it closes it; at the
+    end of the run, once every minibatch is done, all average and one closes the run. What one that died was to do is
+    done by the next that asks.
+    """
+
+    def __init__(
+        self,
+        changes: Changes,
+        queue: MinibatchQueue,
+        merges: Merges,
+        *,
+        arithmetic: Arithmetic | None = None,
+        closed: Iterable[int] = (),
+    ) -> None:
+        """`arithmetic`: of the rule, where there is one. `closed`: epochs that an earlier run closed."""
+        self.queue, self.tallies = queue, Tallies()
+        self._changes, self._merges = changes, merges
+        self._steps_with_all = arithmetic is Arithmetic.MEAN_GRADIENTS  # a step that it misses sets a pipeline apart
+        self._stopped = False
+        self._closing: dict[int, int] = {}  # epoch → the pipeline that closes it
+        self._closed = set(closed)
+        self._run_closer: int | None = None
+        self._run_closed = False
+
+    def stop(self) -> None:
+        """Hand out no more: the run is to end early, as soon as what is held is done."""
+        if not self._stopped:
+            self._stopped = True
+            self._changes.note()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the run is to end early."""
+        return self._stopped
+
+    # --- tasks -------------------------------------------------------------------------------------------------------
+
+    def next_task(self, member: Member) -> Task | Wait:
+        """Return a new entry of a pipeline's list: it is through with those before."""
+        self._complete(member)
+        if self.queue.holds(member.number):
+            return WAIT  # one of its ranks is not through yet
+        kind, epoch = self._what_next(member)
+        if kind is Kind.TRAIN:
+            return self._train(member, epoch) if self._may_begin(member) else WAIT
+        if kind is not Kind.CLOSE_EPOCH or not self._steps_with_all:
+            self._merges.stand_aside(member.number)
+        if kind is None:
+            return WAIT
+        self._changes.note()
+        return member.add(Task(len(member.tasks), kind, epoch), now=self._changes.now)
+
+    def _complete(self, member: Member) -> None:
+        task = member.current
+        if task is None:
+            return
+        if task.kind is Kind.CLOSE_EPOCH and self._closing.pop(task.epoch, None) is not None:
+            self._closed.add(task.epoch)
+            self._changes.note()
+        if task.kind is Kind.FINISH and not member.finished:
+            member.finished = True
+            self._changes.note()
+        if task.kind is Kind.CLOSE_RUN and not self._run_closed:
+            self._run_closed = True
+            self._changes.note()
+
+    def _what_next(self, member: Member) -> tuple[Kind | None, int]:
+        """Return what a pipeline does next, and in which epoch; None: nothing now, but there may be more."""
+        if not self._stopped:
+            if (due := self._epoch_to_close()) is not None:
+                self._closing[due] = member.number
+                return Kind.CLOSE_EPOCH, due
+            if (found := self.queue.next_epoch()) is not None:
+                return Kind.TRAIN, found
+        if self.queue.num_held or self._closing:
+            return None, -1  # what others have may come back
+        if not member.finished and self._merges.last is None:
+            return Kind.FINISH, -1
+        if self._run_closed:
+            return Kind.END, -1
+        if self._run_closer is None:
+            self._run_closer = member.number
+            return Kind.CLOSE_RUN, self.queue.num_epochs - 1
+        return None, -1
+
+    def _epoch_to_close(self) -> int | None:
+        """Return the oldest epoch that nobody closes and of which all is handed out. The last ends with the run."""
+        for epoch in range(min(self.queue.num_begun, self.queue.num_epochs - 1)):
+            if epoch not in self._closed and epoch not in self._closing and not self.queue.num_waiting(epoch):
+                return epoch
+        return None
+
+    def _train(self, member: Member, epoch: int) -> Task:
+        waiting = self.queue.num_waiting(epoch)
+        most = waiting // member.whole * member.whole or waiting
+        self._merges.join(member.number)
+        number = len(member.tasks)
+        task = member.add(Task(number, Kind.TRAIN, epoch, most, member.units), now=self._changes.now)
+        member.places[number] = []
+        self._take(member, task, min(most, member.whole))
+        return task
+
+    def give_up(self, member: Member) -> None:
+        """Take back what a pipeline that died has, and was to do."""
+        facts = {"pipeline": member.number, "attempt": member.attempt}
+        for epoch, minibatches in self.queue.put_back(member.number).items():
+            self._changes.row(MINIBATCHES, "put back", **facts, epoch=epoch, minibatches=minibatches)
+        self._closing = {epoch: closer for epoch, closer in self._closing.items() if closer != member.number}
+        if self._run_closer == member.number and not self._run_closed:
+            self._run_closer = None
+
+    # --- minibatches -------------------------------------------------------------------------------------------------
+
+    def take_minibatch(self, member: Member, number: int, place: int) -> int | None | Wait:
+        """Return the minibatch at a place of a task, None beyond its end."""
+        task = _training(member, number)
+        places = member.places[number]
+        while place >= len(places):
+            if len(places) >= task.most or number in member.ended:
+                return None
+            if self._stopped or self.queue.num_waiting(task.epoch) < member.whole:
+                member.ended.add(number)
+                self._changes.note()
+                return None
+            if not self._may_begin(member):
+                return WAIT
+            self._take(member, task, member.whole)
+        return places[place]
+
+    def _take(self, member: Member, task: Task, count: int) -> None:
+        places = member.places[task.number]
+        taken = self.queue.take(task.epoch, count, pipeline=member.number)
+        self._changes.row(
+            MINIBATCHES,
+            "taken",
+            pipeline=member.number,
+            attempt=member.attempt,
+            task=task.number,
+            place=len(places),
+            epoch=task.epoch,
+            minibatches=taken,
+        )
+        places += taken
+        member.units += 1
+
+    def _may_begin(self, member: Member) -> bool:
+        """Whether the rule lets a pipeline train on; how long it does not is counted."""
+        allowed = self._merges.may_begin(member.number)
+        if allowed and member.held_up_since is not None:
+            member.held_up_seconds += self._changes.now - member.held_up_since
+            member.held_up_since = None
+            self._changes.note()
+        elif not allowed and member.held_up_since is None:
+            member.held_up_since = self._changes.now
+            self._changes.note()
+        return allowed
+
+    def done(self, member: Member, number: int, place: int, row: Mapping[str, Any]) -> None:
+        """Count the minibatch at a place of a task as done."""
+        task = _training(member, number)
+        places = member.places[number]
+        if place >= len(places):
+            raise RuntimeError(f"pipeline {member.number} has done place {place} of {task}, which it has not taken")
+        if (number, place) in member.done:
+            return
+        member.done.add((number, place))
+        epoch, minibatch, pipeline = task.epoch, places[place], member.number
+        self.queue.finish(epoch, minibatch)
+        member.count(self.tallies.add(epoch, row, now=self._changes.now), now=self._changes.now)
+        self._changes.row(MINIBATCHES, "done", pipeline=pipeline, epoch=epoch, minibatches=[minibatch])
+        of_run = epoch * self.queue.epoch_minibatches + minibatch
+        self._changes.row(METRICS, "step", **{**row, "epoch": epoch, "minibatch": of_run, "pipeline": pipeline})
+
+    def close_epoch(self, member: Member, epoch: int, row: Mapping[str, Any]) -> None:
+        """Take the row of an epoch that a pipeline was to close. Its "train" is made of all minibatches."""
+        if self._closing.get(epoch) == member.number:
+            del self._closing[epoch]
+            self._closed.add(epoch)
+            own = {"epoch": epoch, "minibatches": self.queue.num_done, "pipeline": member.number}
+            self._changes.row(METRICS, "epoch", **{**row, **own, **self.tallies.of_epoch(epoch)})
+
+
+def _training(member: Member, number: int) -> Task:
+    if number not in member.places:
+        raise RuntimeError(f"pipeline {member.number} asks about entry {number} of its list, which trains nothing now")
+    return member.tasks[number]
