@@ -132,9 +132,7 @@ class Merges:
         if own and own.merge and own.merge.number == merge and own.rank == rank:
             self._under_way[pipeline] = None
             self.waited[pipeline] += _number(facts.get("waited"))
-            if isinstance(applied := facts.get("update"), int):
-                self.staleness[applied - own.update] += 1
-            if isinstance(applied := facts.get("update"), int):
+            if isinstance(applied := facts.get("update"), int) and facts.get("applied", True):  # else called off
                 self.staleness[applied - own.update] += 1
         self._changes.row(MERGES, "applied", **{**facts, "merge": merge, "pipeline": pipeline, "rank": rank})
 

@@ -15,9 +15,21 @@ from ...fields import each, fields, integer, shown
 
 _MOST = 10**15  # minibatches of a run, as its record's files allow
 
-_PROGRESS = fields(
-    {"done": lambda value, what: integer(value, what, most=_MOST), "left": fields({}, others=each(integer))}
-)
+
+def _count(value: Any, what: str) -> int:
+    return integer(value, what, most=_MOST)
+
+
+_PROGRESS = fields({"done": _count, "epoch_minibatches": _count, "left": fields({}, others=each(_count))})
+
+
+def read_progress(document: Any, what: str) -> dict[str, Any]:
+    """Return what an earlier run left to do, as `MinibatchQueue.progress` gives it. Raises InputError."""
+    told = _PROGRESS(document, what)
+    for epoch in told["left"]:
+        if not epoch.isascii() or not epoch.isdigit() or len(epoch) > len(str(_MOST)):
+            raise InputError(f"{what}: epoch {shown(epoch)}: expected a whole number")
+    return {name: told[name] for name in ("done", "epoch_minibatches", "left")}
 
 
 @dataclass
@@ -51,10 +63,10 @@ class MinibatchQueue:
             self._go_on(progress)
 
     def _go_on(self, progress: Mapping[str, Any]) -> None:
-        told = _PROGRESS(progress, "progress")
-        left = {_epoch(name): minibatches for name, minibatches in told["left"].items()}
+        told = read_progress(progress, "progress")
+        left = {int(name): minibatches for name, minibatches in told["left"].items()}
         for epoch in sorted(left):
-            if epoch >= self.num_epochs or any(m >= self._count(epoch) for m in left[epoch]):
+            if epoch >= self.num_epochs or any(m >= self._length(epoch) for m in left[epoch]):
                 raise InputError(
                     f"progress: epoch {epoch} has {shown(left[epoch])} left, expected minibatches of a run of "
                     f"{self.total_minibatches}, {self.epoch_minibatches} an epoch; resume with the data it had"
@@ -71,7 +83,7 @@ class MinibatchQueue:
                 f"{self.total_minibatches}; resume with the data and batch size it had"
             )
 
-    def _count(self, epoch: int) -> int:
+    def _length(self, epoch: int) -> int:
         return min(self.epoch_minibatches, self.total_minibatches - epoch * self.epoch_minibatches)
 
     def next_epoch(self) -> int | None:
@@ -84,7 +96,7 @@ class MinibatchQueue:
     def num_waiting(self, epoch: int) -> int:
         """How many minibatches of an epoch nobody has."""
         if epoch >= self._fresh:
-            return self._count(epoch)
+            return self._length(epoch)
         return len(self._begun[epoch].waiting) if epoch in self._begun else 0
 
     @property
@@ -103,7 +115,7 @@ class MinibatchQueue:
     def take(self, epoch: int, count: int, *, pipeline: int) -> list[int]:
         """Hand out the next `count` minibatches of an epoch, which has as many."""
         if epoch == self._fresh:
-            self._begun[epoch] = _Epoch(deque(range(self._count(epoch))))
+            self._begun[epoch] = _Epoch(deque(range(self._length(epoch))))
             self._fresh += 1
         begun = self._begun[epoch]
         taken = [begun.waiting.popleft() for _ in range(count)]
@@ -130,16 +142,11 @@ class MinibatchQueue:
         return found
 
     def progress(self) -> dict[str, Any]:
-        """Return `{"done", "left": {epoch: minibatches}}`: what pipelines hold is left as well.
+        """Return `{"done", "epoch_minibatches", "left": {epoch: minibatches}}`; what pipelines hold is left as well.
 
         Epochs before those named are done, those after them are whole.
         """
         first = min(self._begun, default=self._fresh)
         left = {n: self._begun[n].left if n in self._begun else [] for n in range(first, self._fresh)}
-        return {"done": self.num_done, "left": {str(n): minibatches for n, minibatches in left.items()}}
-
-
-def _epoch(name: str) -> int:
-    if not name.isascii() or not name.isdigit() or len(name) > len(str(_MOST)):
-        raise InputError(f"progress: epoch {shown(name)}: expected a whole number")
-    return int(name)
+        named = {str(n): minibatches for n, minibatches in left.items()}
+        return {"done": self.num_done, "epoch_minibatches": self.epoch_minibatches, "left": named}

@@ -94,10 +94,10 @@ class RunState:
         if self.work:
             self.work.stop()
 
-    @property
-    def ended(self) -> bool:
-        """Whether every pipeline is past its end, or gone."""
-        return all(m.phase is Phase.GONE or (m.current and m.current.kind is Kind.END) for m in self.members)
+    def through(self, pipeline: int) -> bool:
+        """Whether a pipeline has come to its end; a parameter server has none."""
+        task = self.members[pipeline].current if 0 <= pipeline < len(self.members) else None
+        return pipeline == SERVER or (task is not None and task.kind is Kind.END)
 
     # --- beginning, and who is there ---------------------------------------------------------------------------------
 

@@ -40,22 +40,17 @@ class Work:
         self.queue, self.tallies = queue, Tallies()
         self._changes, self._merges = changes, merges
         self._steps_with_all = arithmetic is Arithmetic.MEAN_GRADIENTS  # a step that it misses sets a pipeline apart
-        self._stopped = False
+        self.stopped = False
         self._closing: dict[int, int] = {}  # epoch → the pipeline that closes it
         self._closed = set(closed)
         self._run_closer: int | None = None
-        self._run_closed = False
+        self.run_closed = False
 
     def stop(self) -> None:
         """Hand out no more: the run is to end early, as soon as what is held is done."""
-        if not self._stopped:
-            self._stopped = True
+        if not self.stopped:
+            self.stopped = True
             self._changes.note()
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the run is to end early."""
-        return self._stopped
 
     # --- tasks -------------------------------------------------------------------------------------------------------
 
@@ -84,13 +79,13 @@ class Work:
         if task.kind is Kind.FINISH and not member.finished:
             member.finished = True
             self._changes.note()
-        if task.kind is Kind.CLOSE_RUN and not self._run_closed:
-            self._run_closed = True
+        if task.kind is Kind.CLOSE_RUN and not self.run_closed:
+            self.run_closed = True
             self._changes.note()
 
     def _what_next(self, member: Member) -> tuple[Kind | None, int]:
         """Return what a pipeline does next, and in which epoch; None: nothing now, but there may be more."""
-        if not self._stopped:
+        if not self.stopped:
             if (due := self._epoch_to_close()) is not None:
                 self._closing[due] = member.number
                 return Kind.CLOSE_EPOCH, due
@@ -100,7 +95,7 @@ class Work:
             return None, -1  # what others have may come back
         if not member.finished and self._merges.last is None:
             return Kind.FINISH, -1
-        if self._run_closed:
+        if self.run_closed:
             return Kind.END, -1
         if self._run_closer is None:
             self._run_closer = member.number
@@ -130,7 +125,7 @@ class Work:
         for epoch, minibatches in self.queue.put_back(member.number).items():
             self._changes.row(MINIBATCHES, "put back", **facts, epoch=epoch, minibatches=minibatches)
         self._closing = {epoch: closer for epoch, closer in self._closing.items() if closer != member.number}
-        if self._run_closer == member.number and not self._run_closed:
+        if self._run_closer == member.number and not self.run_closed:
             self._run_closer = None
 
     # --- minibatches -------------------------------------------------------------------------------------------------
@@ -142,7 +137,7 @@ class Work:
         while place >= len(places):
             if len(places) >= task.most or number in member.ended:
                 return None
-            if self._stopped or self.queue.num_waiting(task.epoch) < member.whole:
+            if self.stopped or self.queue.num_waiting(task.epoch) < member.whole:
                 member.ended.add(number)
                 self._changes.note()
                 return None

@@ -1,0 +1,244 @@
+"""A rank's way to the coordinator: requests over connections that are opened when they are needed, and opened again.
+
+A coordinator that was killed is looked for until another has taken its place, which answers a repeated request as the
+first would have done.
+"""
+
+import hmac
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...errors import InputError
+from ...replication.base import Merge
+from ..failures import DeadlinePassed, PeerLost, seconds_left
+from .address import CoordinatorAddress
+from .base import Holder, Task
+from .messages import GIVEN_UP, INPUT, MOST_BYTES, line_of, parsed, read_answer
+from .proof import NONCE_BYTES, PROOF_BYTES, confirmation, nonce, reply
+
+_LONGEST_WAIT = 5.0  # seconds that one request stays unanswered; then it is made again
+_PAUSE = 0.05  # before the coordinator is looked for again
+_READ_BYTES = 2**16
+
+
+class Connection:
+    """One connection on which one request at a time is made."""
+
+    def __init__(self, address: CoordinatorAddress, hello: Mapping[str, int], *, deadline: float) -> None:
+        """Connect, prove to have the secret, and have the coordinator prove it. Raises OSError."""
+        self._heard = bytearray()
+        self._socket = socket.create_connection((address.host, address.port), timeout=seconds_left(deadline))
+        try:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            theirs, own = self._read(NONCE_BYTES), nonce()
+            said = reply(address.secret, theirs, own)
+            self._socket.sendall(said)
+            proof = self._read(PROOF_BYTES)
+            if not hmac.compare_digest(proof, confirmation(address.secret, theirs, said)):
+                raise ConnectionError("whoever listens there is not the coordinator")
+            self._socket.sendall(line_of(hello))
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def request(self, message: Mapping[str, Any], *, deadline: float) -> dict[str, Any]:
+        """Return the answer to a message. Raises OSError, also where none comes until `deadline`."""
+        self._socket.settimeout(seconds_left(deadline))
+        self._socket.sendall(line_of(message))
+        while True:
+            answer = parsed(self._line(deadline))
+            if answer.get("id") == message["id"]:
+                return answer
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _read(self, count: int) -> bytes:
+        while len(self._heard) < count:
+            self._receive()
+        found = bytes(self._heard[:count])
+        del self._heard[:count]
+        return found
+
+    def _line(self, deadline: float) -> bytes:
+        while (end := self._heard.find(b"\n")) < 0:
+            if len(self._heard) > MOST_BYTES:
+                raise ConnectionError("the coordinator says too much")
+            self._socket.settimeout(seconds_left(deadline))
+            self._receive()
+        line = bytes(self._heard[:end])
+        del self._heard[: end + 1]
+        return line
+
+    def _receive(self) -> None:
+        data = self._socket.recv(_READ_BYTES)
+        if not data:
+            raise ConnectionError("the coordinator has closed the connection")
+        self._heard += data
+
+
+class CoordinatorClient:
+    """The coordinator (see `base.Coordinator`) of the run in `run_dir`, for a rank of one attempt of a pipeline.
+
+    A request takes a connection that no other thread uses, or a new one.
+    """
+
+    def __init__(self, run_dir: Path, *, pipeline: int, rank: int, attempt: int, timeout: float) -> None:
+        """`timeout`: seconds for which a coordinator is looked for. `rank` -1 is a pipeline's launcher.
+
+        Raises DeadlinePassed where none is found.
+        """
+        self.pipeline, self._rank = pipeline, rank
+        self._run_dir, self._timeout = run_dir, timeout
+        self._hello = {"pipeline": pipeline, "rank": rank, "attempt": attempt}
+        self._lock = threading.Lock()
+        self._idle: list[Connection] = []
+        self._requests = 0
+        self._closed = False
+        self.num_pipelines = self._first_look()
+
+    def close(self) -> None:
+        """Ask no more. The coordinator takes it for the rank's end."""
+        with self._lock:
+            self._closed = True
+            for connection in self._idle:
+                connection.close()
+            self._idle.clear()
+
+    # --- the calls ---------------------------------------------------------------------------------------------------
+
+    def begin(self, *, whole: int, epoch_minibatches: int, total_minibatches: int, num_holders: int) -> None:
+        given = {"whole": whole, "num_holders": num_holders}
+        self._ask("begin", **given, epoch_minibatches=epoch_minibatches, total_minibatches=total_minibatches)
+
+    def register(self, holder: Holder) -> None:
+        self._ask("register", holder=holder)
+
+    def holders(self, pipeline: int) -> Sequence[Holder]:
+        found: Sequence[Holder] = self._ask("holders", pipeline=pipeline)
+        return found
+
+    def live(self) -> Sequence[int]:
+        found: Sequence[int] = self._ask("live")
+        return found
+
+    def next_task(self, number: int) -> Task:
+        found: Task = self._ask("next_task", number=number)
+        return found
+
+    def take_minibatch(self, task: int, place: int) -> int | None:
+        found: int | None = self._ask("take_minibatch", task=task, place=place)
+        return found
+
+    def done(self, task: int, place: int, row: Mapping[str, Any]) -> None:
+        self._ask("done", task=task, place=place, row=row)
+
+    def closed(self, epoch: int, row: Mapping[str, Any]) -> None:
+        self._ask("closed", epoch=epoch, row=row)
+
+    def tell(self, event: str, row: Mapping[str, Any]) -> None:
+        self._ask("tell", event=event, row=row)
+
+    def progress(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self._ask("progress")
+        return found
+
+    def contribute(self, update: int, *, samples: int) -> int:
+        found: int = self._ask("contribute", update=update, samples=samples)
+        return found
+
+    def pass_over(self, update: int) -> None:
+        self._ask("pass_over", update=update)
+
+    def contribution(self, update: int) -> int | None:
+        found: int | None = self._ask("contribution", update=update)
+        return found
+
+    def merge_of(self, contribution: int, *, wait: float) -> Merge | None:
+        until = time.monotonic() + wait
+        found: Merge | None = self._ask("merge_of", until=until, contribution=contribution)
+        return found
+
+    def merged(self, merge: Merge, facts: Mapping[str, Any]) -> None:
+        self._ask("merged", merge=merge.number, facts=facts)
+
+    def last_merge(self, update: int) -> Merge:
+        found: Merge = self._ask("last_merge", update=update)
+        return found
+
+    def leave(self) -> None:
+        self._ask("leave")
+
+    # --- asking ------------------------------------------------------------------------------------------------------
+
+    def _ask(self, call: str, *, until: float | None = None, **given: Any) -> Any:
+        """Return the answer to a call; None where there is none at `until`, for calls that wait no longer."""
+        while True:
+            left = _LONGEST_WAIT if until is None else min(_LONGEST_WAIT, max(0.0, until - time.monotonic()))
+            answer = self._request(call, left, given)
+            if "error" in answer:
+                kinds: Mapping[str, type[Exception]] = {GIVEN_UP: PeerLost, INPUT: InputError}
+                raise kinds.get(answer["error"], RuntimeError)(answer["message"])
+            if "wait" not in answer:
+                return read_answer(call, answer["answer"])
+            if until is not None and time.monotonic() >= until:
+                return None
+
+    def _request(self, call: str, wait: float, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Make a request until a coordinator answers it."""
+        deadline = time.monotonic() + wait + self._timeout
+        with self._lock:
+            self._requests += 1
+            message = {"id": self._requests, "call": call, "wait": wait, "given": given}
+        while True:
+            try:
+                connection = self._take(deadline)
+                try:
+                    answer = connection.request(message, deadline=deadline)
+                except BaseException:
+                    connection.close()
+                    raise
+                self._give_back(connection)
+                return answer
+            except (OSError, InputError) as error:  # it was killed, or is not there yet
+                self._pause(deadline, call, error)
+
+    def _take(self, deadline: float) -> Connection:
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the way to the coordinator is closed")
+            if self._idle:
+                return self._idle.pop()
+        return Connection(CoordinatorAddress.read(self._run_dir), self._hello, deadline=deadline)
+
+    def _give_back(self, connection: Connection) -> None:
+        with self._lock:
+            if not self._closed:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def _first_look(self) -> int:
+        deadline = time.monotonic() + self._timeout
+        while True:
+            try:
+                return CoordinatorAddress.read(self._run_dir).num_pipelines
+            except InputError as error:
+                self._pause(deadline, "first look", error)
+
+    def _pause(self, deadline: float, call: str, error: Exception) -> None:
+        """Wait a moment before the next attempt. Raises DeadlinePassed where there is no time for one."""
+        if time.monotonic() + _PAUSE >= deadline:
+            who = f"rank {self._rank} of pipeline {self.pipeline}"
+            message = f"{call} of {who} waited {self._timeout:g} s for the coordinator ({error})"
+            raise DeadlinePassed(message, peer=-1) from error
+        time.sleep(_PAUSE)
+
+
+def connect(run_dir: Path, *, pipeline: int, rank: int, attempt: int, timeout: float) -> CoordinatorClient:
+    """Return the coordinator of the run in `run_dir` as a rank sees it. Raises DeadlinePassed where there is none."""
+    return CoordinatorClient(run_dir, pipeline=pipeline, rank=rank, attempt=attempt, timeout=timeout)

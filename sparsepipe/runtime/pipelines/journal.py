@@ -1,0 +1,149 @@
+"""A coordinator's journal: every request that changed its state, so that another takes its place when it is killed.
+
+control/coordinator.jsonl    first the run and the job's secret, then a request a line, before it is answered; 0600
+minibatches.jsonl            who took which minibatch, put it back, had it done; which attempts of pipelines there were
+merges.jsonl                 contributions, merges, and who took the result of which
+metrics.jsonl                rows of the whole run, as every record has them
+
+The three are made from the journal: what a kill kept from them is written by the coordinator that takes over.
+"""
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ...files import cut_torn_row, read_rows, write_atomic
+from ...replication import rule_from_json, rule_to_json
+from ..reporting.clock import last_recorded
+from ..reporting.recorder import Lines
+from .changes import MERGES, METRICS, MINIBATCHES, Changes
+from .messages import read_given
+from .resuming import epochs_closed, keep_rows
+from .state import Request, RunOfPipelines, RunState
+
+_FILES = (MINIBATCHES, MERGES, METRICS)
+_JOURNAL = "coordinator.jsonl"
+_SECRET_BYTES = 16
+
+
+class Journal:
+    """The journal of one launch, and the record's files that are made from it."""
+
+    def __init__(self, run_dir: Path, head: Mapping[str, Any]) -> None:
+        self.secret = bytes.fromhex(head["secret"])
+        self._began = float(head["began"])
+        self._file = os.open(_path(run_dir), os.O_WRONLY | os.O_APPEND)
+        self._lines = {name: Lines(run_dir / name) for name in _FILES}
+
+    @classmethod
+    def open(cls, run_dir: Path, launch: str, run: RunOfPipelines) -> tuple["Journal", RunState]:
+        """Return the journal of a launch, and the state that it makes: that of `run` where the launch is new.
+
+        Raises InputError where what an earlier run left to do does not belong to this one.
+        """
+        path = _path(run_dir)
+        cut_torn_row(path)
+        rows = read_rows(path) if path.exists() else []
+        if not rows or rows[0].get("launch") != launch:
+            rows = [_begin(run_dir, launch, run)]
+        head, *requests = rows
+        state = RunState(_run_of(head))
+        for row in requests:
+            apply(state, row)
+        for name in _FILES:
+            cut_torn_row(run_dir / name)
+        journal = cls(run_dir, head)
+        journal._catch_up(run_dir, state.changes, head["rows"])
+        return journal, state
+
+    def origin(self) -> float:
+        """Return when the run began, on this machine's monotonic clock. One that resumes goes on after its last row."""
+        return time.monotonic() - (time.time() - self._began)
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Keep a request that changed the state. Raises OSError where the disk takes no more."""
+        data = json.dumps(row, separators=(",", ":")).encode() + b"\n"
+        while data:
+            data = data[os.write(self._file, data) :]
+
+    def take_rows(self, changes: Changes, *, now: float) -> None:
+        """Add to the record what has changed."""
+        for name, row in changes.rows:
+            self._lines[name].add(json.dumps(row) + "\n", now=now)
+        changes.rows.clear()
+
+    def flush(self) -> None:
+        """Write what the record's files have not got yet."""
+        for lines in self._lines.values():
+            lines.flush()
+
+    def close(self) -> None:
+        for lines in self._lines.values():
+            lines.close()
+        os.close(self._file)
+
+    def _catch_up(self, run_dir: Path, changes: Changes, before: Mapping[str, int]) -> None:
+        """Write those rows that the coordinator before had not written when it was killed."""
+        for name in _FILES:
+            own = [row for file, row in changes.rows if file == name]
+            written = _num_rows(run_dir / name) - before[name]
+            for row in own[written:]:
+                self._lines[name].add(json.dumps(row) + "\n", now=0.0)
+        changes.rows.clear()
+        self.flush()
+
+
+def apply(state: RunState, row: Mapping[str, Any]) -> None:
+    """Ask a state again what a row of a journal says. What was refused is refused again."""
+    if row["call"] == "expire":
+        state.expire(now=row["now"])
+    elif row["call"] == "stop":
+        state.stop(now=row["now"])
+    else:
+        given = read_given(row["call"], row["given"])
+        with suppress(RuntimeError, ValueError):
+            state.ask(Request(row["call"], row["pipeline"], row["rank"], row["attempt"], given), now=row["now"])
+
+
+def _begin(run_dir: Path, launch: str, run: RunOfPipelines) -> dict[str, Any]:
+    """Begin the journal of a launch, and have the record forget what the run is going to do again."""
+    if run.progress is not None:
+        keep_rows(run_dir, run.progress)
+        run = replace(run, closed=epochs_closed(run_dir, run.progress))
+    for name in _FILES:
+        cut_torn_row(run_dir / name)
+    head = {
+        "launch": launch,
+        "secret": secrets.token_hex(_SECRET_BYTES),
+        "pipelines": run.num_pipelines,
+        "rule": rule_to_json(run.rule) if run.rule else None,
+        "seed": run.seed,
+        "progress": run.progress,
+        "closed": list(run.closed),
+        "began": time.time() - last_recorded(run_dir),
+        "rows": {name: _num_rows(run_dir / name) for name in _FILES},
+    }
+    path = _path(run_dir)
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    path.unlink(missing_ok=True)
+    write_atomic(path, json.dumps(head) + "\n", make_folder=False, private=True)
+    return head
+
+
+def _run_of(head: Mapping[str, Any]) -> RunOfPipelines:
+    rule = rule_from_json(head["rule"]) if head["rule"] else None
+    return RunOfPipelines(head["pipelines"], rule, head["seed"], head["progress"], tuple(head["closed"]))
+
+
+def _path(run_dir: Path) -> Path:
+    return run_dir / "control" / _JOURNAL
+
+
+def _num_rows(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0

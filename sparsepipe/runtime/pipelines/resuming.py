@@ -1,0 +1,50 @@
+"""What the record of a run of several pipelines keeps when the run goes on from a checkpoint."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...files import cut_torn_row, read_rows, write_rows
+from ...record.record_files import read_metrics
+from .changes import MERGES, METRICS, MINIBATCHES
+
+
+def keep_rows(run_dir: Path, progress: Mapping[str, Any]) -> None:
+    """Take from the metrics what will be done again, and say in each file of the record that the run goes on from here.
+
+    What happened to minibatches and merges stays: it did happen.
+    """
+    path = run_dir / METRICS
+    cut_torn_row(path)
+    rows = read_metrics(path) if path.exists() else []
+    last = max((row.get("seconds", 0.0) for row in rows), default=0.0)
+    resumed = {"event": "resume", "seconds": last, "minibatches": progress["done"]}
+    write_rows(path, [*(row for row in rows if _stays(row, progress)), resumed])
+    for name in (MINIBATCHES, MERGES):
+        cut_torn_row(run_dir / name)
+        with (run_dir / name).open("ab") as handle:
+            handle.write(_line({**resumed, "left": progress["left"]} if name == MINIBATCHES else resumed))
+
+
+def epochs_closed(run_dir: Path, progress: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the epochs that need not be closed again: all but the newest that were wholly trained, and told of."""
+    told = {row["epoch"] for row in read_rows(run_dir / METRICS) if row["event"] == "epoch"}
+    return tuple(sorted(told | set(range(min(map(int, progress["left"]), default=0) - 1))))
+
+
+def _stays(row: Mapping[str, Any], progress: Mapping[str, Any]) -> bool:
+    """Whether what a row tells of is done: its minibatch, or all of its epoch."""
+    if row["event"] not in ("step", "epoch"):
+        return bool(row["event"] == "resume")
+    left = {int(epoch): minibatches for epoch, minibatches in progress["left"].items()}
+    epoch = row["epoch"]
+    if epoch not in left:
+        return bool(epoch < min(left, default=epoch + 1))
+    if row["event"] == "epoch":
+        return not left[epoch]
+    return row["minibatch"] - epoch * progress["epoch_minibatches"] not in left[epoch]
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    return json.dumps(row).encode() + b"\n"

@@ -1,0 +1,141 @@
+"""The coordinator's sockets: who connects is heard only once it has proved that it has the job's secret.
+
+Strangers cost nothing but their own connections: who says something else is shut out, and who says nothing is shut out
+after a while, or when too many do so. Lines are bounded, and so is what a peer leaves unread.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from ...errors import InputError
+from .messages import MOST_BYTES, read_hello
+from .proof import REPLY_BYTES, confirmation, nonce, proves
+
+_SECONDS = 10.0  # for a stranger that connects and says nothing
+_MOST_SILENT = 64  # connections that have not said who they are; beyond, the oldest is shut
+_MOST_UNREAD = 2 * MOST_BYTES
+_MOST_HELLO = 256  # bytes
+
+
+class Handler(Protocol):
+    """Who answers those that have proved themselves."""
+
+    def connected(self, peer: "Peer") -> None:
+        """A rank has said who it is."""
+        ...
+
+    def said(self, peer: "Peer", line: bytes) -> None:
+        """A rank has sent a line. Raises InputError for what is none of the protocol: its connection is closed."""
+        ...
+
+    def disconnected(self, peer: "Peer") -> None:
+        """The connection of a rank that was `connected` has ended."""
+        ...
+
+
+class Switchboard:
+    """Makes a `Peer` of each connection, and knows those that have not said who they are."""
+
+    def __init__(self, secret: bytes, handler: Handler) -> None:
+        self.secret, self.handler = secret, handler
+        self._silent: dict[Peer, None] = {}  # the oldest first
+
+    def __call__(self) -> "Peer":
+        return Peer(self)
+
+    def await_word(self, peer: "Peer") -> None:
+        """Give a stranger some seconds, and the oldest stranger none where there are too many."""
+        self._silent[peer] = None
+        if len(self._silent) > _MOST_SILENT:
+            self.shut(next(iter(self._silent)))
+        asyncio.get_running_loop().call_later(_SECONDS, self._shut_if_silent, peer)
+
+    def heard(self, peer: "Peer") -> None:
+        """A peer is no stranger any more, or is gone."""
+        self._silent.pop(peer, None)
+
+    def shut(self, peer: "Peer") -> None:
+        """Close a connection at once."""
+        self.heard(peer)
+        peer.transport.abort()
+
+    def _shut_if_silent(self, peer: "Peer") -> None:
+        if peer in self._silent:
+            self.shut(peer)
+
+
+class Peer(asyncio.Protocol):
+    """One connection: a stranger, then a rank that has proved itself, then one that has said who it is."""
+
+    def __init__(self, board: Switchboard) -> None:
+        self._board = board
+        self._nonce = nonce()
+        self._heard = bytearray()
+        self._take: Callable[[], bool] = self._take_reply
+        self.transport: asyncio.Transport
+        self.who: tuple[int, int, int] | None = None  # pipeline, rank, attempt
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self._board.await_word(self)
+        transport.write(self._nonce)
+
+    def data_received(self, data: bytes) -> None:
+        self._heard += data
+        try:
+            while not self.transport.is_closing() and self._take():
+                pass
+        except InputError:
+            self._board.shut(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._board.heard(self)
+        if self.who is not None:
+            self._board.handler.disconnected(self)
+
+    def send(self, line: bytes) -> None:
+        """Send a line; a peer that reads none of its answers is shut out."""
+        if not self.transport.is_closing():
+            self.transport.write(line)
+            if self.transport.get_write_buffer_size() > _MOST_UNREAD:
+                self._board.shut(self)
+
+    def _take_reply(self) -> bool:
+        if len(self._heard) < REPLY_BYTES:
+            return False
+        said = bytes(self._heard[:REPLY_BYTES])
+        del self._heard[:REPLY_BYTES]
+        if not proves(self._board.secret, self._nonce, said):
+            raise InputError("a stranger")
+        self._board.heard(self)
+        self.transport.write(confirmation(self._board.secret, self._nonce, said))
+        self._take = self._take_hello
+        return True
+
+    def _take_hello(self) -> bool:
+        line = self._line(_MOST_HELLO)
+        if line is None:
+            return False
+        self.who = read_hello(line)
+        self._take = self._take_request
+        self._board.handler.connected(self)
+        return True
+
+    def _take_request(self) -> bool:
+        line = self._line(MOST_BYTES)
+        if line is None:
+            return False
+        self._board.handler.said(self, line)
+        return True
+
+    def _line(self, most: int) -> bytes | None:
+        end = self._heard.find(b"\n", 0, most)
+        if end < 0:
+            if len(self._heard) >= most:
+                raise InputError(f"a line of more than {most} bytes")
+            return None
+        line = bytes(self._heard[:end])
+        del self._heard[: end + 1]
+        return line
