@@ -3,7 +3,7 @@
 They need not be alike: averages are by layer, so each may be cut where it suits its own devices.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ from .errors import InputError
 from .fields import number, shown, texts
 from .files import read_json, write_json
 from .graph import LayerGraph
-from .plan import FORMAT, Plan
+from .plan import FORMAT, Plan, Stage
 from .replication import rule_from_json, rule_to_json
 from .replication.base import Rule
 
@@ -45,6 +45,23 @@ class Pipelines:
     def ranks(self) -> tuple[int, ...]:
         """Every rank of all pipelines, pipeline 0's first."""
         return tuple(rank for plan in self.pipelines for rank in plan.ranks)
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages of all pipelines, pipeline 0's first."""
+        return tuple(stage for plan in self.pipelines for stage in plan.stages)
+
+    @property
+    def schedule(self) -> str:
+        return _joined(plan.schedule for plan in self.pipelines)
+
+    @property
+    def weights(self) -> str:
+        return _joined(plan.weights for plan in self.pipelines)
+
+    @property
+    def planner(self) -> str:
+        return _joined(plan.planner for plan in self.pipelines)
 
     @property
     def minibatches_per_second(self) -> float | None:
@@ -137,7 +154,7 @@ class Pipelines:
         alone = [plan.estimate.single_device_seconds for plan in self.pipelines if plan.estimate]
         return {
             "format": FORMAT,
-            "planner": first.get("planner"),
+            "planner": self.planner,
             "period_seconds": self.period_seconds,
             "lower_bound_seconds": self.lower_bound_seconds,
             "gap": self.gap,
@@ -145,6 +162,8 @@ class Pipelines:
             "single_device_seconds": min((seconds for seconds in alone if seconds is not None), default=None),
             "data_parallel_seconds": None,
             **{key: first[key] for key in shared if key in first},
+            "schedule": self.schedule,
+            "weights": self.weights,
             "replication": rule_to_json(self.replication),
             "samples": self.samples,
             "samples_per_second": self._samples_per_second(rate),
@@ -252,3 +271,8 @@ def _lacks(k: int, other: int, layers: Sequence[str]) -> str:
     more = f" and {len(layers) - _MOST_NAMED} more" if len(layers) > _MOST_NAMED else ""
     named = ", ".join(layers[:_MOST_NAMED])
     return f"pipeline {k} lacks layers that pipeline {other} has ({named}{more}): plan all for the same network"
+
+
+def _joined(words: Iterable[str]) -> str:
+    """What pipelines have, each once: "1f1b", or "1f1b+gpipe" where they differ."""
+    return "+".join(dict.fromkeys(words))

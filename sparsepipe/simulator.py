@@ -17,9 +17,11 @@ import numpy as np
 
 from .cluster import Cluster
 from .costs import LayerTable, averaging_time, ports
+from .errors import InputError
 from .plan import Plan
 from .profile import Profile
 from .schedule import Action, Op, Program, compile, compile_until_steady, refuse_stuck, weights_share
+from .stragglers import Stragglers
 from .trace import Span, Trace
 
 FORWARD, BACKWARD, INPUT, WEIGHT, UPDATE = range(5)  # operations as numbers: they index what is kept for each
@@ -34,19 +36,30 @@ SPAN_KIND_OF = ("forward", "backward", "backward", "weights", "update")
 LETTERS = "".join(CODES)
 
 
-def simulate(plan: Plan, profile: Profile, cluster: Cluster, sizes: Sequence[float]) -> Trace:
+def simulate(
+    plan: Plan,
+    profile: Profile,
+    cluster: Cluster,
+    sizes: Sequence[float],
+    *,
+    stragglers: Stragglers | None = None,
+) -> Trace:
     """Run `plan` on one minibatch of each of `sizes` (at the input of the network, in the profile's unit).
 
-    The optimizer's step takes no time where the profile has no rate for it. Raises InputError for a plan that cannot
-    run.
+    The optimizer's step takes no time where the profile has no rate for it. `stragglers` make passes longer. Raises
+    InputError for a plan that cannot run, and for stragglers of ranks that are not there or that are killed.
     """
     plan.check(profile.graph, cluster)
-    with _collector_paused():
-        return Trace(tuple(_Simulation(compile(plan, len(sizes)), profile, cluster, sizes).run()), "simulated")
+    with collector_paused():
+        simulation = Simulation(compile(plan, len(sizes)), profile, cluster, sizes)
+        if stragglers is not None and stragglers.parts:
+            stragglers.check(max(plan.ranks) + 1)
+            simulation.hold_up(stragglers)
+        return Trace(tuple(simulation.run()), "simulated")
 
 
 @contextmanager
-def _collector_paused() -> Iterator[None]:
+def collector_paused() -> Iterator[None]:
     """Pause the garbage collector: of many thousand rows none is garbage, and it takes a quarter of the time."""
     paused = gc.isenabled()
     gc.disable()
@@ -57,7 +70,7 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-class _Rank:
+class RankState:
     """The state of one rank: its actions and the next of them."""
 
     __slots__ = ("free", "place", "rank", "seconds", "todo")
@@ -68,7 +81,7 @@ class _Rank:
         self.free: float | None = 0.0  # when its last action ended; None while one runs
 
 
-class _Simulation:
+class Simulation:
     """The state of one simulation: what each rank does next, and what has arrived.
 
     What an action waits for is `Program.inputs`, in the form of arrival times: of a forward, the tensors of the stage
@@ -82,14 +95,14 @@ class _Simulation:
         # As tables, since they are asked for every action: whom an operation of a stage feeds, and by whom it is fed.
         sending = (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT)
         self.target = {CODES[op]: [program.target(s, op) for s in stages] for op in sending}
-        seconds, self.averaging, self.updates, self.transfers = _durations(plan, profile, cluster, sizes)
+        seconds, self.averaging, self.updates, self.transfers = durations(plan, profile, cluster, sizes)
         # Updates that take no time need not be simulated, but where replicas wait for each other.
         alone = {s for s, stage in enumerate(plan.stages) if len(stage.ranks) == 1}
         idle = {s for s in alone if not self.updates[s, plan.stages[s].ranks[0]]}
         self.ranks = {}
         for rank, own in program.actions.items():
             todo = [(CODES[op], s, m) for s, op, m in own if op is not Op.UPDATE or s not in idle]
-            self.ranks[rank] = _Rank(rank, seconds[rank], todo)
+            self.ranks[rank] = RankState(rank, seconds[rank], todo)
         self.replicas = [[self.ranks[s.replica(m)] for m in range(len(sizes))] for s in plan.stages]
         # An update's span names the last minibatch of its round, as a run's does: rounds of stages differ in length.
         self.last_of_round = [[program.members(s, k)[-1] for k in range(program.num_updates(s))] for s in stages]
@@ -100,10 +113,43 @@ class _Simulation:
             for op in (Op.FORWARD, Op.BACKWARD)
         )
         self.arrivals = (forward, backward, backward, [there] * len(plan.stages))  # of each operation
-        self.waiting: dict[tuple[int, int], list[_Rank]] = {}  # (stage, round) → replicas that wait for the others
-        self.running: list[tuple[float, int, _Rank]] = []  # heap of (end, order, rank)
+        self.waiting: dict[tuple[int, int], list[RankState]] = {}  # (stage, round) → replicas that wait for the others
+        self.running: list[tuple[float, int, RankState]] = []  # heap of (end, order, rank)
         self.order = 0
         self.rows: list[tuple] = []  # of spans
+
+    def hold_up(self, stragglers: Stragglers) -> None:
+        """Make the passes of ranks longer that are held up. Raises InputError where one is to be killed."""
+        for rank in self.ranks.values():  # like ranks share their lists
+            rank.seconds = {s: tuple(map(list.copy, passes)) for s, passes in rank.seconds.items()}
+        for minibatch in range(self.program.num_minibatches):
+            self.delay(stragglers, minibatch)
+
+    def delay(self, stragglers: Stragglers, minibatch: int) -> None:
+        """Make all passes of one minibatch longer, on those ranks that run it.
+
+        A rank's delay is of all its passes together: the first of them has what does not depend on how long they are.
+        """
+        stages_of: dict[int, list[int]] = {}
+        for s, replicas in enumerate(self.replicas):
+            stages_of.setdefault(replicas[minibatch].rank, []).append(s)
+        for rank, stages in stages_of.items():
+            if stragglers.kills(rank, minibatch):
+                raise InputError(
+                    f"straggler kill: rank {rank} at minibatch {minibatch}: simulations end no process; run or replay"
+                )
+            seconds = self.ranks[rank].seconds
+            forwards, last_first = [(s, FORWARD) for s in stages], stages[::-1]
+            whole = [(s, BACKWARD) for s in last_first]
+            split = [(s, operation) for operation in (INPUT, WEIGHT) for s in last_first]
+            before = {place: seconds[place[0]][place[1]][minibatch] for place in (*forwards, *whole, *split)}
+            for backwards in (whole, split):
+                own = delayed = 0.0
+                for s, operation in (*forwards, *backwards):
+                    own += before[s, operation]
+                    delay = stragglers.extra_seconds(rank, minibatch, own)
+                    seconds[s][operation][minibatch] = before[s, operation] + delay - delayed
+                    delayed = delay
 
     def run(self) -> list[Span]:
         """Let actions end in the order of time; each may start its rank's next and that of the rank it sends to."""
@@ -124,7 +170,7 @@ class _Simulation:
         refuse_stuck(self.program, {k: Action(stage, letters[op], m) for k, (op, stage, m) in stuck.items()})
         return list(map(Span._make, self.rows))
 
-    def start(self, rank: _Rank, free: float) -> None:
+    def start(self, rank: RankState, free: float) -> None:
         """Start the next action of a rank that is idle since `free`, where its inputs are there or on their way."""
         if rank.place == len(rank.todo):
             return
@@ -143,7 +189,7 @@ class _Simulation:
         name = f"{stage}{LETTERS[operation]}{minibatch}"
         self.rows.append((rank.rank, name, begin, end, SPAN_KIND_OF[operation], stage, minibatch, -1))
 
-    def join(self, rank: _Rank, stage: int, index: int) -> None:
+    def join(self, rank: RankState, stage: int, index: int) -> None:
         """Wait for the other replicas, if any; the last to come starts the averaging. Then each makes its step."""
         waiting = self.waiting.setdefault((stage, index), [])
         waiting.append(rank)
@@ -162,7 +208,7 @@ class _Simulation:
             self.order += 1
             heapq.heappush(self.running, (end, self.order, other))
 
-    def send(self, rank: _Rank, operation: int, stage: int, minibatch: int, now: float) -> None:
+    def send(self, rank: RankState, operation: int, stage: int, minibatch: int, now: float) -> None:
         """Send the result on as soon as both ports are free, and wake the rank that waits for it."""
         target = self.target[operation][stage]
         if target is None:
@@ -183,7 +229,7 @@ class _Simulation:
                 self.start(peer, free)
 
 
-class _Port:
+class Port:
     """One end of a link: it carries one transfer at a time."""
 
     __slots__ = ("free",)
@@ -192,20 +238,20 @@ class _Port:
         self.free = 0.0  # when the last transfer given to it ends
 
 
-class _Transfers(dict):
+class Transfers(dict):
     """(operation, stage, from, to) → (seconds of each minibatch, port to leave by, port to enter by), when asked."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__()
         self.cluster = cluster
-        self.ports: defaultdict[tuple, _Port] = defaultdict(_Port)
+        self.ports: defaultdict[tuple, Port] = defaultdict(Port)
         self.bytes: dict[tuple[int, int], np.ndarray] = {}  # (operation, sending stage) → bytes of each minibatch
 
-    def __missing__(self, key: tuple[int, int, int, int]) -> tuple[list[float], _Port, _Port]:
+    def __missing__(self, key: tuple[int, int, int, int]) -> tuple[list[float], Port, Port]:
         operation, stage, rank, peer = key
         num_bytes = self.bytes[FORWARD if operation == FORWARD else BACKWARD, stage]
         if rank == peer:  # what stays on a device takes no time
-            self[key] = [0.0] * len(num_bytes), _Port(), _Port()
+            self[key] = [0.0] * len(num_bytes), Port(), Port()
             return self[key]
         link = self.cluster.link(rank, peer)
         seconds = (link.latency + num_bytes / link.bandwidth).tolist()
@@ -214,9 +260,9 @@ class _Transfers(dict):
         return self[key]
 
 
-def _durations(
+def durations(
     plan: Plan, profile: Profile, cluster: Cluster, sizes: Sequence[float]
-) -> tuple[dict[int, dict[int, tuple[list[float], ...]]], list[float], dict[tuple[int, int], float], _Transfers]:
+) -> tuple[dict[int, dict[int, tuple[list[float], ...]]], list[float], dict[tuple[int, int], float], Transfers]:
     """(rank → stage → seconds of each minibatch in the operations F, B, I and W; stage → those of averaging;
     (stage, rank) → those of the optimizer's step; transfers).
     """
@@ -224,7 +270,7 @@ def _durations(
     distinct, which = np.unique(np.asarray(sizes, dtype=float), return_inverse=True)
     table = LayerTable.of(profile, distinct, {cluster.devices[rank].type.name for rank in plan.ranks})
     seconds: dict[int, dict[int, tuple[list[float], ...]]] = {rank: {} for rank in plan.ranks}
-    averaging, updates, transfers = [], {}, _Transfers(cluster)
+    averaging, updates, transfers = [], {}, Transfers(cluster)
     steady = compile_until_steady(plan)
     before = set(profile.graph.input_layers)
     for s, stage in enumerate(plan.stages):

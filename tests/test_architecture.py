@@ -19,7 +19,7 @@ LEVELS = [  # lowest first; a module may import its own folder's files, and anyt
     {"costs", "provenance"},
     {"simulator", "runtime"},
     {"forecast", "profiler", "launchers"},
-    {"planners"},
+    {"planners", "pipeline_simulator"},
     {"widgets", "reproduce"},
     {"cli"},
     {"__main__"},
@@ -44,7 +44,7 @@ VALUES = {
     *("quantities", "graph_text", "profile", "plan", "plan_check", "schedule", "record", "costs", "provenance"),
     *("workload_facts", "seeds", "options", "replication", "stragglers", "pipelines"),
 }
-DECISIONS = {"planners", "simulator", "forecast", "formats", "models"}  # made of values alone
+DECISIONS = {"planners", "simulator", "pipeline_simulator", "forecast", "formats", "models"}  # made of values alone
 HEAVY = {"torch", "MinkowskiEngine", "plotly", "ray", "pandas", "ipywidgets", "papermill"}
 TORCH_FREE = {*VALUES, *DECISIONS, "plots", "widgets"}
 OF_TORCH = {("models", "traced"), ("models", "images"), ("models", "texts")}  # networks that are torch modules

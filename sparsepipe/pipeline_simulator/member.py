@@ -1,0 +1,260 @@
+"""One pipeline of several that are simulated together: it takes minibatches by pace, and averages with the others."""
+
+import heapq
+from collections import defaultdict
+from collections.abc import Sequence
+from math import lcm
+from typing import NamedTuple, Protocol
+
+from ..cluster import Cluster
+from ..plan import Plan
+from ..profile import Profile
+from ..schedule import Action, Op, compile, refuse_stuck, round_length
+from ..simulator import BACKWARD, CODES, FORWARD, UPDATE, WEIGHT, Port, RankState, Simulation
+from ..stragglers import Stragglers
+from ..trace import Span
+
+
+class Update(NamedTuple):
+    """The last update of a unit, by all replicas of a stage."""
+
+    stage: int
+    number: int  # among the stage's updates
+    unit: int
+    ranks: Sequence[RankState]
+
+
+class Others(Protocol):
+    """What a pipeline asks of whoever simulates it together with the others."""
+
+    now: float  # seconds
+
+    def take(self, member: "Member", rank: RankState) -> bool:
+        """Hand a rank's pipeline its next minibatches; False: it gets none, or not yet."""
+        ...
+
+    def takes_step(self, member: "Member", update: Update, averaged: float) -> bool:
+        """Gradients of the replicas are averaged at `averaged`. True: whoever was told calls `step` later on."""
+        ...
+
+    def waits_after(self, unit: int) -> bool:
+        """Whether ranks that have made the last update of a unit go on only by `release`."""
+        ...
+
+    def updated(self, member: "Member", update: Update) -> None:
+        """All replicas of a stage have made the last update of a unit."""
+        ...
+
+    def trained(self, member: "Member") -> None:
+        """All that the pipeline took is done."""
+        ...
+
+
+class Member(Simulation):
+    """The state of one pipeline. Minibatches have a place among the pipeline's own, and a number in the epoch.
+
+    A unit is as many minibatches as make whole updates of every stage: they are taken together, and contributions to
+    averages are numbered by them.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        plan: Plan,
+        profile: Profile,
+        cluster: Cluster,
+        sizes: Sequence[float],
+        *,
+        others: Others,
+        ports: defaultdict[tuple, Port],
+        stragglers: Stragglers | None,
+        averages: bool,
+    ) -> None:
+        super().__init__(compile(plan, len(sizes)), profile, cluster, sizes)
+        self.number, self.others, self.stragglers, self.averages = number, others, stragglers, averages
+        self.transfers.ports = ports  # several pipelines share those of a node
+        stages = range(len(plan.stages))
+        rounds = [round_length(plan, s) for s in stages]
+        self.whole = lcm(*rounds, *(stage.round for stage in plan.stages))
+        self.rounds = rounds
+        self.first = next(s for s in stages if self.program.source(s, Op.FORWARD) is None)
+        self.leader = len(plan.stages) - 1  # the stage whose first replica contributes: the first to finish an update
+        self.arrivals[FORWARD][self.first] = [None] * len(sizes)
+        self.numbers: list[int] = []  # of each place: the number in the epoch
+        self.ended: dict[tuple[int, int], list[RankState]] = {}  # (stage, update) → replicas that have made it
+        self.extra = dict.fromkeys(self.ranks, 0.0)  # seconds by which stragglers held each rank up
+        if averages:  # updates that take no time count too
+            for rank, actions in self.program.actions.items():
+                self.ranks[rank].todo = [(CODES[op], s, m) for s, op, m in actions]
+        self.left = sum(len(rank.todo) for rank in self.ranks.values())
+        self.held = 0  # ranks that wait for other pipelines after an update
+        self.closed = False
+        self._table = {rank: dict(state.seconds) for rank, state in self.ranks.items()}  # by number in the epoch
+        self._bytes = dict(self.transfers.bytes)
+        self._by_place = stragglers is not None or len(set(sizes)) > 1
+        if self._by_place:
+            for state in self.ranks.values():
+                state.seconds = {s: tuple(map(list.copy, passes)) for s, passes in state.seconds.items()}
+            self.transfers.bytes = {key: sizes.copy() for key, sizes in self._bytes.items()}
+
+    # --- minibatches --------------------------------------------------------------------------------------------------
+
+    def hand(self, numbers: Sequence[int]) -> None:
+        """Take minibatches, in this order."""
+        for number in numbers:
+            place = len(self.numbers)
+            self.numbers.append(number)
+            if self._by_place:
+                self._place(place, number)
+            self.arrivals[FORWARD][self.first][place] = self.others.now
+
+    def _place(self, place: int, number: int) -> None:
+        """Set what a minibatch takes at the place that it has got."""
+        for s, replicas in enumerate(self.replicas):
+            state = replicas[place]
+            for own, table in zip(state.seconds[s], self._table[state.rank][s], strict=True):
+                own[place] = table[number]
+        for key, by_number in self._bytes.items():
+            self.transfers.bytes[key][place] = by_number[number]
+        for (operation, stage, rank, peer), (seconds, _, _) in self.transfers.items():
+            if rank != peer:
+                link = self.transfers.cluster.link(rank, peer)
+                size = self.transfers.bytes[min(operation, BACKWARD), stage][place]
+                seconds[place] = float(link.latency + size / link.bandwidth)
+        if self.stragglers is not None:
+            self._hold_up(self.stragglers, place, number)
+
+    def _hold_up(self, stragglers: Stragglers, place: int, number: int) -> None:
+        self.delay(stragglers, place)
+        for s, replicas in enumerate(self.replicas):
+            state = replicas[place]
+            passes = zip(state.seconds[s][:WEIGHT], self._table[state.rank][s][:WEIGHT], strict=True)
+            more = [own[place] - table[number] for own, table in passes]
+            self.extra[state.rank] += more[FORWARD] + more[BACKWARD]
+
+    def close(self) -> None:
+        """Nothing more is to come: end where the minibatches end that were taken."""
+        self.closed = True
+        if len(self.numbers) < self.program.num_minibatches:
+            self.program = compile(self.plan, len(self.numbers))
+            updates = (range(self.program.num_updates(s)) for s in range(len(self.plan.stages)))
+            self.last_of_round = [[self.program.members(s, k)[-1] for k in own] for s, own in enumerate(updates)]
+            for rank, actions in self.program.actions.items():
+                self._shorten(self.ranks[rank], actions)
+        self.left = sum(len(state.todo) - state.place for state in self.ranks.values())
+
+    def _shorten(self, state: RankState, actions: Sequence[Action]) -> None:
+        known = {(operation, s) for operation, s, _ in state.todo}  # not the updates that need not be simulated
+        done = state.todo[: state.place]
+        state.todo = [(CODES[op], s, m) for s, op, m in actions if (CODES[op], s) in known]
+        assert state.todo[: state.place] == done, "a shorter program begins as a longer one does"
+
+    def wake(self) -> None:
+        """Let ranks go on that wait for what does not come any more."""
+        for state in self.ranks.values():
+            if state.free is not None and state.place < len(state.todo):
+                operation, stage, index = state.todo[state.place]
+                if operation != UPDATE or state not in self.waiting.get((stage, index), ()):
+                    self.start(state, max(state.free, self.others.now))
+        self.check_trained()
+
+    def check_trained(self) -> None:
+        """Tell, once, that all is done and nothing is waited for."""
+        if self.closed and not self.left and not self.held:
+            self.left = -1
+            self.others.trained(self)
+
+    # --- actions ------------------------------------------------------------------------------------------------------
+
+    def start(self, rank: RankState, free: float) -> None:
+        """Start the next action of a rank; a forward of the first stage once its minibatch has been taken."""
+        if rank.place < len(rank.todo):
+            operation, stage, minibatch = rank.todo[rank.place]
+            unknown = operation == FORWARD and stage == self.first and self.arrivals[FORWARD][stage][minibatch] is None
+            if unknown and not self.others.take(self, rank):
+                return
+        super().start(rank, free)
+
+    def finish(self, rank: RankState, now: float) -> None:
+        """End the action of a rank that runs until `now`, and go on."""
+        operation, stage, minibatch = rank.todo[rank.place]
+        rank.place += 1
+        rank.free = now
+        self.left -= 1
+        if operation < WEIGHT:
+            self.send(rank, operation, stage, minibatch, now)
+        elif operation == UPDATE and self.averages:
+            self._end_update(rank, stage, minibatch)
+        if rank.free is not None and rank.place < len(rank.todo):
+            self.start(rank, now)
+        if not self.left:
+            self.check_trained()
+
+    def unit(self, stage: int, index: int) -> int | None:
+        """The unit that an update of a stage is the last of; None: it is the last of none."""
+        end = (index + 1) * self.rounds[stage]
+        return None if end % self.whole or end > len(self.numbers) else end // self.whole - 1
+
+    def _end_update(self, rank: RankState, stage: int, index: int) -> None:
+        unit = self.unit(stage, index)
+        if unit is None:
+            return
+        ended = self.ended.setdefault((stage, index), [])
+        ended.append(rank)
+        if self.others.waits_after(unit):
+            rank.free = None
+            self.held += 1
+        if len(ended) == len(self.plan.stages[stage].ranks):
+            del self.ended[stage, index]
+            self.others.updated(self, Update(stage, index, unit, ended))
+
+    def release(self, update: Update, now: float) -> None:
+        """Let the ranks of an update go on that waited after it."""
+        for rank in update.ranks:
+            self.held -= 1
+            rank.free = now
+            self.start(rank, now)
+        self.check_trained()
+
+    def join(self, rank: RankState, stage: int, index: int) -> None:
+        """Wait for the other replicas, if any; then the other pipelines may have to be waited for too."""
+        if not self.averages:
+            super().join(rank, stage, index)
+            return
+        waiting = self.waiting.setdefault((stage, index), [])
+        waiting.append(rank)
+        if len(waiting) < len(self.plan.stages[stage].ranks):
+            return
+        del self.waiting[stage, index]
+        begin = max(other.free for other in waiting if other.free is not None)
+        averaged = begin + self.averaging[stage]
+        for other in waiting:
+            other.free = None
+        self.add_rows("average", waiting, stage, index, begin, averaged)
+        unit = self.unit(stage, index)
+        update = Update(stage, index, -1 if unit is None else unit, waiting)
+        if unit is None or not self.others.takes_step(self, update, averaged):
+            self.step(update, averaged)
+
+    def step(self, update: Update, now: float) -> None:
+        """Let each replica make its step of the optimizer."""
+        for rank in update.ranks:
+            end = now + self.updates[update.stage, rank.rank]
+            self.add_rows("update", [rank], update.stage, update.number, now, end)
+            self.order += 1
+            heapq.heappush(self.running, (end, self.order, rank))
+
+    def add_rows(
+        self, kind: str, ranks: Sequence[RankState], stage: int, index: int, begin: float, end: float, peer: int = -1
+    ) -> None:
+        """Draw what ranks do around an update, if it takes any time."""
+        if end > begin:
+            name, minibatch = f"{stage}U{index}", self.last_of_round[stage][index]
+            self.rows += [(rank.rank, name, begin, end, kind, stage, minibatch, peer) for rank in ranks]
+
+    def spans(self) -> list[Span]:
+        """What the ranks did, minibatches by their places."""
+        letters = {code: op for op, code in CODES.items()}
+        stuck = {s.rank: s.todo[s.place] for s in self.ranks.values() if s.place < len(s.todo)}
+        refuse_stuck(self.program, {k: Action(stage, letters[op], m) for k, (op, stage, m) in stuck.items()})
+        return list(map(Span._make, self.rows))

@@ -1,0 +1,91 @@
+"""What a simulation of several pipelines comes to: paces, groups, staleness, and what was waited for."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..trace import Trace
+
+CAUSES = ("group", "exchange", "bound", "straggler")
+
+
+@dataclass(frozen=True)
+class PipelinePace:
+    """What became of one pipeline."""
+
+    minibatches: int
+    samples_per_second: float  # when steady: without its first and its last quarter
+    own_pace: float  # samples a second, of the same minibatches with the same stragglers and no other pipeline
+    # Seconds by cause. "group": at its last stage, until others were ready or time was up; "exchange": there, until the
+    # result had come; "bound": at its first stage, as it was too far ahead; "straggler": of the rank held up longest.
+    lost_seconds: Mapping[str, float]
+    waited_for: tuple[float, ...]  # seconds that it waited for each pipeline
+    waited_for_time: float = 0.0  # seconds that it waited until time was up
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "minibatches": self.minibatches,
+            "samples_per_second": self.samples_per_second,
+            "own_pace": self.own_pace,
+            "lost_seconds": dict(self.lost_seconds),
+            "waited_for_seconds": list(self.waited_for),
+            "waited_for_time_seconds": self.waited_for_time,
+        }
+
+
+@dataclass(frozen=True)
+class PipelinesForecast:
+    """Pipelines simulated together, in numbers. The merge of all at a run's end is not in it."""
+
+    trace: Trace  # of all ranks; minibatches by their numbers in the epoch
+    rule: str  # as the command line takes it
+    pipelines: tuple[PipelinePace, ...]
+    group_sizes: Mapping[int, int]  # members of a merge → how many merges
+    staleness: Mapping[int, int]  # updates of a pipeline from its contribution to taking the result → how often
+    forced_merges: int  # decided by the rule's bound
+    bytes: float  # sent for merges, by all ranks
+    taken: tuple[tuple[int, ...], ...]  # the minibatches of each pipeline, in its order
+
+    @property
+    def samples_per_second(self) -> float:
+        """Of all pipelines together."""
+        return sum(one.samples_per_second for one in self.pipelines)
+
+    @property
+    def own_pace(self) -> float:
+        """Samples a second that all would have together if nobody ever waited."""
+        return sum(one.own_pace for one in self.pipelines)
+
+    @property
+    def mean_group_size(self) -> float:
+        """Mean over merges; 0 without any."""
+        return _mean(self.group_sizes)
+
+    @property
+    def mean_staleness(self) -> float:
+        """Mean over contributions whose result was taken, in updates; 0 without any."""
+        return _mean(self.staleness)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the spans; "replication" is as in a run's summary."""
+        return {
+            "makespan_seconds": self.trace.makespan,
+            "samples_per_second": self.samples_per_second,
+            "own_pace": self.own_pace,
+            "bubble_fraction": self.trace.bubble_fraction,
+            "replication": {
+                "rule": self.rule,
+                "group_sizes": {str(size): count for size, count in sorted(self.group_sizes.items())},
+                "mean_group_size": self.mean_group_size,
+                "staleness": {str(updates): count for updates, count in sorted(self.staleness.items())},
+                "mean_staleness": self.mean_staleness,
+                "forced_merges": self.forced_merges,
+                "bytes": self.bytes,
+                "pipelines": [one.to_json() for one in self.pipelines],
+            },
+        }
+
+
+def _mean(counts: Mapping[int, int]) -> float:
+    total = sum(counts.values())
+    return sum(value * count for value, count in counts.items()) / total if total else 0.0

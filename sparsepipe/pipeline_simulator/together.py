@@ -1,0 +1,291 @@
+"""Pipelines simulated together: minibatches go to whoever has room, and the rule's own decisions say who averages."""
+
+import heapq
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..cluster import Cluster
+from ..options import option_values
+from ..plan import Plan
+from ..profile import Profile
+from ..replication.base import SERVER, Arithmetic, Groups, Merge, Rule
+from ..simulator import Port, RankState
+from ..stragglers import Stragglers
+from .exchange import Bytes, Exchange, Place, Push, ServerPorts
+from .member import Member, Update
+
+FIRST, LAST = 0, 2  # of what happens at one time: results come before updates, and time runs out after them
+
+
+@dataclass
+class Contribution:
+    """What a pipeline contributed after one of its units, and where its stages are with it."""
+
+    number: int
+    unit: int
+    time: float
+    exchange: Exchange | Push | None = None  # once the rule has decided
+    come: dict[int, float] = field(default_factory=dict)  # stage → when its part was there
+    results: set[int] = field(default_factory=set)  # stages whose result has arrived
+    waiting: dict[int, Update] = field(default_factory=dict)  # stage → the update whose ranks wait for the result
+
+
+@dataclass
+class Tally:
+    """What is counted of one pipeline."""
+
+    lost: dict[str, float] = field(
+        default_factory=lambda: defaultdict(float)
+    )  # cause → seconds of its last stage's first replica
+    waited_for: dict[int, float] = field(
+        default_factory=lambda: defaultdict(float)
+    )  # pipeline → seconds; −1: for time alone
+    blocked_since: float | None = None
+
+
+class Together:
+    """The state of one simulation of several pipelines. Without a rule they share minibatches, and nothing else."""
+
+    def __init__(
+        self,
+        plans: Sequence[Plan],
+        profile: Profile,
+        cluster: Cluster,
+        sizes: Sequence[float],
+        *,
+        rule: Rule | None,
+        stragglers: Stragglers | None,
+        seed: int = 0,
+    ) -> None:
+        self.now = 0.0
+        self.rule = rule
+        self.groups: Groups | None = rule.groups(len(plans), seed=seed) if rule else None
+        self.queue = deque(range(len(sizes)))
+        self.events: list[tuple[float, int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._order = 0
+        ports = defaultdict[tuple, Port](Port)
+        self.members = [
+            Member(
+                k, plan, profile, cluster, sizes, others=self, ports=ports, stragglers=stragglers, averages=bool(rule)
+            )
+            for k, plan in enumerate(plans)
+        ]
+        layer_bytes = {layer.id: layer.parameter_bytes * sent_share(rule) for layer in profile.graph.layers}
+        self.sizes = Bytes(plans, cluster, layer_bytes)
+        self.server = ServerPorts()
+        self.tallies = [Tally() for _ in plans]
+        self.contributions: list[list[Contribution]] = [[] for _ in plans]
+        self.under_way: list[Contribution | None] = [None] * len(plans)
+        self.told: list[dict[int, Contribution | None]] = [{} for _ in plans]  # unit → what its leader contributed
+        self.early: list[list[tuple[Update, bool]]] = [[] for _ in plans]  # of stages that are before their leader
+        self.blocked: list[list[RankState]] = [[] for _ in plans]
+        self.group_sizes: Counter[int] = Counter()
+        self.staleness: Counter[int] = Counter()
+        self.forced, self.bytes = 0, 0.0
+
+    # --- the loop -----------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Let what happens happen in the order of time."""
+        for member in self.members:
+            for rank in member.ranks.values():
+                member.start(rank, 0.0)
+        while True:
+            next_event = (self.events[0][0], self.events[0][1]) if self.events else (float("inf"), LAST)
+            chosen, soonest = None, next_event
+            for member in self.members:
+                if member.running and (member.running[0][0], 1) < soonest:
+                    chosen, soonest = member, (member.running[0][0], 1)
+            if chosen is not None:
+                self.now, _, rank = heapq.heappop(chosen.running)
+                chosen.finish(rank, self.now)
+            elif self.events:
+                self.now, _, _, happen, arguments = heapq.heappop(self.events)
+                happen(*arguments)
+            else:
+                return
+
+    def at(self, time: float, turn: int, happen: Callable[..., None], *arguments: Any) -> None:
+        self._order += 1
+        heapq.heappush(self.events, (time, turn, self._order, happen, arguments))
+
+    # --- minibatches --------------------------------------------------------------------------------------------------
+
+    def take(self, member: Member, rank: RankState) -> bool:
+        """Hand out units until a rank has its next minibatch."""
+        minibatch = rank.todo[rank.place][2]
+        while len(member.numbers) <= minibatch:
+            if member.closed:
+                return False
+            if self.groups is not None and not self.groups.may_begin(member.number):
+                self.blocked[member.number].append(rank)
+                tally = self.tallies[member.number]
+                if tally.blocked_since is None:
+                    tally.blocked_since = self.now
+                return False
+            member.hand([self.queue.popleft() for _ in range(min(member.whole, len(self.queue)))])
+            if not self.queue:
+                self._close()
+        return True
+
+    def _close(self) -> None:
+        """All minibatches are handed out: nobody waits for more."""
+        for member in self.members:
+            if not member.closed:
+                member.close()
+                self.at(self.now, FIRST, member.wake)
+
+    def _unblock(self, by: int | None) -> None:
+        for member, waiting, tally in zip(self.members, self.blocked, self.tallies, strict=True):
+            if waiting and self.groups is not None and self.groups.may_begin(member.number):
+                assert tally.blocked_since is not None
+                tally.lost["bound"] += self.now - tally.blocked_since
+                tally.waited_for[-1 if by is None else by] += self.now - tally.blocked_since
+                tally.blocked_since = None
+                ranks, waiting[:] = tuple(waiting), ()
+                for rank in ranks:
+                    if rank.free is not None:
+                        member.start(rank, self.now)
+
+    def trained(self, member: Member) -> None:
+        """Nobody waits for a pipeline that has nothing more to train on."""
+        if self.groups is not None:
+            self._decide(self.groups.leave(member.number, now=self.now), by=member.number)
+
+    # --- contributions ------------------------------------------------------------------------------------------------
+
+    def _due(self, unit: int) -> bool:
+        return self.rule is not None and (unit + 1) % self.rule.every == 0
+
+    def _of_gradients(self) -> bool:
+        return self.rule is not None and self.rule.arithmetic is Arithmetic.MEAN_GRADIENTS
+
+    def takes_step(self, member: Member, update: Update, averaged: float) -> bool:
+        if not self._of_gradients() or not self._due(update.unit):
+            return False
+        self.at(averaged, FIRST, self._contribute_stage, member, update, True)
+        return True
+
+    def waits_after(self, unit: int) -> bool:
+        return self.rule is not None and not self.rule.overlap and not self._of_gradients() and self._due(unit)
+
+    def updated(self, member: Member, update: Update) -> None:
+        if self._of_gradients():
+            return
+        self._take_results(member, update)
+        if self._due(update.unit):
+            self._contribute_stage(member, update, self.waits_after(update.unit))
+
+    def _take_results(self, member: Member, update: Update) -> None:
+        """A stage takes what has arrived; the leader's pipeline may contribute again then."""
+        under_way = self.under_way[member.number]
+        if under_way is not None and update.stage == member.leader and update.stage in under_way.results:
+            self.staleness[update.unit - under_way.unit] += 1
+            self.under_way[member.number] = None
+
+    def _contribute_stage(self, member: Member, update: Update, waits: bool) -> None:
+        told = self.told[member.number]
+        if update.stage == member.leader:
+            self._contribute(member, update.unit)
+        if update.unit not in told:  # the stage hears from its leader whether there is a contribution
+            self.early[member.number].append((update, waits))
+        elif (contribution := told[update.unit]) is not None:
+            self._come(member, contribution, update, waits)
+
+    def _contribute(self, member: Member, unit: int) -> None:
+        k = member.number
+        assert self.groups is not None
+        if self.under_way[k] is not None:
+            self.told[k][unit] = None
+        else:
+            contribution = Contribution(len(self.contributions[k]), unit, self.now)
+            self.contributions[k].append(contribution)
+            self.under_way[k] = self.told[k][unit] = contribution
+            merges = self.groups.contribute(k, now=self.now, samples=member.whole)
+            self._decide(merges, by=k)
+        early, self.early[k] = self.early[k], []
+        for update, waits in early:
+            self._contribute_stage(member, update, waits)
+
+    def _come(self, member: Member, contribution: Contribution, update: Update, waits: bool) -> None:
+        """A stage's part of a contribution is there."""
+        contribution.come[update.stage] = self.now
+        if waits:
+            contribution.waiting[update.stage] = update
+        if contribution.exchange is not None:
+            self._exchange(contribution.exchange, (member.number, update.stage))
+
+    def _decide(self, merges: Sequence[Merge], *, by: int | None) -> None:
+        for merge in merges:
+            server = merge.partner == SERVER
+            facts = (merge, self.now, by, self.sizes)
+            exchange = Push(*facts, self.server) if server else Exchange(*facts)
+            self.group_sizes[len(merge.members) + (merge.partner is not None and not server)] += 1
+            self.forced += merge.forced
+            self.bytes += exchange.bytes
+            for k, number in zip(merge.members, merge.contributions, strict=True):
+                contribution = self.contributions[k][number]
+                contribution.exchange = exchange
+                for stage in contribution.come:
+                    self._exchange(exchange, (k, stage))
+        self._unblock(by)
+        if self.groups is not None and (deadline := self.groups.next_deadline()) is not None:
+            self.at(max(deadline, self.now), LAST, self._expire)
+
+    def _expire(self) -> None:
+        assert self.groups is not None
+        deadline = self.groups.next_deadline()
+        if deadline is not None and deadline <= self.now:
+            self._decide(self.groups.expire(now=self.now), by=None)
+
+    def _exchange(self, exchange: Exchange | Push, place: Place) -> None:
+        for known in exchange.come(place, self.now):
+            if known[0] in exchange.merge.members:
+                self.at(exchange.results[known], FIRST, self._arrive, exchange, known)
+
+    def _arrive(self, exchange: Exchange | Push, place: Place) -> None:
+        """The result of a merge is at a stage: whoever waits for it takes it now, others after an update."""
+        k, stage = place
+        number = exchange.merge.contributions[exchange.merge.members.index(k)]
+        contribution, member = self.contributions[k][number], self.members[k]
+        contribution.results.add(stage)
+        if stage not in contribution.waiting:
+            return
+        update = contribution.waiting.pop(stage)
+        self._count_wait(exchange, contribution, member, update)
+        if stage == member.leader:
+            self.staleness[0] += 1
+            self.under_way[k] = None
+        if self._of_gradients():
+            member.step(update, self.now)
+        else:
+            member.release(update, self.now)
+
+    def _count_wait(
+        self, exchange: Exchange | Push, contribution: Contribution, member: Member, update: Update
+    ) -> None:
+        """Draw and count what a stage waited: until the merge was decided, for other stages, and for the exchange."""
+        place, since = (member.number, update.stage), contribution.come[update.stage]
+        decided = max(since, exchange.decided)
+        other = exchange.last_ready(place)
+        begun = max(decided, exchange.ready[other]) if isinstance(exchange, Exchange) else decided
+        whom = exchange.decided_by
+        peer = -1 if whom is None else self.members[whom].plan.stages[-1].ranks[0]
+        late = self.members[other[0]].plan.stages[other[1]].ranks[0]
+        drawn = (update.ranks, update.stage, update.number)
+        member.add_rows("wait", *drawn, since, decided, peer)
+        member.add_rows("wait", *drawn, decided, begun, late)
+        member.add_rows("average", *drawn, begun, self.now)
+        if update.stage == member.leader:
+            tally = self.tallies[member.number]
+            tally.lost["group"] += begun - since
+            tally.lost["exchange"] += self.now - begun
+            tally.waited_for[-1 if whom is None or whom == member.number else whom] += decided - since
+            tally.waited_for[other[0]] += begun - decided
+
+
+def sent_share(rule: Rule | None) -> float:
+    """Bytes sent for each byte of weights: a rule may have an option for fewer bits."""
+    return float(option_values(rule).get("bits", 32)) / 32 if rule else 1.0

@@ -1,0 +1,254 @@
+"""Pipelines simulated together: laws that any rule keeps, closed forms, and the simulator of one plan."""
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparsepipe import (
+    Cluster,
+    CostSample,
+    DeviceType,
+    InputError,
+    Layer,
+    LayerCost,
+    LayerGraph,
+    Link,
+    Node,
+    Plan,
+    Profile,
+    Stage,
+    simulate,
+)
+from sparsepipe.pipeline_simulator import simulate_pipelines
+from sparsepipe.pipeline_simulator.together import Together
+from sparsepipe.pipelines import Pipelines
+from sparsepipe.replication import RULES, parse_rule
+from sparsepipe.stragglers import Stragglers
+
+FREE = Link()
+NEVER_WAIT = ("partial-reduce", "ad-psgd", "local-sgd:every=2", "diloco:every=3", "quorum")
+WAIT = ("all-reduce", "partial-reduce:overlap=false", "local-sgd:every=2,overlap=false", "diloco:overlap=false,every=1")
+
+
+def network(num_layers, *, forward=1.0, parameter_bytes=1000.0, output_bytes=0.0, speeds=None):
+    """Layers alike; a backward takes twice as long as a forward. Seconds grow with a minibatch's size."""
+    graph = LayerGraph.chain(Layer(f"l{k}", "", parameter_bytes) for k in range(num_layers))
+    costs = {
+        kind: tuple(
+            LayerCost(tuple(CostSample(n, n * forward * speed, 2 * n * forward * speed, output_bytes) for n in (1, 2)))
+            for _ in range(num_layers)
+        )
+        for kind, speed in (speeds or {"d": 1.0}).items()
+    }
+    return Profile(graph, costs)
+
+
+def like_pipelines(num_pipelines, num_stages, rule, *, link=FREE, **settings):
+    """One layer a stage, one device each. Returns (pipelines, cluster)."""
+    plans = tuple(
+        Plan(tuple(Stage((f"l{s}",), (k * num_stages + s,)) for s in range(num_stages)), **settings)
+        for k in range(num_pipelines)
+    )
+    cluster = Cluster.uniform(num_pipelines * num_stages, device_type="d", link=link)
+    return Pipelines(plans, parse_rule(rule)), cluster
+
+
+def in_order(spans):
+    return sorted(spans)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "1f1b-flush", "zero-bubble", "sequential"])
+@pytest.mark.parametrize("sizes", [[1.0] * 12, [1.0, 2.0, 1.5] * 4])
+def test_one_pipeline_without_a_rule_is_the_simulation_of_its_plan(schedule, sizes):
+    stages = (Stage(("l0", "l1"), (0, 1), (2, 1)), Stage(("l2",), (2,)), Stage(("l3",), (3, 4)))
+    plan = Plan(stages, schedule, num_microbatches=4 if schedule not in ("1f1b", "sequential") else 1)
+    profile = replace(network(4, output_bytes=3.0), update_rates={"d": 1e-4})
+    cluster = Cluster.uniform(5, device_type="d", link=Link(10.0, 0.01))
+    stragglers = Stragglers.parse("jitter:p=0.3,seconds=0.5;slow:rank=2,factor=2")
+    for delays in (None, stragglers):
+        alone = Together([plan], profile, cluster, sizes, rule=None, stragglers=delays)
+        alone.run()
+        expected = simulate(plan, profile, cluster, sizes, stragglers=delays)
+        assert in_order(alone.members[0].spans()) == in_order(expected.spans)
+
+
+@pytest.mark.parametrize("rule", NEVER_WAIT)
+def test_pipelines_that_never_wait_train_as_fast_as_all_of_them_alone(rule):
+    pipelines, cluster = like_pipelines(4, 2, rule, link=Link(1e5, 1e-3))
+    for spec in ("", "slow:rank=1,factor=4", "jitter:p=0.2,seconds=2"):
+        found = simulate_pipelines(pipelines, network(2), cluster, [1] * 160, stragglers=Stragglers.parse(spec))
+        assert found.samples_per_second == pytest.approx(found.own_pace, rel=1e-9)
+        for one in found.pipelines:
+            assert one.lost_seconds["group"] == one.lost_seconds["exchange"] == sum(one.waited_for) == 0
+
+
+def test_one_of_four_that_is_four_times_as_slow_makes_all_reduce_a_quarter():
+    pipelines, cluster = like_pipelines(4, 2, "all-reduce", link=Link(1e6))
+    slow = Stragglers.parse("slow:rank=1,factor=4")
+    found = simulate_pipelines(pipelines, network(2), cluster, [1] * 200, stragglers=slow)
+    shares = [one.samples_per_second / one.own_pace for one in found.pipelines]
+    assert shares[0] == pytest.approx(1, abs=0.01) and shares[1:] == pytest.approx([0.25] * 3, abs=0.01)
+    for one in found.pipelines[1:]:
+        assert one.waited_for[0] == pytest.approx(9 * one.minibatches, rel=0.05), "3 s of its own, 12 of the other's"
+        assert sum(one.waited_for) == pytest.approx(one.lost_seconds["group"])
+    for other in NEVER_WAIT:
+        free = simulate_pipelines(
+            replace(pipelines, replication=parse_rule(other)), network(2), cluster, [1] * 200, stragglers=slow
+        )
+        assert free.samples_per_second > 3 * found.samples_per_second
+
+
+@pytest.mark.parametrize("num_pipelines", [2, 3, 5])
+def test_the_period_of_all_reduce_is_work_and_exchange(num_pipelines):
+    """Of one stage, 3 s of work: (n − 1)/n of 1000 bytes go out and as many come back, each way with its latency."""
+    pipelines, cluster = like_pipelines(num_pipelines, 1, "all-reduce", link=Link(100.0, 0.25))
+    found = simulate_pipelines(pipelines, network(1), cluster, [1] * 10 * num_pipelines)
+    exchange = 2 * (0.25 + (num_pipelines - 1) / num_pipelines * 1000 / 100)
+    assert found.trace.makespan == pytest.approx(10 * (3 + exchange))
+    assert found.group_sizes == {num_pipelines: 10} and found.staleness == {0: 10 * num_pipelines}
+    assert found.bytes == pytest.approx(10 * 2 * (num_pipelines - 1) * 1000)
+    for one in found.pipelines:
+        assert one.lost_seconds["exchange"] == pytest.approx(10 * exchange) and one.lost_seconds["group"] == 0
+        assert one.own_pace == pytest.approx(1 / 3)
+
+
+def test_a_wait_budget_is_waited_for_and_counted():
+    """Nobody else comes within 0.5 s of the quick one's updates, every 3 s; the other needs 300 s for one."""
+    pipelines, cluster = like_pipelines(2, 1, "partial-reduce:wait=0.5,most_wait=0.5,rounds=1000,overlap=false")
+    slow = Stragglers.parse("slow:rank=0,factor=100")
+    found = simulate_pipelines(pipelines, network(1), cluster, [1] * 21, stragglers=slow)
+    quick = found.pipelines[1]
+    assert quick.waited_for_time == pytest.approx(0.5 * quick.minibatches)
+    assert quick.samples_per_second == pytest.approx(1 / 3.5)
+    assert found.group_sizes == {1: 21}, "the slow one's too, at the end"
+
+
+def test_a_bound_holds_up_who_is_too_far_ahead():
+    """Waves of one update, and at most 2 ahead of one that takes 10 times as long: they keep its pace."""
+    pipelines, cluster = like_pipelines(2, 1, "wsp:every=1,bound=2")
+    slow = Stragglers.parse("slow:rank=0,factor=10")
+    found = simulate_pipelines(pipelines, network(1), cluster, [1] * 100, stragglers=slow)
+    quick = found.pipelines[1]
+    assert quick.samples_per_second == pytest.approx(1 / 30, rel=0.05)
+    assert quick.lost_seconds["bound"] == pytest.approx(quick.waited_for[0])
+    assert quick.lost_seconds["bound"] == pytest.approx(27 * quick.minibatches, rel=0.1)
+    assert abs(found.pipelines[0].minibatches - quick.minibatches) <= 4
+
+
+def test_a_result_that_is_long_on_its_way_is_taken_later():
+    """Weights of 1000 bytes take 2 · 5 s at 100 bytes/s; an update comes every 3 s: the fourth after has it."""
+    pipelines, cluster = like_pipelines(2, 1, "local-sgd:every=1", link=Link(100.0))
+    found = simulate_pipelines(pipelines, network(1), cluster, [1] * 60)
+    assert set(found.staleness) == {4}
+    assert found.samples_per_second == pytest.approx(2 / 3)
+    assert found.group_sizes[2] == pytest.approx(30 / 4, abs=1)
+
+
+def test_fewer_bits_are_fewer_bytes():
+    sent = {}
+    for bits in (32, 8):
+        pipelines, cluster = like_pipelines(2, 2, f"diloco:every=2,bits={bits}")
+        sent[bits] = simulate_pipelines(pipelines, network(2), cluster, [1] * 20).bytes
+    assert sent[32] == 4 * sent[8] > 0
+
+
+def test_unlike_cuts_exchange_what_they_have_in_common():
+    """Pipeline 0 is cut after a layer, pipeline 1 after two: of 3 layers each byte goes out and back in both."""
+    first = Plan((Stage(("l0",), (0,)), Stage(("l1", "l2"), (1,))))
+    second = Plan((Stage(("l0", "l1"), (2,)), Stage(("l2",), (3,))))
+    pipelines = Pipelines((first, second), parse_rule("all-reduce"))
+    cluster = Cluster.uniform(4, device_type="d", link=Link(1000.0))
+    found = simulate_pipelines(pipelines, network(3), cluster, [1] * 40)
+    assert found.bytes == pytest.approx(20 * 2 * 3000)
+    assert found.group_sizes == {2: 20}
+
+
+def test_quick_pipelines_take_more():
+    """Unlike devices: one pipeline twice as fast trains twice as many."""
+    big, tiny = DeviceType("big"), DeviceType("tiny")
+    cluster = Cluster((Node("n", (big, big, tiny, tiny)),))
+    plans = tuple(Plan((Stage(("l0",), (2 * k,)), Stage(("l1",), (2 * k + 1,)))) for k in range(2))
+    profile = network(2, speeds={"big": 1.0, "tiny": 2.0})
+    found = simulate_pipelines(Pipelines(plans, parse_rule("quorum")), profile, cluster, [1] * 90)
+    assert [one.minibatches for one in found.pipelines] == pytest.approx([60, 30], abs=2)
+
+
+RULES_TO_TRY = (*NEVER_WAIT, *WAIT, "wsp:every=1,bound=1", "quorum:overlap=false", "ad-psgd:every=2,overlap=false")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.sampled_from(RULES_TO_TRY), st.integers(2, 4), st.integers(0, 10**6))
+def test_laws_of_any_pipelines_and_rules(data, rule, num_pipelines, seed):
+    """Each minibatch once; ranks do one thing at a time; nobody is faster than alone; merges add up."""
+    draw = random.Random(seed)
+    plans, first = [], 0
+    for _ in range(num_pipelines):
+        cuts = [0, *sorted(draw.sample(range(1, 5), draw.randint(0, 2))), 5]
+        stages = []
+        for a, b in zip(cuts, cuts[1:], strict=False):
+            count = draw.choice([1, 1, 2])
+            stages.append(Stage(tuple(f"l{k}" for k in range(a, b)), tuple(range(first, first + count))))
+            first += count
+        schedule = draw.choice(["1f1b", "gpipe", "1f1b-flush", "zero-bubble"])
+        plans.append(Plan(tuple(stages), schedule, num_microbatches=1 if schedule == "1f1b" else draw.randint(1, 4)))
+    link = Link(draw.choice([50.0, 1e4, float("inf")]), draw.choice([0.0, 0.1]))
+    cluster = Cluster.uniform(first, device_type="d", link=link)
+    profile = replace(network(5, output_bytes=1.0), update_rates={"d": draw.choice([0.0, 1e-4])})
+    pipelines = Pipelines(tuple(plans), parse_rule(rule))
+    sizes = [draw.choice([1.0, 1.7]) for _ in range(data.draw(st.integers(1, 60)))]
+    delays = Stragglers.parse(draw.choice(["", "jitter:p=0.2,seconds=1", "slow:rank=0,factor=3"]))
+    found = simulate_pipelines(pipelines, profile, cluster, sizes, stragglers=delays, seed=seed)
+    assert found == simulate_pipelines(pipelines, profile, cluster, sizes, stragglers=delays, seed=seed)
+    assert sorted(number for taken in found.taken for number in taken) == list(range(len(sizes)))
+    assert [one.minibatches for one in found.pipelines] == list(map(len, found.taken))
+    works = [span for span in found.trace.spans if span.kind not in ("send",)]
+    for rank in cluster.devices:
+        own = sorted((span.start, span.end) for span in works if span.rank == rank.rank)
+        assert all(b >= a - 1e-9 for (_, a), (b, _) in zip(own, own[1:], strict=False)), "one thing at a time"
+    forwards = Counter(
+        (s.rank in plans[k].ranks, s.stage, s.minibatch)
+        for k in range(num_pipelines)
+        for s in found.trace.spans
+        if s.kind == "forward" and s.rank in plans[k].ranks
+    )
+    assert set(forwards.values()) <= {1}
+    for one in found.pipelines:
+        waited = one.lost_seconds["group"] + one.lost_seconds["bound"]
+        assert sum(one.waited_for) + one.waited_for_time == pytest.approx(waited, abs=1e-6)
+        assert min(one.lost_seconds.values()) >= 0
+        if rule in NEVER_WAIT:
+            assert one.samples_per_second == pytest.approx(one.own_pace)
+    assert all(1 <= size <= num_pipelines for size in found.group_sizes)
+    assert sum(found.staleness.values()) <= sum(found.group_sizes.values()) * num_pipelines
+
+
+def test_every_rule_is_tried():
+    assert {rule.partition(":")[0] for rule in RULES_TO_TRY} == set(RULES)
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [("slow:rank=9,factor=2", "rank 9 is not there"), ("kill:rank=1,at=3", "simulations end no process")],
+)
+def test_stragglers_that_cannot_be_simulated_are_told(spec, told):
+    pipelines, cluster = like_pipelines(2, 2, "quorum")
+    with pytest.raises(InputError, match=told):
+        simulate_pipelines(pipelines, network(2), cluster, [1] * 20, stragglers=Stragglers.parse(spec))
+    with pytest.raises(InputError, match=told):
+        plan = Plan((Stage(("l0",), (0,)), Stage(("l1",), (1,))))
+        simulate(plan, network(2), Cluster.uniform(2, device_type="d"), [1] * 9, stragglers=Stragglers.parse(spec))
+
+
+def test_replicas_wait_for_one_that_is_held_up():
+    """Two replicas of one stage: their gradients are averaged every two minibatches, at the slow one's pace."""
+    plan, cluster = Plan((Stage(("l0",), (0, 1)),)), Cluster.uniform(2, device_type="d")
+    slow = simulate(plan, network(1), cluster, [1] * 10, stragglers=Stragglers.parse("slow:rank=1,factor=4"))
+    assert simulate(plan, network(1), cluster, [1] * 10).makespan == 15
+    assert slow.makespan == 60
+    assert simulate(plan, network(1), cluster, [1] * 10, stragglers=Stragglers()) == simulate(
+        plan, network(1), cluster, [1] * 10
+    )
