@@ -106,13 +106,16 @@ class Words(torch.utils.data.Dataset):
 
 
 class Sentences(torch.utils.data.Dataset):
-    """Pairs of random sentences as GNMT takes them, or words of which some are masked as BERT does."""
+    """Pairs of random sentences as GNMT takes them, or words of which some are masked as BERT does.
 
-    def __init__(self, count: int, seed: int, kind: str) -> None:
+    Few words of some samples count, many of others.
+    """
+
+    def __init__(self, count: int, seed: int, kind: str, mask: bool) -> None:
         draw = torch.Generator().manual_seed(seed)
         self.words = torch.randint(3, VOCABULARY, (count, 2, LENGTH), generator=draw)
         self.kind, self.loss = kind, {"pairs": "tokens", "masked": "masked-words"}[kind]
-        self.vocabulary_size = VOCABULARY
+        self.vocabulary_size, self.mask = VOCABULARY, mask
 
     def __len__(self) -> int:
         return len(self.words)
@@ -121,8 +124,8 @@ class Sentences(torch.utils.data.Dataset):
         first, second = self.words[index]
         if self.kind == "pairs":
             inputs = {"source": first, "source_mask": torch.arange(LENGTH) < 3 + index % 4, "target": second}
-            return inputs, second.roll(-1)
-        masked = torch.arange(LENGTH) % 3 == index % 3
+            return inputs, second.roll(-1).masked_fill(torch.arange(LENGTH) > 1 + index % 5, -100)
+        masked = (torch.arange(LENGTH) % 3 >= index % 3) & self.mask
         inputs = {"words": first.masked_fill(masked, 1), "token_types": (torch.arange(LENGTH) > 2).long()}
         inputs["attention_mask"] = torch.arange(LENGTH) < 4 + index % 3
         return inputs, {"words": torch.where(masked, first, -100), "next_sentence": torch.tensor(index % 2)}
@@ -151,8 +154,8 @@ def words(split: str, mask_as: str = "named") -> Words:
     return Words(18 if split == "train" else 6, 1 if split == "train" else 2, mask_as)
 
 
-def sentences(split: str, kind: str) -> Sentences:
-    return Sentences(18 if split == "train" else 6, 1 if split == "train" else 2, kind)
+def sentences(split: str, kind: str, mask: bool = True) -> Sentences:
+    return Sentences(18 if split == "train" else 6, 1 if split == "train" else 2, kind, mask)
 
 
 def spots(split: str) -> Spots:

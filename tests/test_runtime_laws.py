@@ -84,11 +84,13 @@ class Oracle:
         sums: list[dict[int, list]] = [{} for _ in plan.stages]
         for m, indices in enumerate(order):
             used = [versions[s][_version(lists, plan, s, m)] for s in range(len(plan.stages))]
-            loss, gradients = self._gradients(indices, used, m, epoch * len(order) + m)
+            last = len(plan.stages) - 1
+            of_step = [order[k] for k in program.members(last, _step_of(program, last, m))]
+            loss, gradients = self._gradients(indices, used, m, epoch * len(order) + m, of_step)
             self.losses.append(loss)
             ready = []
             for s in range(len(plan.stages)):
-                step = next(k for k in range(len(order)) if m in program.members(s, k))
+                step = _step_of(program, s, m)
                 members = program.members(s, step)
                 # A step that flushes is the mean over its samples, a round the mean over its minibatches.
                 total = sum(len(order[k]) for k in members)
@@ -103,7 +105,7 @@ class Oracle:
                 self._update(s, of_round, min(1.0, (config.clip_norm or torch.inf) / max(float(norm), 1e-30)))
                 versions[s].append(_copy(self.weights[s]))
 
-    def _gradients(self, indices, used, m: int, minibatch: int):
+    def _gradients(self, indices, used, m: int, minibatch: int, of_step):
         leaves = [{name: weight.clone().requires_grad_() for name, weight in weights.items()} for weights in used]
         everything = {name: leaf for of_stage in leaves for name, leaf in of_stage.items()}
         for stage in self.plan.stages:
@@ -177,6 +179,11 @@ def _optimizer(weights, config: RunConfig) -> torch.optim.Optimizer:
 
 def _copy(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: weight.detach().clone() for name, weight in weights.items()}
+
+
+def _step_of(program, stage: int, m: int) -> int:
+    """Return which update of a stage minibatch m is part of."""
+    return next(k for k in range(program.num_minibatches) if m in program.members(stage, k))
 
 
 def _version(lists, plan: Plan, s: int, m: int) -> int:

@@ -9,6 +9,7 @@ from copy import deepcopy
 
 import pytest
 import torch
+import torch.nn.functional as functional
 from runtime_jobs import Job, run_jobs, same_training
 from test_runtime_laws import CLOSE, Oracle, _optimizer
 from torch.func import functional_call
@@ -70,9 +71,12 @@ LAWS: dict[str, tuple] = {
     "recurrent, 3 stages": (RECURRENT, [[0], [1], [2]], FLUSH, {}),
     "gnmt, one process": (GNMT, [[0]], FLUSH, {}),
     "gnmt, 3 stages": (GNMT, [[0], [1], [2]], FLUSH, {}),
+    "gnmt, 1-2": (GNMT, [[0], [1, 2]], FLUSH, {}),
     "gnmt, stash": (GNMT, [[0], [1], [2]], STASH, {}),
     "bert, one process": (BERT, [[0]], FLUSH, {}),
     "bert, 3 stages": (BERT, [[0], [1], [2]], FLUSH, {}),
+    "bert, data parallel": (BERT, [[0, 1]], FLUSH, {}),
+    "bert, recompute": (BERT, [[0], [1]], {**FLUSH, "recompute": True}, {}),
     "bert, stash": (BERT, [[0], [1], [2]], STASH, {}),
     "bert, 2bw": (BERT, [[0], [1]], {"schedule": "2bw", "num_microbatches": 2}, {}),
     "recurrent, stash": (RECURRENT, [[0], [1]], STASH, {}),
@@ -133,7 +137,7 @@ class ModuleOracle(Oracle):
         named = self.module.named_parameters()
         return {name: p.detach().clone() for name, p in named if p.requires_grad and name in self.keys[k]}
 
-    def _gradients(self, indices, used, m: int, minibatch: int):
+    def _gradients(self, indices, used, m: int, minibatch: int, of_step):
         leaves = [{name: weight.clone().requires_grad_() for name, weight in weights.items()} for weights in used]
         everything = {name: leaf for of_stage in leaves for name, leaf in of_stage.items()}
         for keys, stage in zip(self.keys, self.plan.stages, strict=True):
@@ -144,13 +148,28 @@ class ModuleOracle(Oracle):
         args, named = ((), given) if isinstance(given, dict) else (given if isinstance(given, tuple) else (given,), {})
         output = functional_call(self.module, everything, args, named)
         loss, outcome = self.loss(output, batch.target, samples=len(indices))
-        loss.backward()
+        self._in_step(loss, output, batch.target, indices, of_step).backward()
         zeros = [{name: torch.zeros_like(leaf) for name, leaf in of_stage.items()} for of_stage in leaves]
         found = [
             {name: none[name] if leaf.grad is None else leaf.grad for name, leaf in of_stage.items()}
             for of_stage, none in zip(leaves, zeros, strict=True)
         ]
         return outcome.loss, found
+
+    def _in_step(self, loss, output, target, indices, of_step):
+        """Return the loss such that, weighed by samples, a step is the mean over its words, and over its sentences."""
+        if self.plan.weights not in ("flush", "2bw") or self.dataset.loss not in ("tokens", "masked-words"):
+            return loss
+        total, words = sum(map(len, of_step)), 0
+        for own in of_step:
+            found = self.dataset.batch(own).target
+            words += int(((found["words"] if isinstance(found, dict) else found) >= 0).sum())
+        share = total / len(indices)  # what weighing by samples takes away
+        if self.dataset.loss == "tokens":
+            return loss * int((target >= 0).sum()) / words * share
+        logits, sentences = output.values() if isinstance(output, dict) else output
+        masked = functional.cross_entropy(logits.flatten(0, 1), target["words"].flatten(), reduction="sum")
+        return masked / words * share + functional.cross_entropy(sentences, target["next_sentence"])
 
 
 @pytest.fixture(scope="module")

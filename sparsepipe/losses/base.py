@@ -1,6 +1,6 @@
 """What every loss offers: a scalar to train on, what to report of a minibatch, and how reports add up."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -36,17 +36,33 @@ class Loss(Protocol):
         """How many numbers `Outcome.details` has."""
         ...
 
-    def __call__(self, output: Any, target: Any, *, samples: int, detailed: bool = False) -> tuple[Tensor, Outcome]:
+    @property
+    def items(self) -> Callable[[Any], tuple[int, ...]] | None:
+        """Counts in a target the items that each mean of the loss is over, one number for each mean it adds up.
+
+        Minibatches of a step weigh by these numbers; None: by their samples, as no target tells more.
+        """
+        ...
+
+    def __call__(
+        self, output: Any, target: Any, *, samples: int, detailed: bool = False, weights: Sequence[float] | None = None
+    ) -> tuple[Tensor, Outcome]:
         """Return the loss, a scalar that gradients go back from, and what to report.
 
         `output` is what the network's forward gives, `target` what the data set gives for the same samples;
-        `detailed`: for a validation. Raises InputError where the two do not fit each other.
+        `detailed`: for a validation; `weights`: what each mean weighs among those of the step's other minibatches, 1
+        unless told. What is reported weighs 1. Raises InputError where output and target do not fit each other.
         """
         ...
 
     def report(self, details: Tensor, counted: float) -> Mapping[str, float]:
         """Return what to report, by name, of details added up over a validation in which so many items counted."""
         ...
+
+
+def weighed(mean: Tensor, weights: Sequence[float] | None, which: int = 0) -> Tensor:
+    """Return a mean of the loss times its weight, where there are weights."""
+    return mean if weights is None else mean * weights[which]
 
 
 class Tally:

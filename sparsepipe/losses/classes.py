@@ -1,6 +1,7 @@
 """The cross entropy of classes, of whole samples or of each voxel, with accuracy, top-5 accuracy and mean IoU."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,8 +11,8 @@ from torch import Tensor
 
 from ..data.labels import IGNORED
 from ..errors import InputError
-from .base import Outcome
-from .outputs import auxiliary_outputs, check_rows, described, main_output
+from .base import Outcome, weighed
+from .outputs import auxiliary_outputs, check_rows, described, main_output, num_known
 
 _TOP = 5  # a class among so many first ones counts as found
 
@@ -20,15 +21,17 @@ _TOP = 5  # a class among so many first ones counts as found
 class CrossEntropy:
     """Of samples' classes: `output` float [B, classes], `target` int64 [B]. Details: those found among the five first.
 
-    Targets IGNORED (-100, as torch has it) count for nothing; where none counts, the loss is 0. Where the output is a
-    tuple, such as Inception's (logits, aux_logits) in training, or a dict with entries "aux…", the loss of each head
-    beside the first is added, `auxiliary` times: 0.4, as Inception v3 is commonly trained; GoogLeNet's paper (Szegedy
-    et al. 2014, section 5) has 0.3. What is found right is the main head's.
+    Targets IGNORED (-100, as torch has it) count for nothing; where none counts, the loss is 0. The minibatches of a
+    step weigh by their samples all the same: to know more, every replica would read the images of all. Where the output
+    is a tuple, such as Inception's (logits, aux_logits) in training, or a dict with entries "aux…", the loss of each
+    head beside the first is added, `auxiliary` times: 0.4, as Inception v3 is commonly trained; GoogLeNet's paper
+    (Szegedy et al. 2014, section 5) has 0.3. What is found right is the main head's.
     """
 
     num_classes: int
     auxiliary: float = 0.4
     counts_correct = True
+    items = None
 
     def __post_init__(self) -> None:
         _check_classes(self.num_classes)
@@ -39,7 +42,9 @@ class CrossEntropy:
     def num_details(self) -> int:
         return 1
 
-    def __call__(self, output: Any, target: Any, *, samples: int, detailed: bool = False) -> tuple[Tensor, Outcome]:
+    def __call__(
+        self, output: Any, target: Any, *, samples: int, detailed: bool = False, weights: Sequence[float] | None = None
+    ) -> tuple[Tensor, Outcome]:
         """Raises InputError unless there is a row of output for each target, with a column for each class."""
         main = main_output(output)
         _check_width(main, self.num_classes)
@@ -49,6 +54,7 @@ class CrossEntropy:
                 raise InputError(f"a head of the network gives {described(head)}, the first one {described(main)}")
             loss = loss + self.auxiliary * mean_cross_entropy(head, target, samples=samples)[0]
             outcome = replace(outcome, loss=float(loss.detach()))
+        loss = weighed(loss, weights)
         if not detailed:
             return loss, outcome
         rows = main.detach().float()
@@ -66,6 +72,7 @@ class Segmentation:
 
     num_classes: int
     counts_correct = True
+    items = staticmethod(num_known)
 
     def __post_init__(self) -> None:
         _check_classes(self.num_classes)
@@ -74,11 +81,14 @@ class Segmentation:
     def num_details(self) -> int:
         return self.num_classes**2
 
-    def __call__(self, output: Any, target: Any, *, samples: int, detailed: bool = False) -> tuple[Tensor, Outcome]:
+    def __call__(
+        self, output: Any, target: Any, *, samples: int, detailed: bool = False, weights: Sequence[float] | None = None
+    ) -> tuple[Tensor, Outcome]:
         """Raises InputError unless there is a row of output for each target, with a column for each class."""
         rows = main_output(output)
         _check_width(rows, self.num_classes, exactly=True)
         loss, outcome = mean_cross_entropy(rows, target, samples=samples)
+        loss = weighed(loss, weights)
         if not detailed:
             return loss, outcome
         found, labels = rows.detach().float().argmax(dim=1), target.to(rows.device)

@@ -1,6 +1,6 @@
 """What BERT is trained by (Devlin et al. 2018, section 3.1): masked words, and whether a sentence follows another."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ..data.labels import IGNORED
 from ..errors import InputError
-from .base import Outcome
-from .outputs import check_known, check_rows, described, main_output
+from .base import Outcome, weighed
+from .outputs import check_known, check_rows, described, main_output, num_known
 from .tokens import perplexity, words_cross_entropy
 
 
@@ -26,20 +26,28 @@ class MaskedWords:
 
     counts_correct = True
 
+    def items(self, target: Any) -> tuple[int, ...]:
+        """Masked words, and sentences where the target has them."""
+        words, follows = _targets(target)
+        return num_known(words) + (() if follows is None else num_known(follows))
+
     @property
     def num_details(self) -> int:
         return 4
 
-    def __call__(self, output: Any, target: Any, *, samples: int, detailed: bool = False) -> tuple[Tensor, Outcome]:
+    def __call__(
+        self, output: Any, target: Any, *, samples: int, detailed: bool = False, weights: Sequence[float] | None = None
+    ) -> tuple[Tensor, Outcome]:
         """Raises InputError where there is not a row of output for each target, with a column for each word."""
         words, follows = _targets(target)
         word_loss, counted, correct = _mean(main_output(output), words, "word")
-        loss, sentences = word_loss, (0.0, 0, 0)
+        told, loss, sentences = word_loss.detach(), weighed(word_loss, weights), (0.0, 0, 0)
         if follows is not None:
             sentence_loss, known, right = _mean(_second(output), follows, "next-sentence class")
-            loss, sentences = word_loss + sentence_loss, (float(sentence_loss.detach()) * known, known, right)
+            told, loss = told + sentence_loss.detach(), loss + weighed(sentence_loss, weights, 1)
+            sentences = (float(sentence_loss.detach()) * known, known, right)
         details = torch.tensor([float(word_loss.detach()) * counted, *sentences], dtype=torch.float64)
-        return loss, Outcome(float(loss.detach()), samples, counted, correct, details if detailed else None)
+        return loss, Outcome(float(told), samples, counted, correct, details if detailed else None)
 
     def report(self, details: Tensor, counted: float) -> dict[str, float]:
         """The loss here is exact: its words are averaged over words, its sentences over sentences."""

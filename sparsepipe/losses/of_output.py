@@ -1,13 +1,13 @@
 """The loss that a network's last layer computes by itself, from targets among its own inputs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from ..errors import InputError
-from .base import Outcome
+from .base import Outcome, weighed
 from .outputs import check_scalar, described
 
 
@@ -16,12 +16,15 @@ class OutputLoss:
     """`output` is a scalar, a dict (transformers' outputs are) with one as "loss", or a tuple with one first."""
 
     counts_correct = False
+    items = None
 
     @property
     def num_details(self) -> int:
         return 0
 
-    def __call__(self, output: Any, target: Any, *, samples: int, detailed: bool = False) -> tuple[Tensor, Outcome]:
+    def __call__(
+        self, output: Any, target: Any, *, samples: int, detailed: bool = False, weights: Sequence[float] | None = None
+    ) -> tuple[Tensor, Outcome]:
         """Raises InputError where the output has no loss."""
         found = output
         if isinstance(output, Mapping):
@@ -31,7 +34,7 @@ class OutputLoss:
         elif isinstance(output, tuple | list) and output:
             found = output[0]
         loss = check_scalar(found, "the loss that the network gives")
-        return loss, Outcome(float(loss.detach()), samples, samples)
+        return weighed(loss, weights), Outcome(float(loss.detach()), samples, samples)
 
     def report(self, details: Tensor, counted: float) -> dict[str, float]:
         return {}

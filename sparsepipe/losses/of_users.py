@@ -1,7 +1,7 @@
 """A loss of the user's own: any function of output and target that returns a scalar, and numbers to report."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import InputError
 from ..functions import UserFunction
-from .base import Outcome
+from .base import Outcome, weighed
 from .outputs import check_scalar, described
 
 _OURS = {"loss", "samples"}
@@ -22,9 +22,11 @@ class UserLoss:
 
     `numbers` is a dict of what to report of the minibatch by name, each a mean over what was counted; besides, it may
     say "counted", the items that the mean is over (samples, unless said), and "correct", those predicted right. The
-    target is on the output's device.
+    target is on the output's device. What it counts is known too late to weigh the minibatches of a step by: they weigh
+    by their samples.
     """
 
+    items = None
     counts_correct = False  # where the function does, "accuracy" is one of its numbers
 
     def __init__(self, function: UserFunction, args: Mapping[str, Any]) -> None:
@@ -36,7 +38,9 @@ class UserLoss:
     def num_details(self) -> int:
         return _ROOM
 
-    def __call__(self, output: Any, target: Any, *, samples: int, detailed: bool = False) -> tuple[Tensor, Outcome]:
+    def __call__(
+        self, output: Any, target: Any, *, samples: int, detailed: bool = False, weights: Sequence[float] | None = None
+    ) -> tuple[Tensor, Outcome]:
         """Raises InputError where the function raises, and for what it must not return."""
         result = self._call(output, target)
         found, numbers = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
@@ -48,7 +52,8 @@ class UserLoss:
             sums["accuracy"] = correct
         names, details = self._details(sums)
         known = details if detailed else None
-        return loss, Outcome(float(loss.detach()), samples, int(counted), int(correct or 0), known, names)
+        outcome = Outcome(float(loss.detach()), samples, int(counted), int(correct or 0), known, names)
+        return weighed(loss, weights), outcome
 
     def report(self, details: Tensor, counted: float) -> dict[str, float]:
         return {}  # Tally knows the names

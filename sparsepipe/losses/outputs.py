@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..data.labels import IGNORED
 from ..errors import InputError
 
 
@@ -64,6 +65,11 @@ def num_correct(rows: Tensor, labels: Tensor) -> int:
     at_label = rows.gather(1, labels.clamp(min=0)[:, None])[:, 0]
     hit = (at_label == rows.amax(1)) & (labels >= 0)
     return int((rows[hit].argmax(1) == labels[hit]).sum())
+
+
+def num_known(target: Any) -> tuple[int, ...]:
+    """Return how many of a target's ids count, as `Loss.items` does; 0 for no tensor, which the loss itself refuses."""
+    return (int((target != IGNORED).sum()) if isinstance(target, Tensor) else 0,)
 
 
 def check_scalar(loss: Any, who: str) -> Tensor:

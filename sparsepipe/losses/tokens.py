@@ -1,6 +1,7 @@
 """The cross entropy of words, each told from those before it, with smoothed labels: translation, language models."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +11,8 @@ from torch import Tensor
 
 from ..data.labels import IGNORED
 from ..errors import InputError
-from .base import Outcome
-from .outputs import check_known, check_rows, main_output, num_correct
+from .base import Outcome, weighed
+from .outputs import check_known, check_rows, main_output, num_correct, num_known
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class TokenCrossEntropy:
 
     label_smoothing: float = 0.1
     counts_correct = True
+    items = staticmethod(num_known)
 
     def __post_init__(self) -> None:
         if not isinstance(self.label_smoothing, int | float) or not 0 <= self.label_smoothing < 1:
@@ -34,7 +36,9 @@ class TokenCrossEntropy:
     def num_details(self) -> int:
         return 1
 
-    def __call__(self, output: Any, target: Any, *, samples: int, detailed: bool = False) -> tuple[Tensor, Outcome]:
+    def __call__(
+        self, output: Any, target: Any, *, samples: int, detailed: bool = False, weights: Sequence[float] | None = None
+    ) -> tuple[Tensor, Outcome]:
         """Raises InputError unless there is a row of output for each target, with a column for each word."""
         logits = main_output(output)
         check_rows(logits, target)
@@ -47,7 +51,7 @@ class TokenCrossEntropy:
         if detailed:
             plain = words_cross_entropy(rows.detach(), words, counted)
             details = (plain.double() * counted).cpu()[None]
-        return loss, Outcome(float(loss.detach()), samples, counted, correct, details)
+        return weighed(loss, weights), Outcome(float(loss.detach()), samples, counted, correct, details)
 
     def report(self, details: Tensor, counted: float) -> dict[str, float]:
         return {"perplexity": perplexity(float(details[0]) / counted)}

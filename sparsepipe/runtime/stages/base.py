@@ -39,7 +39,7 @@ class InFlight:
     outputs: tuple[Output, ...] = ()  # features sent on that will get one; in the last stage the loss alone
     size: int = 0  # in the workload's unit
     received: Mapping[str, Any] | None = None  # kept for a second forward where the stage recomputes
-    labels: Any = None  # likewise
+    targets: Any = None  # likewise, in the last stage
     weights: tuple[Tensor, ...] = ()  # views of the version's tensors, where the backward is split
     # Which elements of the gradient of each leaf and output cross the boundary, as bits; None: all of them.
     leaves_present: tuple[Tensor | None, ...] = ()
@@ -154,11 +154,18 @@ class StageRunner(Protocol):
         ...
 
     def loss(
-        self, outputs: Mapping[str, Any], labels: Tensor, *, samples: int, detailed: bool = False
+        self,
+        outputs: Mapping[str, Any],
+        labels: Any,
+        *,
+        samples: int,
+        detailed: bool = False,
+        weights: Sequence[float] | None = None,
     ) -> tuple[Tensor, Outcome]:
         """Return the loss of a minibatch of so many samples, a scalar, and what to report of it.
 
-        `detailed`: for a validation. Raises InputError unless outputs and labels are of the same samples.
+        `detailed` and `weights` are as `Loss` (losses/base.py) has them. Raises InputError unless outputs and labels
+        are of the same samples.
         """
         ...
 

@@ -159,12 +159,18 @@ class NetworkStage:
         )
 
     def loss(
-        self, outputs: Mapping[str, Any], labels: Tensor, *, samples: int, detailed: bool = False
+        self,
+        outputs: Mapping[str, Any],
+        labels: Any,
+        *,
+        samples: int,
+        detailed: bool = False,
+        weights: Sequence[float] | None = None,
     ) -> tuple[Tensor, Outcome]:
         output = self.module.result(outputs)
         if self._judges_rows or (is_sparse(output) and not isinstance(self._loss, UserLoss)):
             output = self.engine.features(output) if self._per_voxel else self.engine.rows(output)
-        return self._loss(output, labels, samples=samples, detailed=detailed)
+        return self._loss(output, labels, samples=samples, detailed=detailed, weights=weights)
 
     def backward(
         self, flight: InFlight, gradients: Sequence[Tensor | None], *, scale: float = 1.0

@@ -19,6 +19,7 @@ from .context import WorkerContext
 from .epoch_parts import EpochPart
 from .inputs import Inputs
 from .stage_replica import StageReplica
+from .targets import Targets
 from .weight_update import WeightUpdate
 
 _LOOK_INSIDE_EVERY = 8  # rounds: to ask how much is held takes some 5 us, and a stage has many weights
@@ -44,7 +45,10 @@ class EpochExecutor:
         self.batches = dict(enumerate(workload.order(part.epoch)[part.first : part.first + part.count]))
         todo = [action for action in program.actions[context.rank] if action.stage == replica.stage]
         samples = workload.training
-        self.inputs = Inputs(context, replica, samples, self.batches, todo=todo, epoch=part.epoch, base=self.base)
+        steps = self._round_of if context.plan.updates_by_step else None
+        self.inputs = Inputs(
+            context, replica, samples, self.batches, todo=todo, epoch=part.epoch, base=self.base, step_of=steps
+        )
         # The weights that each forward meets, as updates since the start of this part.
         uses = program.weights
         self.versions = {m: uses[replica.stage, m] for _, op, m in todo if op is Op.FORWARD}
@@ -96,15 +100,15 @@ class EpochExecutor:
         context, replica, m = self.context, self.replica, action.minibatch
         runner, recorder = replica.runner, context.recorder
         received = self.inputs.take(action)
-        labels = self.inputs.take_labels(action) if runner.is_last else None
+        targets = self.inputs.take_targets(action) if runner.is_last else None
         self._synchronise(m)
         start = recorder.begin("forward", m + self.base)
         version = replica.weights.acquire(self.first_version + self.versions[m])
         flight, outputs = runner.forward(received, version, m + self.base)
         self.flights[m] = flight
         packet = None
-        if labels is not None:
-            self._take_loss(flight, outputs, m, labels)
+        if targets is not None:
+            self._take_loss(flight, outputs, m, targets)
         else:
             packet, flight.outputs, flight.outputs_present = runner.pack_outputs(outputs, m + self.base, flight.size)
         self._tell_work("forward", action, start)
@@ -121,16 +125,18 @@ class EpochExecutor:
             self.replica.runner.share_statistics(group if whole else None)
             self.synchronised = whole
 
-    def _take_loss(self, flight: InFlight, outputs: Mapping[str, Any], m: int, labels: Any) -> None:
+    def _take_loss(self, flight: InFlight, outputs: Mapping[str, Any], m: int, targets: Targets) -> None:
         with torch.set_grad_enabled(flight.received is None):  # else the second forward brings the graph
-            loss, outcome = self.replica.runner.loss(outputs, labels, samples=len(self.batches[m]))
+            loss, outcome = self.replica.runner.loss(
+                outputs, targets.labels, samples=len(self.batches[m]), weights=targets.weights
+            )
         if not math.isfinite(outcome.loss):
             raise LossNotFinite(
                 f"the loss of minibatch {m + self.base} (epoch {self.epoch}) is {outcome.loss} in stage "
                 f"{self.replica.stage}; lower the learning rate, the last checkpoint is kept"
             )
         flight.outputs = Output.of(loss)
-        flight.labels = labels if flight.received is not None else None
+        flight.targets = targets if flight.received is not None else None
         self.outcomes[m] = outcome
 
     def backward(self, action: Action) -> None:
@@ -142,7 +148,7 @@ class EpochExecutor:
         if flight.received is not None:
             self._recompute(flight, m)
         gradients = [None] if packet is None else runner.unpack_output_gradients(flight, packet)
-        scale = 1.0 if packet is not None else self._weight_in_step(m) * self.weight_update.loss_scale.factor
+        scale = 1.0 if packet is not None else self.weight_update.loss_scale.factor
         if action.op is Op.BACKWARD_INPUT:
             features, later = runner.backward_input(flight, gradients, scale=scale)
             self.later[m] = flight, later
@@ -208,15 +214,8 @@ class EpochExecutor:
     def _recompute(self, flight: InFlight, m: int) -> None:
         self._synchronise(m)
         outputs = self.replica.runner.run_again(flight)
-        if flight.labels is not None:
-            self._take_loss(flight, outputs, m, flight.labels)
-
-    def _weight_in_step(self, m: int) -> float:
-        """In a step, make the mean over its minibatches the mean over its samples, however many each has."""
-        if not self.context.plan.updates_by_step:
-            return 1.0
-        step = self._round_of(m)
-        return len(self.batches[m]) * len(step) / sum(len(self.batches[k]) for k in step)
+        if flight.targets is not None:
+            self._take_loss(flight, outputs, m, flight.targets)
 
     def _tell(self, m: int, size: int, end: float) -> None:
         outcome = self.outcomes.pop(m)

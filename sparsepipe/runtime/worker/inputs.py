@@ -1,9 +1,7 @@
-"""The inputs of a stage: samples and labels read from disk, packets of the stage before."""
+"""The inputs of a stage: samples and targets read from disk, packets of the stage before."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-from torch import Tensor
 
 from ...schedule import Action, Op
 from ..stages.base import PacketAndSamples
@@ -12,10 +10,11 @@ from ..workloads.base import Samples
 from .context import WorkerContext
 from .prefetch import Loader
 from .stage_replica import StageReplica
+from .targets import TargetReader, Targets
 
 
 class Inputs:
-    """Minibatches read from disk where a stage reads samples, packets behind the first; labels in the last."""
+    """Minibatches read from disk where a stage reads samples, packets behind the first; targets in the last."""
 
     def __init__(
         self,
@@ -27,40 +26,43 @@ class Inputs:
         todo: Sequence[Action],
         epoch: int = 0,
         base: int = 0,
+        step_of: Callable[[int], Sequence[int]] | None = None,
     ) -> None:
-        """`batches`: the samples of each minibatch of `todo`. `base` is the number in the run of minibatch 0."""
+        """`batches`: the samples of each minibatch. `base` is the number in the run of minibatch 0.
+
+        `step_of` tells the minibatches of the step that one belongs to, where the mean over a step is to be that over
+        all it counts.
+        """
         self._context, self._runner = context, replica.runner
         mine = [a.minibatch for a in todo if a.op is Op.FORWARD and a.stage == replica.stage]
+        own = [(m, batches[m]) for m in mine]
         self._loaders: list[Loader] = []
         if self._runner.reads_samples:
-            self._loader = Loader(lambda indices: samples.batch(indices, epoch=epoch), [(m, batches[m]) for m in mine])
+            self._loader = Loader(lambda _, indices: samples.batch(indices, epoch=epoch), own)
             self._loaders.append(self._loader)
         if not self._runner.is_first:
             self._inbox = context.exchange.inbox(replica, [(m, m + base) for m in mine], direction=FORWARD)
         self._base = base
-        self._batches, self._samples, self._epoch = batches, samples, epoch
-        self._labels: Loader | None = None
+        self._targets = TargetReader(context.workload, samples, batches, epoch=epoch, step_of=step_of)
+        self._targets_ahead: Loader | None = None
         if self._runner.is_last and context.workload.labels_are_read:
-            self._labels = Loader(self._read_labels, [(m, batches[m]) for m in mine])
-            self._loaders.append(self._labels)
+            self._targets_ahead = Loader(lambda m, _: self._targets.read(m), own, depth=self._targets.ahead(mine))
+            self._loaders.append(self._targets_ahead)
 
     def close(self) -> None:
         """Read no further from disk."""
         for loader in self._loaders:
             loader.close()
 
-    def take_labels(self, action: Action) -> Tensor:
-        """Return the labels of an action's minibatch, the next in order. Only in the last stage."""
+    def take_targets(self, action: Action) -> Targets:
+        """Return the targets of an action's minibatch, the next in order. Only in the last stage."""
         recorder, m = self._context.recorder, action.minibatch
-        if self._labels is None:
-            return self._read_labels(self._batches[m])
+        if self._targets_ahead is None:
+            return self._targets.read(m)
         start = recorder.begin("load", m + self._base)
-        labels = self._labels.take(m, timeout=self._context.timeout)
+        targets = self._targets_ahead.take(m, timeout=self._context.timeout)
         recorder.span("load", str(action), start, recorder.now(), minibatch=m + self._base)
-        return labels
-
-    def _read_labels(self, indices: Sequence[int]) -> Tensor:
-        return self._context.workload.labels(self._samples, indices, self._epoch)
+        return targets
 
     def take(self, action: Action) -> Any:
         """Return what an action's minibatch brings, the next in order, as `StageRunner.forward` takes it.

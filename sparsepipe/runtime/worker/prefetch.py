@@ -9,11 +9,11 @@ from ..failures import DeadlinePassed
 
 
 class Loader:
-    """Calls `read` with the samples of one minibatch after the other, at most `depth` ahead of the worker."""
+    """Calls `read` with the number and samples of one minibatch after the other, `depth` ahead at most."""
 
     def __init__(
         self,
-        read: Callable[[Sequence[int]], Any],
+        read: Callable[[int, Sequence[int]], Any],
         minibatches: Sequence[tuple[int, Sequence[int]]],
         *,
         depth: int = 2,
@@ -43,13 +43,15 @@ class Loader:
         self._closed = True
         self._room.put(None)
 
-    def _read(self, read: Callable[[Sequence[int]], Any], minibatches: Sequence[tuple[int, Sequence[int]]]) -> None:
+    def _read(
+        self, read: Callable[[int, Sequence[int]], Any], minibatches: Sequence[tuple[int, Sequence[int]]]
+    ) -> None:
         try:
             for minibatch, indices in minibatches:
                 self._room.get()
                 if self._closed:
                     return
-                self._ready.put((minibatch, read(indices)))
+                self._ready.put((minibatch, read(minibatch, indices)))
         except BaseException as error:  # handed to the worker, who raises it
             error.add_note(f"while reading minibatch {minibatch} (samples {', '.join(map(str, indices[:5]))}, …)")
             self._ready.put(error)

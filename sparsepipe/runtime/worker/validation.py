@@ -30,12 +30,12 @@ def validate(context: WorkerContext, replicas: Mapping[int, StageReplica]) -> Ta
         replica = replicas[action.stage]
         runner = replica.runner
         received = inputs[action.stage].take(action)
-        labels = inputs[action.stage].take_labels(action) if runner.is_last else None
+        targets = inputs[action.stage].take_targets(action) if runner.is_last else None
         start = recorder.begin("evaluate", m)
         size, outputs = runner.evaluate(received, replica.weights.newest, m)
-        if labels is not None:
+        if targets is not None:
             with torch.no_grad():
-                _, outcome = runner.loss(outputs, labels, samples=len(batches[m]), detailed=True)
+                _, outcome = runner.loss(outputs, targets.labels, samples=len(batches[m]), detailed=True)
             tally.add(outcome)
         recorder.span("evaluate", str(action), start, recorder.now(), minibatch=m)
         if not runner.is_last:

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from ...losses import Tally
+from ...losses import Loss, Tally
 from ...plan import Plan
 from ..stages.base import StageRunner
 from ..stages.position import Position
@@ -86,6 +86,11 @@ class Workload(Protocol):
 
     def validation_order(self) -> Sequence[Sequence[int]]:
         """Return the samples of each minibatch of the validation split. Only where there is one."""
+        ...
+
+    @property
+    def loss(self) -> Loss:
+        """What judges the network's outputs."""
         ...
 
     @property

@@ -71,6 +71,8 @@ class Learning:
             per_voxel=self._of_voxels,
             compression=position.compression,
         )
+        if self.labels_are_read and self.loss.items is not None and plan.updates_by_step:
+            self.training.keep(_READ_AHEAD + 2 * plan.num_microbatches)
         first = partial(self.training.batch, self.order(0)[0])
         self.engine.warm_up(runner.module, first, position.device, half=runner.half)
         return runner
@@ -193,7 +195,7 @@ class ReadOnce:
     """
 
     def __init__(self, samples: Samples) -> None:
-        self._samples = samples
+        self._samples, self._room = samples, _READ_AHEAD
         self._lock = Lock()
         self._read: dict[tuple[tuple[int, ...], int], Future[Any]] = {}  # the oldest first
 
@@ -203,6 +205,10 @@ class ReadOnce:
     def __len__(self) -> int:
         return len(self._samples)  # type: ignore[arg-type]  # a data set's split has a length
 
+    def keep(self, minibatches: int) -> None:
+        """Keep so many minibatches: for a reader that goes ahead of the others by whole steps."""
+        self._room = minibatches
+
     def batch(self, indices: Sequence[int], *, epoch: int = 0) -> Any:
         key = (tuple(indices), epoch)
         with self._lock:
@@ -210,7 +216,7 @@ class ReadOnce:
             mine = future is None
             if future is None:
                 future = self._read[key] = Future()
-                while len(self._read) > _READ_AHEAD:
+                while len(self._read) > self._room:
                     del self._read[next(iter(self._read))]
         if mine:
             try:

@@ -15,7 +15,7 @@ from torch import Tensor
 from ...cluster import Cluster
 from ...costs import LayerTable, averaging_time
 from ...engines.batch_norm import Group
-from ...losses import CrossEntropy, Outcome, Tally
+from ...losses import CrossEntropy, Loss, Outcome, Tally
 from ...plan import Plan
 from ...profile import Profile
 from ...schedule import Op, compile_until_steady, weights_share
@@ -97,8 +97,12 @@ class Replay:
     def scores(self, found: Checkpoint) -> dict[str, float]:
         return {}
 
+    @property
+    def loss(self) -> Loss:
+        return CrossEntropy(self.num_classes)
+
     def tally(self) -> Tally:
-        return Tally(CrossEntropy(self.num_classes))
+        return Tally(self.loss)
 
     def runner(self, plan: Plan, position: Position) -> "SleptStage":
         return SleptStage(self, plan, position.stage, position.rank)
@@ -167,7 +171,13 @@ class SleptStage:
         return PackedOutputs(self._packet(Op.FORWARD, minibatch, self.id_after, num_bytes, size), (), ())
 
     def loss(
-        self, outputs: Mapping[str, Any], labels: Tensor, *, samples: int, detailed: bool = False
+        self,
+        outputs: Mapping[str, Any],
+        labels: Any,
+        *,
+        samples: int,
+        detailed: bool = False,
+        weights: Sequence[float] | None = None,
     ) -> tuple[Tensor, Outcome]:
         return torch.zeros(()), Outcome(0.0, samples, samples, 0)
 

@@ -1,0 +1,72 @@
+"""What the last stage judges each minibatch by: its targets, and what they weigh in the mean over a step."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..workloads.base import Samples, Workload
+
+_AHEAD = 2  # minibatches that are read ahead where a step is not weighed by what is counted
+
+
+class Targets(NamedTuple):
+    """The targets of one minibatch."""
+
+    labels: Any  # as the loss takes them
+    weights: tuple[float, ...] | None  # of each mean of the loss among the step's minibatches; None: 1
+
+
+class TargetReader:
+    """Reads the targets of minibatches in their order, those of a whole step where they say what each weighs.
+
+    The mean over a step is then that over all its samples, words or voxels that count, however the step is shared out:
+    with c_m items in minibatch m of N, its mean weighs N c_m / (c_0 + ... + c_{N-1}). So the numbers of a whole step
+    are needed before its first backward: a replica reads the targets of the other replicas' minibatches too.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        samples: Samples,
+        batches: Mapping[int, Sequence[int]],
+        *,
+        epoch: int = 0,
+        step_of: Callable[[int], Sequence[int]] | None = None,
+    ) -> None:
+        """`batches`: the samples of each minibatch. `step_of`: the minibatches of the step of one; None: no steps."""
+        self._workload, self._samples, self._batches, self._epoch = workload, samples, batches, epoch
+        self._step_of = step_of
+        self._items = workload.loss.items
+        self._read: dict[int, Any] = {}  # of this step, until they are asked for
+        self._counts: dict[int, tuple[int, ...]] = {}  # of this step, by minibatch
+
+    def ahead(self, own: Sequence[int]) -> int:
+        """Return how many of the minibatches `own` to read ahead, so that nobody waits where a step begins."""
+        if self._items is None or self._step_of is None:
+            return _AHEAD
+        steps = {m: tuple(self._step_of(m)) for m in own}
+        return _AHEAD + max((sum(k in steps for k in step) for step in set(steps.values())), default=0)
+
+    def read(self, minibatch: int) -> Targets:
+        """Return the targets of a minibatch, the next in order. Raises what the data set raises."""
+        step = () if self._step_of is None else self._step_of(minibatch)
+        if len(step) < 2:
+            return Targets(self._labels(minibatch), None)
+        if minibatch not in self._counts:
+            self._read.clear()
+            self._counts = {m: self._count(m) for m in step}
+        counts = self._counts[minibatch]
+        totals = [sum(of_mean) for of_mean in zip(*self._counts.values(), strict=True)]
+        weights = tuple(
+            len(step) * count / total if total else 1.0 for count, total in zip(counts, totals, strict=True)
+        )
+        labels = self._read.pop(minibatch) if minibatch in self._read else self._labels(minibatch)
+        return Targets(labels, weights)
+
+    def _labels(self, minibatch: int) -> Any:
+        return self._workload.labels(self._samples, self._batches[minibatch], self._epoch)
+
+    def _count(self, minibatch: int) -> tuple[int, ...]:
+        if self._items is None:
+            return (len(self._batches[minibatch]),)
+        self._read[minibatch] = self._labels(minibatch)
+        return self._items(self._read[minibatch])
