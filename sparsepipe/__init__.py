@@ -5,13 +5,13 @@ is imported when it is first asked for: `profile_model`, `launch`, `attach` and 
 and `widgets`.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .cluster import Cluster, DeviceType, Link, Node
 from .errors import InputError, RunFailed
 from .graph import Layer, LayerGraph
 from .graph_text import GraphText
+from .lazy_names import lazy_names
 from .plan import Plan, Stage
 from .planners import partition
 from .profile import CostSample, LayerCost, Profile
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {"profile_model": "profiler", "launch": "launchers", "attach": "launchers", "RunConfig": "runtime"}
-_FOLDERS = ("data", "plots", "widgets")
 
 __all__ = [
     "SCHEDULES",
@@ -61,16 +60,4 @@ __all__ = [
     "profile_model",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _FOLDERS:
-        return import_module(f".{name}", __name__)
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f".{_HOME[name]}", __name__), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(globals(), _HOME, folders=("data", "plots", "widgets"))

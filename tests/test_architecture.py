@@ -8,7 +8,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "sparsepipe"
 LEVELS = [  # lowest first; a module may import its own folder's files, and anything lower
-    {"display", "schedule_rules", "digests", "sizes"},
+    {"display", "schedule_rules", "digests", "sizes", "lazy_names"},
     {"errors"},
     {"host", "files", "fields", "graph", "seeds", "batch_norm"},
     {"functions", "options"},
@@ -32,6 +32,7 @@ VALUES = {
         "schedule_rules",
         "digests",
         "sizes",
+        "lazy_names",
         "errors",
         "host",
         "files",

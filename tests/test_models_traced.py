@@ -18,6 +18,7 @@ from traced_zoo import EXACT, ZOO, build, engine, missing
 from sparsepipe.engines.plain import PlainEngine
 from sparsepipe.errors import InputError
 from sparsepipe.models.images.resnet import resnet
+from sparsepipe.models.running import layer_by_layer
 from sparsepipe.models.traced import trace, verify
 from sparsepipe.models.traced.building import build_module
 from sparsepipe.models.traced.verification import differences, mean_square, run_cut
@@ -264,7 +265,7 @@ def test_layers_one_by_one_let_go_of_what_is_not_read_again():
     stage = network.build(engine=PlainEngine())
     tensors = stage.enter(inputs)
     most = 0
-    for _ in stage.layer_by_layer(tensors, minibatch=0, keep=network.outputs):
+    for _ in layer_by_layer(stage, tensors, minibatch=0, keep=network.outputs):
         most = max(most, len(tensors))
     assert set(tensors) == set(network.outputs)
     assert most < len(network.rows)

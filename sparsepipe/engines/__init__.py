@@ -5,10 +5,10 @@ Classes are imported when first asked for, so that the names of engines are know
 
 import sys
 from collections.abc import Callable
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import InputError
+from ..lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from .base import CoordinateSet, Engine, Feature, Parts
@@ -81,9 +81,4 @@ def engine(name: str) -> "Engine":
     return ENGINES[name]()
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
-    globals()[name] = value
-    return value
+__getattr__, __dir__ = lazy_names(globals(), _HOMES)

@@ -1,6 +1,6 @@
 """The layers of one pipeline stage as a module, from the tensors alive before the stage to those alive after it."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from torch import nn
@@ -8,6 +8,7 @@ from torch import nn
 from ..errors import InputError
 from ..models.base import LayerRow
 from ..models.rows import INPUT, Network, Row
+from ..models.running import run_layers
 from ..seeds import derived_seed
 from .base import Engine
 from .batch_norm import Group, GroupBatchNorm, TooFewVoxels
@@ -37,11 +38,7 @@ class StageModule(Protocol):
         """Return the network's output, as its forward gives it, of the values that it is made of."""
         ...
 
-    def layer_by_layer(
-        self, tensors: dict[str, Any], *, minibatch: int, keep: Collection[str] | None = None
-    ) -> Iterator[LayerRow]: ...
-
-    def run_layer(self, row: Any, tensors: Mapping[str, Any], *, minibatch: int) -> Any: ...
+    def run_layer(self, row: Any, tensors: Mapping[str, Any], *, minibatch: int) -> dict[str, Any]: ...
 
 
 def build(network: Any, engine: Engine, layer_ids: Collection[str] | None = None, *, seed: int = 0) -> Any:
@@ -103,38 +100,21 @@ class Subnetwork(nn.Module):
     ) -> dict[str, Any]:
         """Run the layers on the tensors `alive` at the boundary before ("input" names the network's input).
 
-        Returns every tensor passed in or produced here; with `keep`, only those it names, each of the others let go
-        after its last use here.
+        What it returns `run_layers` (models/running.py) says.
         """
-        tensors = dict(alive)
-        for _ in self.layer_by_layer(tensors, minibatch=minibatch, keep=keep):
-            pass
-        return tensors if keep is None else {name: tensor for name, tensor in tensors.items() if name in keep}
+        return run_layers(self, alive, minibatch=minibatch, keep=keep)
 
-    def layer_by_layer(
-        self, tensors: dict[str, Any], *, minibatch: int, keep: Collection[str] | None = None
-    ) -> Iterator[Row]:
-        """Do what forward does, in `tensors` itself, and yield each layer once its output is there."""
-        last_use = {name: position for position, row in enumerate(self.table) for name in (row.id, *row.inputs)}
-        for position, row in enumerate(self.table):
-            tensors[row.id] = self.run_layer(row, tensors, minibatch=minibatch)
-            if keep is not None:
-                for name in {row.id, *row.inputs}:
-                    if last_use[name] == position and name not in keep:
-                        del tensors[name]
-            yield row
-
-    def run_layer(self, row: Row, tensors: Mapping[str, Any], *, minibatch: int) -> Any:
-        """Run one layer on its inputs among `tensors`.
+    def run_layer(self, row: Row, tensors: Mapping[str, Any], *, minibatch: int) -> dict[str, Any]:
+        """Run one layer on its inputs among `tensors`; return its output by its name.
 
         Raises InputError where one of them is not there, or has one voxel alone left for a batch norm in training.
         """
         inputs = [_find(tensors, name, row.id) for name in row.inputs]
         module = self.get_submodule(row.id)
         if row.kind in SEEDED_KINDS:
-            return module(*inputs, seed=derived_seed(self.seed, row.id, minibatch))
+            return {row.id: module(*inputs, seed=derived_seed(self.seed, row.id, minibatch))}
         try:
-            return module(*inputs)
+            return {row.id: module(*inputs)}
         except TooFewVoxels as error:
             raise InputError(f"layer {row.id!r} in minibatch {minibatch}: {error}") from None
 

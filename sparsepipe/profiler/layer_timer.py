@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..models.base import AnyNetwork
+from ..models.running import layer_by_layer
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def time_layers(subnetwork: Any, batch: Any, *, device: torch.device) -> LayerTi
 
     outputs = subnetwork.network.outputs
     start = moment(device)
-    for row in subnetwork.layer_by_layer(tensors, minibatch=0, keep=outputs):
+    for row in layer_by_layer(subnetwork, tensors, minibatch=0, keep=outputs):
         forward[row.id] = start, moment(device)
         for value in row.outputs:
             if value in tensors:  # else nobody reads it

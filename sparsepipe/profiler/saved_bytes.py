@@ -21,8 +21,7 @@ def kept_bytes(subnetwork: Any, batch: Any, *, device: torch.device) -> tuple[di
     count, found = _Kept(subnetwork, tensors.values(), device), {}
     for row in subnetwork.table:
         with count.watching():
-            given = subnetwork.run_layer(row, tensors, minibatch=0)
-        values = given if isinstance(given, dict) else {row.id: given}
+            values = subnetwork.run_layer(row, tensors, minibatch=0)
         tensors |= values
         found[row.id] = count.by_layer(row, [tensors[name] for name in row.inputs], list(values.values()))
     return found, tensors

@@ -47,7 +47,7 @@ def convolutions(case: Case, batch: PointBatch, chosen: Engine) -> list[Distinct
                 own = Distinct(f"{row.id} {shape}", kernel_map, kernel, features, wants_features=bool(found))
                 found[id(kernel_map), shape] = own
         with torch.no_grad():
-            tensors[row.id] = module.run_layer(row, tensors, minibatch=0)
+            tensors |= module.run_layer(row, tensors, minibatch=0)
     return list(found.values())
 
 

@@ -3,8 +3,9 @@
 Names are imported when first asked for: to tell such a data set from clouds waits for neither torch nor Pillow.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ...lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from .base import ExampleBatch, ExampleDataset
@@ -15,14 +16,4 @@ _HOMES = {"ExampleBatch": "base", "ExampleDataset": "base", "is_examples": "reco
 
 __all__ = ["ExampleBatch", "ExampleDataset", "is_examples", "open_examples"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(globals(), _HOMES)

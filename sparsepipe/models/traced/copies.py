@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-RESERVED = frozenset("table layer_ids network engine seed enter result layer_by_layer run_layer synchronise".split())
+RESERVED = frozenset("table layer_ids network engine seed enter result run_layer synchronise".split())
 
 
 class Branch(nn.Module):

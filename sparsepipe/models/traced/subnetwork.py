@@ -9,6 +9,7 @@ from torch import Tensor, fx, nn
 
 from ...errors import InputError
 from ...seeds import SHARED_GENERATORS, derived_seed
+from ..running import run_layers
 from .checkpoints import without_checkpoints
 from .copies import Tree, lent_keys, module_at, tensor_at
 from .recording import filled, run
@@ -104,28 +105,8 @@ class TracedSubnetwork(nn.Module):
     def forward(
         self, alive: Mapping[str, Any], *, minibatch: int, keep: Collection[str] | None = None
     ) -> dict[str, Any]:
-        """Run the layers on the values at the boundary before.
-
-        Returns every value passed in or produced here; with `keep`, only those it names, each of the others let go
-        after its last use here.
-        """
-        tensors = dict(alive)
-        for _ in self.layer_by_layer(tensors, minibatch=minibatch, keep=keep):
-            pass
-        return tensors if keep is None else {name: tensor for name, tensor in tensors.items() if name in keep}
-
-    def layer_by_layer(
-        self, tensors: dict[str, Any], *, minibatch: int, keep: Collection[str] | None = None
-    ) -> Iterator[TracedRow]:
-        """Do what forward does, in `tensors` itself, and yield each layer once its outputs are there."""
-        last_use = {name: i for i, row in enumerate(self.table) for name in (*row.inputs, *row.outputs)}
-        for position, row in enumerate(self.table):
-            tensors.update(self.run_layer(row, tensors, minibatch=minibatch))
-            if keep is not None:
-                for name in {*row.inputs, *row.outputs}:
-                    if last_use[name] == position and name not in keep:
-                        tensors.pop(name, None)
-            yield row
+        """Run the layers on the values at the boundary before; see `run_layers` (models/running.py)."""
+        return run_layers(self, alive, minibatch=minibatch, keep=keep)
 
     def run_layer(self, row: TracedRow, tensors: Mapping[str, Any], *, minibatch: int) -> dict[str, Any]:
         """Run one layer on its inputs among `tensors`; return its outputs by name.

@@ -1,0 +1,29 @@
+"""Names of a package that are imported when they are first asked for (PEP 562)."""
+
+from collections.abc import Callable, Collection, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def lazy_names(
+    namespace: dict[str, Any], homes: Mapping[str, str], *, folders: Collection[str] = ()
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return the `__getattr__` and the `__dir__` of a package, whose globals() are `namespace`.
+
+    `homes`: name -> file or folder of the package that gives it; `folders`: folders that are names themselves. All else
+    in `__all__` the package has imported already.
+    """
+    package = namespace["__name__"]
+
+    def find(name: str) -> Any:
+        if name in folders:
+            return import_module(f".{name}", package)
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        namespace[name] = value = getattr(import_module(f".{homes[name]}", package), name)
+        return value
+
+    def names() -> list[str]:
+        return sorted({*namespace, *namespace["__all__"]})
+
+    return find, names
