@@ -8,6 +8,14 @@ from threading import RLock
 SHARED_GENERATORS = RLock()
 
 
+def sample_seed(seed: int, name: str) -> int:
+    """Return the own seed in [0, 2^64) of a sample of a data set, so that neither order nor split changes what it is.
+
+    Another hash than `derived_seed`'s: samples stay those that earlier runs and caches have.
+    """
+    return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8])
+
+
 def derived_seed(*parts: int | str) -> int:
     """Return a seed in [0, 2^63) for the given parts: the same on every machine and in every process."""
     digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()

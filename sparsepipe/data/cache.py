@@ -15,6 +15,7 @@ import numpy as np
 from safetensors import numpy as safetensors
 
 from ..files import sealed, sha256, unsealed, write_atomic
+from .digest import unreadable
 from .sources import user_cache
 
 NO_CACHE = "off"
@@ -128,6 +129,16 @@ def cache_key(paths: Sequence[Path], facts: Mapping) -> str:
         status = path.stat()
         digest.update(_content_digest(path, status.st_size, status.st_mtime_ns).encode())
     return digest.hexdigest()
+
+
+def sample_key(cache: SampleCache | None, files: Sequence[Path], facts: Mapping) -> str | None:
+    """Return the key in the cache of what is made of files, None without one. Raises InputError for one unreadable."""
+    if cache is None:
+        return None
+    try:
+        return cache_key(files, facts)
+    except OSError as error:
+        raise unreadable(error) from None
 
 
 def open_cache(given: Path | str | None) -> SampleCache | None:

@@ -1,6 +1,5 @@
 """One split of a data set as voxelized samples: read, sampled and voxelized on first use, then cached."""
 
-import hashlib
 import json
 from collections.abc import Sequence
 from copy import copy
@@ -13,19 +12,20 @@ import torch
 
 from ..errors import InputError
 from ..fields import given_integer
+from ..seeds import sample_seed
 from .augmentation import Augmentation, named_augmentation
 from .batch import PointBatch, Sample, collate, near_origin
-from .cache import cache_key, open_cache
+from .cache import open_cache, sample_key
+from .digest import files_digest
 from .folder import open_folder
 from .formats import Cloud, Mesh
 from .layouts import CLASSIFICATION, SEGMENTATION, DataFolder, SampleFile
 from .presence import look_at
 from .recipe import OCCUPANCY, Recipe
-from .sampling import derived_seed, sample_points
+from .sampling import sample_points
 from .sources import find
 from .voxels import majority, metric_voxel_index, unit_cube, voxel_index
 
-_MAX_HASHED_BYTES = 256 * 2**20  # contents are hashed up to here (about a second), names and sizes beyond
 _MAX_KEPT_BYTES = 2**30  # of samples in memory; what comes after is read again, from the cache where there is one
 _RESERVOIR = 4  # with augmentation: this many times `num_points` are kept, of which each epoch draws its own
 
@@ -154,7 +154,8 @@ class VoxelDataset:
     def origin(self) -> dict:
         """Where the samples come from and how they were made, for records: JSON-ready, without absolute paths."""
         if self._digest is None:
-            self._digest = _digest(self.files)
+            paths = (path for file in self.files for path in (file.path, *file.companions))
+            self._digest = files_digest(paths, [(file.name, file.num_bytes) for file in self.files])
         return {
             "name": self.folder.name,
             "split": self.split,
@@ -240,7 +241,7 @@ class VoxelDataset:
         if isinstance(content, Cloud):
             content = self.recipe.measured(content, file.path, self.folder.reading)
         try:
-            return sample_points(content, num_points, seed=derived_seed(self.recipe.seed, file.name))
+            return sample_points(content, num_points, seed=sample_seed(self.recipe.seed, file.name))
         except InputError as error:
             raise InputError(f"{file.path}: {error}") from None
 
@@ -263,7 +264,7 @@ class VoxelDataset:
         if cloud is None:
             cloud = self._reservoir(file)
             self._keep(index, cloud, cloud.points.nbytes + (0 if cloud.attributes is None else cloud.attributes.nbytes))
-        seed = derived_seed(recipe.seed, f"{file.name}:{epoch}")
+        seed = sample_seed(recipe.seed, f"{file.name}:{epoch}")
         chosen = self._placed(sample_points(cloud, recipe.num_points, seed=seed), file)
         return self._voxelized(recipe.augmentation.apply(chosen, seed=seed), file)
 
@@ -324,10 +325,7 @@ class VoxelDataset:
             "files": [path.name for path in (file.path, *file.companions)],  # S3DIS: names tell the points' classes
             "entry": file.entry,
         }
-        try:
-            return cache_key((file.path, *file.companions), facts)
-        except OSError as error:
-            raise InputError(f"{file.path}: cannot be read ({error.strerror}); check the data set's files") from None
+        return sample_key(self._cache, (file.path, *file.companions), facts)
 
     @cached_property
     def _shared_facts(self) -> dict:
@@ -366,15 +364,3 @@ class VoxelDataset:
 def _arrays_of(sample: Sample) -> dict[str, np.ndarray]:
     arrays = {"coordinates": sample.coordinates.numpy(), "features": sample.features.numpy()}
     return arrays | ({"labels": sample.label.numpy()} if isinstance(sample.label, torch.Tensor) else {})
-
-
-def _digest(files: Sequence[SampleFile]) -> dict[str, str]:
-    """Hash the names and contents of the files; of a large data set their names and sizes, and say which."""
-    paths = dict.fromkeys(path for file in files for path in (file.path, *file.companions))
-    whole = sum(path.stat().st_size for path in paths) <= _MAX_HASHED_BYTES
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(f"{file.name}\0{file.num_bytes}\0".encode())
-    for path in paths if whole else ():
-        digest.update(path.read_bytes())
-    return {"sha256": digest.hexdigest(), "sha256_of": "names, sizes and contents" if whole else "names and sizes"}

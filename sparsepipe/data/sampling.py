@@ -1,7 +1,5 @@
 """Draw points from a mesh or a cloud, seeded: the same file, seed and number give the same points."""
 
-import hashlib
-
 import numpy as np
 
 from ..errors import InputError
@@ -45,8 +43,3 @@ def sample_surface(mesh: Mesh, num_points: int, *, seed: int) -> Cloud:
     normals /= np.linalg.norm(normals, axis=1, keepdims=True)
     labels = None if mesh.labels is None else mesh.labels[faces]
     return Cloud(np.asarray(points, dtype=np.float64), normals.astype(np.float32), NORMAL, labels)
-
-
-def derived_seed(seed: int, name: str) -> int:
-    """Derive a sample's own seed from the run's and its name, so that neither order nor split changes its points."""
-    return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8])

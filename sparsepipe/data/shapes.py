@@ -11,10 +11,10 @@ from trimesh import Trimesh
 from ..errors import InputError
 from ..fields import given_integer
 from ..files import folder_beside, read_json, write_json
+from ..seeds import sample_seed
 from .families import FAMILIES, PARTS, face_parts
 from .layouts import MARKER
 from .layouts.classes import SEGMENTS
-from .sampling import derived_seed
 
 _VERSION = 2  # of the shapes: raised when the same seed would give others
 
@@ -82,7 +82,7 @@ def _check(names: tuple[str, ...], *, num_train: int, num_test: int, seed: int) 
 
 def _shape(family: str, number: int, *, seed: int) -> tuple[Trimesh, np.ndarray]:
     """Draw one shape, stretched a little along each axis and turned about z, and the part of each of its faces."""
-    rng: Generator = default_rng(derived_seed(seed, f"{family}/{number}"))
+    rng: Generator = default_rng(sample_seed(seed, f"{family}/{number}"))
     shape = FAMILIES[family](rng)
     vertices = np.asarray(shape.vertices) * rng.uniform(0.85, 1.15, size=3)
     angle = rng.uniform(0, 2 * np.pi)

@@ -32,15 +32,12 @@ class CrossEntropy:
     auxiliary: float = 0.4
     counts_correct = True
     items = None
+    num_details = 1
 
     def __post_init__(self) -> None:
         _check_classes(self.num_classes)
         if not isinstance(self.auxiliary, int | float) or not 0 <= self.auxiliary < math.inf:
             raise InputError(f"loss classes: auxiliary {self.auxiliary!r}, expected a number from 0 on")
-
-    @property
-    def num_details(self) -> int:
-        return 1
 
     def __call__(
         self, output: Any, target: Any, *, samples: int, detailed: bool = False, weights: Sequence[float] | None = None

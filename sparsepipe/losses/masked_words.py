@@ -25,15 +25,12 @@ class MaskedWords:
     """
 
     counts_correct = True
+    num_details = 4
 
     def items(self, target: Any) -> tuple[int, ...]:
         """Masked words, and sentences where the target has them."""
         words, follows = _targets(target)
         return num_known(words) + (() if follows is None else num_known(follows))
-
-    @property
-    def num_details(self) -> int:
-        return 4
 
     def __call__(
         self, output: Any, target: Any, *, samples: int, detailed: bool = False, weights: Sequence[float] | None = None

@@ -17,10 +17,7 @@ class OutputLoss:
 
     counts_correct = False
     items = None
-
-    @property
-    def num_details(self) -> int:
-        return 0
+    num_details = 0
 
     def __call__(
         self, output: Any, target: Any, *, samples: int, detailed: bool = False, weights: Sequence[float] | None = None

@@ -27,16 +27,13 @@ class UserLoss:
     """
 
     items = None
+    num_details = _ROOM
     counts_correct = False  # where the function does, "accuracy" is one of its numbers
 
     def __init__(self, function: UserFunction, args: Mapping[str, Any]) -> None:
         """Raises InputError where there is no such function."""
         self._name, self._args, self._function = str(function), dict(args), function.load()
         self._reported: tuple[str, ...] | None = None
-
-    @property
-    def num_details(self) -> int:
-        return _ROOM
 
     def __call__(
         self, output: Any, target: Any, *, samples: int, detailed: bool = False, weights: Sequence[float] | None = None

@@ -27,14 +27,11 @@ class TokenCrossEntropy:
     label_smoothing: float = 0.1
     counts_correct = True
     items = staticmethod(num_known)
+    num_details = 1
 
     def __post_init__(self) -> None:
         if not isinstance(self.label_smoothing, int | float) or not 0 <= self.label_smoothing < 1:
             raise InputError(f"loss tokens: label_smoothing {self.label_smoothing!r}, expected 0 or more, and below 1")
-
-    @property
-    def num_details(self) -> int:
-        return 1
 
     def __call__(
         self, output: Any, target: Any, *, samples: int, detailed: bool = False, weights: Sequence[float] | None = None

@@ -28,12 +28,11 @@ from ...digests import digest
 from ...errors import InputError
 from ...fields import complaint, shown
 from ...functions import UserFunction
-from ...seeds import SHARED_GENERATORS
+from ...seeds import SHARED_GENERATORS, sample_seed
 from ...sizes import SIZE_UNITS
 from ..batch import PointBatch, Sample, collate
 from ..dataset import VoxelDataset
 from ..labels import IGNORED
-from ..sampling import derived_seed
 from .base import ExampleBatch
 from .collate import as_parts, as_target, collated, each_tensor, mapped
 from .facts import LazyFacts
@@ -109,7 +108,7 @@ class OwnExamples:
             return self._dataset.sample(index, epoch=epoch)
         with SHARED_GENERATORS:  # layers draw from torch's meanwhile: each item has it for itself
             torch_state = torch.random.get_rng_state()
-            _seed_generators(derived_seed(self.seed, f"{self.split}:{index}:{epoch}"))
+            _seed_generators(sample_seed(self.seed, f"{self.split}:{index}:{epoch}"))
             try:
                 item = self._call(lambda: self._dataset[index], where)
             finally:

@@ -11,10 +11,10 @@ import torch
 
 from ....errors import InputError
 from ....fields import given_integer
+from ....seeds import sample_seed
 from ...presence import look_at
-from ...sampling import derived_seed
 from ..base import ExampleBatch
-from ..files import check_indices, files_digest
+from ..files import check_indices, named_digest
 from .augmentation import named_augmentation
 from .base import Pictures
 from .decoding import centre_crop, fitted
@@ -95,7 +95,7 @@ class ImageExamples:
             "mean": list(style.mean),
             "deviation": list(style.deviation),
             "augmentation": self._augmentation,
-            **files_digest(self.pictures.files, self.root),
+            **named_digest(self.pictures.files, self.root),
         }
 
     @property
@@ -126,7 +126,7 @@ class ImageExamples:
         change = named_augmentation(self._augmentation)
         if change is None:
             return centre_crop(picture, self.side)
-        seed = derived_seed(self.seed, f"{self.pictures.name(index)}:{epoch}")
+        seed = sample_seed(self.seed, f"{self.pictures.name(index)}:{epoch}")
         return change(picture, self.side, np.random.default_rng(seed))
 
     def _normalised(self, pixels: torch.Tensor) -> torch.Tensor:

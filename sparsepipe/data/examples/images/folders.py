@@ -12,11 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from ....errors import InputError
-from ...cache import SampleCache
+from ...cache import SampleCache, sample_key
 from ...formats import READERS
 from ...layouts.litter import entries, folders, is_litter
 from ...layouts.splits import split_of
-from ..files import sample_key
 from .base import Style
 from .decoding import SUFFIXES, decoded
 

@@ -15,12 +15,12 @@ import torch
 
 from ....errors import InputError
 from ....fields import given_integer
-from ...cache import SampleCache
+from ....seeds import sample_seed
+from ...cache import SampleCache, sample_key
 from ...labels import IGNORED
 from ...presence import look_at
-from ...sampling import derived_seed
 from ..base import ExampleBatch
-from ..files import check_indices, files_digest, sample_key
+from ..files import check_indices, named_digest
 from . import plain
 from .base import TextExamples
 from .masking import Chunks, MaskedSample, masked_sample
@@ -145,7 +145,7 @@ class PlainTextExamples(TextExamples):
             "vocabulary_size": len(self.vocabulary),
             "vocabulary_sha256": self.vocabulary.sha256,
             "documents": {None: "all", True: "every tenth", False: "all but every tenth"}[self._texts.part],
-            **files_digest(self._texts.files, self.root),
+            **named_digest(self._texts.files, self.root),
         }
 
     def name(self, index: int) -> str:
@@ -165,7 +165,7 @@ class PlainTextExamples(TextExamples):
     def sample(self, index: int, *, epoch: int = 0) -> MaskedSample:
         """Return a sample, drawn by seed, its place and in split train the epoch."""
         turn = epoch if self.split == "train" else 0
-        draw = np.random.default_rng(derived_seed(self.seed, f"{self.split}:{index}:{turn}"))
+        draw = np.random.default_rng(sample_seed(self.seed, f"{self.split}:{index}:{turn}"))
         first, second, next_sentence = self._chunks.pieces(index, draw)
         size = len(self.vocabulary)
         return masked_sample(first, second, next_sentence, draw, special=self._special, vocabulary_size=size)

@@ -14,7 +14,7 @@ from ....files import read_text
 from ...labels import IGNORED
 from ...presence import look_at
 from ..base import ExampleBatch
-from ..files import check_indices, files_digest
+from ..files import check_indices, named_digest
 from .base import TextExamples
 from .bert import bert_batch
 from .masking import MaskedSample
@@ -102,7 +102,7 @@ class ShardExamples(TextExamples):
             "samples": len(self),
             "synthetic": self.synthetic,
             **self.facts,
-            **files_digest(self.files, self.root),
+            **named_digest(self.files, self.root),
         }
 
     def name(self, index: int) -> str:

@@ -17,11 +17,11 @@ import torch
 
 from ....errors import InputError
 from ....fields import given_integer
-from ...cache import SampleCache
+from ...cache import SampleCache, sample_key
 from ...labels import IGNORED
 from ...presence import look_at
 from ..base import ExampleBatch
-from ..files import check_indices, files_digest, sample_key
+from ..files import check_indices, named_digest
 from . import aligned
 from .aligned import AlignedTexts
 from .base import TextExamples
@@ -144,7 +144,7 @@ class TranslationExamples(TextExamples):
             "sequence_length": self.settings.sequence_length,
             "vocabulary_size": len(self.vocabulary),
             "vocabulary_sha256": self.vocabulary.sha256,
-            **files_digest(self._texts.files, self.root),
+            **named_digest(self._texts.files, self.root),
         }
 
     def name(self, index: int) -> str:

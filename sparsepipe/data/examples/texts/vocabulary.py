@@ -17,8 +17,7 @@ import numpy as np
 from ....errors import InputError
 from ....fields import complaint, given_integer
 from ....files import read_text
-from ...cache import SampleCache
-from ..files import sample_key
+from ...cache import SampleCache, sample_key
 from .ragged import Ragged
 
 PADDING, UNKNOWN, BEGIN, END = TRANSLATION_TOKENS = ("<pad>", "<unk>", "<s>", "</s>")
