@@ -12,7 +12,7 @@ import pytest
 
 from sparsepipe.errors import InputError
 from sparsepipe.host.contention import contending_processes
-from sparsepipe.profiler.measure import profile_model
+from sparsepipe.profiler import profile_model
 from sparsepipe.runtime.config import DataConfig
 
 CONFIG = DataConfig("minkvgg11bn-narrow", "digits", voxel_size=0.1, batch_size=2, num_points=128, validate=False)

@@ -15,7 +15,7 @@ from sparsepipe.errors import InputError
 from sparsepipe.losses import CrossEntropy
 from sparsepipe.models import INPUT, Network, Row, network
 from sparsepipe.profile import Profile, StepOverhead
-from sparsepipe.profiler import layer_timer, measure, repeats
+from sparsepipe.profiler import layer_timer, measure, of_model, repeats, spread
 
 NET = network("minkvgg11bn-narrow", num_classes=5)
 CPU = torch.device("cpu")
@@ -338,7 +338,7 @@ def test_what_a_step_takes_beside_its_layers_is_measured(processors, reading, to
     tensor, loss = type(chosen).tensor, CrossEntropy.__call__
     monkeypatch.setattr(type(chosen), "tensor", put)
     monkeypatch.setattr(CrossEntropy, "__call__", judged)
-    one = measure.profile(NET, batches(60), chosen, warmup=0, repeats=1, read=read)
+    one = measure.profile(NET, batches(60), chosen, warmup=0, repeats=1, training=measure.Training(read=read))
     assert one.step_overheads == {"cpu": StepOverhead(0.5 + reading, 0.25)}
     assert (one.origin["reading_seconds"], one.origin["input_seconds"]) == (3.0, 0.5)
 
@@ -352,7 +352,7 @@ def test_where_nobody_tells_of_other_load_passes_count_as_they_are(monkeypatch):
 
 def test_profile_of_a_model_on_real_clouds(shared_data, tmp_path):
     said = []
-    found = measure.profile_model(
+    found = of_model.profile_model(
         "minkvgg11bn-narrow",
         shared_data / "modelnet10-sample" / "ModelNet10",
         voxel_size=0.05,
@@ -374,12 +374,12 @@ def test_profile_of_a_model_on_real_clouds(shared_data, tmp_path):
 
 def test_batches_to_measure_on_are_sparse_typical_and_crowded(shared_data):
     typical = [real_batch(shared_data, num_samples=8)]
-    chosen = measure.spread_batches(typical, batch_size=2)
+    chosen = spread.spread_batches(typical, batch_size=2)
     assert [len(batch) for batch in chosen] == [2, 2, 2]
     sizes = sorted(typical[0].voxel_counts.tolist())
     assert [batch.num_voxels for batch in chosen] == [sum(sizes[:2]), sum(sizes[3:5]), sum(sizes[6:])]
     alike = collate([typical[0].samples()[0]] * 4)  # no difference to find among like samples: take fewer of them
-    assert [len(batch) for batch in measure.spread_batches([alike], batch_size=4)] == [1, 2, 4]
+    assert [len(batch) for batch in spread.spread_batches([alike], batch_size=4)] == [1, 2, 4]
 
 
 @pytest.mark.parametrize(

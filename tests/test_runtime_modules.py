@@ -21,7 +21,7 @@ from sparsepipe.fields import json_object
 from sparsepipe.models.traced import trace
 from sparsepipe.models.traced.building import build_module
 from sparsepipe.plan import Plan, Stage
-from sparsepipe.profiler.measure import spread_examples
+from sparsepipe.profiler.spread import spread_examples
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.workloads import layer_graph
 from sparsepipe.runtime.workloads.opening import open_task

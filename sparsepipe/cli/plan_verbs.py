@@ -33,7 +33,7 @@ def profile(options: argparse.Namespace) -> Answer:
             raise InputError(f"no {name}: give --{name.replace('_', '-')}")
     # Before torch comes in with the profiler: the workers of a run get the same.
     os.environ.update(waiting(options.engine or "auto", options.threads or 1))
-    from ..profiler.measure import profile_model
+    from ..profiler import profile_model
 
     names = (
         *("voxel_size", "num_points", "loss", "engine", "device", "device_type", "repeats"),

@@ -7,8 +7,10 @@ from typing import Any
 from ..engines.subnetwork import build
 from ..host.contention import exit_with_parent, report_started
 from ..runtime.config import DataConfig
+from .devices import limited_to, usable
 from .layer_timer import update_step, whole_step
-from .measure import limited_to, opened, optimizer, usable
+from .measure import optimizer
+from .of_model import opened
 
 
 def train_until_killed(*, config: dict[str, Any], engine: str, seed: int, device: str, threads: int) -> None:

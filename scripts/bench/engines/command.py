@@ -12,7 +12,7 @@ import torch
 
 from sparsepipe.engines import engine
 from sparsepipe.errors import InputError
-from sparsepipe.profiler.measure import device_name
+from sparsepipe.profiler import device_name
 
 from ..document import add_json, keep, say, tell
 from . import __doc__ as about

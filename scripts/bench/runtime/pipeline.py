@@ -13,7 +13,7 @@ from sparsepipe.graph import Layer, LayerGraph
 from sparsepipe.losses import open_loss
 from sparsepipe.plan import Plan, Stage
 from sparsepipe.profile import CostSample, LayerCost, Profile
-from sparsepipe.profiler.measure import profile
+from sparsepipe.profiler.measure import Training, profile
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.worker.run import run
 from sparsepipe.runtime.workloads.replay import Replay
@@ -40,9 +40,7 @@ def role_profile(case: Case, folder: Path, seconds: float) -> dict[str, Any]:
         chosen,
         case.chosen_engine(),
         repeats=7,
-        sizes=counts,
-        loss=open_loss(case.loss_name, facts=case.facts),
-        size_unit=case.size_unit,
+        training=Training(sizes=counts, size_unit=case.size_unit, loss=open_loss(case.loss_name, facts=case.facts)),
     )
     found.renamed("cpu").save(folder / f"profile-{os.environ['RANK']}.json")
     return {}

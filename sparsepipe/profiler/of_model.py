@@ -1,0 +1,145 @@
+"""Profile a network by its name on a data set by its name: open both, choose minibatches, measure."""
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from .. import data
+from ..data.batch import PointBatch
+from ..data.order import Minibatches
+from ..errors import InputError
+from ..fields import given_integer
+from ..host.contention import contending_processes
+from ..host.openmp import check_threads
+from ..profile import Profile
+from ..runtime.config import DataConfig
+from ..runtime.workloads.opening import LearningTask, open_task
+from .devices import limited_to, usable
+from .measure import Progress, Training, profile
+from .spread import spread_batches, spread_examples
+
+_MOST_BESIDE = 64  # further processes: more would only fill the memory
+_CANDIDATE_MINIBATCHES = 6  # at most so many minibatches' samples are looked at to choose what to measure on
+
+
+def profile_model(
+    model: str | nn.Module,
+    source: str | Path,
+    *,
+    batch_size: int,
+    voxel_size: float | None = None,
+    num_points: int = 1024,
+    model_args: Mapping[str, Any] | None = None,
+    data_args: Mapping[str, Any] | None = None,
+    loss: str | None = None,
+    loss_args: Mapping[str, Any] | None = None,
+    engine: str = "auto",
+    device: str = "cpu",
+    device_type: str | None = None,
+    repeats: int | None = None,
+    threads: int = 1,
+    seed: int = 0,
+    beside: int = 0,
+    progress: Progress | None = None,
+) -> Profile:
+    """Profile a model on minibatches of a data set's training split, small, typical and large ones.
+
+    `model` is a name of ours, `package.module:function` or `path/net.py:function` (called with `model_args`), or in a
+    notebook an nn.Module itself. `source` is a data set's folder, a manifest's name, or a function of the user's own
+    (called with `data_args`); point clouds need a `voxel_size`.
+    `sizes` of the profile are those of random minibatches. On a CPU, `threads` cores make one device: measure
+    with as many as each worker will have, and with `beside` so many further processes at the same work, as the other
+    workers of the machine will be. Raises InputError for unknown names and bad data.
+    """
+    usable(device)
+    given_integer(beside, "processes beside:")
+    given_integer(batch_size, "batch size")
+    given_integer(threads, "threads:")
+    check_threads(threads)
+    if not 0 <= beside <= _MOST_BESIDE:
+        raise InputError(
+            f"{beside} processes beside the one that is measured, expected 0 or more, at most {_MOST_BESIDE}"
+        )
+    config = DataConfig(
+        model=model if isinstance(model, str) else type(model).__name__,
+        data=str(source),
+        batch_size=batch_size,
+        num_points=num_points,
+        model_args=_as_json(model_args),
+        data_args=_as_json(data_args),
+        loss=loss,
+        loss_args=_as_json(loss_args),
+        validate=False,
+    )
+    if voxel_size is not None:
+        config = config.replace(voxel_size=voxel_size)
+    if beside and not isinstance(model, str):
+        raise InputError(
+            f"a {config.model} profiled beside {beside} other processes, which cannot import it: write it to a file "
+            "(%%writefile net.py) and give 'net.py:function'"
+        )
+    module = None if isinstance(model, str) else model
+    task, order = opened(config, engine=engine, seed=seed, module=module, voxel_size_given=voxel_size is not None)
+    dataset = task.training
+    order = order[:_CANDIDATE_MINIBATCHES]
+    start = time.perf_counter()
+    typical = [dataset.batch(indices) for indices in order]
+    reading = (time.perf_counter() - start) / len(order)
+    count = min(batch_size, len(dataset))
+    if isinstance(typical[0], PointBatch):
+        batches = spread_batches(typical, batch_size=count)
+    else:
+        batches = spread_examples(dataset, [index for indices in order for index in indices], batch_size=count)
+    origin = {"data": dataset.origin, "first_reading_seconds": reading, "seed": seed, "beside": beside}
+    for name, value in (("model_args", config.model_args), ("loss", config.loss)):
+        if value is not None:
+            origin[name] = value
+    counts = [batch.size for batch in typical if len(batch) == len(typical[0])]
+    likewise = {"config": config.to_json(), "engine": engine, "seed": seed, "device": device, "threads": threads}
+    training = Training(
+        sizes=counts,
+        size_unit=dataset.size_unit,
+        origin=origin,
+        read=lambda k: dataset.batch(order[k % len(order)], epoch=1),
+        loss=task.loss,
+    )
+    with contending_processes(beside, __package__, likewise) as others, limited_to(threads):
+        return profile(
+            task.network,
+            batches,
+            task.engine,
+            device=device,
+            device_type=device_type,
+            repeats=repeats,
+            seed=seed,
+            training=training,
+            progress=progress,
+            others=others,
+        )
+
+
+def _as_json(args: Mapping[str, Any] | None) -> str | None:
+    return json.dumps(dict(args)) if args else None
+
+
+def opened(
+    config: DataConfig,
+    *,
+    engine: str,
+    seed: int,
+    module: nn.Module | None = None,
+    voxel_size_given: bool = True,
+) -> tuple[LearningTask, Minibatches]:
+    """Return what the settings name, for training alone, and the order of its minibatches.
+
+    Raises InputError for point clouds without a voxel size.
+    """
+    task = open_task(config, engine_name=engine, seed=seed, module=module)
+    if task.training.size_unit == "voxels" and not voxel_size_given:
+        raise InputError(f"{config.data}: point clouds are profiled with a voxel size; give voxel_size, such as 0.05")
+    count = len(task.training)
+    return task, data.minibatches(count, batch_size=config.batch_size, seed=seed, epoch=0, shuffle=True)
