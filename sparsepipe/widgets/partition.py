@@ -1,23 +1,19 @@
 """The partition explorer: sliders for devices, links, workload, planner, schedule and cuts, and the plan they give."""
 
-import textwrap
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import ipywidgets
 
-from .. import plots
 from ..cluster import Cluster
 from ..display.markup import Html
 from ..errors import InputError
 from ..plan import Plan
 from ..planners import PLANNERS, Problem
-from ..plots.table import noted
 from ..profile import Profile
-from ..provenance import Provenance
 from ..schedule_rules import WEIGHT_POLICIES, WEIGHT_RULES
 from ..trace import Trace
 from .controls import (
@@ -30,21 +26,21 @@ from .controls import (
     number_slider,
     toggle,
 )
-from .cut_limits import blocked
+from .explorer_export import explorer_export
 from .exporter import Export, Exporter
 from .html_view import HtmlView
 from .messages import Messages
 from .partition_view import PartitionView, graph_text
+from .picture import picture
 from .placement import placement_told
 from .planning import Answer, Planning
 from .responsive import responsive
 from .scale import Scale
 from .settings import AS_GIVEN, BY_TYPE, Settings
 from .settled_button import SettledButton
-from .stage_editor import StageEditor
+from .stage_editor import StageEditor, one_less, one_more
 from .stages_per_device import StagesPerDevice
 from .stop_slider import StopSlider
-from .view_model import scene
 
 _MAX_DEVICES, _MOST_DEVICES = 8, 64  # where a slider ends, and what may be typed: planning more takes minutes
 _MOST_MICROBATCHES, _MOST_SAMPLES = 1024, 10**6
@@ -53,7 +49,6 @@ _COMPRESSIONS = {"none": 1.0, "2 × (bfloat16)": 2.0, "4 × (int8)": 4.0}
 _HANDOVER = 0.5  # seconds in which a thread that has changed a control comes to plan it
 _PIN_CUTS = "keep the cuts: drag them, or move them with the arrow keys"
 _PIN_DEVICES = "keep the devices of each stage: change them below"
-_TIED = "\u00a0"  # a space that no line ends at
 _NO_PLAN = "the settings cannot be planned: mend what the message above the picture says"
 
 
@@ -258,24 +253,13 @@ class PartitionExplorer:
 
     def _resize(self, step: int) -> None:
         """One stage more, out of the one with the most layers, or one less, joined with its neighbour."""
-        graph = self.profile.graph
-        bounds = [0, *self.ends, len(graph.layers) - len(graph.input_layers)]
-        sizes = [b - a for a, b in zip(bounds, bounds[1:], strict=False)]
-        groups = [dict(group) for group in self.editor.groups]
+        graph, groups = self.profile.graph, self.editor.groups
         if step > 0:
-            k = sizes.index(max(sizes))
-            if sizes[k] < 2:
-                raise InputError("every stage has one layer: there is no place for one stage more")
-            spare = {n: s.value - sum(group.get(n, 0) for group in groups) for n, s in self.counts.items()}
-            free = next((name for name, number in spare.items() if number > 0), None)
-            if free is None:
-                raise InputError("every device has a stage: move a device slider up, or take one from a stage")
-            self.ends.insert(k, bounds[k] + sizes[k] // 2)
-            groups.insert(k + 1, {free: 1})
+            num_layers = len(graph.layers) - len(graph.input_layers)
+            counts = {name: slider.value for name, slider in self.counts.items()}
+            self.ends, self.editor.groups = one_more(self.ends, groups, num_layers=num_layers, counts=counts)
         else:
-            self.ends.pop()
-            groups.pop()
-        self.editor.groups = groups
+            self.ends, self.editor.groups = one_less(self.ends, groups)
         self._changed()
 
     def _cut_moved(self, cut: int, at: int) -> None:
@@ -337,26 +321,10 @@ class PartitionExplorer:
 
     def _draw(self, answer: Answer) -> None:
         """Show a plan, its numbers and what each rank does."""
-        settings, movable = answer.settings, answer.settings.cuts is not None
         self._serial += 1
-        batch_size = settings.batch_size or self.profile.origin.get("batch_size")
-        drawn = scene(
-            answer.plan, answer.problem, answer.trace, bound=answer.bound, batch_size=batch_size, before=self.pinned
-        )
-        where = blocked(answer.plan, answer.problem, answer.ends) if movable else {"blocked": [], "reasons": []}
-        drawn |= {
-            "serial": self._serial,
-            "cuts": {"at": answer.ends, "movable": movable, **where},
-            "hint": "drag a cut, or focus it and press the arrow keys"
-            if movable
-            else "in order, as high as their time; pin cuts to move them",
-            "code": answer.as_code(),
-        }
-        if drawn["before"] is not None and self._pinned is not None and self._pinned.settings != settings:
-            drawn["before"]["name"] += f", with {self._pinned.told()}"
-        if self.note:
-            drawn["notes"] = [*drawn["notes"], self.note]
-        self.view.show(drawn)
+        batch_size = answer.settings.batch_size or self.profile.origin.get("batch_size")
+        drawn = picture(answer, self._pinned, batch_size=batch_size, note=self.note)
+        self.view.show({**drawn, "serial": self._serial})
 
     def _pin(self, answer: Answer | None) -> None:
         self._pinned = answer
@@ -365,31 +333,8 @@ class PartitionExplorer:
             self._draw(self.shown)
 
     def _figures(self) -> Export:
-        """Name → (figure, table) of what is on screen, for the export button; and where their numbers come from."""
-        answer, before = self.current(), self._pinned
-        answers, names = ([answer], [""]) if before is None else ([before, answer], ["A: ", "B: "])
-        plans = [one.plan for one in answers]
-        if before is not None:
-            plans[0] = replace(plans[0], planner="A")
-        own = [f"{name}{one.told()}" for name, one in zip(names, answers, strict=True)]
-        note = _lines([noted(self.note, self.profile.origin), *own])
-        figures = {
-            "explorer_stages": (plots.stages(*plans, note=note), plots.stages_table(*plans)),
-            "explorer_layers": (plots.compare(*plans, note=note), plots.compare_table(*plans)),
-            "explorer_timeline": (
-                plots.timeline(answer.trace, note=_lines([noted(self.note, self.profile.origin), answer.told()])),
-                plots.timeline_table(answer.trace),
-            ),
-        }
-        return Export(figures, self._provenance(answers))
-
-    def _provenance(self, answers: list[Answer]) -> Provenance:
-        """What the plans rest on; the last is that on screen, the one before it A."""
-        settings: dict[str, Any] = answers[-1].settings.to_json()
-        if len(answers) > 1:
-            settings["compared_with"] = answers[0].settings.to_json()
-        clusters, plans = [one.cluster for one in answers], [one.plan for one in answers]
-        return Provenance.of(profile=self.profile, cluster=clusters, plans=plans, settings=settings)
+        """What the export button writes. Raises InputError while there is no plan."""
+        return explorer_export(self.current(), self._pinned, profile=self.profile, note=self.note)
 
     def as_code(self) -> str:
         """The cell that makes the plan again, given `profile`. Raises InputError while there is no plan."""
@@ -403,12 +348,6 @@ def _device_slider(name: str, count: int) -> StopSlider:
 
 def _small(text: str) -> str:
     return Html("<div style='font-size:12px;line-height:1.4'>{}</div>").format(text) if text else ""
-
-
-def _lines(parts: Iterable[str], width: int = 112) -> str:
-    """The note of a figure: each part that is not empty on lines of its own, which end where a setting does."""
-    whole = (part.replace(" ", _TIED).replace(f"{_TIED}·{_TIED}", f"{_TIED}· ") for part in parts)
-    return "\n".join(line.replace(_TIED, " ") for part in whole for line in textwrap.wrap(part, width))
 
 
 def _check(profile: Profile, cluster: Cluster) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import ipywidgets
 
+from ..errors import InputError
 from .responsive import responsive
 
 Group = Mapping[str, int]  # device type → how many
@@ -54,3 +55,28 @@ class StageEditor:
         if not self._quiet:
             self.groups[k] = self.groups[k] | {name: value}
             self._changed()
+
+
+def one_more(
+    ends: Sequence[int], groups: Sequence[Group], *, num_layers: int, counts: Mapping[str, int]
+) -> tuple[list[int], list[dict[str, int]]]:
+    """Return cuts and devices with one stage more: half of the layers of the one that has most, on a device to spare.
+
+    `counts`: how many devices there are of each type. Raises InputError where there is no layer or no device for it.
+    """
+    bounds = [0, *ends, num_layers]
+    sizes = [b - a for a, b in zip(bounds, bounds[1:], strict=False)]
+    k = sizes.index(max(sizes))
+    if sizes[k] < 2:
+        raise InputError("every stage has one layer: there is no place for one stage more")
+    spare = {name: number - sum(group.get(name, 0) for group in groups) for name, number in counts.items()}
+    free = next((name for name, number in spare.items() if number > 0), None)
+    if free is None:
+        raise InputError("every device has a stage: move a device slider up, or take one from a stage")
+    own = [dict(group) for group in groups]
+    return [*ends[:k], bounds[k] + sizes[k] // 2, *ends[k:]], [*own[: k + 1], {free: 1}, *own[k + 1 :]]
+
+
+def one_less(ends: Sequence[int], groups: Sequence[Group]) -> tuple[list[int], list[dict[str, int]]]:
+    """Return them with one stage less: the last joins its neighbour."""
+    return list(ends[:-1]), [dict(group) for group in groups[:-1]]
