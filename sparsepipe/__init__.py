@@ -12,8 +12,10 @@ from .errors import InputError, RunFailed
 from .graph import Layer, LayerGraph
 from .graph_text import GraphText
 from .lazy_names import lazy_names
+from .pipeline_simulator import simulate_pipelines
+from .pipelines import Pipelines
 from .plan import Plan, Stage
-from .planners import partition
+from .planners import partition, partition_pipelines
 from .profile import CostSample, LayerCost, Profile
 from .record import RunRecord
 from .schedule import SCHEDULES, Action, Op, actions, inputs
@@ -43,6 +45,7 @@ __all__ = [
     "Link",
     "Node",
     "Op",
+    "Pipelines",
     "Plan",
     "Profile",
     "RunFailed",
@@ -53,7 +56,9 @@ __all__ = [
     "actions",
     "inputs",
     "partition",
+    "partition_pipelines",
     "simulate",
+    "simulate_pipelines",
     "RunConfig",
     "attach",
     "launch",

@@ -1,6 +1,6 @@
 """Summarise a simulation: steady-state throughput, why devices idle, peak memory."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from .plan import Plan
 from .profile import Profile
 from .schedule import Op, compile
 from .simulator import simulate
+from .stragglers import Stragglers
 from .trace import Trace
 
 
@@ -35,15 +36,7 @@ class Forecast:
 
     def beyond_memory(self, cluster: Cluster) -> str:
         """Return a sentence on the rank that exceeds its device's memory most; empty where none does."""
-        limits = {rank: cluster.devices[rank].type.memory_bytes for rank in self.peak_bytes}
-        over = [rank for rank, peak in self.peak_bytes.items() if peak > limits[rank]]
-        if not over:
-            return ""
-        worst = max(over, key=lambda rank: self.peak_bytes[rank] / limits[rank])
-        return (
-            f"the plan does not fit into memory: rank {worst} holds {self.peak_bytes[worst] / 1e6:.1f} MB at its "
-            f"fullest, its device has {limits[worst] / 1e6:.1f} MB ({len(over)} of {len(limits)} ranks have too little)"
-        )
+        return beyond_memory(self.peak_bytes, cluster)
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the spans."""
@@ -56,13 +49,20 @@ class Forecast:
         }
 
 
-def forecast(plan: Plan, profile: Profile, cluster: Cluster, sizes: Sequence[float]) -> Forecast:
+def forecast(
+    plan: Plan,
+    profile: Profile,
+    cluster: Cluster,
+    sizes: Sequence[float],
+    *,
+    stragglers: Stragglers | None = None,
+) -> Forecast:
     """Simulate `plan` on minibatches of these sizes and summarise it. Raises InputError as `simulate` does."""
-    trace = simulate(plan, profile, cluster, sizes)
+    trace = simulate(plan, profile, cluster, sizes, stragglers=stragglers)
     return Forecast(
         trace,
         steady_rate(trace, plan, len(sizes)),
-        split_bubble(trace, plan, profile, cluster, sizes),
+        split_bubble(trace, plan, profile, cluster, sizes, stragglers=stragglers),
         peak_bytes(plan, profile, cluster, sizes),
     )
 
@@ -82,13 +82,34 @@ def steady_rate(trace: Trace, plan: Plan, num_minibatches: int) -> float:
     return float((last - first) / seconds) if seconds else float("inf")
 
 
-def split_bubble(trace: Trace, plan: Plan, profile: Profile, cluster: Cluster, sizes: Sequence[float]) -> Bubble:
+def beyond_memory(peak_bytes: Mapping[int, float], cluster: Cluster) -> str:
+    """Return a sentence on the rank that exceeds its device's memory most; empty where none does."""
+    limits = {rank: cluster.devices[rank].type.memory_bytes for rank in peak_bytes}
+    over = [rank for rank, peak in peak_bytes.items() if peak > limits[rank]]
+    if not over:
+        return ""
+    worst = max(over, key=lambda rank: peak_bytes[rank] / limits[rank])
+    return (
+        f"the plan does not fit into memory: rank {worst} holds {peak_bytes[worst] / 1e6:.1f} MB at its "
+        f"fullest, its device has {limits[worst] / 1e6:.1f} MB ({len(over)} of {len(limits)} ranks have too little)"
+    )
+
+
+def split_bubble(
+    trace: Trace,
+    plan: Plan,
+    profile: Profile,
+    cluster: Cluster,
+    sizes: Sequence[float],
+    *,
+    stragglers: Stragglers | None = None,
+) -> Bubble:
     """Split idle time by what would be left of it if transfers were free, and if nothing ever waited."""
     makespan, ranks = trace.makespan, trace.ranks
     if not makespan:
         return Bubble(0.0, 0.0, 0.0)
     free = Cluster(tuple(replace(node, link=Link()) for node in cluster.nodes), Link())
-    without_transfers = simulate(plan, profile, free, sizes).makespan
+    without_transfers = simulate(plan, profile, free, sizes, stragglers=stragglers).makespan
     busy = [trace.busy(rank) for rank in ranks]
     return Bubble(
         (max(busy) - sum(busy) / len(busy)) / makespan,

@@ -3,10 +3,10 @@
 They need not be alike: averages are by layer, so each may be cut where it suits its own devices.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from .cluster import Cluster
 from .display import html
@@ -21,7 +21,6 @@ from .replication import rule_from_json, rule_to_json
 from .replication.base import Rule
 
 _MOST_NAMED = 4  # layers in a message
-Read = TypeVar("Read")
 
 
 @dataclass(frozen=True)
@@ -209,7 +208,11 @@ class Pipelines:
     @classmethod
     def load(cls, path: Path | str) -> "Pipelines":
         """Read a plan file of several pipelines. Raises InputError naming the file."""
-        return _named(path, lambda: cls.from_json(read_json(path, what="plan")))
+        document = read_json(path, what="plan")
+        try:
+            return cls.from_json(document)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
 
     def _repr_html_(self) -> str:
         return html.pipelines(self)
@@ -238,22 +241,13 @@ class Pipelines:
 
 def load_any(path: Path | str) -> Plan | Pipelines:
     """Read a plan file of one pipeline or of several. Raises InputError naming the file."""
-
-    def read() -> Plan | Pipelines:
-        document = read_json(path, what="plan")
-        several = isinstance(document, Mapping) and "pipelines" in document
-        return Pipelines.from_json(document) if several else Plan.from_json(document)
-
-    return _named(path, read)
+    return Pipelines.load(path) if holds_pipelines(path) else Plan.load(path)
 
 
-def _named(path: Path | str, read: Callable[[], Read]) -> Read:
-    """What `read` returns; an InputError of it begins with the file's name."""
-    try:
-        return read()
-    except InputError as error:
-        message = str(error)
-        raise InputError(message if message.startswith(str(path)) else f"{path}: {message}") from None
+def holds_pipelines(path: Path | str) -> bool:
+    """Whether a plan file is of several pipelines. Raises InputError naming the file where it cannot be read."""
+    document = read_json(path, what="plan")
+    return isinstance(document, Mapping) and "pipelines" in document
 
 
 def _pipeline(k: int, entry: Any) -> Plan:

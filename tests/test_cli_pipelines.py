@@ -76,3 +76,62 @@ def test_what_cannot_be_planned_is_told_in_a_line(files, given, told, capsys):
     code, out, err = run("plan", *files, *given, capsys=capsys)
     assert code == 2 and out == ""
     assert told in err and err.count("\n") == 1
+
+
+@pytest.fixture
+def planned(tmp_path, files, capsys):
+    path = tmp_path / "plan.json"
+    assert run("plan", *files, "--pipelines", 2, "--out", path, capsys=capsys)[0] == 0
+    return path
+
+
+def test_simulate_tells_paces_and_merges(planned, files, tmp_path, capsys):
+    trace = tmp_path / "trace.json"
+    given = ("--minibatches", 60, "--straggler", "slow:rank=0,factor=3", "--trace", trace)
+    code, out, _ = run("simulate", planned, *files, *given, "--json", capsys=capsys)
+    told = json.loads(out)
+    assert code == 0
+    assert told["replication"]["rule"] == "partial-reduce" and told["stragglers"] == "slow:rank=0,factor=3"
+    assert sum(one["minibatches"] for one in told["replication"]["pipelines"]) == 60
+    assert told["samples_per_second"] == pytest.approx(told["own_pace"], rel=0.02)
+    assert sum(told["replication"]["group_sizes"].values()) > 0 and told["replication"]["bytes"] > 0
+    assert {event["tid"] for event in json.loads(trace.read_text())["traceEvents"]} == {0, 1, 2, 3}
+    waiting = run("simulate", planned, *files, *given, "--replication", "all-reduce", "--json", capsys=capsys)
+    slower = json.loads(waiting[1])
+    assert slower["replication"]["rule"] == "all-reduce" and slower["samples_per_second"] < told["samples_per_second"]
+    code, out, _ = run("simulate", planned, *files, *given, "--replication", "all-reduce", capsys=capsys)
+    assert code == 0 and "waited for pipeline" in out and "rank 0 is 3 times as slow" in out
+
+
+def test_stragglers_of_an_ordinary_plan(tmp_path, files, capsys):
+    path = tmp_path / "one.json"
+    assert run("plan", *files, "--out", path, capsys=capsys)[0] == 0
+    paces = {}
+    for spec in ("slow:rank=0,factor=1", "slow:rank=0,factor=4"):
+        code, out, _ = run("simulate", path, *files, "--straggler", spec, "--json", capsys=capsys)
+        paces[spec] = json.loads(out)["minibatches_per_second"]
+        assert code == 0 and json.loads(out)["stragglers"] == spec
+    assert paces["slow:rank=0,factor=4"] < 0.5 * paces["slow:rank=0,factor=1"]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (("--replication", "telepathy"), "telepathy"),
+        (("--replication", "quorum:quorum=3"), "quorum"),
+        (("--straggler", "slow:rank=7,factor=2"), "rank 7 is not there"),
+        (("--straggler", "hare:rank=1"), "hare"),
+        (("--straggler", "kill:rank=0,at=3"), "simulations end no process"),
+    ],
+)
+def test_what_cannot_be_simulated_is_told_in_a_line(planned, files, given, told, capsys):
+    code, out, err = run("simulate", planned, *files, *given, capsys=capsys)
+    assert code == 2 and out == ""
+    assert told in err and err.count("\n") == 1
+
+
+def test_a_rule_for_one_pipeline_is_told(tmp_path, files, capsys):
+    path = tmp_path / "one.json"
+    run("plan", *files, "--out", path, capsys=capsys)
+    code, _, err = run("simulate", path, *files, "--replication", "quorum", capsys=capsys)
+    assert code == 2 and "this plan has one" in err

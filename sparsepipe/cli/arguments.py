@@ -19,6 +19,7 @@ from ..quantities import BANDWIDTH, SIZE
 from ..replication import RULES
 from ..runtime.config import BALANCES, COMPRESSIONS, DEVICES, LEARNING_RATE_SCHEDULES, OPTIMIZERS, PRECISIONS
 from ..schedule_rules import SCHEDULE_RULES
+from ..stragglers import KINDS
 from .argument_types import MANY, count, names, positive, quantity, whole
 
 Parser = argparse.ArgumentParser
@@ -168,6 +169,9 @@ def _simulate(verb: Parser) -> None:
     verb.add_argument("plan", type=Path, metavar="PLAN")
     _machine_options(verb)
     verb.add_argument("--minibatches", type=whole(1, MOST_MINIBATCHES), default=32)
+    _replication(verb)
+    _stragglers(verb)
+    verb.add_argument("--seed", type=whole(0, 2**64), default=0, help="of what a rule draws (default: 0)")
     verb.add_argument("--trace", type=Path, metavar="FILE.json", help="write a Chrome/Perfetto trace")
 
 
@@ -373,6 +377,15 @@ def _replication(verb: Parser) -> None:
         "--replication",
         metavar="RULE[:OPTION=VALUE,…]",
         help=f"how pipelines average: {', '.join(RULES)} (default: the plan's, which is partial-reduce)",
+    )
+
+
+def _stragglers(verb: Parser) -> None:
+    verb.add_argument(
+        "--straggler",
+        action="append",
+        metavar="KIND[:OPTION=VALUE,…]",
+        help=f"make ranks slow, or end them: {', '.join(KINDS)}, such as slow:rank=1,factor=4; several add up",
     )
 
 

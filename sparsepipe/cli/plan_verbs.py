@@ -6,23 +6,28 @@ torch is imported only by `profile`, which computes with it, so that planning an
 import argparse
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from ..cluster import Cluster
 from ..errors import InputError
 from ..fields import json_object
 from ..files import write_json
-from ..forecast import forecast
+from ..forecast import beyond_memory, forecast, peak_bytes
 from ..formats.pipedream_conf import export_plan, load_plan
 from ..formats.stage_modules import write_stage_modules
 from ..host.openmp import waiting
 from ..models import is_table, network
+from ..pipeline_simulator import simulate_pipelines
+from ..pipelines import Pipelines, holds_pipelines
 from ..plan import Plan
 from ..planners import PLANNERS, comparable, partition, partition_pipelines
 from ..profile import Profile
 from ..replication import parse_rule
+from ..stragglers import Stragglers
+from ..trace import Trace
 from .output import Answer, progress_line
+from .pipelines_text import forecast_text
 from .plan_table import side_by_side
 from .profile_and_cluster import beyond_profile, profile_and_cluster, warn, warn_of
 
@@ -152,24 +157,63 @@ def _planner_options(options: argparse.Namespace, names: list[str]) -> list[tupl
 
 def simulate(options: argparse.Namespace) -> Answer:
     found, cluster = profile_and_cluster(options)
+    stragglers = Stragglers.parse(";".join(options.straggler or ()))
+    if holds_pipelines(options.plan):
+        return _simulate_pipelines(options, Pipelines.load(options.plan), found, cluster, stragglers)
+    if options.replication:
+        raise InputError("--replication goes with several pipelines that average; this plan has one")
     chosen = load_plan(options.plan, found.graph).check(found.graph, cluster)
     warn(f"plan: {text}" for text in beyond_profile(chosen, found))
-    counts = found.typical_sizes
-    told = forecast(chosen, found, cluster, [counts[m % len(counts)] for m in range(options.minibatches)])
+    told = forecast(chosen, found, cluster, _sizes(found, options.minibatches), stragglers=stragglers)
     beyond = [text for text in (told.beyond_memory(cluster),) if text]
     warn(beyond)
     if options.trace:
         write_json(options.trace, told.trace.to_chrome())
     makespan = told.trace.makespan
-    busy = {str(rank): told.trace.busy(rank) / makespan if makespan else 0.0 for rank in told.trace.ranks}
-    document = {"minibatches": options.minibatches, **told.to_json(), "busy_fraction": busy}
+    document = {"minibatches": options.minibatches, **told.to_json(), "busy_fraction": _busy(told.trace)}
     document["warnings"] = [*found.warnings, *beyond_profile(chosen, found), *beyond]
+    if note := stragglers.note():
+        document["stragglers"] = str(stragglers)
     causes = ", ".join(f"{cause} {share:.1%}" for cause, share in document["bubble"].items())
     text = (
         f"{options.minibatches} minibatches in {makespan:.3f} s simulated, "
         f"{told.minibatches_per_second:.2f} a second when steady, bubble {told.trace.bubble_fraction:.1%} ({causes})"
     )
-    return Answer(document, text)
+    return Answer(document, f"{text}\n{note}" if note else text)
+
+
+def _sizes(found: Profile, count: int) -> list[float]:
+    sizes = found.typical_sizes
+    return [sizes[m % len(sizes)] for m in range(count)]
+
+
+def _busy(trace: Trace) -> dict[str, float]:
+    makespan = trace.makespan
+    return {str(rank): trace.busy(rank) / makespan if makespan else 0.0 for rank in trace.ranks}
+
+
+def _simulate_pipelines(
+    options: argparse.Namespace, chosen: Pipelines, found: Profile, cluster: Cluster, stragglers: Stragglers
+) -> Answer:
+    if options.replication:
+        chosen = replace(chosen, replication=parse_rule(options.replication))
+    sizes = _sizes(found, options.minibatches)
+    told = simulate_pipelines(chosen, found, cluster, sizes, stragglers=stragglers, seed=options.seed)
+    doubts = [text for text in chosen.all_warnings if text not in found.warnings]
+    peaks: dict[int, float] = {}
+    for plan, taken in zip(chosen.pipelines, told.taken, strict=True):
+        peaks |= peak_bytes(plan, found, cluster, [sizes[m] for m in taken])
+    beyond = [text for text in (beyond_memory(peaks, cluster),) if text]
+    warn([*(f"plan: {text}" for text in doubts), *beyond])
+    if options.trace:
+        write_json(options.trace, told.trace.to_chrome())
+    document = {"minibatches": options.minibatches, **told.to_json()}
+    document["peak_bytes"] = {str(rank): peak for rank, peak in peaks.items()}
+    document["busy_fraction"] = _busy(told.trace)
+    document["stragglers"] = str(stragglers)
+    document["warnings"] = [*found.warnings, *doubts, *beyond]
+    note = stragglers.note()
+    return Answer(document, "\n".join([forecast_text(told), *([note] if note else [])]))
 
 
 def export(options: argparse.Namespace) -> Answer:

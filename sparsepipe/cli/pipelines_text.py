@@ -1,0 +1,32 @@
+"""What a simulation of several pipelines came to, as text: a line for all, and a line for each."""
+
+from ..pipeline_simulator import PipelinePace, PipelinesForecast
+
+
+def forecast_text(told: PipelinesForecast) -> str:
+    """Tell paces, merges and what was waited for."""
+    merges = sum(told.group_sizes.values())
+    count = sum(one.minibatches for one in told.pipelines)
+    lines = [
+        f"{count} minibatches in {told.trace.makespan:.3f} s simulated, {told.samples_per_second:.2f} samples a second "
+        f"when steady, {_share(told.samples_per_second, told.own_pace)} of what all pipelines train alone",
+        f"{told.rule}: {merges} merges of {told.mean_group_size:.2f} pipelines on average, {told.forced_merges} "
+        f"of them forced, results taken {told.mean_staleness:.2f} updates later, {told.bytes / 1e6:.1f} MB sent",
+    ]
+    return "\n".join([*lines, *(_line(k, one) for k, one in enumerate(told.pipelines))])
+
+
+def _line(k: int, one: PipelinePace) -> str:
+    lost = [f"{cause} {seconds:.3g} s" for cause, seconds in one.lost_seconds.items() if seconds]
+    whom = [(f"pipeline {other}", seconds) for other, seconds in enumerate(one.waited_for)]
+    waited = [f"{name} {seconds:.3g} s" for name, seconds in [*whom, ("time", one.waited_for_time)] if seconds]
+    return (
+        f"pipeline {k}: {one.minibatches} minibatches, {one.samples_per_second:.2f} samples a second, "
+        f"{_share(one.samples_per_second, one.own_pace)} of its own pace"
+        + (f"; lost by {', '.join(lost)}" if lost else "")
+        + (f"; waited for {', '.join(waited)}" if waited else "")
+    )
+
+
+def _share(rate: float, whole: float) -> str:
+    return f"{rate / whole:.1%}" if whole else "–"
