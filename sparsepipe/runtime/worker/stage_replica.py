@@ -1,5 +1,6 @@
 """One stage on one rank: the runner of its layers, its weights, its optimizer. Interleaved, a rank has several."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,9 @@ from ..training_state import checkpoint
 from ..training_state.optimizer import optimizer
 from ..training_state.weights import Weights
 from ..workloads.base import Workload
+
+# Kinds of tensors that are none of an optimizer's; the last three are an average's between pipelines.
+_NOT_OF_OPTIMIZERS = ("weight:", "buffer:", "outer:", "outer_velocity:", "outer_version:")
 
 
 class WeightsNotFinite(RuntimeError):
@@ -67,12 +71,17 @@ class StageReplica:
 
     def load(self, found: checkpoint.Checkpoint) -> None:
         """Take this stage's layers from a checkpoint, whoever held them before."""
-        device = self.position.device  # where the optimizer keeps what it goes on from
-        tensors = {key: tensor.to(device) for key, tensor in found.read(self.own.layers).items()}
+        tensors = found.read(self.own.layers)
         own = checkpoint.as_tensor_map(self.weights.newest.tensors, {}, self._beside_weights())
         found.check_shapes(tensors, own)
+        self.load_tensors(tensors)
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take this stage's layers from tensors named as in checkpoints, among which there may be others."""
+        device = self.position.device  # where the optimizer keeps what it goes on from
+        tensors = {key: tensor.to(device) for key, tensor in tensors.items()}
         self.weights.load(checkpoint.without_prefix(tensors, "weight:"))
-        state = {key: tensor for key, tensor in tensors.items() if not key.startswith(("weight:", "buffer:"))}
+        state = {key: tensor for key, tensor in tensors.items() if not key.startswith(_NOT_OF_OPTIMIZERS)}
         self.weights.optimizer.load(self.weights.names, state)
         buffers = checkpoint.without_prefix(tensors, "buffer:")
         with torch.no_grad():
