@@ -14,6 +14,8 @@ from sparsepipe.replication.base import Merge, Rule
 from sparsepipe.runtime.failures import DeadlinePassed
 from sparsepipe.runtime.pipelines.base import Holder
 from sparsepipe.runtime.processes.process import Process
+from sparsepipe.runtime.replication.alone import Alone
+from sparsepipe.runtime.replication.base import Replication
 from sparsepipe.runtime.replication.between_pipelines.opening import open_averager
 from sparsepipe.runtime.stages.position import Position
 from sparsepipe.runtime.training_state.optimizer import optimizer
@@ -165,6 +167,8 @@ def stage(
     rank: int = 0,
     is_last: bool = True,
     momentum: float = 0.0,
+    ranks: tuple[int, ...] | None = None,
+    replication: Replication | None = None,
 ) -> StageReplica:
     """A stage replica of some tensors, which it copies."""
     process = Process(rank, 1, torch.device("cpu"), TIMEOUT)
@@ -175,8 +179,8 @@ def stage(
         is_last=is_last,
     )
     chosen = optimizer("sgd", momentum=momentum, weight_decay=0.0)
-    position = Position(process, rank)
-    return StageReplica(Stage(tuple(layers), (rank,)), position, runner, Weights(runner.parameters(), chosen))  # type: ignore[arg-type]
+    position = Position(process, rank, replication or Alone())
+    return StageReplica(Stage(tuple(layers), ranks or (rank,)), position, runner, Weights(runner.parameters(), chosen))  # type: ignore[arg-type]
 
 
 class Trained:
@@ -246,3 +250,31 @@ def at_once(*calls: Callable[[], object]) -> list:
     """Make calls in threads of their own; return what they return, raise what they raise."""
     with ThreadPoolExecutor(len(calls)) as pool:
         return [future.result(TIMEOUT * 2) for future in [pool.submit(call) for call in calls]]
+
+
+class Together:
+    """The replicas of a stage in threads of one process, and what one of them says to all."""
+
+    def __init__(self, num_replicas: int) -> None:
+        self.num_replicas = num_replicas
+        self._all_here, self._said = threading.Barrier(num_replicas, timeout=TIMEOUT), None
+
+    def of(self, rank: int) -> "OneOfThem":
+        return OneOfThem(self, rank)
+
+    def share(self, rank: int, values: Tensor, source: int) -> None:
+        if rank == source:
+            self._said = values.clone()
+        self._all_here.wait()
+        values.copy_(self._said)
+        self._all_here.wait()
+
+
+class OneOfThem(Alone):
+    """One of them: the part of `Replication` that averages between pipelines need."""
+
+    def __init__(self, together: Together, rank: int) -> None:
+        self._together, self._rank, self.num_replicas = together, rank, together.num_replicas
+
+    def broadcast(self, values: Tensor, source: int, *, what: str) -> None:
+        self._together.share(self._rank, values, source)

@@ -5,11 +5,15 @@ import zlib
 import pytest
 import torch
 from exchanging_pipelines import Board, Trained, at_once
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from sparsepipe.replication import RULES
 
+SIZES = ((3, 5), (7,), (2, 3, 4), (1,), (11, 13))
 
-def network(seed, sizes=((3, 5), (7,), (2, 3, 4), (1,), (11, 13))):
+
+def network(seed, sizes=SIZES):
     """Layers a, b, …: a weight each, and the running mean of a batch norm of every other."""
     draw = torch.Generator().manual_seed(seed)
     layers = [chr(ord("a") + k) for k in range(len(sizes))]
@@ -29,16 +33,15 @@ def gradients_of(seed, pipeline):
     return gradient
 
 
-def train(rule, num_pipelines, *, updates, cuts=None, seed=0, unlike=False, momentum=0.0, finish=True):
+def train(rule, num_pipelines, *, updates, cuts=None, seed=0, momentum=0.0, finish=True, sizes=SIZES):
     """Train pipelines in threads. Returns them, and the board."""
-    layers, weights, buffers = network(seed)
+    layers, weights, buffers = network(seed, sizes)
     cuts = cuts or [()] * num_pipelines
     board = Board(rule, num_pipelines, num_holders={p: len(cuts[p]) + 1 for p in range(num_pipelines)})
     trained = []
     for p in range(num_pipelines):
-        own = {name: tensor + p * unlike for name, tensor in weights.items()}
         of_buffers = {name: tensor + p if tensor.is_floating_point() else tensor for name, tensor in buffers.items()}
-        trained.append(Trained(board, p, layers, own, of_buffers, cuts=cuts[p], momentum=momentum))
+        trained.append(Trained(board, p, layers, weights, of_buffers, cuts=cuts[p], momentum=momentum))
 
     def run(one):
         gradient = gradients_of(seed, one.client.pipeline)
@@ -246,3 +249,26 @@ def test_a_correction_is_what_training_went_on_from_the_mean():
     }
     close(trained[0].weights(), {name: weight - 0.1 * steps[name] for name, weight in weights.items()})
     assert max(facts["staleness"] for _, _, facts in board.facts) >= 1
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_bits_depend_on_no_cuts(data):
+    """Of networks of a few tensors of any size, none among them, and pipelines cut anywhere."""
+    sizes = data.draw(st.lists(st.lists(st.integers(0, 9), max_size=3), min_size=1, max_size=5))
+    num_pipelines = data.draw(st.integers(2, 4))
+    everybody = (
+        RULES["local-sgd"](every=1, overlap=False),
+        RULES["all-reduce"](),
+        RULES["diloco"](every=1, overlap=False),
+    )
+    rule = data.draw(st.sampled_from([*everybody, RULES["diloco"](every=2, overlap=False, bits=8)]))
+    places = st.sets(st.integers(1, max(1, len(sizes) - 1)), max_size=len(sizes) - 1)
+    cuts = [tuple(sorted(data.draw(places))) for _ in range(num_pipelines)]
+    sizes = tuple(map(tuple, sizes))
+    unlike, board = train(rule, num_pipelines, updates=2, cuts=cuts, seed=11, sizes=sizes)
+    equal, _ = train(rule, num_pipelines, updates=2, seed=11, sizes=sizes)
+    for one, other in zip(unlike, equal, strict=True):
+        assert same_bits(one.weights(), other.weights()) and same_bits(one.buffers(), other.buffers())
+        assert same_bits(one.weights(), unlike[0].weights())
+    assert all(facts["applied"] for _, _, facts in board.facts)

@@ -1,6 +1,7 @@
 """What the first replica of a stage has to exchange with the other pipelines' ranks."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...pipelines.base import Coordinator
@@ -8,6 +9,7 @@ from .mean_weights import MeanWeights
 from .merging import Merging
 from .pair import Offer
 from .peers import Peers
+from .reduction import Reductions
 from .server import Server
 from .state import StateDesk
 from .under_way import UnderWay
@@ -51,9 +53,12 @@ class Exchanging:
     server: Server
     peers: Peers
     offer: Offer | None  # of a rule whose merges take partners by surprise
+    reductions: Sequence[Reductions]
 
     def close(self) -> None:
         self.under_way.close()
+        for reductions in self.reductions:
+            reductions.close()
         self.server.close()
         self.peers.close()
 

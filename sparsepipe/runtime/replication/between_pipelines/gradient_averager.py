@@ -90,6 +90,8 @@ class GradientAverager:
         self._desk.final()
 
     def close(self) -> None:
+        if self._exchange is not None:
+            self._exchange.reductions.close()
         if self._server is not None:
             self._server.close()
         if self._exchange is not None:

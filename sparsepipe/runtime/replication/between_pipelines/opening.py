@@ -47,6 +47,7 @@ class _Opening:
         self._layout = self._held.layout
         self._peers = Peers(coordinator, self._layout.sizes)
         self._handlers: dict[str, Handler] = {}
+        self._reductions: list[Reductions] = []
 
     def open(self) -> Averager:
         if self._rule.arithmetic is Arithmetic.MEAN_GRADIENTS:
@@ -70,7 +71,9 @@ class _Opening:
         desk = self._desk(lambda: self._replica.tensors() | merging.state())
         server = self._listen()
         under_way = UnderWay(self._coordinator, merging)
-        return Exchanging(self._contributions(), merging, final, under_way, desk, server, self._peers, offer)
+        return Exchanging(
+            self._contributions(), merging, final, under_way, desk, server, self._peers, offer, self._reductions
+        )
 
     def _merging(self) -> tuple[Merging, Offer | None]:
         """Return what a merge does by this rule, and what is offered to those who take this rank by surprise."""
@@ -100,6 +103,7 @@ class _Opening:
     def _mean_exchange(self, what: str, encoding: Encoding) -> MeanExchange:
         reductions = Reductions(self._layout, encoding, timeout=self._timeout)
         self._handlers[what] = reductions
+        self._reductions.append(reductions)
         pipeline = self._coordinator.pipeline
         return MeanExchange(pipeline, self._layout, encoding, self._peers, reductions, self._timeout, what)
 

@@ -181,6 +181,12 @@ class Reductions:
             if len(self._over) > _REMEMBERED:
                 self._over.popitem(last=False)
 
+    def close(self) -> None:
+        """Call off what this rank will not come to any more."""
+        with self._lock:
+            for reduction in self._open.values():
+                reduction.call_off("it ends")
+
     def payload_bytes(self, facts: Mapping[str, Any]) -> int:
         names, share = self._asked(facts)
         sizes = [place.stop - place.start for place in self._layout.shares(names, *share)]
