@@ -64,6 +64,11 @@ class MinibatchQueue:
 
     def _go_on(self, progress: Mapping[str, Any]) -> None:
         told = read_progress(progress, "progress")
+        if told["epoch_minibatches"] != self.epoch_minibatches:
+            raise InputError(
+                f"progress: {told['epoch_minibatches']} minibatches an epoch, now there are {self.epoch_minibatches}; "
+                "resume with the data and batch size it had"
+            )
         left = {int(name): minibatches for name, minibatches in told["left"].items()}
         for epoch in sorted(left):
             if epoch >= self.num_epochs or any(m >= self._length(epoch) for m in left[epoch]):

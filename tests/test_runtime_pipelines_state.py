@@ -1,0 +1,122 @@
+"""The coordinator's state by hand: an epoch of two pipelines, deaths, holders, what is refused and what is counted."""
+
+import pytest
+
+from sparsepipe.errors import InputError
+from sparsepipe.replication import SERVER, rule
+from sparsepipe.runtime.pipelines.base import Address, Holder, Kind
+from sparsepipe.runtime.pipelines.minibatch_queue import MinibatchQueue
+from sparsepipe.runtime.pipelines.state import GivenUp, Request, RunOfPipelines, RunState
+
+
+def test_progress_of_other_data_is_refused() -> None:
+    for progress in (
+        {"done": 3, "epoch_minibatches": 10, "left": {}},
+        {"done": 12, "epoch_minibatches": 10, "left": {"1": [10]}},
+        {"done": 12, "epoch_minibatches": 10, "left": {"9": [1]}},
+        {"done": 12, "epoch_minibatches": 10, "left": {"one": [1]}},
+        {"done": -1, "epoch_minibatches": 10, "left": {}},
+        {"done": 10, "epoch_minibatches": 5, "left": {}},
+    ):
+        with pytest.raises(InputError, match="^progress"):
+            MinibatchQueue(10, 20, progress)
+
+
+def asks(state, call, who=0, attempt=0, now=0.0, **given):
+    return state.ask(Request(call, who, 0, attempt, given), now=now)
+
+
+def begun(num_pipelines=2, *, rule=None, whole=2, epoch=7, total=14):
+    state = RunState(RunOfPipelines(num_pipelines, rule))
+    for k in range(num_pipelines):
+        asks(state, "begin", k, whole=whole, num_holders=1, epoch_minibatches=epoch, total_minibatches=total)
+    return state
+
+
+def test_an_epoch_by_hand() -> None:
+    """Seven minibatches in units of two: 0 takes 0 1 4 5, 1 takes 2 3 and what is left, 6; neither waits at the end."""
+    state = begun()
+    assert asks(state, "next_task", 0, number=0) == (0, Kind.TRAIN, 0, 6, 0)
+    assert asks(state, "next_task", 1, number=0) == (0, Kind.TRAIN, 0, 4, 0)
+    assert [asks(state, "take_minibatch", 0, task=0, place=place) for place in (1, 0, 2, 3)] == [1, 0, 4, 5]
+    assert [asks(state, "take_minibatch", 1, task=0, place=place) for place in (0, 1, 2, 0)] == [2, 3, None, 2]
+    for place in (0, 1):
+        asks(state, "done", 1, task=0, place=place, row={})
+    assert asks(state, "next_task", 1, number=1) == (1, Kind.TRAIN, 0, 1, 1)
+    asks(state, "done", 1, task=1, place=0, row={})
+    assert asks(state, "next_task", 1, number=2) == (2, Kind.CLOSE_EPOCH, 0, 0, 0)
+    for place in range(4):
+        asks(state, "done", 0, task=0, place=place, row={})
+    assert asks(state, "next_task", 0, number=1) == (1, Kind.TRAIN, 1, 6, 2)
+
+
+def test_what_one_that_died_had_is_handed_out_first() -> None:
+    state = begun(epoch=20, total=20)
+    asks(state, "next_task", 0, number=0)
+    asks(state, "next_task", 1, number=0)
+    asks(state, "take_minibatch", 0, task=0, place=3)
+    asks(state, "done", 0, task=0, place=0, row={})
+    asks(state, "leave", 0)
+    assert [asks(state, "take_minibatch", 1, task=0, place=place) for place in range(8)] == [2, 3, 1, 4, 5, 6, 7, 8]
+    with pytest.raises(GivenUp, match="attempt 0 of pipeline 0"):
+        asks(state, "done", 0, task=0, place=1, row={})
+    asks(state, "begin", 0, 1, whole=2, num_holders=1, epoch_minibatches=20, total_minibatches=20)
+    assert asks(state, "live", 0, 1) == [1] and asks(state, "live", 1) == []
+    assert asks(state, "next_task", 0, 1, number=0) == (0, Kind.TRAIN, 0, 10, 2)
+    assert asks(state, "live", 1) == [0]
+
+
+def test_holders_are_known_once_all_have_registered() -> None:
+    state = RunState(RunOfPipelines(2))
+    length = {"whole": 1, "epoch_minibatches": 4, "total_minibatches": 4}
+    asks(state, "begin", 0, num_holders=2, **length)
+    holders = [Holder(0, rank, (f"layer{rank}",), Address("127.0.0.1", 1, "ab")) for rank in (0, 1)]
+    asks(state, "register", 0, holder=holders[0])
+    asks(state, "register", 0, holder=holders[0])
+    assert asks(state, "holders", 1, pipeline=0) == []
+    asks(state, "register", 0, holder=holders[1])
+    assert asks(state, "holders", 1, pipeline=0) == holders
+    asks(state, "leave", 0)
+    assert asks(state, "holders", 1, pipeline=0) == []
+    server = Holder(SERVER, 0, ("layer0", "layer1"), Address("127.0.0.1", 2, "cd"))
+    asks(state, "register", SERVER, holder=server)
+    assert asks(state, "holders", 1, pipeline=SERVER) == [server]
+
+
+def test_pipelines_of_unlike_data_are_refused() -> None:
+    state = begun()
+    with pytest.raises(InputError, match="pipeline 1 has 8 minibatches an epoch and 14 in all, others have 7 and 14"):
+        asks(state, "begin", 1, 1, whole=2, num_holders=1, epoch_minibatches=8, total_minibatches=14)
+
+
+def test_what_must_not_be_asked_is_refused() -> None:
+    state = begun()
+    for call, given in (
+        ("next_task", {"number": 3}),
+        ("take_minibatch", {"task": 0, "place": 0}),
+        ("merge_of", {"contribution": 0}),
+        ("contribute", {"update": 1, "samples": 2}),
+        ("holders", {"pipeline": 7}),
+        ("no such call", {}),
+    ):
+        with pytest.raises(RuntimeError):
+            asks(state, call, **given)
+    with pytest.raises(RuntimeError, match="there is no pipeline 5"):
+        asks(state, "live", 5)
+
+
+def test_staleness_sizes_and_paces_are_counted() -> None:
+    state = begun(rule=rule("partial-reduce", {"wait": 1.0}), whole=1, epoch=100, total=100)
+    for k in (0, 1):
+        asks(state, "next_task", k, number=0, now=0.0)
+    for k, now in ((0, 1.0), (1, 1.5)):
+        asks(state, "done", k, task=0, place=0, row={"samples": 8, "loss": 1.0 + k}, now=now)
+        assert asks(state, "contribute", k, update=1, samples=8, now=now) == 0
+    merge = asks(state, "merge_of", 0, contribution=0, now=1.5)
+    assert merge.members == (0, 1) and merge.weights == (0.5, 0.5)
+    asks(state, "merged", 0, merge=merge.number, facts={"update": 3, "waited": 0.25, "bytes": 100}, now=2.0)
+    asks(state, "merged", 1, merge=merge.number, facts={"update": 1, "applied": False}, now=2.0)
+    told = state.replication
+    assert told["rule"] == "partial-reduce" and told["group_sizes"] == {"2": 1} and told["staleness"] == {"2": 1}
+    assert told["pipelines"][0] == {"minibatches": 1, "samples_per_second": 8.0, "own_pace": 8 / 0.75}
+    assert told["pipelines"][1] == {"minibatches": 1, "samples_per_second": 8 / 1.5, "own_pace": 8 / 1.5}
