@@ -81,6 +81,9 @@ def test_jitter_comes_as_often_as_said_and_alike_in_whatever_order_it_is_asked()
     other = Stragglers.parse("jitter:p=0.1,seconds=2;seed=1")
     agree = sum(first[p] > 0 and other.extra_seconds(*p, 1) > 0 for p in places)
     assert 100 < agree < 300  # 200 expected of draws that do not depend on each other
+    for later in (0, 1):  # 150 of 15,000 pairs of neighbouring ranks, in the same minibatch and in the next
+        agree = sum(first[rank, m] > 0 and first[rank + 1, m - later] > 0 for rank in range(3) for m in range(1, 5000))
+        assert 90 < agree < 210
 
 
 def test_two_jitters_of_one_rank_are_drawn_independently():

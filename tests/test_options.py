@@ -1,0 +1,62 @@
+"""Options as they are typed: split, understood, made a value of, written again."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from sparsepipe.errors import InputError
+from sparsepipe.options import option_values, split_options, typed, with_options, written_options
+
+
+@dataclass(frozen=True)
+class Walk:
+    steps: int
+    pace: float = 1.5
+    name: str = "stroll"
+    from_: int | None = None
+    uphill: bool = False
+
+
+def read(given):
+    _, options = split_options(given, "walk", first={"walk": "steps"})
+    return with_options(Walk, {key: typed(value) for key, value in options.items()}, "walk")
+
+
+@pytest.mark.parametrize(
+    ("given", "value", "written"),
+    [
+        ("walk:steps=3", Walk(3), "walk:3"),
+        ("walk: 3 , pace = 2", Walk(3, 2.0), "walk:3,pace=2"),
+        ("walk:3,pace=1e-7,uphill=TRUE", Walk(3, 1e-7, uphill=True), "walk:3,pace=1e-07,uphill=true"),
+        ("walk:3,name=a:b,from=0,", Walk(3, name="a:b", from_=0), "walk:3,name=a:b,from=0"),
+        ("walk:3,from=none,pace=0.1234567890123", Walk(3, 0.1234567890123), "walk:3,pace=0.1234567890123"),
+    ],
+)
+def test_what_is_typed_becomes_a_value_and_is_written_as_it_is_typed(given, value, written):
+    assert read(given) == value
+    assert written_options("walk", value, first="steps") == written
+    assert read(written) == value
+    assert with_options(Walk, option_values(value), "walk") == value
+    assert option_values(value).keys() == {"steps", "pace", "name", "from", "uphill"}
+
+
+def test_a_float_s_whole_number_is_a_float():
+    assert repr(read("walk:3,pace=2").pace) == "2.0"
+    assert repr(read("walk:3").steps) == "3"
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ("walk:3,fast", "walk 'walk:3,fast': 'fast' is no option; expected NAME:option=value"),
+        ("walk:3,=2", "'=2' is no option"),
+        ("walk:3,pace=", "'pace=' is no option"),
+        ("walk:3,steps=4", "steps is given twice"),
+        ("walk:3,from_=4", "walk: no option 'from_'; expected one of steps, pace, name, from, uphill"),
+        ("walk", "walk: steps is not given; expected steps"),
+    ],
+)
+def test_what_is_no_option_is_refused_in_one_line(given, complaint):
+    with pytest.raises(InputError) as caught:
+        read(given)
+    assert complaint in str(caught.value) and "\n" not in str(caught.value)
