@@ -16,9 +16,11 @@ from sparsepipe.cluster import DeviceType, Link, Node
 from sparsepipe.formats.pipedream_conf import conf_of, graph_text_of, load_conf
 from sparsepipe.formats.sparsepipe_servers import ServerFile
 from sparsepipe.profile import CostSample, LayerCost
+from sparsepipe.replication import parse_rule, rule_from_json, rule_text, rule_to_json
 from sparsepipe.schedule import actions
+from sparsepipe.stragglers import Stragglers
 
-EXAMPLES = 400  # of each of the nine tests below
+EXAMPLES = 400  # of each of the tests below
 FEW = 16  # devices that are planned for: a number that an edit made long, a thousand devices, takes minutes
 
 # What a hand, an editor or another program may leave in a file, beside any text at all.
@@ -224,6 +226,47 @@ def test_cluster_toml(tmp_path, found):
             partition(PROFILE, cluster)
 
     read_or_refused(path, lambda: Cluster.load(path), use)
+
+
+@pytest.mark.slow
+@fuzzed(EXAMPLES)
+@given(edits)
+def test_minibatch_times(tmp_path, found):
+    rows = [f"{number},{number % 3},25,{10 * (number // 3) + 1},{400 + number}\n" for number in range(30)]
+    path = write(tmp_path / "times.csv", damaged(",worker,gpu,time,batch_time_norm\n" + "".join(rows), found))
+
+    def use(stragglers: Stragglers) -> None:
+        stragglers.check(1)
+        assert all(stragglers.extra_seconds(0, minibatch, 1) >= 0 for minibatch in (0, 1, 95, 10**6))
+
+    read_or_refused(path, lambda: Stragglers.parse(f"trace:{path}"), use)
+
+
+@pytest.mark.slow
+@fuzzed(EXAMPLES)
+@given(edits)
+def test_stragglers_as_typed(found):
+    given = damaged("jitter:p=0.1,seconds=0.05;slow:rank=3,factor=4,from=1,to=3;kill:rank=2,at=8;seed=3", found)
+    try:
+        stragglers = Stragglers.parse(given)
+    except InputError as error:
+        assert "\n" not in str(error)
+    else:
+        assert Stragglers.parse(str(stragglers)) == stragglers
+        assert stragglers.extra_seconds(3, 2, 1) >= 0
+
+
+@pytest.mark.slow
+@fuzzed(EXAMPLES)
+@given(st.sampled_from(["partial-reduce:wait=0.01,rounds=3", "quorum:quorum=2,grace=1", "wsp:scale=0.5"]), edits)
+def test_rules_as_typed(given, found):
+    try:
+        rule = parse_rule(damaged(given, found))
+        rule.groups(3)
+    except InputError as error:
+        assert "\n" not in str(error)
+    else:
+        assert parse_rule(rule_text(rule)) == rule == rule_from_json(json.loads(json.dumps(rule_to_json(rule))))
 
 
 @pytest.mark.slow
