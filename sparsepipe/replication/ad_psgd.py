@@ -49,10 +49,10 @@ class _Pairs(Gathering):
         super().__init__(num_pipelines)
         self._draws = [random.Random(derived_seed(seed, "ad-psgd", pipeline)) for pipeline in range(num_pipelines)]
 
-    def complete(self, now: float) -> bool:
+    def complete(self) -> bool:
         return True
 
-    def close(self, now: float) -> Merge:
+    def close(self) -> Merge:
         (pipeline,) = self.waiting
         draw = self._draws[pipeline].random()
         others = sorted(self.live - {pipeline})

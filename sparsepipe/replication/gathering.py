@@ -21,8 +21,8 @@ class Gathering(ABC):
 
     Contributions wait until the rule finds them `complete`, or until its `next_deadline` has passed; then `close` makes
     one merge of all that wait. What waits is in the order in which it came. A deadline that has passed unnoticed is
-    decided before anything later is looked at: decisions depend on the times of what came, not on how often somebody
-    asked; who comes exactly at a deadline is still in time.
+    decided before a later contribution is looked at: decisions depend on the times of what came, not on how often
+    somebody asked. Who comes exactly at a deadline is still in time; who leaves is in no merge that is not yet made.
     """
 
     def __init__(self, num_pipelines: int) -> None:
@@ -33,11 +33,11 @@ class Gathering(ABC):
         self._merges = 0
 
     @abstractmethod
-    def complete(self, now: float) -> bool:
+    def complete(self) -> bool:
         """Whether those that wait are merged without waiting for anybody else. At least one waits."""
 
     @abstractmethod
-    def close(self, now: float) -> Merge:
+    def close(self) -> Merge:
         """Merge those that wait, by `merge`."""
 
     def arrived(self, pipeline: int, *, now: float) -> None:  # noqa: B027 - most rules keep nothing of their own
@@ -51,7 +51,7 @@ class Gathering(ABC):
 
     def contribute(self, pipeline: int, *, now: float, samples: int) -> list[Merge]:
         """Take a contribution and return what is decided by it. Raises InputError of one that left or still waits."""
-        merges = self._overdue(now)
+        merges = self.expire(now=now) if pipeline in self.waiting else self._overdue(now)
         if pipeline not in self.live:
             raise InputError(f"pipeline {pipeline} contributes and is not there: it left, or there are fewer")
         if pipeline in self.waiting:
@@ -59,7 +59,7 @@ class Gathering(ABC):
         self.waiting[pipeline] = Contribution(self._contributions[pipeline], now, samples)
         self._contributions[pipeline] += 1
         self.arrived(pipeline, now=now)
-        return merges + self._completed(now)
+        return merges + self._completed()
 
     def may_begin(self, pipeline: int) -> bool:
         """Return whether a pipeline may train on: always, but for rules that bound how far it is ahead."""
@@ -72,7 +72,7 @@ class Gathering(ABC):
         self.live.discard(pipeline)
         self.waiting.pop(pipeline, None)
         self.left(pipeline)
-        return self._overdue(now) + self._completed(now)
+        return self._overdue(now) + self._completed()
 
     def join(self, pipeline: int, *, now: float) -> list[Merge]:
         """Count on a pipeline again. One that was live until now died unnoticed: it leaves first."""
@@ -90,7 +90,7 @@ class Gathering(ABC):
     def expire(self, *, now: float) -> list[Merge]:
         """Merge those whose time has come."""
         deadline = self.next_deadline()
-        return [self.close(now)] if deadline is not None and deadline <= now else []
+        return [self.close()] if deadline is not None and deadline <= now else []
 
     def merge(
         self,
@@ -109,19 +109,19 @@ class Gathering(ABC):
 
     def _overdue(self, now: float) -> list[Merge]:
         deadline = self.next_deadline()
-        return [self.close(deadline)] if deadline is not None and deadline < now else []
+        return [self.close()] if deadline is not None and deadline < now else []
 
-    def _completed(self, now: float) -> list[Merge]:
-        return [self.close(now)] if self.waiting and self.complete(now) else []
+    def _completed(self) -> list[Merge]:
+        return [self.close()] if self.waiting and self.complete() else []
 
 
 class Everybody(Gathering):
     """Decisions of rules that average all live pipelines: once each of them has contributed, however long it takes."""
 
-    def complete(self, now: float) -> bool:
+    def complete(self) -> bool:
         return self.waiting.keys() == self.live
 
-    def close(self, now: float) -> Merge:
+    def close(self) -> Merge:
         return self.merge(list(self.waiting))
 
 

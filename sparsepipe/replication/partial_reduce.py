@@ -78,24 +78,26 @@ class _ReadyGroups(Gathering):
         self._set_of = {pipeline: pipeline for pipeline in range(num_pipelines)}  # of live ones: its connected set
         self._sets = num_pipelines  # so many numbers of sets are used up
         self._merged = 0  # contributions in the groups since all were connected
+        self._forced = self._must_connect()  # the next group, decided when the one before is closed
 
     def next_deadline(self) -> float | None:
-        if not self.waiting or self._forced():
+        if not self.waiting or self._forced:
             return None
         first, contribution = next(iter(self.waiting.items()))
         return contribution.time + self._budgets[first]
 
-    def complete(self, now: float) -> bool:
-        return self.waiting.keys() == self.live or (self._forced() and self._connected_by(set(self.waiting)))
+    def complete(self) -> bool:
+        return self.waiting.keys() == self.live or (self._forced and self._connected_by(set(self.waiting)))
 
-    def close(self, now: float) -> Merge:
-        members, forced = set(self.waiting), self._forced()
+    def close(self) -> Merge:
+        members, forced = set(self.waiting), self._forced
         for member in members:
             self._budgets[member] = self._next_budget(self._budgets[member], alone=len(members) == 1)
         self._merged += len(members)
         self._connect(members)
         if len(set(self._set_of.values())) == 1:
             self._start_anew()
+        self._forced = self._must_connect()
         return self.merge(list(members), forced=forced)
 
     def left(self, pipeline: int) -> None:
@@ -107,7 +109,7 @@ class _ReadyGroups(Gathering):
         self._set_of[pipeline] = self._sets
         self._sets += 1
 
-    def _forced(self) -> bool:
+    def _must_connect(self) -> bool:
         """Whether the next group has to connect all: after one more of any size there would be no room for it."""
         return self._merged > (self._rule.rounds - 2) * len(self.live)
 

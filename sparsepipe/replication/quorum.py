@@ -13,11 +13,14 @@ from .gathering import Gathering, several
 class Quorum:
     """The mean of the weights of a quorum and of those that come within a grace window after it, by samples.
 
-    Source: "Decoupled DiLoCo" (arXiv 2604.21428): minimum quorum, adaptive grace window, merge weighted by what each
-    was trained on. A window of `grace` seconds opens when `quorum` pipelines (by default more than half of them) have
-    contributed; it closes when all live ones have, or its time is up. With fewer live pipelines than the quorum, all of
-    them are enough. `adaptive` closes it as soon as none of those missing is expected in it: each is expected as long
-    after its last contribution as that came after the one before.
+    Source: Douillard et al., "Decoupled DiLoCo for Resilient Distributed Pre-training", 2026 (arXiv 2604.21428):
+    minimum quorum, adaptive grace window, merges weighted by what each was trained on. There a merge is an outer step
+    of one fragment of the weights after the other, by tokens and tokens a step; here it is a mean, by samples.
+
+    A window of `grace` seconds opens when `quorum` pipelines (by default more than half of them) have contributed; it
+    closes when all live ones have, or its time is up. With fewer live pipelines than the quorum, all of them are
+    enough. `adaptive` closes it as soon as none of those missing is expected in it: each is expected as long after its
+    last contribution as that came after the one before.
 
     Each counts for the samples that it was trained on since its last merge. The weights of a merge sum to 1; the mixing
     matrix is doubly stochastic only where all have as many. Optimizer state stays local. Batch-norm statistics are
@@ -76,7 +79,7 @@ class _Window(Gathering):
         if len(self.waiting) < self._quorum:
             self._closes = None  # one of the quorum is gone
 
-    def complete(self, now: float) -> bool:
+    def complete(self) -> bool:
         missing = self.live - self.waiting.keys()
         if self._closes is None or not self._adaptive:
             return not missing
@@ -86,7 +89,7 @@ class _Window(Gathering):
         """When a pipeline comes next, in seconds; at once where it has come too seldom to tell."""
         return self._last.get(pipeline, 0.0) + self._between[pipeline] if pipeline in self._between else float("-inf")
 
-    def close(self, now: float) -> Merge:
+    def close(self) -> Merge:
         self._closes = None
         members = sorted(self.waiting)
         samples = [self.waiting[member].samples for member in members]

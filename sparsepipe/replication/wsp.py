@@ -66,10 +66,10 @@ class _Clocks(Gathering):
     def joined(self, pipeline: int) -> None:
         self._clocks[pipeline] = min(self._clocks.values(), default=0)
 
-    def complete(self, now: float) -> bool:
+    def complete(self) -> bool:
         return True
 
-    def close(self, now: float) -> Merge:
+    def close(self) -> Merge:
         (pipeline,) = self.waiting
         self._clocks[pipeline] += 1
         return self.merge([pipeline], weights=self._weights, partner=SERVER)
