@@ -135,3 +135,18 @@ def test_a_rule_for_one_pipeline_is_told(tmp_path, files, capsys):
     run("plan", *files, "--out", path, capsys=capsys)
     code, _, err = run("simulate", path, *files, "--replication", "quorum", capsys=capsys)
     assert code == 2 and "this plan has one" in err
+
+
+def test_heturuns_nodes_are_a_cluster(tmp_path, files, capsys):
+    nodes, one = tmp_path / "nodes.yml", tmp_path / "one.json"
+    nodes.write_text("nodes: [{host: w0, servers: 1, workers: 2, chief: true}, {host: w1, workers: 2}]")
+    document = Profile.load(files[1])
+    Profile(document.graph, {"big": document.costs["big"]}, document.sizes).save(one)
+    given = ("--profile", one, "--cluster", nodes, "--bandwidth", "1GB/s", "--bandwidth", "1kB/s")
+    code, out, _ = run("plan", *given, "--pipelines", 2, "--json", capsys=capsys)
+    found = [
+        {r["node"] for stage in plan["stages"] for r in stage["replicas"]} for plan in json.loads(out)["pipelines"]
+    ]
+    assert code == 0 and found == [{"w0"}, {"w1"}]
+    code, _, err = run("plan", "--profile", files[1], "--cluster", nodes, capsys=capsys)
+    assert code == 2 and "tells no device types" in err

@@ -357,7 +357,7 @@ def _machine_options(verb: Parser) -> None:
     verb.add_argument(
         "--profile", action="append", metavar="[TYPE=]FILE", help="profile JSON or graph.txt, one a device type"
     )
-    verb.add_argument("--cluster", type=Path, metavar="FILE.toml")
+    verb.add_argument("--cluster", type=Path, metavar="FILE.toml", help="or the nodes of heturun, FILE.yml")
     verb.add_argument("--server-file", type=Path, metavar="FILE", help="SparsePipe's list of servers and profiles")
     verb.add_argument(
         "--devices",

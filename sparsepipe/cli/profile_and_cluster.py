@@ -7,6 +7,7 @@ from math import prod
 from ..cluster import Cluster, DeviceType, Link, Node
 from ..errors import InputError
 from ..fields import MOST_LIKE_DEVICES
+from ..formats.sdpipe import cluster_of, load_nodes
 from ..formats.sparsepipe_servers import ServerFile
 from ..plan import Plan
 from ..profile import Profile
@@ -37,10 +38,29 @@ def profile_and_cluster(options: argparse.Namespace, *, warn: bool = True) -> tu
     if warn:
         warn_of(joined)
     if options.cluster:
-        return joined, Cluster.load(options.cluster)
+        return joined, _cluster_file(options, joined)
     if not options.devices:
         raise InputError("no devices: give --cluster FILE, --server-file FILE or --devices N")
     return joined, _like_devices(joined, options.devices, options.bandwidth, options.memory)
+
+
+def _cluster_file(options: argparse.Namespace, found: Profile) -> Cluster:
+    """A cluster file of ours, or heturun's nodes (.yml), whose devices are of the profile's type."""
+    if options.cluster.suffix not in (".yml", ".yaml"):
+        return Cluster.load(options.cluster)
+    nodes, kinds = load_nodes(options.cluster), found.device_types
+    if len(kinds) > 1:
+        raise InputError(
+            f"{options.cluster}: tells no device types, and the profile has {', '.join(kinds)}: write a cluster TOML"
+        )
+    links = [Link(bandwidth) for bandwidth in options.bandwidth or ()]  # inside a node, between nodes
+    return cluster_of(
+        nodes,
+        device_type=kinds[0],
+        memory_bytes=options.memory or float("inf"),
+        link=links[0] if links else None,
+        network=links[1] if len(links) > 1 else None,
+    )
 
 
 def beyond_profile(plan: Plan, found: Profile) -> list[str]:

@@ -5,9 +5,9 @@ from typing import Any
 
 import yaml
 
-from ..errors import InputError
-from ..fields import complaint, shown
-from ..files import read_text
+from .errors import InputError
+from .fields import complaint, shown
+from .files import read_text
 
 _BASE = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # as safe, and ten times faster on a file of many entries
 _MOST_DEPTH = 20
@@ -47,7 +47,7 @@ def _check_structure(path: Path, text: str) -> None:
     """Raise InputError for aliases, with which a small file becomes any size, and for what is nested too deeply."""
     depth = 0
     for event in yaml.parse(text, Loader=_BASE):
-        line = event.start_mark.line + 1
+        line = event.start_mark.line + 1 if event.start_mark else 1
         if isinstance(event, yaml.AliasEvent):
             raise InputError(f"{path}:{line}: an alias (*{shown(event.anchor)[1:-1]}), expected none; write it out")
         if isinstance(event, yaml.CollectionStartEvent):

@@ -1,0 +1,166 @@
+"""SDPipe's files: those that it ships, and layouts written as its device_list.py is."""
+
+import pytest
+
+from sparsepipe import CostSample, InputError, Layer, LayerCost, LayerGraph, Link, Profile, simulate_pipelines
+from sparsepipe.formats.sdpipe import HetuNode, cluster_of, load_layouts, load_nodes, pipelines_of
+from sparsepipe.replication import rule
+
+LISTS = """
+from hetu import rgpu, gpu, cpu
+import socket
+
+alone = [[gpu(0)], [gpu(1)]]
+shared = [[gpu(0), gpu(1)]] * 2
+
+def names():
+    raise SystemExit("this file must not be run")
+
+m0, m1 = names()
+
+two_by_two = [
+    [rgpu(m0, 0), rgpu(m1, 0)],
+    [rgpu(m0, 1), rgpu(m1, 1)],
+]
+twice = [
+    [rgpu("w0", 0), rgpu("w1", 1)],
+    [rgpu("w0", 0), rgpu("w1", 1)],
+    [rgpu("w0", 2), rgpu("w1", 3)],
+]
+my_device = two_by_two
+
+def add_cpu_ctx(device_list):
+    return [row + [cpu(0)] for row in device_list]
+"""
+
+
+def graph(num_layers=4):
+    return LayerGraph.chain(Layer(f"l{k}", "", 8.0) for k in range(num_layers))
+
+
+@pytest.fixture
+def lists(tmp_path):
+    path = tmp_path / "device_list.py"
+    path.write_text(LISTS)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "hosts", "workers"),
+    [
+        ("config_local.yaml", ["localhost"], 4),
+        ("w0_w1.yml", ["w0", "w1"], 8),
+        ("w2_w3.yml", ["w2", "w3"], 8),
+        ("w4_w5.yml", ["w4", "w5"], 8),
+    ],
+)
+def test_the_files_that_sdpipe_ships(shared_reference, name, hosts, workers):
+    folder = shared_reference / "configs/sdpipe/artifacts/pipeline/config"
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is not there")
+    nodes = load_nodes(folder / name)
+    assert [node.host for node in nodes] == hosts and {node.workers for node in nodes} == {workers}
+    assert [node.chief for node in nodes] == [k == 0 for k in range(len(nodes))] and nodes[0].servers == 1
+    cluster = cluster_of(nodes, device_type="gpu", link=Link(1e9), network=Link(1e8))
+    assert [node.name for node in cluster.nodes] == hosts and len(cluster.devices) == workers * len(hosts)
+
+
+def test_a_layout_is_a_row_a_stage_and_a_column_a_pipeline(lists):
+    layouts = load_layouts(lists, ["w0", "w1"])
+    assert set(layouts) == {"alone", "shared", "two_by_two", "twice", "my_device"}
+    assert layouts["my_device"] == layouts["two_by_two"]
+    nodes = (HetuNode("w0", 1, 4, True), HetuNode("w1", 0, 4))
+    cluster = cluster_of(nodes, device_type="gpu")
+    found = pipelines_of(layouts["my_device"], cluster, graph(), rule("partial-reduce"), layers=[1, 3])
+    found.check(graph(), cluster)
+    assert [[stage.ranks for stage in plan.stages] for plan in found.pipelines] == [[(0,), (1,)], [(4,), (5,)]]
+    assert [stage.layers for stage in found.pipelines[1].stages] == [("l0",), ("l1", "l2", "l3")]
+    assert found.pipelines[1].stages[0].nodes == ("w1",)
+    cost = LayerCost((CostSample(1, 1.0, 2.0, 0.0),))
+    told = simulate_pipelines(found, Profile(graph(), {"gpu": (cost,) * 4}), cluster, [1] * 20)
+    assert [one.minibatches for one in told.pipelines] == [10, 10]
+
+
+def test_rows_on_the_same_gpus_are_one_stage(lists):
+    cluster = cluster_of((HetuNode("w0", 0, 4, True), HetuNode("w1", 0, 4)), device_type="gpu")
+    layout = load_layouts(lists, ["w0", "w1"])["twice"]
+    found = pipelines_of(layout, cluster, graph(6), rule("partial-reduce")).check(graph(6), cluster)
+    assert [[stage.ranks for stage in plan.stages] for plan in found.pipelines] == [[(0,), (2,)], [(5,), (7,)]]
+    assert [stage.layers for stage in found.pipelines[0].stages] == [("l0", "l1", "l2", "l3"), ("l4", "l5")]
+
+
+def test_gpus_without_a_host_are_those_of_the_only_one(lists):
+    cluster = cluster_of((HetuNode("localhost", 1, 2, True),), device_type="gpu")
+    found = pipelines_of(load_layouts(lists, ["a", "b"])["shared"], cluster, graph(), rule("quorum"))
+    assert [plan.stages[0].ranks for plan in found.pipelines] == [(0,), (1,)], "data parallel: a stage each"
+    alone = pipelines_of(load_layouts(lists, ["a", "b"])["alone"], cluster, graph(), rule("quorum"))
+    with pytest.raises(InputError, match="1 pipeline"):
+        alone.check(graph(), cluster)
+    two = cluster_of((HetuNode("w0", 0, 2, True), HetuNode("w1", 0, 2)), device_type="gpu")
+    with pytest.raises(InputError, match="names no host"):
+        pipelines_of(load_layouts(lists, ["a", "b"])["shared"], two, graph(), rule("quorum"))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("hosts: []", "expected nodes:"),
+        ("nodes: [w0]", r"nodes\[0\] = 'w0'"),
+        ("nodes: [{host: w0, workers: -1, chief: true}]", "workers = -1"),
+        ("nodes: [{host: w0, gpus: 3, chief: true}]", "has 'gpus'"),
+        ("nodes: [{host: 3, chief: true}]", "host = 3"),
+        ("nodes: [{host: w0, workers: 1}]", "0 nodes with chief"),
+        ("nodes: [{host: w0, chief: true}, {host: w0}]", "'w0' is there twice"),
+        ("nodes: [{host: w0, chief: 1}]", "chief = 1"),
+        ("nodes: [", "not YAML"),
+    ],
+)
+def test_a_wrong_nodes_file_is_told_in_a_line(tmp_path, text, told):
+    path = tmp_path / "nodes.yml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=told) as error:
+        load_nodes(path)
+    assert str(error.value).startswith(str(path)) and "\n" not in str(error.value)
+
+
+def test_hosts_without_workers_make_no_cluster():
+    with pytest.raises(InputError, match="no host has workers"):
+        cluster_of((HetuNode("w0", 1, 0, True),), device_type="gpu")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("def f(:", "not Python"),
+        ("x = 3", "no layout in it"),
+        ("x = [[cpu(0)]]", r"cpu\(0\).*expected lists of gpu"),
+        ("x = [[open('secret')]]", "expected lists of gpu"),
+        ("x = [[rgpu(y, 0)]]", "name 'y' is not known"),
+        ("x = [[gpu(0)]] * 10000000", "expected lists of gpu"),
+        ("x = [[gpu(0)], [gpu(0), gpu(1)]]", "stages of 1 and 2 GPUs"),
+        ("x = [gpu(0)]", "no list of lists"),
+        ("x = [[3]]", "x has 3"),
+        ("a, b = f()\nx = [[rgpu(a, 0)]]", "2 are hosts|a, b are hosts"),
+    ],
+)
+def test_a_wrong_device_list_is_told_in_a_line(tmp_path, text, told):
+    path = tmp_path / "device_list.py"
+    path.write_text(text)
+    with pytest.raises(InputError, match=told) as error:
+        load_layouts(path)
+    assert str(error.value).startswith(str(path)) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("layout", "layers", "told"),
+    [
+        (((("w9", 0),),), None, "host 'w9' is not in the cluster"),
+        (((("w0", 9),),), None, "GPU 9 of 'w0'"),
+        (((("w0", 0),), (("w0", 1),)), [1, 2], "4 together"),
+        (((("w0", 0),), (("w0", 1),)), [0, 4], "1 or more each"),
+    ],
+)
+def test_layouts_that_do_not_fit_are_told(layout, layers, told):
+    cluster = cluster_of((HetuNode("w0", 1, 2, True),), device_type="gpu")
+    with pytest.raises(InputError, match=told):
+        pipelines_of(layout, cluster, graph(), rule("quorum"), layers=layers)
