@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -13,10 +15,28 @@ from .held import Held
 from .mean import Mean, MeanExchange
 from .merging import distance, of_weights
 from .messages import CalledOff
+from .peers import Peers
 from .server import Server
 from .state import StateDesk
 
 _ASK_SECONDS = 0.5
+
+
+@dataclass(eq=False)
+class ExchangingGradients:
+    """What the first replica of a stage has to exchange with other pipelines, for all of the stage's replicas."""
+
+    gradients: MeanExchange
+    last: MeanExchange  # of weights, where a run ends
+    desk: StateDesk
+    server: Server
+    peers: Peers
+
+    def close(self) -> None:
+        for exchange in (self.gradients, self.last):
+            exchange.reductions.close()
+        self.server.close()
+        self.peers.close()
 
 
 class GradientAverager:
@@ -32,34 +52,33 @@ class GradientAverager:
         coordinator: Coordinator,
         held: Held,
         contributions: Contributions,
-        exchange: MeanExchange | None,
+        exchanging: ExchangingGradients | None,
         *,
-        desk: StateDesk,
-        server: Server | None,
         timeout: float,
     ) -> None:
-        """`exchange`, `server`: of the first replica of the stage alone."""
+        """`exchanging`: of the first replica of the stage alone."""
         self._coordinator, self._held, self._contributions = coordinator, held, contributions
-        self._exchange, self._desk, self._server, self._timeout = exchange, desk, server, timeout
+        self._exchanging, self._timeout = exchanging, timeout
         self._is_weight = of_weights(held.layout)
         self._waited, self._taken = Waited(), 0.0
-        self._update = -1
+        self._update = self._version = -1  # the last step, and the merge that it was of
 
     def before_step(self, gradients: list[Tensor], update: int, *, samples: int) -> list[Tensor]:
         found: Tensor | None = None
-        if self._exchange is not None:
+        if self._exchanging is not None:
             number = self._contributions.number(update, samples=samples, busy=False)
             if number is not None:
-                found = self._mean(self._exchange, number, update, gradients)
+                found = self._mean(self._exchanging.gradients, number, update, gradients)
         told = self._held.told(found)
         return gradients if told is None else self._held.gradients(told)
 
     def _mean(self, exchange: MeanExchange, number: int, update: int, gradients: list[Tensor]) -> Tensor | None:
         own, waited = self._held.snapshot_of(gradients), self._waited.seconds
         mean: Mean | None = None
-        facts: dict[str, object] = {"update": update, "contributed": update, "staleness": 0}
+        facts: dict[str, Any] = {"update": update, "contributed": update, "staleness": 0, "stage": self._held.stage}
         with self._waited:
             merge = self._merge(number, update)
+            self._version = merge.number
             try:
                 mean = exchange.mean(merge, own) if len(merge.members) > 1 else None
             except CalledOff as error:
@@ -81,21 +100,32 @@ class GradientAverager:
 
     def after_step(self, update: int, *, samples: int) -> None:
         self._update = update
-        self._desk.boundary(update)
+        if self._exchanging is not None:
+            self._exchanging.desk.boundary(update)
 
     def finish(self) -> None:
-        """Say that no gradients come any more. Weights are alike as they are."""
+        """End with the weights that all have, or with their mean, where some made their last steps without others."""
         with self._waited:
-            self._coordinator.last_merge(self._update)
-        self._desk.final()
+            merge = self._coordinator.last_merge(self._update)
+        own, found = self._exchanging, None
+        if own is not None:
+            facts: dict[str, Any] = {"update": self._update, "contributed": self._update, "staleness": 0, "last": True}
+            facts |= {"applied": False, "stage": self._held.stage, "distance": 0.0, "bytes": 0}
+            if len(merge.members) > 1:
+                try:
+                    mean = own.last.mean(merge, self._held.snapshot(), version=self._version)
+                    found = mean.values if len(set(mean.versions.values())) > 1 else None
+                    facts |= {"applied": True, "bytes": mean.bytes}
+                except CalledOff as error:
+                    facts["why"] = str(error)
+            self._coordinator.merged(merge, facts)
+        self._held.apply(found, in_place_of=True)
+        if own is not None:
+            own.desk.final()
 
     def close(self) -> None:
-        if self._exchange is not None:
-            self._exchange.reductions.close()
-        if self._server is not None:
-            self._server.close()
-        if self._exchange is not None:
-            self._exchange.peers.close()
+        if self._exchanging is not None:
+            self._exchanging.close()
 
     def take_waited(self) -> float:
         """Return the seconds that this rank waited for other pipelines since the last call."""

@@ -26,6 +26,9 @@ class Place(Protocol):
     """What is asked of where a replica stands."""
 
     @property
+    def stage(self) -> int: ...
+
+    @property
     def process(self) -> Process: ...
 
     @property
@@ -65,6 +68,7 @@ class Held:
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
+        self.stage = replica.position.stage
         self._group = replica.position.replication
         layers = replica.own.layers
         self._buffers = [

@@ -10,7 +10,7 @@ from ....replication.base import Arithmetic, Rule
 from ...pipelines.base import Averager, Coordinator, Holder
 from .encodings import EightBits, Encoding, Exact
 from .exchanging import Contributions, Exchanging
-from .gradient_averager import GradientAverager
+from .gradient_averager import ExchangingGradients, GradientAverager
 from .held import Held, Replica
 from .mean import MeanExchange
 from .mean_weights import MeanWeights
@@ -58,12 +58,13 @@ class _Opening:
         )
 
     def _of_gradients(self) -> GradientAverager:
-        first = self._replica.writes
-        exchange = self._mean_exchange("reduce", Exact()) if first else None
-        desk = self._desk(self._replica.tensors)
-        server = self._listen() if first else None
-        parts = (self._coordinator, self._held, self._contributions(), exchange)
-        return GradientAverager(*parts, desk=desk, server=server, timeout=self._timeout)
+        exchanging: ExchangingGradients | None = None
+        if self._replica.writes:
+            gradients, last = self._mean_exchange("reduce", Exact()), self._mean_exchange(_LAST, Exact())
+            desk = self._desk(self._replica.tensors)
+            exchanging = ExchangingGradients(gradients, last, desk, self._listen(), self._peers)
+        contributions = self._contributions()
+        return GradientAverager(self._coordinator, self._held, contributions, exchanging, timeout=self._timeout)
 
     def _exchanging(self) -> Exchanging:
         final = MeanWeights(self._mean_exchange(_LAST, Exact()))

@@ -116,12 +116,13 @@ class StageAverager:
         for one in served:
             facts = {"role": "partner", "contributed": one.update, "place": one.place, "distance": one.distance}
             facts |= {"update": self._update, "staleness": self._update - one.update, "applied": True}
+            facts["stage"] = self._held.stage
             self._coordinator.merged(one.merge, facts)
 
     def _tell(self, outcome: Outcome, **more: Any) -> None:
         since = outcome.contribution.update
         facts: dict[str, Any] = {"update": self._update, "contributed": since, "staleness": self._update - since}
-        facts |= {"applied": outcome.merged is not None, "seconds": outcome.seconds, **more}
+        facts |= {"stage": self._held.stage, "applied": outcome.merged is not None, "seconds": outcome.seconds, **more}
         facts["waited"], self._told = self._waited.seconds - self._told, self._waited.seconds
         facts |= outcome.merged.facts if outcome.merged else {"distance": 0.0, "bytes": 0}
         if outcome.why is not None:

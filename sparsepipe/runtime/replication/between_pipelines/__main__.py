@@ -1,0 +1,62 @@
+"""`python -m sparsepipe.runtime.replication.between_pipelines --run-dir RUN`: the parameter server's process.
+
+It holds all layers, as pipelines have pushed them, for the rule that has a server. It ends when it is told to
+(SIGTERM), or when its parent ends. Killed and started again, it begins anew from what the next to push has.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import torch
+
+from ....errors import InputError
+from ....pipelines import Pipelines
+from ....replication.base import SERVER
+from ...failures import DeadlinePassed, PeerLost
+from ...pipelines.base import Holder
+from ...pipelines.client import connect
+from ...processes.identity import Identity
+from ...processes.lifeline import watch
+from ...processes.run_folder import RunFolder
+from .parameter_server import Store
+from .server import Server
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog=f"python -m {__package__}", description=__doc__)
+    parser.add_argument("--run-dir", type=Path, required=True, help="folder of the whole run, with its plan.json")
+    parser.add_argument("--attempt", type=int, default=0, help="how often it was started before")
+    parser.add_argument("--timeout", type=float, default=60.0, help="seconds, the longest wait for another process")
+    arguments = parser.parse_args()
+    watch()
+    try:
+        _serve(arguments.run_dir, arguments.attempt, arguments.timeout)
+    except (InputError, DeadlinePassed, PeerLost, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2 if isinstance(error, InputError) else 1
+    return 0
+
+
+def _serve(run_dir: Path, attempt: int, timeout: float) -> None:
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    RunFolder(run_dir).watch(lambda error: os._exit(1))
+    torch.set_num_threads(1)
+    plan = Pipelines.load(run_dir / "plan.json").pipelines[0]
+    layers = tuple(layer for stage in plan.stages for layer in stage.layers)
+    server = Server(Identity.from_environment().address, {}, {"push": Store()}, timeout=timeout)
+    try:
+        coordinator = connect(run_dir, pipeline=SERVER, rank=0, attempt=attempt, timeout=timeout)
+        coordinator.register(Holder(SERVER, 0, layers, server.address))
+        ended.wait()
+    finally:
+        server.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
