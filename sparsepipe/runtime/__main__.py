@@ -19,20 +19,25 @@ def main() -> int:
     parser.add_argument("--run-dir", type=Path, required=True, help="folder with plan.json and config.json")
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint")
     arguments = parser.parse_args()
+    return work(arguments.run_dir, resume=arguments.resume)
+
+
+def work(run_dir: Path, *, resume: bool) -> int:
+    """Be the worker that the environment says, to its end; return the exit code of its process."""
     watch()
     identity, pipe = Identity.from_environment(), keep_pipe()
-    rank, resume = identity.rank, arguments.resume or identity.attempt > 0
+    rank, resume = identity.rank, resume or identity.attempt > 0
     folder: RunFolder | None = None
     try:
-        folder = RunFolder(arguments.run_dir)
+        folder = RunFolder(run_dir)
         folder.watch(lambda error: _end(error, pipe=pipe, rank=rank))
-        logs = arguments.run_dir / "logs"
+        logs = run_dir / "logs"
         logs.mkdir(exist_ok=True)
         _write_to(logs / f"rank{rank}.log")
         (logs / f"rank{rank}.pid").write_text(f"{os.getpid()}\n")
-        _run(arguments.run_dir, rank, resume=resume)
+        _run(run_dir, rank, resume=resume)
     except BaseException as error:
-        return _failed(error, folder, arguments.run_dir, pipe=pipe, rank=rank)
+        return _failed(error, folder, run_dir, pipe=pipe, rank=rank)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""`python -m sparsepipe.launchers.local`: the local launcher's own process (elastic.py), begun and left at once."""
+"""`python -m sparsepipe.launchers.local`: the local launcher's own process (agent.py), begun and left at once."""
 
 import gc
 import os
@@ -9,9 +9,11 @@ from contextlib import suppress
 def main() -> int:
     """Launch the workers of a run and return the launcher's exit code."""
     gc.disable()  # what torch's import makes stays: to search it for garbage takes a fifth of the start
-    from .elastic import main as launch
+    from .agent import main as launch
+    from .workers import bring_in
 
-    gc.freeze()
+    bring_in()
+    gc.freeze()  # nor is it written to in the workers, which have the memory in common
     gc.enable()
     return launch()
 

@@ -54,10 +54,15 @@ class Listener:
         self.said()
         self._said.clear()
 
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """The launcher's own, which are nothing to workers."""
+        return self._own, self._reading
+
     def close(self) -> None:
         """Have standard output back. Nobody is listened to any more."""
         os.dup2(self._own, 1)
-        for descriptor in (self._own, self._reading):
+        for descriptor in self.descriptors:
             os.close(descriptor)
 
     def _lines(self) -> Iterator[bytes]:

@@ -1,26 +1,37 @@
-"""A worker's tie to who started it: when the other end of a named pipe closes, for any reason, the worker ends."""
+"""A process's tie to who started it: when the other end of a named pipe closes, for any reason, the process ends."""
 
 import os
+import select
 import threading
 
 VARIABLE = "SPARSEPIPE_LIFELINE"
 _TERMINATED = 143  # what a shell says of a process ended by SIGTERM
 
 
-def watch() -> None:
-    """End this process as soon as nobody holds the writing end of the pipe that the environment names.
+class Lifeline:
+    """The pipe that the environment names, opened. Where it is gone, so is who held it: this process ends at once."""
 
-    Where the pipe is gone, so is who held it: they ended while this process started, and it ends now.
-    """
-    path = os.environ.get(VARIABLE)
-    if not path:
-        return
-    try:
-        # Not blocking: where the writer is gone already, a blocking open would wait for ever.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    except FileNotFoundError:
-        os._exit(_TERMINATED)
-    threading.Thread(target=_wait_for_end, args=(descriptor,), name="lifeline", daemon=True).start()
+    def __init__(self) -> None:
+        self.descriptor = -1  # where the environment names none
+        if path := os.environ.get(VARIABLE):
+            try:
+                # Not blocking: where the writer is gone already, a blocking open would wait for ever.
+                self.descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            except FileNotFoundError:
+                os._exit(_TERMINATED)
+
+    def look(self, seconds: float) -> None:
+        """Return after so many seconds, or end this process as soon as nobody holds the writing end."""
+        told = [self.descriptor] if self.descriptor >= 0 else []
+        if select.select(told, [], [], seconds)[0]:
+            os._exit(_TERMINATED)
+
+
+def watch() -> None:
+    """Have a thread end this process as soon as nobody holds the writing end of the pipe that the environment names."""
+    lifeline = Lifeline()
+    if lifeline.descriptor >= 0:
+        threading.Thread(target=_wait_for_end, args=(lifeline.descriptor,), name="lifeline", daemon=True).start()
 
 
 def _wait_for_end(descriptor: int) -> None:

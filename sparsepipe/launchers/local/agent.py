@@ -1,0 +1,167 @@
+"""The local launcher's own process: it starts the workers of one run, and again where one fails and that can help.
+
+`python -m sparsepipe.launchers.local --run-dir DIR [--resume] [--port P]`
+
+Workers are forked from it, since it has imported torch and the runtime: they start at once. So it has no thread, and
+leaves CUDA alone. They find each other through a file or, where a port is asked for, through a store bound to the
+loopback interface, in a process of its own since torch serves it by a thread.
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from ...errors import InputError
+from ...host.forked import Forked, fork
+from ...host.memory_kills import MemoryKills
+from ...record import RunRecord
+from ...runtime import commands
+from ...runtime.failures import described
+from ...runtime.processes.last_words import Listener
+from ...runtime.processes.lifeline import Lifeline, watch
+from ...runtime.processes.run_folder import RunFolder, RunFolderGone
+from ...runtime.training_state.checkpoint import ASIDE
+from ..failure_cause import FailureCause, clear, find_cause
+from ..supervisor import say_status, tell_status
+from .workers import LOOPBACK, Workers
+
+_LOOK_SECONDS = 0.05  # between two looks at the workers
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m sparsepipe.launchers.local", description=__doc__)
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--port", type=int)
+    arguments = parser.parse_args()
+    lifeline = Lifeline()
+    try:
+        folder = RunFolder(arguments.run_dir)
+    except RunFolderGone as error:
+        say_status(state="failed", reason=str(error))
+        return 1
+    listener = Listener()
+    try:
+        cause = _launch(arguments, listener, lifeline)
+    except Exception as error:
+        traceback.print_exc()
+        told = described(error, run_dir=arguments.run_dir, rank=-1, stage=None)
+        plain = told["limit"] or told["input_error"]
+        what = told["message"] if plain else f"{told['kind']}: {told['message']}; its log is logs/launcher.log"
+        cause = FailureCause(f"the launcher: {what}", None, None, exit_code=2 if told["input_error"] else 1)
+    finally:
+        listener.close()
+    return _finish(folder, cause)
+
+
+def _launch(arguments: argparse.Namespace, listener: Listener, lifeline: Lifeline) -> FailureCause | None:
+    """Run the workers to their end. Returns why they failed, None where they did not."""
+    record = RunRecord.load(arguments.run_dir)
+    clear(record.folder, 0)
+    os.environ["SPARSEPIPE_LAUNCH"] = f"{os.getpid()}-{time.time_ns()}"
+    closing = (*listener.descriptors, *([lifeline.descriptor] if lifeline.descriptor >= 0 else []))
+    store = _serve_store(arguments.port, closing=closing) if arguments.port is not None else None
+    attempt, allowed = 0, record.config["max_restarts"]
+    try:
+        while True:
+            cause = _attempt(record, attempt, arguments, listener=listener, lifeline=lifeline, closing=closing)
+            if cause is None or cause.lasting or attempt == allowed:
+                return cause
+            print(f"{cause.reason}; starting again from the last checkpoint", file=sys.stderr, flush=True)
+            attempt += 1
+            clear(record.folder, attempt)
+            listener.forget()
+    finally:
+        if store is not None:
+            store.kill()
+
+
+def _attempt(
+    record: RunRecord,
+    attempt: int,
+    arguments: argparse.Namespace,
+    *,
+    listener: Listener,
+    lifeline: Lifeline,
+    closing: tuple[int, ...],
+) -> FailureCause | None:
+    """Start the workers once and wait for their end; where one fails the others are ended at once. Returns why."""
+    kills = MemoryKills.now()
+    workers = Workers(
+        record.folder,
+        len(record.plan.ranks),
+        resume=arguments.resume,
+        attempt=attempt,
+        port=arguments.port,
+        closing=closing,
+    )
+    while workers.running and not workers.failed():
+        lifeline.look(_LOOK_SECONDS)
+        listener.said()  # before its pipe is full
+    exits = workers.failed()
+    workers.kill()
+    if not exits:
+        return None
+    said, killed = listener.said(), MemoryKills.now().since(kills)
+    return find_cause(record.folder, record.plan, exits, said=said, killed=killed)
+
+
+def _finish(folder: RunFolder, cause: FailureCause | None) -> int:
+    """Write the final status or, where the folder is gone or its disk full, print it; return the exit code."""
+    if cause is None:
+        status = _success(folder.path)
+    else:
+        status = {"state": "failed", **cause.to_json()}
+        with suppress(OSError):
+            print(cause.reason, file=sys.stderr, flush=True)
+    if folder.gone:
+        say_status(**{**status, "state": "failed", "reason": str(RunFolderGone(folder.path))})
+        return 1
+    _make_room(folder.path)
+    tell_status(folder.path, **status)
+    return cause.exit_code if cause else 0
+
+
+def _success(folder: Path) -> dict[str, Any]:
+    """How a run stands whose workers all ended well."""
+    if (found := commands.taken(folder)) is None:
+        return {"state": "finished"}
+    return {"state": "stopped", "reason": f"stopped after {found[1]} minibatches, as asked; resume it to go on"}
+
+
+def _make_room(folder: Path) -> None:
+    """Remove the rendezvous file of earlier workers, and shards of checkpoints that were never completed."""
+    with suppress(OSError):
+        for path in (folder / "logs").glob(".rendezvous-*"):
+            path.unlink()
+        for path in (folder / "checkpoints").glob(".minibatch-*"):
+            if not path.name.endswith(ASIDE):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _serve_store(port: int, *, closing: tuple[int, ...]) -> Forked:
+    """Serve the store where workers meet, at a port of the loopback interface."""
+    try:
+        listener = socket.create_server((LOOPBACK, port))
+    except OSError as error:
+        raise InputError(f"port {port} of {LOOPBACK} cannot be had ({error.strerror}); give another, or none") from None
+
+    def serve() -> int:
+        watch()
+        store = dist.TCPStore(LOOPBACK, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())
+        while store is not None:
+            signal.pause()
+        return 0
+
+    with listener:  # the child's alone
+        return fork(serve, closing=closing, session=False)
