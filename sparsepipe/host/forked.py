@@ -27,8 +27,10 @@ class Forked:
         """Return its exit code, -9 where SIGKILL ended it; None while it is alive."""
         return self._wait(os.WNOHANG)
 
-    def wait(self) -> int | None:
-        return self._wait(0)
+    def wait(self) -> int:
+        code = self._wait(0)
+        assert code is not None
+        return code
 
     def kill(self) -> None:
         """End it now, and all processes of its session."""

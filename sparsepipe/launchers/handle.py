@@ -7,7 +7,7 @@ import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 from ..errors import InputError
 from ..record import RunRecord
@@ -44,10 +44,22 @@ class Handle(Protocol):
         ...
 
 
+class Process(Protocol):
+    """What is used of `subprocess.Popen`."""
+
+    stdout: IO[bytes] | None
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, sig: int) -> None: ...
+
+
 class ChildProcess:
     """A supervisor that this process started; it ends when the lifeline closes. Detached, it has no lifeline (-1)."""
 
-    def __init__(self, process: subprocess.Popen, lifeline: int) -> None:
+    def __init__(self, process: Process, lifeline: int) -> None:
         self._process, self._lifeline = process, lifeline
 
     def alive(self) -> bool:

@@ -28,20 +28,36 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 STATUS = "status.json"
+TEMPLATE = "SPARSEPIPE_TEMPLATE"  # names the end of a socket that the launcher is to give to a template (local/)
+ROOM = " " * 10240  # ends the command of such a launcher: supervisors forked from it write their own over it
 _LEFT_BEHIND = (".rendezvous-*", ".lifeline-*")  # in logs/, by a launcher and a supervisor that were killed
 _HALF_WRITTEN = re.compile(r"\..+\.(json|jsonl|toml)\.[0-9a-z_]{8}")  # what a killed write leaves
 _LOG_BYTES = 4096  # of the end of a log, to look for its last line
 
 
-class Supervisor:
-    """Starts the command, waits for its end or for the lifeline's, and leaves nothing behind."""
+class Process(Protocol):
+    """The launcher: a child, in a session of its own."""
 
-    def __init__(self, lifeline: int, run_dir: Path, command: list[str]) -> None:
+    pid: int
+
+    def wait(self) -> int:
+        """Wait for its end and return its exit code, -9 for SIGKILL."""
+        ...
+
+
+Start = Callable[[dict[str, str], Sequence[int]], Process]  # of its environment and descriptors that are not for it
+
+
+class Supervisor:
+    """Starts the launcher, waits for its end or for the lifeline's, and leaves nothing behind."""
+
+    def __init__(self, lifeline: int, run_dir: Path, start: Start) -> None:
         self.run_dir = run_dir
         self._stopping = threading.Lock()
         self._cancelled: str | None = None
@@ -52,9 +68,8 @@ class Supervisor:
         self._fifo = run_dir / "logs" / f".lifeline-{os.getpid()}"
         os.mkfifo(self._fifo, 0o600)
         self._writer = os.open(self._fifo, os.O_RDWR)  # reading too, or opening would wait for a reader
-        self.process = subprocess.Popen(
-            command, start_new_session=True, env={**os.environ, "SPARSEPIPE_LIFELINE": str(self._fifo)}
-        )
+        environment = {**os.environ, "SPARSEPIPE_LIFELINE": str(self._fifo)}
+        self.process = start(environment, [self._writer, *([lifeline] if lifeline >= 0 else [])])
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupted cell or terminal leaves the job alone
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda number, frame: self.stop("cancelled by a signal"))
@@ -220,16 +235,38 @@ def _kill_worker(path: Path, run_dir: Path) -> None:
         pass  # gone already, or just being written
 
 
-def main() -> int:
-    lifeline, run_dir, *command = sys.argv[1:]
+def command(lifeline: int, run_dir: str, launcher: Sequence[str]) -> list[str]:
+    """Return the command of a run's supervisor, given its launcher's."""
+    return [sys.executable, "-I", __file__, str(lifeline), run_dir, *launcher]
+
+
+def supervise(lifeline: int, run_dir: Path, start: Start) -> int:
+    """Be the supervisor of a run to its end; return the exit code of its launcher."""
     try:
-        supervisor = Supervisor(int(lifeline), Path(run_dir), command)
+        supervisor = Supervisor(lifeline, run_dir, start)
     except OSError as error:
         what = f"its guard could not start the launcher ({error.strerror}: {error.filename or run_dir})"
-        tell_status(Path(run_dir), state="failed", reason=what)
+        tell_status(run_dir, state="failed", reason=what)
         return 1
     tell_status(Path(), state="running", guard=os.getpid(), launcher=supervisor.process.pid)
     return supervisor.wait()
+
+
+def _popen(words: list[str], environment: dict[str, str]) -> Process:
+    """Start the launcher by its command; one that is to leave a template is given a socket's end, and room."""
+    given = [int(end)] if (end := environment.get(TEMPLATE)) else []
+    try:
+        return subprocess.Popen(
+            [*words, *([ROOM] if given else [])], start_new_session=True, env=environment, pass_fds=given
+        )
+    finally:
+        for descriptor in given:
+            os.close(descriptor)
+
+
+def main() -> int:
+    lifeline, run_dir, *words = sys.argv[1:]
+    return supervise(int(lifeline), Path(run_dir), lambda environment, _: _popen(words, environment))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -38,12 +39,13 @@ from .workers import LOOPBACK, Workers
 _LOOK_SECONDS = 0.05  # between two looks at the workers
 
 
-def main() -> int:
+def main(options: Sequence[str]) -> int:
+    """Launch the workers of the run that the options name; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m sparsepipe.launchers.local", description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--port", type=int)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(options)
     lifeline = Lifeline()
     try:
         folder = RunFolder(arguments.run_dir)

@@ -2,8 +2,6 @@
 
 import os
 import socket
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from ...host.background_load import num_processors
 from ...host.limits import limit_met
 from ...host.memory import available_bytes
 from ...host.openmp import check_threads, waiting
-from ...host.python_path import check_current_folder, python_command, python_environment
+from ...host.python_path import check_current_folder, python_environment
 from ...plan import Plan
 from ...profile import Profile
 from ...record import RunRecord
@@ -23,7 +21,9 @@ from ..followed_job import FollowedJob
 from ..handle import AttachedProcess, ChildProcess
 from ..metrics_tail import Tail
 from ..prepare import prepare
+from .warm_start import Starter
 
+_STARTER = Starter()
 _FEW_WORKERS = 8  # which any machine starts
 _WORKER_BYTES = 250e6  # of a worker that has done nothing yet but to bring torch in
 
@@ -57,25 +57,15 @@ def launch(
     )
     options = ["--run-dir", str(record.folder), *(["--resume"] if resume else [])]
     options += ["--port", str(port)] if port is not None else []
-    command = python_command("sparsepipe.launchers.local", *options)
     tail = Tail(record.folder / "metrics.jsonl")
     if resume:
         tail.skip()  # rows of before were told before
     # Neither end of the pipe nor the lock outlives an exec, but for the supervisor, which is given the reading end.
     reading, writing = (-1, -1) if detach else os.pipe()
     given = (lock,) if detach else (lock, reading)
-    supervisor = Path(__file__).parent.with_name("supervisor.py")
+    environment = _environment(config, len(plan.ranks))
     try:
-        with (record.folder / "logs" / "launcher.log").open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-I", str(supervisor), str(reading), str(record.folder), *command],
-                pass_fds=given,
-                start_new_session=True,
-                stdin=subprocess.DEVNULL,
-                stdout=log if detach else subprocess.PIPE,  # for its last words, where the disk takes none
-                stderr=log,
-                env=_environment(config, len(plan.ranks)),
-            )
+        process = _STARTER.start(record.folder, options, environment=environment, lock=lock, lifeline=reading)
     except OSError as error:
         if writing >= 0:
             os.close(writing)

@@ -1,0 +1,183 @@
+"""How a supervisor is started: by this process's template (template.py), at once, where there is one that fits.
+
+It fits while this process stands as it did when the template began: a fork cannot take over the environment that
+libraries read when they are loaded, nor limits, nor the cores that may be used. Else, and for the first job, the
+supervisor starts a launcher that imports torch, and leaves a template.
+"""
+
+import errno
+import os
+import resource
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from ...host.python_path import python_command
+from .. import supervisor
+from .template import MOST_BYTES, READY, STARTED, Request
+
+_ANSWER_SECONDS = 10.0  # that a template may take to fork
+_OF_A_JOB = "SPARSEPIPE_"  # begins the names of variables that are read anew by each job
+_OF_NO_MATTER = frozenset({"PYTEST_CURRENT_TEST", "COLUMNS", "LINES", "OLDPWD", "PWD", "SHLVL", "_"})
+_SUPPORTED = sys.platform == "linux" and hasattr(os, "pidfd_open") and hasattr(signal, "pidfd_send_signal")
+_LIMITS = sorted(name for name in dir(resource) if name.startswith("RLIMIT_"))
+
+
+class SentProcess:
+    """A supervisor that the template forked: what is used of `subprocess.Popen`, for one that is no child of ours."""
+
+    def __init__(self, descriptor: int, stdout: IO[bytes]) -> None:
+        self._descriptor = descriptor
+        self.stdout: IO[bytes] | None = stdout
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+    def poll(self) -> int | None:
+        """Return None while it is alive, then 0: its exit code is told to its parent alone."""
+        return 0 if select.select([self._descriptor], [], [], 0)[0] else None
+
+    def wait(self, timeout: float | None = None) -> int:
+        if select.select([self._descriptor], [], [], timeout)[0]:
+            return 0
+        raise subprocess.TimeoutExpired("supervisor", timeout or 0.0)
+
+    def send_signal(self, sig: int) -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._descriptor, sig)
+
+
+class _Template:
+    """The way to a template that stands as this process did when it was asked for; it may be about to start."""
+
+    def __init__(self, standing: Any) -> None:
+        self.standing, self._pid = standing, os.getpid()
+        self._end, self.given = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._ready = False
+
+    def fits(self, standing: Any) -> bool:
+        return self.standing == standing and self._pid == os.getpid()  # not after a fork of this process
+
+    def start(self, request: Request, *, lock: int, lifeline: int, log: IO[bytes]) -> SentProcess | None:
+        """Have it start a supervisor; None where it cannot, or cannot yet.
+
+        Raises ConnectionError where it is gone, and OSError where it took the request and did not answer: what it may
+        have begun ends with its lifeline.
+        """
+        if not self._is_ready():
+            return None
+        reading, writing = os.pipe()
+        stdout = os.fdopen(reading, "rb", buffering=0)
+        try:
+            socket.send_fds(self._end, [request.to_bytes()], [lock, lifeline, writing, log.fileno()])
+            told, found = self._answer()
+        finally:
+            os.close(writing)
+        return SentProcess(found[0], stdout) if told == STARTED else None
+
+    def _is_ready(self) -> bool:
+        if not self._ready:
+            try:
+                self._ready = self._end.recv(len(READY), socket.MSG_DONTWAIT) == READY
+            except BlockingIOError:
+                return False
+            if not self._ready:
+                raise ConnectionResetError
+        return True
+
+    def _answer(self) -> tuple[bytes, list[int]]:
+        try:
+            self._end.settimeout(_ANSWER_SECONDS)
+            told, found, _, _ = socket.recv_fds(self._end, len(STARTED), 1)
+        except OSError:
+            told, found = b"", []
+        if not told:
+            raise OSError(errno.ETIMEDOUT, "it was asked for and did not come; launch it again", "its supervisor")
+        return told, found
+
+    def close(self) -> None:
+        """Let it go: it ends once its jobs need it no more, and starts none that it has not begun with."""
+        self._end.close()
+        self.given.close()
+
+
+class Starter:
+    """Starts supervisors for this process, and keeps its template."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._template: _Template | None = None
+
+    def start(
+        self, run_dir: Path, options: list[str], *, environment: dict[str, str], lock: int, lifeline: int
+    ) -> subprocess.Popen | SentProcess:
+        """Start the supervisor of a run, whose launcher has these options; without a lifeline (-1) it is detached.
+
+        Raises OSError where the machine refuses another process.
+        """
+        words = supervisor.command(lifeline, str(run_dir), python_command("sparsepipe.launchers.local", *options))
+        with self._lock, (run_dir / "logs" / "launcher.log").open("ab") as log:
+            if lifeline < 0:
+                return _begin(words, environment, given=(lock,), out=log, log=log)
+            standing = _standing(environment)
+            request = Request(str(run_dir), options, str(Path.cwd()), environment)
+            if asked := self._ask(request, standing, lock=lock, lifeline=lifeline, log=log):
+                return asked
+            given = [lock, lifeline]
+            if self._template is None and _SUPPORTED:
+                self._template = _Template(standing)
+                given.append(self._template.given.fileno())
+                environment = {**environment, supervisor.TEMPLATE: str(given[-1])}
+            try:
+                return _begin(words, environment, given=given, out=subprocess.PIPE, log=log)
+            finally:
+                if self._template is not None:
+                    self._template.given.close()  # the template's own
+
+    def _ask(self, request: Request, standing: Any, *, lock: int, lifeline: int, log: IO[bytes]) -> SentProcess | None:
+        """Ask the template where there is one that fits and is ready, and forget one that does not or is gone."""
+        if self._template is None:
+            return None
+        try:
+            if self._template.fits(standing) and len(request.to_bytes()) <= MOST_BYTES:
+                return self._template.start(request, lock=lock, lifeline=lifeline, log=log)
+        except ConnectionError:
+            pass
+        self._template.close()
+        self._template = None
+        return None
+
+
+def _begin(
+    words: Sequence[str], environment: Mapping[str, str], *, given: Sequence[int], out: Any, log: IO[bytes]
+) -> subprocess.Popen:
+    return subprocess.Popen(
+        words,
+        pass_fds=given,
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+        stdout=out,  # its last words, where the disk takes none
+        stderr=log,
+        env=environment,
+    )
+
+
+def _standing(environment: Mapping[str, str]) -> tuple[Any, ...]:
+    """What a process takes over from its parent once and for all, and a template's forks from the template."""
+    variables = {name: value for name, value in environment.items() if name not in _OF_NO_MATTER}
+    lasting = {name: value for name, value in variables.items() if not name.startswith(_OF_A_JOB)}
+    limits = [resource.getrlimit(getattr(resource, name)) for name in _LIMITS]
+    return lasting, limits, os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0), _umask()
+
+
+def _umask() -> str:
+    """The permissions that new files do not get, read without setting them for a moment."""
+    status = Path("/proc/self/status").read_text()
+    return next((line for line in status.splitlines() if line.startswith("Umask:")), "")
