@@ -54,11 +54,12 @@ def _serve(end: socket.socket, launch: Launch) -> int:
         os.dup2(nothing, stream)
     end.send(READY)
     supervisors: dict[int, Forked] = {}  # by descriptors that can be read from when they have ended
-    while ready := select.select([end, *supervisors], [], [], None if supervisors else _IDLE_SECONDS)[0]:
+    asked = end.fileno()
+    while ready := select.select([asked, *supervisors], [], [], None if supervisors else _IDLE_SECONDS)[0]:
         for descriptor in supervisors.keys() & set(ready):
             supervisors.pop(descriptor).wait()
             os.close(descriptor)
-        if end in ready and not _answer(end, launch, supervisors):
+        if asked in ready and not _answer(end, launch, supervisors):
             break
     return 0
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -74,13 +74,17 @@ class _Template:
         if not self._is_ready():
             return None
         reading, writing = os.pipe()
-        stdout = os.fdopen(reading, "rb", buffering=0)
-        try:
-            socket.send_fds(self._end, [request.to_bytes()], [lock, lifeline, writing, log.fileno()])
+        with ExitStack() as opened:
+            stdout = opened.enter_context(os.fdopen(reading, "rb", buffering=0))
+            try:
+                socket.send_fds(self._end, [request.to_bytes()], [lock, lifeline, writing, log.fileno()])
+            finally:
+                os.close(writing)
             told, found = self._answer()
-        finally:
-            os.close(writing)
-        return SentProcess(found[0], stdout) if told == STARTED else None
+            if told != STARTED:
+                return None
+            opened.pop_all()  # the process's, as a Popen has it
+            return SentProcess(found[0], stdout)
 
     def _is_ready(self) -> bool:
         if not self._ready:
@@ -102,8 +106,8 @@ class _Template:
             raise OSError(errno.ETIMEDOUT, "it was asked for and did not come; launch it again", "its supervisor")
         return told, found
 
-    def close(self) -> None:
-        """Let it go: it ends once its jobs need it no more, and starts none that it has not begun with."""
+    def __del__(self) -> None:
+        """Let it go: it ends, and its jobs go on."""
         self._end.close()
         self.given.close()
 
@@ -150,7 +154,6 @@ class Starter:
                 return self._template.start(request, lock=lock, lifeline=lifeline, log=log)
         except ConnectionError:
             pass
-        self._template.close()
         self._template = None
         return None
 

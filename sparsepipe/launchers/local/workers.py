@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Mapping
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -35,9 +36,8 @@ class Workers:
         try:
             for rank in range(world_size):
                 environment = _environment(rank, world_size, attempt=attempt, port=port)
-                self._processes[rank] = fork(
-                    lambda told=environment: _work(run_dir, told, resume=resume), command=command, closing=closing
-                )
+                begin = partial(_work, run_dir, environment, resume=resume)
+                self._processes[rank] = fork(begin, command=command, closing=closing)
         except OSError:
             self.kill()
             raise

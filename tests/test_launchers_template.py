@@ -1,0 +1,236 @@
+"""Jobs after a process's first are forked from a template: they start at once, and are else what the first is."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from runtime_jobs import PLAIN, REPOSITORY, plan_of, settings, shapes
+
+from sparsepipe import RunFailed
+from sparsepipe.host.forked import fork
+from sparsepipe.launchers import launch
+from sparsepipe.launchers.local import launch_local
+from sparsepipe.launchers.local.warm_start import Starter, _standing
+from sparsepipe.record import RunRecord
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+PLAN = plan_of(PLAIN, [[0], [1]], schedule="1f1b-flush", num_microbatches=2)
+FOREVER = {"epochs": 10_000, "checkpoint_every": 3}
+NAME = "sparsepipe.launchers.local.template"
+
+
+@pytest.fixture(scope="module")
+def clouds(tmp_path_factory) -> Path:
+    return shapes(tmp_path_factory.mktemp("clouds"))
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory, clouds) -> Iterator[list[float]]:
+    """The losses of the first job of a process that had no template, and has one now."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch_local, "_STARTER", Starter())
+        job = launch(PLAN, settings(clouds, epochs=2), run_dir=tmp_path_factory.mktemp("warm") / "run")
+        assert _parent(_guard(job)) == os.getpid()
+        job.wait(timeout=120)
+        yield [row["loss"] for row in job.record.metrics("step")]
+
+
+def _until(condition: Callable[[], object], seconds: float, what: str) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
+        time.sleep(0.02)
+
+
+def _parent(pid: int) -> int | None:
+    """The parent's process id; None where the process is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None
+
+
+def _words(pid: int) -> list[str]:
+    return [word for word in Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0") if word]
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _guard(job) -> int:
+    _until(lambda: "guard" in job.record.status, 60, "the supervisor")
+    return job.record.status["guard"]
+
+
+def _begun(job) -> dict[str, int]:
+    """Process ids of a job that trains."""
+    _until(lambda: job.rows, 60, "a minibatch")
+    return _pids(job.record)
+
+
+def _pids(record: RunRecord) -> dict[str, int]:
+    status = record.status
+    ranks = {path.stem: int(path.read_text()) for path in (record.folder / "logs").glob("rank*.pid")}
+    return {"template": _parent(status["guard"]), "guard": status["guard"], "launcher": status["launcher"], **ranks}
+
+
+def test_the_next_job_is_forked_and_is_what_the_first_was(tmp_path, clouds, warm) -> None:
+    with launch(PLAN, settings(clouds, **FOREVER), run_dir=tmp_path / "run") as job:
+        pids = _begun(job)
+        words = {name: _words(pid) for name, pid in pids.items()}
+        own = ["--run-dir", str(tmp_path / "run")]
+        assert words["template"][1:] == ["-P", "-m", NAME]
+        assert words["launcher"][1:] == ["-P", "-m", "sparsepipe.launchers.local", *own]
+        assert words["guard"][1] == "-I" and words["guard"][2].endswith("launchers/supervisor.py")
+        assert words["guard"][4:] == [str(tmp_path / "run"), *words["launcher"]]
+        assert words["rank0"][1:] == words["rank1"][1:] == ["-P", "-m", "sparsepipe.runtime", *own]
+        assert [_parent(pids[name]) for name in ("launcher", "rank0", "rank1")] == [
+            pids["guard"],
+            *[pids["launcher"]] * 2,
+        ]
+        sessions = {os.getsid(pid) for pid in pids.values()} | {os.getsid(0)}
+        assert len(sessions) == 6, "each in one of its own"
+        assert len(list(Path(f"/proc/{pids['template']}/task").iterdir())) == 1
+        opened = {str(path.readlink()).split(":")[0] for path in Path(f"/proc/{pids['template']}/fd").iterdir()}
+        assert opened <= {os.devnull, "socket", "anon_inode"}, "no file of any job"
+        started = time.monotonic()
+        job.cancel()
+        assert time.monotonic() - started < 1
+    assert job.record.status["state"] == "cancelled" and job.record.status["reason"] == "cancelled"
+    del pids["template"]
+    _until(lambda: not any(map(_alive, pids.values())), 2, "end of all processes")
+    again = launch(PLAN, settings(clouds, epochs=2), run_dir=tmp_path / "again")
+    again.wait(timeout=60)
+    assert [row["loss"] for row in again.record.metrics("step")] == warm
+
+
+def test_a_supervisor_that_is_stopped_hears_that_it_is_to_end(tmp_path, clouds, warm) -> None:
+    job = launch(PLAN, settings(clouds, **FOREVER), run_dir=tmp_path / "run")
+    pids = _begun(job)
+    os.kill(pids["guard"], signal.SIGSTOP)
+    job.cancel()
+    assert job.record.status["state"] == "cancelled"
+    del pids["template"]
+    _until(lambda: not any(map(_alive, pids.values())), 2, "end of all processes")
+
+
+def test_a_forked_job_starts_again_where_a_worker_is_killed_and_says_so_where_it_may_not(
+    tmp_path, clouds, warm
+) -> None:
+    job = launch(PLAN, settings(clouds, epochs=12, max_restarts=1), run_dir=tmp_path / "run")
+    pids = _begun(job)
+    os.kill(pids["rank0"], signal.SIGKILL)
+    assert job.wait(timeout=120)["minibatches"] == 60
+    job = launch(PLAN, settings(clouds, **FOREVER), run_dir=tmp_path / "other")
+    pids = _begun(job)
+    os.kill(pids["rank1"], signal.SIGKILL)
+    with pytest.raises(RunFailed, match=r"rank 1 \(stage 1\): killed by signal 9 \(SIGKILL\)$"):
+        job.wait(timeout=60)
+
+
+@pytest.mark.parametrize("what", ["a limit", "permissions", "cores", "a variable that is no matter"])
+def test_how_a_process_stands_is_what_a_fork_cannot_take_over(monkeypatch, what: str) -> None:
+    before = _standing(dict(os.environ))
+    most, mask, cores = resource.getrlimit(resource.RLIMIT_NOFILE), os.umask(0o022), os.sched_getaffinity(0)
+    os.umask(mask)
+    assert _standing(dict(os.environ)) == before
+    try:
+        if what == "a limit":
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most[0] - 1, most[1]))
+        elif what == "permissions":
+            os.umask(0o077)
+        elif what == "cores":
+            os.sched_setaffinity(0, {min(cores)})
+        else:
+            monkeypatch.setenv("SPARSEPIPE_CACHE", "elsewhere")
+        assert (_standing(dict(os.environ)) == before) == (
+            what == "a variable that is no matter" or (what == "cores" and len(cores) == 1)
+        )
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, most)
+        os.umask(mask)
+        os.sched_setaffinity(0, cores)
+
+
+def test_a_template_that_was_killed_or_does_not_fit_is_replaced_and_its_jobs_go_on(
+    tmp_path, clouds, warm, monkeypatch
+) -> None:
+    """Libraries have read the environment in it: where that has changed the next job begins as the first."""
+    job = launch(PLAN, settings(clouds, epochs=200), run_dir=tmp_path / "run")
+    pids = _begun(job)
+    os.kill(pids["template"], signal.SIGKILL)
+    _until(lambda: not _alive(pids["template"]), 5, "its end")
+    other = launch(PLAN, settings(clouds, epochs=1), run_dir=tmp_path / "other")
+    assert _parent(_guard(other)) == os.getpid()
+    other.wait(timeout=60)
+    third = launch(PLAN, settings(clouds, **FOREVER), run_dir=tmp_path / "third")
+    after = _parent(_guard(third))
+    assert after not in (None, os.getpid(), pids["template"])
+    monkeypatch.setenv("MKL_DEBUG_CPU_TYPE", "5")
+    fourth = launch(PLAN, settings(clouds, epochs=1), run_dir=tmp_path / "fourth")
+    assert _parent(_guard(fourth)) == os.getpid()
+    _until(lambda: not _alive(after), 5, "end of the one that fits no longer")
+    assert third.running and job.running
+    for one in (job, third, fourth):
+        one.cancel()
+
+
+# It imports no torch, which would take it seconds.
+PARENT = """
+import json, sys, time
+from sparsepipe.launchers import launch
+from sparsepipe.plan import Plan
+from sparsepipe.runtime import RunConfig
+plan, config = Plan.from_json(json.loads(sys.argv[1])), RunConfig.from_json(json.loads(sys.argv[2]))
+launch(plan, config.replace(epochs=1), run_dir=sys.argv[3] + "/first").wait()
+job = launch(plan, config, run_dir=sys.argv[3] + "/run")
+while not job.poll():
+    time.sleep(0.05)
+print("running", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("victim", ["parent", "guard", "launcher"])
+def test_nobody_is_left_when_a_process_above_a_forked_job_is_killed(tmp_path, clouds, victim: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{REPOSITORY / 'tests'}"}
+    told = [json.dumps(PLAN.to_json()), json.dumps(settings(clouds, **FOREVER).to_json()), str(tmp_path)]
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, *told], env=environment, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout.readline() == "running\n"
+        pids = {"parent": parent.pid, **_pids(RunRecord.load(tmp_path / "run"))}
+        assert NAME in _words(pids["template"])
+        os.kill(pids[victim], signal.SIGKILL)
+        _until(lambda: not any(_alive(pids[name]) for name in ("guard", "launcher", "rank0", "rank1")), 5, "its end")
+        assert _alive(pids["template"]) or victim == "parent"
+        parent.kill()
+        _until(lambda: not any(map(_alive, pids.values())), 5, "end of all processes")
+    if victim != "guard":  # nobody is left to say it then: the parent is dead too
+        expected = {"parent": "cancelled", "launcher": "failed"}[victim]
+        _until(lambda: RunRecord.load(tmp_path / "run").status["state"] == expected, 5, expected)
+
+
+def test_what_a_fork_returns_or_raises_or_is_killed_by_is_its_code(capfd) -> None:
+    """Threads that NumPy's BLAS library had are there again, in both."""
+    matrix = np.ones((600, 600))
+    assert (matrix @ matrix)[0, 0] == 600
+    assert fork(lambda: 7 if (matrix @ matrix)[0, 0] == 600 else 1).wait() == 7
+    assert fork(lambda: 1 // 0).wait() == 1
+    assert "ZeroDivisionError" in capfd.readouterr().err
+    child = fork(lambda: time.sleep(60) or 0)
+    assert child.poll() is None
+    child.kill()
+    assert child.poll() == child.wait() == -signal.SIGKILL
