@@ -8,10 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
-from pathlib import Path
 from typing import get_type_hints
 
 import pytest
+from command_line import sparsepipe
 
 from sparsepipe import CostSample, Layer, LayerCost, LayerGraph, Plan, Profile, RunRecord, Stage
 from sparsepipe.cli.arguments import OPTIONS
@@ -21,7 +21,6 @@ from sparsepipe.host.background_load import BackgroundLoad
 from sparsepipe.launchers import LAUNCHERS
 from sparsepipe.models import network
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 MODEL = "minkvgg11bn-narrow"
 IDS = tuple(row.id for row in network(MODEL, num_classes=2).rows)
 
@@ -37,14 +36,16 @@ def plan(tmp_path):
     return Plan((Stage(IDS[:9], (0,)), Stage(IDS[9:], (1,)))).save(tmp_path / "plan.json")
 
 
-def command(plan, shapes, folder, *more):
+def run(plan, shapes, folder, *more):
+    """The words that train a plan."""
     settings = "--voxel-size 0.1 --batch-size 4 --engine native --threads 1 --num-points 256 --seed 3".split()
-    words = ["run", plan, "--model", MODEL, "--data", shapes, "--run-dir", folder, "--json", *settings, *more]
-    return [sys.executable, "-m", "sparsepipe", *map(str, words)]
+    return ["run", plan, "--model", MODEL, "--data", shapes, "--run-dir", folder, "--json", *settings, *more]
 
 
-def finish(words):
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+def process(*words):
+    """As `sparsepipe`, in a process of its own."""
+    command = [sys.executable, "-m", "sparsepipe", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     return done.returncode, done.stdout, done.stderr.strip().splitlines()
 
 
@@ -52,7 +53,7 @@ def finish(words):
 def test_a_run_takes_its_settings_tells_what_it_reached_and_resumes(plan, shapes, tmp_path):
     more = "--features occupancy --task classification --optimizer adamw --learning-rate-schedule cosine".split()
     more += ["--cache", str(tmp_path / "cache"), "--compression", "bfloat16"]
-    code, out, errors = finish(command(plan, shapes, tmp_path / "run", "--epochs", 2, *more))
+    code, out, errors = process(*run(plan, shapes, tmp_path / "run", "--epochs", 2, *more))
     assert code == 0, errors
     config = RunRecord.load(tmp_path / "run").config
     assert (config["optimizer"], config["compression"], config["features"]) == ("adamw", "bfloat16", ["occupancy"])
@@ -68,9 +69,7 @@ def test_a_run_takes_its_settings_tells_what_it_reached_and_resumes(plan, shapes
     assert [row["load"].keys() for row in RunRecord.load(tmp_path / "run").metrics("epoch")] == [
         summary["load"].keys()
     ] * 2
-    code, out, _ = finish(
-        [sys.executable, "-m", "sparsepipe", *f"run --resume {tmp_path}/run --epochs 3 --json".split()]
-    )
+    code, out, _ = sparsepipe("run", "--resume", tmp_path / "run", "--epochs", 3, "--json")
     assert code == 0
     assert json.loads(out)["minibatches"] == 18
     assert RunRecord.load(tmp_path / "run").status["state"] == "finished"
@@ -85,8 +84,8 @@ def test_pipedreams_conf_runs_to_the_depths_it_gives(shapes, tmp_path):
         "stage_to_depth_map": {"0": 3, "1": 0},
     }
     (tmp_path / "hybrid_conf.json").write_text(json.dumps(conf))
-    words = command(tmp_path / "hybrid_conf.json", shapes, tmp_path / "run", "--minibatches", 6, "--no-validation")
-    code, out, errors = finish(words)
+    words = run(tmp_path / "hybrid_conf.json", shapes, tmp_path / "run", "--minibatches", 6, "--no-validation")
+    code, out, errors = sparsepipe(*words)
     assert code == 0, errors
     assert json.loads(out)["minibatches"] == 6
     record = RunRecord.load(tmp_path / "run")
@@ -112,7 +111,7 @@ def _nothing_arrives_before_it_is_sent(spans):
 @pytest.mark.slow
 def test_a_loss_that_is_not_finite_ends_the_run_with_one_line_and_a_readable_record(plan, shapes, tmp_path):
     """A learning rate that blows the weights up."""
-    code, out, errors = finish(command(plan, shapes, tmp_path / "run", "--learning-rate", 1e30))
+    code, out, errors = sparsepipe(*run(plan, shapes, tmp_path / "run", "--learning-rate", 1e30))
     assert (code, out) == (1, "")
     loss = r"the loss of minibatch \d+ \(epoch \d+\) is (nan|inf) in stage 1; "
     assert re.search(rf"rank 1 \(stage 1\): LossNotFinite: {loss}.*logs/rank1", errors[-1])
@@ -128,7 +127,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_one_line_and_a_readable_rec
 def test_a_port_in_use_is_refused_before_anything_starts(plan, shapes, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        code, out, errors = finish(command(plan, shapes, tmp_path / "run", "--port", port))
+        code, out, errors = sparsepipe(*run(plan, shapes, tmp_path / "run", "--port", port))
     assert (code, out, len(errors)) == (2, "", 1)
     assert f"port {port} of 127.0.0.1 cannot be had" in errors[0]
     assert not (tmp_path / "run").exists()
@@ -137,7 +136,7 @@ def test_a_port_in_use_is_refused_before_anything_starts(plan, shapes, tmp_path)
 def test_a_plan_with_more_stages_than_layers_is_refused(shapes, tmp_path):
     stages = (Stage(IDS, (0,)), Stage((), (1,)))
     plan = Plan(stages).save(tmp_path / "plan.json")
-    code, _, errors = finish(command(plan, shapes, tmp_path / "run"))
+    code, _, errors = sparsepipe(*run(plan, shapes, tmp_path / "run"))
     assert (code, len(errors)) == (2, 1)
     assert "stage 1 has no layers" in errors[0]
     assert not (tmp_path / "run").exists()
@@ -148,7 +147,7 @@ def test_data_that_cannot_be_read_names_the_file(plan, tmp_path):
     broken = make_shapes(tmp_path / "shapes", num_train=4, num_test=1, seed=0, families=list(FAMILIES)[:2])
     victim = sorted(broken.rglob("train/*.off"))[0]
     victim.write_text(victim.read_text()[:200])
-    code, out, errors = finish(command(plan, broken, tmp_path / "run", "--epochs", 2, "--max-restarts", 3))
+    code, out, errors = sparsepipe(*run(plan, broken, tmp_path / "run", "--epochs", 2, "--max-restarts", 3))
     assert (code, out) == (2, "")
     assert re.search(rf"rank 0 \(stage 0\): .*{victim.name}", errors[-1])
     status = RunRecord.load(tmp_path / "run").status
@@ -176,26 +175,11 @@ def test_run_offers_what_its_settings_take() -> None:
     assert chosen == {name: tuple(offered[name]) for name in chosen}
 
 
-def sparsepipe(*words, cwd=None):
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(
-        [sys.executable, "-m", "sparsepipe", *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        cwd=cwd,
-        env=environment,
-    )
-    return done.returncode, done.stdout, done.stderr.strip().splitlines()
-
-
 @pytest.mark.slow
 def test_a_detached_run_is_listed_followed_and_cancelled(plan, shapes, tmp_path):
-    words = command(plan, shapes, tmp_path / "runs/long", "--epochs", 10_000, "--detach")
-    code, out, _ = finish(words)
+    code, out, _ = process(*run(plan, shapes, tmp_path / "runs/long", "--epochs", 10_000, "--detach"))
     assert (code, json.loads(out)) == (0, {"run_dir": str(tmp_path / "runs/long"), "state": "running"})
-    code, out, _ = sparsepipe("runs", "list", "--json", cwd=tmp_path)
+    code, out, _ = sparsepipe("runs", "list", "--json", folder=tmp_path)
     assert [(row["run"], row["state"]) for row in json.loads(out)] == [("long", "running")]
     follower = subprocess.Popen(
         [sys.executable, "-m", "sparsepipe", "runs", "attach", tmp_path / "runs/long"],
@@ -207,14 +191,14 @@ def test_a_detached_run_is_listed_followed_and_cancelled(plan, shapes, tmp_path)
     _, told = follower.communicate(timeout=30)
     assert follower.returncode == 130
     assert "goes on" in told
-    code, out, _ = sparsepipe("runs", "cancel", "long", "--json", cwd=tmp_path)
+    code, out, _ = sparsepipe("runs", "cancel", "long", "--json", folder=tmp_path)
     assert (code, json.loads(out)) == (0, {"run": "long", "state": "cancelled"})
-    code, out, errors = sparsepipe("runs", "cancel", "long", cwd=tmp_path)
+    code, out, errors = sparsepipe("runs", "cancel", "long", folder=tmp_path)
     assert (code, out, len(errors)) == (2, "", 1)
     assert "is not running, it is cancelled" in errors[0]
-    code, _, errors = sparsepipe("runs", "attach", "long", cwd=tmp_path)
+    code, _, errors = sparsepipe("runs", "attach", "long", folder=tmp_path)
     assert (code, "cancelled" in errors[-1]) == (1, True)
-    code, _, _ = sparsepipe("runs", "export", "long", "--perfetto", tmp_path / "trace.json", cwd=tmp_path)
+    code, _, _ = sparsepipe("runs", "export", "long", "--perfetto", tmp_path / "trace.json", folder=tmp_path)
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert code == 0
     assert {event["args"]["stage"] for event in events if event["ph"] == "X"} == {0, 1}
@@ -222,7 +206,7 @@ def test_a_detached_run_is_listed_followed_and_cancelled(plan, shapes, tmp_path)
 
 def test_a_run_that_is_not_there_is_one_line(tmp_path):
     for verb in (["attach"], ["cancel"], ["export", "--chrome", "t.json"]):
-        code, out, errors = sparsepipe("runs", verb[0], "nothing", *verb[1:], cwd=tmp_path)
+        code, out, errors = sparsepipe("runs", verb[0], "nothing", *verb[1:], folder=tmp_path)
         assert (code, out, len(errors)) == (2, "", 1)
         assert "nothing: not a run" in errors[0]
 

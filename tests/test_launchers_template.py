@@ -203,24 +203,30 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("victim", ["parent", "guard", "launcher"])
-def test_nobody_is_left_when_a_process_above_a_forked_job_is_killed(tmp_path, clouds, victim: str) -> None:
+def test_nobody_is_left_when_a_process_that_has_a_template_is_killed(tmp_path, clouds) -> None:
     environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{REPOSITORY / 'tests'}"}
     told = [json.dumps(PLAN.to_json()), json.dumps(settings(clouds, **FOREVER).to_json()), str(tmp_path)]
-    with subprocess.Popen(
-        [sys.executable, "-c", PARENT, *told], env=environment, stdout=subprocess.PIPE, text=True
-    ) as parent:
+    words = [sys.executable, "-c", PARENT, *told]
+    with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout.readline() == "running\n"
-        pids = {"parent": parent.pid, **_pids(RunRecord.load(tmp_path / "run"))}
+        pids = _pids(RunRecord.load(tmp_path / "run"))
         assert NAME in _words(pids["template"])
-        os.kill(pids[victim], signal.SIGKILL)
-        _until(lambda: not any(_alive(pids[name]) for name in ("guard", "launcher", "rank0", "rank1")), 5, "its end")
-        assert _alive(pids["template"]) or victim == "parent"
         parent.kill()
-        _until(lambda: not any(map(_alive, pids.values())), 5, "end of all processes")
-    if victim != "guard":  # nobody is left to say it then: the parent is dead too
-        expected = {"parent": "cancelled", "launcher": "failed"}[victim]
-        _until(lambda: RunRecord.load(tmp_path / "run").status["state"] == expected, 5, expected)
+    _until(lambda: not any(map(_alive, pids.values())), 5, "end of all processes")
+    _until(lambda: RunRecord.load(tmp_path / "run").status["state"] == "cancelled", 5, "cancelled")
+
+
+@pytest.mark.parametrize("victim", ["guard", "launcher"])
+def test_nobody_is_left_when_a_process_above_a_forked_job_is_killed(tmp_path, clouds, warm, victim: str) -> None:
+    job = launch(PLAN, settings(clouds, **FOREVER), run_dir=tmp_path / "run")
+    pids = _begun(job)
+    template = pids.pop("template")
+    os.kill(pids[victim], signal.SIGKILL)
+    why = {"guard": "its guard was killed", "launcher": r"the launcher was ended by signal 9"}[victim]
+    with pytest.raises(RunFailed, match=why):
+        job.wait(timeout=10)
+    _until(lambda: not any(map(_alive, pids.values())), 5, "end of all processes")
+    assert _alive(template), "for the next job"
 
 
 def test_what_a_fork_returns_or_raises_or_is_killed_by_is_its_code(capfd) -> None:

@@ -2,15 +2,14 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from runtime_jobs import NORMED, PLAIN, REPOSITORY, plan_of, settings, shapes
+from command_line import sparsepipe
+from runtime_jobs import NORMED, PLAIN, plan_of, settings, shapes
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 
 from sparsepipe import InputError, RunFailed, RunRecord
@@ -377,11 +376,8 @@ def test_a_damaged_shard_is_refused_and_a_whole_one_gone_on_from(stopped) -> Non
 @pytest.mark.slow
 def test_the_command_line_says_in_one_line_what_is_not_gone_on_from(stopped) -> None:
     folder, _, _ = stopped
-    words = [sys.executable, "-m", "sparsepipe", "run", "--resume", folder, "--epochs", "5", "--batch-size", "8"]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     before = (folder / "config.json").read_bytes()
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False, env=environment)
-    errors = done.stderr.strip().splitlines()
-    assert (done.returncode, len(errors)) == (2, 1)
+    code, _, errors = sparsepipe("run", "--resume", folder, "--epochs", 5, "--batch-size", 8)
+    assert (code, len(errors)) == (2, 1)
     assert "batch_size is 8, but 4 in the checkpoint" in errors[0]
     assert (folder / "config.json").read_bytes() == before, "what the next resume goes by"

@@ -1,9 +1,6 @@
 """Connections of a plan, closed and opened again for another one by processes that stay."""
 
 import gc
-import os
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -12,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from runtime_jobs import NORMED, PLAIN, REPOSITORY, Job, Result, plan_of, run_jobs, same_training, settings, shapes
+from runtime_jobs import NORMED, PLAIN, Job, Result, plan_of, run_jobs, run_ranks, same_training, settings, shapes
 
 from sparsepipe.files import read_json, write_json
 from sparsepipe.plan import Plan
@@ -75,21 +72,12 @@ def _one_after_the_other(folder: Path, plans: list[Plan], config: RunConfig) -> 
     run_dir = folder / "run"
     (run_dir / "logs").mkdir(parents=True)
     write_json(folder / "todo.json", {"plans": [plan.to_json() for plan in plans], "config": config.to_json()})
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(folder)],
-            env={**environment, "RANK": str(rank), "WORLD_SIZE": "2"},
-            stderr=subprocess.PIPE,
-        )
-        for rank in (0, 1)
-    ]
-    told = [rank.communicate(timeout=240)[1].decode() for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(told)
+    more = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    run_ranks(_work, 2, folder, logs=folder, limit=240, more=more)
     return Result(run_dir)
 
 
-def _work(folder: Path) -> None:
+def _work(folder: Path, rank: int) -> None:
     """Train an epoch under one plan after the other, and look what each leaves open."""
     from sparsepipe.runtime.processes.identity import Identity
     from sparsepipe.runtime.worker.join import joined
@@ -171,9 +159,3 @@ def _settles(before: dict[str, list[str]]) -> bool:
 
 def _more(before: list[str], now: list[str]) -> bool:
     return any(now.count(name) > before.count(name) for name in set(now))
-
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(REPOSITORY))
-    _work(Path(sys.argv[1]))
-    os._exit(0)
