@@ -17,7 +17,8 @@ from .pipelines import Pipelines
 from .plan import Plan, Stage
 from .planners import partition, partition_pipelines
 from .profile import CostSample, LayerCost, Profile
-from .record import RunRecord
+from .record import RunRecord, load_trace
+from .replaying import replay, what_if
 from .schedule import SCHEDULES, Action, Op, actions, inputs
 from .simulator import simulate
 from .trace import Span, Trace
@@ -55,10 +56,13 @@ __all__ = [
     "Trace",
     "actions",
     "inputs",
+    "load_trace",
     "partition",
     "partition_pipelines",
+    "replay",
     "simulate",
     "simulate_pipelines",
+    "what_if",
     "RunConfig",
     "attach",
     "launch",

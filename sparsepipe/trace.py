@@ -2,11 +2,14 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from .display import html
 from .errors import InputError
-from .fields import MOST, each, fields, integer, real, shown, shown_key
+from .fields import MOST, each, fields, flag, integer, real, shown, shown_key, text
+from .files import read_json
+from .job_operations import read_operations
 
 Source = Literal["simulated", "replayed", "measured"]
 WORK = ("forward", "backward", "weights", "update")  # what keeps a device busy for the training's own sake
@@ -87,6 +90,14 @@ class Trace:
             return 0.0
         return 1 - sum(map(self.busy, self.ranks)) / (len(self.ranks) * self.shown_seconds)
 
+    def waited(self) -> dict[tuple[int, int], float]:
+        """(rank, the rank it waited for) → seconds, the longest first; nobody simulates waiting."""
+        found: dict[tuple[int, int], float] = {}
+        for span in self.spans:
+            if span.kind == "wait" and span.peer >= 0:
+                found[span.rank, span.peer] = found.get((span.rank, span.peer), 0.0) + span.seconds
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
     def between(self, start: float, end: float) -> "Trace":
         """The spans that lie wholly within [start, end]."""
         return Trace(tuple(s for s in self.spans if start <= s.start and s.end <= end), self.source, self.facts)
@@ -96,6 +107,29 @@ class Trace:
 
     def to_rows(self) -> list[dict[str, Any]]:
         return [span._asdict() for span in self.spans]
+
+    @classmethod
+    def load(cls, path: Path | str) -> "Trace":
+        """Read a trace from a file: a Chrome trace as this project writes it, or a real job's operations (.parquet).
+
+        Of the latter job_operations tells the columns. `load_trace` reads the folder of a run, too. Raises InputError
+        in one line for what is neither.
+        """
+        path = Path(path)
+        try:
+            with path.open("rb") as file:
+                is_table = file.read(4) == b"PAR1"
+        except OSError as error:
+            told = "is a folder; load_trace reads that of a run" if path.is_dir() else error.strerror
+            raise InputError(f"{path}: {told}; expected a Chrome trace or a .parquet of operations") from None
+        if is_table:
+            rows, facts = read_operations(path)
+            return cls(tuple(Span(*row) for row in rows), "measured", facts)
+        try:
+            return cls.from_chrome(read_json(path, what="Chrome trace, or a .parquet of operations"))
+        except InputError as error:
+            told = str(error)
+            raise InputError(told if told.startswith(str(path)) else f"{path}: {told}") from None
 
     @classmethod
     def from_rows(cls, rows: Iterable[dict[str, Any]], source: Source) -> "Trace":
@@ -121,7 +155,7 @@ class Trace:
             }
             for span in self.spans
         ]
-        told = {"source": self.source, **({"left_out": self.left_out} if self.left_out else {})}
+        told = {"source": self.source, **{key: self.facts[key] for key in _TOLD if self.facts.get(key)}}
         return {"traceEvents": names + events, "displayTimeUnit": "ms", "otherData": told}
 
     @classmethod
@@ -145,8 +179,8 @@ class Trace:
             source = document["otherData"]["source"]
             if source not in _SOURCES:
                 raise InputError(f"source {shown(source)} of a trace: expected one of {', '.join(_SOURCES)}")
-            missing = document["otherData"].get("left_out")
-            told = {"left_out": _LEFT_OUT(missing, "left_out")} if missing else {}
+            others = document["otherData"]
+            told = {key: check(others[key], key) for key, check in _TOLD.items() if others.get(key)}
             return cls(spans, source, told)
         except (KeyError, TypeError, AttributeError) as error:
             raise InputError(f"not a trace this project wrote: {error!r}; expected Chrome trace events") from None
@@ -158,7 +192,20 @@ def _pair(value: Any, what: str) -> list[int]:
     return [integer(number, what, most=_MOST_ID) for number in value]
 
 
-_LEFT_OUT = fields({"minibatches": each(_pair), "spans": integer, "seconds": real})
+def _step(value: Any, what: str) -> list[int]:
+    if not isinstance(value, list) or len(value) != 3:
+        raise InputError(f"{what} = {shown(value)}: expected a step's number, its first minibatch, and the next one's")
+    return [integer(number, what, most=_MOST_ID) for number in value]
+
+
+# Facts that a Chrome trace has, too. Of a job that others traced: its `steps`, its own names of `operations`, and
+# whether a transfer needs both ranks at once, `rendezvous`.
+_TOLD = {
+    "left_out": fields({"minibatches": each(_pair), "spans": integer, "seconds": real}),
+    "steps": each(_step),
+    "operations": fields({}, others=text),
+    "rendezvous": flag,
+}
 _SOURCES = ("simulated", "replayed", "measured")
 _MOST_ID = 2**53  # ranks, stages and minibatches: what a page's numbers can tell apart
 

@@ -11,12 +11,12 @@ LEVELS = [  # lowest first; a module may import its own folder's files, and anyt
     {"display", "schedule_rules", "digests", "sizes", "lazy_names"},
     {"errors"},
     {"host", "files", "fields", "graph", "seeds", "batch_norm"},
-    {"functions", "yaml_files", "options"},
+    {"functions", "yaml_files", "options", "job_operations"},
     {"cluster", "trace", "quantities", "graph_text", "plan_check", "data", "models", "replication"},
     {"profile", "plan", "engines", "workload_facts", "losses", "stragglers"},
     {"pipelines"},
     {"schedule", "record", "formats"},
-    {"costs", "provenance"},
+    {"costs", "provenance", "replaying"},
     {"simulator", "runtime"},
     {"forecast", "profiler", "launchers"},
     {"planners", "pipeline_simulator"},
@@ -38,6 +38,7 @@ VALUES = {
         "host",
         "files",
         "functions",
+        "job_operations",
         "fields",
         "graph",
         "cluster",
@@ -46,7 +47,9 @@ VALUES = {
     *("quantities", "graph_text", "profile", "plan", "plan_check", "schedule", "record", "costs", "provenance"),
     *("workload_facts", "seeds", "options", "replication", "stragglers", "pipelines"),
 }
-DECISIONS = {"planners", "simulator", "pipeline_simulator", "forecast", "formats", "models"}  # made of values alone
+DECISIONS = {  # made of values alone
+    *("planners", "simulator", "pipeline_simulator", "forecast", "formats", "models", "replaying"),
+}
 HEAVY = {"torch", "MinkowskiEngine", "plotly", "ray", "pandas", "ipywidgets", "papermill"}
 TORCH_FREE = {*VALUES, *DECISIONS, "plots", "widgets"}
 OF_TORCH = {("models", "traced"), ("models", "images"), ("models", "texts")}  # networks that are torch modules

@@ -304,6 +304,28 @@ def _runs_export(verb: Parser) -> None:
     verb.add_argument("--chrome", "--perfetto", type=Path, required=True, metavar="FILE.json")
 
 
+# --- traces -------------------------------------------------------------------------------------------------------
+
+
+def _one_trace(verb: Parser) -> None:
+    verb.add_argument(
+        "file", type=Path, metavar="FILE", help="a run's folder, a Chrome trace, or a job's operations (.parquet)"
+    )
+
+
+def _trace_export(verb: Parser) -> None:
+    _one_trace(verb)
+    verb.add_argument(
+        "--out",
+        "--perfetto",
+        "--chrome",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help=".json for Perfetto and Chrome, .html for a page of its own",
+    )
+
+
 # --- export, reproduce --------------------------------------------------------------------------------------------
 
 
@@ -397,7 +419,11 @@ def _run_dir(verb: Parser) -> None:
     verb.add_argument("--run-dir", type=Path, metavar="DIR", help="where the record goes (default: a new one in runs/)")
 
 
-GROUPS = {"data": "list, fetch, make, inspect and check data sets", "runs": "list, show, compare, follow and end runs"}
+GROUPS = {
+    "data": "list, fetch, make, inspect and check data sets",
+    "runs": "list, show, compare, follow and end runs",
+    "trace": "look at, replay and explain the trace of a run, or of a job that others ran",
+}
 # verb: (its summary, what adds its options); in the order of --help
 OPTIONS: Mapping[str, tuple[str, Callable[[Parser], None]]] = {
     "data list": ("data sets with a manifest", _data_list),
@@ -418,6 +444,10 @@ OPTIONS: Mapping[str, tuple[str, Callable[[Parser], None]]] = {
     "runs stop": ("end a run of this machine at its next whole update, with a checkpoint to resume from", _one_run),
     "runs cancel": ("end a run of this machine now", _one_run),
     "runs export": ("write the trace of a run for Perfetto and Chrome", _runs_export),
+    "trace show": ("where the time went, and who waited for whom", _one_trace),
+    "trace replay": ("simulate every step from its own durations and orders", _one_trace),
+    "trace whatif": ("what a step would take without what is slow, and the culprit", _one_trace),
+    "trace export": ("write a trace for Perfetto and Chrome, or as a page", _trace_export),
     "export": ("write a plan as PipeDream's files and as readable stage modules", _export),
     "reproduce": ("run the notebooks and export their figures", _reproduce),
 }

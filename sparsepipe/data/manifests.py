@@ -15,7 +15,7 @@ _TEXTS = ("name", "title", "licence", "citation", "homepage", "folder", "generat
 _KEYS = {*_REQUIRED, *_TEXTS, "classes", "base", "kind"}
 _SCHEMES = ("https", "http", "file")
 CLOUDS = "clouds"
-KINDS = (CLOUDS, "images", "translation", "text", "times")  # what the samples are; of times: measurements
+KINDS = (CLOUDS, "images", "translation", "text", "traces", "times")  # what the samples are; of times: measurements
 _MOST_BYTES = 10**15  # of a file, and samples: a larger count is a slip of the hand
 _MOST_NAME_BYTES = 255  # of a file's or folder's name: what file systems take
 
@@ -80,8 +80,9 @@ def list_datasets(manifests: Path | None = None, *, damaged: list[str] | None = 
 
 
 def get_manifest(name: str, manifests: Path | None = None) -> Manifest:
-    """Return the manifest of a data set. Raises InputError that lists the names there are."""
-    paths = {path.stem: path for path in _manifest_paths(manifests)}
+    """Return the manifest of a data set, or of traces of jobs. Raises InputError that lists the names there are."""
+    folders = [manifests] if manifests else [manifests_folder(), manifests_folder().parent / "traces"]
+    paths = {path.stem: path for folder in folders for path in _manifest_paths(folder)}
     if name not in paths:
         raise InputError(f"no data set {name!r}, expected one of {', '.join(paths)}, or a folder's path")
     return read_manifest(paths[name])

@@ -20,8 +20,10 @@ from ..plots.theme import doubted
 from ..profile import Profile
 from ..provenance import Provenance
 from ..record import RunRecord
+from ..replaying import what_if
 from ..runtime.config import RunConfig
 from ..simulator import simulate
+from ..trace import Trace
 from .html_view import HtmlView
 from .live import doings, doings_table, learned, log_of, phase
 from .messages import Messages
@@ -30,6 +32,7 @@ from .responsive import responsive
 
 _SECONDS = 0.5  # between two looks at the jobs
 _WORK = ("stages", "schedule", "weights", "num_microbatches")  # of a plan: what a run does
+_EXPLAINED = 500  # minibatches, the newest, of which the culprit is told: within a second
 _CURVES = 2.0  # seconds between two drawings of the curves: they cost the cores that train
 
 
@@ -200,7 +203,8 @@ class _Details:
         self.rank = ipywidgets.Dropdown(description="log of rank", layout={"width": "180px"})
         self.ranks, self.log = HtmlView(), HtmlView()
         self.timeline, self.anatomy = PlotView(), PlotView()
-        self.end = ipywidgets.VBox([self.timeline, self.anatomy], layout={"display": "none"})
+        self.culprit = HtmlView()
+        self.end = ipywidgets.VBox([self.timeline, self.anatomy, self.culprit], layout={"display": "none"})
         self._tried: Path | None = None  # the run that was compared last
         self._compared: Path | None = None  # the run of the figures
         for chooser in (self.job, self.rank):
@@ -252,6 +256,9 @@ class _Details:
         timeline = plots.timeline(*traces.values(), minibatches=window, note=note)
         self.timeline.show(doubted(timeline, rests_on.doubts))
         self.anatomy.show(doubted(plots.anatomy(traces, note=note), rests_on.doubts))
+        newest = max(span.minibatch for span in measured.spans) - _EXPLAINED
+        recent = Trace(tuple(span for span in measured.spans if span.minibatch > newest), measured.source)
+        self.culprit.value = Html("Held up by: {}").format(what_if(recent).culprit)
 
 
 def _may_run(folder: Path) -> bool:

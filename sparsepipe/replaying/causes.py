@@ -1,0 +1,230 @@
+"""What slows a job down: its steps with and without what is slow, against an even step.
+
+The method is that of "Understanding Stragglers in Large Model Training Using What-if Analysis" (ByteDance, 2025): an
+even step has no launch delays, every computation takes the mean of its kind and every communication the median. The
+slow-down of a part is that of a step which is even but for this part (their equations 1 to 4); what the part costs is
+what the measured step would gain if this part alone were even. Only a part that accounts for four fifths of the loss is
+called the cause: many real jobs have none.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..trace import Trace
+from .dependencies import Dependencies, replicas_of
+from .steps import COMPUTE
+from .timing import Floats
+
+CATEGORIES = ("stage", "replica", "rank", "operation")
+_COMMUNICATION = ("average", "send", "transfer")  # of which an even one takes the median: most of them wait for nobody
+_TRANSFERS = ("send", "transfer")
+_EXPLAINS = 0.8  # of the loss, of what is called its cause
+_NOTHING = 1.03  # a slow-down below which there is nothing to look for
+_AT_ONCE = 16  # variants: so that they stay in the processor's cache
+_MOST_PARTS = 256  # of a category: those with the most to explain
+
+
+class Part(NamedTuple):
+    """What may be slow: a stage, a replica, a rank, a kind of operation, or all launches, transfers, sizes."""
+
+    category: str
+    key: int | str = ""
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """The mean step in seconds: measured, with no launch delays, even; and what each part adds and costs.
+
+    `slowdown` is that of the step without launch delays over the even one. `by` are slow-downs of steps that are even
+    but for the part, `without` the seconds of the measured step if the part were even.
+    """
+
+    measured_seconds: float
+    launched_seconds: float
+    even_seconds: float
+    by: Mapping[Part, float]
+    without: Mapping[Part, float]
+    culprit: str
+
+    @property
+    def slowdown(self) -> float:
+        return self.launched_seconds / self.even_seconds
+
+    def share(self, part: Part) -> float:
+        """What of the time lost against an even step the part accounts for."""
+        lost = self.measured_seconds - self.even_seconds
+        before = self.measured_seconds if part.category == "launch" else self.launched_seconds
+        return (before - self.without[part]) / lost if lost > 0 else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """As one object; stages, replicas and ranks are keys as text."""
+        return {
+            "slowdown": self.slowdown,
+            "culprit": self.culprit,
+            "by": _grouped(self.by),
+            "without_seconds": _grouped(self.without),
+            "measured_seconds": self.measured_seconds,
+            "launched_seconds": self.launched_seconds,
+            "even_seconds": self.even_seconds,
+        }
+
+
+def what_if(trace: Trace) -> WhatIf:
+    """Say what the steps of a trace would take without what is slow. Raises InputError for one without training."""
+    known = Dependencies.of(trace)
+    even = _even(known)
+    parts = dict(_parts(known, even))
+    sizes = _sizes(known)
+    measured = float(np.mean([step.seconds for step in known.steps]))
+    launched, ideal = map(float, _means(known, [known.seconds, even]))
+    by = {Part("launch"): measured / launched}
+    without = {Part("launch"): launched}
+    seconds = known.seconds
+    mixes = [(part, np.where(mask, seconds, even), np.where(mask, even, seconds)) for part, mask in parts.items()]
+    mixes.append((Part("size"), even * sizes, seconds / sizes))
+    only = _means(known, (one for _, one, _ in mixes))
+    left = _means(known, (one for _, _, one in mixes))
+    by |= {part: value / ideal for (part, *_), value in zip(mixes, only, strict=True)}
+    without |= {part: value for (part, *_), value in zip(mixes, left, strict=True)}
+    found = WhatIf(measured, launched, ideal, by, without, "")
+    return WhatIf(measured, launched, ideal, by, without, _culprit(found, known))
+
+
+def _means(known: Dependencies, variants: Iterable[Floats]) -> list[float]:
+    """The mean step of each variant of the nodes' seconds."""
+    found: list[float] = []
+    batch: list[Floats] = []
+    for variant in [*variants, None]:
+        if variant is not None:
+            batch.append(variant)
+        if batch and (variant is None or len(batch) == _AT_ONCE):
+            found += known.step_seconds(np.stack(batch, axis=1)).mean(axis=0).tolist()
+            batch = []
+    return found
+
+
+def _even(known: Dependencies) -> Floats:
+    """Each node's seconds if all of its kind took the same."""
+    even = known.seconds.copy()
+    operations = np.array([node.operation for node in known.nodes])
+    communicates = np.array([node.kind in _COMMUNICATION for node in known.nodes])
+    for operation in set(operations.tolist()) - {""}:
+        own = operations == operation
+        middle = np.median if communicates[own].any() else np.mean
+        even[own] = middle(known.seconds[own])
+    return even
+
+
+def _parts(known: Dependencies, even: Floats) -> Iterator[tuple[Part, NDArray[np.bool_]]]:
+    """Every part that may be slow, and its nodes."""
+    replica = replicas_of(known.nodes)
+    ranks = np.array([node.rank for node in known.nodes])
+    keys = {
+        "stage": np.array([node.stage for node in known.nodes]),
+        "replica": np.array([replica.get(rank, 0) for rank in ranks.tolist()]),
+        "rank": ranks,
+        "operation": np.array([node.operation for node in known.nodes]),
+    }
+    excess = known.seconds - even
+    for category in CATEGORIES:
+        names, place = np.unique(keys[category], return_inverse=True)
+        most = np.argsort(-np.bincount(place, excess), kind="stable")[:_MOST_PARTS]
+        for k in sorted(most.tolist()):
+            if (key := names[k].item()) != "":
+                yield Part(category, key), place == k
+    yield Part("transfer"), np.array([node.kind in _TRANSFERS for node in known.nodes])
+
+
+def _sizes(known: Dependencies) -> Floats:
+    """By what factor each node takes longer for the size of its microbatch: what forward and backward have in common.
+
+    A trace says nothing of sizes; a rank's own mean of each operation, and in the ratio to it whatever all operations
+    on a microbatch share, tell them.
+    """
+    computes = np.array([node.kind in COMPUTE for node in known.nodes])
+    key = {(node.rank, node.stage, node.operation): 0 for node in known.nodes if node.kind in COMPUTE}
+    key = {name: k for k, name in enumerate(key)}
+    which = np.array([key.get((node.rank, node.stage, node.operation), 0) for node in known.nodes])
+    minibatches = {minibatch: k for k, minibatch in enumerate({node.minibatch for node in known.nodes})}
+    of = np.array([minibatches[node.minibatch] for node in known.nodes])
+    seconds = np.where(computes, known.seconds, 0.0)
+    usual = np.bincount(which, seconds) / np.maximum(np.bincount(which, computes.astype(float)), 1)
+    own = np.where(computes, usual[which], 0.0)
+    taken, expected = np.bincount(of, seconds), np.bincount(of, own)
+    factor = np.where(expected > 0, taken / np.where(expected > 0, expected, 1.0), 1.0)
+    return np.where(computes, np.maximum(factor[of], 1e-9), 1.0)
+
+
+def _culprit(found: WhatIf, known: Dependencies) -> str:
+    """One sentence: the narrowest part that accounts for most of the loss, or that there is none."""
+    if found.measured_seconds < _NOTHING * found.even_seconds:
+        ratio = found.measured_seconds / found.even_seconds
+        return f"nothing to explain: a step takes {ratio:.2f} × as long as an even one"
+    computes = {node.operation for node in known.nodes if node.kind in COMPUTE}
+    parts = [part for part in found.without if not (part.category == "operation" and part.key in computes)]
+    for category in ("rank", "stage", "replica", "launch", "transfer", "size", "operation"):
+        own = [part for part in parts if part.category == category]
+        if own and found.share(worst := max(own, key=found.share)) >= _EXPLAINS:
+            return _sentence(worst, found, known)
+    ranked = sorted((part for part in parts if part.category != "rank"), key=found.share, reverse=True)
+    told = ", ".join(f"{_name(part)} {found.share(part):.0%}" for part in ranked[:3] if found.share(part) > 0)
+    return f"no single cause: of the time lost against an even step {told or 'no part accounts for any'}"
+
+
+def _sentence(part: Part, found: WhatIf, known: Dependencies) -> str:
+    before = found.measured_seconds if part.category == "launch" else found.launched_seconds
+    cost = f"{(before - found.without[part]) / found.measured_seconds:.0%} of the job"
+    if part.category not in ("rank", "stage", "replica"):
+        return f"{_name(part)}: {cost}"
+    replica = replicas_of(known.nodes)
+    where = ""
+    if part.category == "rank":
+        stages = sorted({node.stage for node in known.nodes if node.rank == part.key and node.kind in COMPUTE})
+        where = f" (stage {', '.join(map(str, stages))} of replica {replica.get(int(part.key), 0)})"
+    last = max(node.stage for node in known.nodes)
+    where = " (the last)" if part.category == "stage" and part.key == last and last else where
+    ratios = _ratios(part, known, replica)
+    factor = float(np.median(ratios))
+    slow = sum(ratio > 1 + (factor - 1) / 2 for ratio in ratios)
+    when = "all steps" if slow == len(ratios) else f"{slow} of {len(ratios)} steps"
+    return f"{_name(part)}{where} is {factor:.1f} × slow in {when}: {cost}"
+
+
+def _ratios(part: Part, known: Dependencies, replica: Mapping[int, int]) -> list[float]:
+    """Of each step, how many times as long the part's computations take as those of the others, kind by kind."""
+    inside: dict[tuple[int, str], list[float]] = {}
+    outside: dict[tuple[int, str], list[float]] = {}
+    of = {"rank": lambda n: n.rank, "stage": lambda n: n.stage, "replica": lambda n: replica.get(n.rank, 0)}
+    for node, seconds in zip(known.nodes, known.seconds.tolist(), strict=True):
+        if node.kind in COMPUTE:
+            side = inside if of[part.category](node) == part.key else outside
+            side.setdefault((node.step, node.operation), []).append(seconds)
+    ratios = []
+    for step in range(len(known.steps)):
+        kinds = [key for key in inside if key[0] == step and key in outside]
+        own = sum(float(np.mean(inside[key])) for key in kinds)
+        others = sum(float(np.median(outside[key])) for key in kinds)
+        ratios.append(own / others if others > 0 else 1.0)
+    return ratios
+
+
+def _name(part: Part) -> str:
+    names = {"launch": "delays of launches", "transfer": "transfers", "size": "sizes of microbatches that vary"}
+    if part.category == "operation":
+        return str(part.key)
+    return names.get(part.category) or f"{part.category} {part.key}"
+
+
+def _grouped(values: Mapping[Part, float]) -> dict[str, Any]:
+    """`{"stage": {"0": …}, …, "launch": …}`, of each category the largest first."""
+    found: dict[str, Any] = {}
+    for part, value in sorted(values.items(), key=lambda item: -item[1]):
+        if part.category in CATEGORIES:
+            found.setdefault(part.category, {})[str(part.key)] = value
+        else:
+            found[part.category] = value
+    return found

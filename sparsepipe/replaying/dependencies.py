@@ -1,0 +1,214 @@
+"""What the operations of a trace wait for, and how long each of them takes by itself.
+
+    rank 0   F0 ─► F1 ─► F2 ─► B0 …          each rank does one thing after the other, in the order it did them
+              ╲                ▲
+               ▼ transfer     ╱ transfer     a forward waits for the stage before, a backward for the stage after
+    rank 1     F0 ─► B0 ─────► F1 …
+                          arrival ─► meeting ─► averaging      a collective begins when its last rank arrives
+
+The seconds of a node are what it took once everything it waits for was there; `launch` is how much later than that it
+began: time of the host, which no operation accounts for. A transfer begins when the sender is done; in a trace of
+`rendezvous` transfers the receiver must be free, too.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ..trace import Span, Trace
+from .steps import COMPUTE, Step, operation_of, steps_of
+from .timing import Floats, Timing
+
+TRANSFERS = {"forward": "forward transfer", "backward": "backward transfer"}
+_BESIDE = ("wait", "send")  # what happens beside a rank's work, where transfers have an operation of their own
+
+
+class Node(NamedTuple):
+    """An operation, or a point in time at which several meet. `operation` is empty for such a point."""
+
+    step: int  # its place in `Dependencies.steps`
+    rank: int
+    stage: int
+    minibatch: int
+    operation: str
+    kind: str  # of a span, or "transfer"
+    name: str  # of the span
+    peer: int  # of a transfer: the rank that sent it
+    begin: float  # measured, since the step began
+    end: float
+
+
+@dataclass(frozen=True, eq=False)
+class Dependencies:
+    """The nodes of all steps, who waits for whom, and the measured seconds of each node."""
+
+    steps: tuple[Step, ...]
+    nodes: tuple[Node, ...]
+    timing: Timing
+    seconds: Floats  # of each node, once its inputs are there
+    launch: Floats  # by how much it began later than its inputs were there
+
+    @classmethod
+    def of(cls, trace: Trace) -> "Dependencies":
+        """Find what waits for what. Raises InputError for a trace without training in it, or a damaged one."""
+        steps = tuple(steps_of(trace))
+        builder = _Builder(trace)
+        for place, step in enumerate(steps):
+            builder.add(place, step)
+        timing = Timing(len(builder.nodes), builder.edges)
+        begins, ends = (np.array([node[k] for node in builder.nodes]) for k in (-2, -1))
+        launch = np.maximum(begins - timing.latest_inputs(ends), 0.0)
+        meeting = np.array([node.kind == "meeting" for node in builder.nodes])
+        launch[meeting] = 0.0
+        return cls(steps, tuple(builder.nodes), timing, np.maximum(ends - begins, 0.0), launch)
+
+    def step_seconds(self, seconds: Floats) -> Floats:
+        """Seconds of each step [steps, variants], where its nodes take `seconds` [nodes, variants]."""
+        ends = self.timing.ends(seconds)
+        if ends.ndim == 1:
+            ends = ends[:, None]
+        found = np.zeros((len(self.steps), ends.shape[1]))
+        np.maximum.at(found, np.array([node.step for node in self.nodes]), ends)
+        return found
+
+
+class _Builder:
+    """Nodes and edges of one step after the other."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.nodes: list[Node] = []
+        self.edges: list[tuple[int, int]] = []
+        self.rendezvous = bool(trace.facts.get("rendezvous"))
+        self.own_names: dict[str, str] = trace.facts.get("operations", {})
+        # A simulated transfer, and one that needs both ranks, takes no time of the rank's own.
+        beside = _BESIDE if self.rendezvous or trace.source == "simulated" else ("wait",)
+        self.in_order = lambda span: span.kind not in beside
+
+    def add(self, place: int, step: Step) -> None:
+        chains: defaultdict[int, list[Span]] = defaultdict(list)
+        beside: dict[tuple[str, str, int], Span] = {}  # (kind, name, rank) → a send, or a wait for another rank
+        for span in step.spans:
+            if self.in_order(span):
+                chains[span.rank].append(span)
+            if span.kind == "send" or (span.kind == "wait" and span.peer >= 0):
+                beside[span.kind, span.name, span.rank] = span
+        made: dict[tuple[str, int, int], int] = {}  # (kind, stage, minibatch) → the node of it
+        sent: dict[tuple[str, int], int] = {}  # (name, rank) → the node of a send in a rank's own order
+        meetings: defaultdict[str, list[tuple[int, Node]]] = defaultdict(list)
+        waiting: list[tuple[int, Span]] = []  # (node, span) of what needs a stage beside it
+        before: dict[int, int] = {}  # node → the one before it on its rank
+        for rank, spans in chains.items():
+            last = -1
+            for span in spans:
+                node = self._node(place, step, span)
+                if last >= 0:
+                    self.edges.append((last, node))
+                    before[node] = last
+                if span.kind == "average":
+                    node = self._arrival(node, meetings[span.name])
+                elif span.kind in COMPUTE:
+                    made[span.kind, span.stage, span.minibatch] = node
+                    waiting.append((node, span))
+                elif span.kind == "send":
+                    sent[span.name, rank] = node
+                last = node
+        for members in meetings.values():
+            self._meet(members)
+        for node, span in waiting:
+            self._transfer(node, span, made, sent, beside, before, step)
+
+    def _node(self, place: int, step: Step, span: Span) -> int:
+        operation = operation_of(span)
+        operation = self.own_names.get(operation, operation)
+        times = span.start - step.begin, span.end - step.begin
+        facts = (span.stage, span.minibatch, operation, span.kind, span.name, span.peer)
+        return self._add(Node(place, span.rank, *facts, *times))
+
+    def _add(self, node: Node) -> int:
+        self.nodes.append(node)
+        return len(self.nodes) - 1
+
+    def _arrival(self, node: int, members: list[tuple[int, Node]]) -> int:
+        """Split a collective operation into its rank's arrival, `node`, and what follows the meeting, returned."""
+        span = self.nodes[node]
+        self.nodes[node] = span._replace(operation="", kind="arrival", end=span.begin)
+        after = self._add(span)
+        members.append((node, span))
+        self.edges.append((node, after))
+        return after
+
+    def _meet(self, members: Sequence[tuple[int, Node]]) -> None:
+        """Let all members of a collective go on from the moment at which the last has arrived."""
+        moment = max(span.begin for _, span in members)
+        first = members[0][1]
+        meeting = self._add(first._replace(operation="", kind="meeting", begin=moment, end=moment))
+        for arrival, span in members:
+            after = arrival + 1  # made right behind it
+            self.edges += [(arrival, meeting), (meeting, after)]
+            self.nodes[after] = span._replace(begin=moment, end=max(moment, span.end))
+
+    def _transfer(
+        self,
+        node: int,
+        span: Span,
+        made: dict[tuple[str, int, int], int],
+        sent: dict[tuple[str, int], int],
+        beside: dict[tuple[str, str, int], Span],
+        before: dict[int, int],
+        step: Step,
+    ) -> None:
+        """Let `node` wait for the stage beside it, with the transfer between them as a node of its own."""
+        if span.kind == "weights":
+            return
+        away = -1 if span.kind == "forward" else 1
+        source = made.get((span.kind, span.stage + away, span.minibatch))
+        if source is None:
+            return
+        maker = self.nodes[source]
+        if maker.rank == span.rank:  # what stays on a rank comes earlier in its order
+            return
+        letters = ("F",) if span.kind == "forward" else ("B", "I")
+        names = [f"{maker.stage}{letter}{span.minibatch}" for letter in letters]
+        send = next((beside["send", name, maker.rank] for name in names if ("send", name, maker.rank) in beside), None)
+        wait = beside.get(("wait", span.name, span.rank))
+        done = next((sent[name, maker.rank] for name in names if (name, maker.rank) in sent), source)
+        inputs, begin, end = self._carried(span, source, done, send, wait, step, before.get(node))
+        own_name = TRANSFERS[span.kind]
+        facts = (span.minibatch, self.own_names.get(own_name, own_name), "transfer", span.name, maker.rank)
+        transfer = self._add(Node(maker.step, span.rank, span.stage, *facts, begin, max(begin, end)))
+        self.edges += [*((one, transfer) for one in inputs), (transfer, node)]
+
+    def _carried(
+        self, span: Span, source: int, done: int, send: Span | None, wait: Span | None, step: Step, last: int | None
+    ) -> tuple[list[int], float, float]:
+        """(what a transfer waits for, when it began, when it ended)."""
+        made = self.nodes[source].end
+        if self.rendezvous:
+            if send is None or wait is None:
+                return [source], made, made
+            inputs = [source] if last is None else [source, last]
+            return inputs, max(send.start, wait.start) - step.begin, wait.end - step.begin
+        if done == source:  # what carries it does so beside the rank's work
+            if send is None:
+                return [source], made, made if wait is None else wait.end - step.begin
+            return [source], made, send.end - step.begin
+        if wait is None:
+            return [source], made, made
+        arrived = wait.end - step.begin
+        # The receiver may have it before the sender's call returns.
+        return ([done], self.nodes[done].end, arrived) if arrived >= self.nodes[done].end else ([source], made, arrived)
+
+
+def replicas_of(nodes: Iterable[Node]) -> dict[int, int]:
+    """Rank → its place among the ranks of its (first) stage: the replica of the pipeline that it belongs to."""
+    ranks: defaultdict[int, set[int]] = defaultdict(set)
+    first: dict[int, int] = {}
+    for node in nodes:
+        if node.kind in COMPUTE:
+            first[node.rank] = min(node.stage, first.get(node.rank, node.stage))
+    for rank, stage in first.items():
+        ranks[stage].add(rank)
+    return {rank: sorted(ranks[stage]).index(rank) for rank, stage in first.items()}

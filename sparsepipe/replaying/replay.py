@@ -1,0 +1,90 @@
+"""Replay a trace: its own durations in its own orders, and see whether the times come out that were measured."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..trace import WORK, Span, Trace
+from .dependencies import Dependencies, replicas_of
+from .steps import COMPUTE
+from .timing import Floats
+
+
+@dataclass(frozen=True)
+class ReplayedStep:
+    """A step's seconds as measured and as replayed.
+
+    The whole step has the delays between what an operation waits for and its launch; `pipeline` does without: forwards
+    and backwards alone in each rank's order, transfers free, of the replica that takes longest.
+    """
+
+    step: int
+    measured_seconds: float
+    replayed_seconds: float
+    pipeline_measured_seconds: float
+    pipeline_replayed_seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """The steps, and the whole as a trace to look at."""
+
+    steps: tuple[ReplayedStep, ...]
+    trace: Trace
+
+    @property
+    def largest_error(self) -> float:
+        """Of the whole steps, relative to what was measured."""
+        return max(abs(step.replayed_seconds / step.measured_seconds - 1) for step in self.steps)
+
+    @property
+    def largest_pipeline_error(self) -> float:
+        """Of forwards and backwards alone, relative to what was measured."""
+        return max(abs(step.pipeline_replayed_seconds / step.pipeline_measured_seconds - 1) for step in self.steps)
+
+
+def replay(trace: Trace) -> Replay:
+    """Simulate a trace from its own durations and orders. Raises InputError for one without training in it."""
+    known = Dependencies.of(trace)
+    whole = known.step_seconds(known.seconds + known.launch)[:, 0]
+    work = np.array([node.kind in WORK for node in known.nodes])
+    alone = known.timing.ends(np.where(work, known.seconds, 0.0))
+    replayed, measured = _pipelines(known, alone), _pipelines(known)
+    steps = tuple(
+        ReplayedStep(step.number, step.seconds, *map(float, values))
+        for step, *values in zip(known.steps, whole, measured, replayed, strict=True)
+    )
+    return Replay(steps, _as_trace(known, trace))
+
+
+def _pipelines(known: Dependencies, ends: Floats | None = None) -> Floats:
+    """Seconds from the first forward to the last backward of each step's slowest replica: measured, or until `ends`."""
+    replica = replicas_of(known.nodes)
+    spans: dict[tuple[int, int], tuple[float, float]] = {}
+    for place, node in enumerate(known.nodes):
+        if node.kind in COMPUTE:
+            begin, end = (node.begin, node.end) if ends is None else (0.0, float(ends[place]))
+            low, high = spans.get((node.step, replica[node.rank]), (begin, end))
+            spans[node.step, replica[node.rank]] = min(low, begin), max(high, end)
+    found = np.zeros(len(known.steps))
+    for (step, _), (low, high) in spans.items():
+        found[step] = max(found[step], high - low)
+    return found
+
+
+def _as_trace(known: Dependencies, trace: Trace) -> Trace:
+    """The replayed times as spans, each step where it began; a transfer is what its receiver waits for."""
+    ends = known.timing.ends(known.seconds + known.launch)
+    spans = []
+    for node, end, seconds in zip(known.nodes, ends.tolist(), known.seconds.tolist(), strict=True):
+        if node.operation:
+            begin = known.steps[node.step].begin
+            kind = "wait" if node.kind == "transfer" else node.kind
+            facts = (kind, node.stage, node.minibatch, node.peer)
+            spans.append(Span(node.rank, node.name, begin + end - seconds, begin + end, *facts))
+    spans.sort(key=lambda span: (span.start, span.rank))
+    return Trace(tuple(spans), "replayed", trace.facts)
