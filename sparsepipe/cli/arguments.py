@@ -15,6 +15,7 @@ from ..engines import ENGINES
 from ..fields import MOST_LIKE_DEVICES, MOST_MINIBATCHES
 from ..launchers import LAUNCHERS
 from ..planners import PLANNERS
+from ..planners.exact.optimal import COST_MODELS
 from ..quantities import BANDWIDTH, SIZE
 from ..replication import RULES
 from ..runtime.config import BALANCES, COMPRESSIONS, DEVICES, LEARNING_RATE_SCHEDULES, OPTIMIZERS, PRECISIONS
@@ -146,7 +147,7 @@ def _plan(verb: Parser) -> None:
 def _planner_options(verb: Parser) -> None:
     """Options that only some planners have."""
     verb.add_argument("--rescore", type=count, metavar="K", help="optimal: simulate the K best plans, take the fastest")
-    verb.add_argument("--cost-model", choices=["default", "published"], default="default")
+    verb.add_argument("--cost-model", choices=COST_MODELS, default="default")
     verb.add_argument("--all-devices", action="store_true", help="leave no device unused")
     verb.add_argument("--activation-compression-ratio", type=positive, metavar="R")
     verb.add_argument(
@@ -377,7 +378,10 @@ def _model_options(verb: Parser) -> None:
 def _machine_options(verb: Parser) -> None:
     """The profiles, and the cluster: from a file, or as a number of like devices."""
     verb.add_argument(
-        "--profile", action="append", metavar="[TYPE=]FILE", help="profile JSON or graph.txt, one a device type"
+        "--profile",
+        action="append",
+        metavar="[TYPE=]FILE",
+        help="profile JSON or graph.txt, one a device type; or a graph of dnn-partitioning, which brings its devices",
     )
     verb.add_argument("--cluster", type=Path, metavar="FILE.toml", help="or the nodes of heturun, FILE.yml")
     verb.add_argument("--server-file", type=Path, metavar="FILE", help="SparsePipe's list of servers and profiles")

@@ -7,6 +7,8 @@ from math import prod
 from ..cluster import Cluster, DeviceType, Link, Node
 from ..errors import InputError
 from ..fields import MOST_LIKE_DEVICES
+from ..files import read_json
+from ..formats.dnn_partitioning import PartitioningFile, is_partitioning_file
 from ..formats.sdpipe import cluster_of, load_nodes
 from ..formats.sparsepipe_servers import ServerFile
 from ..plan import Plan
@@ -15,7 +17,7 @@ from .output import progress_line
 
 
 def profile_and_cluster(options: argparse.Namespace, *, warn: bool = True) -> tuple[Profile, Cluster]:
-    """Join the profiles given and build the cluster given; --server-file brings both.
+    """Join the profiles given and build the cluster given; --server-file and a graph of dnn-partitioning bring both.
 
     `warn`: print the profile's warnings at once.
     """
@@ -26,6 +28,8 @@ def profile_and_cluster(options: argparse.Namespace, *, warn: bool = True) -> tu
         return servers.profile(), servers.cluster(**links, memory_bytes=options.memory or float("inf"))
     if not options.profile:
         raise InputError("no profile: give --profile [TYPE=]FILE, or --server-file, which names its profiles")
+    if not (options.cluster or options.devices) and (brought := _with_its_devices(options.profile)):
+        return brought.profile, brought.cluster
     joined: Profile | None = None
     for text in options.profile:
         name, equals, path = text.partition("=")
@@ -42,6 +46,14 @@ def profile_and_cluster(options: argparse.Namespace, *, warn: bool = True) -> tu
     if not options.devices:
         raise InputError("no devices: give --cluster FILE, --server-file FILE or --devices N")
     return joined, _like_devices(joined, options.devices, options.bandwidth, options.memory)
+
+
+def _with_its_devices(given: list[str]) -> PartitioningFile | None:
+    """A graph of dnn-partitioning, where that is what was given."""
+    if len(given) > 1 or "=" in given[0] or not given[0].endswith(".json"):
+        return None
+    is_one = is_partitioning_file(read_json(given[0], what="profile"))
+    return PartitioningFile.load(given[0]) if is_one else None
 
 
 def _cluster_file(options: argparse.Namespace, found: Profile) -> Cluster:

@@ -15,7 +15,15 @@ _TEXTS = ("name", "title", "licence", "citation", "homepage", "folder", "generat
 _KEYS = {*_REQUIRED, *_TEXTS, "classes", "base", "kind"}
 _SCHEMES = ("https", "http", "file")
 CLOUDS = "clouds"
-KINDS = (CLOUDS, "images", "translation", "text", "traces", "times")  # what the samples are; of times: measurements
+KINDS = (
+    CLOUDS,
+    "images",
+    "translation",
+    "text",
+    "traces",
+    "graphs",
+    "times",
+)  # what the samples are; of times: measurements
 _MOST_BYTES = 10**15  # of a file, and samples: a larger count is a slip of the hand
 _MOST_NAME_BYTES = 255  # of a file's or folder's name: what file systems take
 

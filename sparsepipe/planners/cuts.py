@@ -32,7 +32,7 @@ class Cuts:
         graph = table.graph
         place = {layer: k for k, layer in enumerate(layers)}
         needs = [sum(1 << place[p] for p in graph.inputs[layer] if p in place) for layer in layers]
-        masks = _down_sets(needs, limit)
+        masks = down_sets(needs, limit)
         if masks is None:
             return cls.along(table, layers)
         return cls(tuple(layers), graph.input_layers, tuple(masks), True)
@@ -210,7 +210,7 @@ def _cover(masks: Sequence[int], choose: Callable[..., list[int]]) -> list[list[
     return chains
 
 
-def _down_sets(needs: Sequence[int], limit: int) -> list[int] | None:
+def down_sets(needs: Sequence[int], limit: int) -> list[int] | None:
     """All down-sets, small ones first; None where there are more than `limit`. `needs[k]`: mask of layer k's inputs."""
     consumers: list[list[int]] = [[] for _ in needs]
     for k, need in enumerate(needs):

@@ -8,6 +8,7 @@ from ...plan import Estimate, Plan, StageEstimate
 from ...simulator import simulate
 from ..base import Problem
 from ..estimate import estimate
+from ..published.contiguous import contiguous_plan
 from .chain_search import Path
 from .deeper_warmup import deepened
 from .graph_search import StageEnds, nothing_fits, over_sets
@@ -16,7 +17,8 @@ from .min_step_time import LeastSum, StepModel, minimise_step
 from .search_space import Rules, Space, merged, spaces
 from .stage_cost_tables import StageModel
 
-COST_MODELS = ("default", "published")
+CONTIGUOUS = "dnn-partitioning"
+COST_MODELS = ("default", "published", CONTIGUOUS)
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,8 @@ class Optimal:
     device's memory. Where that is too much, parts of it are searched, and the gap says how much better a plan could be
     at most.
 
-    `cost_model="published"` minimises the period by SparsePipe's cost model without its faults (`published_model`).
+    `cost_model="published"` minimises the period by SparsePipe's cost model without its faults (`published_model`),
+    "dnn-partitioning" by that of published/contiguous.py: no replicas, transfers added to a stage's load.
     `rescore`: simulate so many of the best plans found and take the fastest; the gap then counts from the best period.
     """
 
@@ -46,6 +49,8 @@ class Optimal:
 
     def plan(self, problem: Problem) -> Plan:
         """Raises InputError where no plan fits into memory."""
+        if self.cost_model == CONTIGUOUS:
+            return contiguous_plan(problem, self.name)
         found, bound = self._search(problem)
         found.sort(key=lambda one: one.value)
         plans = [self._plan(problem, one, bound) for one in found[: self.rescore]]
