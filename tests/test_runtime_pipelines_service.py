@@ -1,14 +1,30 @@
 """The coordinator's process and its clients: real processes and sockets, kills, strangers."""
 
 import json
+import os
+import random
+import secrets
+import signal
+import socket
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack, closing, contextmanager
+import time
+from contextlib import ExitStack, closing, contextmanager, suppress
+from itertools import count
+from pathlib import Path
 
-from sparsepipe.files import read_rows
+import pytest
+
+from sparsepipe.errors import InputError
+from sparsepipe.files import read_rows, write_atomic
+from sparsepipe.record.record_files import read_metrics
+from sparsepipe.runtime import commands
+from sparsepipe.runtime.failures import DeadlinePassed, PeerLost
+from sparsepipe.runtime.pipelines.address import ADDRESS, CoordinatorAddress
 from sparsepipe.runtime.pipelines.base import Address, Holder, Kind
-from sparsepipe.runtime.pipelines.client import connect
+from sparsepipe.runtime.pipelines.client import Connection, connect
+from sparsepipe.runtime.pipelines.messages import MOST_BYTES, line_of
 
 TIMEOUT = 60.0
 
@@ -38,17 +54,17 @@ def begun(client, *, whole=1, epoch=6, total=12, num_holders=1):
 
 
 @contextmanager
-def connected(run_dir, count, **told):
+def connected(run_dir, pipelines, **told):
     """The first ranks of so many pipelines, which have said what is to be trained."""
     with ExitStack() as stack:
-        clients = [connect(run_dir, pipeline=k, rank=0, attempt=0, timeout=TIMEOUT) for k in range(count)]
+        clients = [connect(run_dir, pipeline=k, rank=0, attempt=0, timeout=TIMEOUT) for k in range(pipelines)]
         for client in clients:
             stack.enter_context(closing(client))
             begun(client, **told)
         yield clients
 
 
-def train(client, *, taken=None, on_done=lambda: None):
+def train(client, *, pause=0.0, on_done=lambda: None):
     """Do a pipeline's tasks to the end; return what it was told to do and has trained, as (epoch, minibatch)."""
     kinds, trained, number = [], [], 0
     while True:
@@ -63,6 +79,7 @@ def train(client, *, taken=None, on_done=lambda: None):
                     break
                 client.done(number, place, {"loss": 1.0, "samples": 2})
                 trained.append((task.epoch, minibatch))
+                time.sleep(pause)
                 on_done()
         if task.kind is Kind.CLOSE_EPOCH:
             client.closed(task.epoch, {"validation": {"loss": 0.5, "samples": 1}})
@@ -106,3 +123,206 @@ def test_two_pipelines_share_a_run(tmp_path) -> None:
     assert sum(pipeline["minibatches"] for pipeline in summary["replication"]["pipelines"]) == 12
     for name in ("coordinator.json", "coordinator.jsonl"):
         assert (tmp_path / "run" / "control" / name).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_coordinator_that_is_killed_is_replaced_while_pipelines_go_on(tmp_path) -> None:
+    """SIGKILL at random moments, again and again: each minibatch is done once, and the record has each once."""
+    run_dir, draw, total = tmp_path / "run", random.Random(7), 120
+    run_dir.mkdir()
+    current, kills, over = [start(run_dir, pipelines=3, rule="partial-reduce")], 0, threading.Event()
+
+    def kill_and_replace():
+        nonlocal kills
+        while not over.wait(draw.uniform(0.0, 0.5)):
+            before = CoordinatorAddress.read(run_dir)
+            current[0].send_signal(signal.SIGKILL)
+            current[0].communicate()
+            current[0] = start(run_dir, pipelines=3, rule="partial-reduce")
+            kills += 1
+            while CoordinatorAddress.read(run_dir) == before and not over.wait(0.05):
+                pass
+
+    with connected(run_dir, 3, epoch=40, total=total, whole=2) as clients:
+        killer = threading.Thread(target=kill_and_replace)
+        killer.start()
+        try:
+            results = together(*clients, pause=0.05)
+        finally:
+            over.set()
+            killer.join()
+            current[0].terminate()
+            current[0].communicate()
+    trained = sorted(pair for _, pairs in results for pair in pairs)
+    assert trained == [(m // 40, m % 40) for m in range(total)]
+    steps = [row["minibatch"] for row in read_rows(run_dir / "metrics.jsonl") if row["event"] == "step"]
+    assert sorted(steps) == list(range(total))
+    rows = read_rows(run_dir / "minibatches.jsonl")
+    taken = [row["epoch"] * 40 + m for row in rows if row["event"] == "taken" for m in row["minibatches"]]
+    assert sorted(taken) == list(range(total))
+    assert [row["epoch"] for row in read_rows(run_dir / "metrics.jsonl") if row["event"] == "epoch"] == [0, 1]
+    assert kills >= 3
+
+
+def test_a_pipeline_whose_rank_ends_is_given_up_within_a_second(tmp_path) -> None:
+    run_dir = tmp_path / "run"
+    code = (
+        "import sys, time; from pathlib import Path; from sparsepipe.runtime.pipelines.client import connect\n"
+        "c = connect(Path(sys.argv[1]), pipeline=0, rank=1, attempt=0, timeout=30)\n"
+        "c.begin(whole=2, epoch_minibatches=6, total_minibatches=6, num_holders=1); c.next_task(0)\n"
+        "print('in', flush=True); time.sleep(60)"
+    )
+    with serving(run_dir), connected(run_dir, 2, total=6, whole=2) as (first, second):
+        with subprocess.Popen([sys.executable, "-c", code, str(run_dir)], stdout=subprocess.PIPE, text=True) as rank:
+            assert rank.stdout.readline() == "in\n"
+            assert second.next_task(0).most == 4
+            rank.kill()
+        for place in (0, 1, 2, 3):
+            second.take_minibatch(0, place)
+            second.done(0, place, {})
+        started = time.monotonic()
+        task = second.next_task(1)
+        assert time.monotonic() - started < 5 and (task.kind, task.most) == (Kind.TRAIN, 2)
+        assert [second.take_minibatch(1, place) for place in (0, 1)] == [0, 1], "what the other had"
+        with pytest.raises(PeerLost, match="attempt 0 of pipeline 0 was given up"):
+            first.take_minibatch(0, 0)
+
+
+def test_strangers_cost_nothing_but_their_own_connections(tmp_path) -> None:
+    """Five thousand of them: who say nothing, something else, too much, or have another secret."""
+    run_dir, draw = tmp_path / "run", random.Random(5)
+    said = (b"", b"\n", b"x" * 48, b'{"call": "leave"}\n' * 3, bytes(48), draw.randbytes(100_000), b"\xff" * 47)
+    with serving(run_dir) as process, connected(run_dir, 1, epoch=10**6, total=10**6) as (client,):
+        client.next_task(0)
+        address = CoordinatorAddress.read(run_dir)
+        held, slowest = [], 0.0
+        for k in range(5000):
+            stranger = socket.socket()
+            stranger.settimeout(10)
+            stranger.connect((address.host, address.port))
+            with suppress(OSError):
+                stranger.sendall(said[k % len(said)])
+            held.append(stranger)
+            if len(held) > 300:
+                held.pop(0).close()
+            if k % 10 == 0:
+                before = time.monotonic()
+                assert client.take_minibatch(0, k // 10) is not None
+                slowest = max(slowest, time.monotonic() - before)
+        for stranger in held:
+            stranger.close()
+        assert slowest < 5 and process.poll() is None
+        assert client.take_minibatch(0, 1000) == 1000
+        assert len(list((Path("/proc") / str(process.pid) / "fd").iterdir())) < 100
+        rows = int((Path("/proc") / str(process.pid) / "statm").read_text().split()[1]) * 4096
+        assert rows < 500e6
+
+
+def test_a_rank_that_says_what_is_no_request_is_shut_out_alone(tmp_path) -> None:
+    run_dir, draw = tmp_path / "run", random.Random(3)
+    good = line_of({"id": 1, "call": "live", "wait": 0.0, "given": {}})
+    with serving(run_dir) as process, connected(run_dir, 1) as (client,):
+        address = CoordinatorAddress.read(run_dir)
+        hello = {"pipeline": 0, "rank": -1, "attempt": 0}  # whose end is not its pipeline's
+        lines = [b"\n", b"[]\n", b"{}\n", b'{"id": 1}\n', b"[" * 10_000 + b"\n", b"x" * (MOST_BYTES + 10), b"null\n"]
+        lines += [bytes(draw.choice(good) for _ in range(len(good))) + b"\n" for _ in range(50)]
+        lines += [good[:k] + draw.randbytes(1) + good[k + 1 :] for k in range(len(good) - 1)]
+        for line in lines:
+            own = Connection(address, hello, deadline=time.monotonic() + 30)
+            with closing(own), suppress(OSError, InputError):
+                own._socket.sendall(line)
+                own.request({"id": 2, "call": "live", "wait": 0.0, "given": {}}, deadline=time.monotonic() + 0.05)
+        for call, given in (("take_minibatch", {"task": -1, "place": 0}), ("take_minibatch", {}), ("none", {})):
+            own = Connection(address, hello, deadline=time.monotonic() + 30)
+            with closing(own):
+                asked = {"id": 2, "call": call, "wait": 0.0, "given": given}
+                assert own.request(asked, deadline=time.monotonic() + 30)["error"] == "refused"
+        nobody = Connection(address, {**hello, "pipeline": -7}, deadline=time.monotonic() + 30)
+        with closing(nobody), pytest.raises(OSError):
+            nobody.request({"id": 2, "call": "live", "wait": 0.0, "given": {}}, deadline=time.monotonic() + 30)
+        time.sleep(1)
+        assert client.next_task(0).kind is Kind.TRAIN and process.poll() is None
+
+
+def test_who_takes_the_port_of_a_coordinator_learns_nothing(tmp_path) -> None:
+    """Neither is the secret said, nor does a client take the word of one that has it not."""
+    run_dir, heard = tmp_path / "run", bytearray()
+    (run_dir / "control").mkdir(parents=True)
+    secret = secrets.token_bytes(16)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        told = {"host": "127.0.0.1", "port": server.getsockname()[1], "secret": secret.hex(), "pipelines": 2}
+        write_atomic(run_dir / ADDRESS, json.dumps(told), private=True)
+
+        def listen():
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(bytes(16))
+                heard.extend(connection.recv(1000))
+                connection.sendall(bytes(32))
+                heard.extend(connection.recv(1000))
+
+        threading.Thread(target=listen, daemon=True).start()
+        with closing(connect(run_dir, pipeline=0, rank=0, attempt=0, timeout=0.5)) as client:
+            with pytest.raises(DeadlinePassed, match="next_task of rank 0 of pipeline 0 waited 0.5 s for the coord"):
+                client.next_task(0)
+    assert len(heard) == 48 and secret not in bytes(heard) and secret.hex().encode() not in bytes(heard)
+
+
+def test_no_coordinator_is_said_within_the_deadline(tmp_path) -> None:
+    with pytest.raises(DeadlinePassed, match="first look of rank 3 of pipeline 1 waited 0.3 s for the coordinator"):
+        connect(tmp_path, pipeline=1, rank=3, attempt=0, timeout=0.3)
+
+
+def test_it_ends_with_its_parent(tmp_path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    writer = os.open(tmp_path / "pipe", os.O_RDWR)
+    command = [sys.executable, "-m", "sparsepipe.runtime.pipelines.service", "--run-dir", str(tmp_path)]
+    environment = {**os.environ, "SPARSEPIPE_LIFELINE": str(tmp_path / "pipe")}
+    with subprocess.Popen([*command, "--pipelines", "2"], env=environment) as process:
+        with closing(connect(tmp_path, pipeline=0, rank=0, attempt=0, timeout=TIMEOUT)) as client:
+            assert client.live() == ()
+            os.close(writer)
+            assert process.wait(timeout=10) == 143
+
+
+def test_a_run_is_stopped_and_goes_on_where_it_was(tmp_path) -> None:
+    run_dir = tmp_path / "run"
+    with serving(run_dir, rule="quorum"), connected(run_dir, 2, epoch=50, total=200) as clients:
+        numbers = count()
+
+        def stop_soon():
+            if next(numbers) == 70:
+                commands.ask(run_dir, commands.STOP)
+
+        first = together(*clients, pause=0.01, on_done=stop_soon)
+        progress = clients[0].progress()
+        deadline = time.monotonic() + 10
+        while commands.taken(run_dir) is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert commands.taken(run_dir) == (commands.STOP, progress["done"])
+    assert 70 <= progress["done"] < 200
+    commands.clear(run_dir)
+    (tmp_path / "left.json").write_text(json.dumps(progress))
+    resume = {"launch": "2", "resume": tmp_path / "left.json"}
+    with serving(run_dir, rule="quorum", **resume), connected(run_dir, 2, epoch=50, total=200) as clients:
+        second = together(*clients)
+        clients[1].tell("summary", {"epochs": 4})
+    trained = sorted(pair for _, pairs in (*first, *second) for pair in pairs)
+    assert trained == [(m // 50, m % 50) for m in range(200)]
+    rows = read_metrics(run_dir / "metrics.jsonl")
+    assert sorted(row["minibatch"] for row in rows if row["event"] == "step") == list(range(200))
+    assert sorted(row["epoch"] for row in rows if row["event"] == "epoch") == [0, 1, 2]
+    seconds = [row["seconds"] for row in rows]
+    assert seconds == sorted(seconds)
+
+
+def test_bad_input_is_one_line(tmp_path) -> None:
+    (tmp_path / "left.json").write_text('{"done": 3, "left": {"x": [1]}}')
+    for options in (
+        {"rule": "no-such-rule"},
+        {"resume": tmp_path / "left.json"},
+        {"resume": tmp_path / "nowhere.json"},
+        {"pipelines": 1, "rule": "all-reduce"},
+    ):
+        process = start(tmp_path, **options)
+        _, error = process.communicate(timeout=60)
+        assert process.returncode == 2 and len(error.splitlines()) == 1, error

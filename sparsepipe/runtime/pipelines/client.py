@@ -189,23 +189,24 @@ class CoordinatorClient:
                 return None
 
     def _request(self, call: str, wait: float, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Make a request until a coordinator answers it."""
-        deadline = time.monotonic() + wait + self._timeout
+        """Make a request until a coordinator answers it. Raises DeadlinePassed where none is found in time."""
         with self._lock:
             self._requests += 1
             message = {"id": self._requests, "call": call, "wait": wait, "given": given}
+        searched: float | None = None  # until when another is looked for
         while True:
             try:
-                connection = self._take(deadline)
+                connection = self._take(searched or time.monotonic() + self._timeout)
                 try:
-                    answer = connection.request(message, deadline=deadline)
+                    answer = connection.request(message, deadline=time.monotonic() + wait + self._timeout)
                 except BaseException:
                     connection.close()
                     raise
                 self._give_back(connection)
                 return answer
             except (OSError, InputError) as error:  # it was killed, or is not there yet
-                self._pause(deadline, call, error)
+                searched = searched or time.monotonic() + self._timeout
+                self._pause(searched, call, error)
 
     def _take(self, deadline: float) -> Connection:
         with self._lock:

@@ -32,7 +32,7 @@ class Merges:
         self._kept: list[dict[int, _Contribution]] = [{} for _ in range(num_pipelines)]
         self._told: list[dict[int, int | None]] = [{} for _ in range(num_pipelines)]  # update → contribution
         self._under_way: list[int | None] = [None] * num_pipelines  # contribution whose result is not taken yet
-        self._applied: dict[tuple[int, int, int], None] = {}  # (merge, pipeline, rank) that have said so, the latest
+        self._applied: dict[tuple[Any, ...], None] = {}  # (merge, pipeline, rank, stage) that have said so, the latest
         self._num_merges = 0
         self._came: dict[int, int] = {}  # to the last merge: pipeline → update
         self.last: Merge | None = None
@@ -122,9 +122,10 @@ class Merges:
 
     def merged(self, pipeline: int, merge: int, *, rank: int, facts: Mapping[str, Any]) -> None:
         """Note that a rank has taken the result of a merge."""
-        if (merge, pipeline, rank) in self._applied:
+        said = (merge, pipeline, rank, facts.get("stage"))  # a rank may have several stages
+        if said in self._applied:
             return
-        self._applied[merge, pipeline, rank] = None
+        self._applied[said] = None
         if len(self._applied) > _KEPT * len(self._numbers):
             del self._applied[next(iter(self._applied))]
         number = self._under_way[pipeline]

@@ -14,6 +14,7 @@ from ...replication.base import SERVER, Merge
 from .base import Address, Holder, Kind, Task
 
 MOST_BYTES = 2**22  # of a line
+MOST_WAIT = 60.0  # seconds for which a request stays unanswered
 GIVEN_UP, INPUT, REFUSED = "given up", "input", "refused"  # kinds of errors
 _MOST = 10**15
 
@@ -81,7 +82,8 @@ def read_hello(line: bytes) -> tuple[int, int, int]:
 
 def read_request(line: bytes) -> dict[str, Any]:
     """Return a request as it was sent, its id, call and wait checked. Raises InputError."""
-    return dict(_REQUEST(parsed(line), "request"))
+    told = _REQUEST(parsed(line), "request")
+    return {name: told[name] for name in ("id", "call", "given")} | {"wait": min(told["wait"], MOST_WAIT)}
 
 
 def read_given(call: str, given: Any) -> dict[str, Any]:
