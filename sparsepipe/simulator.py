@@ -123,10 +123,16 @@ class Simulation:
         for rank in self.ranks.values():  # like ranks share their lists
             rank.seconds = {s: tuple(map(list.copy, passes)) for s, passes in rank.seconds.items()}
         for minibatch in range(self.program.num_minibatches):
-            self.delay(stragglers, minibatch)
+            for replicas in self.replicas:
+                if stragglers.kills(killed := replicas[minibatch].rank, minibatch):
+                    raise InputError(
+                        f"straggler kill: rank {killed} at minibatch {minibatch}: a plan's simulation ends no process; "
+                        "run or replay it"
+                    )
+            self.delay(stragglers, minibatch, number=minibatch)
 
-    def delay(self, stragglers: Stragglers, minibatch: int) -> None:
-        """Make all passes of one minibatch longer, on those ranks that run it.
+    def delay(self, stragglers: Stragglers, minibatch: int, *, number: int) -> None:
+        """Make all passes of one minibatch longer, on those ranks that run it. `number`: as stragglers count it.
 
         A rank's delay is of all its passes together: the first of them has what does not depend on how long they are.
         """
@@ -134,10 +140,6 @@ class Simulation:
         for s, replicas in enumerate(self.replicas):
             stages_of.setdefault(replicas[minibatch].rank, []).append(s)
         for rank, stages in stages_of.items():
-            if stragglers.kills(rank, minibatch):
-                raise InputError(
-                    f"straggler kill: rank {rank} at minibatch {minibatch}: simulations end no process; run or replay"
-                )
             seconds = self.ranks[rank].seconds
             forwards, last_first = [(s, FORWARD) for s in stages], stages[::-1]
             whole = [(s, BACKWARD) for s in last_first]
@@ -147,7 +149,7 @@ class Simulation:
                 own = delayed = 0.0
                 for s, operation in (*forwards, *backwards):
                     own += before[s, operation]
-                    delay = stragglers.extra_seconds(rank, minibatch, own)
+                    delay = stragglers.extra_seconds(rank, number, own)
                     seconds[s][operation][minibatch] = before[s, operation] + delay - delayed
                     delayed = delay
 

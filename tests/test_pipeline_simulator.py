@@ -230,17 +230,57 @@ def test_every_rule_is_tried():
     assert {rule.partition(":")[0] for rule in RULES_TO_TRY} == set(RULES)
 
 
-@pytest.mark.parametrize(
-    ("spec", "told"),
-    [("slow:rank=9,factor=2", "rank 9 is not there"), ("kill:rank=1,at=3", "simulations end no process")],
-)
-def test_stragglers_that_cannot_be_simulated_are_told(spec, told):
+def test_stragglers_that_cannot_be_simulated_are_told():
     pipelines, cluster = like_pipelines(2, 2, "quorum")
-    with pytest.raises(InputError, match=told):
-        simulate_pipelines(pipelines, network(2), cluster, [1] * 20, stragglers=Stragglers.parse(spec))
-    with pytest.raises(InputError, match=told):
-        plan = Plan((Stage(("l0",), (0,)), Stage(("l1",), (1,))))
-        simulate(plan, network(2), Cluster.uniform(2, device_type="d"), [1] * 9, stragglers=Stragglers.parse(spec))
+    with pytest.raises(InputError, match="rank 9 is not there"):
+        simulate_pipelines(
+            pipelines, network(2), cluster, [1] * 20, stragglers=Stragglers.parse("slow:rank=9,factor=2")
+        )
+    kill = Stragglers.parse("kill:rank=1,at=3")
+    with pytest.raises(InputError, match="ends a job that averages by all-reduce"):
+        simulate_pipelines(
+            replace(pipelines, replication=parse_rule("all-reduce")), network(2), cluster, [1] * 20, stragglers=kill
+        )
+    plan = Plan((Stage(("l0",), (0,)), Stage(("l1",), (1,))))
+    with pytest.raises(InputError, match="simulation ends no process"):
+        simulate(plan, network(2), Cluster.uniform(2, device_type="d"), [1] * 9, stragglers=kill)
+    with pytest.raises(InputError, match="restart_seconds"):
+        simulate_pipelines(pipelines, network(2), cluster, [1] * 20, restart_seconds=-1)
+
+
+OF_WEIGHTS = [rule for rule in RULES_TO_TRY if rule != "all-reduce"]
+
+
+@pytest.mark.parametrize("rule", OF_WEIGHTS)
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize(("rank", "at"), [(0, 0), (3, 7), (4, 12), (2, 30)])
+def test_a_pipeline_that_is_killed_does_not_stop_the_others(rule, schedule, rank, at):
+    """Each minibatch is done once, and only those in flight are begun twice; nobody is killed twice."""
+    settings = {} if schedule == "1f1b" else {"num_microbatches": 3}
+    pipelines, cluster = like_pipelines(3, 2, rule, link=Link(1e4), schedule=schedule, **settings)
+    kill = Stragglers.parse(f"kill:rank={rank},at={at}")
+    found = simulate_pipelines(pipelines, network(2), cluster, [1] * 120, stragglers=kill, restart_seconds=20.0, seed=1)
+    assert sorted(number for taken in found.taken for number in taken) == list(range(120))
+    begun = Counter(s.minibatch for s in found.trace.spans if s.kind == "forward" and s.stage == 0)
+    again = [minibatch for minibatch, count in begun.items() if count > 1]
+    assert set(begun) == set(range(120)) and max(begun.values()) <= 2 and len(again) <= 6
+    own = [s for s in found.trace.spans if s.rank == rank]
+    gaps = sorted(((b.start - a.end, a.end) for a, b in zip(own, own[1:], strict=False)), reverse=True)
+    died = sorted(own)[0].start if at == 0 and rank == 0 else gaps[0][1]
+    back = [s.start for s in own if s.start > died + 19.9]
+    assert back and min(back) == pytest.approx(died + 20.0, abs=12), "it is back as soon as it can"
+    if rule in NEVER_WAIT:
+        for k, one in enumerate(found.pipelines):
+            assert one.samples_per_second >= (0.9 if k != rank // 2 else 0.0) * one.own_pace
+
+
+def test_a_death_at_the_end_leaves_nothing_undone():
+    """The others have nothing more to take: what the dead one had waits until it is back."""
+    pipelines, cluster = like_pipelines(2, 2, "partial-reduce")
+    kill = Stragglers.parse("kill:rank=1,at=19")
+    found = simulate_pipelines(pipelines, network(2), cluster, [1] * 40, stragglers=kill, restart_seconds=100.0)
+    assert sorted(number for taken in found.taken for number in taken) == list(range(40))
+    assert found.trace.makespan > 150
 
 
 def test_replicas_wait_for_one_that_is_held_up():

@@ -14,6 +14,7 @@ from ..data.order import LAST_MINIBATCH
 from ..engines import ENGINES
 from ..fields import MOST_LIKE_DEVICES, MOST_MINIBATCHES
 from ..launchers import LAUNCHERS
+from ..pipeline_simulator import RESTART_SECONDS
 from ..planners import PLANNERS
 from ..planners.exact.optimal import COST_MODELS
 from ..quantities import BANDWIDTH, SIZE
@@ -173,6 +174,13 @@ def _simulate(verb: Parser) -> None:
     _replication(verb)
     _stragglers(verb)
     verb.add_argument("--seed", type=whole(0, 2**64), default=0, help="of what a rule draws (default: 0)")
+    verb.add_argument(
+        "--restart-seconds",
+        type=positive,
+        default=RESTART_SECONDS,
+        metavar="S",
+        help=f"until a pipeline that was killed trains again (default: {RESTART_SECONDS:g})",
+    )
     verb.add_argument("--trace", type=Path, metavar="FILE.json", help="write a Chrome/Perfetto trace")
 
 

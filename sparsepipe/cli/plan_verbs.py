@@ -198,7 +198,15 @@ def _simulate_pipelines(
     if options.replication:
         chosen = replace(chosen, replication=parse_rule(options.replication))
     sizes = _sizes(found, options.minibatches)
-    told = simulate_pipelines(chosen, found, cluster, sizes, stragglers=stragglers, seed=options.seed)
+    told = simulate_pipelines(
+        chosen,
+        found,
+        cluster,
+        sizes,
+        stragglers=stragglers,
+        seed=options.seed,
+        restart_seconds=options.restart_seconds,
+    )
     doubts = [text for text in chosen.all_warnings if text not in found.warnings]
     peaks: dict[int, float] = {}
     for plan, taken in zip(chosen.pipelines, told.taken, strict=True):

@@ -9,6 +9,7 @@ outcome.py    what it all comes to
 from collections.abc import Sequence
 
 from ..cluster import Cluster
+from ..fields import number
 from ..forecast import steady_rate
 from ..pipelines import Pipelines
 from ..profile import Profile
@@ -20,7 +21,9 @@ from .member import Member
 from .outcome import CAUSES, PipelinePace, PipelinesForecast
 from .together import Together
 
-__all__ = ["CAUSES", "PipelinePace", "PipelinesForecast", "simulate_pipelines"]
+RESTART_SECONDS = 5.0  # from the death of a rank until its pipeline trains again: processes begin and take weights
+
+__all__ = ["CAUSES", "RESTART_SECONDS", "PipelinePace", "PipelinesForecast", "simulate_pipelines"]
 
 
 def simulate_pipelines(
@@ -31,14 +34,17 @@ def simulate_pipelines(
     *,
     stragglers: Stragglers | None = None,
     seed: int = 0,
+    restart_seconds: float = RESTART_SECONDS,
 ) -> PipelinesForecast:
     """Let pipelines share one minibatch of each of `sizes` (at the network's input, in the profile's unit).
 
     Each takes the next ones when it has room, in whole units of its plan's updates. They average by
     `pipelines.replication`, whose draws are by `seed`. Weights are on their way for as long as the cluster's links take
-    for them, beside the activations. Raises InputError for pipelines that cannot run, and for stragglers of ranks that
-    are not there or that are killed.
+    for them, beside the activations. A pipeline of which a rank is killed trains again `restart_seconds` later, with a
+    live one's weights; what it had not done goes back to all. Raises InputError for pipelines that cannot run, for
+    stragglers of ranks that are not there, and for a kill where the rule averages gradients: it ends the job.
     """
+    number(restart_seconds, "restart_seconds")
     pipelines.check(profile.graph, cluster)
     if stragglers is not None:
         stragglers.check(max(pipelines.ranks) + 1)
@@ -52,10 +58,12 @@ def simulate_pipelines(
             rule=pipelines.replication,
             stragglers=stragglers,
             seed=seed,
+            restart_seconds=restart_seconds,
         )
         found.run()
-        paces = tuple(_pace(found, member, profile, cluster, sizes, pipelines.samples) for member in found.members)
-        spans = [span for member in found.members for span in _numbered(member)]
+        lives = [[life for life in (*found.past, last) if life.number == last.number] for last in found.members]
+        paces = tuple(_pace(found, own, profile, cluster, sizes, pipelines.samples) for own in lives)
+        spans = [span for own in lives for life in own for span in _numbered(life)]
         ranks = [list(pipelines.ranks_of(k)) for k in range(len(paces))]
     return PipelinesForecast(
         Trace(tuple(spans), "simulated", {"pipelines": ranks}),
@@ -65,36 +73,46 @@ def simulate_pipelines(
         dict(found.staleness),
         found.forced,
         found.bytes,
-        tuple(tuple(member.numbers) for member in found.members),
+        tuple(tuple(_taken(own)) for own in lives),
     )
 
 
+def _taken(lives: Sequence[Member]) -> list[int]:
+    """The minibatches that a pipeline has done, in its order."""
+    return [place for life in lives for place in life.numbers]
+
+
 def _pace(
-    found: Together, member: Member, profile: Profile, cluster: Cluster, sizes: Sequence[float], samples: float
+    found: Together, lives: Sequence[Member], profile: Profile, cluster: Cluster, sizes: Sequence[float], samples: float
 ) -> PipelinePace:
-    tally = found.tallies[member.number]
-    taken = [sizes[number] for number in member.numbers]
-    alone = Together([member.plan], profile, cluster, taken, rule=None, stragglers=member.stragglers)
+    last = lives[-1]
+    tally, taken = found.tallies[last.number], [sizes[place] for place in _taken(lives)]
+    alone = Together([last.plan], profile, cluster, taken, rule=None, stragglers=last.stragglers)
     alone.run()
     lost = {cause: tally.lost[cause] for cause in CAUSES}
-    lost["straggler"] = max(member.extra.values(), default=0.0)
+    lost["straggler"] = max(sum(life.extra[rank] for life in lives) for rank in last.plan.ranks)
     return PipelinePace(
         len(taken),
-        samples * _rate(member),
-        samples * _rate(alone.members[0]),
+        samples * _rate(lives),
+        samples * _rate(alone.members),
         lost,
         tuple(tally.waited_for[other] for other in range(len(found.members))),
         tally.waited_for[-1],
     )
 
 
-def _rate(member: Member) -> float:
-    """Minibatches a second when steady."""
-    if not member.numbers:
+def _rate(lives: Sequence[Member]) -> float:
+    """Minibatches a second when steady; of a pipeline that was killed, from beginning to end."""
+    count = len(_taken(lives))
+    if not count:
         return 0.0
-    return steady_rate(Trace(tuple(member.spans()), "simulated"), member.plan, len(member.numbers))
+    spans = tuple(span for life in lives for span in life.spans())
+    if len(lives) > 1:
+        return count / max(span.end for span in spans)
+    return steady_rate(Trace(spans, "simulated"), lives[0].plan, count)
 
 
 def _numbered(member: Member) -> list[Span]:
     """The spans of a pipeline with minibatches by their numbers in the epoch."""
-    return [span._replace(minibatch=member.numbers[span.minibatch]) for span in member.spans()]
+    numbers = [*member.numbers, *member.lost]
+    return [span._replace(minibatch=numbers[span.minibatch]) for span in member.spans()]

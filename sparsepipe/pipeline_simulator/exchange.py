@@ -80,6 +80,11 @@ class Exchange:
         pairs = ((one, other) for one, peers in self.peers.items() for other in peers)
         return 2 * sum(self.sizes.shared(*pair) / count for pair in pairs)
 
+    @property
+    def complete(self) -> bool:
+        """Whether all results are known."""
+        return len(self.results) == len(self.peers)
+
     def come(self, place: Place, now: float) -> list[Place]:
         """A stage's part is ready; return the stages whose result is known by that."""
         self.ready[place] = max(now, self.decided)
@@ -94,6 +99,13 @@ class Exchange:
                 self.results[one] = max(reduced) + self.seconds[one]
                 found.append(one)
         return found
+
+    def call_off(self, now: float) -> list[Place]:
+        """A member is gone: those stages whose result is not known yet get none; return them."""
+        missing = [place for place in self.peers if place not in self.results]
+        self.results |= dict.fromkeys(missing, now)
+        self.ready = {place: self.ready.get(place, now) for place in self.peers}
+        return missing
 
     def last_ready(self, place: Place) -> Place:
         """The stage for whose part the result of `place` waited longest."""

@@ -2,9 +2,9 @@
 
 import heapq
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import lcm
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ..cluster import Cluster
 from ..plan import Plan
@@ -29,6 +29,10 @@ class Others(Protocol):
 
     now: float  # seconds
 
+    def at(self, time: float, turn: int, happen: Callable[..., None], *arguments: Any) -> None:
+        """Let something happen at a time; `turn` is among all that does then."""
+        ...
+
     def take(self, member: "Member", rank: RankState) -> bool:
         """Hand a rank's pipeline its next minibatches; False: it gets none, or not yet."""
         ...
@@ -47,6 +51,10 @@ class Others(Protocol):
 
     def trained(self, member: "Member") -> None:
         """All that the pipeline took is done."""
+        ...
+
+    def die(self, member: "Member") -> None:
+        """A rank of the pipeline is killed, and the pipeline with it."""
         ...
 
 
@@ -69,7 +77,10 @@ class Member(Simulation):
         ports: defaultdict[tuple, Port],
         stragglers: Stragglers | None,
         averages: bool,
+        before: int = 0,
+        killable: bool = True,
     ) -> None:
+        """`before`: places that the pipeline has used up in its life before. `killable`: stragglers may end it."""
         super().__init__(compile(plan, len(sizes)), profile, cluster, sizes)
         self.number, self.others, self.stragglers, self.averages = number, others, stragglers, averages
         self.transfers.ports = ports  # several pipelines share those of a node
@@ -81,11 +92,14 @@ class Member(Simulation):
         self.leader = len(plan.stages) - 1  # the stage whose first replica contributes: the first to finish an update
         self.arrivals[FORWARD][self.first] = [None] * len(sizes)
         self.numbers: list[int] = []  # of each place: the number in the epoch
+        self.lost: list[int] = []  # of those at the last places, when it was ended with them
         self.ended: dict[tuple[int, int], list[RankState]] = {}  # (stage, update) → replicas that have made it
         self.extra = dict.fromkeys(self.ranks, 0.0)  # seconds by which stragglers held each rank up
         if averages:  # updates that take no time count too
             for rank, actions in self.program.actions.items():
                 self.ranks[rank].todo = [(CODES[op], s, m) for s, op, m in actions]
+        self.before, self.killable, self.dead = before, killable and stragglers is not None, False
+        self.done = 0  # places, from the first on, whose updates have been made in all stages
         self.left = sum(len(rank.todo) for rank in self.ranks.values())
         self.held = 0  # ranks that wait for other pipelines after an update
         self.closed = False
@@ -125,7 +139,7 @@ class Member(Simulation):
             self._hold_up(self.stragglers, place, number)
 
     def _hold_up(self, stragglers: Stragglers, place: int, number: int) -> None:
-        self.delay(stragglers, place)
+        self.delay(stragglers, place, number=self.before + place)
         for s, replicas in enumerate(self.replicas):
             state = replicas[place]
             passes = zip(state.seconds[s][:WEIGHT], self._table[state.rank][s][:WEIGHT], strict=True)
@@ -151,6 +165,8 @@ class Member(Simulation):
 
     def wake(self) -> None:
         """Let ranks go on that wait for what does not come any more."""
+        if self.dead:
+            return
         for state in self.ranks.values():
             if state.free is not None and state.place < len(state.todo):
                 operation, stage, index = state.todo[state.place]
@@ -173,7 +189,20 @@ class Member(Simulation):
             unknown = operation == FORWARD and stage == self.first and self.arrivals[FORWARD][stage][minibatch] is None
             if unknown and not self.others.take(self, rank):
                 return
+            if operation == FORWARD and self.killable and self._dies(rank, stage, minibatch, free):
+                return
         super().start(rank, free)
+
+    def _dies(self, rank: RankState, stage: int, minibatch: int, free: float) -> bool:
+        """Whether a rank is killed in place of a forward that would begin."""
+        begin = self.arrivals[FORWARD][stage][minibatch]
+        if begin is None or self.stragglers is None:
+            return False
+        if not self.stragglers.kills(rank.rank, self.before + minibatch):
+            return False
+        rank.free = None
+        self.others.at(max(begin, free), 0, self.others.die, self)
+        return True
 
     def finish(self, rank: RankState, now: float) -> None:
         """End the action of a rank that runs until `now`, and go on."""
@@ -197,6 +226,8 @@ class Member(Simulation):
 
     def _end_update(self, rank: RankState, stage: int, index: int) -> None:
         unit = self.unit(stage, index)
+        if stage == self.first:  # the last to get there
+            self.done = max(self.done, self.last_of_round[stage][index] + 1)
         if unit is None:
             return
         ended = self.ended.setdefault((stage, index), [])
@@ -252,8 +283,19 @@ class Member(Simulation):
             name, minibatch = f"{stage}U{index}", self.last_of_round[stage][index]
             self.rows += [(rank.rank, name, begin, end, kind, stage, minibatch, peer) for rank in ranks]
 
+    def end(self, now: float) -> list[int]:
+        """End the pipeline as it is. Return the minibatches that it took and has not done."""
+        self.dead, self.closed, self.held = True, True, 0
+        self.running.clear()
+        rows = (row for row in self.rows if row[2] < now)
+        self.rows = [(*row[:3], min(row[3], now), *row[4:]) for row in rows]
+        self.lost, self.numbers = self.numbers[self.done :], self.numbers[: self.done]
+        return self.lost
+
     def spans(self) -> list[Span]:
         """What the ranks did, minibatches by their places."""
+        if self.dead:
+            return list(map(Span._make, self.rows))
         letters = {code: op for op, code in CODES.items()}
         stuck = {s.rank: s.todo[s.place] for s in self.ranks.values() if s.place < len(s.todo)}
         refuse_stuck(self.program, {k: Action(stage, letters[op], m) for k, (op, stage, m) in stuck.items()})

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..cluster import Cluster
+from ..errors import InputError
 from ..options import option_values
 from ..plan import Plan
 from ..profile import Profile
@@ -58,20 +59,35 @@ class Together:
         rule: Rule | None,
         stragglers: Stragglers | None,
         seed: int = 0,
+        restart_seconds: float = 0.0,
     ) -> None:
-        self.now = 0.0
+        """Without a rule stragglers end nobody. `restart_seconds`: from a death until the pipeline trains again."""
+        self.now, self.restart_seconds = 0.0, restart_seconds
         self.rule = rule
         self.groups: Groups | None = rule.groups(len(plans), seed=seed) if rule else None
         self.queue = deque(range(len(sizes)))
         self.events: list[tuple[float, int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = 0
         ports = defaultdict[tuple, Port](Port)
-        self.members = [
-            Member(
-                k, plan, profile, cluster, sizes, others=self, ports=ports, stragglers=stragglers, averages=bool(rule)
+
+        def begin(k: int, *, before: int = 0, killable: bool = rule is not None) -> Member:
+            return Member(
+                k,
+                plans[k],
+                profile,
+                cluster,
+                sizes,
+                others=self,
+                ports=ports,
+                stragglers=stragglers,
+                averages=bool(rule),
+                before=before,
+                killable=killable,
             )
-            for k, plan in enumerate(plans)
-        ]
+
+        self._begin = begin
+        self.members = [begin(k) for k in range(len(plans))]
+        self.past: list[Member] = []  # lives that were ended
         layer_bytes = {layer.id: layer.parameter_bytes * sent_share(rule) for layer in profile.graph.layers}
         self.sizes = Bytes(plans, cluster, layer_bytes)
         self.server = ServerPorts()
@@ -81,6 +97,7 @@ class Together:
         self.told: list[dict[int, Contribution | None]] = [{} for _ in plans]  # unit → what its leader contributed
         self.early: list[list[tuple[Update, bool]]] = [[] for _ in plans]  # of stages that are before their leader
         self.blocked: list[list[RankState]] = [[] for _ in plans]
+        self.open: list[Exchange] = []  # of which results are still missing, and some that are complete by now
         self.group_sizes: Counter[int] = Counter()
         self.staleness: Counter[int] = Counter()
         self.forced, self.bytes = 0, 0.0
@@ -119,6 +136,10 @@ class Together:
         while len(member.numbers) <= minibatch:
             if member.closed:
                 return False
+            if not self.queue:  # one that was started again, and there is nothing more
+                member.close()
+                self.at(self.now, FIRST, member.wake)
+                return False
             if self.groups is not None and not self.groups.may_begin(member.number):
                 self.blocked[member.number].append(rank)
                 tally = self.tallies[member.number]
@@ -149,12 +170,51 @@ class Together:
                     if rank.free is not None:
                         member.start(rank, self.now)
 
+    # --- deaths -------------------------------------------------------------------------------------------------------
+
+    def die(self, member: Member) -> None:
+        """A pipeline's minibatches go back to the queue; merges that lack its part are called off."""
+        if member.dead:
+            return
+        assert self.rule is not None and self.groups is not None
+        k = member.number
+        if self._of_gradients():
+            raise InputError(
+                f"straggler kill: pipeline {k} dies, which ends a job that averages by {self.rule.name}: that is not "
+                "simulated; take another rule"
+            )
+        self.queue.extendleft(reversed(member.end(self.now)))
+        self.past.append(member)
+        self.tallies[k].blocked_since = None
+        for known in (self.blocked, self.early, self.told):
+            known[k].clear()
+        for contribution in self.contributions[k]:
+            contribution.waiting.clear()
+        self.under_way[k] = None
+        for exchange in self.open:
+            if k in exchange.members:
+                for place in exchange.call_off(self.now):
+                    if place[0] != k and place[0] in exchange.merge.members:
+                        self.at(self.now, FIRST, self._arrive, exchange, place)
+        self._decide(self.groups.leave(k, now=self.now), by=k)
+        self.at(self.now + self.restart_seconds, FIRST, self._rejoin, member)
+
+    def _rejoin(self, before: Member) -> None:
+        """A pipeline is there again, with a live pipeline's weights; it is not killed another time."""
+        assert self.groups is not None
+        k = before.number
+        member = self.members[k] = self._begin(k, before=before.before + len(before.numbers), killable=False)
+        self._decide(self.groups.join(k, now=self.now), by=k)
+        for rank in member.ranks.values():
+            rank.free = self.now
+            member.start(rank, self.now)
+
+    # --- contributions ------------------------------------------------------------------------------------------------
+
     def trained(self, member: Member) -> None:
         """Nobody waits for a pipeline that has nothing more to train on."""
         if self.groups is not None:
             self._decide(self.groups.leave(member.number, now=self.now), by=member.number)
-
-    # --- contributions ------------------------------------------------------------------------------------------------
 
     def _due(self, unit: int) -> bool:
         return self.rule is not None and (unit + 1) % self.rule.every == 0
@@ -214,14 +274,22 @@ class Together:
         contribution.come[update.stage] = self.now
         if waits:
             contribution.waiting[update.stage] = update
-        if contribution.exchange is not None:
-            self._exchange(contribution.exchange, (member.number, update.stage))
+        exchange, place = contribution.exchange, (member.number, update.stage)
+        if exchange is not None and place in exchange.results:  # it was called off
+            self.at(self.now, FIRST, self._arrive, exchange, place)
+        elif exchange is not None:
+            self._exchange(exchange, place)
 
     def _decide(self, merges: Sequence[Merge], *, by: int | None) -> None:
         for merge in merges:
             server = merge.partner == SERVER
             facts = (merge, self.now, by, self.sizes)
-            exchange = Push(*facts, self.server) if server else Exchange(*facts)
+            exchange: Exchange | Push
+            if server:
+                exchange = Push(*facts, self.server)
+            else:
+                exchange = Exchange(*facts)
+                self.open = [*(one for one in self.open if not one.complete), exchange]
             self.group_sizes[len(merge.members) + (merge.partner is not None and not server)] += 1
             self.forced += merge.forced
             self.bytes += exchange.bytes
