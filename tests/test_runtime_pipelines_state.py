@@ -7,6 +7,7 @@ from sparsepipe.replication import SERVER, rule
 from sparsepipe.runtime.pipelines.base import Address, Holder, Kind
 from sparsepipe.runtime.pipelines.minibatch_queue import MinibatchQueue
 from sparsepipe.runtime.pipelines.state import GivenUp, Request, RunOfPipelines, RunState
+from sparsepipe.runtime.pipelines.work import WAIT
 
 
 def test_progress_of_other_data_is_refused() -> None:
@@ -120,3 +121,18 @@ def test_staleness_sizes_and_paces_are_counted() -> None:
     assert told["rule"] == "partial-reduce" and told["group_sizes"] == {"2": 1} and told["staleness"] == {"2": 1}
     assert told["pipelines"][0] == {"minibatches": 1, "samples_per_second": 8.0, "own_pace": 8 / 0.75}
     assert told["pipelines"][1] == {"minibatches": 1, "samples_per_second": 8 / 1.5, "own_pace": 8 / 1.5}
+
+
+def test_one_at_its_end_has_no_weights_to_give() -> None:
+    state = begun(whole=1, epoch=1, total=1)
+    holders = [Holder(k, 0, ("layer0",), Address("127.0.0.1", 1, "ab")) for k in (0, 1)]
+    for k in (0, 1):
+        asks(state, "register", k, holder=holders[k])
+    assert asks(state, "next_task", 0, number=0).kind is Kind.TRAIN
+    assert asks(state, "next_task", 1, number=0) is WAIT
+    assert asks(state, "live", 1) == [0] and asks(state, "holders", 1, pipeline=0) == holders[:1]
+    asks(state, "done", 0, task=0, place=0, row={})
+    kinds = [asks(state, "next_task", 0, number=number).kind for number in range(1, 4)]
+    assert kinds == [Kind.FINISH, Kind.CLOSE_RUN, Kind.END]
+    assert asks(state, "live", 1) == [] and asks(state, "holders", 1, pipeline=0) == []
+    assert asks(state, "next_task", 1, number=0).kind is Kind.FINISH

@@ -22,6 +22,7 @@ from ...files import cut_torn_row, read_rows, write_atomic
 from ...replication import rule_from_json, rule_to_json
 from ..reporting.clock import last_recorded
 from ..reporting.recorder import Lines
+from .address import ADDRESS
 from .changes import MERGES, METRICS, MINIBATCHES, Changes
 from .messages import read_given
 from .resuming import epochs_closed, keep_rows
@@ -131,7 +132,8 @@ def _begin(run_dir: Path, launch: str, run: RunOfPipelines) -> dict[str, Any]:
     }
     path = _path(run_dir)
     path.parent.mkdir(mode=0o700, exist_ok=True)
-    path.unlink(missing_ok=True)
+    for stale in (path, run_dir / ADDRESS):
+        stale.unlink(missing_ok=True)
     write_atomic(path, json.dumps(head) + "\n", make_folder=False, private=True)
     return head
 

@@ -55,7 +55,7 @@ class Service:
         self._parked: list[_Parked] = []
         self._connections: Counter[tuple[int, int, int]] = Counter()
         self._expiry: asyncio.TimerHandle | None = None
-        self._stopping = False
+        self._said_stopped = False
 
     def now(self) -> float:
         return time.monotonic() - self._origin
@@ -158,17 +158,21 @@ class Service:
             delay = max(0.0, deadline - self.now())
             self._expiry = asyncio.get_running_loop().call_later(delay, self._do, {"call": "expire"})
 
-    async def look(self) -> None:
+    async def keep_looking(self) -> None:
         """Take up commands, and write the record, every now and then. Ends by being cancelled."""
         while True:
-            if not self._stopping and self._state.work and commands.requested(self._run_dir) == commands.STOP:
-                self._stopping = True
-                self._do({"call": "stop"})
-            if self._stopping and self._state.work and self._state.work.run_closed:
-                commands.take(self._run_dir, commands.STOP, self._state.work.queue.num_done)
-                self._stopping = False
-            self._journal.flush()
+            self.look()
             await asyncio.sleep(_LOOK_EVERY)
+
+    def look(self) -> None:
+        """Take up what the run is asked for, say what it has done of it, and write the record."""
+        work = self._state.work
+        if work and not work.stopped and commands.requested(self._run_dir) == commands.STOP:
+            self._do({"call": "stop"})
+        if work and work.stopped and work.run_closed and not self._said_stopped:
+            commands.take(self._run_dir, commands.STOP, work.queue.num_done)
+            self._said_stopped = True
+        self._journal.flush()
 
 
 async def serve(run_dir: Path, journal: Journal, state: RunState, *, host: str, port: int) -> None:
@@ -185,13 +189,14 @@ async def serve(run_dir: Path, journal: Journal, state: RunState, *, host: str, 
     where = server.sockets[0].getsockname()
     told = {"host": where[0], "port": where[1], "secret": journal.secret.hex(), "pipelines": state.run.num_pipelines}
     write_atomic(run_dir / ADDRESS, json.dumps(told) + "\n", make_folder=False, private=True)
-    looking = loop.create_task(service.look())
+    looking = loop.create_task(service.keep_looking())
     ending = loop.create_task(ended.wait())
     await asyncio.wait((looking, ending), return_when=asyncio.FIRST_COMPLETED)
     server.close()
     if looking.done():
         looking.result()  # raises what went wrong
     looking.cancel()
+    service.look()
 
 
 def _fail(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -143,11 +143,12 @@ class RunState:
         if asked == SERVER:
             return list(self._server)
         other = self._member(asked)
-        whole = other.phase is not Phase.GONE and 0 < other.num_holders <= len(other.holders)
-        return list(other.holders) if whole else []
+        there = other.phase is not Phase.GONE and not self.through(asked)
+        return list(other.holders) if there and 0 < other.num_holders <= len(other.holders) else []
 
     def _live(self, member: Member, request: Request) -> list[int]:
-        return [m.number for m in self.members if m is not member and m.phase is Phase.LIVE]
+        others = [m for m in self.members if m is not member and m.phase is Phase.LIVE]
+        return [m.number for m in others if not self.through(m.number)]
 
     def _leave(self, member: Member, request: Request) -> None:
         self._give_up(member)
