@@ -244,6 +244,12 @@ def load_any(path: Path | str) -> Plan | Pipelines:
     return Pipelines.load(path) if holds_pipelines(path) else Plan.load(path)
 
 
+def any_from_json(document: Any) -> Plan | Pipelines:
+    """Read a plan of one pipeline or of several, as their `to_json` wrote it. Raises InputError for anything else."""
+    several = isinstance(document, Mapping) and "pipelines" in document
+    return Pipelines.from_json(document) if several else Plan.from_json(document)
+
+
 def holds_pipelines(path: Path | str) -> bool:
     """Whether a plan file is of several pipelines. Raises InputError naming the file where it cannot be read."""
     document = read_json(path, what="plan")

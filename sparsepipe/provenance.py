@@ -12,6 +12,7 @@ from .cluster import Cluster
 from .digests import canonical, digest
 from .errors import InputError
 from .fields import shown
+from .pipelines import Pipelines
 from .plan import Plan
 from .profile import Profile
 from .record import RunRecord, load_warnings
@@ -166,9 +167,12 @@ def in_few_words(warning: str) -> str:
     return text.replace("the layers' sum", "layers' sum").replace(" x a whole", " × a whole")
 
 
-def plan_digest(plan: Plan) -> str:
+def plan_digest(plan: Plan | Pipelines) -> str:
     """Names a plan: stages, schedule and what it expects, not how long the planner looked for it."""
-    return digest({key: value for key, value in plan.to_json().items() if key not in ("plan_seconds", "provenance")})
+    document = plan.to_json()
+    if isinstance(plan, Pipelines):
+        document["pipelines"] = [plan_digest(own) for own in plan.pipelines]
+    return digest({key: value for key, value in document.items() if key not in ("plan_seconds", "provenance")})
 
 
 def _of_profile(profile: Profile) -> Facts:

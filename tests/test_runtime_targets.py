@@ -33,7 +33,7 @@ def gradients(workload: Learning, indices, targets=None) -> tuple[list[torch.Ten
 @pytest.mark.parametrize("own", [GNMT, BERT], ids=["tokens", "masked words"])
 def test_a_step_is_one_minibatch_of_all_its_samples(own) -> None:
     workload, batches = opened(**own)
-    reader = TargetReader(workload, workload.training, batches, step_of=lambda m: STEP)
+    reader = TargetReader(workload, workload.training, batches.__getitem__, step_of=lambda m: STEP)
     parts = [gradients(workload, batches[m], reader.read(m)) for m in STEP]
     counted = [outcome.counted for _, outcome in parts]
     assert len(set(counted)) > 1, "the minibatches differ in what they count"
@@ -46,36 +46,38 @@ def test_a_step_is_one_minibatch_of_all_its_samples(own) -> None:
 
 def test_a_replica_weighs_its_minibatches_as_one_that_has_them_all() -> None:
     workload, batches = opened(**BERT)
-    every = TargetReader(workload, workload.training, batches, step_of=lambda m: STEP)
-    some = TargetReader(workload, workload.training, batches, step_of=lambda m: STEP)
+    every = TargetReader(workload, workload.training, batches.__getitem__, step_of=lambda m: STEP)
+    some = TargetReader(workload, workload.training, batches.__getitem__, step_of=lambda m: STEP)
     assert some.read(1).weights == [every.read(m) for m in STEP][1].weights
 
 
 def test_what_no_target_tells_weighs_by_samples() -> None:
     workload, batches = opened(**PICTURES)
     short = {**batches, 2: batches[2][:1]}
-    reader = TargetReader(workload, workload.training, short, step_of=lambda m: STEP)
+    reader = TargetReader(workload, workload.training, short.__getitem__, step_of=lambda m: STEP)
     assert [reader.read(m).weights for m in STEP] == [(9 / 7,), (9 / 7,), (3 / 7,)]
     workload, batches = opened(**WORDS)  # a loss of the user's
-    reader = TargetReader(workload, workload.training, batches, step_of=lambda m: STEP)
+    reader = TargetReader(workload, workload.training, batches.__getitem__, step_of=lambda m: STEP)
     assert {reader.read(m).weights for m in STEP} == {(1.0,)}
 
 
 def test_a_minibatch_alone_has_no_weights() -> None:
     workload, batches = opened(**BERT)
     for step_of in (None, lambda m: range(m, m + 1)):
-        reader = TargetReader(workload, workload.training, batches, step_of=step_of)
+        reader = TargetReader(workload, workload.training, batches.__getitem__, step_of=step_of)
         assert reader.read(0).weights is None
 
 
 def test_steps_of_which_nothing_counts_weigh_as_they_are() -> None:
     workload, batches = opened(**{**BERT, "data_args": '{"kind": "masked", "mask": false}'})
-    reader = TargetReader(workload, workload.training, batches, step_of=lambda m: STEP)
+    reader = TargetReader(workload, workload.training, batches.__getitem__, step_of=lambda m: STEP)
     assert [reader.read(m).weights for m in STEP] == [(1.0, 1.0)] * 3
 
 
 def test_a_reader_goes_ahead_by_its_own_share_of_a_step() -> None:
     workload, batches = opened(**BERT)
-    reader = TargetReader(workload, workload.training, batches, step_of=lambda m: range(m - m % 4, m - m % 4 + 4))
+    reader = TargetReader(
+        workload, workload.training, batches.__getitem__, step_of=lambda m: range(m - m % 4, m - m % 4 + 4)
+    )
     assert (reader.ahead([0, 2, 4, 6]), reader.ahead(range(8)), reader.ahead([])) == (4, 6, 2)
-    assert TargetReader(workload, workload.training, batches).ahead(range(8)) == 2
+    assert TargetReader(workload, workload.training, batches.__getitem__).ahead(range(8)) == 2

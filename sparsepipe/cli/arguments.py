@@ -208,6 +208,8 @@ def _run(verb: Parser) -> None:
         "this machine can reach it while the run is at work, so leave it out where others have accounts",
     )
     verb.add_argument("--detach", action="store_true", help="return at once; the run outlives this terminal")
+    _replication(verb)
+    _stragglers(verb)
     _run_dir(verb)
     verb.add_argument("--resume", type=Path, metavar="DIR", help="go on from the last checkpoint of this run")
 
@@ -285,6 +287,8 @@ def _replay(verb: Parser) -> None:
     verb.add_argument("plan", type=Path, metavar="PLAN")
     _machine_options(verb)
     verb.add_argument("--minibatches", type=whole(1, MOST_MINIBATCHES), default=32)
+    _replication(verb)
+    _stragglers(verb)
     _timeout(verb)
     _run_dir(verb)
 

@@ -17,6 +17,8 @@ from ..functions import short_name
 from ..host.background_load import BackgroundLoad
 from ..launchers import attach, launch
 from ..launchers.handle import AttachedProcess
+from ..pipelines import Pipelines, holds_pipelines
+from ..plan import Plan
 from ..provenance import Provenance
 from ..record import RunRecord, load_warnings
 from ..runtime import RunConfig
@@ -42,10 +44,10 @@ def run(options: argparse.Namespace) -> Answer:
                 raise InputError(f"no {name}: sparsepipe run PLAN --model M --data D, or --resume DIR")
         settings, folder = {}, options.run_dir or _new_run_dir(options.model)
     config = settings_of(options, before=settings if options.resume else None)
-    chosen = load_plan(options.plan, lambda: layer_graph(config)) if options.plan else record.plan
+    chosen = _load_plan(options.plan, lambda: layer_graph(config)) if options.plan else record.plan
     for text in chosen.warnings:
         progress_line(f"warning: plan: {text}")
-    where = {"port": options.port, "detach": options.detach or None}
+    where = {"port": options.port, "detach": options.detach or None, "replication": options.replication}
     where = {key: value for key, value in where.items() if value is not None}
     job = launch(chosen, config, run_dir=folder, launcher=options.launcher, resume=options.resume is not None, **where)
     if options.detach:
@@ -60,6 +62,8 @@ def settings_of(options: argparse.Namespace, *, before: Mapping[str, Any] | None
     """
     named = {name: getattr(options, name, None) for name in RunConfig.__dataclass_fields__}
     given = {name: value for name, value in named.items() if value is not None}
+    if options.straggler:
+        given["stragglers"] = ";".join(options.straggler)
     if before is None:
         return RunConfig(**given)
     if "epochs" in given:  # minibatches of before would end the run whatever is asked for now
@@ -73,11 +77,8 @@ def replay(options: argparse.Namespace) -> Answer:
     The answer says beside it what the simulator expects.
     """
     profile, cluster = profile_and_cluster(options)
-    plan = load_plan(options.plan, profile.graph).check(profile.graph, cluster)
-    counts = profile.typical_sizes
-    told = forecast(plan, profile, cluster, [counts[m % len(counts)] for m in range(options.minibatches)])
-    if text := told.beyond_memory(cluster):
-        progress_line(f"warning: {text}")
+    plan = _load_plan(options.plan, profile.graph)
+    plan.check(profile.graph, cluster)
     config = RunConfig(
         profile.origin.get("model", "profile"),
         "replay",
@@ -85,10 +86,17 @@ def replay(options: argparse.Namespace) -> Answer:
         batch_size=1,
         minibatches=options.minibatches,
         timeout_seconds=options.timeout_seconds or 300.0,
+        stragglers=";".join(options.straggler) if options.straggler else None,
     )
     folder = options.run_dir or _new_run_dir("replay")
-    job = launch(plan, config, run_dir=folder, profile=profile, cluster=cluster)
-    summary = _waited(job)
+    given = {"profile": profile, "cluster": cluster, "replication": options.replication}
+    if isinstance(plan, Pipelines):
+        return _replayed(_waited(launch(plan, config, run_dir=folder, **given)))
+    counts = profile.typical_sizes
+    told = forecast(plan, profile, cluster, [counts[m % len(counts)] for m in range(options.minibatches)])
+    if text := told.beyond_memory(cluster):
+        progress_line(f"warning: {text}")
+    summary = _waited(launch(plan, config, run_dir=folder, **given))
     pace, expected = summary["samples_per_second"], told.minibatches_per_second
     document = {**summary, "minibatches_per_second": pace, "simulated_minibatches_per_second": expected}
     text = (
@@ -96,6 +104,19 @@ def replay(options: argparse.Namespace) -> Answer:
         f"{expected:.2f} simulated"
     )
     return Answer(document, text)
+
+
+def _replayed(summary: dict[str, Any]) -> Answer:
+    """What a replay of several pipelines says at its end."""
+    pace = summary["samples_per_second"]
+    text = f"{one_line(summary['run_dir'])}: {summary['minibatches']} minibatches replayed at {pace:.2f} a second"
+    return Answer({**summary, "minibatches_per_second": pace}, text)
+
+
+def _load_plan(path: Path, graph: Any) -> Plan | Pipelines:
+    """Read a plan of several pipelines, or one of one pipeline in whatever format."""
+    several = path.suffix == ".json" and path.is_file() and holds_pipelines(path)
+    return Pipelines.load(path) if several else load_plan(path, graph)
 
 
 def runs_list(options: argparse.Namespace) -> Answer:
@@ -264,13 +285,14 @@ def _row_or_damage(record: RunRecord, *, rests_on: bool = False) -> dict[str, An
 
 def _run_row(record: RunRecord) -> dict[str, Any]:
     summary = (record.metrics("summary") or [{}])[-1]
+    plans = record.plan.pipelines if isinstance(record.plan, Pipelines) else (record.plan,)
     return {
         "run": record.name,
         "state": _state(record),
         "model": record.model or None,
         "engine": summary.get("engine") or record.config.get("engine"),
-        "schedule": record.plan.schedule,
-        "stages": "-".join(str(len(stage.ranks)) for stage in record.plan.stages),
+        "schedule": ", ".join(dict.fromkeys(plan.schedule for plan in plans)),
+        "stages": " + ".join("-".join(str(len(stage.ranks)) for stage in plan.stages) for plan in plans),
         "samples_per_second": summary.get("samples_per_second"),
         "accuracy": (summary.get("validation") or {}).get("accuracy"),
     }

@@ -4,14 +4,18 @@ A new launcher is a folder or file here with `launch` and `attach` (see `Launche
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..cluster import Cluster
 from ..errors import InputError
+from ..pipelines import Pipelines
 from ..plan import Plan
 from ..profile import Profile
+from ..replication import Rule, parse_rule
 from ..runtime import RunConfig
+from ..stragglers import Stragglers
 from .base import Job, Launcher
 
 
@@ -25,10 +29,12 @@ LAUNCHERS: Mapping[str, Callable[[], Launcher]] = {"local": _local}  # each brou
 
 
 def launch(
-    plan: Plan,
+    plan: Plan | Pipelines,
     config: RunConfig,
     *,
     run_dir: Path | str,
+    replication: Rule | str | None = None,
+    stragglers: Stragglers | str | None = None,
     launcher: str = "local",
     resume: bool = False,
     profile: Profile | None = None,
@@ -40,12 +46,16 @@ def launch(
 
     With engine "replay" the workers compute nothing: they sleep as long as `profile` says that their stages take on
     the devices of `cluster` (runtime/workloads/replay.py).
+    Several pipelines train copies of one network by the rule `replication`, that of the plan unless given, such as
+    "partial-reduce:wait=0.1". `stragglers` makes ranks slow, or kills them, such as "slow:rank=1,factor=4".
     `campaign` names the runs that this one is made to be compared with (record/campaigns.py); it is kept in the record.
     `resume` goes on from the newest checkpoint in `run_dir`, under the same plan or another. `options` are the
     launcher's own. Raises InputError for a plan, a folder or an option that cannot be used, before anything is started.
     """
+    if stragglers is not None:
+        config = config.replace(stragglers=stragglers if isinstance(stragglers, str) else str(stragglers))
     return _launcher(launcher).launch(
-        plan,
+        _with_rule(plan, replication),
         config,
         run_dir=run_dir,
         resume=resume,
@@ -54,6 +64,19 @@ def launch(
         campaign=campaign,
         **options,
     )
+
+
+def _with_rule(plan: Plan | Pipelines, given: Rule | str | None) -> Plan | Pipelines:
+    """Return the plan with another replication rule. Raises InputError for one that is none, or of one pipeline."""
+    if given is None:
+        return plan
+    chosen = parse_rule(given) if isinstance(given, str) else given
+    if not isinstance(plan, Pipelines):
+        raise InputError(
+            f"replication {chosen.name} averages between pipelines, and this plan has one; plan with --pipelines P, "
+            "or leave the rule out"
+        )
+    return replace(plan, replication=chosen)
 
 
 def attach(run_dir: Path | str, *, launcher: str = "local") -> Job:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from ..cluster import Cluster
+from ..pipelines import Pipelines
 from ..plan import Plan
 from ..profile import Profile
 from ..record import RunRecord
@@ -78,7 +79,7 @@ class Launcher(Protocol):
 
     def launch(
         self,
-        plan: Plan,
+        plan: Plan | Pipelines,
         config: RunConfig,
         *,
         run_dir: Path | str,

@@ -9,14 +9,17 @@ from ..cluster import Cluster
 from ..errors import InputError
 from ..files import write_atomic, write_json
 from ..functions import UserFunction, is_function, short_name
+from ..pipelines import Pipelines
 from ..plan import Plan
 from ..profile import Profile
 from ..provenance import Provenance
 from ..record import Origin, RunRecord
 from ..record.plans import begin_plan
+from ..replication import rule_text
 from ..runtime import RunConfig, commands
 from ..runtime.workloads import check_launch
 from ..schedule import check_runs, compile, round_length
+from ..stragglers import Stragglers
 from ..workload_facts import workload_facts
 from .lock import hold, is_held
 
@@ -35,6 +38,27 @@ def prepare(
 
     Raises InputError where the plan cannot run or the folder is another run's.
     """
+    config = checked(plan, config, profile=profile, cluster=cluster)
+    if config.stragglers is not None:
+        Stragglers.parse(config.stragglers).check(len(plan.ranks))
+    folder = Path(run_dir).resolve()
+    check_name(folder)
+    lock = hold(folder)
+    try:
+        is_new = not (resume and (folder / "plan.json").exists())
+        record = written(folder, plan, config, resume=resume, profile=profile, cluster=cluster, campaign=campaign)
+        if is_new:
+            note_concurrent_runs(record)
+        return record, lock
+    except BaseException:
+        os.close(lock)
+        raise
+
+
+def checked(
+    plan: Plan, config: RunConfig, *, profile: Profile | None = None, cluster: Cluster | None = None
+) -> RunConfig:
+    """Return the settings that the workers of a plan run with. Raises InputError where it cannot run."""
     if not workload_facts(config.engine).trains:
         config = config.replace(validate=False, checkpoint_every=0)
     config = _importable(config)
@@ -55,27 +79,36 @@ def prepare(
     check_runs(compile(plan, 2 * rounds + len(plan.ranks) + 1))
     if config.synchronised_batch_norm:
         _check_synchronised(plan, 2 * rounds + len(plan.ranks) + 1)
-    folder = Path(run_dir).resolve()
-    _check_name(folder)
-    lock = hold(folder)
-    try:
-        commands.clear(folder)
-        if resume and (folder / "plan.json").exists():
-            return _changed(folder, plan, config), lock
-        rests_on = Provenance.of(profile, cluster, [plan], config, campaign=campaign, data=config.data).to_json()
-        origin = Origin.here(campaign=campaign, provenance=rests_on, **_facts(plan, config))
-        record = RunRecord.create(folder, plan, config.to_json(), origin)
-        _note_concurrent_runs(record)
-        if profile is not None and cluster is not None:
-            profile.save(folder / "profile.json")
-            write_atomic(folder / "cluster.toml", cluster.to_toml())
-        return record, lock
-    except BaseException:
-        os.close(lock)
-        raise
+    if config.stragglers is not None:
+        config = config.replace(stragglers=str(Stragglers.parse(config.stragglers)) or None)
+    return config
 
 
-def _changed(folder: Path, plan: Plan, config: RunConfig) -> RunRecord:
+def written(
+    folder: Path,
+    plan: Plan | Pipelines,
+    config: RunConfig,
+    *,
+    resume: bool,
+    profile: Profile | None,
+    cluster: Cluster | None,
+    campaign: str | None,
+) -> RunRecord:
+    """Write what a run's folder holds before its workers start. Its lock is held."""
+    commands.clear(folder)
+    if resume and (folder / "plan.json").exists():
+        return _changed(folder, plan, config)
+    plans = plan.pipelines if isinstance(plan, Pipelines) else [plan]
+    rests_on = Provenance.of(profile, cluster, plans, _settings(plan, config), campaign=campaign, data=config.data)
+    origin = Origin.here(campaign=campaign, provenance=rests_on.to_json(), **_facts(plans[0], config))
+    record = RunRecord.create(folder, plan, config.to_json(), origin)
+    if profile is not None and cluster is not None:
+        profile.save(folder / "profile.json")
+        write_atomic(folder / "cluster.toml", cluster.to_toml())
+    return record
+
+
+def _changed(folder: Path, plan: Plan | Pipelines, config: RunConfig) -> RunRecord:
     """Give a record the plan and the settings that its run goes on with; what it followed so far stays readable.
 
     Raises InputError, with nothing changed, where its metrics or earlier plans are damaged, and for settings that no
@@ -92,7 +125,7 @@ def _changed(folder: Path, plan: Plan, config: RunConfig) -> RunRecord:
         found.check_minibatches({"batch_size": config.batch_size, "last_minibatch": config.last_minibatch})
         resuming.check_end(found, config)
         for text in resuming.told(folder, found, RunConfig.from_json(RunRecord.load(folder).config), config):
-            warnings.warn(text, stacklevel=5)
+            warnings.warn(text, stacklevel=6)
     begin_plan(folder, plan, found.minibatches if found else 0)
     _keep_old(folder, "config.json")
     write_json(folder / "config.json", config.to_json())
@@ -114,6 +147,13 @@ def _check_synchronised(plan: Plan, num_minibatches: int) -> None:
         check_runs(compile(plan, num_minibatches), synchronised=True)
     except InputError as error:
         raise InputError(f"synchronised batch norm: {error}") from None
+
+
+def _settings(plan: Plan | Pipelines, config: RunConfig) -> RunConfig | dict[str, Any]:
+    """What a run's numbers depend on besides its plan: the settings and, of several pipelines, their rule."""
+    if isinstance(plan, Pipelines):
+        return {**config.to_json(), "replication": rule_text(plan.replication)}
+    return config
 
 
 def _facts(plan: Plan, config: RunConfig) -> dict[str, Any]:
@@ -145,7 +185,7 @@ def _code_digests(config: RunConfig) -> dict[str, str]:
     return {name: UserFunction.parse(value).sha256() for name, value in named.items() if value and is_function(value)}
 
 
-def _note_concurrent_runs(record: RunRecord) -> None:
+def note_concurrent_runs(record: RunRecord) -> None:
     """Note in the record of this run, and of every run alive in the same folder of runs, that they run concurrently."""
     for path in record.folder.parent.glob("*/plan.json"):
         try:
@@ -157,7 +197,7 @@ def _note_concurrent_runs(record: RunRecord) -> None:
             continue
 
 
-def _check_name(folder: Path) -> None:
+def check_name(folder: Path) -> None:
     """Raise InputError for a folder whose name the workers could not pass on: torch takes names in UTF-8 alone."""
     try:
         os.fsencode(folder).decode("utf-8")

@@ -93,15 +93,20 @@ class Supervisor:
                 self._writer = -1
         _kill_group(self.process.pid)
         for path in Path("logs").glob("rank*.pid"):  # a stopped worker does not see its lifeline close
-            _kill_worker(path, self.run_dir)
+            kill_worker(path, self.run_dir)
+        for folder in _pipelines():
+            for path in (folder / "logs").glob("rank*.pid"):
+                kill_worker(path, self.run_dir / folder)
 
     def wait(self) -> int:
         """Wait for the command, make sure of every worker's end, and return the command's exit code."""
         code = self.process.wait()
         self._kill_all()
-        with suppress(OSError):
-            _clear(Path())
+        for folder in (Path(), *_pipelines()):
+            with suppress(OSError):
+                _clear(folder)
         self._settle(code)
+        self._settle_pipelines()
         return code if code >= 0 else 128 - code
 
     def _settle(self, code: int) -> None:
@@ -122,6 +127,20 @@ class Supervisor:
             what = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
             reason = f"the launcher {what}{why}; its log is {self.run_dir / log}"
             tell_status(Path(), state="failed", reason=reason)
+
+    def _settle_pipelines(self) -> None:
+        """Write how each of several pipelines ended, as the run did, where its own launcher could not."""
+        for folder in _pipelines():
+            with suppress(OSError, ValueError):
+                if read_status(folder)["state"] in ("started", "running"):
+                    whole = read_status(Path())
+                    state = "cancelled" if whole["state"] == "cancelled" else "failed"
+                    tell_status(folder, state=state, reason=whole.get("reason", "the run ended"))
+
+
+def _pipelines() -> list[Path]:
+    """The folders of a run's pipelines, where it has several, from within the run's folder."""
+    return sorted(Path("pipelines").glob("*/"))
 
 
 def read_status(run_dir: Path) -> dict:
@@ -223,7 +242,7 @@ def _kill_group(pid: int) -> None:
         pass  # gone already
 
 
-def _kill_worker(path: Path, run_dir: Path) -> None:
+def kill_worker(path: Path, run_dir: Path) -> None:
     """Kill the worker of this run that wrote its process id to `path`, unless another process has that id by now."""
     try:
         pid = int(path.read_text())

@@ -6,6 +6,8 @@ runs/<name>/plan.json config.json origin.json   the plan, the settings, and the 
             status.json                         its state: running, finished, stopped, failed (and why)
             metrics.jsonl                       rows of the run, in the order in which they were written
             trace-rank0.jsonl …                 spans, a file for each rank; `RunRecord.trace` puts them together
+            pipelines/0 …               of several pipelines, each as a run of one; minibatches.jsonl (who took which)
+                                        and merges.jsonl (who averaged with whom) are theirs together
             control/                            what a running job was asked for: see runtime/commands.py
             checkpoints/ logs/
 """
@@ -27,10 +29,12 @@ from ..files import write_json
 from ..functions import short_name
 from ..host import cpu
 from ..host.background_load import BackgroundLoad
+from ..pipelines import Pipelines
 from ..plan import Plan
 from ..sizes import SIZE_UNITS
 from ..trace import Trace
 from ..workload_facts import workload_facts
+from .of_pipelines import trace_of_all
 from .plans import FollowedPlan, begin_plan, followed_plans, newest_plan, plan_at
 from .record_files import CONFIG, ORIGIN, STATUS, read_beside, read_fields, read_metrics
 from .trace_file import bytes_of_rank, put_together, read_spans
@@ -79,7 +83,9 @@ class RunRecord:
     folder: Path
 
     @classmethod
-    def create(cls, folder: Path | str, plan: Plan, config: Mapping[str, Any], origin: Origin) -> "RunRecord":
+    def create(
+        cls, folder: Path | str, plan: Plan | Pipelines, config: Mapping[str, Any], origin: Origin
+    ) -> "RunRecord":
         """Start a record. Raises InputError when the folder holds another run already, or cannot be made."""
         folder = Path(folder)
         if (folder / "plan.json").exists():
@@ -107,8 +113,8 @@ class RunRecord:
         return self.folder.name
 
     @cached_property
-    def plan(self) -> Plan:
-        """The newest plan."""
+    def plan(self) -> Plan | Pipelines:
+        """The newest plan; of several pipelines all of them, with their rule."""
         return newest_plan(self.folder)
 
     @property
@@ -119,7 +125,7 @@ class RunRecord:
         """
         return followed_plans(self.folder)
 
-    def plan_of_epoch(self, epoch: int) -> Plan:
+    def plan_of_epoch(self, epoch: int) -> Plan | Pipelines:
         """Return the plan under which the last minibatch of an epoch was trained; the newest where none was."""
         minibatches = [row["minibatch"] for row in self.metrics("step") if row["epoch"] == epoch]
         return plan_at(self.plans, max(minibatches)) if minibatches else self.plan
@@ -218,6 +224,8 @@ class RunRecord:
         """
         config = self.config if (self.folder / "config.json").exists() else {}  # spans may be there before it
         source = workload_facts(config.get("engine", "")).source
+        if (self.folder / "pipelines").is_dir() and isinstance(self.plan, Pipelines):
+            return trace_of_all(self.plan, [one.trace() for one in self.pipelines], source)
         paths = sorted(self.folder.glob("trace-rank*.jsonl"))
         most_bytes = bytes_of_rank(max(1, len(paths)))
         begun = self.metrics("start") if any(path.stat().st_size > most_bytes for path in paths) else []
@@ -225,6 +233,13 @@ class RunRecord:
         ranks = [read_spans(path, most_bytes=most_bytes, epoch_minibatches=epoch) for path in paths]
         spans, facts = put_together(ranks)
         return Trace(tuple(spans), source, facts)
+
+    @property
+    def pipelines(self) -> tuple["RunRecord", ...]:
+        """The records of each of several pipelines, by their numbers; none of a run of one."""
+        if not isinstance(self.plan, Pipelines):
+            return ()
+        return tuple(RunRecord(self.folder / "pipelines" / str(k)) for k in range(len(self.plan.pipelines)))
 
 
 def load_warnings(load: BackgroundLoad) -> tuple[str, ...]:

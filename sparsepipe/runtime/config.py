@@ -121,6 +121,8 @@ class ProcessConfig(Settings):
     timeout_seconds: Annotated[float, Number(0.01, _WEEK)] = 300.0  # longest wait for another rank
     # from the last checkpoint, after a worker was killed or went silent
     max_restarts: Annotated[int, WholeNumber(0, MANY)] = 0
+    # ranks that are made slow or killed, as --straggler takes them (sparsepipe/stragglers); None: none is
+    stragglers: Annotated[str | None, Text("'slow:rank=1,factor=4'")] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

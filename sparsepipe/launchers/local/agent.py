@@ -25,6 +25,7 @@ import torch.distributed as dist
 from ...errors import InputError
 from ...host.forked import Forked, fork
 from ...host.memory_kills import MemoryKills
+from ...plan import Plan
 from ...record import RunRecord
 from ...runtime import commands
 from ...runtime.failures import described
@@ -98,10 +99,13 @@ def _attempt(
     closing: tuple[int, ...],
 ) -> FailureCause | None:
     """Start the workers once and wait for their end; where one fails the others are ended at once. Returns why."""
+    plan = record.plan
+    if not isinstance(plan, Plan):
+        raise InputError(f"{record.folder}: has several pipelines, each of which has a launcher of its own")
     kills = MemoryKills.now()
     workers = Workers(
         record.folder,
-        len(record.plan.ranks),
+        len(plan.ranks),
         resume=arguments.resume,
         attempt=attempt,
         port=arguments.port,
@@ -115,7 +119,7 @@ def _attempt(
     if not exits:
         return None
     said, killed = listener.said(), MemoryKills.now().since(kills)
-    return find_cause(record.folder, record.plan, exits, said=said, killed=killed)
+    return find_cause(record.folder, plan, exits, said=said, killed=killed)
 
 
 def _finish(folder: RunFolder, cause: FailureCause | None) -> int:

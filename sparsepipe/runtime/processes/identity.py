@@ -26,6 +26,8 @@ class Identity:
     attempt: int = 0  # how often the launcher has started the job's processes again
     store: tuple[str, int] | None = None  # address and port of the launcher's store; None: a file in the run's folder
     interface: str | None = None  # the network interface by which the other ranks are reached; None: the usual one
+    pipeline: int | None = None  # which of the run's pipelines the job is; None: it is all of the run
+    ranks: tuple[int, ...] = ()  # of several pipelines: what the job's ranks are called among those of all
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Identity":
@@ -41,16 +43,20 @@ class Identity:
             return int(told)
 
         rank, world_size = number("RANK", 0), number("WORLD_SIZE", 1)
+        several = "SPARSEPIPE_PIPELINE" in environment
+        ranks = environment.get("SPARSEPIPE_RANKS", "").split(",") if several else ()
         by_file = environment.get("SPARSEPIPE_RENDEZVOUS", "file") == "file"
         return cls(
             rank,
             world_size,
-            local_rank=number("LOCAL_RANK", rank),
+            local_rank=number("LOCAL_RANK", rank) + number("SPARSEPIPE_FIRST_RANK", 0),
             local_world_size=number("LOCAL_WORLD_SIZE", world_size),
             launch=environment.get("SPARSEPIPE_LAUNCH", "0"),
-            attempt=number("TORCHELASTIC_RESTART_COUNT", 0),
+            attempt=number("TORCHELASTIC_RESTART_COUNT", 0) + number("SPARSEPIPE_FIRST_ATTEMPT", 0),
             store=None if by_file else (environment.get("MASTER_ADDR", _LOOPBACK), number("MASTER_PORT", 0)),
             interface=environment.get("GLOO_SOCKET_IFNAME", "").split(",")[0] or None,
+            pipeline=number("SPARSEPIPE_PIPELINE", 0) if several else None,
+            ranks=tuple(int(each) for each in ranks if each.isascii() and each.isdigit()),
         )
 
     @property

@@ -12,7 +12,7 @@ between a pair of ranks can be taken for each other, and a header cannot be for 
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -31,7 +31,8 @@ def tag_of(direction: int, cut: int) -> int:
 class Inbox:
     """The packets of one direction and cut that an epoch will bring from other ranks, in the order of the action list.
 
-    `expected` lists (peer, minibatch). Each comes by the first of `transports` that reaches its peer.
+    `expected` lists (peer, minibatch). Each comes by the first of `transports` that reaches its peer. `number`
+    says what a minibatch is called in packets, where that is not known before it sets out.
     """
 
     def __init__(
@@ -42,7 +43,9 @@ class Inbox:
         boundary: int,
         cut: int = 0,
         transports: Sequence[Transport],
+        number: Callable[[int], int] | None = None,
     ) -> None:
+        self._number = number
         self._expected = tuple(expected)
         self._direction, self._boundary = direction, boundary
         self._tag = tag_of(direction, cut)
@@ -54,6 +57,7 @@ class Inbox:
     def take(self, minibatch: int, *, timeout: float, action: str) -> Packet:
         """Return the packet of `minibatch`, which must be next. Raises DeadlinePassed, PeerLost or PacketMismatch."""
         peer, due = self._expected[self._taken]
+        due = self._number(due) if self._number else due
         if due != minibatch:
             raise PacketMismatch(f"{action} asks for minibatch {minibatch}, but {due} from rank {peer} comes next")
         message = (

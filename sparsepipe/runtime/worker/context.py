@@ -8,6 +8,7 @@ from ..reporting.memory import PeakMemory
 from ..reporting.recorder import Recorder
 from ..workloads.base import Workload
 from .packet_exchange import PacketExchange
+from .straggler import Straggler
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,6 +22,7 @@ class WorkerContext:
     recorder: Recorder
     memory: PeakMemory
     timeout: float  # seconds, the longest wait for another rank
+    straggler: Straggler | None = None  # what makes this rank slow, where it is asked to be
 
     @property
     def rank(self) -> int:

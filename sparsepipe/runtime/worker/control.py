@@ -18,6 +18,7 @@ from ...schedule import Action, Op, Program, round_length
 from .. import commands
 from ..processes.announcement import Announcement
 from ..processes.process import Process
+from .feed import Feed
 
 _SECONDS = 0.1  # between two looks into the run's folder, which take some microseconds each
 
@@ -51,6 +52,8 @@ class Horizon:
 class Control:
     """One rank's eye on what is announced. Rank 0 makes the announcements."""
 
+    _feed: Feed | None = None  # of a part whose end is not known when it begins
+
     def __init__(self, run_dir: Path, process: Process, horizon: Horizon) -> None:
         self._run_dir, self._horizon, self._leads = run_dir, horizon, process.rank == 0
         path = run_dir / "logs" / ".announcement" if process.world_size > 1 else None
@@ -59,18 +62,25 @@ class Control:
         self._first = self._count = self.end = 0
         self._begun = -1
 
-    def begin(self, first: int, count: int) -> None:
-        """Begin a part of an epoch: `count` minibatches from the run's minibatch `first` on."""
+    def begin(self, first: int, count: int, feed: Feed | None = None) -> None:
+        """Begin a part of an epoch: `count` minibatches from the run's minibatch `first` on.
+
+        Given a `feed`, the part ends where that does.
+        """
         self._first, self._count, self.end, self._begun = first, count, count, -1
+        self._feed = feed
 
     def trains(self, action: Action, program: Program) -> bool:
-        """Whether an action of this part, about to begin, is to be done: nothing beyond an announced end is.
+        """Whether an action of this part, about to begin, is to be done: nothing beyond an announced end is, nor beyond
+        the last minibatch of the feed, which ends with a whole update.
 
         Raises RuntimeError where the announcement came too late for this rank, which would be a mistake of ours.
         """
         stage, op, minibatch = action
         if op is Op.FORWARD and self.end == self._count:
             self._look(minibatch)
+        if self._feed and op is Op.FORWARD and minibatch < self.end and not self._feed.has(minibatch):
+            self.end = minibatch - minibatch % self._horizon.whole
         if self.end == self._count:
             return True
         return (program.members(stage, minibatch)[0] if op is Op.UPDATE else minibatch) < self.end
@@ -85,7 +95,8 @@ class Control:
     def due(self) -> str | None:
         """The command to be carried out now, at a part's end, where all ranks have met; None where there is none."""
         found = self._announcement.read()
-        return commands.COMMANDS[found.command] if found and found.minibatch == self._first + self.end else None
+        within = found is not None and self._first + self.end <= found.minibatch <= self._first + self._count
+        return commands.COMMANDS[found.command] if found and within else None
 
     def carried_out(self, command: str, minibatches: int) -> None:
         """Note that a command was carried out. One rank comes here."""
@@ -102,9 +113,10 @@ class Control:
             self._take_up(self._horizon.end(max(self._begun, minibatch), self._count))
             found = self._announcement.read()
         if found:
-            self.end = found.minibatch - self._first
-            if self._begun >= self.end:
-                raise RuntimeError(f"a command is due before minibatch {self.end}, but {self._begun} has begun")
+            end = found.minibatch - self._first
+            if self._begun >= end:
+                raise RuntimeError(f"a command is due before minibatch {end}, but {self._begun} has begun")
+            self.end = end
         self._begun = max(self._begun, minibatch)
 
     def _take_up(self, end: int) -> None:

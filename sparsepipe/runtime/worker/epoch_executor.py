@@ -16,7 +16,8 @@ from ..stages.base import InFlight, Output
 from ..transport.base import PacketSource
 from ..transport.packet import BACKWARD, Packet
 from .context import WorkerContext
-from .epoch_parts import EpochPart
+from .epoch_parts import Averaged, EpochPart, Units
+from .feed import Feed
 from .inputs import Inputs
 from .stage_replica import StageReplica
 from .targets import Targets
@@ -33,22 +34,24 @@ class EpochExecutor:
         context: WorkerContext,
         replica: StageReplica,
         part: EpochPart,
+        feed: Feed,
         program: Program,
         *,
         weight_update: WeightUpdate,
+        units: Units | None = None,
     ) -> None:
-        """`program`: the plan, compiled for as many minibatches as `part` has."""
+        """`program`: the plan, compiled for as many minibatches as `part` has at most. `units`: after which this
+        pipeline may average with others, where there are any."""
         self.context, self.replica, self.epoch, self.program = context, replica, part.epoch, program
-        self.weight_update = weight_update
-        workload = context.workload
-        self.base = part.epoch * workload.epoch_minibatches + part.first  # number in the run of minibatch 0
-        self.batches = dict(enumerate(workload.order(part.epoch)[part.first : part.first + part.count]))
+        self.weight_update, self.units = weight_update, units
+        # Minibatches that this pipeline took before, in the whole run.
+        before = part.epoch * context.workload.epoch_minibatches + part.first
+        self.first_own = units.first * units.whole if units else before
+        self.feed = feed
         todo = [action for action in program.actions[context.rank] if action.stage == replica.stage]
-        samples = workload.training
+        samples = context.workload.training
         steps = self._round_of if context.plan.updates_by_step else None
-        self.inputs = Inputs(
-            context, replica, samples, self.batches, todo=todo, epoch=part.epoch, base=self.base, step_of=steps
-        )
+        self.inputs = Inputs(context, replica, samples, feed, todo=todo, epoch=part.epoch, step_of=steps)
         # The weights that each forward meets, as updates since the start of this part.
         uses = program.weights
         self.versions = {m: uses[replica.stage, m] for _, op, m in todo if op is Op.FORWARD}
@@ -57,6 +60,7 @@ class EpochExecutor:
         self.flights: dict[int, InFlight] = {}
         self.later: dict[int, tuple[InFlight, Any]] = {}  # between the two halves of a split backward
         self.outcomes: dict[int, Outcome] = {}
+        self.rows: dict[int, dict[str, Any]] = {}  # for the run's metrics, of those that no update contains yet
         # Of each minibatch, filled in by the last stage: time it was done, samples, mean loss, counted, correct.
         self.table = torch.zeros(part.count, 5, dtype=torch.float64)
         self.synchronised: bool | None = None  # as the module was left, nobody knows
@@ -65,8 +69,7 @@ class EpochExecutor:
         self.gradients_inbox: PacketSource | None = None
         if not replica.runner.is_last:
             backwards = (action.minibatch for action in todo if action.op in (Op.BACKWARD, Op.BACKWARD_INPUT))
-            mine = [(m, m + self.base) for m in backwards]
-            self.gradients_inbox = context.exchange.inbox(replica, mine, direction=BACKWARD)
+            self.gradients_inbox = context.exchange.inbox(replica, list(backwards), feed, direction=BACKWARD)
         self._steps = {
             Op.FORWARD: self.forward,
             Op.BACKWARD: self.backward,
@@ -102,15 +105,18 @@ class EpochExecutor:
         received = self.inputs.take(action)
         targets = self.inputs.take_targets(action) if runner.is_last else None
         self._synchronise(m)
-        start = recorder.begin("forward", m + self.base)
+        number = self.feed.number(m)
+        if context.straggler:
+            context.straggler.begin(self.first_own + m)
+        start = recorder.begin("forward", number)
         version = replica.weights.acquire(self.first_version + self.versions[m])
-        flight, outputs = runner.forward(received, version, m + self.base)
+        flight, outputs = runner.forward(received, version, number)
         self.flights[m] = flight
         packet = None
         if targets is not None:
             self._take_loss(flight, outputs, m, targets)
         else:
-            packet, flight.outputs, flight.outputs_present = runner.pack_outputs(outputs, m + self.base, flight.size)
+            packet, flight.outputs, flight.outputs_present = runner.pack_outputs(outputs, number, flight.size)
         self._tell_work("forward", action, start)
         if packet is not None:
             context.exchange.send(packet, action)
@@ -128,11 +134,11 @@ class EpochExecutor:
     def _take_loss(self, flight: InFlight, outputs: Mapping[str, Any], m: int, targets: Targets) -> None:
         with torch.set_grad_enabled(flight.received is None):  # else the second forward brings the graph
             loss, outcome = self.replica.runner.loss(
-                outputs, targets.labels, samples=len(self.batches[m]), weights=targets.weights
+                outputs, targets.labels, samples=len(self.feed.samples(m)), weights=targets.weights
             )
         if not math.isfinite(outcome.loss):
             raise LossNotFinite(
-                f"the loss of minibatch {m + self.base} (epoch {self.epoch}) is {outcome.loss} in stage "
+                f"the loss of minibatch {self.feed.number(m)} (epoch {self.epoch}) is {outcome.loss} in stage "
                 f"{self.replica.stage}; lower the learning rate, the last checkpoint is kept"
             )
         flight.outputs = Output.of(loss)
@@ -144,7 +150,7 @@ class EpochExecutor:
         context, runner, m = self.context, self.replica.runner, action.minibatch
         flight = self.flights.pop(m)
         packet = self._take_gradients(action)
-        start = context.recorder.begin("backward", m + self.base)
+        start = context.recorder.begin("backward", self.feed.number(m))
         if flight.received is not None:
             self._recompute(flight, m)
         gradients = [None] if packet is None else runner.unpack_output_gradients(flight, packet)
@@ -182,7 +188,7 @@ class EpochExecutor:
     def backward_weight(self, action: Action) -> None:
         """Compute the gradients of the weights that the input's half of the backward left for later."""
         context, m = self.context, action.minibatch
-        start = context.recorder.begin("weights", m + self.base)
+        start = context.recorder.begin("weights", self.feed.number(m))
         flight, later = self.later.pop(m)
         self.replica.weights.accumulate(self.replica.runner.backward_weight(flight, later))
         self.replica.weights.release(flight.version)
@@ -193,7 +199,9 @@ class EpochExecutor:
 
         What its batch norms waited for other replicas is one wait, at its end: each was short, and there were many.
         """
-        recorder, m = self.context.recorder, action.minibatch + self.base
+        recorder, m = self.context.recorder, self.feed.number(action.minibatch)
+        if self.context.straggler:
+            self.context.straggler.lag(self.first_own + action.minibatch, recorder.now() - start)
         end = recorder.now()
         waited = self.replication.take_waited()
         recorder.span(kind, str(action), start, end - waited, minibatch=m)
@@ -204,7 +212,7 @@ class EpochExecutor:
     def _take_gradients(self, action: Action) -> Packet | None:
         if self.gradients_inbox is None:
             return None
-        recorder, m = self.context.recorder, action.minibatch + self.base
+        recorder, m = self.context.recorder, self.feed.number(action.minibatch)
         peer = self.gradients_inbox.peer()
         start = recorder.begin("wait", m, peer)
         packet = self.gradients_inbox.take(m, timeout=self.context.timeout, action=str(action))
@@ -221,14 +229,15 @@ class EpochExecutor:
         outcome = self.outcomes.pop(m)
         told = [end, outcome.samples, outcome.loss, outcome.counted, outcome.correct]
         self.table.numpy()[m] = told
-        self.context.recorder.metric(
-            "step",
-            epoch=self.epoch,
-            minibatch=m + self.base,
-            loss=outcome.loss,
+        row = {
+            "epoch": self.epoch,
+            "minibatch": self.feed.number(m),
+            "loss": outcome.loss,
             **{self.context.workload.size_unit: size, "samples": outcome.samples},
-            learning_rate=self.weight_update.learning_rate(self._round_of(m)[0] + self.base),
-        )
+            "learning_rate": self.weight_update.learning_rate(self.feed.number(self._round_of(m)[0])),
+        }
+        self.context.recorder.metric("step", **row)
+        self.rows[m] = {**row, "counted": outcome.counted, "correct": outcome.correct}
 
     def _round_of(self, m: int) -> range:
         """The minibatches whose gradients make the same update of this stage as those of `m`."""
@@ -243,7 +252,7 @@ class EpochExecutor:
         """
         replica, recorder = self.replica, self.context.recorder
         members = self.program.members(replica.stage, action.minibatch)
-        minibatches = range(members[0] + self.base, members[-1] + self.base + 1)  # of the run
+        minibatches = [self.feed.number(m) for m in members]
         last = minibatches[-1]
         if self.replication.num_replicas > 1:
             start = recorder.begin("average", last)
@@ -253,8 +262,20 @@ class EpochExecutor:
         else:
             start = recorder.begin("update", last)
             gradients = self._mean(len(members), what=str(action))
-        start = self.weight_update.take(replica, gradients, action=action, minibatches=minibatches, start=start)
+        averaged = self._averaged(members)
+        if averaged and replica.averager:
+            gradients = replica.averager.before_step(gradients, averaged.update, samples=averaged.samples)
+        start = self.weight_update.take(
+            replica, gradients, action=action, minibatches=minibatches, start=start, averaged=averaged
+        )
         recorder.span("update", str(action), start, recorder.now(), minibatch=last)
+        for m in members:
+            if row := self.rows.pop(m, None):
+                self.feed.done(m, row)
+
+    def _averaged(self, members: range) -> Averaged | None:
+        """The unit that ends with an update of these minibatches, where pipelines average."""
+        return self.units.ended_by(members, self.program.num_minibatches, self.feed.samples) if self.units else None
 
     def _mean(self, num_minibatches: int, *, what: str) -> list[Tensor]:
         gradients = self.replication.mean(self.replica.weights.take_gradients, num_minibatches, what=what)

@@ -1,7 +1,8 @@
 """A run cut where its pipeline is empty: into epochs, of which one may have been begun before or be left unfinished."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -11,6 +12,36 @@ class EpochPart:
     epoch: int
     first: int
     count: int
+
+
+class Averaged(NamedTuple):
+    """An update of a stage after which pipelines may average: its number among the pipeline's, and its samples."""
+
+    update: int
+    samples: int
+
+
+@dataclass(frozen=True)
+class Units:
+    """Whole units of a part: as many minibatches as every stage makes whole updates of, the last may be shorter.
+
+    Stages of unlike rounds update unlike often. Pipelines average after units, whose numbers are the same in all
+    stages.
+    """
+
+    whole: int  # minibatches
+    first: int  # units that the pipeline took before this part
+
+    def ended_by(self, members: range, count: int, samples: Callable[[int], Sequence[int]]) -> Averaged | None:
+        """Return the unit that ends with a stage's update of `members`, None where its last update is yet to come.
+
+        `count`: minibatches of the part. `samples`: of a minibatch of it.
+        """
+        end = members[-1] + 1
+        if end % self.whole and end != count:
+            return None
+        place = (end - 1) // self.whole
+        return Averaged(self.first + place, sum(len(samples(m)) for m in range(place * self.whole, end)))
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,8 @@ def backend(device: str, identity: Identity) -> str:
     """
     if device != "cuda" or torch.cuda.device_count() < identity.local_world_size or not dist.is_nccl_available():
         return "gloo"
+    if identity.pipeline is not None:  # NCCL is told of every packet before a part begins, whose end is not known then
+        return "gloo"
     return "cpu:gloo,cuda:nccl"
 
 

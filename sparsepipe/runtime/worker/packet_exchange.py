@@ -9,6 +9,7 @@ from ..transport.base import PacketSource
 from ..transport.channel import Inbox, LocalQueue, Outbox
 from ..transport.packet import BACKWARD, FORWARD, Packet
 from .connections import Connections
+from .feed import Feed
 from .stage_replica import StageReplica
 
 _OPERATION = {FORWARD: Op.FORWARD, BACKWARD: Op.BACKWARD}  # whose results go in a direction
@@ -45,16 +46,23 @@ class PacketExchange:
         self._outbox.send(packet, peer, timeout=self._timeout, action=str(action), cut=cut)
         self._recorder.span("send", str(action), start, self._recorder.now(), minibatch=packet.minibatch, peer=peer)
 
-    def inbox(self, replica: StageReplica, minibatches: Sequence[tuple[int, int]], *, direction: int) -> PacketSource:
-        """Return where a stage receives the packets of these minibatches: (number in this epoch, number in the run)."""
+    def inbox(self, replica: StageReplica, places: Sequence[int], feed: Feed, *, direction: int) -> PacketSource:
+        """Return where a stage receives the packets of the minibatches at these places of a feed."""
         source = self._program.source(replica.stage, _OPERATION[direction])
         assert source is not None, "a stage at an end of the pipeline has nobody beyond it"
         cut = max(source, replica.stage)
         if self._program.plan.stages[source].ranks == replica.own.ranks:
             return self._local[direction, cut]
-        expected = [(self._program.rank_of(source, m), minibatch) for m, minibatch in minibatches]
+        expected = [(self._program.rank_of(source, place), place) for place in places]
         boundary = replica.runner.id_before if direction == FORWARD else replica.runner.id_after
-        return Inbox(expected, direction=direction, boundary=boundary, cut=cut, transports=self._transports)
+        return Inbox(
+            expected,
+            direction=direction,
+            boundary=boundary,
+            cut=cut,
+            transports=self._transports,
+            number=feed.number,
+        )
 
     def finish(self) -> None:
         """Wait until everything sent has been taken. Raises DeadlinePassed or PeerLost."""

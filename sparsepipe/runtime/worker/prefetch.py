@@ -6,25 +6,23 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..failures import DeadlinePassed
+from .feed import Feed
 
 
 class Loader:
     """Calls `read` with the number and samples of one minibatch after the other, `depth` ahead at most."""
 
     def __init__(
-        self,
-        read: Callable[[int, Sequence[int]], Any],
-        minibatches: Sequence[tuple[int, Sequence[int]]],
-        *,
-        depth: int = 2,
+        self, read: Callable[[int, Sequence[int]], Any], places: Sequence[int], feed: Feed, *, depth: int = 2
     ) -> None:
+        """`places`: of the minibatches to read, in order; those that the feed has not are left out."""
         self._ready: queue.SimpleQueue[tuple[int, Any] | BaseException] = queue.SimpleQueue()
         self._room: queue.SimpleQueue[None] = queue.SimpleQueue()  # as many as may be read ahead
         self._closed = False
         for _ in range(depth):
             self._room.put(None)
-        if minibatches:
-            threading.Thread(target=self._read, args=(read, minibatches), name="loader", daemon=True).start()
+        if places:
+            threading.Thread(target=self._read, args=(read, places, feed), name="loader", daemon=True).start()
 
     def take(self, minibatch: int, *, timeout: float) -> Any:
         """Return what was read for `minibatch`, the next in order. Raises what reading it raised."""
@@ -43,15 +41,15 @@ class Loader:
         self._closed = True
         self._room.put(None)
 
-    def _read(
-        self, read: Callable[[int, Sequence[int]], Any], minibatches: Sequence[tuple[int, Sequence[int]]]
-    ) -> None:
+    def _read(self, read: Callable[[int, Sequence[int]], Any], places: Sequence[int], feed: Feed) -> None:
+        indices: Sequence[int] = ()
         try:
-            for minibatch, indices in minibatches:
+            for place in places:
                 self._room.get()
-                if self._closed:
+                if self._closed or not feed.has(place):
                     return
-                self._ready.put((minibatch, read(minibatch, indices)))
+                indices = feed.samples(place)
+                self._ready.put((place, read(place, indices)))
         except BaseException as error:  # handed to the worker, who raises it
-            error.add_note(f"while reading minibatch {minibatch} (samples {', '.join(map(str, indices[:5]))}, …)")
+            error.add_note(f"while reading minibatch {place} (samples {', '.join(map(str, indices[:5]))}, …)")
             self._ready.put(error)

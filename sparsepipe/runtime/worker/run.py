@@ -3,9 +3,11 @@
 import gc
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...files import cut_torn_row
 from ...plan import Plan
 from ...record.trace_file import bytes_of_rank
 from ...schedule import compile_until_steady
@@ -19,7 +21,11 @@ from ..workloads import open_workload
 from ..workloads.base import Workload
 from .connections import Connections, check_ranks
 from .join import joined
+from .straggler import Straggler
 from .worker import Worker
+
+if TYPE_CHECKING:
+    from .member import Member
 
 
 def run(
@@ -41,7 +47,13 @@ def run(
     identity, timeout = Identity.from_environment(), config.timeout_seconds
     check_ranks(plan, identity.world_size)
     with joined(identity, run_dir=run_dir, device=config.device, threads=config.threads, timeout=timeout) as process:
-        train(process, run_dir, plan, config, workload=workload, resume=resume)
+        member = None
+        if identity.pipeline is not None:
+            from .member import Member  # a run of one pipeline needs none of it
+
+            member = Member.of(identity, run_dir, timeout=timeout)
+        straggler = Straggler.of(config, identity)
+        train(process, run_dir, plan, config, workload=workload, resume=resume, straggler=straggler, member=member)
 
 
 def train(
@@ -53,8 +65,13 @@ def train(
     workload: Workload,
     resume: bool = False,
     opening: int = 0,
+    straggler: Straggler | None = None,
+    member: "Member | None" = None,
 ) -> None:
-    """Run a process's rank of `plan` to its end. The process may go on under another plan, with another `opening`."""
+    """Run a process's rank of `plan` to its end. The process may go on under another plan, with another `opening`.
+
+    `member`: the plan is one of several pipelines; where it goes on from, the others say.
+    """
     connections = Connections.open(
         compile_until_steady(plan),
         process,
@@ -62,7 +79,11 @@ def train(
         synchronise=config.synchronised_batch_norm,
         share_memory=config.shared_memory,
     )
-    found = _agree(run_dir, process) if resume else None
+    if member is not None:
+        found = member.checkpoint()
+        _keep_rows(run_dir, process)
+    else:
+        found = _agree(run_dir, process) if resume else None
     recorder = Recorder(
         run_dir,
         rank=process.rank,
@@ -73,7 +94,14 @@ def train(
         epoch_minibatches=workload.epoch_minibatches,
     )
     try:
-        worker = Worker(run_dir, plan, config, connections=connections, workload=workload, recorder=recorder)
+        parts: dict[str, Any] = {"connections": connections, "workload": workload, "recorder": recorder}
+        parts["straggler"] = straggler
+        if member is None:
+            worker = Worker(run_dir, plan, config, **parts)
+        else:
+            from .pipeline_worker import PipelineWorker
+
+            worker = PipelineWorker(run_dir, plan, config, **parts, **member.parts())
         gc.freeze()  # modules and weights stay: not to be searched for garbage between minibatches
         gc.enable()
         worker.run(found)
@@ -92,6 +120,13 @@ def _agree(run_dir: Path, process: Process) -> checkpoint.Checkpoint | None:
         forget_rows(run_dir, int(chosen))
     minibatches = int(process.sum(chosen, what="resume"))
     return checkpoint.load(checkpoint.folder_of(run_dir, minibatches)) if minibatches else None
+
+
+def _keep_rows(run_dir: Path, process: Process) -> None:
+    """Let the metrics of a pipeline that was started again go on behind whole rows: none of them is done again."""
+    if process.rank == 0:
+        cut_torn_row(run_dir / "metrics.jsonl")
+    process.barrier("start")
 
 
 def _origin(run_dir: Path, process: Process) -> float:

@@ -8,12 +8,14 @@ from torch import Tensor
 
 from ...plan import Plan, Stage
 from ..config import RunConfig
+from ..pipelines.base import Averager
 from ..stages.base import StageRunner
 from ..stages.position import Position
 from ..training_state import checkpoint
 from ..training_state.optimizer import optimizer
 from ..training_state.weights import Weights
 from ..workloads.base import Workload
+from .epoch_parts import Averaged
 
 # Kinds of tensors that are none of an optimizer's; the last three are an average's between pipelines.
 _NOT_OF_OPTIMIZERS = ("weight:", "buffer:", "outer:", "outer_velocity:", "outer_version:")
@@ -31,6 +33,7 @@ class StageReplica:
     position: Position
     runner: StageRunner
     weights: Weights
+    averager: Averager | None = None  # with other pipelines, where there are any
 
     @classmethod
     def open(cls, plan: Plan, config: RunConfig, *, position: Position, workload: Workload) -> "StageReplica":
@@ -47,6 +50,11 @@ class StageReplica:
     def writes(self) -> bool:
         """Whether this replica writes the stage's part of a checkpoint."""
         return self.position.rank == self.own.ranks[0]
+
+    def average(self, averaged: Averaged | None) -> None:
+        """Average the newest weights with other pipelines, where that is due."""
+        if averaged and self.averager:
+            self.averager.after_step(averaged.update, samples=averaged.samples)
 
     def average_statistics(self) -> None:
         """Bring the replicas' running statistics together."""

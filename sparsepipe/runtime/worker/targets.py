@@ -1,6 +1,6 @@
 """What the last stage judges each minibatch by: its targets, and what they weigh in the mean over a step."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ..workloads.base import Samples, Workload
@@ -27,13 +27,13 @@ class TargetReader:
         self,
         workload: Workload,
         samples: Samples,
-        batches: Mapping[int, Sequence[int]],
+        samples_of: Callable[[int], Sequence[int]],
         *,
         epoch: int = 0,
         step_of: Callable[[int], Sequence[int]] | None = None,
     ) -> None:
-        """`batches`: the samples of each minibatch. `step_of`: the minibatches of the step of one; None: no steps."""
-        self._workload, self._samples, self._batches, self._epoch = workload, samples, batches, epoch
+        """`samples_of`: the samples of a minibatch. `step_of`: the minibatches of the step of one; None: no steps."""
+        self._workload, self._samples, self._samples_of, self._epoch = workload, samples, samples_of, epoch
         self._step_of = step_of
         self._items = workload.loss.items
         self._read: dict[int, Any] = {}  # of this step, until they are asked for
@@ -63,10 +63,10 @@ class TargetReader:
         return Targets(labels, weights)
 
     def _labels(self, minibatch: int) -> Any:
-        return self._workload.labels(self._samples, self._batches[minibatch], self._epoch)
+        return self._workload.labels(self._samples, self._samples_of(minibatch), self._epoch)
 
     def _count(self, minibatch: int) -> tuple[int, ...]:
         if self._items is None:
-            return (len(self._batches[minibatch]),)
+            return (len(self._samples_of(minibatch)),)
         self._read[minibatch] = self._labels(minibatch)
         return self._items(self._read[minibatch])

@@ -7,6 +7,7 @@ import torch
 from ...losses import Tally
 from ...schedule import compile
 from .context import WorkerContext
+from .feed import GivenFeed
 from .inputs import Inputs
 from .stage_replica import StageReplica
 
@@ -23,7 +24,7 @@ def validate(context: WorkerContext, replicas: Mapping[int, StageReplica]) -> Ta
     inputs = {}
     for k, replica in replicas.items():
         replica.runner.begin(training=False)
-        inputs[k] = Inputs(context, replica, samples, dict(enumerate(batches)), todo=todo)
+        inputs[k] = Inputs(context, replica, samples, GivenFeed(0, batches), todo=todo)
     tally = workload.tally()
     for action in todo:
         recorder.stage, m = action.stage, action.minibatch

@@ -12,6 +12,7 @@ from ..training_state.clipping import clip, square_norm
 from ..training_state.learning_rate import LearningRate
 from ..training_state.loss_scale import LossScale
 from .context import WorkerContext
+from .epoch_parts import Averaged
 from .stage_replica import StageReplica
 
 
@@ -37,12 +38,19 @@ class WeightUpdate:
         )
 
     def take(
-        self, replica: StageReplica, gradients: list[Tensor], *, action: Action, minibatches: range, start: float
+        self,
+        replica: StageReplica,
+        gradients: list[Tensor],
+        *,
+        action: Action,
+        minibatches: Sequence[int],
+        start: float,
+        averaged: Averaged | None = None,
     ) -> float:
         """Take a stage's averaged gradients of `minibatches` (of the run), and step where nothing else is waited for.
 
         `start` is when this update began. Returns since when the rank works on it: from its last wait for the other
-        ranks, if there was one.
+        ranks, if there was one. `averaged`: what other pipelines may average with, once it is made.
         """
         self._averaged.append((replica, gradients))
         if len(self._averaged) < self._most_waiting:
@@ -57,6 +65,7 @@ class WeightUpdate:
             if float(overflows) > 0:
                 for stepped, _ in ready:
                     stepped.weights.skip()
+                    stepped.average(averaged)
                 return start
         if self._clip_norm is not None:
             square = square_norm(together, replicas=replica.position.replication.num_replicas)
@@ -67,6 +76,7 @@ class WeightUpdate:
             stepped.weights.update(own, rate)
             if stepped.runner.step_seconds:
                 time.sleep(stepped.runner.step_seconds)
+            stepped.average(averaged)
         return start
 
     def _unscale(self, gradients: Sequence[Tensor]) -> Tensor:

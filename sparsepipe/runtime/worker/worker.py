@@ -33,13 +33,15 @@ from .connections import Connections
 from .context import WorkerContext
 from .control import Control, Horizon
 from .epoch_executor import EpochExecutor
-from .epoch_parts import EpochPart, RunLength
+from .epoch_parts import EpochPart, RunLength, Units
+from .feed import Feed, GivenFeed
 from .packet_exchange import PacketExchange
 from .stage_replica import StageReplica, WeightsNotFinite
+from .straggler import Straggler
 from .validation import validate
 from .weight_update import WeightUpdate
 
-_TOLD_OF_EPOCHS = ("train", "validation", "samples_per_second", "sent_bytes", "stages", "load")
+TOLD_OF_EPOCHS = ("train", "validation", "samples_per_second", "sent_bytes", "stages", "load")
 
 # Actions of a later epoch, to ask how much is held, which takes up to 0.5 ms: a minibatch has three. No number of which
 # cycles of forward, backward and update are whole, so that each comes to its turn.
@@ -58,9 +60,13 @@ class Worker:
         connections: Connections,
         workload: Workload,
         recorder: Recorder,
+        straggler: Straggler | None = None,
+        checkpoints_in: Path | None = None,
     ) -> None:
+        """`checkpoints_in`: the folder of the run whose checkpoints these are, where it is another."""
         process = connections.process
         self.run_dir, self.plan, self.config, self.process = run_dir, plan, config, process
+        self.checkpoints_in = checkpoints_in or run_dir
         self.connections = connections
         self.workload, self.recorder = workload, recorder
         self.rank = process.rank
@@ -71,9 +77,9 @@ class Worker:
         }
         timeout = config.timeout_seconds
         exchange = PacketExchange(connections, recorder, timeout=timeout)
-        self.context = WorkerContext(plan, process, workload, exchange, recorder, memory, timeout)
+        self.context = WorkerContext(plan, process, workload, exchange, recorder, memory, timeout, straggler)
         self.weight_update = WeightUpdate(self.context, config, num_stages=len(stages))
-        self.snapshots = Snapshots(run_dir, timeout=timeout)
+        self.snapshots = Snapshots(self.checkpoints_in, timeout=timeout)
         self.length = RunLength(workload.epoch_minibatches, workload.total_minibatches)
         self.control = Control(run_dir, process, Horizon.of(connections.program))
         self._programs: dict[int, Program] = {}
@@ -106,7 +112,7 @@ class Worker:
         for part in self.length.parts(done):
             self.context.exchange.sent_bytes = 0
             self.recorder.restart()
-            (row, trained), epoch = self._train(part), part.epoch
+            (row, trained), epoch = self._train(part, self._given(part)), part.epoch
             done += trained
             with self._meeting(epoch):
                 for replica in self.replicas.values():
@@ -143,7 +149,7 @@ class Worker:
     def _tell(self, event: str, epoch: int, done: int, row: Mapping[str, Any]) -> None:
         """Write a row of an epoch: "trained" before its checkpoint, "epoch" once it is validated, too."""
         if self.context.writes_metrics:
-            told = {key: row[key] for key in _TOLD_OF_EPOCHS if key in row}
+            told = {key: row[key] for key in TOLD_OF_EPOCHS if key in row}
             self.recorder.metric(event, epoch=epoch, minibatches=done, **told)
 
     def _validate_late(self, done: int) -> None:
@@ -171,19 +177,25 @@ class Worker:
         """Let the checkpoint before an epoch's go, once the epoch's weights are known to be of use."""
         self.unproven = None
         if self.rank == 0 and self.config.checkpoint_every and not self.snapshots.busy:
-            checkpoint.prune(self.run_dir, self.config.keep_checkpoints)
+            checkpoint.prune(self.checkpoints_in, self.config.keep_checkpoints)
 
-    def _train(self, part: EpochPart) -> tuple[dict[str, Any], int]:
+    def _given(self, part: EpochPart) -> Feed:
+        """The minibatches of a part, as the epoch's order has them."""
+        first = part.epoch * self.workload.epoch_minibatches + part.first
+        return GivenFeed(first, self.workload.order(part.epoch)[part.first : part.first + part.count])
+
+    def _train(self, part: EpochPart, feed: Feed, *, units: Units | None = None) -> tuple[dict[str, Any], int]:
         """Do the action list for the minibatches of an epoch, from an empty pipeline to an empty one.
 
-        Returns what all ranks know of them, and how many were trained: fewer, where a command is due before their end.
+        Returns what all ranks know of them, nothing where there were none, and how many were trained: fewer, where a
+        command is due before their end, or where other pipelines took the others (`units`: after which they average).
         """
         for replica in self.replicas.values():
             replica.runner.begin(training=True)
         program, epoch, control = self.program(part.count), part.epoch, self.control
-        control.begin(epoch * self.workload.epoch_minibatches + part.first, part.count)
+        control.begin(epoch * self.workload.epoch_minibatches + part.first, part.count, feed if units else None)
         executors = {
-            k: EpochExecutor(self.context, replica, part, program, weight_update=self.weight_update)
+            k: EpochExecutor(self.context, replica, part, feed, program, weight_update=self.weight_update, units=units)
             for k, replica in self.replicas.items()
         }
         with self._meeting(epoch):
@@ -201,7 +213,10 @@ class Worker:
         control.close_part()
         with self._meeting(epoch):
             self.context.exchange.finish()
-            row = self._epoch_row({k: executor.close()[: control.end] for k, executor in executors.items()}, started)
+            tables = {k: executor.close()[: control.end] for k, executor in executors.items()}
+            if not control.end:
+                return {}, 0
+            row = self._epoch_row(tables, started)
             return row | {"load": shared_load(self.process, before, after)}, control.end
 
     @contextmanager
@@ -274,7 +289,7 @@ class Worker:
         if not self.context.writes_metrics:
             return {}
         self.snapshots.wait()
-        folder = checkpoint.folder_of(self.run_dir, done)
+        folder = checkpoint.folder_of(self.checkpoints_in, done)
         return self.workload.scores(checkpoint.load(folder)) if folder.exists() else {}
 
     def _check_finite(self, epoch: int, done: int) -> None:
@@ -294,7 +309,7 @@ class Worker:
         """Raise `error` in the rank that it is told by, where all ranks know that training on is of no use."""
         self.snapshots.wait()  # the good one may be under way
         if self.rank == 0 and self.unproven is not None:
-            checkpoint.discard(self.run_dir, self.unproven)
+            checkpoint.discard(self.checkpoints_in, self.unproven)
         self.process.barrier("end of a checkpoint")
         if not told_by:
             raise PeerLost("another rank tells why this run ends")
@@ -307,12 +322,12 @@ class Worker:
         self.recorder.flush()  # what a run that resumes here will not do again must be on disk before
         self.snapshots.wait()
         if self.rank == 0:
-            checkpoint.prune(self.run_dir, self.config.keep_checkpoints)
-            checkpoint.begin(self.run_dir, done)
+            checkpoint.prune(self.checkpoints_in, self.config.keep_checkpoints)
+            checkpoint.begin(self.checkpoints_in, done)
         self.process.barrier("start of a checkpoint")
         names = {f"stage{k}" for k in range(len(self.plan.stages))}
         shards = {f"stage{k}": replica.tensors() for k, replica in self.replicas.items() if replica.writes}
-        finish = partial(checkpoint.finish, self.run_dir, done, **self._facts())
+        finish = partial(checkpoint.finish, self.checkpoints_in, done, **self._facts())
         self.snapshots.write(done, shards=shards, finish=(names, finish) if self.rank == 0 else None)
         if last or not self.config.asynchronous_checkpoints:
             self.snapshots.wait()
@@ -351,28 +366,30 @@ class Worker:
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def _summarise(self, done: int) -> None:
-        """Write the run's summary: medians over epochs, without the first (it reads the data) if there are others."""
-        if not self.context.writes_metrics:
-            return
+        """Write the run's summary."""
+        if self.context.writes_metrics:
+            self.recorder.metric("summary", **self._summary(done))
+
+    def _summary(self, done: int) -> dict[str, Any]:
+        """Sum the run up: medians over epochs, without the first (it reads the data) if there are others."""
         if not self.epochs:  # it was killed between its last checkpoint and its end
             told = read_metrics(self.run_dir / "metrics.jsonl", "epoch")
             self.epochs = [row for row in told if len(row["stages"]) == len(self.plan.stages)]  # of this plan
         if not self.epochs:
             raise InputError(f"{self.run_dir / 'metrics.jsonl'}: has no epoch of this plan, so nothing to sum up")
         steady = self.epochs[1:] or self.epochs
-        self.recorder.metric(
-            "summary",
-            run_dir=str(self.run_dir),
-            model=self.workload.model,
-            engine=self.workload.engine_name,
-            schedule=self.plan.schedule,
-            planner=self.plan.planner,
-            synthetic=self.workload.synthetic,
-            minibatches=done,
-            epochs=len(self.epochs),
-            samples_per_second=median(row["samples_per_second"] for row in steady),
-            train=self.epochs[-1]["train"],
-            validation=self.epochs[-1]["validation"] or {},
-            load=worst_load(steady),
-            stages=metrics.with_memory(metrics.median_summaries([row["stages"] for row in steady]), self.plan),
-        )
+        return {
+            "run_dir": str(self.run_dir),
+            "model": self.workload.model,
+            "engine": self.workload.engine_name,
+            "schedule": self.plan.schedule,
+            "planner": self.plan.planner,
+            "synthetic": self.workload.synthetic,
+            "minibatches": done,
+            "epochs": len(self.epochs),
+            "samples_per_second": median(row["samples_per_second"] for row in steady),
+            "train": self.epochs[-1]["train"],
+            "validation": self.epochs[-1]["validation"] or {},
+            "load": worst_load(steady),
+            "stages": metrics.with_memory(metrics.median_summaries([row["stages"] for row in steady]), self.plan),
+        }

@@ -20,6 +20,7 @@ from ...plan import Plan
 from ...profile import Profile
 from ...schedule import Op, compile_until_steady, weights_share
 from ..config import RunConfig
+from ..processes.identity import Identity
 from ..stages.base import InFlight, PackedOutputs
 from ..stages.position import Position
 from ..training_state.checkpoint import Checkpoint
@@ -48,8 +49,12 @@ class Replay:
     num_classes = 1
     labels_are_read = False
 
-    def __init__(self, run_dir: Path, config: RunConfig, profile: Profile, cluster: Cluster) -> None:
+    def __init__(
+        self, run_dir: Path, config: RunConfig, profile: Profile, cluster: Cluster, *, ranks: Sequence[int] = ()
+    ) -> None:
+        """`ranks`: which devices of the cluster this job's ranks are, where they are some of it alone."""
         self.config, self.profile, self.cluster = config, profile, cluster
+        self._ranks = tuple(ranks)
         self.links = Links(run_dir / "logs" / ".ports", cluster)
         self.total_minibatches = config.minibatches or _MINIBATCHES
         sizes = profile.typical_sizes
@@ -59,7 +64,12 @@ class Replay:
     @classmethod
     def open(cls, run_dir: Path, config: RunConfig) -> "Replay":
         """Raises InputError where the run's folder holds no profile or cluster."""
-        return cls(run_dir, config, Profile.load(run_dir / "profile.json"), Cluster.load(run_dir / "cluster.toml"))
+        profile, cluster = Profile.load(run_dir / "profile.json"), Cluster.load(run_dir / "cluster.toml")
+        return cls(run_dir, config, profile, cluster, ranks=Identity.from_environment().ranks)
+
+    def device(self, rank: int) -> int:
+        """Return which device of the cluster a rank of this job is."""
+        return self._ranks[rank] if self._ranks else rank
 
     @property
     def model(self) -> str:
@@ -118,7 +128,8 @@ class SleptStage:
         self._rank, self._stage, self._links = rank, stage, workload.links
         self._program = compile_until_steady(plan)
         profile, own = workload.profile, plan.stages[stage]
-        kind = workload.cluster.devices[rank].type.name
+        self._device = workload.device
+        kind = workload.cluster.devices[workload.device(rank)].type.name
         self._places = {size: k for k, size in enumerate(sorted(set(workload.sizes)))}
         self._sizes = workload.sizes
         table = LayerTable.of(profile, sorted(self._places), [kind])
@@ -135,7 +146,8 @@ class SleptStage:
         self._bytes_before = table.payload(before)[1]
         # One tensor for all packets: new memory for each would take the time of bringing its pages in.
         self._rows = torch.zeros(int(max(self._bytes_after.max(), self._bytes_before.max())), dtype=torch.uint8)
-        self.averaging_seconds = averaging_time(workload.cluster, own.ranks, float(table.parameter_bytes[layers].sum()))
+        devices = tuple(map(workload.device, own.ranks))
+        self.averaging_seconds = averaging_time(workload.cluster, devices, float(table.parameter_bytes[layers].sum()))
         versions = self._program.num_versions(stage, rank)
         self.step_seconds = table.update_time(layers, [kind], kept=versions > 1)
 
@@ -210,7 +222,8 @@ class SleptStage:
         assert target is not None, "stages at the ends send nothing outwards"
         peer, forward = self._program.rank_of(target, minibatch), op is Op.FORWARD
         # What stays on a device takes no time.
-        arrives = 0.0 if peer == self._rank else self._links.send(self._rank, peer, num_bytes, forward=forward)
+        here, there = self._device(self._rank), self._device(peer)
+        arrives = 0.0 if here == there else self._links.send(here, there, num_bytes, forward=forward)
         direction, slot = FORWARD if forward else BACKWARD, Slot(self._rows[:num_bytes])
         return Packet(direction, minibatch, boundary, (slot,), size=size, arrives=arrives)
 

@@ -39,13 +39,13 @@ class Layout:
     def add(self, tensors: Mapping[str, Tensor], flat: Tensor) -> None:
         """Add a vector to the tensors, in place."""
         for name, tensor in tensors.items():
-            tensor.add_(self._part(name, flat, tensor))
+            _unwatched(name, tensor).add_(self._part(name, flat, tensor))
 
     @torch.no_grad()
     def copy(self, tensors: Mapping[str, Tensor], flat: Tensor) -> None:
         """Set the tensors, in place, to what a vector has."""
         for name, tensor in tensors.items():
-            tensor.copy_(self._part(name, flat, tensor))
+            _unwatched(name, tensor).copy_(self._part(name, flat, tensor))
 
     def parts(self, flat: Tensor) -> dict[str, Tensor]:
         """Return views of a vector, each in its tensor's shape."""
@@ -66,6 +66,15 @@ class Layout:
             size = place.stop - place.start
             found.append(slice(place.start + size * index // count, place.start + size * (index + 1) // count))
         return found
+
+
+def _unwatched(name: str, tensor: Tensor) -> Tensor:
+    """Return a tensor as it may be changed while minibatches are in flight.
+
+    A batch norm keeps its running statistics for the backward, which then has no use for them, as they were in the
+    forward: autograd must not notice that they change. Weights in flight are never changed.
+    """
+    return tensor.data if name.startswith(BUFFER) else tensor
 
 
 def taken(flat: Tensor, slices: Sequence[slice]) -> Tensor:

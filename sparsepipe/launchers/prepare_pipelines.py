@@ -1,0 +1,138 @@
+"""What is done before several pipelines start: the record of the whole run, and one of each pipeline within it.
+
+RUN/                plan.json (all pipelines and their rule), config.json, origin.json, status.json
+RUN/pipelines/K/    a run's folder as of one pipeline, its plan's ranks from 0
+"""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from ..cluster import Cluster
+from ..errors import InputError
+from ..files import write_json
+from ..pipelines import Pipelines
+from ..profile import Profile
+from ..record import RunRecord
+from ..record.record_files import CLOCK, read_fields
+from ..replication.base import Arithmetic
+from ..runtime import RunConfig
+from ..schedule import round_length
+from ..stragglers import Stragglers
+from .lock import hold
+from .prepare import check_name, checked, note_concurrent_runs, written
+
+RESUME = Path("logs", "resume.json")  # of the whole run: the checkpoint that it goes on from, for workers (member.py)
+
+
+def prepare_pipelines(
+    plan: Pipelines,
+    config: RunConfig,
+    *,
+    run_dir: Path | str,
+    resume: bool,
+    profile: Profile | None = None,
+    cluster: Cluster | None = None,
+    campaign: str | None = None,
+) -> tuple[RunRecord, list[int]]:
+    """Write the records of a run of several pipelines; return that of the whole run, and the locks of all.
+
+    Raises InputError where the pipelines cannot run, alone or together, or the folder is another run's.
+    """
+    if profile is not None:
+        plan.check(profile.graph, cluster)
+    configs = [_of_one(plan, k, config, profile, cluster) for k in range(len(plan.pipelines))]
+    _check_together(plan, configs[0])
+    folder = Path(run_dir).resolve()
+    check_name(folder)
+    locks = [hold(folder)]
+    try:
+        is_new = not (resume and (folder / "plan.json").exists())
+        whole = configs[0].replace(threads=config.threads)
+        given: dict[str, Any] = {"profile": profile, "cluster": cluster, "campaign": campaign, "resume": resume}
+        record = written(folder, plan, whole, **given)
+        if is_new:
+            note_concurrent_runs(record)
+        _go_on(folder, whole, resume=resume)
+        for k, own in enumerate(configs):
+            place = folder / "pipelines" / str(k)
+            locks.append(hold(place))
+            written(place, plan.local(k), own, **given)
+            _same_clock(folder, place)
+        return record, locks
+    except BaseException:
+        for lock in locks:
+            os.close(lock)
+        raise
+
+
+def _of_one(plan: Pipelines, k: int, config: RunConfig, profile: Profile | None, cluster: Cluster | None) -> RunConfig:
+    """Return the settings of one pipeline's workers, which share the machine with those of the others.
+
+    Raises InputError that names the pipeline where it cannot run.
+    """
+    try:
+        own = checked(plan.local(k), config, profile=profile, cluster=cluster)
+    except InputError as error:
+        raise InputError(f"pipeline {k}: {error}") from None
+    cores = len(os.sched_getaffinity(0))
+    return own.replace(threads=own.threads or max(1, cores // len(plan.ranks)))
+
+
+def _check_together(plan: Pipelines, config: RunConfig) -> None:
+    """Raise InputError for what pipelines cannot do together, in one line that says why."""
+    if len(plan.pipelines) < 2:
+        raise InputError(f"{len(plan.pipelines)} pipeline: a replication rule averages between two or more")
+    plan.replication.groups(len(plan.pipelines), seed=config.seed)  # options that do not fit are told
+    layers = set(plan.pipelines[0].layers)
+    for k, own in enumerate(plan.pipelines):
+        if unlike := sorted(layers ^ set(own.layers)):
+            raise InputError(f"pipelines 0 and {k} differ in layer {unlike[0]!r}: plan all for the same network")
+        lengths = {round_length(own, stage) for stage in range(len(own.stages))}
+        if plan.replication.arithmetic is Arithmetic.MEAN_GRADIENTS and len(lengths) > 1:
+            raise InputError(
+                f"replication {plan.replication.name} averages gradients of whole updates, but the stages of pipeline "
+                f"{k} update after {', '.join(map(str, sorted(lengths)))} minibatches; choose a rule that averages "
+                "weights, such as partial-reduce, or a schedule that flushes"
+            )
+    if config.stragglers is not None:
+        Stragglers.parse(config.stragglers).check(len(plan.ranks))
+
+
+def _go_on(folder: Path, config: RunConfig, *, resume: bool) -> None:
+    """Say what the run goes on from: its newest checkpoint, or nothing."""
+    path = folder / RESUME
+    found = None
+    if resume:
+        from ..runtime.training_state import checkpoint  # it brings torch
+
+        found = checkpoint.latest(folder)
+    if found is None:
+        path.unlink(missing_ok=True)
+        return
+    from .resuming import epoch_minibatches
+
+    per_epoch = epoch_minibatches(found)
+    if per_epoch is None:
+        raise InputError(
+            f"{found.folder}: does not say how many minibatches an epoch has; train anew in another folder"
+        )
+    left = {int(epoch): list(numbers) for epoch, numbers in found.manifest.get("left", {}).items()}
+    if "left" not in found.manifest and found.minibatches % per_epoch:  # of a run of one pipeline
+        epoch, first = divmod(found.minibatches, per_epoch)
+        left = {epoch: list(range(first, per_epoch))}
+    told = {"checkpoint": found.folder.name, "done": found.minibatches, "left": left, "epoch_minibatches": per_epoch}
+    write_json(path, told)
+
+
+def _same_clock(folder: Path, place: Path) -> None:
+    """Let a pipeline's times begin when those of all do."""
+    clock = folder / "logs" / "clock.json"
+    if not clock.exists():
+        write_json(clock, {"started": time.time()})
+    write_json(place / "logs" / "clock.json", {"started": _started(clock)})
+
+
+def _started(clock: Path) -> float:
+    return float(read_fields(clock, CLOCK, what="run's clock")["started"])

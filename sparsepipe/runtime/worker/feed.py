@@ -1,0 +1,83 @@
+"""What a pipeline is fed: the minibatches of a part of an epoch, by their places in its list of actions.
+
+A run of one pipeline knows them all before the part begins. One of several pipelines asks the coordinator as it goes
+on: each takes the next minibatch of the epoch when it has room, and a part ends where there are no more.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..pipelines.base import Coordinator
+
+
+class Feed(Protocol):
+    """The minibatches of a part, by place: 0, 1, … as the program numbers them."""
+
+    def has(self, place: int) -> bool:
+        """Whether there is a minibatch at a place. Where there is none, there is none behind it either."""
+        ...
+
+    def number(self, place: int) -> int:
+        """Return the number in the run of a minibatch that is there."""
+        ...
+
+    def samples(self, place: int) -> Sequence[int]:
+        """Return the samples of a minibatch that is there, as indices into the split."""
+        ...
+
+    def done(self, place: int, row: Mapping[str, Any]) -> None:
+        """Take note that an update contains the minibatch at a place, with its row for the run's metrics."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class GivenFeed:
+    """Minibatches that are known: the number in the run of the first, and the samples of each."""
+
+    first: int
+    minibatches: Sequence[Sequence[int]]
+
+    def has(self, place: int) -> bool:
+        return True
+
+    def number(self, place: int) -> int:
+        return self.first + place
+
+    def samples(self, place: int) -> Sequence[int]:
+        return self.minibatches[place]
+
+    def done(self, place: int, row: Mapping[str, Any]) -> None:
+        """Nobody else waits for it."""
+
+
+class SharedFeed:
+    """Minibatches of an epoch that several pipelines take from: each is asked for once in a process."""
+
+    def __init__(
+        self, coordinator: Coordinator, order: Sequence[Sequence[int]], *, task: int, first_number: int
+    ) -> None:
+        """`order`: the samples of each of the epoch's minibatches, of which the first has `first_number` in the run.
+        `task`: the number of the task that this part is."""
+        self._coordinator, self._order, self._task, self._first_number = coordinator, order, task, first_number
+        self._taken: dict[int, int | None] = {}  # place → minibatch of the epoch
+
+    def has(self, place: int) -> bool:
+        return self._minibatch(place) is not None
+
+    def number(self, place: int) -> int:
+        found = self._minibatch(place)
+        assert found is not None, "asked for beyond the end of the part"
+        return self._first_number + found
+
+    def samples(self, place: int) -> Sequence[int]:
+        return self._order[self.number(place) - self._first_number]
+
+    def done(self, place: int, row: Mapping[str, Any]) -> None:
+        self._coordinator.done(self._task, place, row)
+
+    def _minibatch(self, place: int) -> int | None:
+        # Two threads may ask at once: they get the same answer, and who comes last writes it again.
+        if place not in self._taken:
+            self._taken[place] = self._coordinator.take_minibatch(self._task, place)
+        return self._taken[place]

@@ -1,0 +1,56 @@
+"""One of several pipelines, as its processes find themselves: where the whole run is, and who coordinates it.
+
+RUN/                     plan.json (all pipelines and their rule), metrics.jsonl, checkpoints/
+RUN/pipelines/K/         the run of pipeline K, as a run of one pipeline has it
+RUN/logs/resume.json     the checkpoint that the run goes on from, where it does
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...files import read_json
+from ...pipelines import Pipelines
+from ...replication.base import Rule
+from ..pipelines.base import Coordinator
+from ..pipelines.client import connect
+from ..processes.identity import Identity
+from ..training_state import checkpoint
+
+RESUME = Path("logs", "resume.json")  # in the folder of the whole run
+
+
+@dataclass(frozen=True)
+class Member:
+    """A process's pipeline among the others."""
+
+    run_of_all: Path
+    identity: Identity
+    rule: Rule
+    coordinator: Coordinator
+
+    @classmethod
+    def of(cls, identity: Identity, run_dir: Path, *, timeout: float) -> "Member":
+        """Find the run that `run_dir` is a pipeline of, and its coordinator. Raises DeadlinePassed where none comes."""
+        assert identity.pipeline is not None, "it is one of several"
+        folder = run_dir.parent.parent
+        rule = Pipelines.load(folder / "plan.json").replication
+        place = {"pipeline": identity.pipeline, "rank": identity.rank, "attempt": identity.attempt}
+        return cls(folder, identity, rule, connect(folder, **place, timeout=timeout))
+
+    def checkpoint(self) -> checkpoint.Checkpoint | None:
+        """Return what the whole run goes on from; None where it began anew."""
+        path = self.run_of_all / RESUME
+        if not path.exists():
+            return None
+        return checkpoint.load(self.run_of_all / "checkpoints" / read_json(path)["checkpoint"])
+
+    def parts(self) -> dict[str, Any]:
+        """What a worker of this pipeline needs besides what any worker does."""
+        return {
+            "run_of_all": self.run_of_all,
+            "rule": self.rule,
+            "coordinator": self.coordinator,
+            "attempt": self.identity.attempt,
+            "ranks": self.identity.ranks,
+        }

@@ -1,0 +1,219 @@
+"""The worker of one of several pipelines: what it trains on, and when it closes an epoch, the coordinator says.
+
+begin ──► TRAIN … TRAIN ──► CLOSE_EPOCH ──► TRAIN … ──► FINISH ──► CLOSE_RUN ──► END
+          each from an      checkpoint and               average     last checkpoint
+          empty pipeline    validation, by one           with all    and validation, by one
+          to an empty one   pipeline for all
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...plan import Plan
+from ...replication.base import Rule
+from ...schedule import check_runs
+from ..config import RunConfig
+from ..pipelines.base import Coordinator, Kind, Task
+from ..replication.between_pipelines.opening import open_averager
+from ..replication.between_pipelines.state import fetch_state
+from ..reporting.recorder import Recorder
+from ..training_state import checkpoint
+from ..workloads.base import Workload
+from .connections import Connections
+from .control import Horizon
+from .epoch_parts import EpochPart, Units
+from .feed import SharedFeed
+from .straggler import Straggler
+from .worker import TOLD_OF_EPOCHS, Worker
+
+
+class NoWeightsLeft(RuntimeError):
+    """Every pipeline ended at about the same time: none has the weights that a restarted one would go on from."""
+
+
+class PipelineWorker(Worker):
+    """One rank of one of several pipelines."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        plan: Plan,
+        config: RunConfig,
+        *,
+        connections: Connections,
+        workload: Workload,
+        recorder: Recorder,
+        straggler: Straggler | None,
+        run_of_all: Path,
+        rule: Rule,
+        coordinator: Coordinator,
+        attempt: int,
+        ranks: Sequence[int],
+    ) -> None:
+        """`run_of_all`: the folder of the whole run. `attempt`: how often this pipeline was started again. `ranks`: the
+        numbers of this pipeline's ranks among those of all."""
+        super().__init__(
+            run_dir,
+            plan,
+            config,
+            connections=connections,
+            workload=workload,
+            recorder=recorder,
+            straggler=straggler,
+            checkpoints_in=run_of_all,
+        )
+        self.run_of_all, self.rule, self.coordinator = run_of_all, rule, coordinator
+        self.attempt, self.ranks = attempt, tuple(ranks)
+        self.whole = Horizon.of(connections.program).whole
+        self.trained = 0  # minibatches, by this attempt of this pipeline
+        self.progress: Mapping[str, Any] | None = None  # of all pipelines, for a checkpoint's manifest
+        self.of_epoch: dict[int, dict[str, Any]] = {}  # the longest part that was trained of each
+        self._steps: Mapping[Kind, Callable[[Task], None]] = {
+            Kind.TRAIN: self._train_task,
+            Kind.CLOSE_EPOCH: self._close_epoch,
+            Kind.FINISH: self._finish,
+            Kind.CLOSE_RUN: self._close_run,
+        }
+
+    def run(self, resume_from: checkpoint.Checkpoint | None = None) -> None:
+        """Do one task after the other, from the weights of a live pipeline where this one was started again."""
+        coordinator, workload = self.coordinator, self.workload
+        coordinator.begin(
+            whole=self.whole,
+            epoch_minibatches=workload.epoch_minibatches,
+            total_minibatches=workload.total_minibatches,
+            num_holders=len(self.plan.stages),
+        )
+        if resume_from:
+            self._resume(resume_from)
+        joins = self.attempt > 0 and self._joins(resume_from)
+        found = {k: self._fetched(k) if joins else None for k in self.replicas}
+        for k, replica in self.replicas.items():
+            replica.averager = open_averager(coordinator, self.rule, replica, timeout=self.config.timeout_seconds)
+            if state := found[k]:
+                replica.averager.load_state(state)
+        try:
+            self._start()
+            number = 0
+            while (task := coordinator.next_task(number)).kind is not Kind.END:
+                self._steps[task.kind](task)
+                self.process.barrier("end of a task")  # to ask for the next one says that all are through with it
+                number += 1
+            if self.epochs:
+                self._summarise(self.trained)
+        finally:
+            self.control.close()
+            for replica in self.replicas.values():
+                if replica.averager:
+                    replica.averager.close()
+
+    def _joins(self, resumed_from: checkpoint.Checkpoint | None) -> bool:
+        """Whether weights are to be taken from a live pipeline: all ranks of this one agree.
+
+        Raises NoWeightsLeft where there is none and what was trained since the run began, or resumed, is lost.
+        """
+        found = torch.zeros(2, dtype=torch.float64)
+        if self.rank == 0:
+            found[0] = bool(self.coordinator.live())
+            found[1] = self.coordinator.progress()["done"] > (resumed_from.minibatches if resumed_from else 0)
+        self.process.sum(found, what="joining the other pipelines")
+        if found[1] and not found[0]:
+            raise NoWeightsLeft("no pipeline is left that has the newest weights; resume the run from its checkpoint")
+        return bool(found[0])
+
+    def _fetched(self, stage: int) -> Mapping[str, Any]:
+        """Take a stage's layers from a live pipeline. Raises NoWeightsLeft where it has just ended."""
+        replica = self.replicas[stage]
+        found = fetch_state(self.coordinator, replica.own.layers, timeout=self.config.timeout_seconds)
+        if found is None:
+            raise NoWeightsLeft("the last live pipeline ended before it gave its weights; resume the run")
+        replica.load_tensors(found)
+        return found
+
+    def _start(self) -> None:
+        if self.context.writes_metrics:
+            facts = {
+                "epoch_minibatches": self.workload.epoch_minibatches,
+                "minibatches": self.workload.total_minibatches,
+                "shares_memory_with": self.connections.memory_peers,
+            }
+            self.recorder.metric("start", **facts)
+            if self.attempt == 0:
+                self.coordinator.tell("start", {key: facts[key] for key in ("epoch_minibatches", "minibatches")})
+
+    def _train_task(self, task: Task) -> None:
+        """Train on minibatches of an epoch as long as there are any."""
+        epoch, first = task.epoch, task.epoch * self.workload.epoch_minibatches
+        if task.most not in self._programs:
+            check_runs(self.program(task.most), synchronised=self.config.synchronised_batch_norm)
+        feed = SharedFeed(self.coordinator, self.workload.order(epoch), task=task.number, first_number=first)
+        self.context.exchange.sent_bytes = 0
+        self.recorder.restart()
+        row, trained = self._train(EpochPart(epoch, 0, task.most), feed, units=Units(self.whole, task.update))
+        self.trained += trained
+        with self._meeting(epoch):
+            for replica in self.replicas.values():
+                replica.average_statistics()
+            self._check_finite(epoch, self.trained)
+        if trained:
+            row |= {"trained": trained, "validation": None}
+            if trained >= self.of_epoch.get(epoch, row)["trained"]:
+                self.of_epoch = {epoch: row}
+            self.epochs.append(row)
+            self._tell("epoch", epoch, self.trained, row)
+        self.recorder.flush()
+
+    def _close_epoch(self, task: Task) -> None:
+        """Checkpoint an epoch where that is due, and validate, for all pipelines."""
+        epoch, every = task.epoch, self.config.checkpoint_every
+        done = self._take_progress()
+        if every and (epoch + 1) % every == 0:
+            if self.config.validate:
+                self.unproven = done
+            self._checkpoint(done, last=False)
+        row = dict(self.of_epoch.get(epoch) or (self.epochs[-1] if self.epochs else {}))
+        row["validation"] = self._validate(epoch, done) if self.config.validate else None
+        self._prove()
+        if self.context.writes_metrics:
+            told = {key: row[key] for key in TOLD_OF_EPOCHS if key in row}
+            self.coordinator.closed(epoch, self._of_all({"minibatches": done, **told}))
+
+    def _finish(self, task: Task) -> None:
+        for replica in self.replicas.values():
+            assert replica.averager is not None, "each has one from the beginning on"
+            replica.averager.finish()
+
+    def _close_run(self, task: Task) -> None:
+        """Write the last checkpoint, validate, and sum up, for all pipelines."""
+        done = self._take_progress()
+        epoch = max(0, done - 1) // self.workload.epoch_minibatches
+        self._check_finite(epoch, done)
+        if self.config.checkpoint_every:
+            self._checkpoint(done, last=True)
+        validation = self._validate(epoch, done) if self.config.validate else {}
+        self._prove()
+        if self.context.writes_metrics and self.epochs:
+            row = {**self._summary(done), "run_dir": str(self.run_of_all), "validation": validation}
+            self.coordinator.tell("summary", self._of_all(row))
+
+    def _take_progress(self) -> int:
+        """Ask what is done and left of the run, for a checkpoint. Returns the minibatches done, in all ranks."""
+        done = torch.zeros(1, dtype=torch.float64)
+        if self.rank == 0:
+            self.progress = self.coordinator.progress()
+            done[0] = self.progress["done"]
+        return int(self.process.sum(done, what="closing an epoch"))
+
+    def _of_all(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """A row for the record of all pipelines: with the ranks' numbers among all of them."""
+        stages = [
+            {**entry, "ranks": [self.ranks[rank] for rank in entry["ranks"]]} for entry in row.get("stages") or ()
+        ]
+        return {**row, "pipeline": self.coordinator.pipeline, "stages": stages}
+
+    def _facts(self) -> dict[str, Any]:
+        left = self.progress["left"] if self.progress else {}
+        return {**super()._facts(), "left": {str(epoch): list(found) for epoch, found in left.items()}}

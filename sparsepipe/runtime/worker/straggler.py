@@ -1,0 +1,51 @@
+"""A rank that is made slow, or ends, at minibatches that the run's settings name: see sparsepipe/stragglers."""
+
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+
+from ...stragglers import Stragglers
+from ..config import RunConfig
+from ..processes.identity import Identity
+
+_MOST_IN_WORK = 4096  # minibatches of one rank: more than any plan has in flight
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """What the settings say of one rank, by its number over all pipelines."""
+
+    stragglers: Stragglers
+    rank: int
+    dies: bool = True  # at the minibatch of a kill: not once it was started again
+    _met: set[int] = field(
+        default_factory=set, repr=False
+    )  # minibatches in work, whose sleeps of fixed length are done
+
+    @classmethod
+    def of(cls, config: RunConfig, identity: Identity) -> "Straggler | None":
+        """What the settings of a run say of a process's rank; None where nothing is asked for."""
+        if not config.stragglers:
+            return None
+        rank = identity.ranks[identity.rank] if identity.ranks else identity.rank
+        return cls(Stragglers.parse(config.stragglers), rank, dies=identity.attempt == 0)
+
+    def begin(self, minibatch: int) -> None:
+        """Begin a minibatch, by its number among the pipeline's own: the process ends here where a kill is due."""
+        if self.dies and self.stragglers.kills(self.rank, minibatch):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def lag(self, minibatch: int, seconds: float) -> None:
+        """Take longer over work on a minibatch that took so many seconds.
+
+        What does not grow with them comes once, after a rank's first work on a minibatch.
+        """
+        extra = self.stragglers.extra_seconds(self.rank, minibatch, seconds)
+        if minibatch in self._met:
+            extra -= self.stragglers.extra_seconds(self.rank, minibatch, 0.0)
+        self._met.add(minibatch)
+        if len(self._met) > _MOST_IN_WORK:
+            self._met.remove(min(self._met))
+        if extra > 0:
+            time.sleep(extra)

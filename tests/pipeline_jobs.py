@@ -1,0 +1,101 @@
+"""Runs of several pipelines for tests: their ranks forked in one set of processes, their coordinator beside them."""
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from runtime_jobs import Result, plan_of, run_ranks
+
+from sparsepipe.files import read_rows
+from sparsepipe.host.python_path import python_command, python_environment
+from sparsepipe.launchers.prepare_pipelines import RESUME, prepare_pipelines
+from sparsepipe.pipelines import Pipelines
+from sparsepipe.replication import Arithmetic, parse_rule, rule_to_json
+from sparsepipe.runtime import RunConfig
+
+
+def pipelines_of(model: str, *ranks: Sequence[Sequence[int]], rule: str, cuts=None, **options) -> Pipelines:
+    """Cut a model's layers into a pipeline for each of `ranks`, whose entries are the stages'."""
+    plans = (plan_of(model, own, cuts=(cuts or {}).get(k), **options) for k, own in enumerate(ranks))
+    return Pipelines(tuple(plans), parse_rule(rule))
+
+
+class PipelinesResult(Result):
+    """What a run of several pipelines left."""
+
+    def of(self, k: int) -> Result:
+        return Result(self.folder / "pipelines" / str(k))
+
+    @property
+    def seen(self) -> dict[int, list[int]]:
+        """The minibatches of each epoch that were trained, by their places in its order."""
+        found: dict[int, list[int]] = {}
+        for row in self.rows("step"):
+            found.setdefault(row["epoch"], []).append(row["minibatch"])
+        return {epoch: sorted(own) for epoch, own in found.items()}
+
+    def lines(self, name: str) -> list[dict]:
+        return read_rows(self.folder / name)
+
+
+def run_pipelines(
+    folder: Path, plan: Pipelines, config: RunConfig, *, resume: bool = False, limit: float = 240
+) -> PipelinesResult:
+    """Run them to their end. Fails with the first traceback where a rank does."""
+    record, locks = prepare_pipelines(plan, config, run_dir=folder, resume=resume)
+    for lock in locks:
+        os.close(lock)
+    launch = str(time.time_ns())
+    options = ["--run-dir", str(record.folder), "--pipelines", str(len(plan.pipelines)), "--launch", launch]
+    options += ["--replication", json.dumps(rule_to_json(plan.replication)), "--seed", str(config.seed)]
+    if (record.folder / RESUME).exists():
+        options += ["--resume", str(record.folder / RESUME)]
+    commands = [python_command("sparsepipe.runtime.pipelines.service", *options)]
+    if plan.replication.arithmetic is Arithmetic.SERVER:
+        more = ("--run-dir", str(record.folder))
+        commands.append(python_command("sparsepipe.runtime.replication.between_pipelines", *more))
+    with (record.folder / "logs" / "coordinator.log").open("ab") as log:
+        beside = [subprocess.Popen(one, stdout=log, stderr=log, env=python_environment()) for one in commands]
+    more = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "SPARSEPIPE_LAUNCH": launch}
+    try:
+        run_ranks(_work, len(plan.ranks), record.folder, logs=folder, limit=limit, more=more)
+    finally:
+        for process in beside[::-1]:
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+    return PipelinesResult(record.folder)
+
+
+def identity_of(plan: Pipelines, number: int) -> tuple[int, int, Mapping[str, str]]:
+    """Return (pipeline, rank within it, what its launcher says in the environment) of a rank among all."""
+    k = next(k for k in range(len(plan.pipelines)) if number in plan.ranks_of(k))
+    ranks = plan.ranks_of(k)
+    rank = ranks.index(number)
+    told = {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(len(ranks)),
+        "LOCAL_WORLD_SIZE": str(len(ranks)),
+        "SPARSEPIPE_PIPELINE": str(k),
+        "SPARSEPIPE_RANKS": ",".join(map(str, ranks)),
+        "SPARSEPIPE_FIRST_RANK": str(plan.first_rank(k)),
+    }
+    return k, rank, told
+
+
+def _work(folder: Path, number: int) -> None:
+    """Take the part of one rank among all."""
+    from sparsepipe.files import read_json
+    from sparsepipe.runtime.worker.run import run
+
+    plan = Pipelines.load(folder / "plan.json")
+    k, _, told = identity_of(plan, sorted(plan.ranks)[number])
+    os.environ |= told
+    own = folder / "pipelines" / str(k)
+    run(own, plan.local(k), RunConfig.from_json(read_json(own / "config.json")))
