@@ -9,6 +9,7 @@ from pathlib import Path
 
 from runtime_jobs import Result, plan_of, run_ranks
 
+from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Link, Plan, Profile, Stage
 from sparsepipe.files import read_rows
 from sparsepipe.host.python_path import python_command, python_environment
 from sparsepipe.launchers.prepare_pipelines import RESUME, prepare_pipelines
@@ -99,3 +100,24 @@ def _work(folder: Path, number: int) -> None:
     os.environ |= told
     own = folder / "pipelines" / str(k)
     run(own, plan.local(k), RunConfig.from_json(read_json(own / "config.json")))
+
+
+def replayed_pipelines(
+    stages: Sequence[int], *, rule: str, seconds: float
+) -> tuple[Pipelines, RunConfig, Profile, Cluster]:
+    """Return a replay of pipelines of so many stages each, which take `seconds` over a minibatch in every stage."""
+    count = 12  # layers: whole for stages of 1, 2, 3
+    graph = LayerGraph.chain([Layer(f"l{k}", "", 1e3) for k in range(count)])
+    plans, first = [], 0
+    ids = [layer.id for layer in graph.layers]
+    for own in stages:
+        bounds = [round(k * count / own) for k in range(own + 1)]
+        cut = [tuple(ids[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
+        plans.append(Plan(tuple(Stage(layers, (first + k,)) for k, layers in enumerate(cut)), schedule="1f1b"))
+        first += own
+    each = seconds / count * max(stages)
+    cost = LayerCost((CostSample(1.0, each / 3, 2 * each / 3, 1e3),))
+    profile = Profile(graph, {"fast": (cost,) * count}, (1.0,))
+    cluster = Cluster.uniform(first, device_type="fast", link=Link(1e9, 1e-5))
+    config = RunConfig("chain", "nothing", engine="replay", batch_size=1, threads=1)
+    return Pipelines(tuple(plans), parse_rule(rule)), config, profile, cluster

@@ -96,6 +96,11 @@ def _check_together(plan: Pipelines, config: RunConfig) -> None:
                 f"{k} update after {', '.join(map(str, sorted(lengths)))} minibatches; choose a rule that averages "
                 "weights, such as partial-reduce, or a schedule that flushes"
             )
+    if plan.replication.arithmetic is Arithmetic.MEAN_GRADIENTS and config.precision == "float16":
+        raise InputError(
+            f"replication {plan.replication.name} averages gradients, which each pipeline scales by a factor of its "
+            "own with precision float16; use bfloat16, or a rule that averages weights, such as partial-reduce"
+        )
     if config.stragglers is not None:
         Stragglers.parse(config.stragglers).check(len(plan.ranks))
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ...plan import Plan
+from ...record.record_files import read_metrics
 from ...replication.base import Rule
 from ...schedule import check_runs
 from ..config import RunConfig
@@ -115,14 +116,17 @@ class PipelineWorker(Worker):
 
         Raises NoWeightsLeft where there is none and what was trained since the run began, or resumed, is lost.
         """
-        found = torch.zeros(2, dtype=torch.float64)
+        found = torch.zeros(3, dtype=torch.float64)
         if self.rank == 0:
             found[0] = bool(self.coordinator.live())
             found[1] = self.coordinator.progress()["done"] > (resumed_from.minibatches if resumed_from else 0)
+            metrics = self.run_of_all / "metrics.jsonl"
+            found[2] = metrics.exists() and bool(read_metrics(metrics, "summary"))  # the others have closed the run
         self.process.sum(found, what="joining the other pipelines")
-        if found[1] and not found[0]:
+        live, trained, closed = map(bool, found)
+        if trained and not live and not closed:
             raise NoWeightsLeft("no pipeline is left that has the newest weights; resume the run from its checkpoint")
-        return bool(found[0])
+        return live and not closed
 
     def _fetched(self, stage: int) -> Mapping[str, Any]:
         """Take a stage's layers from a live pipeline. Raises NoWeightsLeft where it has just ended."""

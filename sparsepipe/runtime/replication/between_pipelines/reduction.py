@@ -75,7 +75,7 @@ class Share:
             start = end
         self.versions[part.pipeline] = part.version
         complete = [name for name in part.names if len(self.come[name]) == len(self.merge.members)]
-        if len(complete) == len(self.come):
+        if complete and len(complete) == len(self.come):  # a stage may have nothing to average
             self._encode(complete, self._mean(slice(0, self.num_elements)))
         else:
             for name in complete:
