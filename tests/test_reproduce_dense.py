@@ -36,3 +36,4 @@ def test_their_settings_are_those_of_a_run():
         config = task.config(seed=3, minibatches=7)
         assert (config.seed, config.minibatches, config.threads) == (3, 7, 1)
         assert config.model in MODULE_NETWORKS and config.data == task.data
+        assert task.told == f"{task.name}: {task.model} on {task.data}, {config.optimizer} {config.learning_rate:g}"
