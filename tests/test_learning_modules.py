@@ -4,15 +4,17 @@ They are trained by the product's own processes, on data that are fetched once: 
 """
 
 import json
+from collections import Counter
 
 import pytest
 
-from sparsepipe.data import find
+from sparsepipe.data import IGNORED, find
 from sparsepipe.data.examples import open_examples
 from sparsepipe.errors import InputError
 from sparsepipe.launchers import launch
 from sparsepipe.losses.bleu import bleu_of_copies
 from sparsepipe.plan import Plan, Stage
+from sparsepipe.reproduce.dense import TASKS
 from sparsepipe.runtime import RunConfig
 from sparsepipe.runtime.workloads import layer_graph
 
@@ -46,6 +48,22 @@ def test_digits_are_read(strategy, tmp_path):
     config = config.replace(epochs=6, learning_rate_schedule="cosine")
     found = [validations(tmp_path, config.replace(seed=seed), PROCESSES[strategy])[-1]["accuracy"] for seed in range(2)]
     assert sum(found) / 2 >= 0.97, found
+
+
+def test_masked_words_are_found_better_than_by_the_most_frequent_one(tmp_path):
+    """Of pages of Wikipedia, in 2,000 subwords: BERT has learnt more than how often words occur."""
+    need("wikipedia-pages")
+    task = TASKS["masked words"]
+    held = open_examples(task.data, split="test", **task.data_args)
+    words = Counter(
+        word
+        for start in range(0, len(held), 64)
+        for word in held.batch(range(start, min(start + 64, len(held)))).target["words"].flatten().tolist()
+        if word != IGNORED
+    )
+    most = max(words.values()) / words.total()
+    found = validations(tmp_path, task.config(seed=0, minibatches=350, checkpoint_every=0), 2)[-1]["accuracy"]
+    assert found > 1.3 * most, (found, most)
 
 
 def test_translations_become_better_than_copies(tmp_path):
