@@ -190,7 +190,7 @@ def test_laws_of_any_pipelines_and_rules(data, rule, num_pipelines, seed):
         cuts = [0, *sorted(draw.sample(range(1, 5), draw.randint(0, 2))), 5]
         stages = []
         for a, b in zip(cuts, cuts[1:], strict=False):
-            count = draw.choice([1, 1, 2])
+            count = 1 if rule == "all-reduce" else draw.choice([1, 1, 2])  # else most do not go together
             stages.append(Stage(tuple(f"l{k}" for k in range(a, b)), tuple(range(first, first + count))))
             first += count
         schedule = draw.choice(["1f1b", "gpipe", "1f1b-flush", "zero-bubble"])
@@ -246,6 +246,23 @@ def test_stragglers_that_cannot_be_simulated_are_told():
         simulate(plan, network(2), Cluster.uniform(2, device_type="d"), [1] * 9, stragglers=kill)
     with pytest.raises(InputError, match="restart_seconds"):
         simulate_pipelines(pipelines, network(2), cluster, [1] * 20, restart_seconds=-1)
+
+
+@pytest.mark.parametrize(
+    ("stages", "settings"),
+    [
+        ((Stage(("l0",), (0, 1)), Stage(("l1",), (2,))), {}),
+        ((Stage(("l0",), (0, 1)), Stage(("l1",), (2,))), {"schedule": "gpipe", "num_microbatches": 3}),
+    ],
+)
+def test_gradients_of_parts_of_a_unit_cannot_be_averaged(stages, settings):
+    """A stage that steps more often than another, or steps within a round of the replicas."""
+    plans = Plan(stages, **settings), Plan((Stage(("l0", "l1"), (3,)),), **settings)
+    cluster = Cluster.uniform(4, device_type="d")
+    with pytest.raises(InputError, match="replication all-reduce averages gradients before every step") as error:
+        simulate_pipelines(Pipelines(plans, parse_rule("all-reduce")), network(2), cluster, [1] * 9)
+    assert "pipeline 0" in str(error.value) and "\n" not in str(error.value)
+    assert simulate_pipelines(Pipelines(plans, parse_rule("partial-reduce")), network(2), cluster, [1] * 9).group_sizes
 
 
 OF_WEIGHTS = [rule for rule in RULES_TO_TRY if rule != "all-reduce"]

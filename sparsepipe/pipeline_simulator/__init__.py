@@ -13,7 +13,7 @@ from ..fields import number
 from ..forecast import steady_rate
 from ..pipelines import Pipelines
 from ..profile import Profile
-from ..replication import rule_text
+from ..schedule import check_rule
 from ..simulator import collector_paused
 from ..stragglers import Stragglers
 from ..trace import Span, Trace
@@ -45,7 +45,7 @@ def simulate_pipelines(
     stragglers of ranks that are not there, and for a kill where the rule averages gradients: it ends the job.
     """
     number(restart_seconds, "restart_seconds")
-    pipelines.check(profile.graph, cluster)
+    check_rule(pipelines.check(profile.graph, cluster))
     if stragglers is not None:
         stragglers.check(max(pipelines.ranks) + 1)
         stragglers = stragglers if stragglers.parts else None
@@ -67,7 +67,7 @@ def simulate_pipelines(
         ranks = [list(pipelines.ranks_of(k)) for k in range(len(paces))]
     return PipelinesForecast(
         Trace(tuple(spans), "simulated", {"pipelines": ranks}),
-        rule_text(pipelines.replication),
+        pipelines.replication,
         paces,
         dict(found.group_sizes),
         dict(found.staleness),

@@ -3,13 +3,12 @@
 import heapq
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from math import lcm
 from typing import Any, NamedTuple, Protocol
 
 from ..cluster import Cluster
 from ..plan import Plan
 from ..profile import Profile
-from ..schedule import Action, Op, compile, refuse_stuck, round_length
+from ..schedule import Action, Op, compile, refuse_stuck, round_length, unit_length
 from ..simulator import BACKWARD, CODES, FORWARD, UPDATE, WEIGHT, Port, RankState, Simulation
 from ..stragglers import Stragglers
 from ..trace import Span
@@ -85,9 +84,8 @@ class Member(Simulation):
         self.number, self.others, self.stragglers, self.averages = number, others, stragglers, averages
         self.transfers.ports = ports  # several pipelines share those of a node
         stages = range(len(plan.stages))
-        rounds = [round_length(plan, s) for s in stages]
-        self.whole = lcm(*rounds, *(stage.round for stage in plan.stages))
-        self.rounds = rounds
+        self.whole = unit_length(plan)
+        self.rounds = [round_length(plan, s) for s in stages]
         self.first = next(s for s in stages if self.program.source(s, Op.FORWARD) is None)
         self.leader = len(plan.stages) - 1  # the stage whose first replica contributes: the first to finish an update
         self.arrivals[FORWARD][self.first] = [None] * len(sizes)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..replication import Rule, rule_to_json
 from ..trace import Trace
 
 CAUSES = ("group", "exchange", "bound", "straggler")
@@ -38,7 +39,7 @@ class PipelinesForecast:
     """Pipelines simulated together, in numbers. The merge of all at a run's end is not in it."""
 
     trace: Trace  # of all ranks; minibatches by their numbers in the epoch
-    rule: str  # as the command line takes it
+    rule: Rule
     pipelines: tuple[PipelinePace, ...]
     group_sizes: Mapping[int, int]  # members of a merge → how many merges
     staleness: Mapping[int, int]  # updates of a pipeline from its contribution to taking the result → how often
@@ -74,7 +75,8 @@ class PipelinesForecast:
             "own_pace": self.own_pace,
             "bubble_fraction": self.trace.bubble_fraction,
             "replication": {
-                "rule": self.rule,
+                "rule": self.rule.name,
+                "options": rule_to_json(self.rule)["options"],
                 "group_sizes": {str(size): count for size, count in sorted(self.group_sizes.items())},
                 "mean_group_size": self.mean_group_size,
                 "staleness": {str(updates): count for updates, count in sorted(self.staleness.items())},

@@ -7,6 +7,7 @@
     list_scheduler.py, steps.py what they share: an order found by timing; one of a step, repeated step by step
     program.py                  a plan compiled: all that the simulator, the runtime and the memory estimate ask
     check.py                    whether a program deadlocks
+    units.py                    minibatches that several pipelines take, and average after, together
 
 A round is `num_microbatches` minibatches for schedules that flush, and for asynchronous ones the minibatches after
 which every replica of that stage has had its share (1 without replication), `accumulation` times.
@@ -21,6 +22,7 @@ from .check import check_runs, refuse_stuck
 from .interleaved import steady_period
 from .program import Held, Program, compile, compile_until_steady
 from .rounds import lookahead, round_length, together, warmup
+from .units import check_rule, unit_length
 from .zero_bubble import weights_share
 
 SCHEDULES: Mapping[str, str] = {name: rules.summary for name, rules in SCHEDULE_RULES.items()}
@@ -43,6 +45,7 @@ __all__ = [
     "Op",
     "Program",
     "actions",
+    "check_rule",
     "check_runs",
     "compile",
     "compile_until_steady",
@@ -54,6 +57,7 @@ __all__ = [
     "round_length",
     "steady_period",
     "together",
+    "unit_length",
     "warmup",
     "weights_share",
 ]
