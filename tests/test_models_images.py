@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from sparsepipe.data.examples import open_examples
 from sparsepipe.errors import InputError
 from sparsepipe.models import MODULE_NETWORKS, NETWORKS
 from sparsepipe.models.images import IMAGE_NETWORKS
@@ -134,26 +133,3 @@ def test_initial_weights_are_drawn_as_documented(name, args, path, deviation):
     assert float(weight.std()) == pytest.approx(deviation, rel=0.03)
     norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
     assert all(bool((norm.weight == 1).all() and (norm.bias == 0).all()) for norm in norms)
-
-
-def test_digits_are_learned():
-    """The last of every five of 5,000 digits, after eight epochs over the others: half a minute of one core."""
-    try:
-        training, held_out = (open_examples("mnist-5k", split=split, cache="off") for split in ("train", "test"))
-    except InputError as error:
-        pytest.skip(f"{error}: sparsepipe data fetch mnist-5k, its folder's parent in SPARSEPIPE_DATA")
-    torch.manual_seed(0)
-    network = built("mnist-convnet", **training.facts)
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
-    everything = training.batch(range(len(training)))
-    minibatches = [chosen for _ in range(8) for chosen in torch.randperm(len(training)).split(32)]
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, len(minibatches))
-    for chosen in minibatches:
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(network(everything.inputs[chosen]), everything.target[chosen]).backward()
-        optimizer.step()
-        schedule.step()
-    batch = held_out.batch(range(len(held_out)))
-    with torch.no_grad():
-        found = network.eval()(batch.inputs).argmax(1)
-    assert float((found == batch.target).double().mean()) >= 0.97
