@@ -11,13 +11,16 @@ from ...host.python_path import python_command
 from ...runtime.__main__ import work
 
 LOOPBACK = "127.0.0.1"
-_NEEDED = ("runtime.worker.run", "runtime.workloads.learning", "engines.native")  # by most runs
+_NEEDED = (  # by most runs, sooner or later
+    *("sparsepipe.runtime.worker.run", "sparsepipe.runtime.workloads.learning", "sparsepipe.engines.native"),
+    "torch.distributed.checkpoint",  # half a second, which each worker would take at its first checkpoint
+)
 
 
 def bring_in() -> None:
     """Import what workers need, before they are forked: none of them waits for torch."""
     for module in _NEEDED:
-        import_module(f"sparsepipe.{module}")
+        import_module(module)
 
 
 class Workers:
