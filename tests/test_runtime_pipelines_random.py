@@ -166,9 +166,10 @@ class Pipeline:
         unit = []
         most = task.most
         while places < most:
-            minibatch = yield from self.until_answered("take_minibatch", task=task.number, place=places)
-            if minibatch is None:
+            known = yield from self.until_answered("take_minibatch", task=task.number, place=places)
+            if not known:
                 break
+            minibatch = known[0]
             if not unit and places:
                 assert self.run.state.merges.may_begin(self.number), "the rule's bound holds"
             self.run.held(self, task.epoch, minibatch, places)
@@ -182,13 +183,13 @@ class Pipeline:
                 yield from self.average(update)
         assert not unit, "a unit is whole"
         assert places and (places % self.whole == 0 or places == most < self.whole)
-        assert self.ask("take_minibatch", task=task.number, place=places) is None
+        assert self.ask("take_minibatch", task=task.number, place=places) == []
 
     def finish(self, task, unit):
         if self.run.draw.random() < 0.1:  # a rank that is through before another
             assert self.ask("next_task", number=task.number + 1) is WAIT
         for place in self.run.draw.sample(unit, len(unit)):
-            minibatch = self.ask("take_minibatch", task=task.number, place=place)
+            minibatch = self.ask("take_minibatch", task=task.number, place=place)[0]
             self.ask("done", task=task.number, place=place, row={"loss": 1.0, "samples": 2})
             self.run.finished(self, task.epoch, minibatch)
             yield True

@@ -219,7 +219,7 @@ def test_strangers_cost_nothing_but_their_own_connections(tmp_path) -> None:
 
 def test_a_rank_that_says_what_is_no_request_is_shut_out_alone(tmp_path) -> None:
     run_dir, draw = tmp_path / "run", random.Random(3)
-    good = line_of({"id": 1, "call": "live", "wait": 0.0, "given": {}})
+    good = line_of({"id": 1, "call": "live", "wait": 0.0, "given": {}, "done": []})
     with serving(run_dir) as process, connected(run_dir, 1) as (client,):
         address = CoordinatorAddress.read(run_dir)
         hello = {"pipeline": 0, "rank": -1, "attempt": 0}  # whose end is not its pipeline's
@@ -230,15 +230,19 @@ def test_a_rank_that_says_what_is_no_request_is_shut_out_alone(tmp_path) -> None
             own = Connection(address, hello, deadline=time.monotonic() + 30)
             with closing(own), suppress(OSError, InputError):
                 own._socket.sendall(line)
-                own.request({"id": 2, "call": "live", "wait": 0.0, "given": {}}, deadline=time.monotonic() + 0.05)
+                own.request(
+                    {"id": 2, "call": "live", "wait": 0.0, "given": {}, "done": []}, deadline=time.monotonic() + 0.05
+                )
         for call, given in (("take_minibatch", {"task": -1, "place": 0}), ("take_minibatch", {}), ("none", {})):
             own = Connection(address, hello, deadline=time.monotonic() + 30)
             with closing(own):
-                asked = {"id": 2, "call": call, "wait": 0.0, "given": given}
+                asked = {"id": 2, "call": call, "wait": 0.0, "given": given, "done": []}
                 assert own.request(asked, deadline=time.monotonic() + 30)["error"] == "refused"
         nobody = Connection(address, {**hello, "pipeline": -7}, deadline=time.monotonic() + 30)
         with closing(nobody), pytest.raises(OSError):
-            nobody.request({"id": 2, "call": "live", "wait": 0.0, "given": {}}, deadline=time.monotonic() + 30)
+            nobody.request(
+                {"id": 2, "call": "live", "wait": 0.0, "given": {}, "done": []}, deadline=time.monotonic() + 30
+            )
         time.sleep(1)
         assert client.next_task(0).kind is Kind.TRAIN and process.poll() is None
 

@@ -27,6 +27,12 @@ def asks(state, call, who=0, attempt=0, now=0.0, **given):
     return state.ask(Request(call, who, 0, attempt, given), now=now)
 
 
+def takes(state, who, *places):
+    """The first of each answer: the minibatch at that place; None: there is none."""
+    answers = [asks(state, "take_minibatch", who, task=0, place=place) for place in places]
+    return [answer[0] if answer else None for answer in answers]
+
+
 def begun(num_pipelines=2, *, rule=None, whole=2, epoch=7, total=14):
     state = RunState(RunOfPipelines(num_pipelines, rule))
     for k in range(num_pipelines):
@@ -39,8 +45,8 @@ def test_an_epoch_by_hand() -> None:
     state = begun()
     assert asks(state, "next_task", 0, number=0) == (0, Kind.TRAIN, 0, 6, 0)
     assert asks(state, "next_task", 1, number=0) == (0, Kind.TRAIN, 0, 4, 0)
-    assert [asks(state, "take_minibatch", 0, task=0, place=place) for place in (1, 0, 2, 3)] == [1, 0, 4, 5]
-    assert [asks(state, "take_minibatch", 1, task=0, place=place) for place in (0, 1, 2, 0)] == [2, 3, None, 2]
+    assert takes(state, 0, 1, 0, 2, 3) == [1, 0, 4, 5]
+    assert takes(state, 1, 0, 1, 2, 0) == [2, 3, None, 2]
     for place in (0, 1):
         asks(state, "done", 1, task=0, place=place, row={})
     assert asks(state, "next_task", 1, number=1) == (1, Kind.TRAIN, 0, 1, 1)
@@ -58,7 +64,7 @@ def test_what_one_that_died_had_is_handed_out_first() -> None:
     asks(state, "take_minibatch", 0, task=0, place=3)
     asks(state, "done", 0, task=0, place=0, row={})
     asks(state, "leave", 0)
-    assert [asks(state, "take_minibatch", 1, task=0, place=place) for place in range(8)] == [2, 3, 1, 4, 5, 6, 7, 8]
+    assert takes(state, 1, *range(8)) == [2, 3, 1, 4, 5, 6, 7, 8]
     with pytest.raises(GivenUp, match="attempt 0 of pipeline 0"):
         asks(state, "done", 0, task=0, place=1, row={})
     asks(state, "begin", 0, 1, whole=2, num_holders=1, epoch_minibatches=20, total_minibatches=20)

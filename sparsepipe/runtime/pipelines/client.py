@@ -21,6 +21,7 @@ from .messages import GIVEN_UP, INPUT, MOST_BYTES, line_of, parsed, read_answer
 from .proof import NONCE_BYTES, PROOF_BYTES, confirmation, nonce, reply
 
 _LONGEST_WAIT = 5.0  # seconds that one request stays unanswered; then it is made again
+_DONE_LATEST = 0.2  # seconds for which what is done is kept to go with another request
 _PAUSE = 0.05  # before the coordinator is looked for again
 _READ_BYTES = 2**16
 
@@ -98,6 +99,9 @@ class CoordinatorClient:
         self._lock = threading.Lock()
         self._idle: list[Connection] = []
         self._requests = 0
+        self._places: dict[tuple[int, int], int] = {}  # (task, place) → minibatch, as far as it was told
+        self._done: list[dict[str, Any]] = []  # not said yet
+        self._done_since = 0.0
         self._closed = False
         self.num_pipelines = self._first_look()
 
@@ -131,11 +135,28 @@ class CoordinatorClient:
         return found
 
     def take_minibatch(self, task: int, place: int) -> int | None:
-        found: int | None = self._ask("take_minibatch", task=task, place=place)
-        return found
+        with self._lock:
+            known = self._places.get((task, place))
+        if known is not None:
+            return known
+        found: list[int] = self._ask("take_minibatch", task=task, place=place)
+        with self._lock:
+            for old in [key for key in self._places if key[0] < task - 1]:
+                del self._places[old]
+            self._places |= {(task, place + k): minibatch for k, minibatch in enumerate(found)}
+        return found[0] if found else None
 
     def done(self, task: int, place: int, row: Mapping[str, Any]) -> None:
-        self._ask("done", task=task, place=place, row=row)
+        """As `Coordinator.done`; it is said with the next request of any kind, soon at the latest."""
+        given = {"task": task, "place": place, "row": row}
+        with self._lock:
+            if not self._done:
+                self._done_since = time.monotonic()
+            soon = time.monotonic() - self._done_since < _DONE_LATEST
+            if soon:
+                self._done.append(given)
+        if not soon:
+            self._ask("done", task=task, place=place, row=row)
 
     def closed(self, epoch: int, row: Mapping[str, Any]) -> None:
         self._ask("closed", epoch=epoch, row=row)
@@ -192,7 +213,8 @@ class CoordinatorClient:
         """Make a request until a coordinator answers it. Raises DeadlinePassed where none is found in time."""
         with self._lock:
             self._requests += 1
-            message = {"id": self._requests, "call": call, "wait": wait, "given": given}
+            message = {"id": self._requests, "call": call, "wait": wait, "given": given, "done": self._done}
+            self._done = []
         searched: float | None = None  # until when another is looked for
         while True:
             try:

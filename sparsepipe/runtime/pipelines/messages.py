@@ -61,7 +61,7 @@ _GIVEN: Mapping[str, Mapping[str, Check]] = {
     "merged": {"merge": _count, "facts": _object},
     "last_merge": {"update": _count},
 }
-_REQUEST = fields({"id": _count, "call": text, "wait": number, "given": _object})
+_REQUEST = fields({"id": _count, "call": text, "wait": number, "given": _object, "done": each(_object)})
 _HELLO = fields({"pipeline": _pipeline, "rank": lambda value, what: integer(value, what, least=-1), "attempt": _count})
 
 
@@ -83,7 +83,7 @@ def read_hello(line: bytes) -> tuple[int, int, int]:
 def read_request(line: bytes) -> dict[str, Any]:
     """Return a request as it was sent, its id, call and wait checked. Raises InputError."""
     told = _REQUEST(parsed(line), "request")
-    return {name: told[name] for name in ("id", "call", "given")} | {"wait": min(told["wait"], MOST_WAIT)}
+    return {name: told[name] for name in ("id", "call", "given", "done")} | {"wait": min(told["wait"], MOST_WAIT)}
 
 
 def read_given(call: str, given: Any) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def read_given(call: str, given: Any) -> dict[str, Any]:
 
 def line_of(message: Mapping[str, Any]) -> bytes:
     """Write a message."""
-    return json.dumps(message, default=_plain, separators=(",", ":")).encode() + b"\n"
+    return _ENCODER.encode(message).encode() + b"\n"
 
 
 def _plain(value: Any) -> Any:
@@ -126,6 +126,7 @@ def _read_holders(answer: Any) -> tuple[Holder, ...]:
     return tuple(_holder(holder, "holders") for holder in answer)
 
 
+_ENCODER = json.JSONEncoder(default=_plain, separators=(",", ":"))
 _ANSWERS: Mapping[str, Callable[[Any], Any]] = {
     "next_task": _read_task,
     "merge_of": _read_merge,

@@ -42,9 +42,8 @@ class _Parked:
 
     peer: Peer
     id: int
-    request: Request
-    row: dict[str, Any]
-    until: float
+    call: str
+    given: dict[str, Any]
 
 
 class Service:
@@ -67,18 +66,18 @@ class Service:
         self._connections[peer.who] += 1
 
     def said(self, peer: Peer, line: bytes) -> None:
-        assert peer.who is not None
-        pipeline, rank, attempt = peer.who
         told = read_request(line)
-        row = {"call": told["call"], "pipeline": pipeline, "rank": rank, "attempt": attempt, "given": told["given"]}
-        try:
-            request = Request(told["call"], pipeline, rank, attempt, read_given(told["call"], told["given"]))
-        except InputError as error:
-            peer.send(line_of({"id": told["id"], "error": REFUSED, "message": str(error)}))
-            return
-        parked = _Parked(peer, told["id"], request, row, time.monotonic() + told["wait"])
         before = self._state.changes.version
-        if not self._answered(parked):
+        for given in told["done"]:
+            found = self._ask(peer, "done", given)
+            if "error" in found:
+                break
+        else:
+            found = self._ask(peer, told["call"], told["given"])
+        if found:
+            peer.send(line_of({"id": told["id"], **found}))
+        else:
+            parked = _Parked(peer, told["id"], told["call"], told["given"])
             self._parked.append(parked)
             asyncio.get_running_loop().call_later(told["wait"], self._let_go, parked)
         self._after_change(before)
@@ -91,24 +90,35 @@ class Service:
             del self._connections[peer.who]
             asyncio.get_running_loop().call_later(_GRACE, self._give_up, peer.who)
 
-    def _answered(self, asked: _Parked) -> bool:
-        """Ask the state; send the answer if there is one. What changed is in the journal before."""
-        before, now = self._state.changes.version, self.now()
-        answer: dict[str, Any] = {"id": asked.id}
+    def _ask(self, peer: Peer, call: str, given: Any) -> dict[str, Any]:
+        """Ask the state; return its answer or error, empty where there is none yet. What changed is in the journal."""
+        assert peer.who is not None
+        pipeline, rank, attempt = peer.who
         try:
-            found = self._state.ask(asked.request, now=now)
-            if found is not WAIT:
-                answer["answer"] = found
-        except GivenUp as error:
-            answer |= {"error": GIVEN_UP, "message": str(error)}
+            request = Request(call, pipeline, rank, attempt, read_given(call, given))
         except InputError as error:
-            answer |= {"error": INPUT, "message": str(error)}
+            return {"error": REFUSED, "message": str(error)}
+        before, now, found = self._state.changes.version, self.now(), {}
+        try:
+            answer = self._state.ask(request, now=now)
+            if answer is not WAIT:
+                found = {"answer": answer}
+        except GivenUp as error:
+            found = {"error": GIVEN_UP, "message": str(error)}
+        except InputError as error:
+            found = {"error": INPUT, "message": str(error)}
         except RuntimeError as error:
-            answer |= {"error": REFUSED, "message": str(error)}
-        self._keep(before, {"now": now, **asked.row})
-        if len(answer) > 1:
-            asked.peer.send(line_of(answer))
-        return len(answer) > 1
+            found = {"error": REFUSED, "message": str(error)}
+        row = {"now": now, "call": call, "pipeline": pipeline, "rank": rank, "attempt": attempt, "given": given}
+        self._keep(before, row)
+        return found
+
+    def _answered(self, parked: _Parked) -> bool:
+        """Ask again for one that waits, and answer it where that can be done now."""
+        found = self._ask(parked.peer, parked.call, parked.given)
+        if found:
+            parked.peer.send(line_of({"id": parked.id, **found}))
+        return bool(found)
 
     def _keep(self, before: int, row: dict[str, Any]) -> None:
         if self._state.changes.version != before:

@@ -189,7 +189,7 @@ class RunState:
         self._decide_last()  # who is past it is not waited for
         return found
 
-    def _take_minibatch(self, member: Member, request: Request) -> int | None | Wait:
+    def _take_minibatch(self, member: Member, request: Request) -> list[int] | Wait:
         return self._work.take_minibatch(member, request.given["task"], request.given["place"])
 
     def _done(self, member: Member, request: Request) -> None:

@@ -11,6 +11,8 @@ from .merges import Merges
 from .minibatch_queue import MinibatchQueue
 from .tallies import Tallies
 
+_MOST_AT_ONCE = 256  # minibatches in an answer
+
 
 class Wait:
     """There is no answer yet."""
@@ -130,21 +132,21 @@ class Work:
 
     # --- minibatches -------------------------------------------------------------------------------------------------
 
-    def take_minibatch(self, member: Member, number: int, place: int) -> int | None | Wait:
-        """Return the minibatch at a place of a task, None beyond its end."""
+    def take_minibatch(self, member: Member, number: int, place: int) -> list[int] | Wait:
+        """Return the minibatch at a place of a task and those after it that the pipeline has; none beyond its end."""
         task = _training(member, number)
         places = member.places[number]
         while place >= len(places):
             if len(places) >= task.most or number in member.ended:
-                return None
+                return []
             if self.stopped or self.queue.num_waiting(task.epoch) < member.whole:
                 member.ended.add(number)
                 self._changes.note()
-                return None
+                return []
             if not self._may_begin(member):
                 return WAIT
             self._take(member, task, member.whole)
-        return places[place]
+        return places[place : place + _MOST_AT_ONCE]
 
     def _take(self, member: Member, task: Task, count: int) -> None:
         places = member.places[task.number]
