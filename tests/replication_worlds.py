@@ -224,9 +224,8 @@ class Laws:
 
     def partial_reduce(self, merge: Merge):
         assert set(merge.weights) == {1 / len(merge.members)}
-        _, most = self.rule.limits
         if not (self.world.late or merge.forced):
-            assert self.waited(merge)[0] <= most + 1e-9
+            assert self.waited(merge)[0] <= self.longest_budget(merge) + 1e-9
         nodes = [(member, self.life[member]) for member in merge.members]
         self.edges += [(nodes[0], node) for node in nodes[1:]]
         self.contributions += len(nodes)
@@ -235,6 +234,15 @@ class Laws:
             self.edges, self.contributions, self.most_live = [], 0, len(self.world.live)
         else:
             assert not merge.forced
+
+    def longest_budget(self, merge: Merge) -> float:
+        """Seconds that the first of a group may wait."""
+        if self.rule.wait is not None:
+            return self.rule.limits(self.rule.wait)[1]
+        facts = self.world.facts
+        time, first = min((facts[pair][0], pair) for pair in zip(merge.members, merge.contributions, strict=True))
+        before = (first[0], first[1] - 1)
+        return self.rule.share * (time - facts[before][0]) if before in facts else 0.0
 
     def connected(self):
         neighbours = defaultdict(set)
