@@ -16,7 +16,7 @@ from sparsepipe.runtime.pipelines.base import Holder
 from sparsepipe.runtime.processes.process import Process
 from sparsepipe.runtime.replication.alone import Alone
 from sparsepipe.runtime.replication.base import Replication
-from sparsepipe.runtime.replication.between_pipelines.opening import open_averager
+from sparsepipe.runtime.replication.between_pipelines.opening import open_averagers
 from sparsepipe.runtime.stages.position import Position
 from sparsepipe.runtime.training_state.optimizer import optimizer
 from sparsepipe.runtime.training_state.weights import Weights
@@ -214,7 +214,8 @@ class Trained:
             )
             for rank, (first, last) in enumerate(zip(bounds, bounds[1:], strict=False))
         ]
-        self.averagers = [open_averager(self.client, board.rule, one, timeout=timeout) for one in self.stages]
+        opened = (open_averagers(self.client, board.rule, [one], timeout=timeout) for one in self.stages)
+        self.averagers = [averager for (averager,) in opened]  # each stage is a rank
         self.update = 0
 
     def step(self, gradient: Callable[[str, Tensor], Tensor], *, samples: int = 4, rate: float = 0.1) -> None:

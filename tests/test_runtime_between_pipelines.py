@@ -4,11 +4,12 @@ import zlib
 
 import pytest
 import torch
-from exchanging_pipelines import Board, Trained, at_once
+from exchanging_pipelines import TIMEOUT, Board, Trained, at_once, stage
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sparsepipe.replication import RULES
+from sparsepipe.runtime.replication.between_pipelines.opening import open_averagers
 
 SIZES = ((3, 5), (7,), (2, 3, 4), (1,), (11, 13))
 
@@ -273,3 +274,37 @@ def test_bits_depend_on_no_cuts(data):
         assert same_bits(one.weights(), other.weights()) and same_bits(one.buffers(), other.buffers())
         assert same_bits(one.weights(), unlike[0].weights())
     assert all(facts["applied"] for _, _, facts in board.facts)
+
+
+@pytest.mark.parametrize("rule", [RULES["all-reduce"](), RULES["local-sgd"](every=1, overlap=False), RULES["quorum"]()])
+def test_stages_of_one_rank_come_to_an_update_one_after_the_other(rule):
+    """Interleaved, in one thread, the last stage last, while the other pipeline has all layers in one stage."""
+    layers, weights, _ = network(12)
+    board = Board(rule, 2, num_holders={0: 3, 1: 1})
+    parts = [stage(layers[:2], weights, {}, is_last=False), stage(layers[2:3], weights, {}, is_last=False)]
+    parts.append(stage(layers[3:], weights, {}))
+    averagers = open_averagers(board.of(0), rule, parts, timeout=TIMEOUT)
+    other = Trained(board, 1, layers, weights)
+
+    def run():
+        for update in range(5):
+            for replica, averager in zip(parts, averagers, strict=True):
+                gradients = [torch.ones_like(weight) for weight in replica.weights.newest.tensors.values()]
+                replica.weights.update(averager.before_step(gradients, update, samples=4), 0.1)
+                averager.after_step(update, samples=4)
+        for averager in averagers:
+            averager.finish()
+
+    def run_other():
+        for _ in range(5):
+            other.step(lambda name, weight: 2 * torch.ones_like(weight))
+        other.finish()
+
+    try:
+        at_once(run, run_other)
+    finally:
+        for one in (*averagers, other):
+            one.close()
+    found = {name: t.detach() for one in parts for name, t in one.weights.newest.tensors.items()}
+    assert same_bits(found, other.weights())
+    close(found, {name: weight - 5 * 0.15 for name, weight in weights.items()})

@@ -15,7 +15,7 @@ from test_runtime_between_pipelines import close, gradients_of, mean_of, network
 from sparsepipe.replication import RULES
 from sparsepipe.replication.base import SERVER
 from sparsepipe.runtime.pipelines.base import Holder
-from sparsepipe.runtime.replication.between_pipelines.opening import open_averager
+from sparsepipe.runtime.replication.between_pipelines.opening import open_averagers
 from sparsepipe.runtime.replication.between_pipelines.parameter_server import Store
 from sparsepipe.runtime.replication.between_pipelines.server import Server
 from sparsepipe.runtime.replication.between_pipelines.state import fetch_state
@@ -269,7 +269,7 @@ def test_all_replicas_of_a_stage_take_what_the_first_exchanges(rule):
     replicas = [
         stage(layers, weights, buffers, rank=rank, ranks=(1, 0), replication=together.of(rank)) for rank in range(2)
     ]
-    averagers = [open_averager(board.of(0), rule, replica, timeout=TIMEOUT) for replica in replicas]
+    averagers = [open_averagers(board.of(0), rule, [replica], timeout=TIMEOUT)[0] for replica in replicas]
     other = Trained(board, 1, layers, {name: weight + 1 for name, weight in weights.items()}, buffers)
 
     def run(rank):

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...pipelines.base import Coordinator
+from .contributions import Contributions
 from .mean_weights import MeanWeights
 from .merging import Merging
 from .pair import Offer
@@ -13,32 +13,6 @@ from .reduction import Reductions
 from .server import Server
 from .state import StateDesk
 from .under_way import UnderWay
-
-
-@dataclass(eq=False)
-class Contributions:
-    """After which updates a pipeline contributes: its last stage's first replica decides, the others ask."""
-
-    coordinator: Coordinator
-    every: int
-    leads: bool
-    _samples: int = 0
-
-    def number(self, update: int, *, samples: int, busy: bool) -> int | None:
-        """Return the number of the contribution after an update, None where there is none.
-
-        `samples` have been trained on since the last call; `busy`: the last contribution has no outcome yet.
-        """
-        self._samples += samples
-        if (update + 1) % self.every:
-            return None
-        if not self.leads:
-            return self.coordinator.contribution(update)
-        if busy:
-            self.coordinator.pass_over(update)
-            return None
-        samples, self._samples = self._samples, 0
-        return self.coordinator.contribute(update, samples=samples)
 
 
 @dataclass(eq=False)

@@ -10,7 +10,8 @@ from torch import Tensor
 from ....replication.base import Merge
 from ...failures import DeadlinePassed
 from ...pipelines.base import Coordinator
-from .exchanging import Contributions, Waited
+from .contributions import Contributions
+from .exchanging import Waited
 from .held import Held
 from .mean import Mean, MeanExchange
 from .merging import distance, of_weights
@@ -66,7 +67,7 @@ class GradientAverager:
     def before_step(self, gradients: list[Tensor], update: int, *, samples: int) -> list[Tensor]:
         found: Tensor | None = None
         if self._exchanging is not None:
-            number = self._contributions.number(update, samples=samples, busy=False)
+            number = self._contributions.number(update, samples=samples)
             if number is not None:
                 found = self._mean(self._exchanging.gradients, number, update, gradients)
         told = self._held.told(found)

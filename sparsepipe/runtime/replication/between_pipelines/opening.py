@@ -1,6 +1,6 @@
-"""Open a stage replica's part in the averages between pipelines: what a rule's arithmetic needs, and a port for it."""
+"""Open the part of a rank's stages in the averages between pipelines: what a rule's arithmetic needs, and a port."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import cast
 
@@ -8,8 +8,9 @@ from torch import Tensor
 
 from ....replication.base import Arithmetic, Rule
 from ...pipelines.base import Averager, Coordinator, Holder
+from .contributions import Contributions
 from .encodings import EightBits, Encoding, Exact
-from .exchanging import Contributions, Exchanging
+from .exchanging import Exchanging
 from .gradient_averager import ExchangingGradients, GradientAverager
 from .held import Held, Replica
 from .mean import MeanExchange
@@ -28,21 +29,31 @@ from .under_way import UnderWay
 _LAST = "last"  # the request for a part of the mean that a run ends with
 
 
-def open_averager(coordinator: Coordinator, rule: Rule, replica: Replica, *, timeout: float) -> Averager:
-    """Open the averager of a stage replica that has the weights it begins with.
+def open_averagers(
+    coordinator: Coordinator, rule: Rule, replicas: Sequence[Replica], *, timeout: float
+) -> list[Averager]:
+    """Open the averagers of all stages of this rank, which have the weights they begin with.
 
-    All replicas of a stage open one. The first exchanges for all of them: it listens for the ranks of other pipelines,
+    All replicas of a stage have one. The first exchanges for all of them: it listens for the ranks of other pipelines,
     and the coordinator knows it from here on as the holder of its stage's layers. `timeout`: seconds, the longest wait
     for another rank.
     """
-    return _Opening(coordinator, rule, replica, timeout).open()
+    contributions = Contributions(coordinator, rule.every, leads=any(map(_leads, replicas)))
+    return [_Opening(coordinator, rule, replica, contributions, timeout).open() for replica in replicas]
+
+
+def _leads(replica: Replica) -> bool:
+    return replica.runner.is_last and replica.writes
 
 
 class _Opening:
     """The parts of an averager, put together."""
 
-    def __init__(self, coordinator: Coordinator, rule: Rule, replica: Replica, timeout: float) -> None:
+    def __init__(
+        self, coordinator: Coordinator, rule: Rule, replica: Replica, contributions: Contributions, timeout: float
+    ) -> None:
         self._coordinator, self._rule, self._replica, self._timeout = coordinator, rule, replica, timeout
+        self._contributions = contributions
         self._held = Held(replica)
         self._layout = self._held.layout
         self._peers = Peers(coordinator, self._layout.sizes)
@@ -63,8 +74,8 @@ class _Opening:
             gradients, last = self._mean_exchange("reduce", Exact()), self._mean_exchange(_LAST, Exact())
             desk = self._desk(self._replica.tensors)
             exchanging = ExchangingGradients(gradients, last, desk, self._listen(), self._peers)
-        contributions = self._contributions()
-        return GradientAverager(self._coordinator, self._held, contributions, exchanging, timeout=self._timeout)
+        parts = (self._coordinator, self._held, self._contributions, exchanging)
+        return GradientAverager(*parts, timeout=self._timeout)
 
     def _exchanging(self) -> Exchanging:
         final = MeanWeights(self._mean_exchange(_LAST, Exact()))
@@ -72,9 +83,10 @@ class _Opening:
         desk = self._desk(lambda: self._replica.tensors() | merging.state())
         server = self._listen()
         under_way = UnderWay(self._coordinator, merging)
-        return Exchanging(
-            self._contributions(), merging, final, under_way, desk, server, self._peers, offer, self._reductions
-        )
+        if _leads(self._replica):
+            self._contributions.busy = lambda: under_way.any
+        own = (self._contributions, merging, final, under_way)
+        return Exchanging(*own, desk, server, self._peers, offer, self._reductions)
 
     def _merging(self) -> tuple[Merging, Offer | None]:
         """Return what a merge does by this rule, and what is offered to those who take this rank by surprise."""
@@ -107,10 +119,6 @@ class _Opening:
         self._reductions.append(reductions)
         pipeline = self._coordinator.pipeline
         return MeanExchange(pipeline, self._layout, encoding, self._peers, reductions, self._timeout, what)
-
-    def _contributions(self) -> Contributions:
-        leads = self._replica.runner.is_last and self._replica.writes
-        return Contributions(self._coordinator, self._rule.every, leads)
 
     def _desk(self, state: Callable[[], Mapping[str, Tensor]]) -> StateDesk:
         desk = StateDesk(state, timeout=self._timeout)

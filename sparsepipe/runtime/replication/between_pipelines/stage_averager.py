@@ -95,8 +95,7 @@ class StageAverager:
             self._exchanging.merging.load(dict(tensors))
 
     def _contribute(self, own: Exchanging, samples: int) -> bool:
-        busy = own.under_way.any
-        number = own.contributions.number(self._update, samples=samples, busy=busy)
+        number = own.contributions.number(self._update, samples=samples)
         if number is not None:
             own.under_way.begin(own.merging.contribute(number, self._update, self._held.snapshot()))
         return number is not None
