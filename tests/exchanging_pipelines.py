@@ -5,6 +5,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,7 +43,7 @@ class Board:
         self.dead: set[int] = set()
         self.facts: list[tuple[int, Merge, dict]] = []
 
-    def of(self, pipeline: int) -> "BoardClient":
+    def of(self, pipeline: int, rank: int = 0) -> "BoardClient":
         return BoardClient(self, pipeline)
 
     def kill(self, pipeline: int) -> None:
@@ -191,7 +192,7 @@ class Trained:
 
     def __init__(
         self,
-        board: Board,
+        board: Any,
         pipeline: int,
         layers: Sequence[str],
         weights: Mapping[str, Tensor],
@@ -200,9 +201,11 @@ class Trained:
         cuts: Sequence[int] = (),
         momentum: float = 0.0,
         timeout: float = TIMEOUT,
+        state: Mapping[str, Tensor] | None = None,
     ) -> None:
+        """`board`: a Board, or another way to a coordinator. `state`: what `fetch_state` gave."""
         bounds = [0, *cuts, len(layers)]
-        self.client = board.of(pipeline)
+        self.clients = [board.of(pipeline, rank) for rank in range(len(bounds) - 1)]
         self.stages = [
             stage(
                 layers[first:last],
@@ -214,8 +217,13 @@ class Trained:
             )
             for rank, (first, last) in enumerate(zip(bounds, bounds[1:], strict=False))
         ]
-        opened = (open_averagers(self.client, board.rule, [one], timeout=timeout) for one in self.stages)
-        self.averagers = [averager for (averager,) in opened]  # each stage is a rank
+        for one in self.stages if state else []:
+            one.load_tensors(state)
+        self.averagers = []
+        for client, one in zip(self.clients, self.stages, strict=True):  # each is a rank
+            self.averagers += open_averagers(client, board.rule, [one], timeout=timeout)
+        for averager in self.averagers if state else []:
+            averager.load_state(state)
         self.update = 0
 
     def step(self, gradient: Callable[[str, Tensor], Tensor], *, samples: int = 4, rate: float = 0.1) -> None:
@@ -239,6 +247,11 @@ class Trained:
     def close(self) -> None:
         for averager in self.averagers:
             averager.close()
+
+    @property
+    def client(self) -> Any:
+        """The last stage's, which leads."""
+        return self.clients[-1]
 
     def weights(self) -> dict[str, Tensor]:
         return {name: t.detach().clone() for one in self.stages for name, t in one.weights.newest.tensors.items()}
@@ -279,3 +292,20 @@ class OneOfThem(Alone):
 
     def broadcast(self, values: Tensor, source: int, *, what: str) -> None:
         self._together.share(self._rank, values, source)
+
+
+SIZES = ((3, 5), (7,), (2, 3, 4), (1,), (11, 13))
+
+
+def network(seed, sizes=SIZES):
+    """Layers a, b, …: a weight each, and the running mean of a batch norm of every other."""
+    draw = torch.Generator().manual_seed(seed)
+    layers = [chr(ord("a") + k) for k in range(len(sizes))]
+    weights = {f"{layer}.w": torch.randn(size, generator=draw) for layer, size in zip(layers, sizes, strict=True)}
+    buffers = {f"{layer}.running_mean": torch.randn(4, generator=draw) for layer in layers[::2]}
+    buffers |= {f"{layer}.num_batches_tracked": torch.tensor(3) for layer in layers[::2]}
+    return layers, weights, buffers
+
+
+def same_bits(left, right):
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)

@@ -4,24 +4,12 @@ import zlib
 
 import pytest
 import torch
-from exchanging_pipelines import TIMEOUT, Board, Trained, at_once, stage
+from exchanging_pipelines import SIZES, TIMEOUT, Board, Trained, at_once, network, same_bits, stage
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sparsepipe.replication import RULES
 from sparsepipe.runtime.replication.between_pipelines.opening import open_averagers
-
-SIZES = ((3, 5), (7,), (2, 3, 4), (1,), (11, 13))
-
-
-def network(seed, sizes=SIZES):
-    """Layers a, b, …: a weight each, and the running mean of a batch norm of every other."""
-    draw = torch.Generator().manual_seed(seed)
-    layers = [chr(ord("a") + k) for k in range(len(sizes))]
-    weights = {f"{layer}.w": torch.randn(size, generator=draw) for layer, size in zip(layers, sizes, strict=True)}
-    buffers = {f"{layer}.running_mean": torch.randn(4, generator=draw) for layer in layers[::2]}
-    buffers |= {f"{layer}.num_batches_tracked": torch.tensor(3) for layer in layers[::2]}
-    return layers, weights, buffers
 
 
 def gradients_of(seed, pipeline):
@@ -73,10 +61,6 @@ def by_hand(num_pipelines, *, updates, seed=0, rate=0.1, average=True):
                 mean = {name: weight + one[name] * (1 / num_pipelines) for name, weight in mean.items()}
             own = [dict(mean) for _ in range(num_pipelines)]
     return own
-
-
-def same_bits(left, right):
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
 @pytest.mark.parametrize(

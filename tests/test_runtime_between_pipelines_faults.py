@@ -9,8 +9,8 @@ from contextlib import suppress
 
 import pytest
 import torch
-from exchanging_pipelines import TIMEOUT, Board, Together, Trained, at_once, stage
-from test_runtime_between_pipelines import close, gradients_of, mean_of, network, same_bits
+from exchanging_pipelines import TIMEOUT, Board, Together, Trained, at_once, network, same_bits, stage
+from test_runtime_between_pipelines import close, gradients_of, mean_of
 
 from sparsepipe.replication import RULES
 from sparsepipe.replication.base import SERVER

@@ -1,0 +1,94 @@
+"""Pipelines, coordinator and parameter server in processes of their own: one pipeline is killed, restarts and joins."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+
+import pytest
+import torch
+from exchanging_pipelines import network, same_bits
+
+from sparsepipe.files import read_rows, write_json
+from sparsepipe.pipelines import Pipelines
+from sparsepipe.plan import Plan, Stage
+from sparsepipe.replication import RULES, rule_to_json
+from sparsepipe.runtime import commands
+
+HERE = Path(__file__).parent
+CUTS = [(1, 3), (), (2,)]
+KILLED = 2
+RULES_TO_TRY = [RULES["partial-reduce"](), RULES["wsp"](every=2, bound=8), RULES["diloco"](every=4), RULES["ad-psgd"]()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES_TO_TRY, ids=lambda rule: rule.name)
+def test_a_killed_pipeline_joins_again_and_all_end_alike(rule, tmp_path):
+    run = tmp_path / "run"
+    for folder in ("control", "logs"):
+        (run / folder).mkdir(parents=True)
+    write_json(run / "rule.json", rule_to_json(rule))
+    _write_plan(run, rule)
+    with ExitStack() as stack:
+        options = ["--pipelines", "3", "--replication", json.dumps(rule_to_json(rule)), "--launch", "0"]
+        _start(stack, "-m", "sparsepipe.runtime.pipelines.service", "--run-dir", str(run), *options)
+        if rule.name == "wsp":
+            _start(stack, "-m", "sparsepipe.runtime.replication.between_pipelines", "--run-dir", str(run))
+        pipelines = [_pipeline(stack, run, k, 0) for k in range(3)]
+        _wait(lambda: _done(run, KILLED) >= 8, pipelines)
+        pipelines[KILLED].kill()
+        pipelines[KILLED].wait(30)
+        done = _done(run, KILLED)
+        pipelines[KILLED] = _pipeline(stack, run, KILLED, 1)
+        _wait(lambda: _done(run, KILLED) >= done + 20, pipelines)
+        commands.ask(run, commands.STOP)
+        for pipeline in pipelines:
+            assert pipeline.wait(120) == 0
+    ends = [torch.load(run / f"weights-{k}.pt") for k in range(3)]
+    assert same_bits(ends[0], ends[1]) and same_bits(ends[0], ends[2])
+    for weight in ends[0].values():
+        assert float((weight - 1).abs().mean()) < 0.2, "near the target"
+    rows = read_rows(run / "merges.jsonl")
+    assert json.loads((run / f"joined-{KILLED}.json").read_text()) < 10
+    own = [row for row in rows if row["event"] == "applied" and row["pipeline"] == KILLED and row.get("applied")]
+    assert any(row["update"] > done + 2 and not row.get("last") for row in own), "it averages again"
+
+
+def _write_plan(run, rule):
+    layers, _, _ = network(0)
+    plans, ranks = [], count()
+    for cuts in CUTS:
+        bounds = [0, *cuts, len(layers)]
+        stages = [Stage(tuple(layers[a:b]), (next(ranks),)) for a, b in zip(bounds, bounds[1:], strict=False)]
+        plans.append(Plan(tuple(stages)))
+    Pipelines(tuple(plans), rule).save(run / "plan.json")
+
+
+def _start(stack, *command):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{HERE.parent}:{os.environ['PYTHONPATH']}"}
+    process = stack.enter_context(subprocess.Popen([sys.executable, *command], env=environment, cwd=HERE))
+    stack.callback(process.kill)
+    return process
+
+
+def _pipeline(stack, run, k, attempt):
+    cuts = json.dumps(CUTS[k])
+    return _start(stack, str(HERE / "averaging_process.py"), str(run), str(k), str(attempt), cuts)
+
+
+def _done(run, pipeline):
+    path = run / "minibatches.jsonl"
+    return (
+        sum(row["event"] == "done" and row["pipeline"] == pipeline for row in read_rows(path)) if path.exists() else 0
+    )
+
+
+def _wait(ready, processes, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < deadline and all(process.poll() is None for process in processes)
+        time.sleep(0.05)
