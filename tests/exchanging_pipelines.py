@@ -4,7 +4,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 import torch
@@ -261,9 +261,12 @@ class Trained:
 
 
 def at_once(*calls: Callable[[], object]) -> list:
-    """Make calls in threads of their own; return what they return, raise what they raise."""
+    """Make calls in threads of their own; return what they return, raise what the first that fails raises."""
     with ThreadPoolExecutor(len(calls)) as pool:
-        return [future.result(TIMEOUT * 2) for future in [pool.submit(call) for call in calls]]
+        futures = [pool.submit(call) for call in calls]
+        for future in as_completed(futures, TIMEOUT * 2):
+            future.result()
+        return [future.result() for future in futures]
 
 
 class Together:
@@ -275,6 +278,10 @@ class Together:
 
     def of(self, rank: int) -> "OneOfThem":
         return OneOfThem(self, rank)
+
+    def meet(self) -> None:
+        """All ranks of a pipeline are through with a task before any begins the next."""
+        self._all_here.wait()
 
     def share(self, rank: int, values: Tensor, source: int) -> None:
         if rank == source:

@@ -278,6 +278,7 @@ def test_all_replicas_of_a_stage_take_what_the_first_exchanges(rule):
             gradients = [torch.ones_like(weight) for weight in own.weights.newest.tensors.values()]
             own.weights.update(averager.before_step(gradients, update, samples=2), 0.1)
             averager.after_step(update, samples=2)
+        together.meet()
         averager.finish()
 
     def run_other():
