@@ -18,7 +18,7 @@ from ...replication.base import Rule
 from ...schedule import check_runs
 from ..config import RunConfig
 from ..pipelines.base import Coordinator, Kind, Task
-from ..replication.between_pipelines.opening import open_averager
+from ..replication.between_pipelines.opening import open_averagers
 from ..replication.between_pipelines.state import fetch_state
 from ..reporting.recorder import Recorder
 from ..training_state import checkpoint
@@ -92,10 +92,12 @@ class PipelineWorker(Worker):
             self._resume(resume_from)
         joins = self.attempt > 0 and self._joins(resume_from)
         found = {k: self._fetched(k) if joins else None for k in self.replicas}
-        for k, replica in self.replicas.items():
-            replica.averager = open_averager(coordinator, self.rule, replica, timeout=self.config.timeout_seconds)
+        replicas = list(self.replicas.values())
+        opened = open_averagers(coordinator, self.rule, replicas, timeout=self.config.timeout_seconds)
+        for (k, replica), averager in zip(self.replicas.items(), opened, strict=True):
+            replica.averager = averager
             if state := found[k]:
-                replica.averager.load_state(state)
+                averager.load_state(state)
         try:
             self._start()
             number = 0
