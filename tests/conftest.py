@@ -19,6 +19,11 @@ from typing import Any
 import hypothesis
 import pytest
 
+from sparsepipe.host.left_out import ADDRESSES, left_out
+
+with left_out(ADDRESSES):
+    import nbformat  # noqa: F401 - brings jsonschema, which else takes a second more
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 # Ignored in what a shell script puts in the background, and in all that tests would start from there.

@@ -71,7 +71,7 @@ def test_translations_become_better_than_copies(tmp_path):
     need("libreoffice-help-en-de")
     options = {"sequence_length": 10, "vocabulary_size": 1000}
     config = RunConfig("gnmt-small", "libreoffice-help-en-de", data_args=json.dumps(options), batch_size=32, threads=1)
-    config = config.replace(optimizer="adam", learning_rate=0.003, epochs=4)
+    config = config.replace(optimizer="adam", learning_rate=0.003, epochs=2)
     found = [row["bleu"] for row in validations(tmp_path, config, 2)]
     held = open_examples("libreoffice-help-en-de", split="test", **options)
     copies = bleu_of_copies(held, source_vocabulary=held, vocabulary=held, most_sentences=config.bleu_sentences)

@@ -9,6 +9,7 @@ import plotly.io as pio
 
 from ..display.html import STAGE_COLORS
 from ..display.markup import Html, figure_text, joined
+from ..host.left_out import ADDRESSES, left_out
 from ..provenance import Provenance
 from .markup import with_text_escaped
 
@@ -54,8 +55,9 @@ _AXIS = {
 TEMPLATE.layout.xaxis = _AXIS
 TEMPLATE.layout.yaxis = _AXIS
 
-for _renderer in ("plotly_mimetype", "notebook", "notebook_connected", "browser"):
-    pio.renderers[_renderer].config = {**(pio.renderers[_renderer].config or {}), **MODEBAR}
+with left_out(ADDRESSES):  # which renderers bring by way of nbformat
+    for _renderer in ("plotly_mimetype", "notebook", "notebook_connected", "browser"):
+        pio.renderers[_renderer].config = {**(pio.renderers[_renderer].config or {}), **MODEBAR}
 
 
 def stage_color(stage: int, kind: str = "backward") -> str:
