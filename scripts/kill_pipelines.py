@@ -125,7 +125,7 @@ def one_run(folder: Path, draw: random.Random, *, data: Path | None, coordinator
     """Run once; return whether all is as it must be."""
     rule, own = draw.choice(RULES), draw.choice(SHAPES)
     if data is None:
-        minibatches_in_all = 120 * len(own)
+        minibatches_in_all = 400 * len(own)
         plan, config, profile, cluster = replayed_pipelines(own, rule=rule, seconds=MINIBATCH_SECONDS)
         config = config.replace(minibatches=minibatches_in_all, max_restarts=2, timeout_seconds=60.0)
         job = launch(plan, config, run_dir=folder, profile=profile, cluster=cluster)

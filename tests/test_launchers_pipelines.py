@@ -1,0 +1,133 @@
+"""Jobs of several pipelines on this machine: they end, are killed, stopped and resumed as they should."""
+
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pipeline_jobs import pipelines_of, replayed_pipelines
+from runtime_jobs import NORMED, PLAIN, plan_of, settings, shapes
+
+from sparsepipe import InputError
+from sparsepipe.files import read_rows
+from sparsepipe.launchers import attach, launch
+from sparsepipe.record import RunRecord
+
+slow = pytest.mark.slow
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def clouds(tmp_path_factory) -> Path:
+    return shapes(tmp_path_factory.mktemp("clouds"))
+
+
+def _until(condition: Callable[[], bool], seconds: float, what: str) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
+        time.sleep(0.02)
+
+
+def _processes(folder: Path) -> dict[int, str]:
+    """Living processes of the run in `folder`, by id."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            state = (path / "stat").read_text().rsplit(")", 1)[1].split()[0]
+        except OSError:
+            continue
+        if f"--run-dir {folder}" in command and state != "Z":
+            found[int(path.name)] = command
+    return found
+
+
+def _trained_once(record: RunRecord, count: int) -> None:
+    told = Counter(row["minibatch"] for row in record.metrics("step"))
+    assert told == dict.fromkeys(range(count), 1), "each minibatch once"
+
+
+def _rows(record: RunRecord, event: str) -> list[dict]:
+    return [row for row in read_rows(record.folder / "minibatches.jsonl") if row["event"] == event]
+
+
+@slow
+def test_a_pipeline_whose_rank_is_killed_comes_back_while_the_other_goes_on(tmp_path) -> None:
+    plan, config, profile, cluster = replayed_pipelines((2, 1), rule="partial-reduce", seconds=0.03)
+    config = config.replace(minibatches=500, max_restarts=1)
+    job = launch(
+        plan, config, run_dir=tmp_path / "run", profile=profile, cluster=cluster, stragglers="kill:rank=1,at=40"
+    )
+    summary = job.wait(timeout=200)
+    assert job.state == "finished" and summary["minibatches"] == 500
+    _trained_once(job.record, 500)
+    assert [(row["pipeline"], row["attempt"]) for row in _rows(job.record, "joined")] == [(0, 0), (1, 0), (0, 1)] or [
+        (row["pipeline"], row["attempt"]) for row in _rows(job.record, "joined")
+    ] == [(1, 0), (0, 0), (0, 1)]
+    taken = Counter(m for row in _rows(job.record, "taken") for m in row["minibatches"])
+    back = {m for row in _rows(job.record, "put back") for m in row["minibatches"]}
+    assert {m for m, times in taken.items() if times > 1} <= back and len(back) <= 8, "what was in flight"
+    assert len(job.record.pipelines) == 2 and job.record.trace().ranks == (0, 1, 2)
+    _until(lambda: not _processes(tmp_path / "run"), 5, "end of all processes")
+
+
+@slow
+def test_a_coordinator_that_is_killed_is_replaced_and_nothing_is_lost(tmp_path) -> None:
+    plan, config, profile, cluster = replayed_pipelines((1, 1), rule="local-sgd:every=4", seconds=0.02)
+    job = launch(plan, config.replace(minibatches=400), run_dir=tmp_path / "run", profile=profile, cluster=cluster)
+    for _ in range(2):
+        seen = len(job.record.metrics("step"))
+        _until(lambda seen=seen: len(job.record.metrics("step")) > seen + 20, 100, "some minibatches")
+        (pid,) = (p for p, words in _processes(tmp_path / "run").items() if "pipelines.service" in words)
+        os.kill(pid, signal.SIGKILL)
+    assert job.wait(timeout=200)["minibatches"] == 400
+    _trained_once(job.record, 400)
+
+
+@slow
+def test_a_job_of_pipelines_stops_resumes_and_is_cancelled(tmp_path, clouds) -> None:
+    plan = pipelines_of(NORMED, [[0]], [[1]], rule="local-sgd:every=2")
+    config = settings(clouds, model=NORMED, epochs=40, momentum=0.0)
+    job = launch(plan, config, run_dir=tmp_path / "run")
+    _until(lambda: len(job.record.metrics("step")) > 12, 100, "some minibatches")
+    job.stop()
+    stopped = job.wait(timeout=100)
+    assert job.state == "stopped" and 12 < stopped["minibatches"] < 200
+    assert job.record.status["state"] == "stopped"
+    again = launch(plan, config, run_dir=tmp_path / "run", resume=True)
+    _until(lambda: len(again.record.metrics("step")) > stopped["minibatches"] + 12, 100, "it goes on")
+    told = Counter(row["minibatch"] for row in again.record.metrics("step"))
+    assert max(told.values()) == 1 and len(told) > stopped["minibatches"], "none is done twice"
+    assert attach(tmp_path / "run").running
+    attach(tmp_path / "run").cancel()
+    _until(lambda: not again.running and not _processes(tmp_path / "run"), 5, "end of all processes")
+    assert again.record.status["state"] == "cancelled"
+    assert [one.status["state"] for one in again.record.pipelines] == ["cancelled"] * 2
+
+
+def test_what_pipelines_cannot_do_is_told_in_one_line(tmp_path) -> None:
+    plan, config, profile, cluster = replayed_pipelines((1, 1), rule="partial-reduce", seconds=0.01)
+    given = {"run_dir": tmp_path / "run", "profile": profile, "cluster": cluster}
+    for options, told in (
+        ({"stragglers": "slow:rank=2,factor=4"}, "rank 2"),
+        ({"stragglers": "slow:rank=1"}, "factor"),
+        ({"replication": "nobody"}, "no such rule"),
+        ({"replication": "quorum:quorum=3"}, "3"),
+        ({"port": 29500}, "leave it out"),
+    ):
+        with pytest.raises(InputError, match=told) as found:
+            launch(plan, config, **given, **options)
+        assert "\n" not in str(found.value)
+        assert not (tmp_path / "run" / "plan.json").exists(), "nothing is begun"
+    with pytest.raises(InputError, match="this plan has one"):
+        launch(plan.local(0), config, **given, replication="local-sgd")
+    with pytest.raises(InputError, match="rank 1"):
+        launch(plan.local(0), config, **given, stragglers="slow:rank=1,factor=2")
+    unlike = pipelines_of(PLAIN, [[0, 1], [2]], [[3]], rule="all-reduce")
+    with pytest.raises(InputError, match="choose a rule that averages weights"):
+        launch(unlike, settings(tmp_path), run_dir=tmp_path / "run")
+    assert plan_of(PLAIN, [[0]]).layers == unlike.pipelines[1].layers
