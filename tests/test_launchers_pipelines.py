@@ -97,7 +97,7 @@ def test_a_job_of_pipelines_stops_resumes_and_is_cancelled(tmp_path, clouds) -> 
     job.stop()
     stopped = job.wait(timeout=100)
     assert job.state == "stopped" and 12 < stopped["minibatches"] < 200
-    assert job.record.status["state"] == "stopped"
+    assert {one.status["state"] for one in (job.record, *job.record.pipelines)} == {"stopped"}
     again = launch(plan, config, run_dir=tmp_path / "run", resume=True)
     _until(lambda: len(again.record.metrics("step")) > stopped["minibatches"] + 12, 100, "it goes on")
     told = Counter(row["minibatch"] for row in again.record.metrics("step"))

@@ -36,7 +36,7 @@ _MOST_STARTS = 100  # more restarts than any run needs: one that dies at once is
 _BETWEEN_COORDINATORS = 0.2  # seconds, so that one that cannot start takes no processor
 
 
-@dataclass
+@dataclass(eq=False)
 class _Launcher:
     """The launcher of one pipeline, and how it ended."""
 
@@ -103,6 +103,7 @@ class Parent:
         }
         options = ["--run-dir", str(folder), *(["--resume"] if self.resume or starts > 1 else [])]
         process = _start("sparsepipe.launchers.local", options, folder / "logs" / "launcher.log", more)
+        tell_status(folder, state="running", guard=os.getppid(), launcher=process.pid)
         return _Launcher(k, folder, process, starts)
 
     @property
@@ -155,6 +156,8 @@ class Parent:
         if (found := commands.taken(self.folder)) is None:
             return {"state": "finished", **told}
         after = f"stopped after {found[1]} minibatches, as asked; resume it to go on"
+        for launcher in set(self.launchers) - set(failed):
+            tell_status(launcher.folder, state="stopped", reason=after)
         return {"state": "stopped", "reason": "; ".join([after, *reasons])}
 
 
