@@ -67,7 +67,9 @@ class Provenance:
         """
         profiles, runs, plans = _several(profile), list(runs), list(plans)
         doubtful = [text for one in profiles for text in one.warnings]
-        doubtful += [f"{run.name}: {text}" for run in runs for text in load_warnings(run.background_load)]
+        doubtful += [
+            f"{run.name}: {text}" for run in runs for text in (*load_warnings(run.background_load), *run.held_up)
+        ]
         doubtful += [*_warnings_of_load(load), *warnings, *differences(runs)]
         campaigns = {run.campaign for run in runs}
         return cls(

@@ -32,6 +32,7 @@ from ..host.background_load import BackgroundLoad
 from ..pipelines import Pipelines
 from ..plan import Plan
 from ..sizes import SIZE_UNITS
+from ..stragglers import Stragglers
 from ..trace import Trace
 from ..workload_facts import workload_facts
 from .of_pipelines import trace_of_all
@@ -210,8 +211,20 @@ class RunRecord:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Sentences that say why the run's speed is doubtful: its plan's warnings, other load."""
-        return (*self.plan.warnings, *load_warnings(self.background_load))
+        """Sentences that say why the run's speed is doubtful: its plan's warnings, other load, stragglers."""
+        return (*self.plan.warnings, *load_warnings(self.background_load), *self.held_up)
+
+    @property
+    def held_up(self) -> tuple[str, ...]:
+        """A sentence that says which ranks were made slow or killed on purpose, where any were."""
+        given = self.config.get("stragglers")
+        if not given:
+            return ()
+        try:
+            told = Stragglers.parse(given).note()
+        except InputError:  # its file of times is gone
+            told = given
+        return (f"held up on purpose: {told}",)
 
     def _repr_html_(self) -> str:
         return html.record(self)

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,13 @@ from ...pipelines import Pipelines
 from ...record import RunRecord
 from ...replication import Arithmetic, rule_to_json
 from ...runtime import commands
+from ...runtime.pipelines.client import connect
 from ...runtime.processes.lifeline import watch
 from ..prepare_pipelines import RESUME
 from ..supervisor import kill_worker, read_status, say_status, tell_status
 
 _LOOK_SECONDS = 0.1
+_BEYOND_ALL = 10**6  # an attempt that is none: after all there can be
 _TO_END = 5.0  # seconds that the coordinator has to write its last rows
 _MOST_STARTS = 100  # more restarts than any run needs: one that dies at once is at fault itself
 _BETWEEN_COORDINATORS = 0.2  # seconds, so that one that cannot start takes no processor
@@ -126,6 +128,18 @@ class Parent:
             launcher.status = {"state": "failed", "reason": f"its launcher {what}; see {launcher.folder}/logs"}
             tell_status(launcher.folder, **launcher.status)
         launcher.code = code if code >= 0 else 128 - code
+        if launcher.code:
+            self._tell_gone(launcher.pipeline)
+
+    def _tell_gone(self, pipeline: int) -> None:
+        """Tell the coordinator that a pipeline does not come back: a new one has no connection whose end would."""
+        with (
+            suppress(RuntimeError),
+            closing(
+                connect(self.folder, pipeline=pipeline, rank=-1, attempt=_BEYOND_ALL, timeout=_TO_END)
+            ) as coordinator,
+        ):
+            coordinator.leave()
 
     def _start_server(self) -> subprocess.Popen | None:
         """Start the parameter server, where the rule has one. A new one begins from what it is given first."""
