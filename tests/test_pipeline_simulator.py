@@ -71,7 +71,7 @@ def test_one_pipeline_without_a_rule_is_the_simulation_of_its_plan(schedule, siz
     stragglers = Stragglers.parse("jitter:p=0.3,seconds=0.5;slow:rank=2,factor=2")
     for delays in (None, stragglers):
         alone = Together([plan], profile, cluster, sizes, rule=None, stragglers=delays)
-        alone.run()
+        alone.run([0.0])
         expected = simulate(plan, profile, cluster, sizes, stragglers=delays)
         assert in_order(alone.members[0].spans()) == in_order(expected.spans)
 
@@ -146,6 +146,19 @@ def test_a_result_that_is_long_on_its_way_is_taken_later():
     assert set(found.staleness) == {4}
     assert found.samples_per_second == pytest.approx(2 / 3)
     assert found.group_sizes[2] == pytest.approx(30 / 4, abs=1)
+
+
+def test_groups_depend_on_when_pipelines_start():
+    """Alike, they are always ready together; half a minibatch apart they never are, unless they wait."""
+    pipelines, cluster = like_pipelines(2, 1, "partial-reduce:wait=0.1,rounds=1000")
+    assert simulate_pipelines(pipelines, network(1), cluster, [1] * 40).group_sizes == {2: 20}
+    apart = simulate_pipelines(pipelines, network(1), cluster, [1] * 40, starts=[0.0, 1.5])
+    assert apart.group_sizes == {1: 40}
+    assert [one.seconds for one in apart.pipelines] == [60, 60] and apart.trace.makespan == 61.5
+    waits = replace(pipelines, replication=parse_rule("partial-reduce:wait=2,rounds=1000,overlap=false"))
+    assert simulate_pipelines(waits, network(1), cluster, [1] * 40, starts=[0.0, 1.5]).group_sizes == {2: 20}
+    with pytest.raises(InputError, match="1 starts for 2 pipelines"):
+        simulate_pipelines(pipelines, network(1), cluster, [1] * 40, starts=[1.0])
 
 
 def test_fewer_bits_are_fewer_bytes():

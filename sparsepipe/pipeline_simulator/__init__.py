@@ -9,6 +9,7 @@ outcome.py    what it all comes to
 from collections.abc import Sequence
 
 from ..cluster import Cluster
+from ..errors import InputError
 from ..fields import number
 from ..forecast import steady_rate
 from ..pipelines import Pipelines
@@ -35,16 +36,22 @@ def simulate_pipelines(
     stragglers: Stragglers | None = None,
     seed: int = 0,
     restart_seconds: float = RESTART_SECONDS,
+    starts: Sequence[float] = (),
 ) -> PipelinesForecast:
     """Let pipelines share one minibatch of each of `sizes` (at the network's input, in the profile's unit).
 
     Each takes the next ones when it has room, in whole units of its plan's updates. They average by
     `pipelines.replication`, whose draws are by `seed`. Weights are on their way for as long as the cluster's links take
     for them, beside the activations. A pipeline of which a rank is killed trains again `restart_seconds` later, with a
-    live one's weights; what it had not done goes back to all. Raises InputError for pipelines that cannot run, for
+    live one's weights; what it had not done goes back to all. `starts`: when each pipeline begins, in seconds; all at
+    once when not given, which in a run they do not: of those that wait for each other little, the groups depend on it.
+    Raises InputError for pipelines that cannot run, for
     stragglers of ranks that are not there, and for a kill where the rule averages gradients: it ends the job.
     """
     number(restart_seconds, "restart_seconds")
+    if starts and len(starts) != len(pipelines.pipelines):
+        raise InputError(f"{len(starts)} starts for {len(pipelines.pipelines)} pipelines: expected one each")
+    begins = [number(start, "a start") for start in starts] or [0.0] * len(pipelines.pipelines)
     check_rule(pipelines.check(profile.graph, cluster))
     if stragglers is not None:
         stragglers.check(max(pipelines.ranks) + 1)
@@ -60,9 +67,12 @@ def simulate_pipelines(
             seed=seed,
             restart_seconds=restart_seconds,
         )
-        found.run()
+        found.run(begins)
         lives = [[life for life in (*found.past, last) if life.number == last.number] for last in found.members]
-        paces = tuple(_pace(found, own, profile, cluster, sizes, pipelines.samples) for own in lives)
+        paces = tuple(
+            _pace(found, own, profile, cluster, sizes, samples=pipelines.samples, start=start)
+            for own, start in zip(lives, begins, strict=True)
+        )
         spans = [span for own in lives for life in own for span in _numbered(life)]
         ranks = [list(pipelines.ranks_of(k)) for k in range(len(paces))]
     return PipelinesForecast(
@@ -74,6 +84,7 @@ def simulate_pipelines(
         found.forced,
         found.bytes,
         tuple(tuple(_taken(own)) for own in lives),
+        pipelines.samples,
     )
 
 
@@ -83,33 +94,41 @@ def _taken(lives: Sequence[Member]) -> list[int]:
 
 
 def _pace(
-    found: Together, lives: Sequence[Member], profile: Profile, cluster: Cluster, sizes: Sequence[float], samples: float
+    found: Together,
+    lives: Sequence[Member],
+    profile: Profile,
+    cluster: Cluster,
+    sizes: Sequence[float],
+    *,
+    samples: float,
+    start: float,
 ) -> PipelinePace:
     last = lives[-1]
     tally, taken = found.tallies[last.number], [sizes[place] for place in _taken(lives)]
     alone = Together([last.plan], profile, cluster, taken, rule=None, stragglers=last.stragglers)
-    alone.run()
+    alone.run([0.0])
     lost = {cause: tally.lost[cause] for cause in CAUSES}
     lost["straggler"] = max(sum(life.extra[rank] for life in lives) for rank in last.plan.ranks)
+    seconds = max((span.end for life in lives for span in life.spans()), default=start) - start
     return PipelinePace(
         len(taken),
-        samples * _rate(lives),
-        samples * _rate(alone.members),
+        seconds,
+        samples * _rate(lives, seconds),
+        samples * _rate(alone.members, seconds),
         lost,
         tuple(tally.waited_for[other] for other in range(len(found.members))),
         tally.waited_for[-1],
     )
 
 
-def _rate(lives: Sequence[Member]) -> float:
-    """Minibatches a second when steady; of a pipeline that was killed, from beginning to end."""
+def _rate(lives: Sequence[Member], seconds: float) -> float:
+    """Minibatches a second when steady; of a pipeline that was killed, in all of its seconds."""
     count = len(_taken(lives))
     if not count:
         return 0.0
-    spans = tuple(span for life in lives for span in life.spans())
     if len(lives) > 1:
-        return count / max(span.end for span in spans)
-    return steady_rate(Trace(spans, "simulated"), lives[0].plan, count)
+        return count / seconds
+    return steady_rate(Trace(tuple(lives[0].spans()), "simulated"), lives[0].plan, count)
 
 
 def _numbered(member: Member) -> list[Span]:

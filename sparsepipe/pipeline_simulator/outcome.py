@@ -15,6 +15,7 @@ class PipelinePace:
     """What became of one pipeline."""
 
     minibatches: int
+    seconds: float  # from its start until the last of them was done
     samples_per_second: float  # when steady: without its first and its last quarter
     own_pace: float  # samples a second, of the same minibatches with the same stragglers and no other pipeline
     # Seconds by cause. "group": at its last stage, until others were ready or time was up; "exchange": there, until the
@@ -26,6 +27,7 @@ class PipelinePace:
     def to_json(self) -> dict[str, Any]:
         return {
             "minibatches": self.minibatches,
+            "seconds": self.seconds,
             "samples_per_second": self.samples_per_second,
             "own_pace": self.own_pace,
             "lost_seconds": dict(self.lost_seconds),
@@ -46,11 +48,17 @@ class PipelinesForecast:
     forced_merges: int  # decided by the rule's bound
     bytes: float  # sent for merges, by all ranks
     taken: tuple[tuple[int, ...], ...]  # the minibatches of each pipeline, in its order
+    samples: float = 1.0  # of a minibatch
 
     @property
     def samples_per_second(self) -> float:
         """Of all pipelines together."""
         return sum(one.samples_per_second for one in self.pipelines)
+
+    @property
+    def minibatches_per_second(self) -> float:
+        """Of all pipelines together."""
+        return self.samples_per_second / self.samples
 
     @property
     def own_pace(self) -> float:
@@ -71,6 +79,7 @@ class PipelinesForecast:
         """Everything but the spans; "replication" is as in a run's summary."""
         return {
             "makespan_seconds": self.trace.makespan,
+            "minibatches_per_second": self.minibatches_per_second,
             "samples_per_second": self.samples_per_second,
             "own_pace": self.own_pace,
             "bubble_fraction": self.trace.bubble_fraction,

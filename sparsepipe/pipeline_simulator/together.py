@@ -104,11 +104,12 @@ class Together:
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
-    def run(self) -> None:
-        """Let what happens happen in the order of time."""
-        for member in self.members:
+    def run(self, starts: Sequence[float]) -> None:
+        """Let what happens happen in the order of time. `starts`: when each pipeline begins."""
+        for member, start in zip(self.members, starts, strict=True):
             for rank in member.ranks.values():
-                member.start(rank, 0.0)
+                rank.free = start
+            self.at(start, FIRST, member.wake)
         while True:
             next_event = (self.events[0][0], self.events[0][1]) if self.events else (float("inf"), LAST)
             chosen, soonest = None, next_event
@@ -190,13 +191,12 @@ class Together:
             known[k].clear()
         for contribution in self.contributions[k]:
             contribution.waiting.clear()
-        self.under_way[k] = None
         for exchange in self.open:
             if k in exchange.members:
                 for place in exchange.call_off(self.now):
                     if place[0] != k and place[0] in exchange.merge.members:
                         self.at(self.now, FIRST, self._arrive, exchange, place)
-        self._decide(self.groups.leave(k, now=self.now), by=k)
+        self._leave(member)
         self.at(self.now + self.restart_seconds, FIRST, self._rejoin, member)
 
     def _rejoin(self, before: Member) -> None:
@@ -207,14 +207,23 @@ class Together:
         self._decide(self.groups.join(k, now=self.now), by=k)
         for rank in member.ranks.values():
             rank.free = self.now
-            member.start(rank, self.now)
+        member.wake()
 
     # --- contributions ------------------------------------------------------------------------------------------------
 
     def trained(self, member: Member) -> None:
-        """Nobody waits for a pipeline that has nothing more to train on."""
+        """Nobody waits for a pipeline that has nothing more to train on; who is ready at this moment meets it still."""
         if self.groups is not None:
-            self._decide(self.groups.leave(member.number, now=self.now), by=member.number)
+            self.at(self.now, LAST, self._leave, member)
+
+    def _leave(self, member: Member) -> None:
+        """What a pipeline contributed and is in no merge yet goes on alone."""
+        assert self.groups is not None
+        k = member.number
+        self._decide(self.groups.leave(k, now=self.now), by=k)
+        left, self.under_way[k] = self.under_way[k], None
+        if left is not None and left.exchange is None:
+            self.group_sizes[1] += 1
 
     def _due(self, unit: int) -> bool:
         return self.rule is not None and (unit + 1) % self.rule.every == 0
