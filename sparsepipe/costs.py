@@ -42,6 +42,8 @@ class LayerTable:
     saved_bytes: Array
     parameter_bytes: Array  # [L]
     update_rates: dict[str, float]  # device type → seconds of the optimizer for each byte of weights
+    reading: dict[str, float]  # device type → seconds of reading a minibatch once more
+    readers: frozenset[str]  # layers whose stage reads minibatches, beside the first
 
     @classmethod
     def of(cls, profile: Profile, sizes: Sequence[float] | Array, types: Iterable[str] | None = None) -> "LayerTable":
@@ -80,6 +82,8 @@ class LayerTable:
             most["saved_bytes"],
             np.array([layer.parameter_bytes for layer in graph.layers], dtype=float),
             {name: profile.update_rates.get(name, 0.0) for name in names},
+            {name: one.reading_seconds for name, one in profile.step_overheads.items()},
+            frozenset(profile.sample_readers) | {graph.layers[k].id for k in computing[:1]},
         )
 
     @cached_property
@@ -95,6 +99,18 @@ class LayerTable:
         elsewhere = {self.map_maker[k] for k in layers} - {-1, *layers}
         seconds: Array = self.forward[device_type][list(layers)].sum(axis=0)
         return seconds + self.map_seconds[device_type][sorted(elsewhere)].sum(axis=0)
+
+    def reading_again(self, plan: Plan, stage: int, device_type: str) -> float:
+        """Seconds in which a stage reads a minibatch that the first stage's process, another one, reads too.
+
+        Stages of one process read it once. A search for a plan, which adds up layers, leaves this out: a plan's
+        estimate, and what simulates or replays it, does not.
+        """
+        own = plan.stages[stage]
+        earlier = (other for other in plan.stages[:stage] if not self.readers.isdisjoint(other.layers))
+        if not stage or self.readers.isdisjoint(own.layers) or any(set(o.ranks) & set(own.ranks) for o in earlier):
+            return 0.0
+        return self.reading.get(device_type, 0.0)
 
     def update_time(self, layers: Sequence[int], device_types: Iterable[str], *, kept: bool = False) -> float:
         """Seconds of one step of the optimizer on these layers' weights, on the slowest of some device types.

@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,7 @@ class StepOverhead:
 
     input_seconds: float = 0.0  # of the first stage: to read a minibatch, and to put it on the device
     loss_seconds: float = 0.0  # of the last stage: loss and its gradient, and what is counted of a minibatch
+    reading_seconds: float = 0.0  # of each further process that reads minibatches, such as their targets: to read one
 
     def __post_init__(self) -> None:
         for name in OVERHEAD_FIELDS:
@@ -88,7 +89,7 @@ class StepOverhead:
 
     def slower(self, speed: float) -> "StepOverhead":
         """The same on a device of `speed` times this one's."""
-        return StepOverhead(self.input_seconds / speed, self.loss_seconds / speed)
+        return StepOverhead(*(getattr(self, name) / speed for name in OVERHEAD_FIELDS))
 
 
 OVERHEAD_FIELDS = tuple(item.name for item in fields(StepOverhead))
@@ -101,7 +102,8 @@ class Profile:
     `sizes` are those of typical minibatches (what plans are made for), in `size_unit`: "voxels" (active ones),
     "tokens" or "samples". `origin` says where the numbers come from. `update_rates` are the seconds that the
     optimizer takes for each byte of weights, by device type; `step_overheads` what a step takes there besides. None
-    is known, and none counted, for a type that is not there.
+    is known, and none counted, for a type that is not there. `sample_readers` are layers whose stage reads minibatches
+    itself, though it may not be the first: masks, word ids, or in the last layer the targets.
     """
 
     graph: LayerGraph
@@ -111,8 +113,11 @@ class Profile:
     update_rates: Mapping[str, float] = field(default_factory=dict)
     step_overheads: Mapping[str, StepOverhead] = field(default_factory=dict)
     size_unit: str = "voxels"
+    sample_readers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if unknown_readers := set(self.sample_readers) - {layer.id for layer in self.graph.layers}:
+            raise InputError(f"sample_readers has {shown(min(unknown_readers))}: expected layers of the graph")
         if self.size_unit not in SIZE_UNITS:
             raise InputError(f"size_unit {shown(self.size_unit)}: expected one of {', '.join(SIZE_UNITS)}")
         for what, named in (("update_rates", self.update_rates), ("step_overheads", self.step_overheads)):
@@ -229,6 +234,7 @@ class Profile:
             {**self.update_rates, **other.update_rates},
             {**self.step_overheads, **other.step_overheads},
             units.pop(),
+            self.sample_readers or other.sample_readers,
         )
 
     def _joined(self) -> list[dict[str, Any]]:
@@ -241,7 +247,7 @@ class Profile:
         ((old, costs),) = self.costs.items()
         rates = {device_type: self.update_rates[old]} if old in self.update_rates else {}
         overheads = {device_type: self.step_overheads[old]} if old in self.step_overheads else {}
-        return Profile(self.graph, {device_type: costs}, self.sizes, self.origin, rates, overheads, self.size_unit)
+        return replace(self, costs={device_type: costs}, update_rates=rates, step_overheads=overheads)
 
     def to_json(self) -> dict[str, Any]:
         """What the profile's file holds."""
@@ -258,6 +264,7 @@ class Profile:
             },
             "update_rates": dict(self.update_rates),
             **({"step_overheads": _written(self.step_overheads)} if self.step_overheads else {}),
+            **({"sample_readers": list(self.sample_readers)} if self.sample_readers else {}),
             "origin": dict(self.origin),
         }
 
@@ -381,7 +388,8 @@ def _from_document(document: Mapping[str, Any]) -> Profile:
         raise InputError("origin is not an object: expected where the numbers come from")
     rates = {name: number(rate, "update_rates") for name, rate in document.get("update_rates", {}).items()}
     overheads = {name: _overhead(told, name) for name, told in document.get("step_overheads", {}).items()}
-    return Profile(graph, costs, counts, document["origin"], rates, overheads, unit)
+    readers = tuple(texts(document.get("sample_readers", []), "sample_readers"))
+    return Profile(graph, costs, counts, document["origin"], rates, overheads, unit, readers)
 
 
 def _sizes_written(profile: Profile) -> dict[str, Any]:
@@ -395,7 +403,11 @@ def _sizes_written(profile: Profile) -> dict[str, Any]:
 
 
 def _written(overheads: Mapping[str, StepOverhead]) -> dict[str, dict[str, float]]:
-    return {name: asdict(overhead) for name, overhead in overheads.items()}
+    """What a file holds of them: reading alone may be left out, as files from before have it."""
+    return {
+        name: {key: value for key, value in asdict(one).items() if value or key != "reading_seconds"}
+        for name, one in overheads.items()
+    }
 
 
 def _overhead(told: Mapping[str, Any], device_type: str) -> StepOverhead:

@@ -286,6 +286,7 @@ def durations(
         for kind in {cluster.devices[rank].type.name for rank in stage.ranks}:
             forward, backward = table.stage_forward(own, kind), table.backward[kind][own].sum(axis=0)
             again = forward if stage.recompute else 0.0
+            forward = forward + table.reading_again(plan, s, kind)
             late = weights_share(plan, s) * backward
             parts = (forward, backward + again, backward - late + again, late)
             of_kind[kind] = tuple(part[which].tolist() for part in parts)

@@ -62,8 +62,8 @@ def test_masked_words_are_found_better_than_by_the_most_frequent_one(tmp_path):
         if word != IGNORED
     )
     most = max(words.values()) / words.total()
-    found = validations(tmp_path, task.config(seed=0, minibatches=350, checkpoint_every=0), 2)[-1]["accuracy"]
-    assert found > 1.3 * most, (found, most)
+    found = validations(tmp_path, task.config(seed=0, minibatches=600, checkpoint_every=0), 2)[-1]["accuracy"]
+    assert found > 1.2 * most, (found, most)
 
 
 def test_translations_become_better_than_copies(tmp_path):

@@ -59,12 +59,18 @@ def test_a_file_without_rates_of_updates_has_none(tmp_path):
 
 def test_what_a_step_takes_besides_is_kept_by_device_type(tmp_path):
     told = replace(profile("slow"), step_overheads={"slow": StepOverhead(0.5, 0.25)})
+    reader = replace(told, sample_readers=(told.graph.layers[-1].id,))
+    assert Profile.load(reader.save(tmp_path / "reader.json")) == reader
+    assert (reader.renamed("new") | profile("fast")).sample_readers == reader.sample_readers
+    with pytest.raises(InputError, match="sample_readers has 'nowhere': expected layers of the graph"):
+        replace(told, sample_readers=("nowhere",))
     joined = told | profile("fast")
     assert Profile.load(joined.save(tmp_path / "p.json")) == joined
     assert joined.step_overheads == {"slow": StepOverhead(0.5, 0.25)}
     assert told.renamed("new").step_overheads == {"new": StepOverhead(0.5, 0.25)}
+    assert "reading_seconds" not in told.to_json()["step_overheads"]["slow"]
     assert "step_overheads" not in profile("slow").to_json()  # files and digests of before stay as they are
-    assert StepOverhead(0.5, 0.25).slower(0.5) == StepOverhead(1.0, 0.5)
+    assert StepOverhead(0.5, 0.25, 0.125).slower(0.5) == StepOverhead(1.0, 0.5, 0.25)
 
 
 def test_disk_round_trip(tmp_path):

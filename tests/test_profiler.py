@@ -339,7 +339,7 @@ def test_what_a_step_takes_beside_its_layers_is_measured(processors, reading, to
     monkeypatch.setattr(type(chosen), "tensor", put)
     monkeypatch.setattr(CrossEntropy, "__call__", judged)
     one = measure.profile(NET, batches(60), chosen, warmup=0, repeats=1, training=measure.Training(read=read))
-    assert one.step_overheads == {"cpu": StepOverhead(0.5 + reading, 0.25)}
+    assert one.step_overheads == {"cpu": StepOverhead(0.5 + reading, 0.25, reading)}
     assert (one.origin["reading_seconds"], one.origin["input_seconds"]) == (3.0, 0.5)
 
 

@@ -77,6 +77,40 @@ def test_what_a_step_takes_beside_its_layers_is_of_the_first_and_the_last_stage(
     )
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "sequential", "gpipe"])
+def test_every_process_that_reads_minibatches_takes_the_time(schedule):
+    """A data set's items were read in two processes, for inputs and for targets, and counted in one."""
+    flush = {"num_microbatches": 3} if schedule == "gpipe" else {}
+    plan, profile, cluster = pipeline([1.0, 1.0, 1.0], [2.0, 2.0, 2.0], schedule=schedule, **flush)
+    told = replace(profile, step_overheads={"d": StepOverhead(0.5, 0.25, 0.125)}, sample_readers=("l2",))
+    slow, slower, _ = pipeline([1.5, 1.0, 1.375], [2.0, 2.0, 2.0], schedule=schedule, **flush)
+    assert simulate(plan, told, cluster, [1] * 6) == simulate(slow, slower, cluster, [1] * 6)
+    terms = (schedule, plan.num_microbatches)
+    found, expected = estimate(plan, Problem(told, cluster, *terms)), estimate(slow, Problem(slower, cluster, *terms))
+    assert (found.period_seconds, found.stages) == (expected.period_seconds, expected.stages)
+    assert found.single_device_seconds == expected.single_device_seconds - 0.125, "one process reads once"
+
+
+def test_a_process_reads_a_minibatch_once_whatever_stages_it_has():
+    graph = LayerGraph.chain(Layer(f"l{k}", "", 0.0) for k in range(4))
+    costs = tuple(LayerCost((CostSample(1, 1.0, 2.0, 0.0),)) for _ in range(4))
+    told = Profile(
+        graph, {"d": costs}, step_overheads={"d": StepOverhead(0.0, 0.0, 0.125)}, sample_readers=("l2", "l3")
+    )
+    cluster = Cluster.uniform(3, device_type="d", link=Link(1.0, 0.0))
+
+    def forwards(*ranks, **options):
+        stages = tuple(Stage((f"l{k}",), (rank,)) for k, rank in enumerate(ranks))
+        spans = simulate(Plan(stages, **options), told, cluster, [1] * 2).spans
+        seconds = {s.stage: s.end - s.start for s in spans if s.kind == "forward"}
+        return [seconds[k] for k in range(4)]
+
+    several = {"schedule": "1f1b-flush", "num_microbatches": 2}
+    assert forwards(0, 1, 0, 1, **several) == [1.0, 1.0, 1.0, 1.125], "rank 0 has the first stage"
+    whole = Plan((Stage(("l0", "l1", "l2", "l3"), (0,)),))
+    assert simulate(whole, told, cluster, [1]).makespan == 12.0
+
+
 def test_a_stage_makes_anew_the_kernel_maps_that_earlier_stages_made():
     """Layers 0, 2 and 3 share a map (as many pairs), made in 0.25 s; layer 1 has its own."""
     graph = LayerGraph.chain(Layer(f"l{k}", "", 0.0) for k in range(4))

@@ -1,6 +1,7 @@
 """The default cost model: what a plan is expected to do, from its own replicas, boundaries and links.
 
-Legend, for stage i, with t its forward and backward on one replica and s/n a replica's share of a round:
+Legend, for stage i, with t its forward and backward on one replica (and reading, where it reads minibatches that the
+first stage's process reads too) and s/n a replica's share of a round:
   T = max over replicas of t·s/n, plus the optimizer's step and, as the runtime blocks on it, gradient averaging, both
       per minibatch
   L = max over replicas of t: how long one minibatch stays
@@ -34,7 +35,10 @@ def estimate(plan: Plan, problem: Problem) -> Estimate:
     ports = _ports(transfers)
     computes, averagings, latencies, works = [], [], [], []
     for k, stage in enumerate(plan.stages):
-        seconds = [replica_seconds(problem, layers[k], kind, stage.recompute) for kind in kinds_of(problem, stage)]
+        seconds = [
+            replica_seconds(problem, layers[k], kind, stage.recompute) + problem.table.reading_again(plan, k, kind)
+            for kind in kinds_of(problem, stage)
+        ]
         compute = max(t * share for t, share in zip(seconds, stage.shares, strict=True)) / stage.round
         averaging, update = _once_a_round(plan, problem, stage, layers[k])
         computes.append(compute + update)

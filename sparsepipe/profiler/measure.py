@@ -38,6 +38,7 @@ class Training:
     size_unit: str = "voxels"
     origin: Mapping[str, Any] = field(default_factory=dict)  # what the profile's origin says of it
     read: Callable[[int], Any] | None = None  # reads one of the data set's minibatches, by a number
+    reads_targets: bool = False  # whether targets are in what is read, so that the last stage reads it too
     loss: Loss | None = None  # judges the output in the last stage; None: the cross entropy of classes
 
 
@@ -93,6 +94,7 @@ def profile(
     num_bytes = sum(parameter.nbytes for parameter in subnetwork.parameters())
     updates = [seconds for one in rounds for seconds in one.updates]
     counts = [batch.size for batch in batches]
+    counted = reading if crowd >= 1 else 0.0
     facts = {
         **_origin(network, engine, place),
         "batch_size": len(batches[middle]),
@@ -108,9 +110,17 @@ def profile(
         tuple(training.sizes or counts),
         {**facts, **training.origin},
         {name: statistics.median(updates) / num_bytes} if num_bytes else {},
-        {name: StepOverhead(putting + (reading if crowd >= 1 else 0.0), loss_seconds)},
+        {name: StepOverhead(putting + counted, loss_seconds, counted)},
         size_unit=training.size_unit,
+        sample_readers=_sample_readers(network, targets=training.reads_targets),
     )
+
+
+def _sample_readers(network: AnyNetwork, *, targets: bool) -> tuple[str, ...]:
+    """Return the layers whose stages read minibatches themselves: for inputs of the network, the last for `targets`."""
+    direct = set(network.direct_inputs)
+    found = [row.id for row in network.rows if direct.intersection(row.inputs)]
+    return tuple(dict.fromkeys([*found, *([network.rows[-1].id] if targets else [])]))
 
 
 def _check(batches: Sequence[Any], size_unit: str, *, warmup: int, repeats: int | None) -> None:

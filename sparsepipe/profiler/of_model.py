@@ -105,6 +105,7 @@ def profile_model(
         size_unit=dataset.size_unit,
         origin=origin,
         read=lambda k: dataset.batch(order[k % len(order)], epoch=1),
+        reads_targets=not dataset.targets_are_labels,
         loss=task.loss,
     )
     with contending_processes(beside, __package__, likewise) as others, limited_to(threads):

@@ -140,6 +140,7 @@ class SleptStage:
         self._forward = table.stage_forward(layers, kind)
         whole = table.backward[kind][layers].sum(axis=0)
         self._backward = whole + (self._forward if own.recompute else 0.0)
+        self._forward = self._forward + table.reading_again(plan, stage, kind)
         self._backward_weight = weights_share(plan, stage) * whole
         self._backward_input = self._backward - self._backward_weight
         self._bytes_after = table.payload(before | set(layers))[0]
