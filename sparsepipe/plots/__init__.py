@@ -9,9 +9,12 @@ from .compression import compression, compression_table
 from .cuts import cut_bytes, cut_bytes_table
 from .epochs import epoch_trace, working_epoch
 from .export import COLUMN_WIDTHS, export, keep_pictures, live
+from .groups import groups, groups_table
 from .layer_costs import layer_costs, layer_costs_table
 from .layer_graph import cuts_table, layer_graph, layer_graph_table
+from .lost_seconds import lost_seconds, lost_seconds_table
 from .mixes import mixes, mixes_table
+from .outcomes import Outcome, outcomes_table
 from .points import Point, points_table
 from .progress import progress, progress_table
 from .scaling import scaling, scaling_table
@@ -23,6 +26,7 @@ from .throughput import throughput, throughput_table
 from .timeline import timeline, timeline_table
 from .trace_page import trace_page, write_trace
 from .traffic import traffic, traffic_table
+from .waiting import waiting, waiting_table
 
 __all__ = [
     "anatomy",
@@ -56,10 +60,16 @@ __all__ = [
     "export",
     "keep_pictures",
     "live",
+    "groups",
+    "groups_table",
     "layer_costs",
     "layer_costs_table",
     "layer_graph",
     "layer_graph_table",
+    "lost_seconds",
+    "lost_seconds_table",
+    "Outcome",
+    "outcomes_table",
     "progress",
     "progress_table",
     "speedups",
@@ -75,6 +85,8 @@ __all__ = [
     "trace_page",
     "voxel_counts",
     "voxel_counts_table",
+    "waiting",
+    "waiting_table",
     "working_epoch",
     "write_trace",
 ]

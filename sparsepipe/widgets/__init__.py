@@ -5,5 +5,14 @@ from .layer_graph import LayerGraphExplorer
 from .partition import PartitionExplorer
 from .plot_view import PlotView
 from .runs import RunsTable, runs_table
+from .waiting import WaitingExplorer
 
-__all__ = ["LaunchBoard", "LayerGraphExplorer", "PartitionExplorer", "PlotView", "RunsTable", "runs_table"]
+__all__ = [
+    "LaunchBoard",
+    "LayerGraphExplorer",
+    "PartitionExplorer",
+    "PlotView",
+    "RunsTable",
+    "WaitingExplorer",
+    "runs_table",
+]

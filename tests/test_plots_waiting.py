@@ -1,0 +1,92 @@
+"""Figures of replication rules: paces, groups, lost seconds."""
+
+import math
+
+import pytest
+from test_pipeline_simulator import like_pipelines, network
+from test_plots import shows
+
+from sparsepipe import InputError, plots, simulate_pipelines
+from sparsepipe.pipeline_simulator import CAUSES
+from sparsepipe.plots import lost_seconds as drawn_causes
+from sparsepipe.plots.lost_seconds import CAUSES as TOLD
+from sparsepipe.plots.outcomes import NOBODY, in_lines, rule_color
+from sparsepipe.replication import RULES
+from sparsepipe.stragglers import Stragglers
+
+SLOW = "slow:rank=0,factor=4"
+
+
+def outcome(rule, straggler="", *, seed=0, source="simulated"):
+    stragglers = Stragglers.parse(straggler)
+    whole, cluster = like_pipelines(3, 1, rule)
+    found = simulate_pipelines(whole, network(1), cluster, [1.0] * 36, stragglers=stragglers, seed=seed)
+    return plots.Outcome.of(found.to_json()["replication"], stragglers=stragglers, seed=seed, source=source)
+
+
+@pytest.fixture(scope="module")
+def outcomes():
+    return [outcome(rule, straggler) for straggler in ("", SLOW) for rule in ("all-reduce", "quorum:grace=0.5")]
+
+
+def test_paces_stand_in_the_figure_as_in_the_table(outcomes):
+    table = plots.waiting_table(outcomes)
+    assert list(table.straggler) == [NOBODY] * 2 + ["rank 0 is 4 times as slow"] * 2
+    shows(plots.waiting(outcomes), table.samples_per_second)
+    all_reduce, quorum = table[table.straggler != NOBODY].set_index("rule").share_of_own_pace[:2]
+    assert all_reduce < 0.5 < 0.95 < quorum  # three of them at the pace of the slowest; nobody waits
+
+
+def test_seeds_are_a_mean_and_an_interval(outcomes):
+    jitter = "jitter:p=0.3,seconds=2"
+    several = [outcome("all-reduce", f"{jitter};seed={seed}", seed=seed) for seed in range(3)]
+    bar = plots.waiting(several).data[0]
+    paces = [one.samples_per_second for one in several]
+    assert len(set(paces)) == 3
+    assert bar.y[0] == pytest.approx(sum(paces) / 3)
+    assert bar.y[0] + bar.error_y.array[0] == pytest.approx(max(paces))
+    assert bar.y[0] - bar.error_y.arrayminus[0] == pytest.approx(min(paces))
+    (alone,) = [
+        trace for trace in plots.waiting(several[:1]).data if trace.type == "bar" and trace.name == "all-reduce"
+    ]
+    assert math.isnan(alone.error_y.array[0])
+
+
+def test_what_real_processes_did_is_a_marker_and_no_bar(outcomes):
+    figure = plots.waiting([*outcomes, outcome("all-reduce", SLOW, source="replayed")])
+    markers = [trace for trace in figure.data if trace.type == "scatter" and trace.mode == "markers"]
+    assert [len(trace.x) for trace in markers] == [1, 1]  # and its key in the legend
+    names = [trace.name for trace in figure.data if trace.showlegend is not False]
+    assert names == ["all-reduce", "quorum:grace=0.5", "simulated", "replayed, by real processes", names[-1]]
+
+
+def test_groups_are_shares_and_large_values_are_put_together():
+    one = plots.Outcome("ad-psgd", "", "simulated", (1.0,), (1.0,), {2: 3, 1: 1}, {0: 1, 9: 1, 30: 2})
+    table = plots.groups_table([one])
+    assert table.groupby("what").share.sum().tolist() == pytest.approx([1, 1])
+    figure = plots.groups([one])
+    sizes, late = figure.data
+    assert dict(zip(sizes.x, sizes.y, strict=True)) == {2: 75, 1: 25}
+    assert dict(zip(late.x, late.y, strict=True)) == {0: 25, 9: 75}
+    with pytest.raises(InputError, match="no averages to draw"):
+        plots.groups([plots.Outcome("diloco", "", "simulated", (1.0,), (1.0,))])
+
+
+def test_causes_are_told_in_words_and_add_up(outcomes):
+    assert set(TOLD) == set(CAUSES)
+    table = plots.lost_seconds_table(outcomes)
+    figure = plots.lost_seconds(outcomes)
+    shows(figure, table.lost_seconds, axis="x")
+    assert "rank 0 is 4 times as slow" in figure.layout.title.text
+    slow = table[(table.straggler != "") & (table.rule == "all-reduce")].set_index("cause").lost_seconds
+    assert slow["group"] > slow["straggler"] > 0  # two pipelines wait for the one that is held up
+    with pytest.raises(InputError, match="no lost seconds"):
+        drawn_causes([plots.Outcome("diloco", "", "measured", (1.0,), (1.0,))])
+
+
+def test_rules_have_colours_of_their_own_whatever_their_options():
+    assert len({rule_color(name) for name in RULES}) == len(RULES)
+    assert rule_color("quorum:grace=0.5") == rule_color("quorum")
+    assert in_lines("any rank sleeps 200 ms in 10 % of its minibatches", 20).count("<br>") == 2
+    with pytest.raises(InputError, match="no outcomes to draw"):
+        plots.waiting([])
