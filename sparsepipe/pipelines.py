@@ -13,7 +13,7 @@ from .display import html
 from .display.markup import one_line
 from .display.plan_text import stage_table
 from .errors import InputError
-from .fields import number, shown, texts
+from .fields import integer, number, shown, texts
 from .files import read_json, write_json
 from .graph import LayerGraph
 from .plan import FORMAT, Plan, Stage
@@ -39,6 +39,17 @@ class Pipelines:
     plan_seconds: float = 0.0
     warnings: tuple[str, ...] = ()  # of the split; each plan has its own too
     provenance: Mapping[str, Any] | None = field(default=None, compare=False)
+
+    @classmethod
+    def alike(cls, plan: Plan, count: int, replication: Rule, *, samples: float = 1.0) -> "Pipelines":
+        """Return `count` pipelines of the same plan, whose ranks are from 0: each on the next ranks of a cluster."""
+        integer(count, "pipelines", least=2)
+        num_ranks = len(plan.ranks)
+        copies = []
+        for k in range(count):
+            stages = (replace(one, ranks=tuple(rank + k * num_ranks for rank in one.ranks)) for one in plan.stages)
+            copies.append(replace(plan, stages=tuple(stages)))
+        return cls(tuple(copies), replication, samples)
 
     @property
     def ranks(self) -> tuple[int, ...]:

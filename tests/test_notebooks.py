@@ -34,6 +34,7 @@ SMALL = {
     "minibatches": 4,
     "engine": "native",
     "cells": [16, 32],
+    "each": 4,
     "dense_models": ["vgg11bn-3d-narrow"],  # a step on a grid of 64 cells along each axis takes seconds
     "num_points": 512,
 }
@@ -142,20 +143,22 @@ def _parameters(path):
 
 
 VERBS = {"profile_model", "partition", "simulate", "launch"}  # what the product does
+VERBS |= {"partition_pipelines", "simulate_pipelines"}  # and with several pipelines
 PLANS = {"profile_model", "partition"}
 OPEN = {  # notebook: the verbs that its cells call by their public names
     "02_profile": {"profile_model"},
     "03_layer_graph": PLANS,
     "04_partition": PLANS | {"simulate"},
-    "05_launch": VERBS,
+    "05_launch": PLANS | {"simulate", "launch"},
     "06_figures": PLANS | {"launch"},
-    "09_your_own_network": VERBS,
+    "09_your_own_network": PLANS | {"simulate", "launch"},
+    "10_waiting": PLANS | {"simulate_pipelines"},
     "figures/1_devices": PLANS | {"launch"},
     "figures/10_dense": PLANS | {"launch"},
     "figures/2_mixed_devices": PLANS,
     "figures/3_sparse_dense": {"profile_model"},
     "figures/4_accuracy": PLANS | {"launch"},
-    "figures/5_prediction": VERBS,
+    "figures/5_prediction": PLANS | {"simulate", "launch"},
     "figures/6_bytes_memory": PLANS,
 }
 

@@ -92,6 +92,7 @@ LIVE = {
     "04_partition": 1,
     "05_launch": 2,
     "09_your_own_network": 1,
+    "10_waiting": 1,
 }  # those that show widgets, and how many
 ALL_WIDGETS = "least => document.querySelectorAll('.widget-vbox, .sp-view').length >= least"
 ALL_FIGURES = "least => document.querySelectorAll('.js-plotly-plot').length >= least"

@@ -118,3 +118,13 @@ def test_people_see_every_pipeline():
     )
     assert "pipeline 1: by hand: 2 stages on 3 devices" in text and "warning: careful" in text
     assert page.count("layers by stage") == 2 and "careful" in page
+
+
+def test_copies_of_a_plan_stand_on_ranks_of_their_own():
+    plan = Plan((Stage(("a", "b"), (0, 1), (2, 1)), Stage(("c", "d"), (2,))), estimate=estimated(0.25, 0.25, 0.125))
+    whole = Pipelines.alike(plan, 3, RULE, samples=8.0)
+    assert [whole.ranks_of(k) for k in range(3)] == [(0, 1, 2), (3, 4, 5), (6, 7, 8)]
+    assert all(whole.local(k) == plan for k in range(3))
+    assert whole.check(GRAPH, Cluster.uniform(9)).minibatches_per_second == 12
+    with pytest.raises(InputError, match="pipelines"):
+        Pipelines.alike(plan, 1, RULE)

@@ -8,7 +8,7 @@ from test_pipeline_simulator import network
 
 from sparsepipe import InputError, Link
 from sparsepipe.widgets import WaitingExplorer
-from sparsepipe.widgets.waiting import JITTER, NOBODY, STOP
+from sparsepipe.widgets.waiting import JITTER, NOBODY, PIPELINE, SLOW, STOP
 
 RULES = ("all-reduce", "partial-reduce:wait=0.1", "local-sgd:every=2")
 
@@ -16,7 +16,9 @@ RULES = ("all-reduce", "partial-reduce:wait=0.1", "local-sgd:every=2")
 @pytest.fixture
 def explorer(tmp_path):
     profile = replace(network(4, forward=0.01), sizes=(1.0,), origin={"batch_size": 8})
-    return WaitingExplorer(profile, Link(), rules=RULES, rule=RULES[1], minibatches=6, figures=tmp_path)
+    made = WaitingExplorer(profile, Link(), rules=RULES, rule=RULES[1], minibatches=6, figures=tmp_path)
+    made.straggler.value = SLOW
+    return made
 
 
 def bars(view):
@@ -50,6 +52,13 @@ def test_sliders_that_say_nothing_are_grey(explorer):
     explorer.straggler.value = NOBODY
     assert explorer.rank.disabled and not explorer.stragglers().parts
     assert explorer.messages.value == "" and len(explorer._drawn) == len(RULES)
+
+
+def test_a_slow_pipeline_is_all_ranks_of_it(explorer):
+    explorer.straggler.value = PIPELINE
+    explorer.rank.value = 3
+    _, planned = explorer._plan()
+    assert {part.rank for part in explorer.stragglers().parts} == set(planned.ranks_of(1))
 
 
 def test_what_cannot_be_is_said_and_the_picture_stays(explorer):

@@ -10,7 +10,7 @@ from ..display.markup import Html, figure_text
 from ..errors import InputError
 from ..pipelines import Pipelines
 from ..record import RunRecord
-from ..replication import RULES, rule_text
+from ..replication import RULES, rule_from_json, rule_text
 from ..stragglers import Stragglers
 from ..workload_facts import workload_facts
 from .theme import GREY
@@ -53,7 +53,7 @@ class Outcome:
             for cause, seconds in one.get("lost_seconds", {}).items():
                 lost[cause] = lost.get(cause, 0.0) + seconds
         return cls(
-            rule or replication["rule"],
+            rule or rule_text(rule_from_json(replication)),
             stragglers.note() if stragglers else "",
             source,
             tuple(one["samples_per_second"] for one in pipelines),

@@ -34,6 +34,7 @@ NOTEBOOKS: dict[str, tuple[str, ...]] = {
     "07_learning": (),
     "08_segmentation": (),
     "09_your_own_network": (),
+    "10_waiting": (),
     "figures/4_accuracy": (),  # trains what figures 1 and 5 read
     "figures/3_sparse_dense": (),
     "figures/1_devices": ("figures/4_accuracy",),
@@ -51,6 +52,7 @@ ALONE = frozenset(
         "07_learning",
         "08_segmentation",
         "09_your_own_network",
+        "10_waiting",
         "figures/4_accuracy",
         "figures/3_sparse_dense",
         "figures/1_devices",

@@ -14,11 +14,11 @@ from ..errors import InputError
 from ..fields import integer
 from ..pipeline_simulator import PipelinesForecast, simulate_pipelines
 from ..pipelines import Pipelines
-from ..planners import partition_pipelines
+from ..planners import partition
 from ..profile import Profile
 from ..provenance import Provenance
 from ..quantities import TIME
-from ..replication import RULES, parse_rule
+from ..replication import RULES, parse_rule, rule_text
 from ..stragglers import Stragglers
 from .controls import bandwidth_slider, count_slider, dropdown, number_slider
 from .exporter import Export, Exporter
@@ -28,7 +28,8 @@ from .plot_view import PlotView
 from .responsive import responsive
 from .stop_slider import StopSlider
 
-NOBODY, SLOW, JITTER, STOP = "nobody", "one rank is slow", "ranks sleep by chance", "one rank stops once"
+NOBODY, PIPELINE, SLOW = "nobody", "one pipeline is slow", "one rank is slow"
+JITTER, STOP = "ranks sleep by chance", "one rank stops once"
 _MOST_PIPELINES, _MOST_STAGES = 8, 8
 _FACTORS = (1.5, 2, 3, 4, 6, 8, 16)
 _CHANCES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
@@ -84,9 +85,11 @@ class WaitingExplorer:
         self.link_bandwidth = bandwidth_slider("links", [self.link.bandwidth], "bandwidth between any two devices")
         self.rule = dropdown("rule", list(dict.fromkeys([*rules, rule])), "how pipelines average")
         self.rule.value = rule
-        self.straggler = dropdown("who is slow", [SLOW, JITTER, STOP, NOBODY], "what holds ranks up")
-        self.rank = count_slider("rank", 0, low=0, high=high - 1, most=64 * most - 1, tip="of all, pipeline 0's first")
-        self.factor = number_slider("times as slow", 4.0, _FACTORS, "of a slow rank")
+        self.straggler = dropdown("who is slow", [PIPELINE, SLOW, JITTER, STOP, NOBODY], "what holds ranks up")
+        self.rank = count_slider(
+            "rank", 0, low=0, high=high - 1, most=64 * most - 1, tip="pipeline 0's first; or one of a pipeline"
+        )
+        self.factor = number_slider("times as slow", 4.0, _FACTORS, "of slow ranks")
         self.chance = number_slider("chance", 0.1, _CHANCES, "that a rank sleeps in a minibatch")
         self.seconds = StopSlider(
             "sleeps, stops for", 0.1, TIME, stops=_SECONDS, tooltip="seconds of a sleep or a stop"
@@ -103,8 +106,11 @@ class WaitingExplorer:
     def stragglers(self) -> Stragglers:
         """What the pickers say holds ranks up."""
         rank, seconds = f"rank={self.rank.value}", f"seconds={self.seconds.value:g}"
+        factor, stages = f"factor={self.factor.value:g}", self.stages.value
+        first = self.rank.value // stages * stages  # of its pipeline: devices are alike, and split in their order
         given = {
-            SLOW: f"slow:{rank},factor={self.factor.value:g}",
+            PIPELINE: ";".join(f"slow:rank={first + k},{factor}" for k in range(stages)),
+            SLOW: f"slow:{rank},{factor}",
             JITTER: f"jitter:p={self.chance.value:g},{seconds}",
             STOP: f"stop:{rank},at={self.minibatches // 4},{seconds}",
         }
@@ -127,16 +133,18 @@ class WaitingExplorer:
     def _follow(self) -> None:
         """Grey the sliders that say nothing about what is picked."""
         picked = self.straggler.value
-        self.rank.disabled = picked not in (SLOW, STOP)
-        self.factor.disabled = picked != SLOW
+        self.rank.disabled = picked not in (PIPELINE, SLOW, STOP)
+        self.factor.disabled = picked not in (PIPELINE, SLOW)
         self.chance.disabled = picked != JITTER
         self.seconds.disabled = picked not in (JITTER, STOP)
 
     def _plan(self) -> tuple[Cluster, Pipelines]:
         count, stages = self.pipelines.value, self.stages.value
-        link = replace(self.link, bandwidth=self.link_bandwidth.value)
-        cluster = Cluster.uniform(count * stages, device_type=self.profile.device_types[0], link=link)
-        return cluster, partition_pipelines(self.profile, cluster, count, planner="model-parallel")
+        kind, link = self.profile.device_types[0], replace(self.link, bandwidth=self.link_bandwidth.value)
+        one, cluster = (Cluster.uniform(number, device_type=kind, link=link) for number in (stages, count * stages))
+        plan = partition(self.profile, one, planner="model-parallel")
+        samples = self.profile.origin.get("batch_size", 1)
+        return cluster, Pipelines.alike(plan, count, parse_rule(self.rule.value), samples=samples)
 
     def _simulate(self, cluster: Cluster, planned: Pipelines, rule: str, stragglers: Stragglers) -> PipelinesForecast:
         key = (cluster, rule, str(stragglers), len(planned.pipelines))
@@ -211,4 +219,4 @@ def _told(forecast: PipelinesForecast, undisturbed: float) -> Html:
     )
     text = Html("<b>{}</b>: {:,.0f} samples/s, {} of its pace while nobody is slow. Waiting costs {} of {:,.0f}; {}")
     shares = (f"{part / whole:.0%}" if whole else "none" for part, whole in ((pace, undisturbed), (own - pace, own)))
-    return text.format(forecast.rule, pace, *shares, own, averages)
+    return text.format(rule_text(forecast.rule), pace, *shares, own, averages)
