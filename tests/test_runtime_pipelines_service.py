@@ -327,3 +327,45 @@ def test_bad_input_is_one_line(tmp_path) -> None:
         process = start(tmp_path, **options)
         _, error = process.communicate(timeout=60)
         assert process.returncode == 2 and len(error.splitlines()) == 1, error
+
+
+def test_a_thread_that_waits_holds_up_no_other(tmp_path) -> None:
+    run_dir = tmp_path / "run"
+    with serving(run_dir, rule="local-sgd"), connected(run_dir, 2, epoch=500, total=500) as (first, second):
+        first.next_task(0)
+        second.next_task(0)
+        number = first.contribute(16, samples=4)
+        found = []
+        waiting = threading.Thread(target=lambda: found.append(first.merge_of(number, wait=60.0)))
+        waiting.start()
+        taken = [[] for _ in range(4)]
+
+        def take(own):
+            own += (first.take_minibatch(0, place) for place in range(100))
+
+        threads = [threading.Thread(target=take, args=(own,)) for own in taken]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=30)
+        assert taken[0] == taken[1] == taken[2] == taken[3] and len(set(taken[0])) == 100
+        assert waiting.is_alive() and first.merge_of(number, wait=0.1) is None
+        second.contribute(16, samples=4)
+        waiting.join(timeout=30)
+        assert found[0].members == (0, 1) and found[0] == second.merge_of(0, wait=30.0)
+
+
+def test_a_rank_that_reads_no_answers_is_shut_out(tmp_path) -> None:
+    run_dir = tmp_path / "run"
+    with serving(run_dir) as process, connected(run_dir, 1) as (client,):
+        layers = tuple(f"layer{k}" * 100 for k in range(500))
+        client.register(Holder(0, 0, layers, Address("127.0.0.1", 4711, "ab")))
+        hello = {"pipeline": 0, "rank": -1, "attempt": 0}
+        own = Connection(CoordinatorAddress.read(run_dir), hello, deadline=time.monotonic() + 30)
+        own._socket.settimeout(30)
+        asked = line_of({"id": 1, "call": "holders", "wait": 0.0, "given": {"pipeline": 0}, "done": []})
+        with closing(own), pytest.raises(OSError):
+            for _ in range(300):
+                own._socket.sendall(asked * 10)
+                time.sleep(0.1)
+        assert len(client.holders(0)) == 1 and process.poll() is None
