@@ -12,9 +12,11 @@ from ..published.contiguous import contiguous_plan
 from .chain_search import Path
 from .deeper_warmup import deepened
 from .graph_search import StageEnds, nothing_fits, over_sets
+from .listed_cuts import ListedCuts
 from .min_period import minimise_period
 from .min_step_time import LeastSum, StepModel, minimise_step
-from .search_space import Rules, Space, merged, spaces
+from .relaxed_bound import is_close, relaxed_bound
+from .search_space import Rules, Space, branching_space, merged, spaces
 from .stage_cost_tables import StageModel
 
 CONTIGUOUS = "dnn-partitioning"
@@ -71,7 +73,7 @@ class Optimal:
                 return found, bound
         if not found:
             raise InputError(refused or "the network and the cluster are too large to plan; use fewer devices")
-        return found, self._relaxed_bound(problem, found[0].space)
+        return self._with_listed_cuts(problem, found)
 
     @property
     def _rules(self) -> Rules:
@@ -100,14 +102,29 @@ class Optimal:
         count = 1 if problem.rules.one_minibatch_at_a_time else problem.num_microbatches
         return [Found(space, path, steps.total(*steps.value(path)) / count) for path in paths], bound / count
 
-    def _relaxed_bound(self, problem: Problem, space: Space) -> float:
-        """A lower bound of every plan's period, where not all could be looked at."""
-        if len(problem.cluster.nodes) > 1 and self.cost_model == "default":
+    def _with_listed_cuts(self, problem: Problem, found: list["Found"]) -> tuple[list["Found"], float]:
+        """More paths, over the best of all cuts where these can be listed, and a bound; where not all were searched."""
+        searched = found[0].space
+        if self.cost_model != "default":
+            return found, float(searched.model.work[-1] / searched.moves.spare[0])
+        low, relaxed = self._easier(problem, searched)
+        period = min(one.value for one in found)
+        listed = None if searched.model.cuts.complete or is_close(low, period) else ListedCuts.of(problem)
+        space = branching_space(problem, self._rules, searched, listed) if listed else None
+        if space and not self._refusal(space):
+            found = [*found, *self._minimise(problem, space)[0]]
+            period = min(one.value for one in found)
+        return found, relaxed_bound(problem, relaxed, listed, low=low, period=period)
+
+    def _easier(self, problem: Problem, searched: Space) -> tuple[float, Space]:
+        """(a bound of every plan's period, a space on one node): on the best of all links no plan does worse."""
+        if len(problem.cluster.nodes) > 1:
             easier = merged(problem)
-            for other in spaces(easier, self._rules):
-                if other.complete and not self._refusal(other):
-                    return self._minimise(easier, other)[1]
-        return float(space.model.work[-1] / space.moves.spare[0])
+            for space in spaces(easier, self._rules):
+                if space.complete and not self._refusal(space):
+                    return self._minimise(easier, space)[1], space
+                searched = space
+        return float(searched.model.work[-1] / searched.moves.spare[0]), searched
 
     def _plan(self, problem: Problem, found: "Found", bound: float) -> Plan:
         model, taken, stages = found.space.model, set[int](), []

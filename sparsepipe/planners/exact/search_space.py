@@ -12,10 +12,12 @@ from ..base import Problem
 from ..cuts import Cuts, least_payload_order
 from ..device_groups import DeviceClass, DeviceGroups, device_classes
 from .chain_search import Moves, all_moves, slice_moves
+from .listed_cuts import ListedCuts
 from .memory_limits import MemoryRule, memory_rule
 from .stage_cost_tables import StageModel, default_model, published_model
 
 MAX_CUTS = 3000  # beyond, cuts are those along topological orders
+LISTED = (3000, 1000, 300)  # cuts that are searched of those that are listed: as many as fit
 MAX_SERVERS = 8  # of the published model, where any set of them may form a stage
 # How much one step of a search may look at: a second or so.
 CHAIN_BUDGET = 400_000  # moves
@@ -82,6 +84,17 @@ def spaces(problem: Problem, rules: Rules) -> Iterator[Space]:
                 fitting = fitting.thinned(problem.table, len(fitting) // 2)
             if _fits(problem, rules, fitting, len(moves.source)):
                 yield Space.of(problem, rules, fitting, groups, moves, complete=False)
+
+
+def branching_space(problem: Problem, rules: Rules, searched: Space, listed: ListedCuts) -> Space | None:
+    """The moves of `searched`, with the best of all cuts instead of those along an order; None where too many fit."""
+    along = [Cuts.along(problem.table, order).masks for order in _orders(problem)]
+    for count in LISTED:
+        cuts = listed.cheapest(count, *along)
+        if _fits(problem, rules, cuts, len(searched.moves.source)):
+            groups, moves = searched.model.groups, searched.moves
+            return Space.of(problem, rules, cuts, groups, moves, complete=False)
+    return None
 
 
 def _fits(problem: Problem, rules: Rules, cuts: Cuts, num_moves: int) -> bool:

@@ -1,0 +1,113 @@
+"""A lower bound of every plan's period where cuts can be listed, but not searched: only their sums are kept.
+
+A cut is kept as three numbers: the work before it, the bytes of weights before it, and what crosses it. A stage from a
+cut to any that has more before it is allowed, whether or not the one holds the other, as long as the difference of the
+sums fits into the period; a boundary is allowed where what crosses it does. A plan of a period is then a walk over such
+cuts, so that where there is no walk there is no plan:
+
+    most[u, m]   of the cuts that u devices can lead up to, and a stage of m may begin at, the most that an m-th part of
+                 the work and its averaging come to; the walk's next stage covers one period more
+
+Cuts that are alike are taken together, with the smaller of their sums where it is reached and the larger where it is
+left, which allows more and makes the search of some hundred thousand cuts one of some thousand.
+"""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...costs import Array
+from .listed_cuts import ListedCuts
+
+SECONDS = 4.0  # of the processor, after which the bound that is proven by then counts
+_TOLERANCE = 5e-4
+_WORK_BINS, _WEIGHT_BINS = 20_000, 100  # of all work and weights
+_CROSSING_BINS = 0.01  # as a share of what crosses
+
+
+@dataclass(frozen=True, eq=False)
+class CutProfile:
+    """Of each kind of cut the least and the most work and bytes of weights before it, and the least that crosses it."""
+
+    low: Array  # [K, 2]: seconds of work, bytes of weights
+    high: Array
+    crossing: Array  # [K]: bytes
+    whole: Array  # [2]
+
+    @classmethod
+    def of(cls, listed: ListedCuts) -> "CutProfile":
+        """Take alike cuts together."""
+        sums, crossing = np.stack([listed.work, listed.weights], axis=1), listed.crossing
+        whole = sums[-1]
+        work = np.floor(sums[:, 0] / max(whole[0], 1e-300) * _WORK_BINS)
+        weight = np.floor(sums[:, 1] / max(whole[1], 1e-300) * _WEIGHT_BINS)
+        sent = np.floor(np.log1p(crossing) / np.log1p(_CROSSING_BINS))
+        kind = (work * (_WEIGHT_BINS + 1) + weight) * (sent.max() + 1) + sent
+        _, which = np.unique(kind, return_inverse=True)
+        count = int(which.max()) + 1
+        low, high, least = np.full((count, 2), np.inf), np.zeros((count, 2)), np.full(count, np.inf)
+        np.minimum.at(low, which, sums)
+        np.maximum.at(high, which, sums)
+        np.minimum.at(least, which, crossing)
+        return cls(low, high, least, whole)
+
+    def bound(self, rates: Iterable[tuple[float, float]], link: tuple[float, float], low: float, high: float) -> float:
+        """Return a bound of the period, from `low`, which is one, to `high`.
+
+        `rates` has for 1, 2, … devices the share of its work and the seconds of a byte of weights of a stage on so
+        many; `link` the latency and the seconds of a byte.
+        """
+        walks, until = _Walks(self, np.array([*rates]), link), time.process_time() + SECONDS
+        tried = high * (1 - _TOLERANCE)
+        while high - low > _TOLERANCE * high and time.process_time() < until:
+            if walks.exist(tried):
+                high = tried
+            else:
+                low = tried
+            tried = (low + high) / 2
+        return low
+
+
+class _Walks:
+    """The sums of a profile on each number of devices, sorted once."""
+
+    def __init__(self, cuts: CutProfile, rates: Array, link: tuple[float, float]) -> None:
+        self.begin = cuts.high @ rates.T  # [K, m]: the most that has been done before a stage that begins here
+        self.end = cuts.low @ rates.T  # the least that must be done to end here
+        self.order = np.argsort(self.end, axis=0, kind="stable")
+        self.seconds = link[0] + cuts.crossing * link[1]
+        self.all = cuts.whole @ rates.T
+        self.num_devices = len(rates)
+
+    def exist(self, period: float) -> bool:
+        """Whether stages and boundaries that each take less than `period` lead from the start to the end."""
+        most = np.full((self.num_devices + 1, self.num_devices), -np.inf)
+        most[0] = 0.0
+        tables = self._tables(period)
+        for used in range(self.num_devices):
+            for m in range(self.num_devices - used):  # a stage of m + 1 devices
+                reach = most[used, m] + period
+                if reach == -np.inf:
+                    continue
+                if self.all[m] < reach:
+                    return True
+                ends, follow = tables[m]
+                place = int(np.searchsorted(ends, reach, side="left")) - 1
+                if place >= 0:
+                    np.maximum(most[used + m + 1], follow[:, place], out=most[used + m + 1])
+        return False
+
+    def _tables(self, period: float) -> list[tuple[Array, Array]]:
+        """For each m: the sums at which its stages end, in order; and of all up to each, the most for the next."""
+        count = self.num_devices
+        parts: NDArray[np.intp] = np.floor(self.seconds / period).astype(np.intp) + 1  # devices a side needs, at least
+        tables = []
+        for m in range(count):
+            order = self.order[:, m]
+            order = order[parts[order] <= m + 1]
+            follow = np.where(parts[order] <= np.arange(1, count + 1)[:, None], self.begin[order].T, -np.inf)
+            tables.append((self.end[order, m], np.maximum.accumulate(follow, axis=1)))
+        return tables

@@ -1,0 +1,117 @@
+"""All cuts of a graph that has too many to search: listed once with what is before each and what crosses it.
+
+The best of them become the cuts of a search: of all with about as much work before them, the one that the fewest bytes
+cross. How far that can be from the best plan, cut_profile_bound.py proves from the same list.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...costs import Array
+from ..base import Problem
+from ..cuts import Cuts, down_sets
+
+MOST_CUTS = 300_000
+
+
+@dataclass(frozen=True, eq=False)
+class ListedCuts:
+    """Every down-set, small ones first."""
+
+    cuts: Cuts
+    work: Array  # [S]: seconds of the layers before each on the first device type, forward and backward
+    weights: Array  # [S]: bytes
+    crossing: Array  # [S]: bytes of features that cross it; coordinates are left out
+
+    @classmethod
+    def of(cls, problem: Problem) -> "ListedCuts | None":
+        """List them; None where there are more than MOST_CUTS."""
+        table, layers = problem.table, problem.layers
+        place = {layer: k for k, layer in enumerate(layers)}
+        joined = _joined(problem)
+        at = {layer: k for k, own in enumerate(joined) for layer in own}
+        needs = [
+            sum({1 << at[p] for layer in own for p in table.graph.inputs[layer] if at.get(p, k) != k})
+            for k, own in enumerate(joined)
+        ]
+        few = down_sets(needs, MOST_CUTS)
+        if few is None:
+            return None
+        masks = _spread(few, [sum(1 << place[layer] for layer in own) for own in joined])
+        width = (len(layers) + 7) // 8
+        raw = np.frombuffer(b"".join(mask.to_bytes(width, "little") for mask in masks), dtype=np.uint8)
+        before = np.unpackbits(raw.reshape(len(masks), width).T.copy(), axis=0, bitorder="little").astype(bool)
+        kind = problem.cluster.device_types[0].name
+        seconds = table.seconds[kind][:, 0] + (table.forward[kind][:, 0] if problem.recompute else 0.0)
+        work, weights, crossing = (np.zeros(len(masks)) for _ in range(3))
+        for layer, k in place.items():
+            np.add(work, seconds[layer], out=work, where=before[k])
+            np.add(weights, table.parameter_bytes[layer], out=weights, where=before[k])
+            consumers = [place[c] for c in table.graph.consumers[layer]]
+            if consumers and table.output_bytes[layer, 0]:
+                used = before[consumers[0]].copy()
+                for consumer in consumers[1:]:
+                    used &= before[consumer]
+                np.add(crossing, table.output_bytes[layer, 0], out=crossing, where=before[k] & ~used)
+        cuts = Cuts(tuple(layers), table.graph.input_layers, tuple(masks), True)
+        return cls(cuts, work, weights, crossing)
+
+    def cheapest(self, count: int, *others: Iterable[int]) -> Cuts:
+        """About `count` cuts: of those with about as much work before them the one that the least crosses.
+
+        `others` are masks that come with them.
+        """
+        part = np.minimum(np.floor(self.work / max(self.work[-1], 1e-300) * count), count - 1)
+        order = np.lexsort((self.crossing, part))
+        chosen = order[np.flatnonzero(np.diff(part[order], prepend=-1))]
+        masks = {self.cuts.masks[k] for k in chosen}.union({0, self.cuts.masks[-1]}, *others)
+        in_order = tuple(sorted(masks, key=lambda mask: (mask.bit_count(), mask)))
+        return Cuts(self.cuts.layers, self.cuts.inputs, in_order, False)
+
+
+def _joined(problem: Problem) -> list[list[int]]:
+    """The layers; those without work and weights that touch a single other one are joined to it, in topological order.
+
+    Apart they would cost what crosses between them, and gain nothing.
+    """
+    table, layers = problem.table, problem.layers
+    work = np.sum([seconds[:, 0] for seconds in table.seconds.values()], axis=0) + table.parameter_bytes
+    beside: dict[int, set[int]] = {layer: set() for layer in range(len(table.graph.layers))}
+    for a, b in table.graph.edges:
+        beside[a].add(b)
+        beside[b].add(a)
+    home = {layer: layer for layer in layers}
+    todo = [layer for layer in layers if not work[layer]]
+    while todo:
+        layer = todo.pop()
+        if layer not in beside or len(beside[layer]) != 1 or work[layer]:
+            continue
+        (other,) = beside[layer]
+        if other in home:
+            home[layer] = other
+            beside[other].discard(layer)
+            del beside[layer]
+            todo.append(other)
+    groups: dict[int, list[int]] = {}
+    for layer in layers:
+        root = layer
+        while home[root] != root:
+            root = home[root]
+        groups.setdefault(root, []).append(layer)
+    return [sorted(groups[root]) for root in sorted(groups)]
+
+
+def _spread(masks: list[int], parts: list[int]) -> list[int]:
+    """Masks over layers, of masks over groups of them; `parts` are the masks of the groups."""
+    if all(part == 1 << k for k, part in enumerate(parts)):
+        return masks
+    found = {0: 0}
+    for mask in masks[1:]:  # each has a smaller one before it, with one group less
+        top = mask.bit_length() - 1
+        rest = mask & ~(1 << top)
+        if rest not in found:
+            found[rest] = sum(part for k, part in enumerate(parts) if rest >> k & 1)
+        found[mask] = found[rest] | parts[top]
+    return [found[mask] for mask in masks]
