@@ -113,6 +113,8 @@ def test_inception_is_planned_better_and_nearly_proven(shared_reference, devices
         found = partition(profile, cluster).estimate
         assert found.period_seconds <= before * (1 + 1e-9)
         assert found.gap <= 0.01
+        quick = partition(profile, cluster, quick=True).estimate
+        assert quick.period_seconds == pytest.approx(before) and quick.gap >= found.gap
 
 
 @pytest.mark.slow

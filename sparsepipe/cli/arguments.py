@@ -147,6 +147,7 @@ def _plan(verb: Parser) -> None:
 
 def _planner_options(verb: Parser) -> None:
     """Options that only some planners have."""
+    verb.add_argument("--quick", action="store_true", help="optimal: a tenth of a second for any network, wider gaps")
     verb.add_argument("--rescore", type=count, metavar="K", help="optimal: simulate the K best plans, take the fastest")
     verb.add_argument("--cost-model", choices=COST_MODELS, default="default")
     verb.add_argument("--all-devices", action="store_true", help="leave no device unused")

@@ -143,6 +143,7 @@ def _planner_options(options: argparse.Namespace, names: list[str]) -> list[tupl
         "straight_pipeline": options.straight_pipeline or None,
         "use_fewer_machines": options.use_fewer_machines or None,
         "rescore": options.rescore,
+        "quick": options.quick or None,
         "factor": options.factor,
         "stages_per_device": options.stages_per_device,
         "use_memory_constraint": options.use_memory_constraint or None,

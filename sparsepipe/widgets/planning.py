@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from ..cluster import Cluster
 from ..errors import InputError
 from ..plan import Plan
-from ..planners import Problem, bound_of, partition
+from ..planners import Problem, bound_of, partition, planners_with
 from ..planners.by_hand import by_hand, with_cuts, with_groups
 from ..planners.device_groups import device_classes
 from ..profile import Profile
@@ -152,6 +152,8 @@ def _by_hand(problem: Problem, settings: Settings) -> Plan | None:
 
 
 def _partition(problem: Problem, planner: str, options: Mapping[str, int]) -> Plan:
+    """Plan within a slider's move."""
+    quick = {"quick": True} if planner in planners_with("quick") else {}
     return partition(
         problem.profile,
         problem.cluster,
@@ -159,5 +161,6 @@ def _partition(problem: Problem, planner: str, options: Mapping[str, int]) -> Pl
         schedule=problem.schedule,
         num_microbatches=problem.num_microbatches,
         recompute=problem.recompute,
+        **quick,
         **options,
     )
