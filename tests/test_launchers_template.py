@@ -240,3 +240,25 @@ def test_what_a_fork_returns_or_raises_or_is_killed_by_is_its_code(capfd) -> Non
     assert child.poll() is None
     child.kill()
     assert child.poll() == child.wait() == -signal.SIGKILL
+
+
+BROUGHT_IN = """
+import torch
+from pathlib import Path
+
+def asked(*arguments, **options):
+    raise AssertionError("the device was asked for")
+
+for name in ("is_available", "device_count", "current_device", "get_device_properties", "_lazy_init"):
+    setattr(torch.cuda, name, asked)
+from sparsepipe.launchers.local import agent
+from sparsepipe.launchers.local.workers import bring_in
+bring_in()
+print(len(list(Path("/proc/self/task").iterdir())))
+"""
+
+
+def test_what_workers_are_forked_from_asks_nothing_of_cuda_and_has_no_thread() -> None:
+    """CUDA that was used before a fork fails in every child; a lock that another thread held is held for ever."""
+    done = subprocess.run([sys.executable, "-c", BROUGHT_IN], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "1"), done.stderr
