@@ -59,6 +59,10 @@ class Board:
             self._told[pipeline].clear()
             self._decided(self._groups.join(pipeline, now=time.monotonic()))
 
+    def merge_after(self, pipeline: int, update: int) -> Merge | None:
+        """The merge that a pipeline's contribution after an update is in, if it made one."""
+        return self._merges.get((pipeline, self._told[pipeline].get(update)))
+
     def _decided(self, merges: Sequence[Merge]) -> None:
         for merge in merges:
             for member, contribution in zip(merge.members, merge.contributions, strict=True):

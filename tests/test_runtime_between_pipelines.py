@@ -1,5 +1,6 @@
 """Averages between pipelines over real sockets: what each rule's arithmetic must come to."""
 
+import time
 import zlib
 
 import pytest
@@ -22,7 +23,7 @@ def gradients_of(seed, pipeline):
     return gradient
 
 
-def train(rule, num_pipelines, *, updates, cuts=None, seed=0, momentum=0.0, finish=True, sizes=SIZES):
+def train(rule, num_pipelines, *, updates, cuts=None, seed=0, momentum=0.0, finish=True, sizes=SIZES, seconds=0.0):
     """Train pipelines in threads. Returns them, and the board."""
     layers, weights, buffers = network(seed, sizes)
     cuts = cuts or [()] * num_pipelines
@@ -36,6 +37,7 @@ def train(rule, num_pipelines, *, updates, cuts=None, seed=0, momentum=0.0, fini
         gradient = gradients_of(seed, one.client.pipeline)
         for update in range(updates):
             one.step(lambda name, weight, update=update: gradient(name, weight, update))
+            time.sleep(seconds * (1 + one.client.pipeline))
         if finish:
             one.finish()
 
@@ -292,3 +294,42 @@ def test_stages_of_one_rank_come_to_an_update_one_after_the_other(rule):
     found = {name: t.detach() for one in parts for name, t in one.weights.newest.tensors.items()}
     assert same_bits(found, other.weights())
     close(found, {name: weight - 5 * 0.15 for name, weight in weights.items()})
+
+
+def replayed(board, num_pipelines, *, updates, seed=0, rate=0.1):
+    """Work out again what an overlapped run came to, from what was told of its merges: who, when, in which weights."""
+    _, weights, _ = network(seed)
+    own, done = [dict(weights) for _ in range(num_pipelines)], [0] * num_pipelines
+    contributed = {(p, update): board.merge_after(p, update) for p in range(num_pipelines) for update in range(updates)}
+    told = [(p, merge, facts) for p, merge, facts in board.facts if len(merge.members) > 1]
+    applied = {(p, facts["update"]): merge for p, merge, facts in told if facts["applied"]}
+    snapshots = {}
+    while min(done) < updates:
+        before = list(done)
+        for p in range(num_pipelines):
+            update, gradient = done[p], gradients_of(seed, p)
+            merge = applied.get((p, update))
+            if update == updates or (merge and any((merge, k) not in snapshots for k in merge.members)):
+                continue
+            own[p] = {name: torch.add(w, gradient(name, w, update), alpha=-rate) for name, w in own[p].items()}
+            for name in weights if merge else ():
+                (first, share), *others = zip(merge.members, merge.weights, strict=True)
+                mean = snapshots[merge, first][name] * share
+                for k, share in others:
+                    mean = mean + snapshots[merge, k][name] * share
+                own[p][name] = own[p][name] + (mean - snapshots[merge, p][name])
+            snapshots[contributed[p, update], p] = dict(own[p])
+            done[p] += 1
+        assert done != before, "what is told of the merges has a circle"
+    return own
+
+
+OVERLAPPED = [RULES["partial-reduce"](wait=0.02), RULES["quorum"](quorum=2), RULES["local-sgd"](every=2)]
+
+
+@pytest.mark.parametrize("rule", OVERLAPPED, ids=lambda rule: rule.name)
+def test_a_run_that_overlaps_is_replayed_to_the_bit_from_what_it_told(rule):
+    trained, board = train(rule, 3, updates=25, finish=False, seconds=0.002)
+    for one, again in zip(trained, replayed(board, 3, updates=25), strict=True):
+        assert same_bits(one.weights(), again)
+    assert any(facts["staleness"] for _, merge, facts in board.facts if len(merge.members) > 1)

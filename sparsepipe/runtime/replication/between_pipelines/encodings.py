@@ -1,32 +1,36 @@
 """How numbers travel that are averaged: as they are, or as 8-bit integers whose rounding is made good later."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from .layout import WEIGHT
+from .layout import WEIGHT, taken
 
 _FLOAT_BYTES = 4
 _LARGEST = 127.0
 
 
 class Encoding(Protocol):
-    """Turns pieces of tensors, float32 [n], into bytes, uint8 [a multiple of 4], and back."""
+    """Turns pieces of tensors, one after the other in a vector of float32, into bytes, uint8 [a multiple of 4]."""
 
     def num_bytes(self, name: str, count: int) -> int:
         """Return the bytes of a piece of `count` elements of a tensor."""
         ...
 
-    def contributed(self, name: str, place: slice, values: Tensor) -> Tensor:
-        """Encode a piece that this rank contributes. `place`: where it lies in the rank's vector."""
+    def contributed(self, names: Sequence[str], places: Sequence[slice], values: Tensor) -> Tensor:
+        """Encode pieces that this rank contributes: where `places` say, in its vector `values`."""
         ...
 
-    def reduced(self, name: str, place: slice, values: Tensor) -> Tensor:
-        """Encode a mean that this rank has worked out."""
+    def reduced(self, names: Sequence[str], places: Sequence[slice], means: Tensor) -> list[Tensor]:
+        """Encode pieces of a mean that this rank has worked out, of which `means` has one after the other. `places`
+        are where they lie in its vector. Returns each piece."""
         ...
 
-    def decode(self, name: str, encoded: Tensor, count: int) -> Tensor: ...
+    def decode(self, names: Sequence[str], counts: Sequence[int], encoded: Tensor) -> Tensor:
+        """Return the pieces, one after the other."""
+        ...
 
 
 class Exact:
@@ -35,13 +39,14 @@ class Exact:
     def num_bytes(self, name: str, count: int) -> int:
         return count * _FLOAT_BYTES
 
-    def contributed(self, name: str, place: slice, values: Tensor) -> Tensor:
-        return values.contiguous().view(torch.uint8)
+    def contributed(self, names: Sequence[str], places: Sequence[slice], values: Tensor) -> Tensor:
+        return taken(values, places).view(torch.uint8)
 
-    def reduced(self, name: str, place: slice, values: Tensor) -> Tensor:
-        return values.contiguous().view(torch.uint8)
+    def reduced(self, names: Sequence[str], places: Sequence[slice], means: Tensor) -> list[Tensor]:
+        sizes = [_FLOAT_BYTES * (place.stop - place.start) for place in places]
+        return list(means.contiguous().view(torch.uint8).split(sizes))
 
-    def decode(self, name: str, encoded: Tensor, count: int) -> Tensor:
+    def decode(self, names: Sequence[str], counts: Sequence[int], encoded: Tensor) -> Tensor:
         return encoded.view(torch.float32)
 
 
@@ -55,32 +60,35 @@ class EightBits:
     bits = 8
 
     def __init__(self, num_elements: int, *, error_feedback: bool) -> None:
-        self._exact = Exact()
         size = num_elements if error_feedback else 0
         self._feedback = error_feedback
         self._lost_of_contributed, self._lost_of_reduced = torch.zeros(size), torch.zeros(size)
 
     def num_bytes(self, name: str, count: int) -> int:
         if not name.startswith(WEIGHT) or not count:
-            return self._exact.num_bytes(name, count)
+            return count * _FLOAT_BYTES
         return _FLOAT_BYTES + -(-count // _FLOAT_BYTES) * _FLOAT_BYTES
 
-    def contributed(self, name: str, place: slice, values: Tensor) -> Tensor:
-        return self._encode(name, place, values, self._lost_of_contributed)
+    def contributed(self, names: Sequence[str], places: Sequence[slice], values: Tensor) -> Tensor:
+        lost = self._lost_of_contributed
+        pieces = [self._encode(name, place, values[place], lost) for name, place in zip(names, places, strict=True)]
+        return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.uint8)
 
-    def reduced(self, name: str, place: slice, values: Tensor) -> Tensor:
-        return self._encode(name, place, values, self._lost_of_reduced)
+    def reduced(self, names: Sequence[str], places: Sequence[slice], means: Tensor) -> list[Tensor]:
+        parts = means.split([place.stop - place.start for place in places])
+        every = zip(names, places, parts, strict=True)
+        return [self._encode(name, place, part, self._lost_of_reduced) for name, place, part in every]
 
-    def decode(self, name: str, encoded: Tensor, count: int) -> Tensor:
-        if not name.startswith(WEIGHT) or not count:
-            return self._exact.decode(name, encoded, count)
-        scale = encoded[:_FLOAT_BYTES].view(torch.float32)
-        return encoded[_FLOAT_BYTES : _FLOAT_BYTES + count].view(torch.int8).float() * scale
+    def decode(self, names: Sequence[str], counts: Sequence[int], encoded: Tensor) -> Tensor:
+        parts = encoded.split([self.num_bytes(name, count) for name, count in zip(names, counts, strict=True)])
+        every = zip(names, counts, parts, strict=True)
+        pieces = [self._decode(name, count, part) for name, count, part in every]
+        return torch.cat(pieces) if pieces else torch.empty(0)
 
     def _encode(self, name: str, place: slice, values: Tensor, lost: Tensor) -> Tensor:
         count = len(values)
         if not name.startswith(WEIGHT) or not count:
-            return self._exact.contributed(name, place, values)
+            return values.contiguous().view(torch.uint8)
         if self._feedback:
             values = values + lost[place]
         scale = values.abs().max() / _LARGEST
@@ -89,5 +97,11 @@ class EightBits:
         encoded[:_FLOAT_BYTES] = scale.reshape(1).view(torch.uint8)
         encoded[_FLOAT_BYTES : _FLOAT_BYTES + count] = rounded.to(torch.int8).view(torch.uint8)
         if self._feedback:
-            lost[place] = values - self.decode(name, encoded, count)
+            lost[place] = values - self._decode(name, count, encoded)
         return encoded
+
+    def _decode(self, name: str, count: int, encoded: Tensor) -> Tensor:
+        if not name.startswith(WEIGHT) or not count:
+            return encoded.view(torch.float32)
+        scale = encoded[:_FLOAT_BYTES].view(torch.float32)
+        return encoded[_FLOAT_BYTES : _FLOAT_BYTES + count].view(torch.int8).float() * scale

@@ -14,7 +14,7 @@ from .contributions import Contributions
 from .exchanging import Waited
 from .held import Held
 from .mean import Mean, MeanExchange
-from .merging import distance, of_weights
+from .merging import distance
 from .messages import CalledOff
 from .peers import Peers
 from .server import Server
@@ -60,7 +60,6 @@ class GradientAverager:
         """`exchanging`: of the first replica of the stage alone."""
         self._coordinator, self._held, self._contributions = coordinator, held, contributions
         self._exchanging, self._timeout = exchanging, timeout
-        self._is_weight = of_weights(held.layout)
         self._waited, self._taken = Waited(), 0.0
         self._update = self._version = -1  # the last step, and the merge that it was of
 
@@ -86,7 +85,8 @@ class GradientAverager:
                 facts["why"] = str(error)
         facts |= {"applied": mean is not None, "waited": self._waited.seconds - waited, "distance": 0.0, "bytes": 0}
         if mean is not None:
-            away = distance(own[self._is_weight], mean.values[self._is_weight])
+            weights = self._held.layout.weights
+            away = distance((mean.values - own)[weights], mean.values[weights])
             facts |= {"distance": away, "bytes": mean.bytes}
         self._coordinator.merged(merge, facts)
         return None if mean is None else mean.values

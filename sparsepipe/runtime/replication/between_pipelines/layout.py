@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 WEIGHT, BUFFER = "weight:", "buffer:"  # as checkpoints name them
+_MOST_SHARES = 1000  # that are remembered
 
 
 class Layout:
@@ -19,6 +20,9 @@ class Layout:
             self.places[name] = slice(start, start + shape.numel())
             start += shape.numel()
         self.num_elements = start
+        first = next((place.start for name, place in self.places.items() if name.startswith(WEIGHT)), start)
+        self.weights = slice(first, start)  # all weights: their names come after the buffers'
+        self._shares: dict[tuple[Sequence[str], int, int], list[slice]] = {}  # by what was asked for
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -60,12 +64,17 @@ class Layout:
         Each member of a merge reduces one share of every tensor: which elements they are is the same however a pipeline
         is cut.
         """
-        found = []
-        for name in names:
-            place = self.places[name]
-            size = place.stop - place.start
-            found.append(slice(place.start + size * index // count, place.start + size * (index + 1) // count))
-        return found
+        asked = (tuple(names), index, count)
+        if asked not in self._shares:
+            if len(self._shares) >= _MOST_SHARES:
+                self._shares.clear()
+            self._shares[asked] = [_share(self.places[name], index, count) for name in names]
+        return self._shares[asked]
+
+
+def _share(place: slice, index: int, count: int) -> slice:
+    size = place.stop - place.start
+    return slice(place.start + size * index // count, place.start + size * (index + 1) // count)
 
 
 def _unwatched(name: str, tensor: Tensor) -> Tensor:
@@ -84,5 +93,6 @@ def taken(flat: Tensor, slices: Sequence[slice]) -> Tensor:
 
 def put(flat: Tensor, slices: Sequence[slice], values: Tensor) -> None:
     """Write into some slices of a vector, in place, what `values` has one after the other."""
-    for place, part in zip(slices, values.split([place.stop - place.start for place in slices]), strict=True):
-        flat[place] = part
+    if slices:
+        parts = values.split([place.stop - place.start for place in slices])
+        torch._foreach_copy_([flat[place] for place in slices], list(parts))

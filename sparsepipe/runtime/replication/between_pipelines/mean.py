@@ -20,7 +20,7 @@ from torch import Tensor
 from ....replication.base import Merge
 from ...failures import PacketMismatch
 from .encodings import Encoding
-from .layout import Layout
+from .layout import Layout, put
 from .peers import Link, Peers, called_off
 from .reduction import Part, Reduction, Reductions, Share
 
@@ -72,9 +72,7 @@ class MeanExchange:
         return found
 
     def _part(self, own: Tensor, share: tuple[int, int], names: Sequence[str], version: int) -> Part:
-        slices = self.layout.shares(names, *share)
-        pieces = [self.encoding.contributed(*piece, own[piece[1]]) for piece in zip(names, slices, strict=True)]
-        payload = torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.uint8)
+        payload = self.encoding.contributed(names, self.layout.shares(names, *share), own)
         return Part(self.pipeline, tuple(names), payload, share, version)
 
     def _ask(self, merge: Merge, asked: "_Asked", part: Part, deadline: float) -> None:
@@ -110,12 +108,8 @@ class MeanExchange:
         return sum(self.encoding.num_bytes(name, size) for name, size in zip(names, sizes, strict=True))
 
     def _put(self, values: Tensor, names: Sequence[str], share: tuple[int, int], payload: Tensor) -> None:
-        start = 0
-        for name, place in zip(names, self.layout.shares(names, *share), strict=True):
-            count = place.stop - place.start
-            end = start + self.encoding.num_bytes(name, count)
-            values[place] = self.encoding.decode(name, payload[start:end], count)
-            start = end
+        places = self.layout.shares(names, *share)
+        put(values, places, self.encoding.decode(names, [place.stop - place.start for place in places], payload))
 
 
 class _Asked(NamedTuple):

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ....replication.base import Merge
 from .mean import MeanExchange
-from .merging import Contribution, Merged, distance, of_weights
+from .merging import Contribution, Merged, distance
 
 
 @dataclass(eq=False)
@@ -15,16 +15,14 @@ class MeanWeights:
 
     exchange: MeanExchange
 
-    def __post_init__(self) -> None:
-        self._weights = of_weights(self.exchange.layout)
-
     def contribute(self, number: int, update: int, snapshot: Tensor) -> Contribution:
         return Contribution(number, update, snapshot)
 
     def merge(self, merge: Merge, contribution: Contribution) -> Merged:
-        own, mean = contribution.snapshot, self.exchange.mean(merge, contribution.snapshot)
-        away = distance(own[self._weights], mean.values[self._weights])
-        return Merged(mean.values - own, mean.values, {"distance": away, "bytes": mean.bytes})
+        mean, weights = self.exchange.mean(merge, contribution.snapshot), self.exchange.layout.weights
+        correction = mean.values - contribution.snapshot
+        away = distance(correction[weights], mean.values[weights])
+        return Merged(correction, mean.values, {"distance": away, "bytes": mean.bytes})
 
     def applied(self, contribution: Contribution, merged: Merged | None) -> None:
         """Nothing is kept of it."""

@@ -3,11 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from ....replication.base import Merge
-from .layout import WEIGHT, Layout
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,15 +54,7 @@ class Merging(Protocol):
         ...
 
 
-def of_weights(layout: Layout) -> Tensor:
-    """Return which elements of a vector are weights and not buffers, bool [elements]."""
-    found = torch.zeros(layout.num_elements, dtype=torch.bool)
-    for name, place in layout.places.items():
-        found[place] = name.startswith(WEIGHT)
-    return found
-
-
-def distance(own: Tensor, mean: Tensor) -> float:
-    """Return by how much weights are away from their mean: ||own - mean|| / ||mean||, 0 where there are none."""
+def distance(difference: Tensor, mean: Tensor) -> float:
+    """Return by how much weights are away from their mean: ||difference|| / ||mean||, 0 where there are none."""
     norm = float(mean.norm())
-    return float((own - mean).norm()) / norm if norm else 0.0
+    return float(difference.norm()) / norm if norm else 0.0

@@ -13,7 +13,7 @@ from ....replication.base import Merge
 from ...failures import PacketMismatch, seconds_left
 from .layout import WEIGHT
 from .mean import MeanExchange
-from .merging import Contribution, Merged, distance, of_weights
+from .merging import Contribution, Merged, distance
 from .messages import NO_PAYLOAD, CalledOff, Message
 from .packing import packed, packed_bytes, unpacked
 from .peers import Peers, called_off
@@ -63,35 +63,38 @@ class OuterStep:
         self._exchange, self._optimizer, self._take_state = exchange, optimizer, take_state
         self._outer, self._velocity = weights.clone(), torch.zeros_like(weights)
         self._version = -1  # the merge that was stepped with last
-        self._is_weight = of_weights(exchange.layout)
         self._stepped = threading.Condition()
 
     def contribute(self, number: int, update: int, snapshot: Tensor) -> Contribution:
         return Contribution(number, update, snapshot)
 
     def merge(self, merge: Merge, contribution: Contribution) -> Merged:
-        own, weights = contribution.snapshot, self._is_weight
-        found = self._exchange.mean(merge, torch.where(weights, self._outer - own, own), version=self._version)
+        own, weights = contribution.snapshot, self._exchange.layout.weights
+        change = own.clone()
+        change[weights] = self._outer[weights] - own[weights]
+        found = self._exchange.mean(merge, change, version=self._version)
         newest = max(found.versions.values())
-        facts = {"bytes": found.bytes, "distance": distance(own[weights], (self._outer - found.values)[weights])}
+        mean = self._outer[weights] - found.values[weights]
+        facts = {"bytes": found.bytes, "distance": distance(own[weights] - mean, mean)}
         if newest > self._version:
             ahead = min(member for member, version in found.versions.items() if version == newest)
             self.load(self._take_state(ahead, merge.number))
             facts["outer_from"] = ahead
         else:
-            self._step(found.values, merge.number)
-        result = torch.where(weights, self._outer, found.values)
+            self._step(found.values[weights], merge.number)
+        result = found.values
+        result[weights] = self._outer[weights]
         return Merged(result - own, result, facts)
 
     def _step(self, gradient: Tensor, version: int) -> None:
         """Step as torch.optim.SGD does, with the momentum's first step undamped."""
-        options = self._optimizer
-        gradient = torch.where(self._is_weight, gradient, 0.0)
+        options, weights = self._optimizer, self._exchange.layout.weights
         with self._stepped:
-            self._velocity = self._velocity * options.momentum + gradient
-            step = gradient + options.momentum * self._velocity if options.nesterov else self._velocity
-            self._outer = self._outer - options.outer_rate * step
-            self._version = version
+            velocity, outer = self._velocity.clone(), self._outer.clone()
+            velocity[weights] = velocity[weights] * options.momentum + gradient
+            step = gradient + options.momentum * velocity[weights] if options.nesterov else velocity[weights]
+            outer[weights] -= options.outer_rate * step
+            self._velocity, self._outer, self._version = velocity, outer, version
             self._stepped.notify_all()
 
     def applied(self, contribution: Contribution, merged: Merged | None) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from ....replication.base import Merge
 from ...failures import PacketMismatch
 from .layout import Layout, put, taken
-from .merging import Contribution, Merged, distance, of_weights
+from .merging import Contribution, Merged, distance
 from .messages import Message
 from .peers import Peers, called_off
 
@@ -26,7 +26,7 @@ class Served:
     merge: Merge
     update: int  # of this rank's weights, which the other averaged with
     place: int  # among the merges that this rank was the partner in, from 0
-    distance: float
+    distance: float  # buffers included
 
 
 class Offer:
@@ -44,7 +44,6 @@ class Offer:
         self._pending = torch.zeros(layout.num_elements)
         self._served: list[Served] = []
         self._update, self._count = -1, 0
-        self._is_weight = of_weights(layout)
 
     def renew(self, snapshot: Tensor, update: int) -> None:
         """Offer what the weights are now, with what has come to be added to them since `take` was called."""
@@ -74,8 +73,7 @@ class Offer:
             half = (theirs - own) * 0.5
             put(self._offered, places, own + half)
             put(self._pending, places, taken(self._pending, places) + half)
-            weights = taken(self._is_weight, places)
-            away = distance(own[weights], (own + half)[weights])
+            away = distance(half, own + half)
             self._served.append(Served(merge, self._update, self._count, away))
             told = {"update": self._update, "place": self._count}
             self._count += 1
@@ -107,9 +105,6 @@ class Pair:
     peers: Peers
     timeout: float
 
-    def __post_init__(self) -> None:
-        self._weights = of_weights(self.layout)
-
     def contribute(self, number: int, update: int, snapshot: Tensor) -> Contribution:
         return Contribution(number, update, snapshot)
 
@@ -137,7 +132,8 @@ class Pair:
             self.peers.drop([route.link for route in routes])
             raise
         facts = {"bytes": sum(route.link.bytes for route in routes) - bytes_before, "partner": told}
-        away = distance(own[self._weights], (own - half)[self._weights])
+        weights = self.layout.weights
+        away = distance(half[weights], (own - half)[weights])
         return Merged(-half, None, {"distance": away, **facts})
 
     def applied(self, contribution: Contribution, merged: Merged | None) -> None:

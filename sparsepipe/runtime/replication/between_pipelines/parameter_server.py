@@ -11,7 +11,7 @@ from torch import Tensor
 from ....replication.base import SERVER, Merge
 from ...failures import PacketMismatch
 from .layout import WEIGHT, Layout
-from .merging import Contribution, Merged, distance, of_weights
+from .merging import Contribution, Merged, distance
 from .messages import NO_PAYLOAD, CalledOff, Message
 from .peers import Link, Peers, called_off
 
@@ -19,7 +19,7 @@ _MOST_ELEMENTS = 2**34  # of all tensors: more is no network
 
 
 class Store:
-    """The server's weights, by name. It answers "push", with what it has then, and "begin" of what it has not.
+    """The server's weights, by name. It answers "push" with what it has then, and how many came before.
 
     Each tensor begins as the first pipeline that pushes has it.
     """
@@ -27,7 +27,7 @@ class Store:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._tensors: dict[str, Tensor] = {}
-        self._pushed: dict[str, int] = {}  # by tensor: how many changes it contains
+        self._pushes = 0
         self._last: dict[tuple[int, str], int] = {}  # by pipeline and tensor: the merge of its last change
 
     def payload_bytes(self, facts: Mapping[str, Any]) -> int:
@@ -48,11 +48,13 @@ class Store:
                 raise CalledOff("a push without share, merge and pipeline")
             if not self._tensors.keys() >= sizes.keys():
                 return {"missing": True}, NO_PAYLOAD
-            places = [self._add(name, value, share, (pipeline, merge)) for name, value in values.items()]
+            for name, value in values.items():
+                self._add(name, value, share, (pipeline, merge))
+            place, self._pushes = self._pushes, self._pushes + 1
             found = torch.cat([self._tensors[name] for name in sizes]) if sizes else torch.empty(0)
-        return {"missing": False, "places": sorted(set(places))}, found.view(torch.uint8)
+        return {"missing": False, "place": place}, found.view(torch.uint8)
 
-    def _add(self, name: str, value: Tensor, share: float, push: tuple[int, int]) -> int:
+    def _add(self, name: str, value: Tensor, share: float, push: tuple[int, int]) -> None:
         """Add a share of a change to weights, or take a share of a mean of buffers. Twice the same counts once."""
         pipeline, merge = push
         if self._last.get((pipeline, name), -1) < merge:
@@ -60,8 +62,6 @@ class Store:
             change = value if name.startswith(WEIGHT) else value - own
             self._tensors[name] = own + change * share
             self._last[pipeline, name] = merge
-            self._pushed[name] = self._pushed.get(name, 0) + 1
-        return self._pushed[name]
 
 
 def _sizes(facts: Mapping[str, Any]) -> dict[str, int]:
@@ -85,10 +85,10 @@ class ServerStep:
         """`weights`: the vector that training begins with."""
         self.layout, self._peers, self._timeout = layout, peers, timeout
         self._pushed = weights.clone()  # the weights as they would be without what is not pushed yet
-        self._is_weight = of_weights(layout)
 
     def contribute(self, number: int, update: int, snapshot: Tensor) -> Contribution:
-        change = torch.where(self._is_weight, snapshot - self._pushed, snapshot)
+        change, weights = snapshot.clone(), self.layout.weights
+        change[weights] -= self._pushed[weights]
         before, self._pushed = self._pushed, snapshot
         return Contribution(number, update, snapshot, torch.stack([change, before]))
 
@@ -105,22 +105,27 @@ class ServerStep:
             try:
                 told, found = self._push(link, merge, change, deadline)
                 if told.get("missing"):
-                    self._ask(link, {"begins": True}, torch.where(self._is_weight, before, own), deadline)
+                    begin = own.clone()
+                    begin[self.layout.weights] = before[self.layout.weights]
+                    self._ask(link, {"begins": True}, begin, deadline)
                     told, found = self._push(link, merge, change, deadline)
             except BaseException:
                 self._peers.drop([link])
                 raise
         if told.get("missing"):
             raise CalledOff("the parameter server lacks tensors that it was given")
-        away = distance(own[self._is_weight], found[self._is_weight])
-        facts = {"distance": away, "bytes": link.bytes - bytes_before, "server_places": told.get("places")}
-        return Merged(found - own, found, facts)
+        correction, weights = found - own, self.layout.weights
+        away = distance(correction[weights], found[weights])
+        facts = {"distance": away, "bytes": link.bytes - bytes_before, "place": told.get("place")}
+        return Merged(correction, found, facts)
 
     def applied(self, contribution: Contribution, merged: Merged | None) -> None:
         if merged is not None:
             self._pushed = self._pushed + merged.correction
         elif contribution.change is not None:
-            self._pushed = torch.where(self._is_weight, self._pushed - contribution.change[0], self._pushed)
+            weights, pushed = self.layout.weights, self._pushed.clone()
+            pushed[weights] -= contribution.change[0][weights]
+            self._pushed = pushed
 
     def state(self) -> dict[str, Tensor]:
         return {}

@@ -13,7 +13,7 @@ from torch import Tensor
 from ....replication.base import Merge
 from ...failures import PacketMismatch, seconds_left
 from .encodings import Encoding
-from .layout import Layout
+from .layout import Layout, put
 from .messages import CalledOff, Message
 
 _LOOK = 0.25  # seconds between two looks whether those that are missing are still alive
@@ -64,35 +64,31 @@ class Share:
 
     def take(self, part: Part) -> None:
         """Take a part, and reduce the tensors of which it was the last."""
-        if part.pipeline not in self.parts:
-            self.parts[part.pipeline] = torch.empty(self.num_elements)
-        values, start = self.parts[part.pipeline], 0
-        for name in part.names:
-            count = self.places[name].stop - self.places[name].start
-            end = start + self.encoding.num_bytes(name, count)
-            values[self.places[name]] = self.encoding.decode(name, part.payload[start:end], count)
-            self.come[name].add(part.pipeline)
-            start = end
+        places = [self.places[name] for name in part.names]
+        values = self.encoding.decode(part.names, [place.stop - place.start for place in places], part.payload)
+        if part.names == self.layout.names:
+            self.parts[part.pipeline] = values
+        else:
+            self.parts.setdefault(part.pipeline, torch.empty(self.num_elements))
+            put(self.parts[part.pipeline], places, values)
         self.versions[part.pipeline] = part.version
+        for name in part.names:
+            self.come[name].add(part.pipeline)
         complete = [name for name in part.names if len(self.come[name]) == len(self.merge.members)]
-        if complete and len(complete) == len(self.come):  # a stage may have nothing to average
-            self._encode(complete, self._mean(slice(0, self.num_elements)))
+        if len(complete) == len(self.come):
+            self._reduce(complete, slice(0, self.num_elements))
         else:
             for name in complete:
-                self._encode([name], self._mean(self.places[name]))
+                self._reduce([name], self.places[name])
 
-    def _mean(self, place: slice) -> Tensor:
+    def _reduce(self, names: Sequence[str], place: slice) -> None:
         """Multiply and add in two steps: fused, the last bits would depend on where in memory an element lies."""
         (first, weight), *others = zip(self.merge.members, self.merge.weights, strict=True)
-        mean = self.parts[first][place] * weight
+        means = self.parts[first][place] * weight
         for member, weight in others:
-            mean += self.parts[member][place] * weight
-        return mean
-
-    def _encode(self, names: Sequence[str], means: Tensor) -> None:
-        sizes = [self.places[name].stop - self.places[name].start for name in names]
-        for name, mean in zip(names, means.split(sizes), strict=True):
-            self.results[name] = self.encoding.reduced(name, self.slices[name], mean)
+            means += self.parts[member][place] * weight
+        encoded = self.encoding.reduced(names, [self.slices[name] for name in names], means)
+        self.results |= dict(zip(names, encoded, strict=True))
 
 
 class Reduction:

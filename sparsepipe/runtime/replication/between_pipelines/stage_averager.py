@@ -11,6 +11,7 @@ from .exchanging import Exchanging, Waited
 from .held import Held
 from .merging import Contribution
 from .messages import CalledOff
+from .outer_step import VERSION
 from .under_way import Outcome
 
 
@@ -87,7 +88,8 @@ class StageAverager:
 
     def state(self) -> dict[str, Tensor]:
         """Return what the rule keeps beside weights and optimizer, named as in checkpoints; of a first replica."""
-        return {} if self._exchanging is None else self._exchanging.merging.state()
+        found = {} if self._exchanging is None else self._exchanging.merging.state()
+        return {name: tensor for name, tensor in found.items() if name != VERSION}  # of the merges of this run alone
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Go on from the state of a checkpoint, or of another pipeline."""
