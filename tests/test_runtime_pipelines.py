@@ -21,6 +21,7 @@ from sparsepipe.schedule import compile_until_steady
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 EPOCH = 5  # minibatches
+REPLAYED = {"local-sgd", "partial-reduce", "quorum"}  # rules of which a run is replayed from its record
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def _each_once(result: PipelinesResult, epochs: int) -> None:
     assert result.seen == expected, "each minibatch once an epoch"
 
 
-@pytest.mark.parametrize("rule", sorted(RULES))
+@pytest.mark.parametrize("rule", sorted(RULES.keys() - REPLAYED))
 def test_pipelines_of_one_stage_train_to_the_end_by_every_rule(tmp_path, clouds, rule) -> None:
     plan = pipelines_of(NORMED, [[0]], [[1]], rule=rule)
     config = settings(clouds, model=NORMED, epochs=6, validate=True, momentum=0.0)
@@ -86,7 +87,7 @@ class Learner:
         return outcome.loss
 
 
-@pytest.mark.parametrize("rule", ["local-sgd:every=2", "partial-reduce", "quorum"])
+@pytest.mark.parametrize("rule", [*sorted(REPLAYED - {"local-sgd"}), "local-sgd:every=2"])
 def test_a_run_is_replayed_in_one_process_from_its_record_to_the_same_bits(tmp_path, clouds, rule) -> None:
     """Who took which minibatch, which contributions were averaged, and after which update each took the mean."""
     plan = pipelines_of(NORMED, [[0]], [[1]], rule=rule)
@@ -131,6 +132,7 @@ def test_a_run_is_replayed_in_one_process_from_its_record_to_the_same_bits(tmp_p
         assert moved, "merges that wait for each other"
     (last,) = {row["merge"] for row in applied if row.get("last")}
     final = mean(merges[last])
+    assert final is not None
     learners[0].held.apply(final, in_place_of=True)
     tensors = result.tensors() | result.tensors("buffer")
     for name, tensor in learners[0].held.tensors().items():

@@ -3,6 +3,7 @@
 import argparse
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,15 @@ from ..functions import short_name
 from ..host.background_load import BackgroundLoad
 from ..launchers import attach, launch
 from ..launchers.handle import AttachedProcess
+from ..pipeline_simulator import simulate_pipelines
 from ..pipelines import Pipelines, holds_pipelines
 from ..plan import Plan
 from ..provenance import Provenance
 from ..record import RunRecord, load_warnings
+from ..replication import parse_rule
 from ..runtime import RunConfig
 from ..runtime.workloads import layer_graph
+from ..stragglers import Stragglers
 from .output import Answer, cell, progress_line, table
 from .profile_and_cluster import profile_and_cluster
 
@@ -90,27 +94,30 @@ def replay(options: argparse.Namespace) -> Answer:
     )
     folder = options.run_dir or _new_run_dir("replay")
     given = {"profile": profile, "cluster": cluster, "replication": options.replication}
-    if isinstance(plan, Pipelines):
-        return _replayed(_waited(launch(plan, config, run_dir=folder, **given)))
     counts = profile.typical_sizes
-    told = forecast(plan, profile, cluster, [counts[m % len(counts)] for m in range(options.minibatches)])
+    sizes = [counts[m % len(counts)] for m in range(options.minibatches)]
+    stragglers = Stragglers.parse(config.stragglers or "")
+    if isinstance(plan, Pipelines):
+        if options.replication:
+            plan = replace(plan, replication=parse_rule(options.replication))
+        together = simulate_pipelines(plan, profile, cluster, sizes, stragglers=stragglers, seed=config.seed)
+        summary = _waited(launch(plan, config, run_dir=folder, **given))
+        return _replayed(summary, together.samples_per_second / plan.samples)
+    told = forecast(plan, profile, cluster, sizes, stragglers=stragglers)
     if text := told.beyond_memory(cluster):
         progress_line(f"warning: {text}")
-    summary = _waited(launch(plan, config, run_dir=folder, **given))
-    pace, expected = summary["samples_per_second"], told.minibatches_per_second
+    return _replayed(_waited(launch(plan, config, run_dir=folder, **given)), told.minibatches_per_second)
+
+
+def _replayed(summary: dict[str, Any], expected: float) -> Answer:
+    """What a replay says at its end, of minibatches of one sample, beside what the simulator expects a second."""
+    pace = summary["samples_per_second"]
     document = {**summary, "minibatches_per_second": pace, "simulated_minibatches_per_second": expected}
     text = (
         f"{one_line(summary['run_dir'])}: {summary['minibatches']} minibatches replayed at {pace:.2f} a second, "
         f"{expected:.2f} simulated"
     )
     return Answer(document, text)
-
-
-def _replayed(summary: dict[str, Any]) -> Answer:
-    """What a replay of several pipelines says at its end."""
-    pace = summary["samples_per_second"]
-    text = f"{one_line(summary['run_dir'])}: {summary['minibatches']} minibatches replayed at {pace:.2f} a second"
-    return Answer({**summary, "minibatches_per_second": pace}, text)
 
 
 def _load_plan(path: Path, graph: Any) -> Plan | Pipelines:
