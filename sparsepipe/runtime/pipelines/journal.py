@@ -20,7 +20,7 @@ from typing import Any
 
 from ...files import cut_torn_row, read_rows, write_atomic
 from ...replication import rule_from_json, rule_to_json
-from ..reporting.clock import last_recorded
+from ..reporting.clock import began, last_recorded
 from ..reporting.recorder import Lines
 from .address import ADDRESS
 from .changes import MERGES, METRICS, MINIBATCHES, Changes
@@ -127,7 +127,7 @@ def _begin(run_dir: Path, launch: str, run: RunOfPipelines) -> dict[str, Any]:
         "seed": run.seed,
         "progress": run.progress,
         "closed": list(run.closed),
-        "began": time.time() - last_recorded(run_dir),
+        "began": began(run_dir) if (run_dir / "logs").is_dir() else time.time() - last_recorded(run_dir),
         "rows": {name: _num_rows(run_dir / name) for name in _FILES},
     }
     path = _path(run_dir)
