@@ -102,7 +102,7 @@ def replay(options: argparse.Namespace) -> Answer:
             plan = replace(plan, replication=parse_rule(options.replication))
         together = simulate_pipelines(plan, profile, cluster, sizes, stragglers=stragglers, seed=config.seed)
         summary = _waited(launch(plan, config, run_dir=folder, **given))
-        return _replayed(summary, together.samples_per_second / plan.samples)
+        return _replayed(summary, together.minibatches_per_second)
     told = forecast(plan, profile, cluster, sizes, stragglers=stragglers)
     if text := told.beyond_memory(cluster):
         progress_line(f"warning: {text}")
