@@ -35,12 +35,18 @@ SMALL = {
     "engine": "native",
     "cells": [16, 32],
     "each": 4,
+    "compared": ["all-reduce"],
+    "trained_epochs": 1,
     "dense_models": ["vgg11bn-3d-narrow"],  # a step on a grid of 64 cells along each axis takes seconds
     "num_points": 512,
 }
 FIGURES = SMALL | {  # and a few shapes: by themselves they read 1,437 handwritten digits
     "also": ["2bw"],
     "updates": {"images": 8},
+    "num_pipelines": 2,
+    "straggler_seeds": 1,
+    "replayed_rules": ["quorum"],
+    "replayed_stragglers": 1,
     "replayed_minibatches": 2,
     "published_devices": 2,
 }
@@ -152,7 +158,7 @@ OPEN = {  # notebook: the verbs that its cells call by their public names
     "05_launch": PLANS | {"simulate", "launch"},
     "06_figures": PLANS | {"launch"},
     "09_your_own_network": PLANS | {"simulate", "launch"},
-    "10_waiting": PLANS | {"simulate_pipelines"},
+    "10_waiting": PLANS | {"simulate_pipelines", "launch"},
     "figures/1_devices": PLANS | {"launch"},
     "figures/10_dense": PLANS | {"launch"},
     "figures/2_mixed_devices": PLANS,
@@ -160,6 +166,7 @@ OPEN = {  # notebook: the verbs that its cells call by their public names
     "figures/4_accuracy": PLANS | {"launch"},
     "figures/5_prediction": PLANS | {"simulate", "launch"},
     "figures/6_bytes_memory": PLANS,
+    "figures/8_waiting": PLANS | {"simulate_pipelines"},
 }
 
 

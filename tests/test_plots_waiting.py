@@ -6,11 +6,14 @@ import pytest
 from test_pipeline_simulator import like_pipelines, network
 from test_plots import shows
 
-from sparsepipe import InputError, plots, simulate_pipelines
+from sparsepipe import InputError, RunRecord, plots, simulate_pipelines
+from sparsepipe.errors import DamagedRecord
+from sparsepipe.files import write_json, write_rows
 from sparsepipe.pipeline_simulator import CAUSES
 from sparsepipe.plots import lost_seconds as drawn_causes
 from sparsepipe.plots.lost_seconds import CAUSES as TOLD
 from sparsepipe.plots.outcomes import NOBODY, in_lines, rule_color
+from sparsepipe.record import Origin
 from sparsepipe.replication import RULES
 from sparsepipe.stragglers import Stragglers
 
@@ -90,3 +93,87 @@ def test_rules_have_colours_of_their_own_whatever_their_options():
     assert in_lines("any rank sleeps 200 ms in 10 % of its minibatches", 20).count("<br>") == 2
     with pytest.raises(InputError, match="no outcomes to draw"):
         plots.waiting([])
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """Two runs of two pipelines, written as the coordinator writes them."""
+    made = []
+    for name, seconds in (("quorum", 1.0), ("all-reduce", 2.0)):
+        whole, _ = like_pipelines(2, 1, name)
+        config = {"model": "tiny", "batch_size": 8, "engine": "native", "seed": 3, "stragglers": SLOW}
+        record = RunRecord.create(tmp_path / name, whole, config, Origin(facts={"seed": 3}))
+        rows = [
+            {
+                "event": "step",
+                "seconds": 5 + seconds * k,
+                "minibatch": k,
+                "loss": 2.0 - k / 10,
+                "samples": 8,
+                "epoch": 0,
+            }
+            for k in range(10)
+        ]
+        one = {"minibatches": 5, "samples_per_second": 4.0, "own_pace": 8.0}
+        one["lost_seconds"] = {"group": 1.0, "exchange": 0.5, "bound": 0.0}
+        told = {"rule": name, "group_sizes": {"2": 4, "1": 2}, "staleness": {"1": 6}, "pipelines": [one, one]}
+        rows.append({"event": "summary", "seconds": 20.0, "samples_per_second": 8.0, "replication": told})
+        write_rows(record.folder / "metrics.jsonl", rows)
+        merges = [{"event": "merge", "seconds": 6.0, "merge": 0, "members": [0, 1]}]
+        merges += [
+            {
+                "event": "applied",
+                "seconds": 7.0 + k,
+                "merge": k,
+                "pipeline": p,
+                "applied": True,
+                "distance": 0.01 * (p + k),
+            }
+            for k in range(3)
+            for p in range(2)
+        ]
+        write_rows(record.folder / "merges.jsonl", merges)
+        write_json(record.folder / "status.json", {"state": "finished"})
+        made.append(record)
+    return made
+
+
+def test_a_run_is_an_outcome_as_a_simulation_is(trained):
+    one = plots.Outcome.of_run(trained[0])
+    assert (one.rule, one.source, one.seed, one.run) == ("quorum", "measured", 3, "quorum")
+    assert one.samples_per_second == 8 and one.own_pace == 16 and one.group_sizes == {1: 2, 2: 4}
+    assert one.straggler == "rank 0 is 4 times as slow"
+    assert one.lost_seconds == {"group": 2.0, "exchange": 1.0, "bound": 0.0}
+    write_rows(trained[0].folder / "metrics.jsonl", [])
+    with pytest.raises(InputError, match="no finished run of several pipelines"):
+        plots.Outcome.of_run(trained[0])
+
+
+def test_losses_are_by_samples_and_by_seconds_since_the_first_minibatch(trained):
+    table = plots.losses_table(*trained)
+    ends = table.groupby("rule", sort=False).last()
+    assert list(ends.samples) == [80, 80] and list(ends.seconds) == [9, 18]
+    figure = plots.losses(*trained)
+    shows(figure, table.smooth_loss)
+    assert "rank 0 is 4 times as slow" in figure.layout.title.text
+    write_rows(trained[0].folder / "metrics.jsonl", [])
+    with pytest.raises(InputError, match="no minibatch has a loss"):
+        plots.losses(trained[0])
+
+
+def test_distances_are_means_over_members_and_none_where_gradients_are_averaged(trained):
+    table = plots.distances_table(*trained).set_index("run")
+    assert table.distance["quorum"].tolist() == pytest.approx([0.005, 0.015, 0.025])
+    assert table.most_distance["quorum"].tolist() == pytest.approx([0.01, 0.02, 0.03])
+    assert set(table.distance["all-reduce"]) == {0.0}
+    shows(plots.distances(*trained), 100 * table.distance)
+    (trained[1].folder / "merges.jsonl").unlink()
+    with pytest.raises(InputError, match="nothing was averaged"):
+        plots.distances(trained[1])
+
+
+def test_a_damaged_row_of_merges_is_named(trained):
+    path = trained[0].folder / "merges.jsonl"
+    path.write_text(path.read_text() + '{"event": "applied", "seconds": 9.0, "merge": "two"}\n')
+    with pytest.raises(DamagedRecord, match=r"merges.jsonl:8.*merge"):
+        trained[0].merges("applied")

@@ -106,7 +106,7 @@ def test_what_measures_runs_alone():
     alone = [["07_learning"], ["08_segmentation"], ["09_your_own_network"], ["10_waiting"]]
     alone += [[f"figures/{name}"] for name in ("4_accuracy", "3_sparse_dense", "1_devices")]
     last = [f"figures/{name}" for name in ("5_prediction", "2_mixed_devices", "6_bytes_memory")]
-    assert waves == [*first, *alone, last, ["figures/7_compression"], ["figures/10_dense"]]
+    assert waves == [*first, *alone, last, ["figures/7_compression"], ["figures/8_waiting"], ["figures/10_dense"]]
 
 
 @pytest.mark.parametrize(

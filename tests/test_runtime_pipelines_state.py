@@ -125,8 +125,11 @@ def test_staleness_sizes_and_paces_are_counted() -> None:
     asks(state, "merged", 1, merge=merge.number, facts={"update": 1, "applied": False}, now=2.0)
     told = state.replication
     assert told["rule"] == "partial-reduce" and told["group_sizes"] == {"2": 1} and told["staleness"] == {"2": 1}
-    assert told["pipelines"][0] == {"minibatches": 1, "samples_per_second": 8.0, "own_pace": 8 / 0.75}
-    assert told["pipelines"][1] == {"minibatches": 1, "samples_per_second": 8 / 1.5, "own_pace": 8 / 1.5}
+    lost = {"group": 0.25, "exchange": 0.0, "bound": 0.0}  # it had waited for half a second when it was decided
+    paces = {"minibatches": 1, "samples_per_second": 8.0, "own_pace": 8 / 0.75}
+    assert told["pipelines"][0] == {**paces, "lost_seconds": lost}
+    paces = {"minibatches": 1, "samples_per_second": 8 / 1.5, "own_pace": 8 / 1.5}
+    assert told["pipelines"][1] == {**paces, "lost_seconds": dict.fromkeys(lost, 0.0)}
 
 
 def test_one_at_its_end_has_no_weights_to_give() -> None:

@@ -7,11 +7,13 @@ from .clouds import clouds, clouds_table, voxel_counts, voxel_counts_table
 from .compare import compare, compare_table
 from .compression import compression, compression_table
 from .cuts import cut_bytes, cut_bytes_table
+from .distances import distances, distances_table
 from .epochs import epoch_trace, working_epoch
 from .export import COLUMN_WIDTHS, export, keep_pictures, live
 from .groups import groups, groups_table
 from .layer_costs import layer_costs, layer_costs_table
 from .layer_graph import cuts_table, layer_graph, layer_graph_table
+from .losses import losses, losses_table
 from .lost_seconds import lost_seconds, lost_seconds_table
 from .mixes import mixes, mixes_table
 from .outcomes import Outcome, outcomes_table
@@ -56,6 +58,8 @@ __all__ = [
     "cut_bytes",
     "cut_bytes_table",
     "cuts_table",
+    "distances",
+    "distances_table",
     "epoch_trace",
     "export",
     "keep_pictures",
@@ -66,6 +70,8 @@ __all__ = [
     "layer_costs_table",
     "layer_graph",
     "layer_graph_table",
+    "losses",
+    "losses_table",
     "lost_seconds",
     "lost_seconds_table",
     "Outcome",

@@ -10,7 +10,7 @@ from .outcomes import Outcome, in_lines, outcomes_table, rule_color
 from .theme import GREY, INK, finished, hatch
 
 _GROUP = 0.86  # of the distance between two stragglers is taken by the bars of one
-_MARKERS = {"replayed": "circle-open", "measured": "diamond-open"}
+_MARKERS = {"replayed": "circle", "measured": "diamond"}
 
 
 def waiting_table(outcomes: Sequence[Outcome]) -> pd.DataFrame:
@@ -43,20 +43,21 @@ def waiting(outcomes: Sequence[Outcome], *, note: str = "") -> go.Figure:
             bar = {"color": rule_color(rule), "pattern": hatch(source)}
             figure.add_trace(go.Bar(**common, width=0.92 * step, name=rule, marker=bar))
         else:
-            looks = {"symbol": _MARKERS.get(source, "x"), "size": 10, "color": INK, "line": {"width": 2}}
-            figure.add_trace(go.Scatter(**common, mode="markers", showlegend=False, marker=looks))
+            alone = rule not in set(table.rule[table.source == "simulated"])  # no bar shows its colour
+            color = rule_color(rule) if alone else INK
+            marker = _marker(source, color)
+            figure.add_trace(go.Scatter(**common, mode="markers", name=rule, showlegend=alone, marker=marker))
     for source in dict.fromkeys(table.source):  # a legend in grey: colours stand for rules
         if source == "simulated":
             marker = {"color": GREY, "pattern": hatch(source)}
             figure.add_trace(go.Bar(x=[None], y=[None], name=source, marker=marker))
         else:
-            looks = {"symbol": _MARKERS.get(source, "x"), "size": 10, "color": INK, "line": {"width": 2}}
-            name = f"{source}, by real processes"
-            figure.add_trace(go.Scatter(x=[None], y=[None], mode="markers", name=name, marker=looks))
+            name, marker = f"{source}, by real processes", _marker(source, INK)
+            figure.add_trace(go.Scatter(x=[None], y=[None], mode="markers", name=name, marker=marker))
     _own_paces(figure, table, stragglers)
     figure.update_xaxes(
         tickvals=list(range(len(stragglers))),
-        ticktext=[in_lines(name, 26) for name in stragglers],
+        ticktext=[in_lines(name, max(12, 80 // len(stragglers))) for name in stragglers],
         range=[-0.5, len(stragglers) - 0.5],
         ticks="",
         showgrid=False,
@@ -66,6 +67,11 @@ def waiting(outcomes: Sequence[Outcome], *, note: str = "") -> go.Figure:
     legend = {"orientation": "h", "x": 0, "y": 0.01, "yref": "container", "yanchor": "bottom"}
     figure.update_layout(barmode="overlay", legend=legend, margin={"b": 130})
     return finished(figure, "What waiting costs: pace by replication rule and straggler", note=note, height=460)
+
+
+def _marker(source: str, color: str) -> dict:
+    """White within, so that it is seen on a bar of any colour."""
+    return {"symbol": _MARKERS.get(source, "x"), "size": 10, "color": "white", "line": {"width": 2, "color": color}}
 
 
 def _interval(kept: pd.DataFrame) -> dict:

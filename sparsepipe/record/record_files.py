@@ -90,6 +90,9 @@ _COMMON: Mapping[str, Check] = {
     "load": maybe(fields({}, others=maybe(real))),
 }
 # In a step's row "samples" and the like are of one minibatch; a summary counts its epochs.
+MERGES = fields(
+    {"event": text, "seconds": real, "merge": _count, "pipeline": _count, "distance": number, "applied": flag}
+)
 METRICS = fields(
     {
         **_COMMON,
@@ -134,12 +137,21 @@ def read_metrics(path: Path, event: str | None = None) -> list[Fields]:
 
     Raises DamagedRecord that names file and row where one of those rows is damaged.
     """
+    return _read_events(path, event, METRICS)
+
+
+def read_merges(path: Path, event: str | None = None) -> list[Fields]:
+    """Read rows of merges between pipelines, those of one `event` where it is named. Raises as `read_metrics` does."""
+    return _read_events(path, event, MERGES)
+
+
+def _read_events(path: Path, event: str | None, checked: Callable[[Any, str], Fields]) -> list[Fields]:
     try:
         rows = read_numbered_rows(path, wanted=_others_left_out(event) if event else None)
-        checked = [METRICS(row, f"{path}:{place}") for place, row in rows]
+        found = [checked(row, f"{path}:{place}") for place, row in rows]
     except InputError as error:
         raise DamagedRecord(str(error)) from None
-    return [row for row in checked if row["event"] == event or event is None]
+    return [row for row in found if row["event"] == event or event is None]
 
 
 def _others_left_out(event: str) -> Callable[[bytes], bool]:

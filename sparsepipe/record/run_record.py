@@ -37,7 +37,7 @@ from ..trace import Trace
 from ..workload_facts import workload_facts
 from .of_pipelines import trace_of_all
 from .plans import FollowedPlan, begin_plan, followed_plans, newest_plan, plan_at
-from .record_files import CONFIG, ORIGIN, STATUS, read_beside, read_fields, read_metrics
+from .record_files import CONFIG, ORIGIN, STATUS, read_beside, read_fields, read_merges, read_metrics
 from .trace_file import bytes_of_rank, put_together, read_spans
 
 _LONGEST = 1e9  # seconds of a run, 31 years: more would be no date
@@ -203,6 +203,14 @@ class RunRecord:
         """
         path = self.folder / "metrics.jsonl"
         return [*read_metrics(path, event)] if path.exists() else []
+
+    def merges(self, event: str | None = None) -> list[dict[str, Any]]:
+        """Rows of merges.jsonl of several pipelines, those of one `event` ("contribution", "merge", "applied").
+
+        Raises DamagedRecord that names file and row where one of them is damaged.
+        """
+        path = self.folder / "merges.jsonl"
+        return [*read_merges(path, event)] if path.exists() else []
 
     @property
     def background_load(self) -> BackgroundLoad:

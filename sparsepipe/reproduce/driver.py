@@ -42,6 +42,7 @@ NOTEBOOKS: dict[str, tuple[str, ...]] = {
     "figures/2_mixed_devices": (),
     "figures/6_bytes_memory": (),
     "figures/7_compression": (),
+    "figures/8_waiting": (),
     "figures/10_dense": (),
 }
 # They measure: nothing else runs meanwhile.
@@ -57,6 +58,7 @@ ALONE = frozenset(
         "figures/3_sparse_dense",
         "figures/1_devices",
         "figures/7_compression",
+        "figures/8_waiting",
         "figures/10_dense",
     }
 )

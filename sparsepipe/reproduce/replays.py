@@ -5,6 +5,7 @@ from pathlib import Path
 from ..cluster import Cluster
 from ..errors import DamagedRecord
 from ..launchers import launch
+from ..pipelines import Pipelines
 from ..plan import Plan
 from ..profile import Profile
 from ..provenance import plan_digest
@@ -22,19 +23,37 @@ def _finished(folder: Path) -> bool:
         return False
 
 
-def replay(runs: Path, plan: Plan, profile: Profile, cluster: Cluster, minibatches: int) -> RunRecord:
-    """Sleep through `plan` in a folder of `runs` that the plan, the costs and the cluster name."""
+def replay(
+    runs: Path,
+    plan: Plan | Pipelines,
+    profile: Profile,
+    cluster: Cluster,
+    minibatches: int,
+    *,
+    stragglers: str = "",
+    seed: int = 0,
+) -> RunRecord:
+    """Sleep through `plan` in a folder of `runs` that the plan, the costs and the cluster name.
+
+    So do what holds ranks up and the seed, of one pipeline or of several.
+    """
     facts = [plan_digest(plan), profile.digest, cluster.digest, minibatches]
-    folder = runs / f"replay-{plan.planner}-{len(plan.ranks)}-{digest(facts)}"
+    called, samples = plan.planner, 1
+    if isinstance(plan, Pipelines):
+        called, samples = plan.replication.name, max(1, int(plan.samples))
+    if isinstance(plan, Pipelines) or stragglers or seed:
+        facts += [stragglers, seed]
+    folder = runs / f"replay-{called}-{len(plan.ranks)}-{digest(facts)}"
     if _finished(folder):
-        print(f"replay of {plan.planner} on {len(plan.ranks)} devices: from runs/{folder.name}")
+        print(f"replay of {called} on {len(plan.ranks)} devices: from runs/{folder.name}")
         return RunRecord.load(folder)
     number = 0
     while folder.exists():  # one that did not finish stays as it is
         number += 1
         folder = folder.with_name(f"{folder.name.split('+')[0]}+{number}")
-    print(f"replay of {plan.planner}: {len(plan.ranks)} processes sleep through {minibatches} minibatches")
-    config = RunConfig("replay", "replay", engine="replay", batch_size=1, minibatches=minibatches)
+    print(f"replay of {called}: {len(plan.ranks)} processes sleep through {minibatches} minibatches")
+    config = RunConfig("replay", "replay", engine="replay", batch_size=samples, minibatches=minibatches, seed=seed)
+    config = config.replace(stragglers=stragglers or None)
     job = launch(plan, config, run_dir=folder, profile=profile, cluster=cluster)
     job.wait()
     return job.record

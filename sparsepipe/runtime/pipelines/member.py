@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from .base import Holder, Kind, Task
 
@@ -76,12 +77,17 @@ class Member:
         self.minibatches += 1
         self.samples += samples
 
-    def facts(self, *, waited: float) -> dict[str, float]:
-        """Return its part of a run's summary. Its own pace leaves out the seconds that it `waited` for others."""
+    def facts(self, *, waited: float, for_others: float) -> dict[str, Any]:
+        """Return its part of a run's summary. Its own pace leaves out the seconds that it `waited`, some `for_others`.
+
+        Seconds are lost to the same causes as in a simulation (pipeline_simulator/outcome.py), save for stragglers: a
+        run does not know how fast they would have been.
+        """
         busy = self.busy_seconds + self.busy_until - self.busy_since
         alone = busy - waited - self.held_up_seconds
         return {
             "minibatches": self.minibatches,
             "samples_per_second": self.samples / busy if busy > 0 else 0.0,
             "own_pace": self.samples / alone if alone > 0 else 0.0,
+            "lost_seconds": {"group": for_others, "exchange": waited - for_others, "bound": self.held_up_seconds},
         }

@@ -15,7 +15,9 @@ _KEPT = 256  # contributions of a pipeline, the latest: its ranks lag each other
 class _Contribution:
     update: int
     rank: int  # that contributed, and says when the result is taken
+    since: float = 0.0  # when it came
     merge: Merge | None = None
+    decided: float = 0.0  # when its merge was
 
 
 class Merges:
@@ -39,6 +41,7 @@ class Merges:
         self.sizes: Counter[int] = Counter()
         self.staleness: Counter[int] = Counter()
         self.waited = [0.0] * num_pipelines  # seconds that pipelines stood still for a merge
+        self.waited_for_others = [0.0] * num_pipelines  # those of them before it was decided
 
     # --- who is there ------------------------------------------------------------------------------------------------
 
@@ -93,7 +96,7 @@ class Merges:
         number = self._numbers[pipeline]
         self._numbers[pipeline] += 1
         self._tell(pipeline, update, number)
-        self._kept[pipeline][number] = _Contribution(update, rank)
+        self._kept[pipeline][number] = _Contribution(update, rank, self._changes.now)
         self._kept[pipeline].pop(number - _KEPT, None)
         self._under_way[pipeline] = number
         facts = {"pipeline": pipeline, "contribution": number, "update": update, "samples": samples}
@@ -132,7 +135,9 @@ class Merges:
         own = self._kept[pipeline].get(-1 if number is None else number)
         if own and own.merge and own.merge.number == merge and own.rank == rank:
             self._under_way[pipeline] = None
-            self.waited[pipeline] += _number(facts.get("waited"))
+            waited = _number(facts.get("waited"))
+            self.waited[pipeline] += waited
+            self.waited_for_others[pipeline] += min(waited, own.decided - own.since)
             if isinstance(applied := facts.get("update"), int) and facts.get("applied", True):  # else called off
                 self.staleness[applied - own.update] += 1
         self._changes.row(MERGES, "applied", **{**facts, "merge": merge, "pipeline": pipeline, "rank": rank})
@@ -177,7 +182,7 @@ class Merges:
             self._num_merges += 1
             contributed = [self._kept[k][n] for k, n in zip(merge.members, merge.contributions, strict=True)]
             for one in contributed:
-                one.merge = merge
+                one.merge, one.decided = merge, self._changes.now
             self.sizes[len(merge.members) + (merge.partner is not None and merge.partner != SERVER)] += 1
             self._changes.row(
                 MERGES,

@@ -254,7 +254,12 @@ class RunState:
             "rule": self.run.rule.name if self.run.rule else None,
             "group_sizes": {str(size): count for size, count in sorted(self.merges.sizes.items())},
             "staleness": {str(updates): count for updates, count in sorted(self.merges.staleness.items())},
-            "pipelines": [member.facts(waited=self.merges.waited[member.number]) for member in self.members],
+            "pipelines": [
+                member.facts(waited=waited, for_others=for_others)
+                for member, waited, for_others in zip(
+                    self.members, self.merges.waited, self.merges.waited_for_others, strict=True
+                )
+            ],
         }
 
 
