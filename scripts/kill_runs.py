@@ -145,11 +145,16 @@ def victim_of(kind: str, kernel: subprocess.Popen, folder: Path) -> int | None:
     return pid if pid in processes(folder) else None  # it may be another's by now
 
 
-def disturbed(plan: Plan, config: RunConfig, folder: Path, kind: str, delay: float) -> tuple[bool, list[str]]:
-    """Run once with a kill; return whether there was anything to kill, and what was found wrong."""
+def started(plan: Plan, config: RunConfig, folder: Path) -> subprocess.Popen:
+    """Start a kernel that launches the run; it is the kernel's first, which takes its time to start."""
     request = {"plan": plan.to_json(), "config": config.to_json(), "folder": str(folder)}
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    kernel = subprocess.Popen([sys.executable, "-P", "-c", KERNEL, json.dumps(request)], env=environment)
+    return subprocess.Popen([sys.executable, "-P", "-c", KERNEL, json.dumps(request)], env=environment)
+
+
+def disturbed(plan: Plan, config: RunConfig, folder: Path, kind: str, delay: float) -> tuple[bool, list[str]]:
+    """Run once with a kill; return whether there was anything to kill, and what was found wrong."""
+    kernel = started(plan, config, folder)
     time.sleep(delay)
     sockets = sockets_of(processes(folder))
     pid = victim_of(kind, kernel, folder)
@@ -178,9 +183,8 @@ def disturbed(plan: Plan, config: RunConfig, folder: Path, kind: str, delay: flo
 def undisturbed(plan: Plan, config: RunConfig, folder: Path) -> tuple[dict[int, float], float]:
     """Run once; return the loss of each minibatch, and the seconds that all took."""
     start = time.monotonic()
-    job = launch(plan, config, run_dir=folder)
-    job.wait(300)
-    return losses(job.record), time.monotonic() - start
+    started(plan, config, folder).wait(300)
+    return losses(RunRecord.load(folder)), time.monotonic() - start
 
 
 def main() -> int:
