@@ -10,7 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sparsepipe.replication import RULES
+from sparsepipe.replication.base import Merge
+from sparsepipe.runtime.replication.between_pipelines.encodings import Exact
+from sparsepipe.runtime.replication.between_pipelines.layout import Layout
 from sparsepipe.runtime.replication.between_pipelines.opening import open_averagers
+from sparsepipe.runtime.replication.between_pipelines.reduction import Part, Share
 
 
 def gradients_of(seed, pipeline):
@@ -333,3 +337,11 @@ def test_a_run_that_overlaps_is_replayed_to_the_bit_from_what_it_told(rule):
     for one, again in zip(trained, replayed(board, 3, updates=25), strict=True):
         assert same_bits(one.weights(), again)
     assert any(facts["staleness"] for _, merge, facts in board.facts if len(merge.members) > 1)
+
+
+def test_of_a_stage_without_weights_nothing_is_reduced_however_many_have_come():
+    """A last stage without weights took its own empty part for those of all, and ended a replay of two stages."""
+    share = Share(Merge(0, (0, 1), (0, 0), (0.5, 0.5)), 0, Layout({}), Exact())
+    for pipeline in (0, 1):
+        share.take(Part(pipeline, (), torch.empty(0, dtype=torch.uint8), (0, 2)))
+        assert not share.results and not share.missing

@@ -75,7 +75,7 @@ class Share:
         for name in part.names:
             self.come[name].add(part.pipeline)
         complete = [name for name in part.names if len(self.come[name]) == len(self.merge.members)]
-        if len(complete) == len(self.come):
+        if complete and len(complete) == len(self.come):  # of a stage without weights nothing is reduced
             self._reduce(complete, slice(0, self.num_elements))
         else:
             for name in complete:
