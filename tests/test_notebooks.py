@@ -34,6 +34,7 @@ SMALL = {
     "minibatches": 4,
     "engine": "native",
     "cells": [16, 32],
+    "num_pipelines": 2,
     "each": 4,
     "compared": ["all-reduce"],
     "trained_epochs": 1,
@@ -43,7 +44,6 @@ SMALL = {
 FIGURES = SMALL | {  # and a few shapes: by themselves they read 1,437 handwritten digits
     "also": ["2bw"],
     "updates": {"images": 8},
-    "num_pipelines": 2,
     "straggler_seeds": 1,
     "replayed_rules": ["quorum"],
     "replayed_stragglers": 1,

@@ -160,7 +160,7 @@ class WaitingExplorer:
     # --- What is drawn ------------------------------------------------------------------------------------------------
 
     def _noted(self) -> str:
-        shape = f"{self.pipelines.value} pipelines of {self.stages.value} stages, simulated"
+        shape = f"{self.pipelines.value} pipelines, stages of each: {self.stages.value}, simulated"
         return " · ".join(filter(None, [self.note, shape]))
 
     def _of_straggler(self) -> list[plots.Outcome]:
