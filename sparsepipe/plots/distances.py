@@ -40,7 +40,7 @@ def distances(*records: RunRecord, note: str = "") -> go.Figure:
     for k, (_, part) in enumerate(table.groupby("run", sort=False)):
         name = part.rule.iloc[0]
         line = go.Scatter(
-            x=part.seconds - table.seconds.min(),
+            x=part.seconds - part.seconds.min(),
             y=100 * part.distance,
             mode="lines+markers" if len(part) <= _MOST_MARKERS else "lines",
             name=name,
