@@ -122,6 +122,11 @@ def _changed(folder: Path, plan: Plan | Pipelines, config: RunConfig) -> RunReco
         RunRecord(folder).metrics()  # read now: what is damaged is told before anything starts
     if found := checkpoint.latest(folder):
         found.check(model=short_name(config.model), layers=())
+        if not isinstance(plan, Pipelines) and any(found.manifest.get("left", {}).values()):
+            raise InputError(
+                f"{found.folder}: several pipelines had minibatches of an epoch in work then, which one cannot "
+                "take up; resume with a plan of several, or from a checkpoint at an epoch's end"
+            )
         found.check_minibatches({"batch_size": config.batch_size, "last_minibatch": config.last_minibatch})
         resuming.check_end(found, config)
         for text in resuming.told(folder, found, RunConfig.from_json(RunRecord.load(folder).config), config):

@@ -96,7 +96,9 @@ class PipelineWorker(Worker):
         opened = open_averagers(coordinator, self.rule, replicas, timeout=self.config.timeout_seconds)
         for (k, replica), averager in zip(self.replicas.items(), opened, strict=True):
             replica.averager = averager
-            if state := found[k]:
+            if resume_from and not found[k]:
+                averager.load_state(resume_from.read(replica.own.layers))
+            elif state := found[k]:
                 averager.load_state(state)
         try:
             self._start()

@@ -66,6 +66,10 @@ class StageReplica:
         state = self.weights.optimizer.state(self.weights.names)
         return checkpoint.as_tensor_map(self.weights.newest.tensors, state, self._beside_weights())
 
+    def for_checkpoint(self) -> dict[str, Tensor]:
+        """What a checkpoint has of this stage: that, and what averages with other pipelines keep beside it."""
+        return self.tensors() | (self.averager.state() if self.averager else {})
+
     def _beside_weights(self) -> dict[str, Tensor]:
         """What the stage's layers have besides trained weights, by name: running statistics, frozen parameters."""
         return {**self.runner.buffers(), **self.runner.constants()}

@@ -326,7 +326,7 @@ class Worker:
             checkpoint.begin(self.checkpoints_in, done)
         self.process.barrier("start of a checkpoint")
         names = {f"stage{k}" for k in range(len(self.plan.stages))}
-        shards = {f"stage{k}": replica.tensors() for k, replica in self.replicas.items() if replica.writes}
+        shards = {f"stage{k}": replica.for_checkpoint() for k, replica in self.replicas.items() if replica.writes}
         finish = partial(checkpoint.finish, self.checkpoints_in, done, **self._facts())
         self.snapshots.write(done, shards=shards, finish=(names, finish) if self.rank == 0 else None)
         if last or not self.config.asynchronous_checkpoints:
