@@ -6,6 +6,7 @@ begin ──► TRAIN … TRAIN ──► CLOSE_EPOCH ──► TRAIN … ──
           to an empty one   pipeline for all
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from .epoch_parts import EpochPart, Units
 from .feed import SharedFeed
 from .straggler import Straggler
 from .worker import TOLD_OF_EPOCHS, Worker
+
+_LOOK_SECONDS = 0.1  # between two looks for another pipeline
 
 
 class NoWeightsLeft(RuntimeError):
@@ -122,7 +125,7 @@ class PipelineWorker(Worker):
         """
         found = torch.zeros(3, dtype=torch.float64)
         if self.rank == 0:
-            found[0] = bool(self.coordinator.live())
+            found[0] = self._sees_another()
             found[1] = self.coordinator.progress()["done"] > (resumed_from.minibatches if resumed_from else 0)
             metrics = self.run_of_all / "metrics.jsonl"
             found[2] = metrics.exists() and bool(read_metrics(metrics, "summary"))  # the others have closed the run
@@ -131,6 +134,15 @@ class PipelineWorker(Worker):
         if trained and not live and not closed:
             raise NoWeightsLeft("no pipeline is left that has the newest weights; resume the run from its checkpoint")
         return live and not closed
+
+    def _sees_another(self) -> bool:
+        """Whether another pipeline is live. One that is about to start, or to come back, is waited for."""
+        deadline = time.monotonic() + self.config.timeout_seconds / 2  # this pipeline's other ranks wait as well
+        while not (live := bool(self.coordinator.live())) and time.monotonic() < deadline:
+            if self.coordinator.progress()["done"] in (0, self.workload.total_minibatches):
+                break  # nothing is lost, or nobody comes any more
+            time.sleep(_LOOK_SECONDS)
+        return live
 
     def _fetched(self, stage: int) -> Mapping[str, Any]:
         """Take a stage's layers from a live pipeline. Raises NoWeightsLeft where it has just ended."""
