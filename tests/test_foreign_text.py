@@ -13,6 +13,7 @@ import ipywidgets
 import numpy as np
 import plotly.graph_objects as go
 import pytest
+from test_plots_waiting import written_run
 from test_records_fuzzed import record as whole_record
 
 import sparsepipe
@@ -40,6 +41,7 @@ from sparsepipe.display.markup import Html, figure_text, joined, markdown_text, 
 from sparsepipe.errors import RunFailed
 from sparsepipe.files import write_json, write_rows
 from sparsepipe.planners import partition
+from sparsepipe.plots.outcomes import Outcome
 from sparsepipe.plots.points import Point
 from sparsepipe.record import RunRecord
 from sparsepipe.runtime import RunConfig
@@ -203,7 +205,14 @@ def figures(record: RunRecord) -> dict[str, go.Figure]:
     clouds = {NAME: np.eye(3), f"2{NAME}": np.eye(3)}
     write_json(record.folder / "config.json", {**record.config, "compression": NAME})
     shown = RunRecord(record.folder)
+    several = written_run(record.folder.parent / "several", "quorum", stragglers=f"trace:{NAME}")
+    outcome = Outcome(f"quorum:{NAME}", NAME, "simulated", (1.0,), (2.0,), {2: 1}, {1: 1}, {"group": 1.0}, run=NAME)
     return {
+        "waiting": plots.waiting([outcome], note=NAME),
+        "groups": plots.groups([outcome], note=NAME),
+        "lost_seconds": plots.lost_seconds([outcome], note=NAME),
+        "losses": plots.losses(several, note=NAME),
+        "distances": plots.distances(several, note=NAME),
         "accuracy": plots.accuracy(shown, note=NAME, level=(NAME, 0.5)),
         "throughput": plots.throughput(shown),
         "compression": plots.compression(shown, note=NAME),
@@ -386,7 +395,7 @@ OWN_WORDS = {  # filled into the Markdown of notebooks as they are: numbers, and
     *("num_points", "voxel_sizes[-1]", "batch_size", "shape", "num_devices", "places", "proof", "text", "head", "rows"),
     *("busy", "epochs", "classes", "reached", "verdict", "told", "name", "told[name]", "chance", "row['stage']"),
     *("minibatches", "place.noted()", "baseline", "best.planner"),
-    *("image_epochs", "after", "cloud_epochs"),
+    *("image_epochs", "after", "cloud_epochs", "learned"),
 }
 
 

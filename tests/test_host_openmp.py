@@ -3,7 +3,7 @@
 import pytest
 
 from sparsepipe.host.openmp import waiting
-from sparsepipe.launchers.local.launch_local import _environment
+from sparsepipe.launchers.local.started import environment_of
 from sparsepipe.runtime import RunConfig
 
 
@@ -48,6 +48,6 @@ def test_what_the_user_says_stands(name: str, value: str, monkeypatch: pytest.Mo
 )
 def test_workers_are_told(engine: str, device: str, told: bool) -> None:
     config = RunConfig("minkvgg11bn-narrow", "shapes", engine=engine, device=device, threads=2)
-    environment = _environment(config, 1)
+    environment = environment_of(config, 1)
     assert environment["OMP_NUM_THREADS"] == "2"
     assert environment.get("OMP_WAIT_POLICY") == ("passive" if told else None)

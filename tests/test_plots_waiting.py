@@ -95,47 +95,33 @@ def test_rules_have_colours_of_their_own_whatever_their_options():
         plots.waiting([])
 
 
+def written_run(folder, rule, *, seconds=1.0, stragglers=SLOW):
+    """A run of two pipelines, written as the coordinator writes it: ten minibatches, each after so many seconds."""
+    whole, _ = like_pipelines(2, 1, rule)
+    config = {"model": "tiny", "batch_size": 8, "engine": "native", "seed": 3, "stragglers": stragglers}
+    record = RunRecord.create(folder, whole, config, Origin(facts={"seed": 3}))
+    step = {"event": "step", "epoch": 0, "samples": 8}
+    rows = [step | {"seconds": 5 + seconds * k, "minibatch": k, "loss": 2.0 - k / 10} for k in range(10)]
+    one = {"minibatches": 5, "samples_per_second": 4.0, "own_pace": 8.0}
+    one["lost_seconds"] = {"group": 1.0, "exchange": 0.5, "bound": 0.0}
+    told = {"rule": rule, "group_sizes": {"2": 4, "1": 2}, "staleness": {"1": 6}, "pipelines": [one, one]}
+    rows.append({"event": "summary", "seconds": 20.0, "samples_per_second": 8.0, "replication": told})
+    write_rows(record.folder / "metrics.jsonl", rows)
+    applied = [
+        {"event": "applied", "seconds": 7.0 + k, "merge": k, "pipeline": p, "applied": True, "distance": 0.01 * (p + k)}
+        for k in range(3)
+        for p in range(2)
+    ]
+    merges = [{"event": "merge", "seconds": 6.0, "merge": 0, "members": [0, 1]}, *applied]
+    write_rows(record.folder / "merges.jsonl", merges)
+    write_json(record.folder / "status.json", {"state": "finished"})
+    return record
+
+
 @pytest.fixture
 def trained(tmp_path):
-    """Two runs of two pipelines, written as the coordinator writes them."""
-    made = []
-    for name, seconds in (("quorum", 1.0), ("all-reduce", 2.0)):
-        whole, _ = like_pipelines(2, 1, name)
-        config = {"model": "tiny", "batch_size": 8, "engine": "native", "seed": 3, "stragglers": SLOW}
-        record = RunRecord.create(tmp_path / name, whole, config, Origin(facts={"seed": 3}))
-        rows = [
-            {
-                "event": "step",
-                "seconds": 5 + seconds * k,
-                "minibatch": k,
-                "loss": 2.0 - k / 10,
-                "samples": 8,
-                "epoch": 0,
-            }
-            for k in range(10)
-        ]
-        one = {"minibatches": 5, "samples_per_second": 4.0, "own_pace": 8.0}
-        one["lost_seconds"] = {"group": 1.0, "exchange": 0.5, "bound": 0.0}
-        told = {"rule": name, "group_sizes": {"2": 4, "1": 2}, "staleness": {"1": 6}, "pipelines": [one, one]}
-        rows.append({"event": "summary", "seconds": 20.0, "samples_per_second": 8.0, "replication": told})
-        write_rows(record.folder / "metrics.jsonl", rows)
-        merges = [{"event": "merge", "seconds": 6.0, "merge": 0, "members": [0, 1]}]
-        merges += [
-            {
-                "event": "applied",
-                "seconds": 7.0 + k,
-                "merge": k,
-                "pipeline": p,
-                "applied": True,
-                "distance": 0.01 * (p + k),
-            }
-            for k in range(3)
-            for p in range(2)
-        ]
-        write_rows(record.folder / "merges.jsonl", merges)
-        write_json(record.folder / "status.json", {"state": "finished"})
-        made.append(record)
-    return made
+    runs = (("quorum", 1.0), ("all-reduce", 2.0))
+    return [written_run(tmp_path / rule, rule, seconds=seconds) for rule, seconds in runs]
 
 
 def test_a_run_is_an_outcome_as_a_simulation_is(trained):

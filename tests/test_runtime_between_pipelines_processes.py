@@ -69,7 +69,8 @@ def _write_plan(run, rule):
 
 
 def _start(stack, *command):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{HERE.parent}:{os.environ['PYTHONPATH']}"}
+    paths = os.pathsep.join([str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
     process = stack.enter_context(subprocess.Popen([sys.executable, *command], env=environment, cwd=HERE))
     stack.callback(process.kill)
     return process

@@ -14,7 +14,6 @@ from ..provenance import Provenance
 from ..record import RunRecord
 from ..record.campaigns import when
 from ..replication import rule_text
-from ..stragglers import Stragglers
 from .outcomes import NOBODY, rule_color
 from .table import noted, of_readable, readable, record_names, told_by, trained_on
 from .theme import RUN_DASHES, doubted, finished
@@ -48,7 +47,9 @@ def losses(*records: RunRecord, note: str = "") -> go.Figure:
     for k, (run, part) in enumerate(table.groupby("run", sort=False)):
         name = part.rule.iloc[0]
         looks = {"color": rule_color(name), "dash": RUN_DASHES[k % len(RUN_DASHES)], "width": 2}
-        for col, x, unit in ((1, part.samples, "%{x:.0f} samples"), (2, part.seconds, "%{x:.1f} s")):
+        by_samples = Html("{}<br>%{{x:.0f}} samples: %{{y:.3f}}<extra></extra>")
+        by_seconds = Html("{}<br>%{{x:.1f}} s: %{{y:.3f}}<extra></extra>")
+        for col, x, hover in ((1, part.samples, by_samples), (2, part.seconds, by_seconds)):
             line = go.Scatter(
                 x=x,
                 y=part.smooth_loss,
@@ -57,7 +58,7 @@ def losses(*records: RunRecord, note: str = "") -> go.Figure:
                 legendgroup=run,
                 showlegend=col == 1,
                 line=looks,
-                hovertemplate=Html("{}<br>{}: %{{y:.3f}}<extra></extra>").format(name, Html(unit)),
+                hovertemplate=hover.format(name),
             )
             figure.add_trace(line, row=1, col=col)
     figure.update_yaxes(title_text="loss", rangemode="tozero", row=1, col=1)
@@ -93,5 +94,4 @@ def _names(records: Sequence[RunRecord]) -> list[str]:
 
 def straggler_of(record: RunRecord) -> str:
     """What held the ranks of a run up, in a few words."""
-    given = record.config.get("stragglers")
-    return Stragglers.parse(given).note() if given else NOBODY
+    return record.straggler_note or NOBODY

@@ -1,7 +1,7 @@
 """`Outcome`: the numbers of one replication rule under one straggler, simulated or of a run; figures compare them."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pandas as pd
@@ -71,15 +71,14 @@ class Outcome:
         summaries = record.metrics("summary")
         if not summaries or "replication" not in summaries[-1] or not isinstance(record.plan, Pipelines):
             raise InputError(f"{record.folder}: no finished run of several pipelines ({record.status['state']})")
-        given = record.config.get("stragglers")
-        return cls.of(
+        found = cls.of(
             summaries[-1]["replication"],
             rule=rule_text(record.plan.replication),
-            stragglers=Stragglers.parse(given) if given else None,
             source=workload_facts(record.config.get("engine", "")).source,
             seed=record.config.get("seed", 0),
             run=record.name,
         )
+        return replace(found, straggler=record.straggler_note)
 
     @property
     def samples_per_second(self) -> float:

@@ -25,6 +25,7 @@ from typing import Any
 
 from ..display import html
 from ..errors import InputError
+from ..fields import shown
 from ..files import write_json
 from ..functions import short_name
 from ..host import cpu
@@ -223,16 +224,18 @@ class RunRecord:
         return (*self.plan.warnings, *load_warnings(self.background_load), *self.held_up)
 
     @property
+    def straggler_note(self) -> str:
+        """What held ranks up or killed them on purpose, in a few words; empty where nothing did."""
+        given = self.config.get("stragglers")
+        try:
+            return Stragglers.parse(given).note() if given else ""
+        except InputError:  # its file of times is gone, or is no longer one
+            return shown(given)
+
+    @property
     def held_up(self) -> tuple[str, ...]:
         """A sentence that says which ranks were made slow or killed on purpose, where any were."""
-        given = self.config.get("stragglers")
-        if not given:
-            return ()
-        try:
-            told = Stragglers.parse(given).note()
-        except InputError:  # its file of times is gone
-            told = given
-        return (f"held up on purpose: {told}",)
+        return (f"held up on purpose: {note}",) if (note := self.straggler_note) else ()
 
     def _repr_html_(self) -> str:
         return html.record(self)

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..errors import InputError
-from ..fields import integer, shown
+from ..fields import integer, shown, text
 from ..options import split_options, typed, with_options, written_options
 from .kinds import Jitter, Kill, Slow, Stop, Straggler
 from .minibatch_times import MinibatchTimes, read_minibatch_times
@@ -43,7 +43,7 @@ class Stragglers:
         """Read what the command line takes; nothing of an empty text. Raises InputError in one line."""
         parts: list[Straggler] = []
         seeds: list[int] = []
-        for part in filter(None, map(str.strip, given.split(";"))):
+        for part in filter(None, map(str.strip, text(given, "stragglers").split(";"))):
             if part.startswith("seed="):
                 seeds.append(integer(typed(part.removeprefix("seed=").strip()), "straggler seed"))
             else:
