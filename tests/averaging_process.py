@@ -4,6 +4,7 @@ It trains a few tensors towards a target, on the minibatches that a coordinator 
 """
 
 import json
+import os
 import sys
 import time
 import zlib
@@ -74,3 +75,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    os._exit(0)  # as workers do: threads that serve may be at work, and torch aborts where it finds them so

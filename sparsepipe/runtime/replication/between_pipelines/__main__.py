@@ -59,4 +59,7 @@ def _serve(run_dir: Path, attempt: int, timeout: float) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # not sys.exit: threads that serve may be at work, and torch aborts where it finds them so
