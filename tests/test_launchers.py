@@ -11,12 +11,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import jupyter_client
 import pytest
+from processes import processes_of, until
 from runtime_jobs import NORMED, PLAIN, REPOSITORY, plan_of, settings, shapes
 
 from sparsepipe import InputError, RunFailed
@@ -37,13 +37,6 @@ def clouds(tmp_path_factory) -> Path:
     return shapes(tmp_path_factory.mktemp("clouds"))
 
 
-def _until(condition: Callable[[], bool], seconds: float, what: str) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
-        time.sleep(0.02)
-
-
 def _workers(folder: Path) -> dict[int, int]:
     """Process ids of the workers by rank."""
     found = {}
@@ -52,22 +45,8 @@ def _workers(folder: Path) -> dict[int, int]:
     return found
 
 
-def _processes(folder: Path) -> list[str]:
-    """Command lines of all living processes of the run in `folder`."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            state = (path / "stat").read_text().rsplit(")", 1)[1].split()[0]
-        except OSError:
-            continue
-        if f"--run-dir {folder}" in command and state != "Z":
-            found.append(f"{path.name} {command}")
-    return found
-
-
 def _step(job, minibatch: int) -> None:
-    _until(lambda: any(row.get("minibatch", -1) >= minibatch for row in job.rows), 60, f"minibatch {minibatch}")
+    until(lambda: any(row.get("minibatch", -1) >= minibatch for row in job.rows), 60, f"minibatch {minibatch}")
 
 
 def test_a_job_runs_to_its_end_and_can_be_followed(tmp_path, clouds) -> None:
@@ -85,7 +64,7 @@ def test_a_job_runs_to_its_end_and_can_be_followed(tmp_path, clouds) -> None:
     assert job.record.origin["facts"]["data"] == "shapes"
     job.cancel()  # too late, and harmless
     assert job.record.status["state"] == "finished"
-    _until(lambda: not _processes(tmp_path / "run"), 5, "end of all processes")
+    until(lambda: not processes_of(tmp_path / "run"), 5, "end of all processes")
     with pytest.raises(InputError, match="holds a run already"):
         launch(PLAN, settings(clouds), run_dir=tmp_path / "run")
 
@@ -123,7 +102,7 @@ def test_a_cancelled_job_is_gone_at_once_and_listened_to_nobody_outside(tmp_path
     started = time.monotonic()
     job.cancel()
     assert time.monotonic() - started < 1
-    assert not job.running and not _processes(tmp_path / "run")
+    assert not job.running and not processes_of(tmp_path / "run")
     assert job.record.status["state"] == "cancelled"
     with pytest.raises(RunFailed, match="cancelled"):
         job.wait()
@@ -149,7 +128,7 @@ def test_a_killed_worker_is_named_and_the_run_resumes(tmp_path, clouds) -> None:
     os.kill(_workers(tmp_path / "run")[1], signal.SIGKILL)
     with pytest.raises(RunFailed, match=r"rank 1 \(stage 1\): killed by signal 9 \(SIGKILL\)"):
         job.wait(timeout=30)
-    assert not _processes(tmp_path / "run")
+    assert not processes_of(tmp_path / "run")
     status = job.record.status
     assert (status["state"], status["rank"], status["stage"]) == ("failed", 1, 1)
     before = {row["minibatch"]: row["loss"] for row in job.record.metrics("step")}
@@ -194,7 +173,7 @@ def test_a_killed_worker_is_the_one_named_whatever_its_peers_were_at(tmp_path, c
     _step(job, 12)
     os.kill(_workers(tmp_path / "run")[1], signal.SIGKILL)
     log = tmp_path / "run" / "logs" / "launcher.log"
-    _until(lambda: "starting again" in log.read_text(), 30, "a restart")
+    until(lambda: "starting again" in log.read_text(), 30, "a restart")
     job.cancel()
     named = r"rank 1 \(stage \d\): killed by signal 9 \(SIGKILL\); starting again"
     assert re.search(named, log.read_text()), log.read_text()
@@ -204,12 +183,12 @@ def test_a_job_whose_workers_are_killed_again_and_again_ends_with_one_line(tmp_p
     job = launch(PLAN, settings(clouds, max_restarts=1), run_dir=tmp_path / "run")
     killed = [0]
     for _ in range(2):
-        _until(lambda: _workers(tmp_path / "run").get(1, 0) not in killed, 60, "start of rank 1")
+        until(lambda: _workers(tmp_path / "run").get(1, 0) not in killed, 60, "start of rank 1")
         killed.append(_workers(tmp_path / "run")[1])
         os.kill(killed[-1], signal.SIGKILL)
     with pytest.raises(RunFailed, match=r"rank 1 \(stage 1\): killed by signal 9 \(SIGKILL\)$"):
         job.wait(timeout=60)
-    assert not _processes(tmp_path / "run")
+    assert not processes_of(tmp_path / "run")
 
 
 def test_a_run_about_to_start_is_neither_taken_for_a_dead_one_nor_started_twice(tmp_path, clouds) -> None:
@@ -235,7 +214,7 @@ def test_a_guard_kills_no_worker_of_another_run(tmp_path) -> None:
     (own / "logs").mkdir(parents=True)
     for rank, worker in enumerate(workers):
         (own / "logs" / f"rank{rank}.pid").write_text(f"{worker.pid}\n")
-        _until(lambda pid=worker.pid: b"--run-dir" in Path(f"/proc/{pid}/cmdline").read_bytes(), 10, "exec")
+        until(lambda pid=worker.pid: b"--run-dir" in Path(f"/proc/{pid}/cmdline").read_bytes(), 10, "exec")
     guard = REPOSITORY / "sparsepipe" / "launchers" / "supervisor.py"
     subprocess.run([sys.executable, "-I", str(guard), "-1", str(own), "true"], check=True, timeout=60)
     assert workers[0].wait(timeout=10) == -signal.SIGKILL
@@ -263,7 +242,7 @@ def test_a_full_disk_that_takes_no_last_word_either_ends_the_wait_with_one_line(
         )
         with pytest.raises(RunFailed, match=told) as caught:
             job.wait(timeout=60)
-        assert "\n" not in str(caught.value) and not job.running and not _processes(disk / "run")
+        assert "\n" not in str(caught.value) and not job.running and not processes_of(disk / "run")
     finally:
         subprocess.run(["umount", "--lazy", disk], check=True)
 
@@ -304,7 +283,7 @@ def test_a_worker_that_stands_still_is_named_after_the_deadline(tmp_path, clouds
     named = r"rank 0 \(stage 0\): DeadlinePassed: .* waited 5 s for .*; rank 1 has been in \w+ .*for \d+\.\d s"
     with pytest.raises(RunFailed, match=named):
         job.wait(timeout=60)
-    assert not _processes(tmp_path / "run"), "a stopped process is ended too"
+    assert not processes_of(tmp_path / "run"), "a stopped process is ended too"
 
 
 def test_a_detached_job_outlives_its_parent_and_is_found_again(tmp_path, clouds) -> None:
@@ -320,13 +299,13 @@ def test_a_detached_job_outlives_its_parent_and_is_found_again(tmp_path, clouds)
     with pytest.raises(KeyboardInterrupt):
         job.wait()
     assert job.running, "an interrupted cell leaves it alone"
-    _until(lambda: len(job.rows) > before + 3, 30, "more rows")
+    until(lambda: len(job.rows) > before + 3, 30, "more rows")
     with pytest.raises(InputError, match="this run is still running; cancel it first"):
         launch(PLAN, settings(clouds), run_dir=tmp_path / "run", resume=True)
     started = time.monotonic()
     job.cancel()
     assert time.monotonic() - started < 1
-    _until(lambda: not _processes(tmp_path / "run"), 5, "end of all processes")
+    until(lambda: not processes_of(tmp_path / "run"), 5, "end of all processes")
     assert job.record.status["state"] == "cancelled"
     late = attach(tmp_path / "run")
     with pytest.raises(RunFailed, match="cancelled"):
@@ -360,14 +339,14 @@ def test_nobody_is_left_when_a_process_above_is_killed(tmp_path, clouds, victim:
     command = [sys.executable, "-c", PARENT, *_parent(clouds, str(tmp_path / "run"))]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout.readline() == "running\n"
-        assert len(_processes(tmp_path / "run")) >= 3
+        assert len(processes_of(tmp_path / "run")) >= 3
         status = RunRecord.load(tmp_path / "run").status
         os.kill({"parent": parent.pid, **status}[victim], signal.SIGKILL)
-        _until(lambda: not _processes(tmp_path / "run"), 5, "end of all processes")
+        until(lambda: not processes_of(tmp_path / "run"), 5, "end of all processes")
         parent.kill()
     if victim != "guard":  # nobody is left to say it then: the parent is dead too
         expected = {"parent": "cancelled", "launcher": "failed"}[victim]
-        _until(lambda: RunRecord.load(tmp_path / "run").status["state"] == expected, 5, expected)
+        until(lambda: RunRecord.load(tmp_path / "run").status["state"] == expected, 5, expected)
     assert RunRecord.load(tmp_path / "run").metrics()
 
 
@@ -379,10 +358,10 @@ def test_nobody_is_left_when_a_jupyter_kernel_is_killed(tmp_path, clouds) -> Non
     try:
         client.wait_for_ready(timeout=60)
         client.execute(f"import sys; sys.argv = ['', *{_parent(clouds, str(tmp_path / 'run'))}]\n{PARENT}")
-        _until(lambda: _workers(tmp_path / "run").keys() == {0, 1}, 60, "start of the workers")
+        until(lambda: _workers(tmp_path / "run").keys() == {0, 1}, 60, "start of the workers")
         os.kill(manager.provisioner.pid, signal.SIGKILL)
-        _until(lambda: not _processes(tmp_path / "run"), 5, "end of all processes")
-        _until(lambda: RunRecord.load(tmp_path / "run").status["state"] == "cancelled", 5, "cancelled")
+        until(lambda: not processes_of(tmp_path / "run"), 5, "end of all processes")
+        until(lambda: RunRecord.load(tmp_path / "run").status["state"] == "cancelled", 5, "cancelled")
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
@@ -397,8 +376,8 @@ def test_nobody_is_left_when_a_terminal_is_closed(tmp_path, clouds) -> None:
     assert os.read(terminal, 100).strip() == b"running"
     os.close(terminal)
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGHUP
-    _until(lambda: not _processes(tmp_path / "run"), 5, "end of all processes")
-    _until(lambda: RunRecord.load(tmp_path / "run").status["state"] == "cancelled", 5, "cancelled")
+    until(lambda: not processes_of(tmp_path / "run"), 5, "end of all processes")
+    until(lambda: RunRecord.load(tmp_path / "run").status["state"] == "cancelled", 5, "cancelled")
 
 
 def test_what_cannot_run_is_refused_before_anything_starts(tmp_path, clouds) -> None:
@@ -431,7 +410,7 @@ def test_data_that_is_not_there_is_one_line(tmp_path) -> None:
 def test_a_run_whose_folder_is_taken_away_ends_and_says_so(tmp_path, clouds, how: str) -> None:
     """It trained on for hundreds of minibatches, and made the folder anew for its checkpoints."""
     job = launch(PLAN, settings(clouds, **FOREVER), run_dir=tmp_path / "run")
-    _until(lambda: any((tmp_path / "run" / "checkpoints").glob("minibatch-*")), 60, "a checkpoint")
+    until(lambda: any((tmp_path / "run" / "checkpoints").glob("minibatch-*")), 60, "a checkpoint")
     pids = set(_workers(tmp_path / "run").values())
     if how == "moved":
         (tmp_path / "run").rename(tmp_path / "other")
@@ -439,7 +418,7 @@ def test_a_run_whose_folder_is_taken_away_ends_and_says_so(tmp_path, clouds, how
         subprocess.run(["rm", "-rf", tmp_path / "run"], check=False)
     with pytest.raises(RunFailed, match=r"run: the run folder is gone: .*run was moved or removed while .* at work$"):
         job.wait(timeout=60)
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids) and not _processes(tmp_path / "run")
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids) and not processes_of(tmp_path / "run")
     assert how == "removed" or not (tmp_path / "run").exists(), "not made anew"
     if how == "moved":
         assert RunRecord.load(tmp_path / "other").status["state"] == "failed"
@@ -462,8 +441,8 @@ def test_a_run_without_a_status_is_cancelled_and_what_killed_ones_left_is_remove
     started = time.monotonic()
     job.cancel()
     assert time.monotonic() - started < 10 and job.state == "cancelled"
-    _until(lambda: own.state == "cancelled", 10, "the job that launched it follows by itself")
-    assert not _processes(tmp_path / "run") and not list(logs.glob(".lifeline-*"))
+    until(lambda: own.state == "cancelled", 10, "the job that launched it follows by itself")
+    assert not processes_of(tmp_path / "run") and not list(logs.glob(".lifeline-*"))
 
 
 def test_a_folder_whose_name_is_no_utf8_is_one_line(tmp_path, clouds) -> None:

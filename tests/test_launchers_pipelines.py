@@ -2,13 +2,12 @@
 
 import os
 import signal
-import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from pipeline_jobs import pipelines_of, replayed_pipelines
+from processes import processes_of, until
 from runtime_jobs import NORMED, PLAIN, plan_of, settings, shapes
 
 from sparsepipe import InputError
@@ -23,27 +22,6 @@ pytestmark = pytest.mark.timeout(300)
 @pytest.fixture(scope="module")
 def clouds(tmp_path_factory) -> Path:
     return shapes(tmp_path_factory.mktemp("clouds"))
-
-
-def _until(condition: Callable[[], bool], seconds: float, what: str) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
-        time.sleep(0.02)
-
-
-def _processes(folder: Path) -> dict[int, str]:
-    """Living processes of the run in `folder`, by id."""
-    found = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            state = (path / "stat").read_text().rsplit(")", 1)[1].split()[0]
-        except OSError:
-            continue
-        if f"--run-dir {folder}" in command and state != "Z":
-            found[int(path.name)] = command
-    return found
 
 
 def _trained_once(record: RunRecord, count: int) -> None:
@@ -71,7 +49,7 @@ def test_a_pipeline_whose_rank_is_killed_comes_back_while_the_other_goes_on(tmp_
     back = {m for row in _rows(job.record, "put back") for m in row["minibatches"]}
     assert {m for m, times in taken.items() if times > 1} <= back and len(back) <= 8, "what was in flight"
     assert len(job.record.pipelines) == 2 and job.record.trace().ranks == (0, 1, 2)
-    _until(lambda: not _processes(tmp_path / "run"), 5, "end of all processes")
+    until(lambda: not processes_of(tmp_path / "run"), 5, "end of all processes")
 
 
 @slow
@@ -80,8 +58,8 @@ def test_a_coordinator_that_is_killed_is_replaced_and_nothing_is_lost(tmp_path) 
     job = launch(plan, config.replace(minibatches=400), run_dir=tmp_path / "run", profile=profile, cluster=cluster)
     for _ in range(2):
         seen = len(job.record.metrics("step"))
-        _until(lambda seen=seen: len(job.record.metrics("step")) > seen + 20, 100, "some minibatches")
-        (pid,) = (p for p, words in _processes(tmp_path / "run").items() if "pipelines.service" in words)
+        until(lambda seen=seen: len(job.record.metrics("step")) > seen + 20, 100, "some minibatches")
+        (pid,) = (p for p, words in processes_of(tmp_path / "run").items() if "pipelines.service" in words)
         os.kill(pid, signal.SIGKILL)
     assert job.wait(timeout=200)["minibatches"] == 400
     _trained_once(job.record, 400)
@@ -92,18 +70,18 @@ def test_a_job_of_pipelines_stops_resumes_and_is_cancelled(tmp_path, clouds) -> 
     plan = pipelines_of(NORMED, [[0]], [[1]], rule="local-sgd:every=2")
     config = settings(clouds, model=NORMED, epochs=40, momentum=0.0)
     job = launch(plan, config, run_dir=tmp_path / "run")
-    _until(lambda: len(job.record.metrics("step")) > 12, 100, "some minibatches")
+    until(lambda: len(job.record.metrics("step")) > 12, 100, "some minibatches")
     job.stop()
     stopped = job.wait(timeout=100)
     assert job.state == "stopped" and 12 < stopped["minibatches"] < 200
     assert {one.status["state"] for one in (job.record, *job.record.pipelines)} == {"stopped"}
     again = launch(plan, config, run_dir=tmp_path / "run", resume=True)
-    _until(lambda: len(again.record.metrics("step")) > stopped["minibatches"] + 12, 100, "it goes on")
+    until(lambda: len(again.record.metrics("step")) > stopped["minibatches"] + 12, 100, "it goes on")
     told = Counter(row["minibatch"] for row in again.record.metrics("step"))
     assert max(told.values()) == 1 and len(told) > stopped["minibatches"], "none is done twice"
     assert attach(tmp_path / "run").running
     attach(tmp_path / "run").cancel()
-    _until(lambda: not again.running and not _processes(tmp_path / "run"), 5, "end of all processes")
+    until(lambda: not again.running and not processes_of(tmp_path / "run"), 5, "end of all processes")
     assert again.record.status["state"] == "cancelled"
     assert [one.status["state"] for one in again.record.pipelines] == ["cancelled"] * 2
 

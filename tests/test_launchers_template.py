@@ -7,11 +7,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import until
 from runtime_jobs import PLAIN, REPOSITORY, plan_of, settings, shapes
 
 from sparsepipe import RunFailed
@@ -43,13 +44,6 @@ def warm(tmp_path_factory, clouds) -> Iterator[list[float]]:
         yield [row["loss"] for row in job.record.metrics("step")]
 
 
-def _until(condition: Callable[[], object], seconds: float, what: str) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
-        time.sleep(0.02)
-
-
 def _parent(pid: int) -> int | None:
     """The parent's process id; None where the process is gone."""
     try:
@@ -70,13 +64,13 @@ def _alive(pid: int) -> bool:
 
 
 def _guard(job) -> int:
-    _until(lambda: "guard" in job.record.status, 60, "the supervisor")
+    until(lambda: "guard" in job.record.status, 60, "the supervisor")
     return job.record.status["guard"]
 
 
 def _begun(job) -> dict[str, int]:
     """Process ids of a job that trains."""
-    _until(lambda: job.rows, 60, "a minibatch")
+    until(lambda: job.rows, 60, "a minibatch")
     return _pids(job.record)
 
 
@@ -110,7 +104,7 @@ def test_the_next_job_is_forked_and_is_what_the_first_was(tmp_path, clouds, warm
         assert time.monotonic() - started < 1
     assert job.record.status["state"] == "cancelled" and job.record.status["reason"] == "cancelled"
     del pids["template"]
-    _until(lambda: not any(map(_alive, pids.values())), 2, "end of all processes")
+    until(lambda: not any(map(_alive, pids.values())), 2, "end of all processes")
     again = launch(PLAN, settings(clouds, epochs=2), run_dir=tmp_path / "again")
     again.wait(timeout=60)
     assert [row["loss"] for row in again.record.metrics("step")] == warm
@@ -123,7 +117,7 @@ def test_a_supervisor_that_is_stopped_hears_that_it_is_to_end(tmp_path, clouds, 
     job.cancel()
     assert job.record.status["state"] == "cancelled"
     del pids["template"]
-    _until(lambda: not any(map(_alive, pids.values())), 2, "end of all processes")
+    until(lambda: not any(map(_alive, pids.values())), 2, "end of all processes")
 
 
 def test_a_forked_job_starts_again_where_a_worker_is_killed_and_says_so_where_it_may_not(
@@ -171,7 +165,7 @@ def test_a_template_that_was_killed_or_does_not_fit_is_replaced_and_its_jobs_go_
     job = launch(PLAN, settings(clouds, epochs=200), run_dir=tmp_path / "run")
     pids = _begun(job)
     os.kill(pids["template"], signal.SIGKILL)
-    _until(lambda: not _alive(pids["template"]), 5, "its end")
+    until(lambda: not _alive(pids["template"]), 5, "its end")
     other = launch(PLAN, settings(clouds, epochs=1), run_dir=tmp_path / "other")
     assert _parent(_guard(other)) == os.getpid()
     other.wait(timeout=60)
@@ -181,7 +175,7 @@ def test_a_template_that_was_killed_or_does_not_fit_is_replaced_and_its_jobs_go_
     monkeypatch.setenv("MKL_DEBUG_CPU_TYPE", "5")
     fourth = launch(PLAN, settings(clouds, epochs=1), run_dir=tmp_path / "fourth")
     assert _parent(_guard(fourth)) == os.getpid()
-    _until(lambda: not _alive(after), 5, "end of the one that fits no longer")
+    until(lambda: not _alive(after), 5, "end of the one that fits no longer")
     assert third.running and job.running
     for one in (job, third, fourth):
         one.cancel()
@@ -212,8 +206,8 @@ def test_nobody_is_left_when_a_process_that_has_a_template_is_killed(tmp_path, c
         pids = _pids(RunRecord.load(tmp_path / "run"))
         assert NAME in _words(pids["template"])
         parent.kill()
-    _until(lambda: not any(map(_alive, pids.values())), 5, "end of all processes")
-    _until(lambda: RunRecord.load(tmp_path / "run").status["state"] == "cancelled", 5, "cancelled")
+    until(lambda: not any(map(_alive, pids.values())), 5, "end of all processes")
+    until(lambda: RunRecord.load(tmp_path / "run").status["state"] == "cancelled", 5, "cancelled")
 
 
 @pytest.mark.parametrize("victim", ["guard", "launcher"])
@@ -225,7 +219,7 @@ def test_nobody_is_left_when_a_process_above_a_forked_job_is_killed(tmp_path, cl
     why = {"guard": "its guard was killed", "launcher": r"the launcher was ended by signal 9"}[victim]
     with pytest.raises(RunFailed, match=why):
         job.wait(timeout=10)
-    _until(lambda: not any(map(_alive, pids.values())), 5, "end of all processes")
+    until(lambda: not any(map(_alive, pids.values())), 5, "end of all processes")
     assert _alive(template), "for the next job"
 
 

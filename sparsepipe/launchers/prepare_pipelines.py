@@ -18,7 +18,7 @@ from ..record import RunRecord
 from ..record.record_files import CLOCK, read_fields
 from ..replication.base import Arithmetic
 from ..runtime import RunConfig
-from ..schedule import round_length
+from ..schedule import check_rule
 from ..stragglers import Stragglers
 from .lock import hold
 from .prepare import check_name, checked, note_concurrent_runs, written
@@ -89,13 +89,7 @@ def _check_together(plan: Pipelines, config: RunConfig) -> None:
     for k, own in enumerate(plan.pipelines):
         if unlike := sorted(layers ^ set(own.layers)):
             raise InputError(f"pipelines 0 and {k} differ in layer {unlike[0]!r}: plan all for the same network")
-        lengths = {round_length(own, stage) for stage in range(len(own.stages))}
-        if plan.replication.arithmetic is Arithmetic.MEAN_GRADIENTS and len(lengths) > 1:
-            raise InputError(
-                f"replication {plan.replication.name} averages gradients of whole updates, but the stages of pipeline "
-                f"{k} update after {', '.join(map(str, sorted(lengths)))} minibatches; choose a rule that averages "
-                "weights, such as partial-reduce, or a schedule that flushes"
-            )
+    check_rule(plan)
     if plan.replication.arithmetic is Arithmetic.MEAN_GRADIENTS and config.precision == "float16":
         raise InputError(
             f"replication {plan.replication.name} averages gradients, which each pipeline scales by a factor of its "

@@ -11,10 +11,9 @@ Where the epoch ends before, all ranks take the command up at its end, where the
 
 import time
 from dataclasses import dataclass
-from math import lcm
 from pathlib import Path
 
-from ...schedule import Action, Op, Program, round_length
+from ...schedule import Action, Op, Program, round_length, unit_length
 from .. import commands
 from ..processes.announcement import Announcement
 from ..processes.process import Process
@@ -40,8 +39,7 @@ class Horizon:
         plan = program.plan
         flights = (sum(program.in_flight(k, rank) for rank in stage.ranks) for k, stage in enumerate(plan.stages))
         rounds = [round_length(plan, k) for k in range(len(plan.stages))]
-        whole = lcm(*rounds, *(stage.round for stage in plan.stages))
-        return cls(max(flights) + 2 * max(rounds), whole)
+        return cls(max(flights) + 2 * max(rounds), unit_length(plan))
 
     def end(self, begun: int, count: int) -> int:
         """Return where a part of an epoch of `count` minibatches can end, when rank 0 has begun `begun`, its latest."""

@@ -42,10 +42,15 @@ class Waited:
 
     def __init__(self) -> None:
         self.seconds = 0.0  # since the beginning
-        self._since = 0.0
+        self._since = self._taken = 0.0
 
     def __enter__(self) -> None:
         self._since = time.monotonic()
 
     def __exit__(self, *_: object) -> None:
         self.seconds += time.monotonic() - self._since
+
+    def take(self) -> float:
+        """Return the seconds since the last call."""
+        found, self._taken = self.seconds - self._taken, self.seconds
+        return found

@@ -60,7 +60,7 @@ class GradientAverager:
         """`exchanging`: of the first replica of the stage alone."""
         self._coordinator, self._held, self._contributions = coordinator, held, contributions
         self._exchanging, self._timeout = exchanging, timeout
-        self._waited, self._taken = Waited(), 0.0
+        self._waited = Waited()
         self._update = self._version = -1  # the last step, and the merge that it was of
 
     def before_step(self, gradients: list[Tensor], update: int, *, samples: int) -> list[Tensor]:
@@ -130,8 +130,7 @@ class GradientAverager:
 
     def take_waited(self) -> float:
         """Return the seconds that this rank waited for other pipelines since the last call."""
-        found, self._taken = self._waited.seconds - self._taken, self._waited.seconds
-        return found
+        return self._waited.take()
 
     def state(self) -> dict[str, Tensor]:
         """It keeps nothing beside weights and optimizer."""

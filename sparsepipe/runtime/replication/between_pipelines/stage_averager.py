@@ -30,7 +30,7 @@ class StageAverager:
         self._coordinator, self._held, self._exchanging = coordinator, held, exchanging
         self._overlap, self._timeout = overlap, timeout
         self._waited = Waited()
-        self._told = self._taken = 0.0  # seconds waited of which a merge, and `take_waited`, have told
+        self._told = 0.0  # seconds waited of which a merge has told
         self._update = -1
 
     def before_step(self, gradients: list[Tensor], update: int, *, samples: int) -> list[Tensor]:
@@ -83,8 +83,7 @@ class StageAverager:
 
     def take_waited(self) -> float:
         """Return the seconds that this rank waited for other pipelines since the last call."""
-        found, self._taken = self._waited.seconds - self._taken, self._waited.seconds
-        return found
+        return self._waited.take()
 
     def state(self) -> dict[str, Tensor]:
         """Return what the rule keeps beside weights and optimizer, named as in checkpoints; of a first replica."""
