@@ -143,7 +143,8 @@ class Pipeline:
                     self.ask("closed", epoch=task.epoch, row={"validation": None})
                     self.through()
             elif task.kind is Kind.FINISH:
-                last = yield from self.until_answered("last_merge", update=10**6)
+                update = self.run.draw.choice([-1, 10**6])
+                last = yield from self.until_answered("last_merge", update=update)
                 self.run.last.append((self.number, last))
             else:
                 self.run.closing(self, "run")

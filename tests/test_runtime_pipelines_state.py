@@ -6,7 +6,7 @@ from sparsepipe.errors import InputError
 from sparsepipe.replication import SERVER, rule
 from sparsepipe.runtime.pipelines.base import Address, Holder, Kind
 from sparsepipe.runtime.pipelines.minibatch_queue import MinibatchQueue
-from sparsepipe.runtime.pipelines.state import GivenUp, Request, RunOfPipelines, RunState
+from sparsepipe.runtime.pipelines.state import START_SECONDS, GivenUp, Request, RunOfPipelines, RunState
 from sparsepipe.runtime.pipelines.work import WAIT
 
 
@@ -33,11 +33,56 @@ def takes(state, who, *places):
     return [answer[0] if answer else None for answer in answers]
 
 
-def begun(num_pipelines=2, *, rule=None, whole=2, epoch=7, total=14):
+def begun(num_pipelines=2, *, rule=None, whole=2, epoch=7, total=14, started=True):
     state = RunState(RunOfPipelines(num_pipelines, rule))
     for k in range(num_pipelines):
         asks(state, "begin", k, whole=whole, num_holders=1, epoch_minibatches=epoch, total_minibatches=total)
+    if started and num_pipelines > 1:
+        assert asks(state, "next_task", 0, number=0) is WAIT
+        state.expire(now=START_SECONDS)
     return state
+
+
+def test_minibatches_are_handed_out_once_all_pipelines_are_ready() -> None:
+    state = begun(3, started=False)
+    assert asks(state, "next_task", 0, now=5, number=0) is WAIT
+    assert asks(state, "next_task", 2, now=6, number=0) is WAIT
+    assert state.next_deadline() == 5 + START_SECONDS
+    state.expire(now=5 + START_SECONDS - 0.1)
+    assert asks(state, "next_task", 0, number=0) is WAIT
+    assert asks(state, "next_task", 1, number=0).kind is Kind.TRAIN
+    assert asks(state, "next_task", 0, number=0).kind is Kind.TRAIN
+    assert state.next_deadline() is None
+
+
+@pytest.mark.parametrize("what", ["expire", "dies", "stop"])
+def test_nobody_waits_for_a_pipeline_that_does_not_start(what) -> None:
+    state = begun(started=False)
+    assert asks(state, "next_task", 0, number=0) is WAIT
+    if what == "expire":
+        state.expire(now=START_SECONDS)
+    elif what == "dies":
+        asks(state, "leave", 1)
+    else:
+        state.stop(now=1)
+    assert asks(state, "next_task", 0, number=0).kind is (Kind.FINISH if what == "stop" else Kind.TRAIN)
+    if what == "expire":  # it comes later, and takes part
+        assert asks(state, "next_task", 1, number=0).kind is Kind.TRAIN
+
+
+@pytest.mark.parametrize(
+    "updates, weights", [([4, 2, 7], [1 / 3] * 3), ([4, -1, 7], [0.5, 0, 0.5]), ([-1] * 3, [1 / 3] * 3)]
+)
+def test_who_trained_on_nothing_counts_for_nothing_in_the_last_mean(updates, weights) -> None:
+    state = begun(3, rule=rule("partial-reduce"), whole=1, epoch=1, total=1)
+    state.stop(now=1)
+    for k in range(3):
+        assert asks(state, "next_task", k, number=0).kind is Kind.FINISH
+    for k, update in enumerate(updates[:-1]):
+        assert asks(state, "last_merge", k, update=update) is WAIT
+    merge = asks(state, "last_merge", 2, update=updates[-1])
+    assert merge.members == (0, 1, 2) and list(merge.weights) == weights
+    assert merge == asks(state, "last_merge", 0, update=updates[0])
 
 
 def test_an_epoch_by_hand() -> None:
@@ -113,8 +158,8 @@ def test_what_must_not_be_asked_is_refused() -> None:
 
 
 def test_staleness_sizes_and_paces_are_counted() -> None:
-    state = begun(rule=rule("partial-reduce", {"wait": 1.0}), whole=1, epoch=100, total=100)
-    for k in (0, 1):
+    state = begun(rule=rule("partial-reduce", {"wait": 1.0}), whole=1, epoch=100, total=100, started=False)
+    for k in (0, 1, 0):
         asks(state, "next_task", k, number=0, now=0.0)
     for k, now in ((0, 1.0), (1, 1.5)):
         asks(state, "done", k, task=0, place=0, row={"samples": 8, "loss": 1.0 + k}, now=now)

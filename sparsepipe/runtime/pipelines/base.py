@@ -159,9 +159,10 @@ class Coordinator(Protocol):
         ...
 
     def last_merge(self, update: int) -> Merge:
-        """Return the merge at the end of the run: of all live pipelines that come here, with equal weights.
+        """Return the merge at the end of the run: of all live pipelines that come here, after their `update`.
 
-        Waits for them. All ranks of all pipelines get the same answer.
+        Waits for them. Those that made an update count alike; one that made none, `update` -1, only takes the mean.
+        All ranks of all pipelines get the same answer.
         """
         ...
 

@@ -154,13 +154,16 @@ class Merges:
             self._take(self._groups.expire(now=self._changes.now))
 
     def come_to_last(self, pipeline: int, update: int) -> None:
-        """Note that a pipeline is at the run's last merge."""
+        """Note that a pipeline is at the run's last merge, after its `update`; -1: it made none."""
         if self.last is None and pipeline not in self._came:
             self._came[pipeline] = update
             self._changes.note()
 
     def decide_last(self, live: Sequence[int]) -> None:
-        """Make the last merge once all `live` pipelines have come to it."""
+        """Make the last merge once all `live` pipelines have come to it.
+
+        All count alike but those that made no update: they have the weights that they began with, and only take.
+        """
         if self.last or not self._came or not self._came.keys() >= set(live):
             return
         members = tuple(sorted(self._came))
@@ -168,7 +171,9 @@ class Merges:
         for member in members:
             self._kept[member][self._numbers[member]] = _Contribution(self._came[member], -1)
             self._numbers[member] += 1
-        self._take([Merge(0, members, contributions, (1 / len(members),) * len(members), forced=True)])
+        trained = [member for member in members if self._came[member] >= 0] or members
+        weights = tuple((member in trained) / len(trained) for member in members)
+        self._take([Merge(0, members, contributions, weights, forced=True)])
         self.last = self._kept[members[0]][contributions[0]].merge
 
     def last_of(self, pipeline: int) -> Merge:

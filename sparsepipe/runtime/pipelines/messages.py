@@ -6,6 +6,7 @@ coordinator → rank    {"id": 7, "answer": 31}     {"id": 7, "wait": true}     
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from ...errors import InputError
@@ -59,7 +60,7 @@ _GIVEN: Mapping[str, Mapping[str, Check]] = {
     "contribution": {"update": _count},
     "merge_of": {"contribution": _count},
     "merged": {"merge": _count, "facts": _object},
-    "last_merge": {"update": _count},
+    "last_merge": {"update": partial(integer, least=-1)},
 }
 _REQUEST = fields({"id": _count, "call": text, "wait": number, "given": _object, "done": each(_object)})
 _HELLO = fields({"pipeline": _pipeline, "rank": lambda value, what: integer(value, what, least=-1), "attempt": _count})

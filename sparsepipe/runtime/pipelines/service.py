@@ -160,7 +160,7 @@ class Service:
     # --- time --------------------------------------------------------------------------------------------------------
 
     def _set_expiry(self) -> None:
-        deadline = self._state.merges.next_deadline()
+        deadline = self._state.next_deadline()
         if self._expiry:
             self._expiry.cancel()
             self._expiry = None

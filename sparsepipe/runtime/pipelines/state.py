@@ -25,6 +25,8 @@ from .merges import Merges
 from .minibatch_queue import MinibatchQueue
 from .work import WAIT, Wait, Work
 
+START_SECONDS = 30.0  # that pipelines which are ready wait for the others at most, before the first minibatch
+
 
 class GivenUp(RuntimeError):
     """Who asks belongs to an attempt of a pipeline that has ended."""
@@ -62,6 +64,8 @@ class RunState:
         self.work: Work | None = None  # until the first rank says how long the run is
         self._server: list[Holder] = []
         self._server_attempt = 0
+        self._started = False  # minibatches are handed out
+        self._ready_since: float | None = None  # when the first pipeline asked for some
 
     def ask(self, request: Request, *, now: float) -> Any:
         """Answer a request of a rank. Times before the latest count as that.
@@ -83,9 +87,17 @@ class RunState:
             raise GivenUp(f"attempt {request.attempt} of pipeline {member.number} was given up: one of its ranks ended")
         return _CALLS[request.call](self, member, request)
 
+    def next_deadline(self) -> float | None:
+        """When `expire` has something to decide; None: nothing waits for time alone."""
+        if self._ready_since is not None and not self._started:
+            return self._ready_since + START_SECONDS  # nothing is averaged before
+        return self.merges.next_deadline()
+
     def expire(self, *, now: float) -> None:
-        """Decide what time has run out for, at `merges.next_deadline`."""
+        """Decide what time has run out for, at `next_deadline`."""
         self.changes.now = max(self.changes.now, now)
+        if not self._started and (deadline := self.next_deadline()) is not None and self.changes.now >= deadline:
+            self._start()
         self.merges.expire()
 
     def stop(self, *, now: float) -> None:
@@ -185,9 +197,27 @@ class RunState:
         if member.phase is Phase.STARTING:
             member.phase = Phase.LIVE
             self.changes.row(MINIBATCHES, "joined", pipeline=member.number, attempt=member.attempt)
+        if not self._may_start():
+            return WAIT
         found = self._work.next_task(member)
         self._decide_last()  # who is past it is not waited for
         return found
+
+    def _may_start(self) -> bool:
+        """Whether minibatches are handed out: all pipelines are ready, or one has been for `START_SECONDS`.
+
+        Else the first to be there would train on most of a short run before the others had read their data.
+        """
+        if not self._started:
+            if self._ready_since is None:
+                self._ready_since = self.changes.now
+            if self._work.stopped or all(member.phase is not Phase.STARTING for member in self.members):
+                self._start()
+        return self._started
+
+    def _start(self) -> None:
+        self._started = True
+        self.changes.note()
 
     def _take_minibatch(self, member: Member, request: Request) -> list[int] | Wait:
         return self._work.take_minibatch(member, request.given["task"], request.given["place"])
