@@ -1,5 +1,7 @@
 """Clusters: nodes with their devices, device types, and the links inside and between nodes."""
 
+import json
+import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -10,8 +12,13 @@ from typing import Any
 from .digests import digest
 from .display import html
 from .errors import InputError
-from .fields import MOST, MOST_DEVICES, given_integer, integer, shown
+from .fields import MOST, MOST_DEVICES, given_integer, integer, shown, text
 from .files import read_text
+
+_HOST = re.compile(
+    r"[^\s\x00-\x20\x7f-][^\s\x00-\x20\x7f]{0,254}"
+)  # with a dash first, ssh would take it for an option
+_VARIABLE = re.compile("[A-Za-z_][A-Za-z0-9_]*")  # of an environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +52,37 @@ class Node:
     name: str
     device_types: tuple[DeviceType, ...]  # one per device: a node may mix types
     link: Link = Link()  # between two devices of this node
-    address: str = "127.0.0.1"
+    address: str = "127.0.0.1"  # or a name, on the cluster's network: what sockets are bound to
+    ssh: str = ""  # what the system's `ssh` is called with, such as an alias of ssh_config; "": the address
+    interpreter: str = ""  # path of the Python that runs there; "": the one that launches
+    environment: tuple[tuple[str, str], ...] = ()  # variables of what is started there, beside the host's own
 
     def __post_init__(self) -> None:
+        where = f"node {self.name!r}"
         if not self.device_types:
-            raise InputError(f"node {self.name!r} has a device count of 0: expected at least one device")
+            raise InputError(f"{where} has a device count of 0: expected at least one device")
+        for what, host in (("address", self.address), ("ssh", self.ssh or "default")):
+            if not _HOST.fullmatch(host):
+                raise InputError(f"{where} has {what} {shown(host)}: expected a host's name or address, as 10.0.0.1")
+        if "\0" in self.interpreter or "\n" in self.interpreter or self.interpreter.startswith("-"):
+            raise InputError(f"{where} has interpreter {shown(self.interpreter)}: expected the path of a Python")
+        for key, value in self.environment:
+            if not _VARIABLE.fullmatch(key) or "\0" in value or "\n" in value:
+                raise InputError(
+                    f"{where}: environment {shown(key)} = {shown(value)}: expected NAME = a string of one line"
+                )
+
+    @property
+    def is_local(self) -> bool:
+        """Whether its address is this machine's own loopback, so that nothing has to be reached over a network."""
+        return not self.ssh and (
+            self.address == "localhost" or self.address.startswith("127.") or self.address == "::1"
+        )
+
+    @property
+    def ssh_destination(self) -> str:
+        """What the system's `ssh` is called with to reach it."""
+        return self.ssh or self.address
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +125,9 @@ class Cluster:
 
     @cached_property
     def digest(self) -> str:
-        """A short hash of the cluster: its devices, their nodes, and every link."""
-        return digest(self)
+        """A short hash of the cluster: its devices, their nodes, and every link; not of how a host is reached."""
+        nodes = [{key: asdict(node)[key] for key in ("name", "device_types", "link", "address")} for node in self.nodes]
+        return digest({"nodes": nodes, "network": self.network})
 
     @property
     def device_types(self) -> tuple[DeviceType, ...]:
@@ -112,13 +146,19 @@ class Cluster:
         """Write the cluster as `load` reads it."""
         lines = ["[network]", *_link_lines(self.network)]
         for kind in self.device_types:
-            lines += ["", "[[device_type]]", f'name = "{kind.name}"']
+            lines += ["", "[[device_type]]", f"name = {_quoted(kind.name)}"]
             if kind.memory_bytes < float("inf"):
                 lines.append(f"memory_bytes = {kind.memory_bytes:.0f}")
         for node in self.nodes:
-            entries = ", ".join(f'{{ type = "{name}", count = {count} }}' for name, count in _runs(node.device_types))
-            lines += ["", "[[node]]", f'name = "{node.name}"', f'address = "{node.address}"', *_link_lines(node.link)]
-            lines.append(f"devices = [{entries}]")
+            entries = ", ".join(
+                f"{{ type = {_quoted(name)}, count = {count} }}" for name, count in _runs(node.device_types)
+            )
+            lines += ["", "[[node]]", f"name = {_quoted(node.name)}", f"address = {_quoted(node.address)}"]
+            lines += [f"{key} = {_quoted(given)}" for key in ("ssh", "interpreter") if (given := getattr(node, key))]
+            if node.environment:
+                pairs = ", ".join(f"{key} = {_quoted(value)}" for key, value in node.environment)
+                lines.append(f"environment = {{ {pairs} }}")
+            lines += [*_link_lines(node.link), f"devices = [{entries}]"]
         return "\n".join(lines) + "\n"
 
     @classmethod
@@ -127,13 +167,18 @@ class Cluster:
 
         Raises InputError naming the file and what is wrong.
         """
-        text = read_text(path, what="cluster file")
+        content = read_text(path, what="cluster file")
         try:
-            return _parse(tomllib.loads(text))
+            return _parse(tomllib.loads(content))
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
         except (ValueError, RecursionError) as error:
             raise InputError(f"{path}: not TOML: {error}") from None
+
+
+def _quoted(text: str) -> str:
+    """The text as a basic string of TOML, which is JSON's but for the character DEL."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _link_lines(link: Link) -> list[str]:
@@ -171,7 +216,8 @@ def _parse(document: dict[str, Any]) -> Cluster:
 
 
 def _node(entry: dict[str, Any], types: dict[str, DeviceType]) -> Node:
-    _only(entry, {"name", "address", "bandwidth", "latency", "devices"}, "[[node]]")
+    known = {"name", "address", "ssh", "interpreter", "environment", "bandwidth", "latency", "devices"}
+    _only(entry, known, "[[node]]")
     name = _string(entry, "name", "[[node]]")
     where = f"node {name!r}"
     devices: list[DeviceType] = []
@@ -180,10 +226,12 @@ def _node(entry: dict[str, Any], types: dict[str, DeviceType]) -> Node:
         kind = _string(item, "type", where)
         count = integer(item.get("count", 1), f"{where}: device count of {kind!r}", least=1, most=MOST_DEVICES)
         devices += [types.get(kind, DeviceType(kind))] * count
-    address = entry.get("address", "127.0.0.1")
-    if not isinstance(address, str):
-        raise InputError(f"{where} has address {shown(address)}: expected a string")
-    return Node(name, tuple(devices), _link(entry), address)
+    texts = {key: text(entry[key], f"{where}: {key}") for key in ("address", "ssh", "interpreter") if key in entry}
+    variables = entry.get("environment", {})
+    if not isinstance(variables, dict):
+        raise InputError(f'{where} has environment {shown(variables)}: expected a table, {{ NAME = "value" }}')
+    environment = tuple((key, text(value, f"{where}: environment {shown(key)}")) for key, value in variables.items())
+    return Node(name, tuple(devices), _link(entry), environment=environment, **texts)
 
 
 def _link(entry: dict[str, Any]) -> Link:

@@ -47,6 +47,34 @@ def test_toml_round_trip(tmp_path):
     assert Cluster.load(tmp_path / "d.toml") == cluster
 
 
+HOSTS = """
+[[node]]
+name = 'the "first"'
+address = "10.0.0.1"
+ssh = "gpu1"
+interpreter = "/opt/python/bin/python3"
+environment = { OMP_NUM_THREADS = "4", NOTE = 'a \\ and a "' }
+devices = [{ type = "cpu" }]
+"""
+
+
+def test_a_node_says_how_its_host_is_reached(tmp_path):
+    (tmp_path / "c.toml").write_text(HOSTS)
+    cluster = Cluster.load(tmp_path / "c.toml")
+    (node,) = cluster.nodes
+    assert (node.name, node.ssh_destination, node.interpreter) == ('the "first"', "gpu1", "/opt/python/bin/python3")
+    assert dict(node.environment) == {"OMP_NUM_THREADS": "4", "NOTE": 'a \\ and a "'} and not node.is_local
+    (tmp_path / "d.toml").write_text(cluster.to_toml())
+    assert Cluster.load(tmp_path / "d.toml") == cluster
+
+
+def test_how_a_host_is_reached_is_not_in_the_digest_of_before():
+    """Plans and records of before hold the digest of the same cluster without those fields."""
+    node = Node("a", (DeviceType("cpu"),) * 2, Link(1e9), "10.0.0.1")
+    told = Node("a", (DeviceType("cpu"),) * 2, Link(1e9), "10.0.0.1", "gpu1", "/usr/bin/python3", (("A", "1"),))
+    assert Cluster((node,)).digest == Cluster((told,)).digest == "4c2c7cc94d70"
+
+
 def test_transfer_takes_latency_and_bytes():
     assert Link(1e9, 1e-3).transfer_time(2e9) == pytest.approx(2.001)
 
@@ -65,6 +93,16 @@ def test_transfer_takes_latency_and_bytes():
         (FILE.replace("24e9", "0"), "0.0 bytes of memory"),
         ("", r"no \[\[node\]\]"),
         ("[[node]]\nname = 'a'\n", "device count of 0"),
+        (FILE.replace('"10.0.0.1"', "1"), "'alpha': address = 1: expected a string"),
+        (FILE.replace("10.0.0.1", "-oProxyCommand=x"), "address '-oProxyCommand=x': expected a host"),
+        (FILE.replace("address =", "ssh =").replace("10.0.0.1", "two words"), "ssh 'two words': expected a host"),
+        (FILE.replace("address = ", "environment = "), "environment '10.0.0.1': expected a table"),
+        (FILE.replace('address = "10.0.0.1"', "environment = { A = 1 }"), "environment 'A' = 1: expected a string"),
+        (
+            FILE.replace('address = "10.0.0.1"', 'environment = { "A B" = "1" }'),
+            "environment 'A B' = '1': expected NAME",
+        ),
+        (FILE.replace('address = "10.0.0.1"', 'interpreter = "-c"'), "interpreter '-c': expected the path of a Python"),
         ("[[node", "not TOML"),
         ("network = 3\n[[node]]\nname='a'\ndevices=[{type='t'}]\n", "not a table"),
     ],
