@@ -15,9 +15,8 @@ from .errors import InputError
 from .fields import MOST, MOST_DEVICES, given_integer, integer, shown, text
 from .files import read_text
 
-_HOST = re.compile(
-    r"[^\s\x00-\x20\x7f-][^\s\x00-\x20\x7f]{0,254}"
-)  # with a dash first, ssh would take it for an option
+# A host's name or address; what begins with a dash, ssh would take for an option.
+_HOST = re.compile(r"[^\s\x00-\x20\x7f-][^\s\x00-\x20\x7f]{0,254}")
 _VARIABLE = re.compile("[A-Za-z_][A-Za-z0-9_]*")  # of an environment
 
 

@@ -163,7 +163,9 @@ PROFILE = Profile(
 CLUSTER = Cluster(
     (
         Node("left", (DeviceType("fast", 1e9), DeviceType("slow", 1e9)), Link(1e9, 1e-5)),
-        Node("right", (DeviceType("slow", 1e9),), Link(1e8, 1e-5)),
+        Node(
+            "right", (DeviceType("slow", 1e9),), Link(1e8, 1e-5), "10.0.0.2", "me@two", "/bin/python3", (("A", "one"),)
+        ),
     ),
     Link(1e7, 1e-4),
 )

@@ -318,6 +318,18 @@ def _runs_export(verb: Parser) -> None:
     verb.add_argument("--chrome", "--perfetto", type=Path, required=True, metavar="FILE.json")
 
 
+# --- clusters -----------------------------------------------------------------------------------------------------
+
+
+def _cluster_show(verb: Parser) -> None:
+    verb.add_argument(
+        "file",
+        type=Path,
+        metavar="FILE",
+        help="as of --cluster: TOML, a hostfile, the yml of PipeDream, SparsePipe, SDPipe or Ray, or slurm",
+    )
+
+
 # --- traces -------------------------------------------------------------------------------------------------------
 
 
@@ -396,7 +408,12 @@ def _machine_options(verb: Parser) -> None:
         metavar="[TYPE=]FILE",
         help="profile JSON or graph.txt, one a device type; or a graph of dnn-partitioning, which brings its devices",
     )
-    verb.add_argument("--cluster", type=Path, metavar="FILE.toml", help="or the nodes of heturun, FILE.yml")
+    verb.add_argument(
+        "--cluster",
+        type=Path,
+        metavar="FILE",
+        help="TOML, a hostfile, the yml of PipeDream, SparsePipe, SDPipe or Ray, or slurm (the job at hand)",
+    )
     verb.add_argument("--server-file", type=Path, metavar="FILE", help="SparsePipe's list of servers and profiles")
     verb.add_argument(
         "--devices",
@@ -437,6 +454,7 @@ def _run_dir(verb: Parser) -> None:
 
 
 GROUPS = {
+    "cluster": "look at a cluster's file",
     "data": "list, fetch, make, inspect and check data sets",
     "runs": "list, show, compare, follow and end runs",
     "trace": "look at, replay and explain the trace of a run, or of a job that others ran",
@@ -461,6 +479,7 @@ OPTIONS: Mapping[str, tuple[str, Callable[[Parser], None]]] = {
     "runs stop": ("end a run of this machine at its next whole update, with a checkpoint to resume from", _one_run),
     "runs cancel": ("end a run of this machine now", _one_run),
     "runs export": ("write the trace of a run for Perfetto and Chrome", _runs_export),
+    "cluster show": ("the hosts and devices that a file tells of, and which kind of file it is", _cluster_show),
     "trace show": ("where the time went, and who waited for whom", _one_trace),
     "trace replay": ("simulate every step from its own durations and orders", _one_trace),
     "trace whatif": ("what a step would take without what is slow, and the culprit", _one_trace),

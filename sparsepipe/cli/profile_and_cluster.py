@@ -8,8 +8,8 @@ from ..cluster import Cluster, DeviceType, Link, Node
 from ..errors import InputError
 from ..fields import MOST_LIKE_DEVICES
 from ..files import read_json
+from ..formats.clusters import load_cluster, tells_types
 from ..formats.dnn_partitioning import PartitioningFile, is_partitioning_file
-from ..formats.sdpipe import cluster_of, load_nodes
 from ..formats.sparsepipe_servers import ServerFile
 from ..plan import Plan
 from ..profile import Profile
@@ -57,22 +57,15 @@ def _with_its_devices(given: list[str]) -> PartitioningFile | None:
 
 
 def _cluster_file(options: argparse.Namespace, found: Profile) -> Cluster:
-    """A cluster file of ours, or heturun's nodes (.yml), whose devices are of the profile's type."""
-    if options.cluster.suffix not in (".yml", ".yaml"):
-        return Cluster.load(options.cluster)
-    nodes, kinds = load_nodes(options.cluster), found.device_types
-    if len(kinds) > 1:
+    """A cluster file of any kind; where it tells no device types, its devices are of the profile's."""
+    kinds = found.device_types
+    if len(kinds) > 1 and not tells_types(options.cluster):
         raise InputError(
             f"{options.cluster}: tells no device types, and the profile has {', '.join(kinds)}: write a cluster TOML"
         )
-    links = [Link(bandwidth) for bandwidth in options.bandwidth or ()]  # inside a node, between nodes
-    return cluster_of(
-        nodes,
-        device_type=kinds[0],
-        memory_bytes=options.memory or float("inf"),
-        link=links[0] if links else None,
-        network=links[1] if len(links) > 1 else None,
-    )
+    names = ("link", "network")  # inside a node, between nodes
+    links = {name: Link(bandwidth) for name, bandwidth in zip(names, options.bandwidth or (), strict=False)}
+    return load_cluster(options.cluster, device_type=kinds[0], memory_bytes=options.memory or float("inf"), **links)
 
 
 def beyond_profile(plan: Plan, found: Profile) -> list[str]:
