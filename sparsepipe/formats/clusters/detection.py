@@ -124,8 +124,13 @@ def _made(path: Path, hosts: tuple[Host, ...], unsaid: Unsaid) -> Cluster:
 def _of_nodes(path: Path, unsaid: Unsaid) -> Cluster:
     nodes = load_nodes(path)
     try:
-        facts = {"memory_bytes": unsaid.memory_bytes, "link": unsaid.link, "network": unsaid.network}
-        return cluster_of(nodes, device_type=unsaid.device_type, **facts)
+        return cluster_of(
+            nodes,
+            device_type=unsaid.device_type,
+            memory_bytes=unsaid.memory_bytes,
+            link=unsaid.link,
+            network=unsaid.network,
+        )
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 
