@@ -3,7 +3,7 @@
     machines: ['server0:0', 'server0:1', 'server1:4', 'server1:5']     ranks 0 to 3
 
 The numbers are the hosts' own: `server1:4` is the GPU that is number 4 there, and no other is seen by the worker.
-Source: PipeDream's runtime/driver.py, where WorkerInfo reads an entry.
+Source: the driver of PipeDream's runtime, where WorkerInfo reads an entry.
 """
 
 from collections.abc import Mapping
