@@ -1,0 +1,14 @@
+"""Compare the replication rules of several pipelines, with one of them slow and without.
+
+`--what pace`      replays of pipelines of one stage, whose processes sleep in place of computing, beside the simulation
+                   of the same; of each rule and straggler
+    measured/simulated    minibatches a second of all pipelines together, without the first and last quarter
+    groups                mean size of the groups that average, measured over simulated
+    healthy/own           pace of the pipelines that nothing holds up, over their own if they never waited
+    all/own               pace of all pipelines together over the sum of their own
+
+`--what accuracy`  trains the network under each rule with the same samples, settings and seeds: validation accuracy at
+                   the end, and the seconds after which it first reached the least of all-reduce's final accuracies
+
+All are medians over the seeds with the least and the most.
+"""

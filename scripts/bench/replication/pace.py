@@ -1,0 +1,113 @@
+"""Replays beside simulations: what each rule makes of a slow pipeline."""
+
+import statistics
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sparsepipe as sp
+from sparsepipe.cluster import Cluster, Link
+from sparsepipe.files import read_rows
+from sparsepipe.graph import Layer, LayerGraph
+from sparsepipe.profile import CostSample, LayerCost, Profile
+from sparsepipe.record import RunRecord
+from sparsepipe.replication import parse_rule
+from sparsepipe.reproduce.replays import replay
+from sparsepipe.stragglers import Stragglers
+
+from ..document import say
+from ..rounds import load
+
+SLOW = "slow:rank=0,factor=4"  # pipeline 0: its only rank
+_LAYERS, _PARAMETER_BYTES = 4, 1e5  # of the network whose layers sleep; bytes a layer
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is replayed."""
+
+    pipelines: int
+    seconds: float  # that a pipeline takes for a minibatch
+    each: int  # minibatches a pipeline on average
+    seeds: int
+
+
+def measure(setting: Setting, rules: list[str], stragglers: list[str]) -> list[dict[str, Any]]:
+    """Return a row for each rule, straggler and seed."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for spec in stragglers:
+            for rule in rules:
+                for seed in range(setting.seeds):
+                    rows.append(_one(Path(folder), setting, rule, spec, seed))
+                    say(" ".join(f"{key}={_short(value)}" for key, value in rows[-1].items()))
+    return rows
+
+
+def _one(folder: Path, setting: Setting, rule: str, spec: str, seed: int) -> dict[str, Any]:
+    graph = LayerGraph.chain([Layer(f"l{k}", "", _PARAMETER_BYTES) for k in range(_LAYERS)])
+    each = setting.seconds / _LAYERS
+    cost = LayerCost((CostSample(1.0, each / 3, 2 * each / 3, 1e3),))
+    profile = Profile(graph, {"device": (cost,) * _LAYERS}, (1.0,))
+    cluster = Cluster.uniform(setting.pipelines, device_type="device", link=Link(1e9, 1e-4))
+    alone = sp.partition(profile, Cluster.uniform(1, device_type="device", link=Link(1e9, 1e-4)))
+    plan = sp.Pipelines.alike(alone, setting.pipelines, parse_rule(rule), samples=1)
+    minibatches = setting.each * setting.pipelines
+    held_up = Stragglers.parse(f"{spec};seed={seed}")
+    expected = sp.simulate_pipelines(plan, profile, cluster, [1.0] * minibatches, stragglers=held_up, seed=seed)
+    before = load()
+    record = replay(folder, plan, profile, cluster, minibatches, stragglers=f"{spec};seed={seed}", seed=seed)
+    found = record.metrics("summary")[-1]["replication"]
+    done = sorted(row["seconds"] for row in record.metrics("step"))
+    first, last = len(done) // 4, 3 * len(done) // 4  # as a simulation's pace: without fill and end
+    pace = (last - first) / (done[last] - done[first])
+    slow = {0} if spec else set()
+    healthy = [one for k, one in enumerate(found["pipelines"]) if k not in slow]
+    own = sum(one["own_pace"] for one in found["pipelines"])
+    sizes = _mean(found["group_sizes"]) / _mean(expected.group_sizes)
+    return {
+        "rule": rule,
+        "straggler": spec or "nobody is slow",
+        "seed": seed,
+        "minibatches_per_second": pace,
+        "measured/simulated": pace / expected.minibatches_per_second,
+        "groups": sizes,
+        "healthy/own": statistics.fmean(one["samples_per_second"] / one["own_pace"] for one in healthy),
+        "all/own": sum(one["samples_per_second"] for one in found["pipelines"]) / own,
+        "load": round(before, 2),
+    }
+
+
+def seconds_of(record: RunRecord) -> float:
+    """Seconds from the first minibatch that was handed out to the last that was done."""
+    begin = min(row["seconds"] for row in read_rows(record.folder / "minibatches.jsonl") if row["event"] == "taken")
+    return max(row["seconds"] for row in record.metrics("step")) - begin
+
+
+def _mean(counts: Mapping[Any, int]) -> float:
+    total = sum(counts.values())
+    return sum(float(size) * count for size, count in counts.items()) / total if total else 1.0
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+COLUMNS = ("minibatches_per_second", "measured/simulated", "groups", "healthy/own", "all/own")
+
+
+def table(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield a line for each rule and straggler: medians, and the least and most where there are several seeds."""
+    yield f"{'straggler':24s}{'rule':20s}" + "".join(f"{name:>26s}" for name in COLUMNS)
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["straggler"], row["rule"]), []).append(row)
+    for (spec, rule), own in groups.items():
+        cells = []
+        for name in COLUMNS:
+            values = sorted(row[name] for row in own)
+            spread = f" [{values[0]:.3f}, {values[-1]:.3f}]" if len(values) > 1 else ""
+            cells.append(f"{statistics.median(values):.3f}{spread}")
+        yield f"{spec:24s}{rule:20s}" + "".join(f"{cell:>26s}" for cell in cells)
