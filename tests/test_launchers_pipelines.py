@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -11,7 +13,8 @@ from processes import processes_of, until
 from runtime_jobs import NORMED, PLAIN, plan_of, settings, shapes
 
 from sparsepipe import InputError
-from sparsepipe.files import read_rows
+from sparsepipe.files import read_rows, write_json
+from sparsepipe.host.python_path import python_environment
 from sparsepipe.launchers import attach, launch
 from sparsepipe.record import RunRecord
 
@@ -84,6 +87,47 @@ def test_a_job_of_pipelines_stops_resumes_and_is_cancelled(tmp_path, clouds) -> 
     until(lambda: not again.running and not processes_of(tmp_path / "run"), 5, "end of all processes")
     assert again.record.status["state"] == "cancelled"
     assert [one.status["state"] for one in again.record.pipelines] == ["cancelled"] * 2
+
+
+PARENT = """
+import json, sys, time
+from pathlib import Path
+from sparsepipe.cluster import Cluster
+from sparsepipe.launchers import launch
+from sparsepipe.pipelines import Pipelines
+from sparsepipe.profile import Profile
+from sparsepipe.runtime import RunConfig
+folder = Path(sys.argv[1])
+read = lambda kind, name: kind.from_json(json.loads((folder / f"{name}.json").read_text()))
+given = {"profile": Profile.load(folder / "profile.json"), "cluster": Cluster.load(folder / "cluster.toml")}
+job = launch(read(Pipelines, "plan"), read(RunConfig, "config"), run_dir=folder / "run", **given)
+while not job.record.metrics("step"):
+    time.sleep(0.05)
+print("running", flush=True)
+time.sleep(600)
+"""
+
+
+@slow
+@pytest.mark.parametrize("victim", ["parent", "guard", "launcher"])
+def test_nobody_is_left_when_a_process_above_pipelines_is_killed(tmp_path, victim) -> None:
+    plan, config, profile, cluster = replayed_pipelines((2, 1), rule="partial-reduce", seconds=0.03)
+    (tmp_path / "cluster.toml").write_text(cluster.to_toml())
+    given = {"plan": plan, "profile": profile, "config": config.replace(minibatches=10**6)}
+    for name, value in given.items():
+        write_json(tmp_path / f"{name}.json", value.to_json())
+    command = [sys.executable, "-c", PARENT, str(tmp_path)]
+    with subprocess.Popen(command, env=python_environment(), stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout.readline() == "running\n"
+        assert len(processes_of(tmp_path / "run")) >= 6, "a guard, a launcher, a coordinator, three ranks"
+        status = RunRecord.load(tmp_path / "run").status
+        os.kill({"parent": parent.pid, **status}[victim], signal.SIGKILL)
+        until(lambda: not processes_of(tmp_path / "run"), 30, "end of all processes")
+        parent.kill()
+    if victim != "guard":  # nobody is left to say it then: the parent is dead too
+        expected = {"parent": "cancelled", "launcher": "failed"}[victim]
+        until(lambda: RunRecord.load(tmp_path / "run").status["state"] == expected, 30, expected)
+    assert RunRecord.load(tmp_path / "run").metrics("step")
 
 
 def test_what_pipelines_cannot_do_is_told_in_one_line(tmp_path) -> None:
