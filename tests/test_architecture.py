@@ -20,6 +20,7 @@ LEVELS = [  # lowest first; a module may import its own folder's files, and anyt
     {"simulator", "runtime"},
     {"forecast", "profiler", "launchers"},
     {"planners", "pipeline_simulator"},
+    {"dynamics"},
     {"widgets", "reproduce"},
     {"cli"},
     {"__main__"},
@@ -51,7 +52,7 @@ DECISIONS = {  # made of values alone
     *("planners", "simulator", "pipeline_simulator", "forecast", "formats", "models", "replaying"),
 }
 HEAVY = {"torch", "MinkowskiEngine", "plotly", "ray", "pandas", "ipywidgets", "papermill"}
-TORCH_FREE = {*VALUES, *DECISIONS, "plots", "widgets"}
+TORCH_FREE = {*VALUES, *DECISIONS, "dynamics", "plots", "widgets"}
 OF_TORCH = {("models", "traced"), ("models", "images"), ("models", "texts")}  # networks that are torch modules
 
 
