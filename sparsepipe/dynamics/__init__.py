@@ -1,8 +1,16 @@
 """What changes while a job runs: how slow each device and link is now, and what to do about it.
 
-factors.py      devices and links as they are now, beside what their profile and cluster say
+factors.py        devices and links as they are now, beside what their profile and cluster say
+drift.py          Watch: spans and sizes of a run in, alarms and factors out
+expected.py       what ranks and links should take for a minibatch of a size
+observations.py   what spans tell: a rank's work on a minibatch, a transfer without its queue
+series.py         one rank's or link's ratios, and the alarms that they raise
+change_point.py   the test for lasting changes, with its sources
+alarms.py         what is told of them
 """
 
+from .alarms import Alarm, Standing
+from .drift import Watch
 from .factors import Factors
 
-__all__ = ["Factors"]
+__all__ = ["Alarm", "Factors", "Standing", "Watch"]

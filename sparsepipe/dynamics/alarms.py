@@ -1,0 +1,66 @@
+"""What a watch says of ranks and links: alarms of lasting changes, and how each of them stands."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from .factors import Pair
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """A lasting change of one rank's pace, or of one link's; `link` is a pair of ranks, the lower first."""
+
+    minibatch: int  # at which it was found
+    began: int  # the minibatch at which it began, as far as can be told
+    factor: float  # how many times as long as expected it takes since then
+    before: float  # and took before
+    rank: int | None = None
+    link: Pair | None = None
+    recovered: bool = False  # whether that is what it took before it was slow
+    seconds: float = 0.0  # since the run began
+
+    @property
+    def slower(self) -> bool:
+        return self.factor > self.before
+
+    def __str__(self) -> str:
+        """A sentence: "rank 1 takes 2.0 times its profile's time since minibatch 120, 1.0 times before"."""
+        if self.link is None:
+            subject, own = f"rank {self.rank}", "its profile's time"
+        else:
+            subject, own = f"the link between ranks {self.link[0]} and {self.link[1]}", "the cluster's time"
+        verb = "is back at" if self.recovered else "takes"
+        return (
+            f"{subject} {verb} {self.factor:.2g} times {own} since minibatch {self.began}, {self.before:.2g} times "
+            f"before"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """A row of a record's drift.jsonl."""
+        whose: dict[str, Any] = {"rank": self.rank} if self.link is None else {"link": list(self.link)}
+        numbers = {name: getattr(self, name) for name in ("minibatch", "began", "recovered")}
+        times = {name: round(getattr(self, name), 4) for name in ("factor", "before", "seconds")}
+        return {"event": "alarm", **whose, **numbers, **times}
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How one rank, or one link, stands: what a table has a row of."""
+
+    rank: int | None
+    link: Pair | None
+    factor: float
+    minibatches: int  # that were measured
+    since: int | None  # the minibatch at which its last lasting change began; None: there was none
+    spikes: int  # times that it was slow, or quick, for fewer minibatches than make a change
+    noise: float  # standard deviation of its ratio around its level, without outliers
+    changed: bool = False  # whether it is not as usual, by its last alarm
+
+    @property
+    def name(self) -> str:
+        return f"rank {self.rank}" if self.link is None else f"link {self.link[0]}-{self.link[1]}"
+
+    def to_json(self) -> dict[str, Any]:
+        whose: dict[str, Any] = {"rank": self.rank} if self.link is None else {"link": list(self.link)}
+        facts = {name: getattr(self, name) for name in ("minibatches", "since", "spikes", "changed")}
+        return {**whose, "factor": round(self.factor, 4), **facts, "noise": round(self.noise, 4)}

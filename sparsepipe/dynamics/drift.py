@@ -1,0 +1,151 @@
+"""Drift: each rank's and each link's measured time over the one expected for that size, watched for lasting changes.
+
+    spans ──► work of a rank on a minibatch ──┐
+    sizes ──► what its profile says of it ────┴─► log ratio ──► change-point test ──► Alarm, Factors
+              (a large cloud is expected to take long: it is no slow device)
+    spans ──► a transfer, without the queue at its ports ──► over what the link needs for those bytes ──► …
+              (what a rank waits for is not its work: a slow link is no slow device)
+
+DynPipe compares times whatever the sizes are, and takes one reading for a change. The test here is change_point.py's,
+which names its sources.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ..cluster import Cluster
+from ..plan import Plan
+from ..profile import Profile
+from ..trace import Span
+from .alarms import Alarm, Standing
+from .expected import Expected
+from .factors import Factors, Pair
+from .observations import Ports, Transfer, TransfersOfLinks, Work, WorkOfRanks
+from .series import Series
+
+_MOST_SIZES = 200_000  # minibatches whose sizes are kept
+_MOST_WAITING = 20_000  # measured times whose minibatches' sizes did not come
+
+
+class Watch:
+    """Watches the ranks and links of one run. `alarms` holds what was found so far.
+
+    >>> watch = Watch(profile, cluster, plan)
+    >>> for alarm in watch.see(spans, sizes):
+    ...     print(alarm)
+    rank 1 takes 2.0 times its profile's time since minibatch 120, 1.0 times before
+    >>> watch.factors.scaled(profile, cluster)  # the devices as they are now, for planners
+    """
+
+    def __init__(self, profile: Profile, cluster: Cluster, plan: Plan, *, simulated: bool = False) -> None:
+        """`simulated`: spans of sends are transfers, as in `simulate`'s traces, and nobody's waits are there.
+
+        Raises InputError where the plan is not one for the profile's network and the cluster's devices.
+        """
+        self.profile, self.cluster = profile, cluster
+        self.alarms: list[Alarm] = []
+        self._eras = [_Era(0, Expected(profile, cluster, plan), WorkOfRanks(plan), set())]
+        self._transfers, self._ports = TransfersOfLinks(simulated=simulated), Ports(cluster)
+        self._simulated = simulated
+        self._sizes: dict[int, float] = {}
+        self._waiting: list[tuple[Work | Transfer, float]] = []  # until their minibatch's size is known
+        self._ranks: dict[int, Series] = {}
+        self._links: dict[Pair, Series] = {}
+
+    def follow(self, plan: Plan, *, first_minibatch: int) -> None:
+        """Go on under another plan of the same network, from a minibatch on; what is known of the devices stays.
+
+        Ranks have other layers then, of which a profile may be off otherwise: what is usual for them is learnt anew.
+        """
+        expected, before = Expected(self.profile, self.cluster, plan), self._era(first_minibatch).expected.plan
+        others = {rank for rank in plan.ranks if _layers(plan, rank) != _layers(before, rank)}
+        self._eras = [era for era in self._eras if era.first < first_minibatch]
+        self._eras.append(_Era(first_minibatch, expected, WorkOfRanks(plan), others))
+
+    def see(self, spans: Iterable[Span], sizes: Mapping[int, float]) -> list[Alarm]:
+        """Take new spans, those of each rank in the order of time, and the sizes of minibatches by their numbers.
+
+        Sizes may come before or after the spans of their minibatches, and ranks in any order. What is no training is
+        passed over. Returns the alarms that these spans raise.
+        """
+        self._sizes.update(sizes)
+        for era in self._eras:
+            era.expected.learn(size for number, size in sizes.items() if self._era(number) is era)
+        for span in spans:
+            found: Work | Transfer | None = self._era(span.minibatch).work.take(span) or self._transfers.take(span)
+            if found is not None:
+                self._waiting.append((found, span.end))
+        alarms = [alarm for found, end in self._take_known() if (alarm := self._look(found, end)) is not None]
+        self.alarms += alarms
+        return alarms
+
+    @property
+    def factors(self) -> Factors:
+        """Every device and link as it is now: lasting changes alone, from their alarm on; 1 is as usual."""
+        ranks = {rank: one.lasting for rank, one in self._ranks.items()}
+        return Factors(
+            tuple(ranks.get(device.rank, 1.0) for device in self.cluster.devices),
+            {pair: one.lasting for pair, one in self._links.items() if one.changed},
+        )
+
+    @property
+    def standings(self) -> tuple[Standing, ...]:
+        """Every rank in order, then every link that anybody waited for."""
+        series = [self._ranks[rank] for rank in sorted(self._ranks)]
+        series += [self._links[pair] for pair in sorted(self._links)]
+        return tuple(one.standing() for one in series)
+
+    def _era(self, minibatch: int) -> "_Era":
+        place = bisect_right(self._eras, minibatch, key=lambda era: era.first)
+        return self._eras[max(0, place - 1)]
+
+    def _take_known(self) -> list[tuple[Work | Transfer, float]]:
+        """Those that were found and wait, whose minibatches' sizes are known by now."""
+        known = [one for one in self._waiting if one[0].minibatch in self._sizes]
+        self._waiting = [one for one in self._waiting if one[0].minibatch not in self._sizes][-_MOST_WAITING:]
+        for number in list(self._sizes)[: max(0, len(self._sizes) - _MOST_SIZES)]:
+            del self._sizes[number]
+        return known
+
+    def _look(self, found: Work | Transfer, seconds: float) -> Alarm | None:
+        """Put a time beside the expected one."""
+        era = self._era(found.minibatch)
+        times = era.expected.of(self._sizes[found.minibatch])
+        if isinstance(found, Work):
+            series = self._ranks.setdefault(found.rank, Series(rank=found.rank))
+            if found.rank in era.others:
+                era.others.remove(found.rank)
+                series.learn_anew()
+            expected, measured, unnoticed = times.work.get(found.rank, 0.0), found.seconds, 0.0
+        else:
+            pair = min(found.rank, found.peer), max(found.rank, found.peer)
+            series = self._links.setdefault(pair, Series(link=pair))
+            link = self.cluster.link(*pair)
+            expected = link.transfer_time(times.bytes.get((found.forwards, found.cut), 0.0))
+            taken = self._under_way(found, expected * series.factor)
+            if taken is None:
+                return None
+            measured, unnoticed = taken, times.noticed
+        if expected + unnoticed <= 0 or measured + unnoticed <= 0:
+            return None  # layers that cost nothing, as in a profile that leaves out some
+        return series.add(found.minibatch, measured, expected, unnoticed=unnoticed, seconds=seconds)
+
+    def _under_way(self, one: Transfer, expected: float) -> float | None:
+        if self._simulated:  # where a transfer begins when its ports are free
+            return None if one.end is None else one.end - one.start
+        return self._ports.seconds(one, expected)
+
+
+@dataclass
+class _Era:
+    """The minibatches, from `first` on, that were trained under one plan."""
+
+    first: int
+    expected: Expected
+    work: WorkOfRanks
+    others: set[int]  # ranks that have other layers than before, and have not been seen since
+
+
+def _layers(plan: Plan, rank: int) -> list[tuple[str, ...]]:
+    return [plan.stages[k].layers for k in plan.stages_of(rank)]

@@ -1,0 +1,58 @@
+"""What a plan's ranks and links should take for a minibatch of a size, by its profile and its cluster."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..cluster import Cluster
+from ..plan import Plan
+from ..profile import Profile
+from ..schedule import Op
+from ..simulator import CODES, durations
+
+_FORWARD, _BACKWARD = CODES[Op.FORWARD], CODES[Op.BACKWARD]
+_NOTICED = 0.02  # of a minibatch's time on the slowest rank: shorter transfers are as good as none
+_MOST = 65_536  # sizes whose times are kept
+
+
+@dataclass(frozen=True, slots=True)
+class OfSize:
+    """Seconds and bytes of one size of minibatch."""
+
+    work: dict[int, float]  # rank → seconds of forward and backward, of all its stages
+    bytes: dict[tuple[bool, int], float]  # (forwards, cut) → bytes that cross it; cut c is between stages c − 1 and c
+    noticed: float  # seconds that a transfer must take to hold anybody up
+
+
+class Expected:
+    """The times of one plan's minibatches, by their sizes: each size is worked out once."""
+
+    def __init__(self, profile: Profile, cluster: Cluster, plan: Plan) -> None:
+        """Raises InputError where the plan is not one for the profile's network and the cluster's devices."""
+        plan.check(profile.graph, cluster)
+        self.profile, self.cluster, self.plan = profile, cluster, plan
+        self._of_sizes: dict[float, OfSize] = {}
+
+    def learn(self, sizes: Iterable[float]) -> None:
+        """Work out the times of sizes that are not known yet, all together: that costs little more than one."""
+        new = sorted(set(sizes) - self._of_sizes.keys())
+        if not new:
+            return
+        if len(self._of_sizes) + len(new) > _MOST:
+            self._of_sizes.clear()
+        seconds, _, _, transfers = durations(self.plan, self.profile, self.cluster, new)
+        for k, size in enumerate(new):
+            work = {
+                rank: sum(passes[_FORWARD][k] + passes[_BACKWARD][k] for passes in of_stages.values())
+                for rank, of_stages in seconds.items()
+            }
+            crossing = {}
+            for (operation, stage), num_bytes in transfers.bytes.items():
+                forwards = operation == _FORWARD
+                crossing[forwards, stage + 1 if forwards else stage] = float(num_bytes[k])
+            self._of_sizes[size] = OfSize(work, crossing, _NOTICED * max(work.values()))
+
+    def of(self, size: float) -> OfSize:
+        """The times of one size."""
+        if size not in self._of_sizes:
+            self.learn([size])
+        return self._of_sizes[size]

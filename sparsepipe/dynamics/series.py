@@ -1,0 +1,78 @@
+"""One rank's or one link's times over those expected, minibatch by minibatch, and what its change-point test found."""
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import islice
+
+from .alarms import Alarm, Standing
+from .change_point import SETTLED, Change, ChangePoint
+from .factors import LEAST, MOST, Pair
+
+_ALIKE = math.log(1.15)  # levels closer to each other than that: what was slow is back
+_REMEMBERED = 1024  # values that are kept, with their minibatches
+
+
+@dataclass
+class Series:
+    """Either `rank` or `link` says whose it is."""
+
+    rank: int | None = None
+    link: Pair | None = None
+    changed: bool = False  # whether it is not as usual, by its last alarm
+    since: int | None = None  # the minibatch at which its last lasting change began
+    _test: ChangePoint = field(default_factory=ChangePoint)
+    _usual: float | None = None  # its level before it ever changed
+    _newest: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    _began: int = 0  # values before the last change
+
+    def add(
+        self, minibatch: int, measured: float, expected: float, *, unnoticed: float, seconds: float
+    ) -> Alarm | None:
+        """Take a minibatch's seconds beside those expected; `seconds` is when it was. Returns the alarm it raises.
+
+        `unnoticed` seconds more hold nobody up: they are added to both, so that a ratio of what is short says little.
+        """
+        tested = (measured + unnoticed) / (expected + unnoticed)
+        self._newest.append((minibatch, measured / expected if expected > 0 else tested))
+        change = self._test.add(math.log(tested))
+        return None if change is None else self._alarm(change, minibatch, seconds)
+
+    def learn_anew(self) -> None:
+        """What is usual may be another level from now on, as a rank has other layers."""
+        self._test.restart()
+
+    @property
+    def factor(self) -> float:
+        """How many times as long as expected it takes: the median since its last change; 1 before anything is known."""
+        return 1.0 if self._test.learning and self.since is None else self._median(self._began, self._test.count)
+
+    @property
+    def lasting(self) -> float:
+        """How many times as long as usual it takes by its last alarm; 1 where that says that it is as usual."""
+        return min(max(self.factor / math.exp(self._usual or 0.0), LEAST), MOST) if self.changed else 1.0
+
+    def standing(self) -> Standing:
+        test = self._test
+        return Standing(
+            self.rank, self.link, self.factor, test.count, self.since, test.spikes, test.noise, self.changed
+        )
+
+    def _alarm(self, change: Change, minibatch: int, seconds: float) -> Alarm:
+        usual = change.before if self._usual is None else self._usual
+        self._usual = usual
+        self.changed = abs(change.after - usual) > _ALIKE
+        before = self._median(self._began, change.began) if change.began > self._began else 1.0
+        self._began = change.began
+        self.since = self._newest[self._place(change.began)][0]
+        back = not self.changed
+        return Alarm(minibatch, self.since, self.factor, before, self.rank, self.link, recovered=back, seconds=seconds)
+
+    def _median(self, first: int, past: int) -> float:
+        """The median ratio of the newest SETTLED of some values, by their numbers, of those that are remembered."""
+        low, high = self._place(max(first, past - SETTLED)), self._place(past)
+        found = sorted(ratio for _, ratio in islice(self._newest, low, max(high, low + 1)))
+        return min(max(found[len(found) // 2], LEAST), MOST)
+
+    def _place(self, number: int) -> int:
+        return max(0, number - (self._test.count - len(self._newest)))
