@@ -14,6 +14,7 @@ from .display import html
 from .errors import InputError
 from .fields import MOST, MOST_DEVICES, given_integer, integer, shown, text
 from .files import read_text
+from .host.addresses import is_loopback
 
 # A host's name or address; what begins with a dash, ssh would take for an option.
 _HOST = re.compile(r"[^\s\x00-\x20\x7f-][^\s\x00-\x20\x7f]{0,254}")
@@ -74,9 +75,7 @@ class Node:
     @property
     def is_local(self) -> bool:
         """Whether its address is this machine's own loopback, so that nothing has to be reached over a network."""
-        return not self.ssh and (
-            self.address == "localhost" or self.address.startswith("127.") or self.address == "::1"
-        )
+        return not self.ssh and is_loopback(self.address)
 
     @property
     def ssh_destination(self) -> str:

@@ -194,10 +194,11 @@ def _run(verb: Parser) -> None:
         type=Path,
         nargs="?",
         metavar="PLAN",
-        help="a plan, or a hybrid_conf.json with its gpus=N.txt beside it or a module for each layer of the model",
+        help="a plan; a hybrid_conf.json with its gpus=N.txt beside it or a module for each layer of the model; or the "
+        "driver yml of PipeDream or SparsePipe, which names all else too",
     )
     _model_options(verb)
-    verb.add_argument("--launcher", choices=tuple(LAUNCHERS), default="local")
+    verb.add_argument("--launcher", choices=tuple(LAUNCHERS), help="default: local, where all hosts are this one")
     _optimizer_options(verb)
     _numerics_options(verb)
     _data_options(verb)

@@ -14,9 +14,10 @@ from ..errors import DamagedRecord, InputError
 from ..files import write_json
 from ..forecast import forecast
 from ..formats.pipedream_conf import load_plan
+from ..formats.pipedream_driver import DriverFile, is_driver_file
 from ..functions import short_name
 from ..host.background_load import BackgroundLoad
-from ..launchers import attach, launch
+from ..launchers import attach, default_launcher, launch
 from ..launchers.handle import AttachedProcess
 from ..pipeline_simulator import simulate_pipelines
 from ..pipelines import Pipelines, holds_pipelines
@@ -27,6 +28,7 @@ from ..replication import parse_rule
 from ..runtime import RunConfig
 from ..runtime.workloads import layer_graph
 from ..stragglers import Stragglers
+from .driver_run import filled
 from .output import Answer, cell, progress_line, table
 from .profile_and_cluster import profile_and_cluster
 
@@ -34,6 +36,11 @@ _RUNS = Path("runs")  # where runs are looked for by name
 
 
 def run(options: argparse.Namespace) -> Answer:
+    driver = DriverFile.load(options.plan) if options.plan and is_driver_file(options.plan) else None
+    if driver:
+        options = filled(options, driver)
+    cluster = driver.cluster() if driver else None
+    launcher = options.launcher or default_launcher(cluster)
     if options.resume:
         record = RunRecord.load(options.resume)
         settings, folder = dict(record.config), record.folder
@@ -46,14 +53,18 @@ def run(options: argparse.Namespace) -> Answer:
         for name in ("plan", "model", "data"):
             if not getattr(options, name):
                 raise InputError(f"no {name}: sparsepipe run PLAN --model M --data D, or --resume DIR")
-        settings, folder = {}, options.run_dir or _new_run_dir(options.model)
+        parent = driver.folder if driver and driver.folder else _RUNS
+        settings, folder = {}, options.run_dir or _new_run_dir(options.model, parent)
     config = settings_of(options, before=settings if options.resume else None)
     chosen = _load_plan(options.plan, lambda: layer_graph(config)) if options.plan else record.plan
+    if driver and isinstance(chosen, Plan):
+        chosen = driver.planned(chosen)
     for text in chosen.warnings:
         progress_line(f"warning: plan: {text}")
     where = {"port": options.port, "detach": options.detach or None, "replication": options.replication}
     where = {key: value for key, value in where.items() if value is not None}
-    job = launch(chosen, config, run_dir=folder, launcher=options.launcher, resume=options.resume is not None, **where)
+    where |= {"launcher": launcher, "cluster": cluster}
+    job = launch(chosen, config, run_dir=folder, resume=options.resume is not None, **where)
     if options.detach:
         return _left_alone(job.record.folder)
     return _followed(job)
@@ -221,9 +232,9 @@ def _first(*folders: Path) -> Path:
     return next((folder for folder in folders if (folder / "plan.json").exists()), folders[0])
 
 
-def _new_run_dir(model: str) -> Path:
+def _new_run_dir(model: str, parent: Path = _RUNS) -> Path:
     name = short_name(model).replace(".py:", "-").replace(":", "-")
-    return _RUNS / f"{name}-{datetime.now().strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    return parent / f"{name}-{datetime.now().strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
 
 
 def _followed(job: Any, *, cancel: bool = True) -> Answer:

@@ -77,8 +77,9 @@ def load_plan(path: Path | str, graph: LayerGraph | Callable[[], LayerGraph]) ->
     """Read a plan, or a conf json as a plan for `graph`, which may be a function that is asked for it only then.
 
     A conf's modules are the stages of the gpus=N.txt beside it, the one for as many ranks where there are several; with
-    none, they are the layers of `graph` in order. Layers of that gpus=N.txt may have other names than those of `graph`,
-    as PipeDream's have: where both graphs have the same shape, the place of a layer says which it is.
+    none, they are the layers of `graph` in order, or all of them in its only stage. Layers of that gpus=N.txt may have
+    other names than those of `graph`, as PipeDream's have: where both graphs have the same shape, the place of a layer
+    says which it is.
     Raises InputError naming the file.
     """
     document = read_json(path, what="plan")
@@ -136,8 +137,10 @@ def _plan_of(conf: Any, graph: LayerGraph, stage_ids: Mapping[str, int]) -> Plan
         raise InputError(f"expected a JSON object with {' and '.join(KEYS)}")
     modules, ranks, depths = conf[KEYS[0]], conf[KEYS[1]], conf.get("stage_to_depth_map") or {}
     _require_count_lists(modules, ranks, depths)
-    module_of = _module_of(graph, stage_ids, len(modules) - 1)
     count = max(modules) + 1
+    # Of data parallelism alone it is no matter which layers a module has.
+    one_stage = dict.fromkeys((layer.id for layer in _computing(graph)), 0)
+    module_of = _module_of(graph, stage_ids, len(modules) - 1) if count > 1 else one_stage
     if sorted(ranks) != sorted(str(k) for k in range(count)):
         raise InputError(f"stage_to_rank_map has stages {', '.join(sorted(ranks))}, expected 0 to {count - 1}")
     stages = []

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..cluster import Cluster
 from ..errors import InputError
+from ..host.addresses import is_here
 from ..pipelines import Pipelines
 from ..plan import Plan
 from ..profile import Profile
@@ -25,7 +26,24 @@ def _local() -> Launcher:
     return local  # type: ignore[return-value]  # a module, which names its own options
 
 
-LAUNCHERS: Mapping[str, Callable[[], Launcher]] = {"local": _local}  # each brought in when it is asked for
+_HERE, _BETWEEN_HOSTS = "local", "ssh"
+LAUNCHERS: Mapping[str, Callable[[], Launcher]] = {_HERE: _local}  # each brought in when it is asked for
+
+
+def default_launcher(cluster: Cluster | None) -> str:
+    """Return the launcher for a cluster, "local" where all of its hosts are this one.
+
+    Raises InputError where there are others, and no launcher that reaches them.
+    """
+    others = [node for node in cluster.nodes if not is_here(node.address)] if cluster else []
+    if not others:
+        return _HERE
+    if _BETWEEN_HOSTS in LAUNCHERS:
+        return _BETWEEN_HOSTS
+    raise InputError(
+        f"host {others[0].name!r} is another than this one, which no launcher here reaches: --launcher {_HERE} runs "
+        "all ranks on this one"
+    )
 
 
 def launch(
@@ -93,4 +111,4 @@ def _launcher(name: str) -> Launcher:
     return LAUNCHERS[name]()
 
 
-__all__ = ["LAUNCHERS", "Job", "Launcher", "attach", "launch"]
+__all__ = ["LAUNCHERS", "Job", "Launcher", "attach", "default_launcher", "launch"]

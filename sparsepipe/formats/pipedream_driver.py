@@ -1,0 +1,219 @@
+"""The driver yml of PipeDream and SparsePipe: what to train, how, by which conf json, and on which GPUs of which hosts.
+
+    'module': 'models.vgg16.gpus=4'                               the network's name is its second part
+    'config_file': 'models/vgg16/gpus=4/hybrid_conf.json'         beside the file, or beside the folder that it is in
+    'data_dir': 'data'
+    'model_type': 'image_classification'                          Minkowski, point_cloud, translation
+    'machines': ['server0:0', 'server0:1', 'server1:0']           a rank each
+    'batch_size': 64                                              learning_rate, weight_decay, epochs, voxel_size, …
+
+Learning-rate policies are PipeDream's: a tenth every 30 epochs; a polynomial of power 2; 0.97 over all epochs. Ours
+goes on within an epoch where theirs changes between epochs.
+Source: the drivers and training scripts of PipeDream's and SparsePipe's runtimes.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from ..cluster import Cluster
+from ..errors import InputError
+from ..fields import Check, flag, integer, number, one_of, shown, text
+from ..models import MODULE_NETWORKS, NETWORKS
+from ..plan import Plan
+from ..yaml_files import read_yaml
+from .clusters.hosts import Host, Unsaid, cluster_of_hosts
+from .clusters.machines import hosts_of_machines
+
+_POINTS = 4096  # that SparsePipe draws of each cloud, times sample_ratio
+
+
+@dataclass(frozen=True, slots=True)
+class _ModelType:
+    """What networks of a model_type are called here, among which, and what its training script sets."""
+
+    names: tuple[str, ...]
+    networks: Mapping[str, Any]
+    settings: Mapping[str, Any]
+
+
+_MODEL_TYPES: Mapping[str, _ModelType] = {
+    "Minkowski": _ModelType(("mink{}",), NETWORKS, {"num_points": _POINTS}),
+    "point_cloud": _ModelType(("{}-3d",), NETWORKS, {}),
+    "image_classification": _ModelType(("{}-images", "{}"), MODULE_NETWORKS, {}),
+    "translation": _ModelType(("{}",), MODULE_NETWORKS, {"optimizer": "adam"}),
+}
+_POLICIES: Mapping[str, Mapping[str, Any]] = {
+    "step": {"learning_rate_schedule": "step", "learning_rate_decay": 0.1, "decay_epochs": 30.0},
+    "polynomial": {"learning_rate_schedule": "polynomial", "learning_rate_decay": 2.0},
+    "exponential_decay": {"learning_rate_schedule": "exponential", "learning_rate_decay": 0.97},  # in all epochs
+}
+
+
+def _at_least_one(value: Any, what: str) -> int:
+    return integer(value, what, least=1)
+
+
+def _anything(value: Any, what: str) -> Any:
+    return value
+
+
+_MEANT: Mapping[str, Check] = {
+    "module": text,
+    "data_dir": text,
+    "config_file": text,
+    "log_directory": text,
+    "model_type": one_of(*_MODEL_TYPES),
+    "machines": _anything,  # read by machines.py
+    "batch_size": _at_least_one,
+    "learning_rate": number,
+    "learning_rate_policy": one_of(*_POLICIES),
+    "weight_decay": number,
+    "epochs": _at_least_one,
+    "voxel_size": number,
+    "sample_ratio": number,
+    "no_input_pipelining": flag,
+    "recompute": flag,
+}
+_WITHOUT_MEANING: Mapping[str, str] = {
+    "container": "workers are processes of the host itself",
+    "distributed_backend": "ranks of a host share memory, others use sockets",
+    "print_frequency": "the record has every minibatch",
+    "verbose_frequency": "the record has every minibatch",
+    "compress_activations": "PipeDream's runtime reads it neither; --compression says what is compressed",
+    "compress_in_gpu": "PipeDream's runtime reads it neither; --compression says what is compressed",
+    "translation_model": "model_type says it",
+    "eval_batch_size": "validation has minibatches of batch_size",
+    "lr_warmup": "--warmup-minibatches N says how long the rate rises",
+    "synthetic_data": "data_dir is read; --data names other data",
+    "macrobatch": "a plan of schedule 2bw accumulates so",
+}
+
+
+@dataclass(frozen=True)
+class DriverFile:
+    """A driver file: its values by key, and the hosts of `machines`."""
+
+    path: Path
+    values: Mapping[str, Any]
+    hosts: tuple[Host, ...]
+
+    @classmethod
+    def load(cls, path: Path | str) -> "DriverFile":
+        """Read a driver file. Raises InputError in one line for keys and values that are none."""
+        path = Path(path)
+        document = read_yaml(path, what="driver file")
+        if not isinstance(document, Mapping) or "machines" not in document:
+            raise InputError(f"{path}: expected a driver file with machines: ['host:gpu', …]")
+        try:
+            values = {_key(key): _checked(key, value) for key, value in document.items()}
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
+        return cls(path, values, hosts_of_machines(path, document))
+
+    @property
+    def model(self) -> str:
+        """The network that `module` and `model_type` mean. Raises InputError where there is none of that name."""
+        module, kind = self._value("module"), self._value("model_type")
+        parts = module.split(".")
+        name = parts[1] if len(parts) > 1 and parts[0] == "models" else parts[0]
+        of_kind = _MODEL_TYPES[kind]
+        for pattern in of_kind.names:
+            if (found := pattern.format(name)) in of_kind.networks:
+                return found
+        raise InputError(
+            f"{self.path}: module {shown(module)} of model_type {kind} names no network of ours: add --model M "
+            "(sparsepipe models lists them)"
+        )
+
+    @property
+    def config_file(self) -> Path:
+        """The conf json. Raises InputError where it is not near."""
+        if found := self._near("config_file"):
+            return found
+        raise InputError(
+            f"{self.path}: config_file {shown(self.values['config_file'])} is neither beside it, nor beside its "
+            "folder, nor here: add it, or give the conf json or another plan in the place of this file"
+        )
+
+    @property
+    def data(self) -> str:
+        """The data's folder where it is near, else what `data_dir` says, which may be a manifest's name."""
+        return str(self._near("data_dir") or self._value("data_dir"))
+
+    @property
+    def folder(self) -> Path | None:
+        """Where its runs are recorded, each in a folder of its own."""
+        return Path(self.values["log_directory"]) if "log_directory" in self.values else None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of the run by the names that RunConfig has for them."""
+        same = ("batch_size", "learning_rate", "weight_decay", "epochs", "voxel_size")
+        found = {key: self.values[key] for key in same if key in self.values}
+        if kind := self.values.get("model_type"):
+            found |= _MODEL_TYPES[kind].settings
+        if policy := self.values.get("learning_rate_policy"):
+            found |= {"decay_epochs": float(found.get("epochs", 1)), **_POLICIES[policy]}
+        if "sample_ratio" in self.values:
+            found["num_points"] = max(1, round(_POINTS * self.values["sample_ratio"]))
+        return found
+
+    @property
+    def without_meaning(self) -> tuple[str, ...]:
+        """A line for each key that is there and means nothing here: why."""
+        return tuple(f"{key} has no meaning here: {_WITHOUT_MEANING[key]}" for key in self.values if key not in _MEANT)
+
+    def cluster(self) -> Cluster:
+        return cluster_of_hosts(self.hosts, Unsaid())
+
+    def planned(self, plan: Plan) -> Plan:
+        """The plan of its conf json as the file asks for it. Raises InputError where that is for more ranks."""
+        count = sum(host.num_devices for host in self.hosts)
+        if len(plan.ranks) > count:
+            raise InputError(
+                f"{self.path}: machines lists {count} GPUs, and {self.values.get('config_file')} is for "
+                f"{len(plan.ranks)} ranks: list as many"
+            )
+        if self.values.get("no_input_pipelining"):
+            plan = plan.with_schedule("sequential")
+        if self.values.get("recompute"):
+            plan = replace(plan, stages=tuple(replace(stage, recompute=True) for stage in plan.stages))
+        return plan
+
+    def _near(self, key: str) -> Path | None:
+        """What a path in it means: beside the file, beside its folder (driver_configs lies in that), or from here."""
+        for folder in (self.path.parent, self.path.parent / "..", Path()):
+            try:
+                if (found := folder / self._value(key)).exists():
+                    return found
+            except (OSError, ValueError):  # a name that no file can have
+                continue
+        return None
+
+    def _value(self, key: str) -> Any:
+        if key not in self.values:
+            raise InputError(f"{self.path}: has no {key}: expected one, as a driver file has")
+        return self.values[key]
+
+
+def is_driver_file(path: Path) -> bool:
+    """Whether a path given for a plan is of a driver file by its name."""
+    return path.suffix in (".yml", ".yaml")
+
+
+def _key(key: Any) -> str:
+    known = [*_MEANT, *_WITHOUT_MEANING]
+    if key in known:
+        return str(key)
+    alike = get_close_matches(str(key), known, n=1)
+    raise InputError(
+        f"key {shown(key)} is none of a driver file's" + (f": is it {alike[0]}?" if alike else ": leave it out")
+    )
+
+
+def _checked(key: str, value: Any) -> Any:
+    check: Callable[[Any, str], Any] = _MEANT.get(key, _anything)
+    return check(value, key)
