@@ -29,7 +29,11 @@ check() { # check WHAT COMMAND...: go on after a failure, so that one run shows 
 
 check "ruff check" .venv/bin/ruff check .
 check "ruff format" .venv/bin/ruff format --check .
-check "types" .venv/bin/mypy
+# Types are checked beside the tests, on one core, in half of their time.
+types=$(mktemp)
+.venv/bin/mypy >"$types" 2>&1 &
+checker=$!
+trap 'kill "$checker" 2>/dev/null || true; rm -f "$types"' EXIT
 shopt -s nullglob
 notebooks=(notebooks/*.ipynb)
 if [ ${#notebooks[@]} -gt 0 ]; then
@@ -38,6 +42,13 @@ if [ ${#notebooks[@]} -gt 0 ]; then
 fi
 # One more than the two cores there are at least: tests wait for processes of theirs.
 check "tests" .venv/bin/python -m pytest -n 3 ${select[@]+"${select[@]}"} "$@"
+told_types() {
+  local code=0
+  wait "$checker" || code=$?
+  cat "$types"
+  return "$code"
+}
+check "types" told_types
 
 if [ ${#failed[@]} -gt 0 ]; then
   printf 'test.sh: failed: %s\n' "$(IFS=,; echo "${failed[*]}")" >&2
