@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from sparsepipe import Cluster, GraphText, InputError, Layer, LayerGraph, Plan, Profile, Stage, partition
 from sparsepipe.cluster import DeviceType, Link, Node
+from sparsepipe.formats.dynpipe import load_layer_lists, load_partition
 from sparsepipe.formats.pipedream_conf import conf_of, graph_text_of, load_conf
 from sparsepipe.formats.sparsepipe_servers import ServerFile
 from sparsepipe.profile import CostSample, LayerCost
@@ -290,6 +291,28 @@ def test_conf_json(tmp_path, kind):
     plan = Plan((Stage(("conv", "bn"), (0, 1), warmup=2), Stage(("fc",), (2,), warmup=0)))
     text = graph_text_of(plan, PROFILE)
     fuzz_json(tmp_path / "hybrid_conf.json", conf_of(plan), kind, lambda path: load_conf(path, text), use_plan)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["text", "tree"])
+def test_partition_file(tmp_path, kind):
+    content = {"partition": [2, 1], "recompute_ratio": [0.5, 0], "batch_size_all": [8], "batch_size": [4, 8]}
+    fuzz_json(tmp_path / "two.json", content, kind, lambda path: load_partition(path, GRAPH), use_plan)
+
+
+@pytest.mark.slow
+def test_layer_lists(tmp_path):
+    path = tmp_path / "net_data_1_for_.txt"
+    for name in ("net_data_1_bac_.txt", "net_out_put_com_time.txt"):
+        (tmp_path / name).write_text("1.5\n0\n" + "2e-1" * ("bac" in name))
+
+    @fuzzed(EXAMPLES)
+    @given(edits)
+    def one(found):
+        write(path, damaged("24.613\n5.553\n0", found))
+        read_or_refused(tmp_path, lambda: load_layer_lists(path), use_profile)
+
+    one()
 
 
 def fuzz_json(path: Path, document: Any, kind: str, load: Callable[[Path], Any], use: Callable[[Any], Any]) -> None:

@@ -407,7 +407,8 @@ def _machine_options(verb: Parser) -> None:
         "--profile",
         action="append",
         metavar="[TYPE=]FILE",
-        help="profile JSON or graph.txt, one a device type; or a graph of dnn-partitioning, which brings its devices",
+        help="profile JSON, graph.txt or DynPipe's *_for_.txt, one a device type; or a graph of dnn-partitioning, "
+        "which brings its devices",
     )
     verb.add_argument(
         "--cluster",

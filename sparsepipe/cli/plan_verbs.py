@@ -14,7 +14,8 @@ from ..errors import InputError
 from ..fields import json_object
 from ..files import write_json
 from ..forecast import beyond_memory, forecast, peak_bytes
-from ..formats.pipedream_conf import export_plan, load_plan
+from ..formats.pipedream_conf import export_plan
+from ..formats.plan_files import load_plan
 from ..formats.stage_modules import write_stage_modules
 from ..host.openmp import waiting
 from ..models import is_table, network

@@ -10,6 +10,7 @@ from ..fields import MOST_LIKE_DEVICES
 from ..files import read_json
 from ..formats.clusters import load_cluster, tells_types
 from ..formats.dnn_partitioning import PartitioningFile, is_partitioning_file
+from ..formats.dynpipe import is_layer_list, load_layer_lists
 from ..formats.sparsepipe_servers import ServerFile
 from ..plan import Plan
 from ..profile import Profile
@@ -33,7 +34,7 @@ def profile_and_cluster(options: argparse.Namespace, *, warn: bool = True) -> tu
     joined: Profile | None = None
     for text in options.profile:
         name, equals, path = text.partition("=")
-        one = Profile.load(path, device_type=name) if equals else Profile.load(text)
+        one = _profile(path, name) if equals else _profile(text)
         try:
             joined = joined | one if joined else one
         except InputError as error:
@@ -46,6 +47,13 @@ def profile_and_cluster(options: argparse.Namespace, *, warn: bool = True) -> tu
     if not options.devices:
         raise InputError("no devices: give --cluster FILE, --server-file FILE or --devices N")
     return joined, _like_devices(joined, options.devices, options.bandwidth, options.memory)
+
+
+def _profile(path: str, device_type: str | None = None) -> Profile:
+    """A profile in any format that is read: ours, a graph.txt, or DynPipe's lists by that of forward times."""
+    if is_layer_list(path):
+        return load_layer_lists(path, device_type=device_type or "device")
+    return Profile.load(path, device_type=device_type)
 
 
 def _with_its_devices(given: list[str]) -> PartitioningFile | None:

@@ -13,8 +13,8 @@ from ..display.markup import one_line
 from ..errors import DamagedRecord, InputError
 from ..files import write_json
 from ..forecast import forecast
-from ..formats.pipedream_conf import load_plan
 from ..formats.pipedream_driver import DriverFile, is_driver_file
+from ..formats.plan_files import load_plan
 from ..functions import short_name
 from ..host.background_load import BackgroundLoad
 from ..launchers import attach, default_launcher, launch

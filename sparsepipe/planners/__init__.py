@@ -20,6 +20,7 @@ from .baselines import DataParallel, ModelParallel
 from .doubts import with_doubts
 from .estimate import estimate
 from .exact.optimal import Optimal
+from .published.dynpipe import DynPipe
 from .published.pipedream import PipeDream
 from .published.sparsepipe import SparsePipe
 from .several import MOST_PLANS, split
@@ -28,6 +29,7 @@ PLANNERS: Mapping[str, type[Any]] = {
     "optimal": Optimal,
     "pipedream": PipeDream,
     "sparsepipe": SparsePipe,
+    "dynpipe": DynPipe,
     "data-parallel": DataParallel,
     "model-parallel": ModelParallel,
 }
