@@ -1,0 +1,125 @@
+"""The loop that changes plans, without a job: spans come in, a decision comes out. The same in runs and simulations."""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Protocol
+
+from ..cluster import Cluster
+from ..plan import Plan
+from ..profile import Profile
+from ..trace import Span
+from .decide import CAUTION, Caution, Decision
+from .factors import Factors
+from .variants import Situation, Variant
+from .variants.base import LayerFactors
+
+_SAME = 0.1  # share by which a device's factor may differ and be the same
+_AT_ONCE = 8  # minibatches within which several changes are one
+_LEAST_KNOWN, _REMEMBERED = 2, 3  # times between changes, before they tell anything; of the newest
+
+
+class Watcher(Protocol):
+    """Tells lasting changes of devices and links from what a run measures (drift.py)."""
+
+    @property
+    def factors(self) -> Factors: ...
+
+    def see(self, spans: Sequence[Span], sizes: Mapping[int, float]) -> Sequence[Any]:
+        """Take what ended since the last call, and return the alarms that it raises."""
+        ...
+
+    def follow(self, plan: Plan, first_minibatch: int) -> None:
+        """From `first_minibatch` on the job follows another plan; what is known of devices stays known."""
+        ...
+
+
+class Replanner:
+    """Watches one job and says when, and to what, its plan is to change.
+
+    A change is held against all that is left, until devices have changed three times: from then on it is held against
+    twice the longest of the last three times that they stayed as they were. An intruder that comes and goes faster
+    than moving pays is so left alone.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        profile: Profile,
+        cluster: Cluster,
+        watcher: Watcher,
+        variant: Variant,
+        *,
+        num_minibatches: int,
+        caution: Caution = CAUTION,
+        predict: Callable[[int], LayerFactors] | None = None,
+    ) -> None:
+        self.plan = self.first_plan = plan
+        self.profile, self.cluster, self.watcher, self.variant = profile, cluster, watcher, variant
+        self.num_minibatches, self.caution, self.predict = num_minibatches, caution, predict
+        self.decisions: list[tuple[int, Decision]] = []  # (minibatch, what was decided there)
+        self._alarmed = False  # since the last decision
+        self._pending = False  # whether a change is under way
+        self._changed: list[tuple[int, Factors]] = []  # (minibatch, devices from there on)
+
+    def see(
+        self,
+        spans: Sequence[Span],
+        sizes: Mapping[int, float],
+        minibatch: int,
+        *,
+        ends_epoch: bool = False,
+        seconds_per_minibatch: float | None = None,
+    ) -> Decision | None:
+        """Take what ended since the last call; `minibatch` is the next that has not begun.
+
+        The answer is a change to be made, or None. No other comes until `begin` or `refused` tells what became of it.
+        """
+        self._alarmed |= bool(self.watcher.see(spans, sizes))
+        self._note_change(minibatch)
+        asked = ends_epoch if self.variant.at_epochs else self._alarmed
+        left = self._expected_to_last(minibatch)
+        if self._pending or not asked or left <= 0:
+            return None
+        decision = self.variant.decide(
+            Situation(
+                self.plan,
+                self.first_plan,
+                self.profile,
+                self.cluster,
+                self.watcher.factors,
+                left,
+                seconds_per_minibatch,
+                self.caution,
+                self.predict,
+            )
+        )
+        self._alarmed = False
+        self.decisions.append((minibatch, decision))
+        self._pending = decision.changes
+        return decision if decision.changes else None
+
+    def begin(self, decision: Decision, first_minibatch: int) -> None:
+        """The change was made: `first_minibatch` is the first under the new plan."""
+        self.plan, self._pending = decision.plan, False
+        self.watcher.follow(decision.plan, first_minibatch)
+
+    def refused(self) -> None:
+        """The change was not made; the old plan goes on."""
+        self._pending = False
+
+    def _note_change(self, minibatch: int) -> None:
+        """Remember since when devices are as they are; small differences and the first minibatches are none."""
+        factors = self.watcher.factors
+        since, before = self._changed[-1] if self._changed else (0, Factors.none(len(factors.ranks)))
+        if all(abs(now / then - 1) < _SAME for now, then in zip(factors.ranks, before.ranks, strict=True)):
+            return
+        if self._changed and minibatch - since < _AT_ONCE:  # one change, seen on one rank after the other
+            self._changed[-1] = since, factors
+        else:
+            self._changed.append((minibatch, factors))
+
+    def _expected_to_last(self, minibatch: int) -> int:
+        """For how many minibatches devices are expected to be as they are."""
+        left = self.num_minibatches - minibatch
+        lasted = [after - before for (before, _), (after, _) in pairwise(self._changed[-_REMEMBERED - 1 :])]
+        return left if len(lasted) < _LEAST_KNOWN else min(left, 2 * max(lasted))

@@ -1,0 +1,102 @@
+"""The protocol of variants: what the job is like now in, what to do about it out."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Protocol
+
+from ...cluster import Cluster
+from ...errors import InputError
+from ...plan import Plan
+from ...planners import Problem
+from ...planners.published.dynpipe import recut
+from ...profile import LayerCost, Profile
+from ..decide import Caution, Decision, stay
+from ..factors import Factors
+from ..moves import Pace, cost_of, moves_between
+
+LayerFactors = Sequence[float]  # for each layer of a profile's graph, times as long as alone
+
+
+@dataclass(frozen=True)
+class Situation:
+    """A job whose devices are watched."""
+
+    plan: Plan  # that it follows
+    first_plan: Plan  # that it began with
+    profile: Profile
+    cluster: Cluster
+    factors: Factors
+    minibatches_left: int
+    seconds_per_minibatch: float | None = None  # as measured
+    caution: Caution = field(default_factory=Caution)
+    # What a predictor expects of each layer on a rank that is not as its profile says; None: no predictor.
+    predict: Callable[[int], LayerFactors] | None = None
+
+
+class Variant(Protocol):
+    """A way to answer changes of devices."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]  # a few words, for a list of them
+    at_epochs: ClassVar[bool]  # whether it is asked at the ends of epochs, else when an alarm is raised
+
+    def decide(self, now: Situation) -> Decision: ...
+
+
+def dynpipe_decision(now: Situation, layer_factors: Mapping[int, LayerFactors]) -> Decision:
+    """What DynPipe does: its planner's answer is taken, whatever it costs and whatever is left to gain.
+
+    `layer_factors` says of ranks what each layer takes there. What a change gains and costs is told all the same.
+    """
+    expected, devices = _with_layer_factors(now, layer_factors)
+    problem = Problem(expected, devices, now.plan.schedule, now.plan.num_microbatches)
+    try:
+        new = recut(now.plan, problem)
+    except InputError as error:
+        return stay(now.plan, str(error))
+    if new.stages == now.plan.stages:
+        return stay(now.plan, "DynPipe's planner finds no better cuts")
+    new = replace(new, weights=now.plan.weights, routing=now.plan.routing, accumulation=now.plan.accumulation)
+    before, after = (Pace.of(plan, expected, devices) for plan in (now.plan, new))
+    moves = moves_between(now.plan, new, now.profile, now.cluster)
+    cost = cost_of(moves, before, after, now.cluster, other_seconds=now.caution.other_seconds)
+    faster = 1 - after.seconds_per_minibatch / before.seconds_per_minibatch
+    gain = now.minibatches_left * (now.seconds_per_minibatch or before.seconds_per_minibatch) * faster
+    return Decision(new, True, gain, cost, moves, f"DynPipe's planner expects it to be {faster:.1%} faster")
+
+
+def measured_factors(now: Situation) -> dict[int, LayerFactors]:
+    """Each disturbed rank's own measured ratio, the same for every layer."""
+    count = len(now.profile.graph.layers)
+    return {rank: (factor,) * count for rank, factor in enumerate(now.factors.ranks) if factor != 1}
+
+
+def predicted_factors(now: Situation) -> dict[int, LayerFactors]:
+    """What the predictor says of each disturbed rank; the measured ratio where there is no predictor."""
+    if now.predict is None:
+        return measured_factors(now)
+    return {rank: now.predict(rank) for rank, factor in enumerate(now.factors.ranks) if factor != 1}
+
+
+def _with_layer_factors(now: Situation, layer_factors: Mapping[int, LayerFactors]) -> tuple[Profile, Cluster]:
+    """A profile and a cluster in which each of these ranks has a device type of its own; links are not looked at."""
+    costs, rates = dict(now.profile.costs), dict(now.profile.update_rates)
+    overheads = dict(now.profile.step_overheads)
+    types = [device.type for device in now.cluster.devices]
+    for rank, factors in layer_factors.items():
+        kind = types[rank].name
+        name = f"{kind} of rank {rank} now"
+        costs[name] = tuple(
+            LayerCost(tuple(replace(s, forward=s.forward * factor, backward=s.backward * factor) for s in cost.samples))
+            for cost, factor in zip(now.profile.costs[kind], factors, strict=True)
+        )
+        rates |= {name: rates[kind]} if kind in rates else {}
+        overheads |= {name: overheads[kind]} if kind in overheads else {}
+        types[rank] = replace(types[rank], name=name)
+    nodes, first = [], 0
+    for node in now.cluster.nodes:
+        count = len(node.device_types)
+        nodes.append(replace(node, device_types=tuple(types[first : first + count])))
+        first += count
+    profile = replace(now.profile, costs=costs, update_rates=rates, step_overheads=overheads)
+    return profile, replace(now.cluster, nodes=tuple(nodes))

@@ -1,0 +1,28 @@
+"""live: the best plan for the devices as they are now, where a change is sure to pay (decide.py)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..decide import Decision, decide
+from .base import Situation
+
+
+@dataclass(frozen=True)
+class Live:
+    """Changes cuts, replication, shares and the order of devices, if that gains more than it costs."""
+
+    name: ClassVar[str] = "live"
+    summary: ClassVar[str] = "the optimal plan for the devices as they are now, if the change pays"
+    at_epochs: ClassVar[bool] = False
+
+    def decide(self, now: Situation) -> Decision:
+        return decide(
+            now.plan,
+            now.profile,
+            now.cluster,
+            now.factors,
+            minibatches_left=now.minibatches_left,
+            seconds_per_minibatch=now.seconds_per_minibatch,
+            known=(now.first_plan,),
+            caution=now.caution,
+        )

@@ -1,0 +1,22 @@
+"""predicted: DynPipe, whose predictor says what the intruder costs the layers that another cut would bring."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..decide import Decision
+from .base import Situation, dynpipe_decision, predicted_factors
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Cuts anew with DynPipe's planner at an alarm, for each layer as the predictor expects it beside the intruder.
+
+    Without a predictor it is `measured`.
+    """
+
+    name: ClassVar[str] = "predicted"
+    summary: ClassVar[str] = "DynPipe's planner, each layer as a predictor expects it beside the intruder (DynPipe)"
+    at_epochs: ClassVar[bool] = False
+
+    def decide(self, now: Situation) -> Decision:
+        return dynpipe_decision(now, predicted_factors(now))
