@@ -36,5 +36,5 @@ class Told:
         before, self.factors = self.factors, Factors(tuple(round(one, 6) for one in slow))
         return [minibatch] if self.factors != before else []
 
-    def follow(self, plan, first_minibatch):
+    def follow(self, plan, *, first_minibatch):
         self.followed.append((first_minibatch, plan))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -111,7 +112,7 @@ def _plans(plan: Plan, profile: Profile, cluster: Cluster, parts: Sequence[Stret
     found = [plan]
     for ranks in sorted(lasting, key=lambda ranks: -lasting[ranks])[:_MOST_PLANS]:
         now, devices = Factors(ranks).scaled(profile, cluster)
-        settings = {"schedule": plan.schedule, "num_microbatches": plan.num_microbatches}
+        settings: dict[str, Any] = {"schedule": plan.schedule, "num_microbatches": plan.num_microbatches}
         recompute = any(stage.recompute for stage in plan.stages)
         try:
             new = partition(now, devices, planner="optimal", quick=True, recompute=recompute, **settings)

@@ -25,10 +25,10 @@ class Watcher(Protocol):
     def factors(self) -> Factors: ...
 
     def see(self, spans: Sequence[Span], sizes: Mapping[int, float]) -> Sequence[Any]:
-        """Take what ended since the last call, and return the alarms that it raises."""
+        """Take what ended since the last call and sizes of further minibatches; return the alarms that this raises."""
         ...
 
-    def follow(self, plan: Plan, first_minibatch: int) -> None:
+    def follow(self, plan: Plan, *, first_minibatch: int) -> None:
         """From `first_minibatch` on the job follows another plan; what is known of devices stays known."""
         ...
 
@@ -101,7 +101,7 @@ class Replanner:
     def begin(self, decision: Decision, first_minibatch: int) -> None:
         """The change was made: `first_minibatch` is the first under the new plan."""
         self.plan, self._pending = decision.plan, False
-        self.watcher.follow(decision.plan, first_minibatch)
+        self.watcher.follow(decision.plan, first_minibatch=first_minibatch)
 
     def refused(self) -> None:
         """The change was not made; the old plan goes on."""

@@ -1,6 +1,6 @@
 """Simulate a run that changes its plan by itself: what a variant does about stragglers, and what comes of it."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,12 +96,11 @@ def simulate_replans(
     replanner = Replanner(
         plan, profile, cluster, watcher, variant, num_minibatches=len(sizes), caution=caution, predict=predict
     )
-    of_minibatch = dict(enumerate(sizes))
     followed, changes, begin = [(0, plan)], list[Change](), 0.0
     while True:
         first, current = followed[-1]
         whole = simulate_from(current, profile, cluster, sizes[first:], first, begin, stragglers)
-        change = _first_change(replanner, whole, current, first, len(sizes), epoch, of_minibatch)
+        change = _first_change(replanner, whole, current, first, epoch, sizes)
         if change is None:
             break
         changes.append(change)
@@ -117,22 +116,23 @@ def _first_change(
     trace: Trace,
     plan: Plan,
     first: int,
-    num_minibatches: int,
     epoch: int,
-    sizes: Mapping[int, float],
+    sizes: Sequence[float],
 ) -> Change | None:
     """Show the replanner a plan's part of the run as it happens, until it changes the plan; None: it never does."""
-    boundary = (first // epoch + 1) * epoch
+    boundary, shown = (first // epoch + 1) * epoch, first
     for spans, following in _moments(trace, first):
         ends_epoch = following >= boundary
-        decision = replanner.see(spans, sizes, following, ends_epoch=ends_epoch)
+        new = {m: sizes[m] for m in range(shown, following)}
+        decision = replanner.see(spans, new, following, ends_epoch=ends_epoch)
+        shown = following
         begins = boundary if ends_epoch else following + LEAD
         boundary += epoch * ends_epoch
         if decision is None:
             continue
         unit = plan.num_microbatches if plan.updates_by_step else 1
         begins = first + -(-(begins - first) // unit) * unit
-        if begins < num_minibatches:
+        if begins < len(sizes):
             return Change(following, begins, decision)
         replanner.refused()
     return None
