@@ -19,7 +19,7 @@ _LEAST_KNOWN, _REMEMBERED = 2, 3  # times between changes, before they tell anyt
 
 
 class Watcher(Protocol):
-    """Tells lasting changes of devices and links from what a run measures (drift.py)."""
+    """Tells lasting changes of devices and links from what a run measures."""
 
     @property
     def factors(self) -> Factors: ...

@@ -12,7 +12,7 @@
 of `batch_size_all`; here a replica takes whole minibatches in turn, as many of them. `recompute_ratio` is the share of
 a stage's layers, its last ones, whose activations are made again in the backward; here it is all of a stage or nothing.
 What is lost so is in the plan's warnings.
-Source: DynPipe, `partition` and `--config_path` of its main_with_runtime.py.
+Source: DynPipe, `--partition` and `--config_path` of its runtime.
 """
 
 from collections.abc import Callable, Mapping, Sequence
