@@ -78,20 +78,22 @@ def decide(
     seconds_per_minibatch: float | None = None,
     known: Iterable[Plan] = (),
     caution: Caution = CAUTION,
+    keeps_ranks: bool = False,
 ) -> Decision:
     """Choose the plan that gains most over `minibatches_left` after its cost, if that is worth it.
 
     `profile` and `cluster` are those that `plan` was made for, `factors` say how they are now. Looked at are the
     optimal plan, the present stages and devices with other cuts, and the plans `known`, such as the one that the job
-    began with. `seconds_per_minibatch` is what one takes now as measured; gains are in proportion to it. Raises
-    InputError for a plan that does not go with the profile and the cluster.
+    began with. `keeps_ranks`: no device may be left out, or taken in. `seconds_per_minibatch` is what one takes now as
+    measured; gains are in proportion to it. Raises InputError for a plan that does not go with the profile and the
+    cluster.
     """
     plan.check(profile.graph, cluster)
     now, devices = factors.scaled(profile, cluster)
     before = Pace.of(plan, now, devices)
     measured = seconds_per_minibatch or before.seconds_per_minibatch
     best: tuple[float, Plan, float, MoveCost, tuple[Move, ...]] | None = None
-    for new in _candidates(plan, now, devices, known):
+    for new in _candidates(plan, now, devices, known, keeps_ranks):
         after = Pace.of(new, now, devices)
         faster = 1 - after.seconds_per_minibatch / before.seconds_per_minibatch
         moves = moves_between(plan, new, profile, cluster)
@@ -111,13 +113,18 @@ def decide(
     return Decision(_for_real(new, cluster), True, gain, cost, moves, told)
 
 
-def _candidates(plan: Plan, now: Profile, devices: Cluster, known: Iterable[Plan]) -> list[Plan]:
+def _candidates(plan: Plan, now: Profile, devices: Cluster, known: Iterable[Plan], keeps_ranks: bool) -> list[Plan]:
     """Other plans for the devices as they are now, each once."""
     found: list[Plan] = []
     settings: dict[str, Any] = {"schedule": plan.schedule, "num_microbatches": plan.num_microbatches}
-    recompute = any(stage.recompute for stage in plan.stages)
+    recompute, every = any(stage.recompute for stage in plan.stages), len(plan.ranks) == len(devices.devices)
     for make in (
-        lambda: partition(now, devices, planner="optimal", quick=True, recompute=recompute, **settings),
+        lambda: partition(now, devices, quick=True, recompute=recompute, **settings),
+        *(
+            [lambda: partition(now, devices, quick=True, all_devices=True, recompute=recompute, **settings)]
+            if keeps_ranks and every
+            else []
+        ),
         lambda: _same_devices(plan, Problem(now, devices, plan.schedule, plan.num_microbatches, recompute)),
     ):
         try:
@@ -127,6 +134,8 @@ def _candidates(plan: Plan, now: Profile, devices: Cluster, known: Iterable[Plan
     found = [
         replace(new, weights=plan.weights, routing=plan.routing, accumulation=plan.accumulation) for new in found
     ] + [new for new in known if set(new.ranks) <= {device.rank for device in devices.devices}]
+    if keeps_ranks:
+        found = [new for new in found if set(new.ranks) == set(plan.ranks)]
     different = {tuple((s.layers, s.ranks, s.shares) for s in new.stages): new for new in reversed(found)}
     different.pop(tuple((s.layers, s.ranks, s.shares) for s in plan.stages), None)
     return list(different.values())[::-1]

@@ -51,11 +51,13 @@ class Replanner:
         *,
         num_minibatches: int,
         caution: Caution = CAUTION,
+        keeps_ranks: bool = False,
         predict: Callable[[int], LayerFactors] | None = None,
     ) -> None:
         self.plan = self.first_plan = plan
         self.profile, self.cluster, self.watcher, self.variant = profile, cluster, watcher, variant
         self.num_minibatches, self.caution, self.predict = num_minibatches, caution, predict
+        self.keeps_ranks = keeps_ranks  # whether no device may be left out, or taken in
         self.decisions: list[tuple[int, Decision]] = []  # (minibatch, what was decided there)
         self._alarmed = False  # since the last decision
         self._pending = False  # whether a change is under way
@@ -90,6 +92,7 @@ class Replanner:
                 left,
                 seconds_per_minibatch,
                 self.caution,
+                self.keeps_ranks,
                 self.predict,
             )
         )

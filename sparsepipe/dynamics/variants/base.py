@@ -1,7 +1,7 @@
 """The protocol of variants: what the job is like now in, what to do about it out."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
 from ...cluster import Cluster
@@ -10,7 +10,7 @@ from ...plan import Plan
 from ...planners import Problem
 from ...planners.published.dynpipe import recut
 from ...profile import LayerCost, Profile
-from ..decide import Caution, Decision, stay
+from ..decide import CAUTION, Caution, Decision, stay
 from ..factors import Factors
 from ..moves import Pace, cost_of, moves_between
 
@@ -28,7 +28,8 @@ class Situation:
     factors: Factors
     minibatches_left: int
     seconds_per_minibatch: float | None = None  # as measured
-    caution: Caution = field(default_factory=Caution)
+    caution: Caution = CAUTION
+    keeps_ranks: bool = False  # whether no device may be left out, or taken in
     # What a predictor expects of each layer on a rank that is not as its profile says; None: no predictor.
     predict: Callable[[int], LayerFactors] | None = None
 

@@ -25,4 +25,5 @@ class Live:
             seconds_per_minibatch=now.seconds_per_minibatch,
             known=(now.first_plan,),
             caution=now.caution,
+            keeps_ranks=now.keeps_ranks,
         )
