@@ -33,6 +33,7 @@ from .messages import Messages
 from .partition_view import PartitionView, graph_text
 from .picture import picture
 from .placement import placement_told
+from .plan_saver import Board, PlanSaver
 from .planning import Answer, Planning
 from .responsive import responsive
 from .scale import Scale
@@ -58,7 +59,8 @@ class PartitionExplorer:
     `plan` is the plan for what the controls say, None while that cannot be planned; `shown` is what the picture shows:
     the last plan that could be made, beside its settings. At first they are those of `cluster`, as given.
     `voxels_by_size`: mean active voxels of a sample at each voxel size, where they were counted.
-    `figures`: where the export button writes to.
+    `figures`: where the export button writes to; `plans`: where plans are saved to. With a `board` the plan on screen
+    can be opened there, to be launched.
     """
 
     def __init__(
@@ -70,6 +72,8 @@ class PartitionExplorer:
         note: str = "",
         voxels_by_size: Mapping[float, float] | None = None,
         figures: Path | str = "figures",
+        plans: Path | str = "plans",
+        board: Board | None = None,
     ) -> None:
         _check(profile, cluster)
         self.profile, self.cluster, self.minibatches, self.note = profile, cluster, minibatches, note
@@ -88,6 +92,7 @@ class PartitionExplorer:
         self._make_controls(cluster)
         self._redraw = self.messages.shown(self.update)
         self.exporter = Exporter(self.messages, Path(figures), self._figures, button=SettledButton(self.view))
+        self.saver = PlanSaver(profile, self.view, self.messages, self.current, folder=Path(plans), board=board)
         self.view.on_cut(self._cut_moved)
         self.view.on_copy(self.as_code)
         for control in self._controls():
@@ -185,7 +190,8 @@ class PartitionExplorer:
         toggles = ipywidgets.HBox([self.pin_cuts, self.pin_devices])
         chosen = [*found[end:-3], self.stages_per_device.note, self.recompute, toggles]
         column = [heads[0], *found[:split], self.placed, heads[1], *found[split:end], heads[2], *chosen]
-        column += [self.editor.widget, ipywidgets.HBox([self.pin, self.unpin]), self.exporter.widget]
+        column += [self.editor.widget, ipywidgets.HBox([self.pin, self.unpin])]
+        column += [self.saver.widget, self.exporter.widget]
         left = ipywidgets.VBox(column, layout={"flex": "0 0 350px", "overflow": "hidden"})
         right = ipywidgets.VBox([self.messages, self.view], layout={"flex": "1 1 420px", "min_width": "0"})
         return ipywidgets.HBox([left, right], layout={"flex_flow": "row wrap"})
@@ -311,7 +317,8 @@ class PartitionExplorer:
         last = "no plan fits yet" if self.shown is None else f"last plan that fits: {self.shown.told()}"
         self.view.stale = last if reason else ""
         self.messages.hold(reason)
-        self.exporter.block(_NO_PLAN if reason else "")
+        for writer in (self.exporter, self.saver):
+            writer.block(_NO_PLAN if reason else "")
         self.pin.disabled = bool(reason)
         self.pin.tooltip = _NO_PLAN if reason else "compare the next plans with it"
         several = self.stages_per_device.number > 1

@@ -1,0 +1,154 @@
+"""One job of the launch board in detail: what its ranks do, who waits for whom, logs, and planned beside measured."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ipywidgets
+
+from .. import plots
+from ..display.markup import Html, joined
+from ..errors import InputError
+from ..plan import Plan
+from ..plots.epochs import working_epoch
+from ..plots.table import milliseconds
+from ..plots.theme import doubted
+from ..provenance import Provenance
+from ..record import RunRecord
+from ..replaying import what_if
+from ..simulator import simulate
+from ..trace import Trace
+from .html_view import HtmlView
+from .live import doings, doings_table, log_of
+from .plot_view import PlotView
+from .promised import samples_per_second
+
+if TYPE_CHECKING:
+    from .launch import LaunchBoard
+
+_EXPLAINED = 500  # minibatches, the newest, of which the culprit is told: within a second
+_NONE = ("choose a job", None)
+
+
+class JobDetails:
+    """One job in detail: what its ranks do, who waits for whom, logs, and at its end planned beside measured."""
+
+    def __init__(self, board: "LaunchBoard") -> None:
+        self.board = board
+        self.job = ipywidgets.Dropdown(
+            options=[_NONE], description="job", layout={"width": "260px"}, style={"description_width": "40px"}
+        )
+        self.job.tooltip = "the job that is shown below"
+        self.rank = ipywidgets.Dropdown(description="log of rank", layout={"width": "180px"})
+        self.rank.tooltip = "whose log is shown"
+        self.ranks, self.log, self.speeds = HtmlView(), HtmlView(), HtmlView()
+        self.timeline, self.anatomy = PlotView(), PlotView()
+        self.culprit = HtmlView()
+        ended = [self.speeds, self.timeline, self.anatomy, self.culprit]
+        self.end = ipywidgets.VBox(ended, layout={"display": "none"})
+        self._tried: Path | None = None  # the run that was compared last
+        self._compared: Path | None = None  # the run of the figures
+        self._quiet = False
+        for chooser in (self.job, self.rank):
+            chooser.observe(board.messages.shown(self._chosen), names="value")
+        heads = ipywidgets.HBox([self.job, self.rank], layout={"flex_flow": "row wrap"})
+        self.widget = ipywidgets.VBox([heads, self.ranks, self.log, self.end], layout={"display": "none"})
+
+    def add(self, name: str, *, select: bool = True) -> None:
+        """Offer a job, and show it where `select`."""
+        self.widget.layout.display = ""
+        chosen = name if select else self.job.value
+        self._quiet = True
+        try:  # new options choose the first of them
+            if name not in [value for _, value in self.job.options]:
+                self.job.options = (*self.job.options, (name, name))
+            self.job.value = chosen
+        finally:
+            self._quiet = False
+        self.show()
+
+    def _chosen(self, _: Any) -> None:
+        if not self._quiet:
+            self.show()
+
+    def show(self, _: Any = None) -> None:
+        name = self.job.value
+        job = self.board.jobs.get(name) if name else None
+        if job is None:
+            self.ranks.value = self.log.value = ""
+            self.end.layout.display = "none"
+            return
+        ranks = tuple(range(len(job.record.plan.ranks)))
+        if self.rank.options != ranks:
+            self.rank.options = ranks
+            self.rank.value = 0
+        self.ranks.value = doings_table(doings(job.record.folder))
+        self.log.value = log_of(job.record.folder, self.rank.value or 0)
+        finished = job.state == "finished"
+        try:
+            if finished and job.record.folder not in (self._compared, self._tried):
+                self._tried, self._compared = job.record.folder, None
+                self._compare(job.record)
+                self._compared = job.record.folder
+        finally:  # figures of another run are not shown below this one
+            self.end.layout.display = "" if finished and self._compared == job.record.folder else "none"
+
+    def _compare(self, record: RunRecord) -> None:
+        """Speeds, then the last epoch as planned, above it as measured, and where the time went."""
+        self.speeds.value = speeds_table(record)
+        last = max((row["epoch"] for row in record.metrics("step")), default=0)
+        measured = working_epoch(record, last)
+        sizes = record.sizes_of_epoch(last)
+        simulated = self._simulated(record.plan_of_epoch(last), sizes)
+        traces = {"measured": measured} if simulated is None else {"simulated": simulated, "measured": measured}
+        first = len(sizes) // 3
+        note = f"{record.name}, last epoch"
+        window = (first, min(first + 7, len(sizes)))
+        profile = None if simulated is None else self.board.made_for(self.job.value).profile
+        rests_on = Provenance.of(profile, runs=[record])
+        timeline = plots.timeline(*traces.values(), minibatches=window, note=note)
+        self.timeline.show(doubted(timeline, rests_on.doubts))
+        self.anatomy.show(doubted(plots.anatomy(traces, note=note), rests_on.doubts))
+        newest = max(span.minibatch for span in measured.spans) - _EXPLAINED
+        recent = Trace(tuple(span for span in measured.spans if span.minibatch > newest), measured.source)
+        self.culprit.value = Html("Held up by: {}").format(what_if(recent).culprit)
+
+    def _simulated(self, plan: Any, sizes: Any) -> Trace | None:
+        """The last epoch as the simulator plays it; None where nothing was measured for such a plan's devices."""
+        made_for = self.board.made_for(self.job.value)
+        if made_for.profile is None or made_for.cluster is None:
+            return None
+        try:
+            return simulate(plan, made_for.profile, made_for.cluster, sizes)
+        except InputError:
+            return None
+
+
+_CELL, _HEAD = Html("<td style='padding-right:18px'>{}</td>"), Html("<th style='padding-right:18px'>{}</th>")
+_ROW = Html("<tr>{}</tr>")
+
+
+def speeds_table(record: RunRecord) -> Html:
+    """The run's speed and how busy each stage was, planned beside measured; nothing before it has a summary."""
+    summaries, plan = record.metrics("summary"), record.plan
+    if not summaries or not isinstance(plan, Plan):
+        return Html("")
+    summary = summaries[-1]
+    planned = samples_per_second(plan, record.config["batch_size"])
+    rows = [("", "planned", "measured")]
+    rows.append(("speed", _speed(planned), _speed(summary["samples_per_second"])))
+    expected = plan.estimate
+    for row in summary.get("stages", ()):
+        k = row["stage"]
+        if expected is None or not expected.period_seconds:
+            told = "not predicted"
+        else:
+            seconds = expected.stages[k].compute_seconds
+            told = f"{seconds / expected.period_seconds:.0%} ({milliseconds(seconds)} per minibatch)"
+        rows.append((f"stage {k} computes", told, f"{row['busy_fraction']:.0%} of the time"))
+    head, *body = rows
+    lines = [_ROW.format(joined(map(_HEAD.format, head))), *(_ROW.format(joined(map(_CELL.format, r))) for r in body)]
+    return Html("<table style='font-size:13px;text-align:left'>{}</table>").format(joined(lines))
+
+
+def _speed(value: float | None) -> str:
+    return "not predicted" if value is None else f"{value:,.0f} samples/s"

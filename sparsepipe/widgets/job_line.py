@@ -1,0 +1,122 @@
+"""One plan on the launch board: its stages and what it promises, its buttons, its job's progress and end."""
+
+from typing import TYPE_CHECKING, Any
+
+import ipywidgets
+
+from ..display.markup import Html
+from ..errors import InputError, RunFailed
+from ..launchers import Job
+from ..plan import Plan
+from .html_view import HtmlView
+from .live import learned, phase
+from .promised import samples_per_second
+from .view_model import devices
+
+if TYPE_CHECKING:
+    from .launch import LaunchBoard
+
+_WORK = ("stages", "schedule", "weights", "num_microbatches")  # of a plan: what a run does
+_MOST_STAGES = 6  # that are named one by one
+
+
+class JobLine:
+    """One plan's buttons, progress and state."""
+
+    def __init__(self, board: "LaunchBoard", name: str) -> None:
+        self.board, self.name = board, name
+        self.plan, self.other = board.plans[name], ""
+        narrow = ipywidgets.Layout(width="90px")
+        self.start = ipywidgets.Button(description="launch", button_style="primary", layout=narrow, icon="play")
+        self.stop = ipywidgets.Button(description="cancel", layout=narrow, disabled=True, icon="stop")
+        self.start.tooltip, self.stop.tooltip = f"launch {name}", f"cancel {name}: its record stays"
+        wide, names = ipywidgets.Layout(width="170px"), {"description_width": "44px"}
+        self.progress = ipywidgets.IntProgress(max=1, layout=wide, style=names, tooltip=f"minibatches of {name} done")
+        self.state = HtmlView("not launched", layout=ipywidgets.Layout(flex="1 1 300px", min_width="0"))
+        self.promise = HtmlView(layout=ipywidgets.Layout(margin="0 0 6px 12px"))
+        label = HtmlView(Html("<b>{}</b>").format(name), layout=ipywidgets.Layout(min_width="110px"))
+        self.start.on_click(board.messages.shown(self._start))
+        self.stop.on_click(board.messages.shown(lambda _: board.cancel(name)))
+        row = ipywidgets.Layout(flex_flow="row wrap", align_items="center")
+        buttons = ipywidgets.HBox([label, self.start, self.stop, self.progress, self.state], layout=row)
+        self.widget = ipywidgets.VBox([buttons, self.promise])
+
+    def tell(self, plan: Plan, batch_size: int) -> None:
+        """Show the stages that the next launch would have, and the speed that is predicted for it."""
+        self.promise.value = _promise(plan, batch_size)
+
+    def launched(self, plan: Plan, *, running: bool = True) -> None:
+        """Show that a job of `plan` runs or ended, and where that is not the plan of this name any more."""
+        self.plan, own = plan, self.board.prepared(self.name)[0]
+        same = all(getattr(plan, name) == getattr(own, name) for name in _WORK)
+        self.other = "" if same else f"a run of an earlier plan of this name ({plan.summary()})"
+        self._offer(running=running)
+        self.progress.value, self.progress.description, self.progress.bar_style = 0, "", ""
+
+    def _start(self, _: Any) -> None:
+        job = self.board.jobs.get(self.name)
+        if (job is None or not job.running) and self.board.asks_first(self.name):
+            return
+        self.go()
+
+    def go(self) -> None:
+        """Launch, whatever else is at work."""
+        job = self.board.jobs.get(self.name)
+        if job is None or not job.running:  # else its line stays, and the board says why not
+            self.launched(self.board.prepared(self.name)[0])
+            self.state.value = "starting worker processes…"
+        try:
+            self.board.launch(self.name)
+        except BaseException:
+            if job is None or not job.running:
+                self._offer(running=False)
+                self.state.value = "not launched"
+            raise
+
+    def _offer(self, *, running: bool) -> None:
+        self.start.disabled, self.stop.disabled = running, not running
+
+    def show(self, job: Job, rows: Any) -> None:
+        told, done, total = phase(rows, self.plan, running=job.running)
+        self.progress.max, self.progress.value = max(total, done, 1), done
+        self.progress.description = f"{done / total:.0%}" if total else ""
+        if job.running:
+            self.state.value = "; ".join(filter(None, [self.other, told, learned(rows)]))
+            return
+        self._offer(running=False)
+        self.progress.bar_style = {"finished": "success", "failed": "danger"}.get(job.state, "warning")
+        self.state.value = Html("; ").join(filter(None, [self.other, _ended(job)]))
+
+
+def _promise(plan: Plan, batch_size: int) -> Html:
+    parts = []
+    for k, stage in enumerate(plan.stages[:_MOST_STAGES]):
+        first, last, count = stage.layers[0], stage.layers[-1], len(stage.layers)
+        layers = f"{first} … {last} ({count} layers)" if count > 1 else first
+        parts.append(f"stage {k}: {layers} on {devices(plan, k)}")
+    if len(plan.stages) > _MOST_STAGES:
+        parts.append(f"and {len(plan.stages) - _MOST_STAGES} more stages")
+    speed = samples_per_second(plan, batch_size)
+    parts.append(f"{plan.schedule}, weights {plan.weights}")
+    parts.append("no speed predicted: nothing was measured for these settings" if speed is None else "predicted")
+    text = Html(" · ").join(parts)
+    return Html("<span style='font-size:12px'>{}{}</span>").format(text, "" if speed is None else _speed(speed))
+
+
+def _speed(speed: float) -> Html:
+    return Html(" <b>{}</b>").format(f"{speed:,.0f} samples/s")
+
+
+def _ended(job: Job) -> Html | str:
+    """How a job ended: planned beside measured speed, and what it learned."""
+    try:
+        summary = job.wait(timeout=1)
+    except (InputError, RunFailed) as error:
+        return Html("<span style='border-left:4px solid #D55E00;padding-left:6px'>{}</span>").format(error)
+    accuracy = (summary.get("validation") or {}).get("accuracy")
+    told = f", validation accuracy {accuracy:.1%}" if accuracy is not None else ""
+    ended = "finished" if job.state == "finished" else f"{job.state} after {summary['minibatches']} minibatches"
+    measured = summary["samples_per_second"]
+    planned = samples_per_second(job.record.plan, job.record.config["batch_size"])
+    beside = f"planned {planned:,.0f}, measured {measured:,.0f} samples/s ({measured / planned:.0%})" if planned else ""
+    return f"{ended}: {beside or f'{measured:,.0f} samples/s'}{told}"

@@ -1,0 +1,106 @@
+"""From the explorer's picture to a job: the plan as a file that `sparsepipe run` takes, and on a launch board."""
+
+import glob
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import ipywidgets
+
+from ..display.markup import Html
+from ..errors import InputError
+from ..plan import Plan
+from ..profile import Profile
+from .html_view import HtmlView
+from .messages import Messages
+from .partition_view import PartitionView
+from .planning import Answer
+from .promised import MadeFor
+from .settled_button import SettledButton
+
+_SMALL = "<div style='font-size:12px;line-height:1.4;overflow-wrap:anywhere'>"
+_SAVED = Html(_SMALL + "saved: <code>{}</code>; to train it: <code>{}</code></div>")
+_OPENED = Html(_SMALL + "{} is on the launch board, saved as <code>{}</code></div>")
+
+
+class Board(Protocol):
+    """Where a plan is launched: a LaunchBoard."""
+
+    def add(self, plan: Plan, name: str, *, made_for: MadeFor | None) -> Any: ...
+
+
+class PlanSaver:
+    """Two buttons, *save plan* and *launch this*, for what `answer` returns; `widget` shows them.
+
+    Files are numbered, PLANNER-3-stages-001.json, and none is overwritten. Without a `board` the second is left out.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        view: PartitionView,
+        messages: Messages,
+        answer: Callable[[], Answer],
+        *,
+        folder: Path,
+        board: Board | None,
+    ) -> None:
+        self.profile, self.folder, self.board, self._answer = profile, folder, board, answer
+        self.save_button = SettledButton(view, description="save plan", icon="save")
+        self.launch_button = SettledButton(view, description="launch this", icon="play")
+        self.told = HtmlView()
+        self.save_button.on_click(messages.shown(lambda _: self.save()))
+        self.launch_button.on_click(messages.shown(lambda _: self.open()))
+        buttons = [self.save_button, *([self.launch_button] if board is not None else [])]
+        self.widget = ipywidgets.VBox([ipywidgets.HBox(buttons), self.told])
+        self.block("")
+
+    def block(self, reason: str) -> None:
+        """Save and launch nothing until this is called again without a reason."""
+        for button, tip in (
+            (self.save_button, f"a file in {self.folder} that sparsepipe run takes"),
+            (self.launch_button, "save it and open it on the launch board, where its settings can be changed"),
+        ):
+            button.disabled, button.tooltip = bool(reason), reason or tip
+
+    def save(self) -> Path:
+        """Write the plan; returns the path. Raises InputError while there is no plan, or where it cannot be written."""
+        answer = self._answer()
+        path = self._write(answer.plan)
+        model = self.profile.origin.get("model")
+        command = ["sparsepipe", "run", str(path), *(["--model", str(model)] if model else []), "--data"]
+        self.told.value = _SAVED.format(path, f"{shlex.join(command)} DATA")
+        return path
+
+    def open(self) -> str:
+        """Write the plan and show it on the launch board; returns its name there. Raises InputError as `save` does."""
+        answer = self._answer()
+        if self.board is None:
+            raise InputError("there is no launch board: give board=LaunchBoard({}, config, runs='runs')")
+        path = self._write(answer.plan)
+        self.board.add(answer.plan, path.stem, made_for=self._made_for(answer))
+        self.told.value = _OPENED.format(path.stem, path)
+        return path.stem
+
+    def _made_for(self, answer: Answer) -> MadeFor:
+        """What the estimate holds for: no run's minibatches where boundaries are taken as compressed."""
+        settings = answer.settings
+        size = settings.batch_size or self.profile.origin.get("batch_size") or 0
+        batch_size = int(size) if settings.compression == 1 else 0
+        return MadeFor(batch_size, settings.voxel_size, self.profile, answer.cluster)
+
+    def _write(self, plan: Plan) -> Path:
+        stages = f"{len(plan.stages)}-stage{'s' if len(plan.stages) > 1 else ''}"
+        stem = f"{plan.planner.replace(' ', '-')}-{stages}"
+        try:
+            return plan.save(_free(self.folder, stem))
+        except OSError as error:
+            raise InputError(f"{error.filename}: the plan cannot be written ({error.strerror})") from None
+
+
+def _free(folder: Path, stem: str) -> Path:
+    """A name that is not there yet: STEM-004.json after STEM-003.json."""
+    numbers = [path.stem.removeprefix(f"{stem}-") for path in folder.glob(f"{glob.escape(stem)}-*.json")]
+    last = max((int(number) for number in numbers if number.isdecimal()), default=0)
+    return folder / f"{stem}-{last + 1:03d}.json"

@@ -1,0 +1,59 @@
+"""What a plan promises a run: its estimate at the run's own batch size and schedule."""
+
+from dataclasses import dataclass, replace
+
+from ..cluster import Cluster
+from ..errors import InputError
+from ..plan import Plan
+from ..planners import Problem
+from ..profile import Profile
+from ..runtime.config import RunConfig
+from .hypothetical import judged
+from .scale import Scale
+
+
+@dataclass(frozen=True)
+class MadeFor:
+    """What a plan was made for: the minibatches that its estimate holds for, and the profile and devices, if known."""
+
+    batch_size: int
+    voxel_size: float | None  # None: it does not matter
+    profile: Profile | None = None
+    cluster: Cluster | None = None
+
+    def holds(self, config: RunConfig) -> bool:
+        """Whether a run under `config` has such minibatches."""
+        return self.batch_size == config.batch_size and self.voxel_size in (None, config.voxel_size)
+
+
+def promised(plan: Plan, config: RunConfig, made_for: MadeFor) -> Plan:
+    """Return the plan with the estimate that holds for `config`; without one where nothing tells.
+
+    A plan keeps the estimate that it came with where that holds. Else the profile on the cluster tells, scaled to the
+    voxels of the run's minibatches; not of another network, or more devices than there are.
+    """
+    if made_for.holds(config) and plan.estimate is not None:
+        return plan
+    if made_for.profile is not None and made_for.cluster is not None:
+        try:
+            plan.check(made_for.profile.graph, made_for.cluster)
+            return judged(plan, _problem(plan, config, made_for.profile, made_for.cluster))
+        except InputError:
+            pass
+    return plan if made_for.holds(config) else replace(plan, estimate=None)
+
+
+def samples_per_second(plan: Plan, batch_size: int) -> float | None:
+    """One minibatch a period; None where the plan holds no estimate."""
+    return batch_size / plan.estimate.period_seconds if plan.estimate and plan.estimate.period_seconds else None
+
+
+def _problem(plan: Plan, config: RunConfig, profile: Profile, cluster: Cluster) -> Problem:
+    """Raises InputError where the profile does not tell what a minibatch of another size takes."""
+    scale, recompute = Scale.of(profile), any(stage.recompute for stage in plan.stages)
+    factor = 1.0 if scale is None else scale.factor(config.batch_size, config.voxel_size)
+    if scale is None and profile.origin.get("batch_size", config.batch_size) != config.batch_size:
+        raise InputError(f"profiled at batch size {profile.origin['batch_size']} alone")
+    sizes = tuple(size * factor for size in profile.typical_sizes)
+    sized = profile if factor == 1 else replace(profile, sizes=sizes)
+    return Problem(sized, cluster, plan.schedule, plan.num_microbatches, recompute)

@@ -1,0 +1,76 @@
+"""The settings of a launch board's next run: epochs, learning rate, batch size, and another schedule than planned."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import ipywidgets
+
+from ..plan import Plan
+from ..runtime.config import RunConfig
+from ..schedule_rules import SCHEDULE_RULES, WEIGHT_POLICIES, WEIGHT_RULES
+
+_MOST = 10**6
+_NAMES = {"description_width": "initial"}
+_AS_PLANNED = ("as planned", None)
+
+
+class RunSettings:
+    """Four controls over a configuration. `changed` is called when one of them was moved; `widget` shows them."""
+
+    def __init__(self, config: RunConfig, changed: Callable[[], Any]) -> None:
+        self.epochs = _number(ipywidgets.BoundedIntText, "epochs", "how often the run reads all its data", min=1)
+        self.learning_rate = _number(ipywidgets.FloatText, "learning rate", "at first, before its schedule lowers it")
+        self.batch_size = _number(ipywidgets.BoundedIntText, "batch size", "samples of a minibatch", min=1)
+        self.schedule = ipywidgets.Dropdown(
+            options=[_AS_PLANNED, *((name, name) for name in WEIGHT_POLICIES)],
+            description="schedule",
+            tooltip="the order of forwards and backwards; " + "; ".join(_told(name) for name in WEIGHT_POLICIES),
+            layout={"width": "210px"},
+            style=_NAMES,
+        )
+        self.config = config
+        for control in self._controls:
+            control.observe(lambda _: changed(), names="value")
+        self.widget = ipywidgets.HBox(self._controls, layout={"flex_flow": "row wrap"})
+
+    @property
+    def _controls(self) -> tuple[ipywidgets.Widget, ...]:
+        return self.epochs, self.learning_rate, self.batch_size, self.schedule
+
+    @property
+    def config(self) -> RunConfig:
+        """The configuration with what the controls say. Raises InputError for what no run can have."""
+        changes = {
+            name: getattr(self, name).value
+            for name in ("epochs", "learning_rate", "batch_size")
+            if getattr(self, name).value != getattr(self._given, name)
+        }
+        return self._given.replace(**changes) if changes else self._given
+
+    @config.setter
+    def config(self, config: RunConfig) -> None:
+        self._given = config
+        self.epochs.value, self.batch_size.value = config.epochs, config.batch_size
+        self.learning_rate.value = config.learning_rate
+        self.epochs.disabled = config.minibatches is not None
+        if self.epochs.disabled:
+            self.epochs.tooltip = f"the run ends after {config.minibatches} minibatches, whatever its epochs"
+
+    def scheduled(self, plan: Plan) -> Plan:
+        """The plan under the schedule chosen, without the estimate of another one."""
+        name = self.schedule.value
+        if name is None or name == plan.schedule:
+            return plan
+        steps = WEIGHT_RULES[WEIGHT_POLICIES[name][0]].updates_by_step
+        count = max(plan.num_microbatches, 2 * len(plan.stages)) if steps else 1
+        return replace(plan.with_schedule(name, num_microbatches=count), estimate=None)
+
+
+def _told(name: str) -> str:
+    return f"{name}: {SCHEDULE_RULES[name].summary}"
+
+
+def _number(kind: Any, name: str, tip: str, **limits: Any) -> Any:
+    most = {"max": _MOST} if limits else {}
+    return kind(description=name, tooltip=tip, layout={"width": "170px"}, style=_NAMES, **limits, **most)

@@ -1,0 +1,163 @@
+"""From the explorer's picture to a job: plans saved and opened on the board, its settings, other jobs, earlier runs."""
+
+import json
+import os
+
+import pytest
+
+from sparsepipe import Cluster, CostSample, InputError, Layer, LayerCost, LayerGraph, Plan, Profile, partition
+from sparsepipe.launchers.lock import hold
+from sparsepipe.record import Origin, RunRecord
+from sparsepipe.runtime.config import RunConfig
+from sparsepipe.widgets import LaunchBoard, PartitionExplorer
+
+BATCH_SIZE = 16
+CONFIG = RunConfig("net", "data", batch_size=BATCH_SIZE, voxel_size=0.04, epochs=3, learning_rate=0.02)
+
+
+@pytest.fixture
+def profile():
+    def costs(factor):
+        few = [CostSample(1000, 0.01 * factor, 0.02 * factor, 1e6, 0, 1e6) for _ in range(8)]
+        return tuple(LayerCost((s, CostSample(2000, 2 * s.forward, 2 * s.backward, 2e6, 0, 2e6))) for s in few)
+
+    graph = LayerGraph.chain(tuple(Layer(f"conv{k}", "", 1e6) for k in range(8)))
+    facts = {"batch_size": BATCH_SIZE, "voxel_size": 0.04, "model": "net"}
+    return Profile(graph, {"fast": costs(1), "slow": costs(2)}, (1000.0,), facts)
+
+
+@pytest.fixture
+def cluster():
+    return Cluster.uniform(2, device_type="fast")
+
+
+@pytest.fixture
+def plans(profile, cluster):
+    return {"pipeline": partition(profile, cluster, planner="model-parallel")}
+
+
+@pytest.fixture
+def board(tmp_path, plans, profile, cluster):
+    return LaunchBoard(plans, CONFIG, runs=tmp_path / "runs", profile=profile, cluster=cluster)
+
+
+def ran(folder, plan, *, speed, state="finished"):
+    """A record of a run that has ended."""
+    record = RunRecord.create(folder, plan, CONFIG.to_json(), Origin(created="2026-01-01"))
+    stages = [{"stage": k, "busy_fraction": 0.5} for k in range(len(plan.stages))]
+    rows = [{"event": "summary", "seconds": 2.0, "minibatches": 4, "samples_per_second": speed, "stages": stages}]
+    (record.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    record.write_status(state)
+    return record
+
+
+def test_a_saved_plan_is_the_one_on_screen_and_none_is_overwritten(profile, cluster, tmp_path):
+    explorer = PartitionExplorer(profile, cluster, plans=tmp_path / "plans")
+    assert explorer.saver.launch_button not in explorer.saver.widget.children[0].children, "there is no board"
+    explorer.planner.value = "model-parallel"
+    explorer.saver.save_button.click()
+    path = tmp_path / "plans" / "model-parallel-2-stages-001.json"
+    assert Plan.load(path) == explorer.plan and explorer.messages.value == ""
+    assert f"sparsepipe run {path} --model net --data DATA" in explorer.saver.told.value
+    explorer.saver.save_button.click()
+    assert len(list((tmp_path / "plans").iterdir())) == 2
+    explorer.memory.value = 1e7
+    assert explorer.saver.save_button.disabled and "cannot be planned" in explorer.saver.save_button.tooltip
+    explorer.saver.save_button.click()  # a click in a cell
+    assert len(list((tmp_path / "plans").iterdir())) == 2 and "no plan fits" in explorer.messages.value
+
+
+def test_a_plan_that_cannot_be_written_is_told_in_one_line(profile, cluster, tmp_path):
+    (tmp_path / "file").write_text("")
+    explorer = PartitionExplorer(profile, cluster, plans=tmp_path / "file")
+    with pytest.raises(InputError, match="the plan cannot be written"):
+        explorer.saver.save()
+
+
+def test_launch_this_opens_the_plan_on_the_board(profile, cluster, tmp_path):
+    board = LaunchBoard({}, CONFIG, runs=tmp_path / "runs")
+    explorer = PartitionExplorer(profile, cluster, plans=tmp_path / "plans", board=board)
+    explorer.planner.value = "model-parallel"
+    explorer.saver.launch_button.click()
+    name = "model-parallel-2-stages-001"
+    line = board._lines[name]
+    assert board.prepared(name)[0] == explorer.plan and line.widget in board._list.children
+    assert board.jobs == {} and not line.start.disabled, "its settings can be changed before it is launched"
+    speed = BATCH_SIZE / explorer.plan.estimate.period_seconds
+    assert f"{speed:,.0f} samples/s" in line.promise.value
+    assert "stage 0: conv0 … conv3 (4 layers) on fast" in line.promise.value
+    explorer.batch_size.value = 2 * BATCH_SIZE
+    explorer.saver.launch_button.click()
+    told = board._lines["model-parallel-2-stages-002"].promise.value
+    assert f"{speed:,.0f} samples/s" in told, "at the run's own batch size, not at the explorer's"
+
+
+def test_the_settings_of_the_next_run_are_changed_on_the_board(board, plans):
+    line, settings = board._lines["pipeline"], board.settings
+    assert board.prepared("pipeline") == (plans["pipeline"], CONFIG), "untouched, they are what was given"
+    settings.epochs.value, settings.learning_rate.value, settings.batch_size.value = 5, 0.5, 2 * BATCH_SIZE
+    plan, config = board.prepared("pipeline")
+    assert (config.epochs, config.learning_rate, config.batch_size) == (5, 0.5, 2 * BATCH_SIZE)
+    assert config.voxel_size == CONFIG.voxel_size
+    period = plans["pipeline"].estimate.period_seconds
+    assert plan.estimate.period_seconds == pytest.approx(2 * period, rel=0.05), "twice the voxels take twice as long"
+    settings.batch_size.value = BATCH_SIZE
+    settings.schedule.value = "gpipe"
+    plan, _ = board.prepared("pipeline")
+    assert (plan.schedule, plan.weights, plan.num_microbatches) == ("gpipe", "flush", 4)
+    assert plan.estimate.period_seconds > period and "gpipe, weights flush" in line.promise.value
+    settings.learning_rate.value = -1.0
+    assert "learning_rate" in board.messages.value and "Traceback" not in board.messages.value
+    with pytest.raises(InputError, match="learning_rate"):
+        board.launch("pipeline")
+    board.config = CONFIG.replace(epochs=7)
+    assert settings.epochs.value == 7 and settings.learning_rate.value == CONFIG.learning_rate
+
+
+def test_a_speed_is_not_promised_where_nothing_was_measured(tmp_path, plans):
+    board = LaunchBoard(plans, CONFIG, runs=tmp_path / "runs")
+    assert "samples/s" in board._lines["pipeline"].promise.value
+    board.settings.batch_size.value = 2
+    assert "no speed predicted" in board._lines["pipeline"].promise.value
+
+
+def test_a_click_asks_before_it_launches_beside_another_job(board, plans, monkeypatch):
+    other = ran(board.runs / "other-001", plans["pipeline"], speed=1.0, state="running")
+    launched = []
+    monkeypatch.setattr(board, "launch", launched.append)
+    lock = hold(other.folder)
+    try:
+        board._lines["pipeline"].start.click()
+        assert "other-001 is at work on the same" in board.question.told.value and launched == []
+        board.question.no.click()
+        assert board.question.widget.layout.display == "none" and launched == []
+        board._lines["pipeline"].start.click()
+        board.question.yes.click()
+        assert launched == ["pipeline"] and board.question.widget.layout.display == "none"
+        board.question.yes.click()  # a click that was under way
+        assert launched == ["pipeline"]
+    finally:
+        os.close(lock)
+    board._lines["pipeline"].start.click()
+    assert launched == ["pipeline"] * 2, "nobody is at work any more"
+
+
+def test_runs_that_ended_before_the_board_was_made_are_there_with_planned_beside_measured(board, plans):
+    planned = BATCH_SIZE / plans["pipeline"].estimate.period_seconds
+    ran(board.runs / "net-pipeline-001", plans["pipeline"], speed=planned / 2)
+    again = LaunchBoard(plans, CONFIG, runs=board.runs, profile=board.profile, cluster=board.cluster)
+    again._thread.join(timeout=60)
+    line = again._lines["pipeline"]
+    assert f"finished: planned {planned:,.0f}, measured {planned / 2:,.0f} samples/s (50%)" in line.state.value
+    assert not line.start.disabled and line.stop.disabled and "earlier plan" not in line.state.value
+    assert again.details.job.value is None, "it is offered, and not in the way"
+    assert "pipeline" in [value for _, value in again.details.job.options]
+
+
+def test_planned_and_measured_speed_of_each_stage_stand_side_by_side(board, plans):
+    from sparsepipe.widgets.job_details import speeds_table
+
+    record = ran(board.runs / "net-pipeline-001", plans["pipeline"], speed=99.0)
+    told = speeds_table(record)
+    assert "99 samples/s" in told and "stage 1 computes" in told and "50% of the time" in told
+    assert "100% (120 ms per minibatch)" in told
