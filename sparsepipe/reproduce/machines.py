@@ -1,11 +1,15 @@
 """Machines that figures plan for: those whose profiles were published, else this one and slower copies of it."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 from pathlib import Path
 
 from ..cluster import Cluster, DeviceType, Link, Node
+from ..data.manifests import get_manifest
+from ..data.sources import place_of
 from ..display.html import counted
 from ..profile import LayerCost, Profile
 
@@ -42,22 +46,28 @@ class Machines:
 
 
 def published() -> Machines | None:
-    """The published profiles of MinkVGG where they are on this machine; None, and a line that says so, elsewhere.
-
-    They are looked for below SPARSEPIPE_REFERENCE, or in `reference` beside SPARSEPIPE_DATA's folder.
-    """
-    folder = _published_folder("minkvgg")
-    if folder is None:
+    """The published profiles of MinkVGG where they are on this machine; None, and a line that says so, elsewhere."""
+    found = published_profile(PUBLISHED)
+    if found is None:
         print("no published profiles here: this machine's own, and copies of it that are assumed to be slower")
         return None
-    parts = [
-        Profile.load(folder / f"minkvgg_v0.02_b{BATCH_SIZE}_{file}" / "graph.txt", device_type=name)
-        for name, file in PUBLISHED.items()
-    ]
-    origin = {"published": "SparsePipe, MinkVGG at voxel size 0.02", "batch_size": BATCH_SIZE}
     print(f"published profiles of MinkVGG on {', '.join(PUBLISHED)}")
-    joined = replace(parts[0] | parts[1] | parts[2], origin=origin)
-    return Machines(joined, BATCH_SIZE, f"MinkVGG, published profiles, batch size {BATCH_SIZE}")
+    return Machines(found, BATCH_SIZE, f"MinkVGG, published profiles, batch size {BATCH_SIZE}")
+
+
+def published_profile(names: Mapping[str, str]) -> Profile | None:
+    """The published costs of MinkVGG under the names of `names`: device type → what its file is called.
+
+    They are looked for below SPARSEPIPE_REFERENCE, in `reference` beside SPARSEPIPE_DATA's folder, and where
+    `sparsepipe data fetch sparsepipe-profiles` puts them; None where they are not.
+    """
+    folder = _published_folder("minkvgg") or place_of(get_manifest("sparsepipe-profiles"))
+    if folder is None:
+        return None
+    paths = {name: folder / f"minkvgg_v0.02_b{BATCH_SIZE}_{file}" / "graph.txt" for name, file in names.items()}
+    parts = [Profile.load(path, device_type=name) for name, path in paths.items()]
+    origin = {"published": "SparsePipe, MinkVGG at voxel size 0.02", "batch_size": BATCH_SIZE}
+    return replace(reduce(or_, parts), origin=origin)
 
 
 def slower_copies(own: Profile, batch_size: int, said: str) -> Machines:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,6 +97,14 @@ class Workplace:
         """Where the profile of `model` on this data is kept that `profile_model` measures under these settings."""
         settings = [self.source, voxel_size, batch_size, num_points, engine, threads, seed, beside]
         return self.root / "work" / "profiles" / f"{model}-{digest(settings)}.json"
+
+    def plans(self, model: str) -> Path:
+        """The folder where plans for `model` are saved by hand, to be launched."""
+        return self.root / "work" / "plans" / re.sub(r"[^A-Za-z0-9._-]+", "-", model)
+
+    def saved_plans(self, model: str) -> dict[str, Plan]:
+        """The plans that were saved for `model`, by name. Raises InputError for a file that is none."""
+        return {path.stem: Plan.load(path) for path in sorted(self.plans(model).glob("*.json"))}
 
     def profile(self, path: Path) -> Profile:
         """Read a profile that is kept; where it is, and what is doubtful about it, is said.

@@ -88,19 +88,19 @@ class LaunchBoard:
     def add(self, plan: Plan, name: str, *, made_for: MadeFor | None = None) -> JobLine:
         """Show another plan, to be launched like the others; one of the same name takes its place.
 
-        `made_for`: what its estimate holds for, where that is not what the board was made with. Raises InputError while
-        a job of that name runs.
+        `made_for`: what its estimate holds for; without it the board's profile tells its speed, where that is of such
+        devices. A run of it that is in `runs` is shown. Raises InputError while a job of that name runs.
         """
         with self._lock:
             if name in self.jobs and self.jobs[name].running:
                 raise InputError(f"{name} is running already: cancel it first, or wait")
             self.plans[name] = plan
-            if made_for is not None:
-                self._made_for[name] = made_for
+            self._made_for[name] = made_for or MadeFor(0, None, self.profile, self.cluster)
             self._lines[name] = JobLine(self, name)
             self._list.children = tuple(line.widget for line in self._lines.values())
             responsive(self._lines[name].widget)
             self._tell()
+            self.reattach()
             return self._lines[name]
 
     def made_for(self, name: str) -> MadeFor:

@@ -1,0 +1,99 @@
+"""Which devices a notebook plans for: measured profiles and a cluster of this repository, published ones, or files."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import reduce
+from operator import or_
+from pathlib import Path
+
+from ..cluster import Cluster
+from ..data.manifests import manifests_folder
+from ..errors import InputError
+from ..formats.sparsepipe_servers import ServerFile
+from ..profile import Profile
+from .machines import BETWEEN, INSIDE, PUBLISHED, published_profile
+
+CORES = "cores"  # for a cluster: those of this machine
+MIXED = "mixed-cores"  # the cluster that goes with the profiles of this repository
+
+
+def unlike_devices(
+    model: str, *, profiles: Mapping[str, str] | None = None, cluster: str = "", server_file: str = ""
+) -> tuple[Profile, Cluster] | None:
+    """Return the costs of `model` on several types of devices, and how many of each there are.
+
+    `profiles` names a file for each device type; without them they are those measured for `model` on the devices of
+    data_manifests/profiles, or, for a cluster of their types, the published ones of RTX, TITAN V and TITAN Xp.
+    `cluster` is a file, or the name of one in data_manifests/clusters. A SparsePipe `server_file` brings both, with
+    nominal links. None for the cluster "cores", and where nothing is there for `model`: then this machine's cores are
+    what can be measured. Raises InputError for a file that is not there, and for a cluster without profiles.
+    """
+    if server_file:
+        servers = ServerFile.load(server_file)
+        return servers.profile(), servers.cluster(bandwidth=INSIDE.bandwidth, network=BETWEEN.bandwidth)
+    if cluster == CORES:
+        return None
+    shipped = _data_manifests() / "profiles" / f"{model}.json"
+    if not (cluster or profiles or shipped.exists()):
+        print(f"no profile of {model} on other devices is kept here: cores of this machine instead")
+        return None
+    devices = Cluster.load(_cluster_file(cluster or MIXED))
+    return _costs(devices, profiles or {}, shipped), devices
+
+
+def one_more(cluster: Cluster, name: str) -> Cluster:
+    """Return the cluster with one more device of a type, in the last node that has one. Raises InputError without."""
+    places = [k for k, node in enumerate(cluster.nodes) if name in [kind.name for kind in node.device_types]]
+    if not places:
+        raise InputError(f"{name!r}: no such device, there are {', '.join(kind.name for kind in cluster.device_types)}")
+    nodes = list(cluster.nodes)
+    node = nodes[places[-1]]
+    kind = next(kind for kind in node.device_types if kind.name == name)
+    nodes[places[-1]] = replace(node, device_types=(*node.device_types, kind))
+    return replace(cluster, nodes=tuple(nodes))
+
+
+def _costs(devices: Cluster, profiles: Mapping[str, str], shipped: Path) -> Profile:
+    names = [kind.name for kind in devices.device_types]
+    if profiles:
+        found = reduce(or_, [_named(name, Path(path)) for name, path in profiles.items()])
+    elif set(names) <= set(PUBLISHED.values()):
+        there = published_profile({name: name for name in names})
+        if there is None:
+            raise InputError(
+                f"no profiles of {', '.join(names)} here: run `sparsepipe data fetch sparsepipe-profiles`, or give "
+                f"their files, profiles = {{{names[0]!r}: 'graph.txt'}}"
+            )
+        found = there
+    elif shipped.exists():
+        found = Profile.load(shipped)
+    else:
+        raise InputError(f"no profiles of {', '.join(names)} here: give their files, profiles = {{{names[0]!r}: FILE}}")
+    if missing := [name for name in names if name not in found.device_types]:
+        raise InputError(
+            f"the cluster has devices of type {missing[0]!r}, the profiles know {', '.join(found.device_types)}: "
+            f"give profiles = {{{missing[0]!r}: FILE}}, or another cluster"
+        )
+    return found
+
+
+def _named(name: str, path: Path) -> Profile:
+    """One file's costs; of one device type, under that name. A published graph.txt does not name its own."""
+    if path.suffix == ".txt":
+        return Profile.load(path, device_type=name)
+    found = Profile.load(path)
+    return found if name in found.device_types else found.renamed(name)
+
+
+def _cluster_file(name: str) -> Path:
+    path = Path(name)
+    if path.exists() or path.suffix:
+        return path
+    folder = _data_manifests() / "clusters"
+    if not (folder / f"{name}.toml").exists():
+        raise InputError(f"{name}: no such file, nor one of {', '.join(sorted(p.stem for p in folder.glob('*.toml')))}")
+    return folder / f"{name}.toml"
+
+
+def _data_manifests() -> Path:
+    return manifests_folder().parent

@@ -1,0 +1,81 @@
+"""What 04_partition plans for: the mixed cluster by default, the published profiles by one name, files of one's own."""
+
+import pytest
+
+from sparsepipe import Cluster, InputError, Profile, partition
+from sparsepipe.data.manifests import get_manifest
+from sparsepipe.files import sha256
+from sparsepipe.reproduce.unlike_devices import CORES, one_more, unlike_devices
+
+MODEL = "minkvgg16bn"
+
+
+@pytest.fixture(autouse=True)
+def nothing_published(monkeypatch, tmp_path):
+    monkeypatch.delenv("SPARSEPIPE_REFERENCE", raising=False)
+    monkeypatch.delenv("SPARSEPIPE_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def test_by_default_devices_are_unlike_and_nothing_is_downloaded():
+    profile, cluster = unlike_devices(MODEL)
+    assert len({kind.name for kind in cluster.device_types}) == 4 and len(cluster.nodes) == 2
+    whole = {kind: sum(cost.forward for cost in _costs(profile, kind)) for kind in profile.device_types}
+    assert max(whole.values()) > 1.5 * min(whole.values()), "a fast card is worth something"
+    best, even = (partition(profile, cluster, planner=name) for name in ("optimal", "model-parallel"))
+    assert best.estimate.period_seconds < 0.9 * even.estimate.period_seconds, "which layers on which card matters"
+
+
+def _costs(profile, kind):
+    return [profile.cost(k, kind) for k in range(len(profile.graph.layers))]
+
+
+def test_this_machines_cores_by_name_and_where_nothing_was_measured_elsewhere(capsys):
+    assert unlike_devices(MODEL, cluster=CORES) is None
+    assert unlike_devices("a-net-of-ones-own") is None
+    assert "no profile of a-net-of-ones-own on other devices" in capsys.readouterr().out
+
+
+def test_the_published_profiles_are_one_parameter_away(shared_reference, monkeypatch):
+    with pytest.raises(
+        InputError, match="no profiles of RTX, tv, txp here: run `sparsepipe data fetch sparsepipe-prof"
+    ):
+        unlike_devices(MODEL, cluster="sparsepipe-mix")
+    monkeypatch.setenv("SPARSEPIPE_REFERENCE", str(shared_reference))
+    profile, cluster = unlike_devices(MODEL, cluster="sparsepipe-mix")
+    assert profile.device_types == ("RTX", "tv", "txp") and len(cluster.devices) == 8
+    for file in get_manifest("sparsepipe-profiles").files:
+        path = shared_reference / "profiles" / "minkvgg" / file.path
+        assert (path.stat().st_size, sha256(path)) == (file.num_bytes, file.sha256), "the manifest names these files"
+
+
+def test_a_server_file_brings_both(shared_reference):
+    profile, cluster = unlike_devices(MODEL, server_file=shared_reference / "servers" / "b64_tv2_txp2.txt")
+    assert profile.device_types == ("tv", "txp") and [kind.name for kind in cluster.device_types] == ["tv", "txp"]
+
+
+def test_files_of_ones_own(tmp_path, shared_reference):
+    graph = shared_reference / "profiles" / "minkvgg" / "minkvgg_v0.02_b64_tv" / "graph.txt"
+    Profile.load(graph, device_type="V100").save(tmp_path / "slow.json")
+    own = Cluster.uniform(2, device_type="fast").to_toml()
+    (tmp_path / "own.toml").write_text(own)
+    files = {"fast": str(graph), "slow": str(tmp_path / "slow.json")}
+    profile, cluster = unlike_devices(MODEL, profiles=files, cluster=str(tmp_path / "own.toml"))
+    assert profile.device_types == ("fast", "slow") and len(cluster.devices) == 2
+    with pytest.raises(InputError, match="devices of type 'fast', the profiles know slow: give profiles = "):
+        unlike_devices(MODEL, profiles={"slow": files["slow"]}, cluster=str(tmp_path / "own.toml"))
+    with pytest.raises(InputError, match="no profiles of fast here"):
+        unlike_devices("other", cluster=str(tmp_path / "own.toml"))
+    with pytest.raises(InputError, match="nowhere: no such file, nor one of mixed-cores, sparsepipe-mix, two-cores"):
+        unlike_devices(MODEL, cluster="nowhere")
+
+
+def test_one_more_of_a_type_stands_where_the_last_one_does():
+    _, cluster = unlike_devices(MODEL)
+    more = one_more(cluster, "native-1t")
+    assert [[kind.name for kind in node.device_types] for node in more.nodes] == [
+        ["native-2t", "native-1t", "native-1t"],
+        ["minkowski-2t", "minkowski-1t"],
+    ]
+    with pytest.raises(InputError, match="'V100': no such device"):
+        one_more(cluster, "V100")
