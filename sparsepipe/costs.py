@@ -11,6 +11,7 @@ from .cluster import Cluster, Link
 from .graph import LayerGraph
 from .plan import Plan, Stage
 from .profile import LayerCost, Profile
+from .remembered import remembered
 from .schedule import compile_until_steady
 
 Array = NDArray[np.float64]
@@ -51,10 +52,16 @@ class LayerTable:
 
         Raises InputError for a type that was not profiled.
         """
-        graph, counts = profile.graph, np.asarray(sizes, dtype=float)
+        names = tuple(dict.fromkeys(profile.device_types if types is None else types))
+        counts = np.asarray(sizes, dtype=float)
+        key = (names, counts.tobytes())
+        return remembered(profile.kept, "layer table", key, lambda: cls._evaluated(profile, counts, names))
+
+    @classmethod
+    def _evaluated(cls, profile: Profile, counts: Array, names: tuple[str, ...]) -> "LayerTable":
+        graph = profile.graph
         inputs = graph.input_layers
         computes = np.array([[0.0 if k in inputs else 1.0] for k in range(len(graph.layers))])
-        names = tuple(dict.fromkeys(profile.device_types if types is None else types))
         for name in names:
             profile.cost(0, name)
         fields = ("forward", "backward", "kernel_map_seconds", "output_bytes", "coordinate_bytes", "saved_bytes")

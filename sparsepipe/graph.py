@@ -1,7 +1,7 @@
 """The network as a graph of layers: edges, sizes of weights, and what crosses a cut."""
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -96,12 +96,17 @@ class LayerGraph:
     def is_chain(self) -> bool:
         return self.edges == tuple((i, i + 1) for i in range(len(self.layers) - 1))
 
-    @property
+    @cached_property
     def input_layers(self) -> frozenset[int]:
         """Sources that stand for loading the data ("Input0" of a graph.txt): they belong to no stage."""
         return frozenset(
             k for k, layer in enumerate(self.layers) if not self.inputs[k] and layer.description.startswith("Input")
         )
+
+    @cached_property
+    def kept(self) -> dict[Hashable, dict]:
+        """What others worked out of this graph alone: see remembered.py."""
+        return {}
 
     def alive(self, before: Iterable[int]) -> tuple[int, ...]:
         """Layers of the down-set `before` whose output is needed after it: what crosses that cut, each counted once."""

@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -160,6 +160,11 @@ class Profile:
         if unknown and any(layer.parameter_bytes for layer in self.graph.layers):
             told.append(f"profile of {', '.join(unknown)}: no optimizer steps in it, none are counted; profile again")
         return tuple(told)
+
+    @cached_property
+    def kept(self) -> dict[Hashable, dict]:
+        """What others worked out of this profile alone: see remembered.py."""
+        return {}
 
     @cached_property
     def digest(self) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "sparsepipe"
 LEVELS = [  # lowest first; a module may import its own folder's files, and anything lower
-    {"display", "schedule_rules", "digests", "sizes", "lazy_names"},
+    {"display", "schedule_rules", "digests", "sizes", "lazy_names", "remembered"},
     {"errors"},
     {"host", "files", "fields", "graph", "seeds", "batch_norm"},
     {"functions", "yaml_files", "options", "job_operations"},
@@ -35,6 +35,7 @@ VALUES = {
         "digests",
         "sizes",
         "lazy_names",
+        "remembered",
         "errors",
         "host",
         "files",

@@ -68,7 +68,8 @@ class Problem:
     def table(self) -> LayerTable:
         """Costs at two voxel counts: column 0 the mean, for times; column 1 a high quantile, for memory."""
         counts = (self.size, self.memory_size)
-        return LayerTable.of(self.profile, counts, [kind.name for kind in self.cluster.device_types])
+        kinds = tuple(kind.name for kind in self.cluster.device_types)
+        return LayerTable.of(self.profile, counts, kinds)
 
     @cached_property
     def _of_profile(self) -> tuple[str, ...]:

@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..costs import Array, LayerTable
+from ..graph import LayerGraph
+from ..remembered import remembered
 
 Index = NDArray[np.intp]
 
@@ -29,13 +31,16 @@ class Cuts:
     @classmethod
     def of(cls, table: LayerTable, layers: Sequence[int], *, limit: int) -> "Cuts":
         """All down-sets where there are at most `limit`, else those along the given order."""
-        graph = table.graph
+        graph, own = table.graph, tuple(layers)
+        found = remembered(graph.kept, "all cuts", (own, limit), lambda: cls._all(graph, own, limit))
+        return cls.along(table, layers) if found is None else found
+
+    @classmethod
+    def _all(cls, graph: LayerGraph, layers: Sequence[int], limit: int) -> "Cuts | None":
         place = {layer: k for k, layer in enumerate(layers)}
         needs = [sum(1 << place[p] for p in graph.inputs[layer] if p in place) for layer in layers]
         masks = down_sets(needs, limit)
-        if masks is None:
-            return cls.along(table, layers)
-        return cls(tuple(layers), graph.input_layers, tuple(masks), True)
+        return None if masks is None else cls(tuple(layers), graph.input_layers, tuple(masks), True)
 
     @classmethod
     def along(cls, table: LayerTable, order: Sequence[int]) -> "Cuts":
@@ -45,7 +50,11 @@ class Cuts:
         masks = [0]
         for layer in order:
             masks.append(masks[-1] | 1 << place[layer])
-        return cls(layers, table.graph.input_layers, tuple(masks), False)
+        return cls(layers, table.graph.input_layers, tuple(masks), False)._known(table.graph)
+
+    def _known(self, graph: LayerGraph) -> "Cuts":
+        """The same cuts as they were made for this graph before, with what was worked out of them meanwhile."""
+        return remembered(graph.kept, "cuts", (self.layers, self.masks, self.complete), lambda: self)
 
     def thinned(self, table: LayerTable, count: int) -> "Cuts":
         """About `count` of a chain's cuts, spread over the network's time; of neighbours, the one that moves least."""
@@ -55,7 +64,7 @@ class Cuts:
         order = np.lexsort((forward, window))
         chosen = order[np.flatnonzero(np.diff(window[order], prepend=-1))]
         kept = sorted({0, len(self) - 1, *chosen.tolist()})
-        return replace(self, masks=tuple(self.masks[k] for k in kept), complete=False)
+        return replace(self, masks=tuple(self.masks[k] for k in kept), complete=False)._known(table.graph)
 
     def __len__(self) -> int:
         return len(self.masks)
@@ -104,21 +113,49 @@ class Cuts:
         return [layer for k, layer in enumerate(self.layers) if mask >> k & 1]
 
     def payloads(self, table: LayerTable) -> tuple[Array, Array]:
-        """Bytes that cross each cut forwards and backwards, each [S, V]: `LayerTable.payload` for all cuts at once."""
-        graph, place = table.graph, {layer: k for k, layer in enumerate(self.layers)}
-        before = np.concatenate([self.members, np.ones((len(self), 1))], axis=1)  # the last column: what loads the data
-        column = [place.get(layer, len(self.layers)) for layer in range(len(graph.layers))]
-        alive = np.zeros((len(self), len(graph.layers)), dtype=bool)
+        """Bytes that cross each cut forwards and backwards, each [S, V]: `LayerTable.payload` for all cuts at once.
+
+        They are kept for the table that was asked for last.
+        """
+        for last, found in self._payloads:
+            if last is table:
+                return found
+        alive, owners = self._crossing(table)
+        features = alive @ table.output_bytes
+        coordinates = owners @ np.concatenate([table.coordinate_bytes, table.input_coordinates[None]])
+        self._payloads[:] = [(table, (features + coordinates, features))]
+        return features + coordinates, features
+
+    @cached_property
+    def _payloads(self) -> list[tuple[LayerTable, tuple[Array, Array]]]:
+        return []
+
+    def _crossing(self, table: LayerTable) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Which layers' outputs cross each cut, [S, layers], and which coordinates, [S, layers + 1: the input's].
+
+        They are those of the graph, whatever its tensors' sizes: found once.
+        """
+        graph, key = table.graph, table.coordinate_owner
+        for last, found in self._crossings:
+            if last == key:
+                return found
+        place = {layer: k for k, layer in enumerate(self.layers)}
+        bits = np.unpackbits(self._bytes, axis=1, bitorder="little")[:, : len(self.layers)].astype(bool)
+        before = np.concatenate([bits.T, np.ones((1, len(self)), dtype=bool)])  # the last row: what loads the data
+        row = [place.get(layer, len(self.layers)) for layer in range(len(graph.layers))]
+        alive = np.zeros((len(graph.layers), len(self)), dtype=bool)
+        owners = np.zeros((len(graph.layers) + 1, len(self)), dtype=bool)  # the last row: the network's input
         for layer, consumers in enumerate(graph.consumers):
             if consumers:
-                all_before = before[:, [column[c] for c in consumers]].min(axis=1)
-                alive[:, layer] = (before[:, column[layer]] > 0) & (all_before == 0)
-        features = alive @ table.output_bytes
-        owners = np.zeros((len(self), len(graph.layers) + 1), dtype=bool)  # the last column: the network's input
-        for layer, owner in enumerate(table.coordinate_owner):
-            owners[:, owner] |= alive[:, layer]
-        coordinates = owners @ np.concatenate([table.coordinate_bytes, table.input_coordinates[None]])
-        return features + coordinates, features
+                used = np.logical_and.reduce([before[row[consumer]] for consumer in consumers])
+                alive[layer] = before[row[layer]] & ~used
+                owners[key[layer]] |= alive[layer]
+        self._crossings[:] = [(key, (alive.T.copy(), owners.T.copy()))]
+        return self._crossings[0][1]
+
+    @cached_property
+    def _crossings(self) -> list[tuple[tuple[int, ...], tuple[NDArray[np.bool_], NDArray[np.bool_]]]]:
+        return []
 
     def after(self, cut: int) -> Index:
         """The cuts that hold all of this one and more."""
@@ -173,8 +210,13 @@ class Cuts:
 
 def least_payload_order(table: LayerTable, layers: Sequence[int]) -> tuple[int, ...]:
     """A topological order that greedily keeps few bytes alive, and stays on a branch among equals."""
-    graph, own = table.graph, set(layers)
-    size = table.output_bytes[:, 0].tolist()
+    sizes, own = table.output_bytes[:, 0], tuple(layers)
+    key = (own, sizes.tobytes())
+    return remembered(table.graph.kept, "order", key, lambda: _least_payload_order(table.graph, sizes.tolist(), own))
+
+
+def _least_payload_order(graph: LayerGraph, size: Sequence[float], layers: Sequence[int]) -> tuple[int, ...]:
+    own = set(layers)
     waiting = {k: sum(p in own for p in graph.inputs[k]) for k in layers}
     unused = {k: len(graph.consumers[k]) for k in layers}  # consumers that have not run yet
     place: dict[int, int] = {}

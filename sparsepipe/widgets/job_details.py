@@ -1,13 +1,15 @@
 """One job of the launch board in detail: what its ranks do, who waits for whom, logs, and planned beside measured."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ipywidgets
 
 from .. import plots
 from ..display.markup import Html, joined
 from ..errors import InputError
+from ..launchers import Job
 from ..plan import Plan
 from ..plots.epochs import working_epoch
 from ..plots.table import milliseconds
@@ -19,21 +21,19 @@ from ..simulator import simulate
 from ..trace import Trace
 from .html_view import HtmlView
 from .live import doings, doings_table, log_of
+from .messages import Messages
 from .plot_view import PlotView
-from .promised import samples_per_second
-
-if TYPE_CHECKING:
-    from .launch import LaunchBoard
+from .promised import MadeFor, samples_per_second
 
 _EXPLAINED = 500  # minibatches, the newest, of which the culprit is told: within a second
 _NONE = ("choose a job", None)
 
 
 class JobDetails:
-    """One job in detail: what its ranks do, who waits for whom, logs, and at its end planned beside measured."""
+    """One of `jobs` in detail; `made_for` says what the plan of a job's name was made for."""
 
-    def __init__(self, board: "LaunchBoard") -> None:
-        self.board = board
+    def __init__(self, messages: Messages, jobs: Mapping[str, Job], made_for: Callable[[str], MadeFor]) -> None:
+        self.jobs, self.made_for = jobs, made_for
         self.job = ipywidgets.Dropdown(
             options=[_NONE], description="job", layout={"width": "260px"}, style={"description_width": "40px"}
         )
@@ -49,7 +49,7 @@ class JobDetails:
         self._compared: Path | None = None  # the run of the figures
         self._quiet = False
         for chooser in (self.job, self.rank):
-            chooser.observe(board.messages.shown(self._chosen), names="value")
+            chooser.observe(messages.shown(self._chosen), names="value")
         heads = ipywidgets.HBox([self.job, self.rank], layout={"flex_flow": "row wrap"})
         self.widget = ipywidgets.VBox([heads, self.ranks, self.log, self.end], layout={"display": "none"})
 
@@ -72,7 +72,7 @@ class JobDetails:
 
     def show(self, _: Any = None) -> None:
         name = self.job.value
-        job = self.board.jobs.get(name) if name else None
+        job = self.jobs.get(name) if name else None
         if job is None:
             self.ranks.value = self.log.value = ""
             self.end.layout.display = "none"
@@ -103,7 +103,7 @@ class JobDetails:
         first = len(sizes) // 3
         note = f"{record.name}, last epoch"
         window = (first, min(first + 7, len(sizes)))
-        profile = None if simulated is None else self.board.made_for(self.job.value).profile
+        profile = None if simulated is None else self.made_for(self.job.value).profile
         rests_on = Provenance.of(profile, runs=[record])
         timeline = plots.timeline(*traces.values(), minibatches=window, note=note)
         self.timeline.show(doubted(timeline, rests_on.doubts))
@@ -114,7 +114,7 @@ class JobDetails:
 
     def _simulated(self, plan: Any, sizes: Any) -> Trace | None:
         """The last epoch as the simulator plays it; None where nothing was measured for such a plan's devices."""
-        made_for = self.board.made_for(self.job.value)
+        made_for = self.made_for(self.job.value)
         if made_for.profile is None or made_for.cluster is None:
             return None
         try:

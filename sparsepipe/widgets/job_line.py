@@ -1,6 +1,6 @@
 """One plan on the launch board: its stages and what it promises, its buttons, its job's progress and end."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import ipywidgets
 
@@ -8,24 +8,37 @@ from ..display.markup import Html
 from ..errors import InputError, RunFailed
 from ..launchers import Job
 from ..plan import Plan
+from ..runtime.config import RunConfig
 from .html_view import HtmlView
 from .live import learned, phase
+from .messages import Messages
 from .promised import samples_per_second
 from .view_model import devices
-
-if TYPE_CHECKING:
-    from .launch import LaunchBoard
 
 _WORK = ("stages", "schedule", "weights", "num_microbatches")  # of a plan: what a run does
 _MOST_STAGES = 6  # that are named one by one
 
 
+class Board(Protocol):
+    """What a line asks of its board."""
+
+    messages: Messages
+    jobs: dict[str, Job]
+
+    def prepared(self, name: str) -> tuple[Plan, RunConfig]: ...
+
+    def asks_first(self, name: str) -> bool: ...
+
+    def launch(self, name: str) -> Job: ...
+
+    def cancel(self, name: str) -> None: ...
+
+
 class JobLine:
     """One plan's buttons, progress and state."""
 
-    def __init__(self, board: "LaunchBoard", name: str) -> None:
-        self.board, self.name = board, name
-        self.plan, self.other = board.plans[name], ""
+    def __init__(self, board: Board, name: str, plan: Plan) -> None:
+        self.board, self.name, self.plan, self.other = board, name, plan, ""
         narrow = ipywidgets.Layout(width="90px")
         self.start = ipywidgets.Button(description="launch", button_style="primary", layout=narrow, icon="play")
         self.stop = ipywidgets.Button(description="cancel", layout=narrow, disabled=True, icon="stop")

@@ -67,8 +67,8 @@ class LaunchBoard:
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
         self._drawn = (0.0, -1)
-        self.details = JobDetails(self)
-        self._lines = {name: JobLine(self, name) for name in self.plans}
+        self.details = JobDetails(self.messages, self.jobs, self.made_for)
+        self._lines = {name: JobLine(self, name, plan) for name, plan in self.plans.items()}
         self._list = ipywidgets.VBox([line.widget for line in self._lines.values()])
         parts = [self.settings.widget, self.detach, self._list, self.question.widget]
         self.widget = ipywidgets.VBox([self.messages, *parts, self.curves, self.details.widget])
@@ -96,7 +96,7 @@ class LaunchBoard:
                 raise InputError(f"{name} is running already: cancel it first, or wait")
             self.plans[name] = plan
             self._made_for[name] = made_for or MadeFor(0, None, self.profile, self.cluster)
-            self._lines[name] = JobLine(self, name)
+            self._lines[name] = JobLine(self, name, plan)
             self._list.children = tuple(line.widget for line in self._lines.values())
             responsive(self._lines[name].widget)
             self._tell()

@@ -57,7 +57,32 @@ class MemoryRule:
         return bool((largest + self.minibatches * self.incoming.max() > self.limit).any())
 
     def last_places(self, cuts: Cuts) -> list[Index]:
-        """For each chain, the last place where a stage that begins at each cut fits, [cases, S]; −1: none."""
+        """For each chain, the last place where a stage that begins at each cut fits, [cases, S]; −1: none.
+
+        Whatever a search's limit of time is, they are the same: they are kept for the cuts that were asked for last.
+        """
+        for last, found in self._last_places:
+            if last is cuts:
+                return found
+        found = self._places(cuts)
+        self._last_places[:] = [(cuts, found)]
+        return found
+
+    @cached_property
+    def _last_places(self) -> list[tuple[Cuts, list[Index]]]:
+        return []
+
+    def fits(self, moves: Moves, path: Path) -> bool:
+        """Whether every stage of a path fits."""
+        behind = 0
+        for group, first, last in reversed(path):
+            move = int(np.flatnonzero((moves.group == group) & (moves.used[moves.source] == behind))[0])
+            if self.need(move, first, last) > self.limit[move]:
+                return False
+            behind = int(moves.used[moves.target[move]])
+        return True
+
+    def _places(self, cuts: Cuts) -> list[Index]:
         example = self.cases[0]
         limit = self.limit[example]
         shape = (len(example), len(cuts))

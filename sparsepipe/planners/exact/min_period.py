@@ -28,7 +28,12 @@ def minimise_period(
     def exact(moves: Moves, seconds: float) -> Path | None:
         return over_sets(ends, moves, seconds, memory=memory, all_devices=all_devices)
 
-    if memory is not None or all_devices:
+    if memory is not None and not all_devices:
+        free = minimise_period(ends, moves)  # searched much faster; where the best of them fits, nothing is better
+        if memory.fits(moves, free[-1]):
+            return [path for path in free if memory.fits(moves, path)]
+        return _bisect(model, moves, exact, None, least=model.period(free[-1]))
+    if all_devices:
         return _bisect(model, moves, exact, None)
     if not model.cuts.is_chain:
         # One order of the layers is searched much faster, and often nothing is better.
@@ -68,13 +73,14 @@ def _bisect(
     *,
     near: bool = False,
     until: float = 0.0,
+    least: float = 0.0,
 ) -> list[Path]:
     """Paths of falling period, from searches for a path below a limit; where `certain` finds none, there is none.
 
     `first`: any path to begin with; it is searched for when not given. `near`: it is thought to be near the best.
-    `until`: the gap at which to stop.
+    `until`: the gap at which to stop. `least`: no path is known to have a smaller period.
     """
-    lower = float(model.work[-1] / moves.spare[0])
+    lower = max(least, float(model.work[-1] / moves.spare[0]))
     best = first or quick(moves, float("inf"))
     if best is None:
         raise InputError("no plan uses all devices: there are more than the network has places for; allow unused ones")

@@ -74,15 +74,22 @@ def spaces(problem: Problem, rules: Rules) -> Iterator[Space]:
     candidates = [cuts, *(Cuts.along(problem.table, order) for order in _orders(problem))]
     some_cuts = {one.masks: one for one in reversed(candidates)}.values()
     move_tables = [slice_moves(order, prices) for order in _device_orders(problem, classes)]
-    if num_moves <= 4 * CHAIN_BUDGET:
-        move_tables.insert(0, all_moves(sizes, prices))
-    for counts, moves in move_tables:
+    every = all_moves(sizes, prices) if num_moves <= 4 * CHAIN_BUDGET else None
+    if every:
+        move_tables.insert(0, every)
+    done: set[tuple[int, ...]] = set()  # cuts that were searched with every move, of which other tables have some
+    for table in move_tables:
+        counts, moves = table
         groups = DeviceGroups.of(problem, classes, counts, even=rules.published)
         for candidate in some_cuts:
+            if candidate.masks in done:
+                continue
             fitting = candidate
             while not _fits(problem, rules, fitting, len(moves.source)) and len(fitting) > 50 and fitting.is_chain:
                 fitting = fitting.thinned(problem.table, len(fitting) // 2)
             if _fits(problem, rules, fitting, len(moves.source)):
+                if table is every and fitting is candidate:
+                    done.add(candidate.masks)
                 yield Space.of(problem, rules, fitting, groups, moves, complete=False)
 
 
