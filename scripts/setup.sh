@@ -67,9 +67,11 @@ build_packages() { # what MinkowskiEngine's build and the virtual environment ne
   has_headers || echo "$python_package-dev"
   can_build_with_openblas || echo libopenblas-dev
 }
-view_packages() { # what exporting figures and looking into them needs and this machine lacks
+view_packages() { # what exporting figures, looking into them and tests of several hosts need and this machine lacks
   has chromium || has chromium-browser || has google-chrome || echo chromium
   has pdftotext || echo poppler-utils
+  # For tests of several hosts. Debian's package starts a server that listens: only on a machine that is CI's own.
+  [ -z "${CI:-}" ] || PATH=$PATH:/usr/sbin has sshd || echo openssh-server
   [ -n "$(find /usr/share/fonts /usr/local/share/fonts -name 'DejaVuSans*' -print -quit 2>/dev/null)" ] || echo fonts-dejavu-core
 }
 # 'python3.11': Debian's name for the packages of that interpreter

@@ -1,0 +1,55 @@
+"""The system's ssh as hosts are reached by it: words arrive as they are, and what fails is told with its remedy."""
+
+import sys
+
+import pytest
+from network_hosts import network_hosts
+
+from sparsepipe.host.ssh import ssh_command, ssh_failure
+
+ODD = ["a b", "$HOME", "'", '"', "`id`", "*", "\\", ";", "-n", "ü"]
+
+
+def test_words_arrive_as_they_are(tmp_path):
+    with network_hosts(2, tmp_path) as network:
+        program = "import sys; print(ascii(sys.argv[1:]))"
+        said = network.desk.run(*ssh_command("host2", [sys.executable, "-I", "-c", program, *ODD]))
+        assert (said.returncode, said.stdout) == (0, f"{ascii(ODD)}\n"), said.stderr
+        assert network.desk.run(*ssh_command("10.77.0.1", ["hostname"])).stdout == "host1\n"
+
+
+def test_hosts_share_neither_processes_nor_homes_nor_the_tests_folder(tmp_path):
+    (tmp_path / "told").write_text("to the desk alone")
+    with network_hosts(2, tmp_path) as network:
+        first, second = network.hosts
+        assert first.run("touch", "/run/home/here").returncode == 0
+        assert (first.home / "here").exists() and not (second.home / "here").exists()
+        assert second.run("ls", str(tmp_path)).stdout == ""
+        assert network.desk.run("cat", str(tmp_path / "told")).stdout == "to the desk alone"
+        assert len(second.run("ls", "/proc").stdout.split()) < len(network.desk.run("ls", "/proc").stdout.split())
+        assert first.listening() == {(first.address, 22)} and not first.commands()
+
+
+def test_a_host_that_is_not_reached_is_told_with_the_remedy(tmp_path):
+    with network_hosts(1, tmp_path) as network:
+        (host,) = network.hosts
+        (host.home.parent / "keys" / "desk.pub").write_text("")
+        _refused(network, "host1", "ssh-copy-id host1")
+        _refused(network, "host9", "no host of that name")
+        network.cut(host)
+        _refused(network, "host1", "it does not answer")
+        network.mend(host)
+        (network.desk.home / ".ssh" / "known_hosts").write_text("")
+        _refused(network, "host1", "known_hosts")
+
+
+def _refused(network, name, remedy):
+    said = network.desk.run(*ssh_command(name, ["true"], connect_seconds=1))
+    assert said.returncode == 255
+    assert remedy in ssh_failure(name, said.stderr), said.stderr
+
+
+@pytest.mark.parametrize("said", ["", "\n\n", "kex_exchange_identification: read: Connection reset by peer\n"])
+def test_what_is_not_known_is_passed_on(said):
+    told = ssh_failure("gpu1", said)
+    assert told.startswith("ssh gpu1: ") and "by hand" in told and "\n" not in told
