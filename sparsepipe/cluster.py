@@ -25,8 +25,15 @@ _VARIABLE = re.compile("[A-Za-z_][A-Za-z0-9_]*")  # of an environment
 class DeviceType:
     name: str
     memory_bytes: float = float("inf")
+    reference_seconds: float | None = (
+        None  # of the reference layer, as `sparsepipe cluster measure` found; None: unknown
+    )
 
     def __post_init__(self) -> None:
+        if self.reference_seconds is not None and not 1 / MOST <= self.reference_seconds <= MOST:
+            raise InputError(
+                f"device type {self.name!r} has {self.reference_seconds} reference_seconds: expected more than 0"
+            )
         if not self.memory_bytes > 0:
             raise InputError(f"device type {self.name!r} has {self.memory_bytes} bytes of memory, expected more than 0")
 
@@ -125,6 +132,8 @@ class Cluster:
     def digest(self) -> str:
         """A short hash of the cluster: its devices, their nodes, and every link; not of how a host is reached."""
         nodes = [{key: asdict(node)[key] for key in ("name", "device_types", "link", "address")} for node in self.nodes]
+        for kind in (kind for node in nodes for kind in node["device_types"] if kind["reference_seconds"] is None):
+            del kind["reference_seconds"]  # digests of before have none
         return digest({"nodes": nodes, "network": self.network})
 
     @property
@@ -147,6 +156,8 @@ class Cluster:
             lines += ["", "[[device_type]]", f"name = {_quoted(kind.name)}"]
             if kind.memory_bytes < float("inf"):
                 lines.append(f"memory_bytes = {kind.memory_bytes:.0f}")
+            if kind.reference_seconds is not None:
+                lines.append(f"reference_seconds = {kind.reference_seconds!r}")
         for node in self.nodes:
             entries = ", ".join(
                 f"{{ type = {_quoted(name)}, count = {count} }}" for name, count in _runs(node.device_types)
@@ -198,8 +209,10 @@ def _parse(document: dict[str, Any]) -> Cluster:
     _only(document, {"network", "device_type", "node"}, "the file")
     types: dict[str, DeviceType] = {}
     for entry in _tables(document, "device_type"):
-        _only(entry, {"name", "memory_bytes"}, "[[device_type]]")
-        kind = DeviceType(_string(entry, "name", "[[device_type]]"), _number(entry, "memory_bytes", float("inf")))
+        _only(entry, {"name", "memory_bytes", "reference_seconds"}, "[[device_type]]")
+        seconds = _number(entry, "reference_seconds", 0.0) if "reference_seconds" in entry else None
+        name = _string(entry, "name", "[[device_type]]")
+        kind = DeviceType(name, _number(entry, "memory_bytes", float("inf")), seconds)
         if kind.name in types:
             raise InputError(f"device type {kind.name!r} is described twice")
         types[kind.name] = kind

@@ -18,7 +18,7 @@ LEVELS = [  # lowest first; a module may import its own folder's files, and anyt
     {"schedule", "record", "formats"},
     {"costs", "provenance", "replaying"},
     {"simulator", "runtime"},
-    {"forecast", "profiler", "launchers"},
+    {"forecast", "profiler", "launchers", "cluster_probes"},
     {"planners", "pipeline_simulator"},
     {"dynamics"},
     {"widgets", "reproduce"},

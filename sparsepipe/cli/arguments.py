@@ -322,12 +322,23 @@ def _runs_export(verb: Parser) -> None:
 # --- clusters -----------------------------------------------------------------------------------------------------
 
 
-def _cluster_show(verb: Parser) -> None:
+def _cluster_file(verb: Parser) -> None:
     verb.add_argument(
         "file",
         type=Path,
         metavar="FILE",
         help="as of --cluster: TOML, a hostfile, the yml of PipeDream, SparsePipe, SDPipe or Ray, or slurm",
+    )
+
+
+def _cluster_measure(verb: Parser) -> None:
+    _cluster_file(verb)
+    verb.add_argument("--device", choices=DEVICES, help="default: GPUs where torch sees any, else the CPU")
+    verb.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE.toml",
+        help="where it is written (default: FILE itself, or FILE.toml beside it); comments are not kept",
     )
 
 
@@ -456,7 +467,7 @@ def _run_dir(verb: Parser) -> None:
 
 
 GROUPS = {
-    "cluster": "look at a cluster's file",
+    "cluster": "show a cluster's file, check its hosts, measure its links and devices",
     "data": "list, fetch, make, inspect and check data sets",
     "runs": "list, show, compare, follow and end runs",
     "trace": "look at, replay and explain the trace of a run, or of a job that others ran",
@@ -481,7 +492,15 @@ OPTIONS: Mapping[str, tuple[str, Callable[[Parser], None]]] = {
     "runs stop": ("end a run of this machine at its next whole update, with a checkpoint to resume from", _one_run),
     "runs cancel": ("end a run of this machine now", _one_run),
     "runs export": ("write the trace of a run for Perfetto and Chrome", _runs_export),
-    "cluster show": ("the hosts and devices that a file tells of, and which kind of file it is", _cluster_show),
+    "cluster show": ("the hosts and devices that a file tells of, and which kind of file it is", _cluster_file),
+    "cluster check": (
+        "reach every host: versions, devices, memory, disk, clock, and whether they reach each other",
+        _cluster_file,
+    ),
+    "cluster measure": (
+        "bandwidth and latency of each link, speed of each device; written for planners",
+        _cluster_measure,
+    ),
     "trace show": ("where the time went, and who waited for whom", _one_trace),
     "trace replay": ("simulate every step from its own durations and orders", _one_trace),
     "trace whatif": ("what a step would take without what is slow, and the culprit", _one_trace),

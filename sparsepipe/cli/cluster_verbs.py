@@ -3,12 +3,16 @@
 import argparse
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from ..cluster import Cluster, Link, Node
+from ..cluster_probes import check_cluster, measure_cluster
+from ..cluster_probes.check import HostFacts
 from ..display.html import counted
 from ..display.markup import one_line
-from ..formats.clusters import load_cluster_file
+from ..files import write_atomic
+from ..formats.clusters import load_cluster, load_cluster_file
 from .output import Answer, table
 
 
@@ -20,6 +24,52 @@ def show(options: argparse.Namespace) -> Answer:
     rows = [("host", "address", "devices", "inside"), *(_row(node) for node in cluster.nodes)]
     between = [f"between hosts: {_link_text(cluster.network)}"] if len(cluster.nodes) > 1 else []
     return Answer(cluster_document(cluster), "\n".join([heading, table(rows), *between]))
+
+
+def check(options: argparse.Namespace) -> Answer:
+    """Whether the hosts of a cluster's file can work together."""
+    report = check_cluster(load_cluster(options.file))
+    rows: list[tuple[str, ...]] = [("host", "python", "torch", "devices", "memory", "disk free", "clock")]
+    rows += [_facts_row(one) for one in report.hosts]
+    document = {"hosts": [asdict(one) for one in report.hosts], "problems": list(report.problems)}
+    more = f" (and {len(report.problems) - 1} more)" if len(report.problems) > 1 else ""
+    fault = f"{report.problems[0]}{more}" if report.problems else ""
+    return Answer(document, "\n".join([table(rows), *report.problems[1:]]), fault)
+
+
+def measure(options: argparse.Namespace) -> Answer:
+    """Links and devices of a cluster as they are, written where planners read them."""
+    cluster = load_cluster(options.file)
+    out = options.out or options.file.with_suffix(".toml")
+    found = measure_cluster(cluster, device=options.device)
+    write_atomic(out, found.cluster.to_toml())
+    links = [
+        {"between": list(one.between), **_link_document(one.link), "seconds": dict(one.seconds)} for one in found.links
+    ]
+    document = {
+        "out": str(out),
+        "links": links,
+        "reference_seconds": {name: list(took) for name, took in found.reference_seconds.items()},
+        **cluster_document(found.cluster),
+    }
+    rows = [("host", "devices", "reference layer", "inside")]
+    rows += [
+        (
+            node.name,
+            counted(kind.name for kind in node.device_types),
+            f"{found.reference_seconds[node.name][0] * 1e3:.1f} ms",
+            _link_text(node.link),
+        )
+        for node in found.cluster.nodes
+    ]
+    between = [f"{' - '.join(one.between)}: {_link_text(one.link)}" for one in found.links]
+    return Answer(document, "\n".join([f"{one_line(out)}: written", table(rows), *between]))
+
+
+def _facts_row(one: HostFacts) -> tuple[str, ...]:
+    devices = counted(one.gpus) if one.gpus else f"{one.cores} cores"
+    sizes = (f"{one.memory_bytes / 1e9:.1f} GB", f"{one.disk_bytes / 1e9:.1f} GB")
+    return (one.name, one.python, one.packages.get("torch", "–"), devices, *sizes, f"{one.clock_seconds:+.1f} s")
 
 
 def cluster_document(cluster: Cluster) -> dict[str, Any]:
@@ -47,4 +97,8 @@ def _link_text(link: Link) -> str:
     return f"{bandwidth}, {link.latency * 1e6:.3g} us" if link.latency else bandwidth
 
 
-VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {"cluster show": show}
+VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {
+    "cluster show": show,
+    "cluster check": check,
+    "cluster measure": measure,
+}

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from math import prod
 
 from ..cluster import Cluster, DeviceType, Link, Node
+from ..cluster_probes.unmeasured import with_unmeasured
 from ..errors import InputError
 from ..fields import MOST_LIKE_DEVICES
 from ..files import read_json
@@ -43,7 +44,11 @@ def profile_and_cluster(options: argparse.Namespace, *, warn: bool = True) -> tu
     if warn:
         warn_of(joined)
     if options.cluster:
-        return joined, _cluster_file(options, joined)
+        cluster = _cluster_file(options, joined)
+        joined, told = with_unmeasured(joined, cluster)
+        for text in told:
+            progress_line(f"warning: {text}")
+        return joined, cluster
     if not options.devices:
         raise InputError("no devices: give --cluster FILE, --server-file FILE or --devices N")
     return joined, _like_devices(joined, options.devices, options.bandwidth, options.memory)

@@ -1,0 +1,129 @@
+"""A probe on each host: the program of probe.py as a process there, asked in JSON lines, and ended with its input."""
+
+import json
+import os
+import secrets
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ..cluster import Node
+from ..errors import InputError
+from ..fields import complaint
+from ..host.ssh import ssh_command, ssh_failure
+
+_SSH_FAILED = 255  # ssh's own exit code
+_NO_COMMAND = (126, 127)  # a shell's: what it was to run is not there, or cannot be run
+_MOST_LINE = 1 << 20  # bytes of an answer
+_TO_END = 10.0  # seconds
+_AT_ONCE = 64  # hosts asked at a time
+_PROGRAM = Path(__file__).with_name("probe.py")
+T = TypeVar("T")
+
+
+class Probe:
+    """The program on one host. Use as a context: at its end nothing of it is left there."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.interpreter = node.interpreter or sys.executable
+        variables = [f"{key}={value}" for key, value in node.environment]
+        words = ["env", *variables, self.interpreter, "-c", _PROGRAM.read_text()]
+        command = words if node.is_local else ssh_command(node.ssh_destination, words)
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the process
+        try:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, bufsize=0
+            )
+        except OSError as error:
+            self._errors.close()
+            raise InputError(f"{node.name}: {command[0]}: {error.strerror}; install it (openssh-client)") from None
+        self._buffer = b""
+
+    def ask(self, what: str, *, timeout: float = 60.0, **facts: Any) -> dict[str, Any]:
+        """Ask one question. Raises InputError in one line that names the host where it fails, or takes too long."""
+        assert self._process.stdin
+        with suppress(OSError):  # why it ended is told where its answer is read
+            self._process.stdin.write(json.dumps({"do": what, **facts}).encode() + b"\n")
+        line = self._line(timeout)
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            raise InputError(
+                f"{self.node.name}: does not answer as a probe does; is its shell quiet at login?"
+            ) from None
+        if not isinstance(answer, dict):
+            raise InputError(f"{self.node.name}: does not answer as a probe does")
+        if "error" in answer:
+            raise InputError(f"{self.node.name}: {complaint(answer['error'])}")
+        return answer
+
+    def close(self) -> None:
+        """End the program: its input ends, and with it the process."""
+        assert self._process.stdin and self._process.stdout
+        with suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(_TO_END)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+        self._errors.close()
+
+    def _line(self, timeout: float) -> bytes:
+        assert self._process.stdout
+        deadline = time.monotonic() + timeout
+        while b"\n" not in self._buffer:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([self._process.stdout], [], [], left)[0]:
+                raise InputError(f"{self.node.name}: no answer within {timeout:.0f} s; is it overloaded, or asleep?")
+            part = os.read(self._process.stdout.fileno(), 1 << 16)
+            self._buffer += part
+            if not part:
+                raise InputError(self._why_it_ended())
+            if len(self._buffer) > _MOST_LINE:
+                raise InputError(f"{self.node.name}: does not answer as a probe does: it sends without end")
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line
+
+    def _why_it_ended(self) -> str:
+        code = self._process.wait()
+        self._errors.seek(0)
+        said = self._errors.read(_MOST_LINE).decode(errors="replace")
+        if code == _SSH_FAILED and not self.node.is_local:
+            return f"{self.node.name}: {ssh_failure(self.node.ssh_destination, said)}"
+        if code in _NO_COMMAND:
+            return f"{self.node.name}: no Python at {self.interpreter}; name its interpreter in the cluster file"
+        last = ([line for line in said.splitlines() if line.strip()] or [f"code {code}"])[-1]
+        return f"{self.node.name}: {self.interpreter} ended ({complaint(last)})"
+
+
+@contextmanager
+def probes(nodes: Sequence[Node]) -> Iterator[list[Probe]]:
+    """Start a probe on each host, and end them all with the block, however it is left."""
+    begun: list[Probe] = []
+    try:
+        for node in nodes:
+            begun.append(Probe(node))
+        yield begun
+    finally:
+        for_each(Probe.close, begun)
+
+
+def for_each(act: Callable[..., T], *each: Sequence[Any]) -> list[T]:
+    """Call `act` for all hosts at a time, and return what it returned in their order."""
+    count = len(each[0])
+    with ThreadPoolExecutor(max_workers=max(1, min(count, _AT_ONCE))) as pool:
+        return list(pool.map(act, *each))
+
+
+def new_secret() -> str:
+    return secrets.token_hex(32)

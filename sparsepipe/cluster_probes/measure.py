@@ -1,0 +1,157 @@
+"""Bandwidth and latency of each link of a cluster, and how fast each device computes a reference layer."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from statistics import median
+from typing import Any
+
+from ..cluster import Cluster, DeviceType, Link, Node
+from ..errors import InputError
+from .check import unlike_networks
+from .hosts import Probe, for_each, new_secret, probes
+
+SIZES = tuple(1 << power for power in (10, 14, 18, 22, 24))  # bytes of the messages
+_SECONDS = 0.2  # of messages of one size, or three of them
+_MOST_SECONDS = 600.0  # for the messages of one link
+_TORCH_SECONDS = 300.0  # for torch to begin and compute, on a cold disk
+ALIKE = 1.15  # devices of one type take at most so many times as long as the fastest of them
+_TYPICAL_BYTES = 1e6  # of the message by which links are compared
+
+
+@dataclass(frozen=True)
+class MeasuredLink:
+    """Median seconds of a message by its bytes, from one host to another until it is acknowledged.
+
+    A message takes latency + bytes / bandwidth, and its acknowledgement the latency again.
+    """
+
+    between: tuple[str, str]
+    seconds: Mapping[int, float]
+
+    @property
+    def link(self) -> Link:
+        small, large = min(self.seconds), max(self.seconds)
+        latency = self.seconds[small] / 2
+        return Link((large - small) / max(1e-9, self.seconds[large] - self.seconds[small]), latency)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A cluster as it was measured, with every pair of hosts and every device."""
+
+    cluster: Cluster
+    links: tuple[MeasuredLink, ...]
+    reference_seconds: Mapping[str, tuple[float, ...]]  # host → each of its devices
+
+
+def measure_cluster(
+    cluster: Cluster, *, device: str | None = None, sizes: Sequence[int] = SIZES, seconds: float = _SECONDS
+) -> Measured:
+    """Measure the links between all hosts, those inside of them, and a reference layer on their devices.
+
+    Pairs of hosts that share none are measured at a time, one message at a time each. The network of the cluster that
+    is returned is the slowest pair, for planners know one network; devices of one type that compute unlike are of
+    several: "cpu", "cpu-2". `device`: "cpu" or "cuda"; None: GPUs where torch sees any.
+    Raises InputError in one line that names the host.
+    """
+    if told := unlike_networks(cluster.nodes):
+        raise InputError(told[0])
+    secret = new_secret()
+    with probes(cluster.nodes) as begun:
+        ports = for_each(lambda probe: probe.ask("listen", address=probe.node.address, secret=secret)["port"], begun)
+        where = {probe.node.name: (probe, port) for probe, port in zip(begun, ports, strict=True)}
+
+        def link(a: str, b: str) -> MeasuredLink:
+            probe, (other, port) = where[a][0], where[b]
+            facts = {"address": other.node.address, "port": port, "secret": secret}
+            said = probe.ask("link", **facts, sizes=list(sizes), seconds=seconds, timeout=_MOST_SECONDS)
+            return MeasuredLink((a, b), {int(size): float(took) for size, took in said["times"].items()})
+
+        links = [one for pairs in rounds(list(where)) for one in for_each(link, *zip(*pairs, strict=True))]
+        inside = {probe.node.name: _inside(probe, link(probe.node.name, probe.node.name)) for probe in begun}
+        computed = _computed(begun, device)
+    slowest = max(
+        (one.link for one in links), key=lambda one: one.transfer_time(_TYPICAL_BYTES), default=cluster.network
+    )
+    nodes = [replace(node, link=inside[node.name]) for node in cluster.nodes]
+    return Measured(Cluster(unlike_devices(nodes, computed), slowest), tuple(links), computed)
+
+
+def rounds(names: Sequence[str]) -> list[list[tuple[str, str]]]:
+    """All pairs, in rounds in which each name is at most once, as tournaments are drawn (the circle method)."""
+    if len(names) < 2:
+        return []
+    ring: list[str | None] = [*names, *([None] if len(names) % 2 else [])]
+    found = []
+    for _ in range(len(ring) - 1):
+        half = len(ring) // 2
+        pairs = zip(ring[:half], reversed(ring[half:]), strict=True)
+        found.append([(a, b) for a, b in pairs if a is not None and b is not None])
+        ring = [ring[0], ring[-1], *ring[1:-1]]
+    assert sum(map(len, found)) == len(list(combinations(names, 2)))
+    return found
+
+
+def unlike_devices(nodes: Sequence[Node], seconds: Mapping[str, Sequence[float]]) -> tuple[Node, ...]:
+    """The nodes with types split where devices of one type are not alike: the fastest keep its name."""
+    places = [(node.name, k, kind) for node in nodes for k, kind in enumerate(node.device_types)]
+    taken = {kind.name for _, _, kind in places}
+    chosen: dict[tuple[str, int], DeviceType] = {}
+    for kind in dict.fromkeys(kind for _, _, kind in places):
+        own = sorted((seconds[name][k], name, k) for name, k, other in places if other == kind)
+        groups: list[list[tuple[float, str, int]]] = []
+        for one in own:
+            if groups and one[0] <= ALIKE * groups[-1][0][0]:
+                groups[-1].append(one)
+            else:
+                groups.append([one])
+        for number, group in enumerate(groups):
+            name = kind.name if number == 0 else _free_name(kind.name, taken)
+            made = replace(kind, name=name, reference_seconds=median(took for took, _, _ in group))
+            chosen |= {(host, k): made for _, host, k in group}
+    return tuple(
+        replace(node, device_types=tuple(chosen[node.name, k] for k in range(len(node.device_types)))) for node in nodes
+    )
+
+
+def _free_name(name: str, taken: set[str]) -> str:
+    number = 2
+    while f"{name}-{number}" in taken:
+        number += 1
+    taken.add(f"{name}-{number}")
+    return f"{name}-{number}"
+
+
+def _inside(probe: Probe, loopback: MeasuredLink) -> Link:
+    """Between the devices of a host: a copy in memory, begun as soon as a message. That of GPUs is left as it was."""
+    if len(probe.node.device_types) < 2 or probe.ask("facts")["gpus"]:
+        return probe.node.link
+    return Link(probe.ask("memory")["bandwidth"], loopback.link.latency)
+
+
+def _computed(begun: Sequence[Probe], device: str | None) -> dict[str, tuple[float, ...]]:
+    """Seconds of each device by host; hosts that are one machine, reached alike, compute but once."""
+    first: dict[Any, Probe] = {}
+    for probe in begun:
+        first.setdefault(_machine(probe.node), probe)
+
+    def compute(probe: Probe) -> list[float]:
+        count = max(len(one.node.device_types) for one in begun if _machine(one.node) == _machine(probe.node))
+        return [
+            float(took)
+            for took in probe.ask("compute", device=device, devices=count, timeout=_TORCH_SECONDS)["seconds"]
+        ]
+
+    found = dict(zip(first, for_each(compute, list(first.values())), strict=True))
+    return {
+        probe.node.name: tuple(
+            found[_machine(probe.node)][min(k, len(found[_machine(probe.node)]) - 1)]
+            for k in range(len(probe.node.device_types))
+        )
+        for probe in begun
+    }
+
+
+def _machine(node: Node) -> tuple[Any, ...]:
+    return ("here" if node.is_local else node.ssh_destination, node.interpreter, node.environment)

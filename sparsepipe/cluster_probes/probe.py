@@ -1,0 +1,265 @@
+"""The program that is sent to each host: it answers questions of one JSON line each, until its input ends.
+
+It is run as `python -c`, by whatever Python is there, with sparsepipe or without: standard library alone, and torch
+only for `compute`. It listens on the address that it is told, takes connections that prove the secret, and ends with
+its input.
+"""
+
+from __future__ import annotations  # an older Python there is to be told of, not to fail in a traceback
+
+import hashlib
+import hmac
+import json
+import os
+import platform
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("sparsepipe", "torch", "numpy")
+MOST_BYTES = 1 << 26  # of one message
+NONCE, PROOF, HEADER = 16, 32, struct.Struct("!Q")
+GREETING_SECONDS = 10.0
+CPU = "cpu"
+WIDTH, ROWS = 1024, 512  # of the reference layer
+
+
+def facts(asked: dict[str, Any]) -> dict[str, Any]:
+    """Versions, devices, memory, disk and clock of this host."""
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "hostname": socket.gethostname(),
+        "python": ".".join(platform.python_version_tuple()[:2]),
+        "executable": sys.executable,
+        "packages": {name: found for name in PACKAGES for found in [version(name)] if found},
+        "code": code_digest(),
+        "cores": len(os.sched_getaffinity(0)),
+        "gpus": gpus(),
+        "memory_bytes": pages,
+        "disk_bytes": shutil.disk_usage(Path.home()).free,
+    }
+
+
+def clock(asked: dict[str, Any]) -> dict[str, Any]:
+    return {"clock": time.time()}
+
+
+def version(name: str) -> str | None:
+    try:
+        from importlib.metadata import PackageNotFoundError
+        from importlib.metadata import version as of_package
+    except ImportError:  # Python 3.7
+        return None
+    try:
+        return of_package(name)
+    except PackageNotFoundError:
+        return None
+
+
+def code_digest() -> str | None:
+    """A digest of sparsepipe's files, None where it is not there."""
+    from importlib.util import find_spec
+
+    sys.path[:] = [path for path in sys.path if path]  # not what lies in the current folder
+    spec = find_spec("sparsepipe")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    digest, top = hashlib.sha256(), Path(next(iter(spec.submodule_search_locations)))
+    for path in sorted(top.rglob("*.py")):
+        digest.update(path.relative_to(top).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def gpus() -> list[tuple[str, float]]:
+    """(name, bytes) of each GPU that may be used."""
+    command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        lines = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=30, check=True
+        ).stdout
+        found = [line.rsplit(",", 1) for line in lines.decode().splitlines() if "," in line]
+        every = [(name.strip(), float(mebibytes) * 2**20) for name, mebibytes in found]
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return every
+    chosen = [int(text) for text in visible.split(",") if text.strip().isdigit()]
+    return [every[number] for number in chosen if number < len(every)]
+
+
+class Listener:
+    """Takes connections on one address; each proves the secret, then sends messages that are acknowledged."""
+
+    def __init__(self, address: str, secret: str) -> None:
+        self.secret = bytes.fromhex(secret)
+        where = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+        self.socket = socket.socket(where[0], socket.SOCK_STREAM)
+        self.socket.bind(where[4])
+        self.socket.listen(64)
+        self.port = self.socket.getsockname()[1]
+        threading.Thread(target=self.serve, daemon=True).start()
+
+    def serve(self) -> None:
+        while True:
+            connection, _ = self.socket.accept()
+            threading.Thread(target=self.answer, args=(connection,), daemon=True).start()
+
+    def answer(self, connection: socket.socket) -> None:
+        with connection:
+            try:
+                connection.settimeout(GREETING_SECONDS)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                nonce = os.urandom(NONCE)
+                connection.sendall(nonce)
+                if not hmac.compare_digest(proof(self.secret, nonce), received(connection, PROOF)):
+                    return
+                buffer = bytearray(1 << 20)
+                while True:
+                    left = HEADER.unpack(received(connection, HEADER.size))[0]
+                    if left > MOST_BYTES:
+                        return
+                    while left:
+                        count = connection.recv_into(buffer, min(left, len(buffer)))
+                        if not count:
+                            return
+                        left -= count
+                    connection.sendall(b"\1")
+            except OSError:
+                return
+
+
+def proof(secret: bytes, nonce: bytes) -> bytes:
+    return hmac.new(secret, nonce, hashlib.sha256).digest()
+
+
+def received(connection: socket.socket, count: int) -> bytes:
+    found = b""
+    while len(found) < count:
+        part = connection.recv(count - len(found))
+        if not part:
+            raise OSError("the connection ended")
+        found += part
+    return found
+
+
+def connected(address: str, port: int, secret: str) -> socket.socket:
+    connection = socket.create_connection((address, port), timeout=GREETING_SECONDS)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.sendall(proof(bytes.fromhex(secret), received(connection, NONCE)))
+    return connection
+
+
+def send(connection: socket.socket, payload: bytes) -> float:
+    """Seconds of one message until it is acknowledged."""
+    begin = time.perf_counter()
+    connection.sendall(HEADER.pack(len(payload)))
+    connection.sendall(payload)
+    received(connection, 1)
+    return time.perf_counter() - begin
+
+
+def listen(asked: dict[str, Any]) -> dict[str, Any]:
+    return {"port": Listener(asked["address"], asked["secret"]).port}
+
+
+def reach(asked: dict[str, Any]) -> dict[str, Any]:
+    """Which of the peers (name, address, port) cannot be reached, and why."""
+    failed = {}
+    for name, address, port in asked["peers"]:
+        try:
+            with connected(address, port, asked["secret"]) as connection:
+                send(connection, b"")
+        except OSError as error:
+            failed[name] = str(error)[:200]
+    return {"failed": failed}
+
+
+def link(asked: dict[str, Any]) -> dict[str, Any]:
+    """Median seconds of a message of each size to a peer; few of the large ones where they take long."""
+    times = {}
+    with connected(asked["address"], asked["port"], asked["secret"]) as connection:
+        connection.settimeout(60.0)
+        send(connection, b"")
+        for size in asked["sizes"]:
+            took: list[float] = []
+            payload, begin = bytes(size), time.perf_counter()
+            while len(took) < 3 or (len(took) < 200 and time.perf_counter() - begin < asked["seconds"]):
+                took.append(send(connection, payload))
+                if len(took) >= 2 and time.perf_counter() - begin > 10 * asked["seconds"]:
+                    break
+            times[size] = sorted(took)[len(took) // 2]
+    return {"times": times}
+
+
+def memory(asked: dict[str, Any]) -> dict[str, Any]:
+    """Bytes a second of a copy within this host's memory, which is what its devices' own link is."""
+    source, target = bytearray(1 << 25), memoryview(bytearray(1 << 25))
+    took = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        target[:] = source
+        took.append(time.perf_counter() - begin)
+    return {"bandwidth": len(source) / sorted(took)[2] / 2}  # in and out again
+
+
+def compute(asked: dict[str, Any]) -> dict[str, Any]:
+    """Median seconds of the reference layer's forward and backward on each device: a linear one with a ReLU."""
+    try:
+        import torch
+    except ImportError as error:
+        return {"error": f"no torch there ({error})"}
+    if asked["device"] != CPU and torch.cuda.is_available():
+        places = [f"cuda:{k}" for k in range(min(asked["devices"], torch.cuda.device_count()))]
+    else:
+        places = [CPU]  # its cores are alike
+        torch.set_num_threads(1)
+    return {"seconds": [layer_seconds(torch, place) for place in places]}
+
+
+def layer_seconds(torch: Any, place: str) -> float:
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(WIDTH, WIDTH, device=place)
+    rows = torch.randn(ROWS, WIDTH, device=place, requires_grad=True)
+    took = []
+    for turn in range(13):
+        begin = time.perf_counter()
+        torch.relu(layer(rows)).sum().backward()
+        if place != CPU:
+            torch.cuda.synchronize(place)
+        if turn >= 2:  # the first ones set things up
+            took.append(time.perf_counter() - begin)
+    return sorted(took)[len(took) // 2]
+
+
+ANSWERS: dict[str, Any] = {
+    "facts": facts,
+    "clock": clock,
+    "listen": listen,
+    "reach": reach,
+    "link": link,
+    "memory": memory,
+    "compute": compute,
+}
+
+
+def main() -> None:
+    for line in sys.stdin:
+        asked = json.loads(line)
+        try:
+            told = ANSWERS[asked["do"]](asked)
+        except OSError as error:
+            told = {"error": str(error)[:200]}
+        sys.stdout.write(json.dumps(told) + "\n")
+        sys.stdout.flush()
+    os._exit(0)  # threads may be in the middle of a connection
+
+
+if __name__ == "__main__":
+    main()
