@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from .. import __version__
 from ..data.labels import TASKS
 from ..data.order import LAST_MINIBATCH
+from ..dynamics.variants import VARIANTS
 from ..engines import ENGINES
 from ..fields import MOST_LIKE_DEVICES, MOST_MINIBATCHES
 from ..launchers import LAUNCHERS
@@ -174,6 +175,10 @@ def _simulate(verb: Parser) -> None:
     verb.add_argument("--minibatches", type=whole(1, MOST_MINIBATCHES), default=32)
     _replication(verb)
     _stragglers(verb)
+    _replan(verb)
+    verb.add_argument(
+        "--epoch-minibatches", type=count, metavar="N", help="of an epoch, for --replan epoch (default: a tenth)"
+    )
     verb.add_argument("--seed", type=whole(0, 2**64), default=0, help="of what a rule draws (default: 0)")
     verb.add_argument(
         "--restart-seconds",
@@ -447,6 +452,12 @@ def _replication(verb: Parser) -> None:
         metavar="RULE[:OPTION=VALUE,…]",
         help=f"how pipelines average: {', '.join(RULES)} (default: the plan's, which is partial-reduce)",
     )
+
+
+def _replan(verb: Parser) -> None:
+    """How the plan follows devices that change while the run goes on."""
+    listed = "; ".join(f"{name}: {kind.summary}" for name, kind in VARIANTS.items())
+    verb.add_argument("--replan", choices=tuple(VARIANTS), metavar="VARIANT", help=f"{listed} (default: never)")
 
 
 def _stragglers(verb: Parser) -> None:

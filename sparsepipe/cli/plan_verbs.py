@@ -31,6 +31,7 @@ from .output import Answer, progress_line
 from .pipelines_text import forecast_text
 from .plan_table import side_by_side
 from .profile_and_cluster import beyond_profile, profile_and_cluster, warn, warn_of
+from .replanning import simulate_replanned
 
 
 def profile(options: argparse.Namespace) -> Answer:
@@ -161,11 +162,18 @@ def simulate(options: argparse.Namespace) -> Answer:
     found, cluster = profile_and_cluster(options)
     stragglers = Stragglers.parse(";".join(options.straggler or ()))
     if holds_pipelines(options.plan):
+        if options.replan:
+            raise InputError("--replan goes with plans of one pipeline; several keep their plans")
         return _simulate_pipelines(options, Pipelines.load(options.plan), found, cluster, stragglers)
     if options.replication:
         raise InputError("--replication goes with several pipelines that average; this plan has one")
+    if options.epoch_minibatches and not options.replan:
+        raise InputError("--epoch-minibatches goes with --replan: give that, or leave it out")
     chosen = load_plan(options.plan, found.graph).check(found.graph, cluster)
     warn(f"plan: {text}" for text in beyond_profile(chosen, found))
+    if options.replan:
+        sizes = _sizes(found, options.minibatches)
+        return simulate_replanned(options, chosen, found, cluster, sizes, stragglers)
     told = forecast(chosen, found, cluster, _sizes(found, options.minibatches), stragglers=stragglers)
     beyond = [text for text in (told.beyond_memory(cluster),) if text]
     warn(beyond)

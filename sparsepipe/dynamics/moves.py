@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from ..cluster import Cluster
 from ..costs import OPTIMIZER_SLOTS
@@ -117,6 +116,8 @@ def nearest(plan: Plan, new: Plan, profile: Profile, cluster: Cluster) -> Plan:
 
     Devices are alike that have a type and a node in common. Exact for one stage a device; others are left as they are.
     """
+    from scipy.optimize import linear_sum_assignment  # here, as few commands ask for it
+
     if new.stages_per_rank > 1:
         return new
     had = _held(plan)

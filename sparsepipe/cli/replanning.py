@@ -1,0 +1,91 @@
+"""What `--replan` does: a simulation of every variant beside an oracle, and a job that is followed."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..cluster import Cluster
+from ..dynamics.drift import Watch
+from ..dynamics.oracle import oracle_segments
+from ..dynamics.segments import seconds_of
+from ..dynamics.simulated import ReplanForecast, check_replans, simulate_replans
+from ..dynamics.variants import VARIANTS, variant
+from ..files import write_json
+from ..plan import Plan
+from ..profile import Profile
+from ..stragglers import Stragglers
+from .output import Answer, cell, table
+
+
+def simulate_replanned(
+    options: argparse.Namespace,
+    plan: Plan,
+    profile: Profile,
+    cluster: Cluster,
+    sizes: Sequence[float],
+    stragglers: Stragglers,
+) -> Answer:
+    """Simulate the run under each variant; the asked one's changes are told, and its trace is written."""
+    check_replans(stragglers, len(cluster.devices), len(sizes))
+    found = {
+        name: simulate_replans(
+            plan,
+            profile,
+            cluster,
+            sizes,
+            variant=variant(name),
+            watcher=Watch(profile, cluster, plan, simulated=True),
+            stragglers=stragglers,
+            epoch_minibatches=options.epoch_minibatches,
+        )
+        for name in VARIANTS
+    }
+    oracle = seconds_of(oracle_segments(plan, profile, cluster, sizes, stragglers=stragglers))
+    chosen = found[options.replan]
+    if options.trace:
+        write_json(options.trace, chosen.trace.to_chrome())
+    samples = _samples(profile)
+    rows = {name: _row(one, oracle, samples) for name, one in found.items()}
+    document = {
+        "minibatches": len(sizes),
+        **chosen.to_json(),
+        "stragglers": str(stragglers),
+        "variants": rows,
+        "oracle": {"makespan_seconds": oracle, "samples_per_second": samples * len(sizes) / oracle if oracle else None},
+        "warnings": list(profile.warnings),
+    }
+    lines = [
+        f"{len(sizes)} minibatches in {chosen.seconds:.3f} s simulated, {len(chosen.changes)} changes of the plan "
+        f"({options.replan}); {oracle:.3f} s for who knew all that comes",
+        *(
+            f"from minibatch {one.first_minibatch}: {'-'.join(str(len(s.ranks)) for s in one.decision.plan.stages)} "
+            f"replicas, {'-'.join(str(len(s.layers)) for s in one.decision.plan.stages)} layers; {one.decision.why}"
+            for one in chosen.changes
+        ),
+        _table(rows),
+    ]
+    note = stragglers.note()
+    return Answer(document, "\n".join([*lines, *([note] if note else [])]))
+
+
+def _samples(profile: Profile) -> float:
+    """Samples of a minibatch; 1 where the profile does not tell."""
+    batch = profile.origin.get("batch_size")
+    return float(batch) if isinstance(batch, int) and batch > 0 else 1.0
+
+
+def _row(one: ReplanForecast, oracle: float, samples: float) -> dict[str, Any]:
+    return {
+        "makespan_seconds": one.seconds,
+        "samples_per_second": samples * one.minibatches_per_second,
+        "of_oracle": oracle / one.seconds if one.seconds else 1.0,
+        "changes": len(one.changes),
+    }
+
+
+def _table(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    lines = [
+        (name, f"{row['samples_per_second']:.2f}", f"{row['of_oracle']:.1%}", cell(row["changes"]))
+        for name, row in rows.items()
+    ]
+    return table([("replan", "samples/s", "of the oracle", "changes"), *lines])

@@ -1,0 +1,59 @@
+"""`--replan` of the command line: simulations whose plan changes."""
+
+import json
+
+import pytest
+from command_line import sparsepipe
+from dynamics_worlds import network
+
+from sparsepipe import Trace
+from sparsepipe.dynamics.variants import VARIANTS
+
+HALF = "slow:rank=1,factor=2,from=40,to=120"
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """The words for a profile and two devices; plan.json is beside it."""
+    words = ["--profile", network(12).save(tmp_path / "p.json"), "--devices", 2, "--bandwidth", "1GB/s"]
+    assert sparsepipe("plan", *words, "--out", tmp_path / "plan.json")[0] == 0
+    return words
+
+
+def test_variants_are_simulated_beside_an_oracle(machine, tmp_path):
+    words = ("simulate", tmp_path / "plan.json", *machine, "--minibatches", 160, "--straggler", HALF)
+    code, out, told = sparsepipe(*words, "--replan", "live", "--trace", tmp_path / "trace.json", "--json")
+    assert code == 0 and not told
+    document = json.loads(out)
+    assert list(document["variants"]) == list(VARIANTS) and document["variant"] == "live"
+    rows = document["variants"]
+    assert rows["never"]["changes"] == 0 and rows["live"]["changes"] == len(document["replans"]) > 0
+    assert rows["live"]["of_oracle"] >= 0.9 > rows["never"]["of_oracle"]
+    assert document["makespan_seconds"] == rows["live"]["makespan_seconds"]
+    first = document["replans"][0]
+    assert 40 < first["minibatch"] < 80 and first["predicted_gain_seconds"] > first["predicted_cost"]["seconds"] > 0
+    assert first["moved_bytes"] > 0 and len(first["plan"]["stages"]) == 2
+    assert Trace.load(tmp_path / "trace.json").makespan == pytest.approx(document["makespan_seconds"])
+    code, out, _ = sparsepipe(*words, "--replan", "never")
+    assert code == 0 and "0 changes of the plan (never)" in out and "of the oracle" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--replan", "always"), "invalid choice: 'always'"),
+        (("--replan", "live", "--straggler", "kill:rank=1,at=3"), "end no process"),
+        (("--replan", "live", "--straggler", "slow:rank=5,factor=2"), "rank 5 is not there"),
+        (("--replan", "epoch", "--epoch-minibatches", "0"), "--epoch-minibatches"),
+        (("--epoch-minibatches", "5"), "--epoch-minibatches goes with --replan"),
+    ],
+)
+def test_what_cannot_be_simulated_is_told_in_a_line(machine, tmp_path, words, told):
+    code, out, lines = sparsepipe("simulate", tmp_path / "plan.json", *machine, *words)
+    assert code == 2 and not out and len(lines) == 1 and told in lines[0]
+
+
+def test_several_pipelines_keep_their_plans(machine, tmp_path):
+    assert sparsepipe("plan", *machine, "--pipelines", 2, "--out", tmp_path / "two.json")[0] == 0
+    code, _, lines = sparsepipe("simulate", tmp_path / "two.json", *machine, "--replan", "live")
+    assert code == 2 and lines[-1].endswith("--replan goes with plans of one pipeline; several keep their plans")
