@@ -17,8 +17,8 @@ from ..record import Origin, RunRecord
 from ..record.plans import begin_plan
 from ..replication import rule_text
 from ..runtime import RunConfig, commands
+from ..runtime.plan_fit import check_fits
 from ..runtime.workloads import check_launch
-from ..schedule import check_runs, compile, round_length
 from ..stragglers import Stragglers
 from ..workload_facts import workload_facts
 from .lock import hold, is_held
@@ -63,22 +63,7 @@ def checked(
         config = config.replace(validate=False, checkpoint_every=0)
     config = _importable(config)
     check_launch(plan, config, profile, cluster)
-    if config.clip_norm is not None and not plan.flushes:
-        raise InputError(
-            f"clip_norm goes with schedules that flush: with weights {plan.weights!r} the stages update at different "
-            "times, and there is no norm of all gradients together"
-        )
-    if config.precision == "float16" and not plan.flushes:
-        raise InputError(
-            f"precision float16 goes with schedules that flush: with weights {plan.weights!r} no step of all stages "
-            "could be left out when gradients overflow; use bfloat16"
-        )
-    if sorted(plan.ranks) != list(range(len(plan.ranks))):
-        raise InputError(f"the plan uses ranks {sorted(plan.ranks)}, expected 0 to {len(plan.ranks) - 1}")
-    rounds = max(plan.num_microbatches, *(stage.round for stage in plan.stages))
-    check_runs(compile(plan, 2 * rounds + len(plan.ranks) + 1))
-    if config.synchronised_batch_norm:
-        _check_synchronised(plan, 2 * rounds + len(plan.ranks) + 1)
+    check_fits(plan, config)
     if config.stragglers is not None:
         config = config.replace(stragglers=str(Stragglers.parse(config.stragglers)) or None)
     return config
@@ -135,23 +120,6 @@ def _changed(folder: Path, plan: Plan | Pipelines, config: RunConfig) -> RunReco
     _keep_old(folder, "config.json")
     write_json(folder / "config.json", config.to_json())
     return RunRecord.load(folder)
-
-
-def _check_synchronised(plan: Plan, num_minibatches: int) -> None:
-    """Raise InputError where replicas with synchronised batch norm would wait for each other for ever."""
-    for k, stage in enumerate(plan.stages):
-        count = len(stage.ranks)
-        if len(set(stage.shares)) > 1:
-            raise InputError(f"synchronised batch norm needs equal shares, stage {k} has {stage.shares}")
-        if plan.updates_by_step and round_length(plan, k) % count:
-            raise InputError(
-                f"synchronised batch norm needs steps of whole rounds: {round_length(plan, k)} minibatches of a step "
-                f"over {count} replicas of stage {k}; choose a multiple for num_microbatches"
-            )
-    try:
-        check_runs(compile(plan, num_minibatches), synchronised=True)
-    except InputError as error:
-        raise InputError(f"synchronised batch norm: {error}") from None
 
 
 def _settings(plan: Plan | Pipelines, config: RunConfig) -> RunConfig | dict[str, Any]:

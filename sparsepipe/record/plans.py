@@ -78,6 +78,17 @@ def begin_plan(folder: Path, plan: Plan | Pipelines, first_minibatch: int) -> No
     plan.save(folder / "plan.json")
 
 
+def went_back(folder: Path, minibatches: int) -> None:
+    """Note that a run goes on under its newest plan from a checkpoint after so many minibatches, maybe before the plan
+    began: what comes after it is done again, under that plan."""
+    if not (folder / "plan.json").exists():
+        return
+    newest = followed_plans(folder)[-1]
+    for path, found in _kept(folder):
+        if found == newest and found.first_minibatch is not None and found.first_minibatch > minibatches:
+            write_json(path, {"first_minibatch": minibatches, "plan": found.plan.to_json()})
+
+
 def _kept(folder: Path) -> list[tuple[Path, FollowedPlan]]:
     """Every plan kept beside plan.json, in order, with its file."""
     if found := _numbered(folder / "plans", r"(\d+)\.json"):

@@ -1,29 +1,59 @@
 """Commands for a run that is at work: left in its folder by whoever may write there, taken up by its rank 0.
 
-control/request.json    {"command": "stop"}                         asked for; another request takes its place
+control/request.json    {"command": "stop"}                         asked for; another stop takes its place
+                        {"command": "replan", "plan": "1f2e3d4c"}   go on under control/plan-1f2e3d4c.json
 control/taken.json      {"command": "stop", "minibatch": 120}       what the run did, and after how many minibatches
 control/refused.json    {"reason": …}                               what was wrong with a request
 
 A request stays until it has been carried out: a job whose worker was killed meanwhile finds it again when it is started
-again. Whoever launches a run in the folder clears what is left.
+again. Whoever launches a run in the folder clears what is left. How a plan is handed over, replan_request.py says.
 """
 
 import json
 import os
+import re
 import stat
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import InputError
-from ..fields import fields, integer, one_of
+from ..fields import fields, integer, maybe, number, one_of, shown, text
 from ..files import write_json
 
 STOP = "stop"  # end the run at an agreed minibatch, with a checkpoint to resume from
-COMMANDS = (STOP,)  # a worker announces them by their place here
-_FOLDER, _REQUEST, _TAKEN, _REFUSED = "control", "request.json", "taken.json", "refused.json"
+REPLAN = "replan"  # go on under another plan from an agreed minibatch on
+COMMANDS = (STOP, REPLAN)  # a worker announces them by their place here
+FOLDER, REQUEST = "control", "request.json"
+_TAKEN, _REFUSED = "taken.json", "refused.json"
 _MOST_BYTES = 4096
-_FIELDS = fields({"command": one_of(*COMMANDS), "minibatch": lambda value, what: integer(value, what, most=10**15)})
+_MOST_REASON = 500  # letters
+
+
+def _token(value: Any, what: str) -> str:
+    if not re.fullmatch("[0-9a-f]{8}", text(value, what)):
+        raise InputError(f"{what} = {shown(value)}: expected eight hexadecimal digits")
+    return str(value)
+
+
+_FIELDS = fields(
+    {
+        "command": one_of(*COMMANDS),
+        "minibatch": lambda value, what: integer(value, what, most=10**15),
+        "plan": maybe(_token),
+        "reason": text,
+        "predicted_gain_seconds": maybe(number),
+    }
+)
+
+
+class Request(NamedTuple):
+    """What a run is asked for."""
+
+    command: str
+    plan: str | None = None  # names the plan to go on under
+    reason: str = ""  # why
+    predicted_gain_seconds: float | None = None  # of whoever decided on it
 
 
 def ask(run_dir: Path, command: str) -> None:
@@ -31,70 +61,109 @@ def ask(run_dir: Path, command: str) -> None:
     if command not in COMMANDS:
         raise InputError(f"unknown command {command!r}, expected one of {', '.join(COMMANDS)}")
     try:
-        (run_dir / _FOLDER).mkdir(mode=0o700, exist_ok=True)
-        write_json(run_dir / _FOLDER / _REQUEST, {"command": command}, make_folder=False)
+        (run_dir / FOLDER).mkdir(mode=0o700, exist_ok=True)
+        write_json(run_dir / FOLDER / REQUEST, {"command": command}, make_folder=False)
     except OSError as error:
         raise InputError(f"{run_dir}: cannot be told to {command} ({error.strerror})") from None
 
 
 def requested(run_dir: Path) -> str | None:
-    """Return the command that the run is asked for, None where there is none. What is none is refused, and put aside.
+    """Return the command of `request`; None where there is none."""
+    found = request(run_dir)
+    return found.command if found else None
+
+
+def request(run_dir: Path) -> Request | None:
+    """Return what the run is asked for, None where it is nothing. What is no request is refused, and put aside.
 
     Only a small file of this user's own, or of the system's, is read. Never raises for what somebody left there.
     """
-    path = run_dir / _FOLDER / _REQUEST
+    path = run_dir / FOLDER / REQUEST
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)  # a FIFO would block
+        found = _FIELDS(json.loads(read_own(path, most_bytes=_MOST_BYTES)), str(path))
+        told = Request(found["command"], *(found.get(name) for name in ("plan", "reason", "predicted_gain_seconds")))
+        if told.command == REPLAN and told.plan is None:
+            raise InputError(f"{path}: names no plan to go on under")
+        return told._replace(reason=" ".join((told.reason or "").split())[:_MOST_REASON])
     except FileNotFoundError:
         return None
     except OSError as error:
-        _refuse(run_dir, f"cannot be read ({error.strerror})")
-        return None
-    try:
-        return str(_FIELDS(_read(descriptor), str(path))["command"])
-    except (OSError, ValueError, RecursionError) as error:  # InputError is a ValueError
-        _refuse(run_dir, str(error))
-        return None
-    finally:
-        os.close(descriptor)
+        refuse(run_dir, f"cannot be read ({error.strerror})")
+    except (ValueError, RecursionError) as error:  # InputError is a ValueError
+        refuse(run_dir, str(error))
+    return None
 
 
-def take(run_dir: Path, command: str, minibatch: int) -> None:
-    """Note that a command was carried out, after so many minibatches of the run."""
-    write_json(run_dir / _FOLDER / _TAKEN, {"command": command, "minibatch": minibatch}, make_folder=False)
-    (run_dir / _FOLDER / _REQUEST).unlink(missing_ok=True)
+def take(run_dir: Path, command: str, minibatch: int, *, plan: str | None = None) -> None:
+    """Note that a command was carried out, after so many minibatches of the run; `plan`: that of a replan."""
+    told = {"command": command, "minibatch": minibatch} | ({"plan": plan} if plan else {})
+    write_json(run_dir / FOLDER / _TAKEN, told, make_folder=False)
+    if _still(run_dir, plan):
+        (run_dir / FOLDER / REQUEST).unlink(missing_ok=True)
 
 
 def taken(run_dir: Path) -> tuple[str, int] | None:
     """Return the last command that the run carried out, and after how many minibatches; None where there was none."""
-    try:
-        with (run_dir / _FOLDER / _TAKEN).open("rb") as handle:
-            found = _FIELDS(json.loads(handle.read(_MOST_BYTES)), _TAKEN)
-        return found["command"], found["minibatch"]
-    except (OSError, ValueError, RecursionError):
-        return None
+    found = _told(run_dir, _TAKEN)
+    return (found["command"], found["minibatch"]) if found and {"command", "minibatch"} <= found.keys() else None
+
+
+def taken_plan(run_dir: Path, plan: str) -> int | None:
+    """Return the minibatch from which on the run goes on under a plan that was asked for; None where it does not."""
+    found = _told(run_dir, _TAKEN)
+    return found.get("minibatch") if found and found.get("plan") == plan else None
+
+
+def refused_plan(run_dir: Path, plan: str) -> str | None:
+    """Return why the run does not go on under a plan that was asked for; None where it has not said so."""
+    found = _told(run_dir, _REFUSED)
+    return found.get("reason") if found and found.get("plan") == plan else None
 
 
 def clear(run_dir: Path) -> None:
     """Remove what is left of an earlier launch. Its lock is held, so nothing is at work."""
-    for name in (_REQUEST, _TAKEN, _REFUSED):
+    plans = (run_dir / FOLDER).glob("plan-*.json")
+    for path in (*(run_dir / FOLDER / name for name in (REQUEST, _TAKEN, _REFUSED)), *plans):
         with suppress(OSError):
-            (run_dir / _FOLDER / name).unlink()
+            path.unlink()
 
 
-def _read(descriptor: int) -> Any:
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_BYTES:
-        raise InputError(f"expected a file of at most {_MOST_BYTES} bytes")
-    if status.st_uid not in (os.geteuid(), 0):
-        raise InputError(f"is of user {status.st_uid}, expected this run's own user")
-    return json.loads(os.read(descriptor, _MOST_BYTES))
-
-
-def _refuse(run_dir: Path, reason: str) -> None:
-    """Put a request aside that is none, so that it is not looked at again."""
-    folder = run_dir / _FOLDER
+def refuse(run_dir: Path, reason: str, *, plan: str | None = None) -> None:
+    """Put a request aside that cannot be carried out, so that it is not looked at again; `plan`: that of a replan."""
+    folder = run_dir / FOLDER
+    told = {"reason": reason[:_MOST_REASON]} | ({"plan": plan} if plan else {})
+    if _still(run_dir, plan):
+        with suppress(OSError):
+            (folder / REQUEST).replace(folder / f"{REQUEST}.refused")
     with suppress(OSError):
-        (folder / _REQUEST).replace(folder / f"{_REQUEST}.refused")
-    with suppress(OSError):
-        write_json(folder / _REFUSED, {"reason": reason[:500]}, make_folder=False)
+        write_json(folder / _REFUSED, told, make_folder=False)
+
+
+def read_own(path: Path, *, most_bytes: int) -> bytes:
+    """Return the content of a small file of this user's own, or of the system's: no link is followed, no pipe read.
+
+    Raises OSError where it cannot be opened, InputError where it is another file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)  # a FIFO would block
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > most_bytes:
+            raise InputError(f"{path}: expected a file of at most {most_bytes} bytes")
+        if status.st_uid not in (os.geteuid(), 0):
+            raise InputError(f"{path}: is of user {status.st_uid}, expected this run's own user")
+        return os.read(descriptor, most_bytes)
+    finally:
+        os.close(descriptor)
+
+
+def _still(run_dir: Path, plan: str | None) -> bool:
+    """Whether what is asked for is still the plan that was, and not, say, a stop that took its place."""
+    return plan is None or (_told(run_dir, REQUEST) or {}).get("plan") == plan
+
+
+def _told(run_dir: Path, name: str) -> dict[str, Any] | None:
+    """What one of the files here says; None where there is none that can be read."""
+    try:
+        return dict(_FIELDS(json.loads(read_own(run_dir / FOLDER / name, most_bytes=_MOST_BYTES)), name))
+    except (OSError, ValueError, RecursionError):
+        return None

@@ -99,7 +99,7 @@ def _attempt(
     closing: tuple[int, ...],
 ) -> FailureCause | None:
     """Start the workers once and wait for their end; where one fails the others are ended at once. Returns why."""
-    plan = record.plan
+    plan = RunRecord(record.folder).plan  # read anew: it may have changed while the last attempt ran
     if not isinstance(plan, Plan):
         raise InputError(f"{record.folder}: has several pipelines, each of which has a launcher of its own")
     kills = MemoryKills.now()
@@ -140,7 +140,8 @@ def _finish(folder: RunFolder, cause: FailureCause | None) -> int:
 
 def _success(folder: Path) -> dict[str, Any]:
     """How a run stands whose workers all ended well."""
-    if (found := commands.taken(folder)) is None:
+    found = commands.taken(folder)
+    if found is None or found[0] != commands.STOP:
         return {"state": "finished"}
     return {"state": "stopped", "reason": f"stopped after {found[1]} minibatches, as asked; resume it to go on"}
 

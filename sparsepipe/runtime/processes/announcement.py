@@ -31,8 +31,12 @@ class Announcement:
             self._word[0] = 0
 
     def make(self, command: int, minibatch: int) -> None:
-        """Announce a command by its number, due before a minibatch of the run. Rank 0 does, once."""
+        """Announce a command by its number, due before a minibatch of the run. Rank 0 does, one at a time."""
         self._word[0] = minibatch * _COMMANDS + command + 1
+
+    def clear(self) -> None:
+        """Make room for the next one. Rank 0 does, once all ranks have met where the last one was due."""
+        self._word[0] = 0
 
     def read(self) -> Announced | None:
         """Return what is announced, None where nothing is."""

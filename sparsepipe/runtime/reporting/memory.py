@@ -33,6 +33,14 @@ class PeakMemory:
         self._allocated_before = self._allocated()
         self.held_bytes = 0
 
+    def restart(self, shared: SharedMemory | None) -> None:
+        """Forget the peak so far, where a rank goes on under another plan: what it held before it had a stage stays."""
+        self._shared, self.held_bytes = shared, 0
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        elif self._readable():
+            _RESET.write_text("5")
+
     def look(self) -> None:
         """Take note of what is held now, between two layers or actions: what plans count, and no more.
 

@@ -146,4 +146,5 @@ _DONE_BY = {
     "trained": lambda row: row["minibatches"],
     "epoch": lambda row: row["minibatches"],
     "resume": lambda row: row["minibatches"],
+    "replan": lambda row: row["minibatch"],
 }

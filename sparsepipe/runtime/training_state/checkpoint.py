@@ -102,7 +102,7 @@ class Checkpoint:
             try:
                 with safe_open(path, framework="pt") as shard:
                     for key in shard.keys():  # noqa: SIM118 - not a dict
-                        if _is_wanted(_layer(key, places), wanted, places):
+                        if belongs(key, wanted, layers=places):
                             tensors[key] = shard.get_tensor(key)
             except (OSError, SafetensorError) as error:
                 raise InputError(f"{path}: a shard that cannot be read ({error}); resume from another run") from None
@@ -223,21 +223,22 @@ def without_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tens
     return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
 
 
+def belongs(key: str, wanted: Collection[str], *, layers: Collection[str]) -> bool:
+    """Whether a tensor, named as in a checkpoint, is one of the layers `wanted`, of all `layers` of the network.
+
+    Of a traced network some names say other layers: those of layers made one ("norm" has "other.weight", too), which
+    name none, and what is not trained of a module that is called again: "norm-2" holds "norm.running_mean".
+    """
+    layer = _layer(key, layers)
+    return layer in wanted or layer not in layers or any(each.rpartition("-")[0] == layer for each in wanted)
+
+
 def _layer(key: str, layers: Collection[str]) -> str:
     """Return the layer that a tensor belongs to: the longest id that its name is, or begins with before a dot."""
     name = key.split(":", 1)[1]
     while name not in layers and "." in name:
         name = name.rpartition(".")[0]
     return name
-
-
-def _is_wanted(layer: str, wanted: Collection[str], places: Mapping[str, str]) -> bool:
-    """Whether to read a tensor by the layer that its name says.
-
-    Of a traced network some have other layers: those of layers made one ("norm" has "other.weight", too), which name
-    none, and what is not trained of a module that is called again: "norm-2" holds "norm.running_mean".
-    """
-    return layer in wanted or layer not in places or any(each.rpartition("-")[0] == layer for each in wanted)
 
 
 def _sync_folder(path: Path) -> None:

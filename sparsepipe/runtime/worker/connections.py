@@ -116,7 +116,7 @@ class Connections:
                 address=process.address,
             )
         except BaseException:
-            found._release()
+            found.release()
             raise
         return replace(found, sockets=sockets)
 
@@ -152,10 +152,10 @@ class Connections:
         if self.process.store is None:
             return
         self.process.barrier("end of a plan")  # what one has received, another may still be sending
-        self._release()
+        self.release()
 
-    def _release(self) -> None:
-        """Close this rank's ends."""
+    def release(self) -> None:
+        """Close this rank's ends, wherever the other ranks are: nothing is under way."""
         if self.sockets:
             self.sockets.close()
         if self.shared_memory:

@@ -6,18 +6,21 @@
     rank 1         F8 B8 F9 B9 F10 B10 F11 B11           ▐    ▌
 
 Nobody waits for an answer and nothing is sent: rank 0 names a minibatch so far ahead that no rank can have begun it.
-Where the epoch ends before, all ranks take the command up at its end, where they meet anyway.
+Where the epoch ends before, all ranks take the command up at its end, where they meet anyway. A change of the plan is
+announced once every rank has prepared it (replanning.py).
 """
 
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...record.plans import followed_plans
 from ...schedule import Action, Op, Program, round_length, unit_length
 from .. import commands
 from ..processes.announcement import Announcement
 from ..processes.process import Process
 from .feed import Feed
+from .replanning import Replanning, State
 
 _SECONDS = 0.1  # between two looks into the run's folder, which take some microseconds each
 
@@ -51,6 +54,7 @@ class Control:
     """One rank's eye on what is announced. Rank 0 makes the announcements."""
 
     _feed: Feed | None = None  # of a part whose end is not known when it begins
+    replanning: Replanning | None = None  # where the plan may change
 
     def __init__(self, run_dir: Path, process: Process, horizon: Horizon) -> None:
         self._run_dir, self._horizon, self._leads = run_dir, horizon, process.rank == 0
@@ -100,13 +104,24 @@ class Control:
         """Note that a command was carried out. One rank comes here."""
         commands.take(self._run_dir, command, minibatches)
 
+    def go_on(self, horizon: Horizon) -> None:
+        """Be ready for the next command, maybe under another plan. All ranks have met where the last one was due, and
+        meet again before any looks."""
+        self._horizon = horizon
+        if self._leads:
+            self._announcement.clear()
+
     def close(self) -> None:
         """Look no more. All ranks have met since they began to."""
+        if self.replanning:
+            self.replanning.close()
         self._announcement.close()
 
     def _look(self, minibatch: int) -> None:
         """See what is announced, before the forward of `minibatch` begins."""
         found = self._announcement.read()
+        if not self._leads and self.replanning:
+            self.replanning.look(self._announcement)
         if self._leads and found is None:
             self._take_up(self._horizon.end(max(self._begun, minibatch), self._count))
             found = self._announcement.read()
@@ -123,5 +138,23 @@ class Control:
         if now < self._next_look:
             return
         self._next_look = now + _SECONDS
-        if command := commands.requested(self._run_dir):
-            self._announcement.make(commands.COMMANDS.index(command), self._first + end)
+        request = commands.request(self._run_dir)
+        if request is None:
+            if self.replanning:
+                self.replanning.forget()  # what was asked for is not any more
+        elif request.command != commands.REPLAN or self._prepared(request):
+            self._announcement.make(commands.COMMANDS.index(request.command), self._first + end)
+
+    def _prepared(self, request: commands.Request) -> bool:
+        """Whether every rank is ready for a change of the plan; one that cannot be made is refused."""
+        if self.replanning is None:
+            told = "pipelines that train together keep their plans; stop the run, and resume it under another"
+            commands.refuse(self._run_dir, told, plan=request.plan)
+            return False
+        state, reason = self.replanning.advance(request, self._announcement)
+        if state is State.REFUSED:
+            commands.refuse(self._run_dir, reason, plan=request.plan)
+        if state is State.DONE:  # this job was started again after it had come under the plan, before it could say so
+            first = followed_plans(self._run_dir)[-1].first_minibatch or 0
+            commands.take(self._run_dir, request.command, first, plan=request.plan)
+        return state is State.READY

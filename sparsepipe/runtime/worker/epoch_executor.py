@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -70,7 +70,7 @@ class EpochExecutor:
         if not replica.runner.is_last:
             backwards = (action.minibatch for action in todo if action.op in (Op.BACKWARD, Op.BACKWARD_INPUT))
             self.gradients_inbox = context.exchange.inbox(replica, list(backwards), feed, direction=BACKWARD)
-        self._steps = {
+        self._steps: dict[Op, Callable[[Action], None]] = {
             Op.FORWARD: self.forward,
             Op.BACKWARD: self.backward,
             Op.BACKWARD_INPUT: self.backward,
@@ -81,6 +81,7 @@ class EpochExecutor:
     def close(self) -> Tensor:
         """End it, when all actions are done; return its table."""
         self.inputs.close()
+        self._steps.clear()  # they hold it, and so the stage, in a circle
         return self.table
 
     def do(self, action: Action) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from ...files import cut_torn_row
 from ...plan import Plan
+from ...record.plans import went_back
 from ...record.trace_file import bytes_of_rank
 from ...schedule import compile_until_steady
 from ..config import RunConfig
@@ -21,6 +22,7 @@ from ..workloads import open_workload
 from ..workloads.base import Workload
 from .connections import Connections, check_ranks
 from .join import joined
+from .replanning import Replanning
 from .straggler import Straggler
 from .worker import Worker
 
@@ -68,8 +70,10 @@ def train(
     straggler: Straggler | None = None,
     member: "Member | None" = None,
 ) -> None:
-    """Run a process's rank of `plan` to its end. The process may go on under another plan, with another `opening`.
+    """Run a process's rank of `plan` to its end, or of the plans that come after it while it runs.
 
+    The process may go on afterwards, with an `opening` above those that were used: one more for each change of the plan
+    that was asked for.
     `member`: the plan is one of several pipelines; where it goes on from, the others say.
     """
     connections = Connections.open(
@@ -96,19 +100,33 @@ def train(
     try:
         parts: dict[str, Any] = {"connections": connections, "workload": workload, "recorder": recorder}
         parts["straggler"] = straggler
-        if member is None:
-            worker = Worker(run_dir, plan, config, **parts)
-        else:
+        if member is not None:
             from .pipeline_worker import PipelineWorker
 
-            worker = PipelineWorker(run_dir, plan, config, **parts, **member.parts())
-        gc.freeze()  # modules and weights stay: not to be searched for garbage between minibatches
-        gc.enable()
-        worker.run(found)
+            pipeline = PipelineWorker(run_dir, plan, config, **parts, **member.parts())
+            _leave_out_of_searches()
+            pipeline.run(found)
+        else:
+            worker: Worker | None = Worker(run_dir, plan, config, **parts)
+            worker.control.replanning = Replanning(run_dir, worker, process, opening=opening)
+            _leave_out_of_searches()
+            done = worker.begin(found)
+            while worker:
+                done, following = worker.train(done)
+                if following is None:
+                    worker.end(done)
+                    connections = worker.connections
+                worker = following
     finally:
         recorder.close()
         gc.unfreeze()  # they go with the plan
     connections.close()
+
+
+def _leave_out_of_searches() -> None:
+    """Leave modules and weights, which stay, out of what is searched for garbage between minibatches."""
+    gc.freeze()
+    gc.enable()
 
 
 def _agree(run_dir: Path, process: Process) -> checkpoint.Checkpoint | None:
@@ -118,6 +136,7 @@ def _agree(run_dir: Path, process: Process) -> checkpoint.Checkpoint | None:
         found = checkpoint.latest(run_dir)
         chosen[0] = found.minibatches if found else 0
         forget_rows(run_dir, int(chosen))
+        went_back(run_dir, int(chosen))
     minibatches = int(process.sum(chosen, what="resume"))
     return checkpoint.load(checkpoint.folder_of(run_dir, minibatches)) if minibatches else None
 

@@ -1,6 +1,7 @@
 """The worker: one rank that does its list of actions, epoch after epoch."""
 
 import math
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -10,17 +11,16 @@ from statistics import median
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
 
 from ...errors import InputError
 from ...host.background_load import Usage
 from ...plan import Plan
 from ...record.record_files import read_metrics
-from ...schedule import Program, check_runs, compile
-from ...trace import SPAN_KINDS
-from ..commands import STOP
+from ...schedule import Op, Program, check_runs, compile, compile_until_steady, round_length
+from ..commands import REPLAN, STOP
 from ..config import RunConfig
 from ..failures import LossNotFinite, PeerLost
+from ..plan_fit import check_fits
 from ..reporting import metrics
 from ..reporting.load import shared_load, worst_load
 from ..reporting.memory import PeakMemory
@@ -29,13 +29,16 @@ from ..training_state import checkpoint
 from ..training_state.async_checkpoint import Snapshots
 from ..training_state.loss_scale import LossScale
 from ..workloads.base import Workload
-from .connections import Connections
+from .connections import Connections, check_ranks
 from .context import WorkerContext
 from .control import Control, Horizon
 from .epoch_executor import EpochExecutor
 from .epoch_parts import EpochPart, RunLength, Units
+from .epoch_row import EpochSoFar, epoch_row, summed
 from .feed import Feed, GivenFeed
 from .packet_exchange import PacketExchange
+from .pause import Pause, last_end, usual_gap
+from .replanning import Moment
 from .stage_replica import StageReplica, WeightsNotFinite
 from .straggler import Straggler
 from .validation import validate
@@ -62,15 +65,18 @@ class Worker:
         recorder: Recorder,
         straggler: Straggler | None = None,
         checkpoints_in: Path | None = None,
+        before: "Worker | None" = None,
     ) -> None:
-        """`checkpoints_in`: the folder of the run whose checkpoints these are, where it is another."""
+        """`checkpoints_in`: the folder of the run whose checkpoints these are, where it is another. `before`: the
+        worker under the plan before, whose place it will take: see `take_over`."""
         process = connections.process
         self.run_dir, self.plan, self.config, self.process = run_dir, plan, config, process
         self.checkpoints_in = checkpoints_in or run_dir
         self.connections = connections
         self.workload, self.recorder = workload, recorder
         self.rank = process.rank
-        memory = PeakMemory(process.device, connections.shared_memory)  # of what is made from here on
+        # Of what is made from here on, by the first worker of this process.
+        memory = before.context.memory if before else PeakMemory(process.device, connections.shared_memory)
         stages = plan.stages_of(self.rank)
         self.replicas = {
             k: StageReplica.open(plan, config, position=connections.at(k), workload=workload) for k in stages
@@ -79,11 +85,16 @@ class Worker:
         exchange = PacketExchange(connections, recorder, timeout=timeout)
         self.context = WorkerContext(plan, process, workload, exchange, recorder, memory, timeout, straggler)
         self.weight_update = WeightUpdate(self.context, config, num_stages=len(stages))
-        self.snapshots = Snapshots(self.checkpoints_in, timeout=timeout)
+        self.snapshots = before.snapshots if before else Snapshots(self.checkpoints_in, timeout=timeout)
         self.length = RunLength(workload.epoch_minibatches, workload.total_minibatches)
-        self.control = Control(run_dir, process, Horizon.of(connections.program))
+        self.horizon = Horizon.of(connections.program)
+        self.control = before.control if before else Control(run_dir, process, self.horizon)
         self._programs: dict[int, Program] = {}
+        self.so_far = EpochSoFar()
         self.epochs: list[dict[str, Any]] = []
+        self.first_epoch = 0  # of those, that ended under this plan
+        self.last_table = torch.zeros(1, 5, dtype=torch.float64)  # of the part that ended last, of all ranks
+        self.pause: Pause | None = None  # before this plan, until its first update
         self.unproven: int | None = None  # minibatches of the checkpoint whose weights are not validated yet
 
     def program(self, num_minibatches: int) -> Program:
@@ -92,14 +103,13 @@ class Worker:
 
     # --- the run -----------------------------------------------------------------------------------------------------
 
-    def run(self, resume_from: checkpoint.Checkpoint | None = None) -> None:
-        """Train what is left to train, with validation and checkpoints between epochs, and sum up.
+    def begin(self, resume_from: checkpoint.Checkpoint | None = None) -> int:
+        """Begin the run; return how many minibatches were trained before.
 
         Raises InputError where a list of actions would deadlock: warm-ups of another's may do in long epochs alone.
         """
         done = self._resume(resume_from) if resume_from else 0
-        for count in self.length.counts(done):
-            check_runs(self.program(count), synchronised=self.config.synchronised_batch_norm)
+        self.compile_from(done)
         if self.context.writes_metrics:
             facts = {
                 "epoch_minibatches": self.workload.epoch_minibatches,
@@ -109,24 +119,39 @@ class Worker:
             self.recorder.metric("start", **facts)
         if resume_from:
             self._validate_late(done)
-        for part in self.length.parts(done):
+        return done
+
+    def train(self, done: int) -> tuple[int, "Worker | None"]:
+        """Train what is left to train after `done` minibatches, with validation and checkpoints between epochs.
+
+        Returns how many are done then, and who goes on where the plan changes before the end.
+        """
+        while done < self.workload.total_minibatches:
+            part = next(self.length.parts(done))
             self.context.exchange.sent_bytes = 0
             self.recorder.restart()
             (row, trained), epoch = self._train(part, self._given(part)), part.epoch
             done += trained
+            due = self.control.due if done < self.workload.total_minibatches else None
             with self._meeting(epoch):
                 for replica in self.replicas.values():
                     replica.average_statistics()
-                self._check_finite(epoch, done)
-            stops = done < self.workload.total_minibatches and self.control.due == STOP
-            if trained < part.count:
+                if row:
+                    self._check_finite(epoch, done)
+            if trained == part.count:
+                self._end_epoch(epoch, done, row, stops=due == STOP)
+            elif due == STOP:
                 self._checkpoint(done, last=True)
                 self.epochs.append({**row, "validation": None})  # for the summary: whoever resumes ends the epoch
-            else:
-                self._end_epoch(epoch, done, row, stops=stops)
             self.recorder.flush()
-            if stops:
+            if due == STOP:
                 break
+            if due == REPLAN and (taken_over := self._replan(done, within=trained < part.count)):
+                return done, taken_over
+        return done, None
+
+    def end(self, done: int) -> None:
+        """Sum up, when all is trained or the run was asked to stop."""
         if done < self.workload.total_minibatches and self.rank == 0:
             self.control.carried_out(STOP, done)
         self.control.close()
@@ -209,6 +234,8 @@ class Worker:
             executors[action.stage].do(action)
             if place % every == 0:
                 self.context.memory.look()
+            if self.pause and action.op is Op.UPDATE:
+                self._tell_replan(self.pause)
         after = Usage.now()
         control.close_part()
         with self._meeting(epoch):
@@ -216,7 +243,14 @@ class Worker:
             tables = {k: executor.close()[: control.end] for k, executor in executors.items()}
             if not control.end:
                 return {}, 0
-            row = self._epoch_row(tables, started)
+            table = summed(tables, self.context)
+            self.last_table = table
+            if control.end < part.count and control.due == REPLAN:
+                self.so_far.tables.append(table)
+                self.so_far.sent_bytes += self.context.exchange.sent_bytes
+                return {}, control.end
+            row = epoch_row(self.context, table, started, stages=tuple(tables), before=self.so_far)
+            self.so_far = EpochSoFar()
             return row | {"load": shared_load(self.process, before, after)}, control.end
 
     @contextmanager
@@ -225,44 +259,6 @@ class Worker:
         start = self.recorder.now()
         yield
         self.recorder.span("wait", f"{self.recorder.stage}E{epoch}", start, self.recorder.now())
-
-    def _epoch_row(self, tables: Mapping[int, Tensor], started: float) -> dict[str, Any]:
-        """Bring together what the ranks know of an epoch."""
-        whole = torch.stack(list(tables.values())).sum(dim=0)
-        table = self.process.sum(whole, what="end of an epoch")
-        times, samples, losses, counted, correct = table.unbind(dim=1)
-        window = metrics.steady_window(times.tolist(), self.plan)
-        start, end = (float(times[k]) for k in window) if window else (started, float(times.max()))
-        spans = self.recorder.restart()
-        seconds = torch.zeros(len(self.plan.stages), len(SPAN_KINDS), dtype=torch.float64)
-        for k in tables:
-            busy = metrics.busy_seconds([span[1:] for span in spans if span[0] == k], start, end)
-            seconds[k] = torch.tensor([busy[kind] for kind in SPAN_KINDS], dtype=torch.float64)
-        self.process.sum(seconds, what="end of an epoch")
-        stages = metrics.stage_summaries(
-            self.plan, [dict(zip(SPAN_KINDS, row, strict=True)) for row in seconds.tolist()], end - start
-        )
-        memory = torch.zeros(len(self.plan.ranks), 2, dtype=torch.float64)
-        memory[self.rank] = torch.tensor(
-            [self.context.memory.bytes(), self.context.memory.held_bytes], dtype=torch.float64
-        )
-        self.process.sum(memory, what="end of an epoch")
-        for entry in stages:
-            most = memory[entry["ranks"]].amax(dim=0).tolist()
-            entry |= dict(zip(metrics.MEMORY, map(int, most), strict=True))
-        sent = self.process.sum(
-            torch.tensor([self.context.exchange.sent_bytes], dtype=torch.float64), what="end of an epoch"
-        )
-        total = max(float(counted.sum()), 1.0)
-        train = {"loss": float((losses * counted).sum()) / total}
-        if self.workload.tally().counts_correct:
-            train["accuracy"] = float(correct.sum()) / total
-        return {
-            "train": train,
-            "samples_per_second": metrics.pace(times.tolist(), samples.tolist(), window, started),
-            "sent_bytes": int(sent),
-            "stages": stages,
-        }
 
     def _validate(self, epoch: int, done: int) -> dict[str, float]:
         """Validate the newest weights. What fails costs no epoch: its checkpoint is whole when this raises."""
@@ -314,6 +310,70 @@ class Worker:
         if not told_by:
             raise PeerLost("another rank tells why this run ends")
         raise error(f"{what}; lower the learning rate, the last checkpoint is kept")
+
+    # --- another plan ------------------------------------------------------------------------------------------------
+
+    def check_next(self, plan: Plan) -> None:
+        """Raise InputError where this job cannot go on under a plan."""
+        check_ranks(plan, self.process.world_size)
+        self.workload.check(plan)
+        check_fits(plan, self.config)
+
+    def connect_next(self, plan: Plan, opening: int) -> Connections:
+        """Open the connections of the plan after this one, beside those that are at work. All ranks come here."""
+        options = {"synchronise": self.config.synchronised_batch_norm, "share_memory": self.config.shared_memory}
+        return Connections.open(compile_until_steady(plan), self.process, opening=opening, **options)
+
+    def next_worker(self, plan: Plan, connections: Connections) -> "Worker":
+        """Build the worker of the plan after this one, while this one trains."""
+        parts: dict[str, Any] = {"workload": self.workload, "recorder": self.recorder}
+        parts["straggler"] = self.context.straggler
+        return Worker(self.run_dir, plan, self.config, connections=connections, before=self, **parts)
+
+    def compile_from(self, done: int) -> None:
+        """Compile what is left to train after so many minibatches. Raises InputError where it would deadlock."""
+        for count in self.length.counts(done):
+            program = self.program(count)
+            check_runs(program, synchronised=self.config.synchronised_batch_norm)
+            _ = program.weights  # asked for in every epoch
+
+    def let_go(self) -> None:
+        """Let its stages and connections go: another worker has taken its place, or will not be needed."""
+        self.replicas.clear()
+        self.connections.release()
+
+    def _replan(self, done: int, *, within: bool) -> "Worker | None":
+        """Go on under another plan, which every rank has prepared; None where one of them cannot, and this one stays.
+
+        `within` an epoch, the pause is counted from the last minibatch; between two epochs, from here.
+        """
+        assert self.control.replanning is not None
+        began = self.recorder.now()
+        with self._meeting(done // self.workload.epoch_minibatches):
+            found = self.control.replanning.carry_out(done)
+        if found is None:
+            self.control.go_on(self.horizon)
+            return None
+        taken_over, moment = found
+        assert isinstance(taken_over, Worker)
+        taken_over.take_over(self, moment, since=last_end(self.last_table) if within else began)
+        return taken_over
+
+    def take_over(self, before: "Worker", moment: Moment, *, since: float) -> None:
+        """Go on where the worker under the plan before has stopped, whose layers have come."""
+        self.epochs, self.first_epoch = before.epochs, len(before.epochs)
+        self.unproven, self.so_far = before.unproven, before.so_far
+        self.weight_update.loss_scale = before.weight_update.loss_scale
+        self.context.memory.restart(self.connections.shared_memory)
+        self.control.go_on(self.horizon)
+        if self.context.writes_metrics:
+            usual = usual_gap(before.last_table, round_length(before.plan, len(before.plan.stages) - 1))
+            self.pause = Pause(moment, since, usual, ahead=time.monotonic() - self.recorder.now())
+
+    def _tell_replan(self, pause: Pause) -> None:
+        """Write down what the change of the plan cost, now that the first update under it is made."""
+        self.recorder.metric("replan", **pause.row(self.recorder.now()))
+        self.pause = None
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -377,7 +437,8 @@ class Worker:
             self.epochs = [row for row in told if len(row["stages"]) == len(self.plan.stages)]  # of this plan
         if not self.epochs:
             raise InputError(f"{self.run_dir / 'metrics.jsonl'}: has no epoch of this plan, so nothing to sum up")
-        steady = self.epochs[1:] or self.epochs
+        steady, own = self.epochs[1:] or self.epochs, self.epochs[self.first_epoch :]
+        replans = self._replans()
         return {
             "run_dir": str(self.run_dir),
             "model": self.workload.model,
@@ -391,5 +452,15 @@ class Worker:
             "train": self.epochs[-1]["train"],
             "validation": self.epochs[-1]["validation"] or {},
             "load": worst_load(steady),
-            "stages": metrics.with_memory(metrics.median_summaries([row["stages"] for row in steady]), self.plan),
+            "stages": metrics.with_memory(
+                metrics.median_summaries([row["stages"] for row in own[1:] or own]), self.plan
+            ),
+            **({"replans": replans} if replans else {}),
         }
+
+    def _replans(self) -> list[dict[str, Any]]:
+        """What changes of the plan cost, in order, of all attempts of the run."""
+        self.recorder.flush()
+        path = self.run_dir / "metrics.jsonl"
+        rows = read_metrics(path, "replan") if path.exists() else []
+        return [{key: value for key, value in row.items() if key not in ("event", "seconds")} for row in rows]

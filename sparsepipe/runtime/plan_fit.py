@@ -1,0 +1,43 @@
+"""Whether a plan goes with the settings of a run: asked before processes start, and before a job goes on under it."""
+
+from ..errors import InputError
+from ..plan import Plan
+from ..schedule import check_runs, compile, round_length
+from .config import RunConfig
+
+
+def check_fits(plan: Plan, config: RunConfig) -> None:
+    """Raise InputError where a plan would deadlock, or asks for what the settings leave out."""
+    if config.clip_norm is not None and not plan.flushes:
+        raise InputError(
+            f"clip_norm goes with schedules that flush: with weights {plan.weights!r} the stages update at different "
+            "times, and there is no norm of all gradients together"
+        )
+    if config.precision == "float16" and not plan.flushes:
+        raise InputError(
+            f"precision float16 goes with schedules that flush: with weights {plan.weights!r} no step of all stages "
+            "could be left out when gradients overflow; use bfloat16"
+        )
+    if sorted(plan.ranks) != list(range(len(plan.ranks))):
+        raise InputError(f"the plan uses ranks {sorted(plan.ranks)}, expected 0 to {len(plan.ranks) - 1}")
+    num_minibatches = 2 * max(plan.num_microbatches, *(stage.round for stage in plan.stages)) + len(plan.ranks) + 1
+    check_runs(compile(plan, num_minibatches))
+    if config.synchronised_batch_norm:
+        _check_synchronised(plan, num_minibatches)
+
+
+def _check_synchronised(plan: Plan, num_minibatches: int) -> None:
+    """Raise InputError where replicas with synchronised batch norm would wait for each other for ever."""
+    for k, stage in enumerate(plan.stages):
+        count = len(stage.ranks)
+        if len(set(stage.shares)) > 1:
+            raise InputError(f"synchronised batch norm needs equal shares, stage {k} has {stage.shares}")
+        if plan.updates_by_step and round_length(plan, k) % count:
+            raise InputError(
+                f"synchronised batch norm needs steps of whole rounds: {round_length(plan, k)} minibatches of a step "
+                f"over {count} replicas of stage {k}; choose a multiple for num_microbatches"
+            )
+    try:
+        check_runs(compile(plan, num_minibatches), synchronised=True)
+    except InputError as error:
+        raise InputError(f"synchronised batch norm: {error}") from None

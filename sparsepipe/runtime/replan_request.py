@@ -1,0 +1,65 @@
+"""A plan handed to a run that is at work: a file beside the request that names it, which one process alone can leave.
+
+control/plan-1f2e3d4c.json                                      the plan, which rank 0 reads once, for all ranks
+control/request.json    {"command": "replan", "plan": "1f2e3d4c", "reason": "rank 1 is slow"}
+"""
+
+import json
+import os
+import secrets
+from pathlib import Path
+
+from ..errors import InputError
+from ..files import write_json
+from ..plan import Plan
+from .commands import FOLDER, REPLAN, REQUEST, read_own
+
+_MOST_BYTES = 2**24  # of a plan: one of thousands of layers and devices has a few
+
+
+def leave(run_dir: Path, plan: Plan, *, reason: str = "", predicted_gain_seconds: float | None = None) -> str:
+    """Ask a run to go on under `plan`; return the token that names it.
+
+    Raises InputError where the run is asked for something else that it has not done yet, or cannot be asked.
+    """
+    folder, token = run_dir / FOLDER, secrets.token_hex(4)
+    told = {"command": REPLAN, "plan": token, "reason": reason, "predicted_gain_seconds": predicted_gain_seconds}
+    made = folder / f".{REQUEST}.{token}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        try:
+            write_json(_path(run_dir, token), plan.to_json(), make_folder=False)
+            write_json(made, told, make_folder=False)
+            os.link(made, folder / REQUEST)  # whoever is second finds one there
+        except BaseException:
+            forget(run_dir, token)
+            raise
+        finally:
+            made.unlink(missing_ok=True)
+    except FileExistsError:
+        raise InputError(
+            f"{run_dir}: is asked for a change already that it has not made yet; wait for its end, then ask again"
+        ) from None
+    except OSError as error:
+        raise InputError(f"{run_dir}: cannot be told to {REPLAN} ({error.strerror})") from None
+    return token
+
+
+def read(run_dir: Path, token: str) -> Plan:
+    """Return the plan that a request names. Raises InputError where there is none, or none that can be read."""
+    path = _path(run_dir, token)
+    try:
+        return Plan.from_json(json.loads(read_own(path, most_bytes=_MOST_BYTES)))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def forget(run_dir: Path, token: str) -> None:
+    """Remove a plan that was handed over, once it is known what became of it."""
+    _path(run_dir, token).unlink(missing_ok=True)
+
+
+def _path(run_dir: Path, token: str) -> Path:
+    return run_dir / FOLDER / f"plan-{token}.json"

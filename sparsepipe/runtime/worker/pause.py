@@ -1,0 +1,56 @@
+"""What a change of the plan cost: the gap between two updates that it made, part by part.
+
+last minibatch under the old plan  ─ drain ─ transfer ─ reconnect ─ fill ─►  first update under the new one
+
+drain      until all ranks have met, each with an empty pipeline
+transfer   until every rank has its layers
+reconnect  until the plan is written down and the old connections are closed (the new ones were open before)
+fill       until the new pipeline has made its first update, less the usual time from one update to the next
+"""
+
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from torch import Tensor
+
+from .replanning import Moment
+
+
+@dataclass(frozen=True)
+class Pause:
+    """The pause before a plan, while it lasts."""
+
+    moment: Moment
+    since: float  # when the last minibatch before it was done in the last stage, in the run's seconds
+    usual: float  # seconds from one update of the last stage to the next, under the plan before
+    ahead: float  # by how many seconds this process's clock is ahead of the run's
+
+    def row(self, now: float) -> dict[str, Any]:
+        """Return the row for the run's metrics when the first update is made: parts add up to the pause."""
+        began, given, made = (told - self.ahead for told in self.moment.seconds)
+        ends = (self.since, began, given, made, now - self.usual)
+        names = ("drain", "transfer", "reconnect", "fill")
+        parts = {name: round(end - start, 6) for name, start, end in zip(names, ends[:-1], ends[1:], strict=True)}
+        request = self.moment.request
+        gain = request.predicted_gain_seconds
+        return {
+            "minibatch": self.moment.minibatch,
+            "pause_seconds": round(ends[-1] - ends[0], 6),
+            "moved_bytes": self.moment.moved_bytes,
+            "reason": request.reason,
+            **({} if gain is None else {"predicted_gain_seconds": gain}),
+            "usual_seconds": round(self.usual, 6),
+            "parts": parts,
+        }
+
+
+def last_end(table: Tensor) -> float:
+    """Return when the last minibatch of a part was done in the last stage: see EpochExecutor.table."""
+    return float(table[:, 0].max())
+
+
+def usual_gap(table: Tensor, round_minibatches: int) -> float:
+    """Return the median time from one update of the last stage to the next; 0 where a part has one update."""
+    ends = table[:, 0][round_minibatches - 1 :: round_minibatches].sort().values
+    return float(median((ends[1:] - ends[:-1]).tolist())) if len(ends) > 1 else 0.0

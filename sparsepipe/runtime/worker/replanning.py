@@ -1,0 +1,346 @@
+"""How a running job comes under another plan: everything is made beside the training, then done in a moment.
+
+    rank 0   a request ─► propose ─┐                                  all ready ─► announce "replan before minibatch 40"
+    rank k                         └► check ► connect, build (a thread of its own, while the old plan trains) ► compile
+                                                                                        ▐ 40, an empty pipeline ▌
+    all                                            layers change hands ► agreed? ► rank 0 writes plan.json ► go on
+
+Until plan.json is written the old plan has all it needs, and goes on where any rank cannot: the request is refused with
+the reason. From then on the job is under the new plan: where a rank is lost the job starts again from its last
+checkpoint, which is kept by layer, under whatever plan.json says. So no checkpoint is written for a move.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from typing import NamedTuple, Protocol, Self
+
+import torch
+
+from ...errors import InputError
+from ...plan import Plan
+from ...record.plans import begin_plan
+from ...seeds import SHARED_GENERATORS
+from .. import commands, replan_request
+from ..failures import DeadlinePassed, PeerLost, described
+from ..processes.announcement import Announcement
+from ..processes.ballot import Answer, Ballot
+from ..processes.process import Process
+from .connections import Connections
+from .hand_over import HandOver
+from .stage_replica import StageReplica
+
+_LOOK_SECONDS = 0.005  # between two looks of the thread at how far the other ranks are
+_TO_END = 2.0  # seconds for the thread to see that it is not wanted any more
+
+
+class Follower(Protocol):
+    """A worker, as it is seen here: what follows one plan."""
+
+    plan: Plan
+    replicas: dict[int, StageReplica]
+    connections: Connections
+
+    def check_next(self, plan: Plan) -> None:
+        """Raise InputError where this job cannot go on under a plan."""
+        ...
+
+    def connect_next(self, plan: Plan, opening: int) -> Connections:
+        """Open the connections of the plan after this one. All ranks come here."""
+        ...
+
+    def next_worker(self, plan: Plan, connections: Connections) -> Self:
+        """Build the worker of the plan after this one."""
+        ...
+
+    def compile_from(self, done: int) -> None:
+        """Compile what is left to train after so many minibatches. Raises InputError where it would deadlock."""
+        ...
+
+    def let_go(self) -> None:
+        """Let its stages and connections go: another worker has taken its place, or will not be needed."""
+        ...
+
+
+class State(Enum):
+    """How a replan stands, as rank 0 sees it."""
+
+    PREPARING = "preparing"
+    READY = "ready"  # on all ranks
+    DONE = "done"  # the job follows this plan already
+    REFUSED = "refused"
+
+
+class Moment(NamedTuple):
+    """A move that was made."""
+
+    request: commands.Request
+    minibatch: int  # the first under the new plan
+    moved_bytes: int
+    seconds: tuple[float, float, float]  # time.monotonic: when it began, when all had their layers, when it was made
+
+
+class Replanning:
+    """One rank's part in changes of the plan, as long as its process is in the job."""
+
+    def __init__(self, run_dir: Path, worker: Follower, process: Process, *, opening: int = 0) -> None:
+        """`opening`: the number of the connections that are open; later ones get those after it."""
+        self._run_dir, self._process, self._opening = run_dir, process, opening
+        self._worker, self._leads = worker, process.rank == 0
+        path = run_dir / "logs" / ".ballot" if process.world_size > 1 else None
+        self._ballot = Ballot(path, process.world_size, blank=self._leads)
+        self._announcement: Announcement | None = None
+        self._number = 0  # of the proposal that this rank knows of
+        self._request: commands.Request | None = None  # what the proposal is for
+        self._thread: threading.Thread | None = None
+        self._next: Follower | None = None
+        self._problem = ""
+        self._reasons: dict[str, str] = {}  # where this is the only rank; else the job's store has them
+        self._same = False
+
+    # --- while the old plan trains -----------------------------------------------------------------------------------
+
+    def look(self, announcement: Announcement) -> None:
+        """See what rank 0 proposes, and begin with it. It takes less than a microsecond where there is nothing new."""
+        number = self._ballot.proposed
+        if number == self._number:
+            if self._next is not None and not self._ballot.stands(number):
+                self._drop()
+            return
+        if self._thread is not None and self._thread.is_alive():
+            return  # it still lets go of the one before
+        self._drop()
+        self._number, self._announcement = number, announcement
+        if self._ballot.stands(number):
+            self._begin(None)
+        else:
+            self._ballot.answer(self._process.rank, number, Answer.FAILED)
+
+    def advance(self, request: commands.Request, announcement: Announcement) -> tuple[State, str]:
+        """Go on with what the run is asked for, on rank 0; return how it stands, and why where it is refused."""
+        assert request.plan is not None
+        if self._request is None or self._request.plan != request.plan:
+            self._withdraw()
+            if not self._settled():
+                return State.PREPARING, ""
+            self._drop()
+            self._number, self._request, self._announcement = self._number + 1, request, announcement
+            self._begin(request.plan)
+        answers = self._ballot.answers(self._number)
+        if Answer.FAILED in answers:
+            reason = self._reason(answers.index(Answer.FAILED))
+            state = State.DONE if self._same else State.REFUSED
+            self.forget()
+            return state, reason
+        return (State.READY, "") if set(answers) == {Answer.READY} else (State.PREPARING, "")
+
+    def forget(self) -> None:
+        """Be done with the request, whatever became of it, or where there is none any more; on rank 0."""
+        self._withdraw()
+        if self._request and self._request.plan:
+            replan_request.forget(self._run_dir, self._request.plan)
+        self._request = None
+
+    def close(self) -> None:
+        """Let go of what was prepared, at the end of the run; a request that comes too late is refused."""
+        if self._leads:
+            found = commands.request(self._run_dir)
+            if found and found.plan:
+                commands.refuse(self._run_dir, "the run came to its end first", plan=found.plan)
+                replan_request.forget(self._run_dir, found.plan)
+        self._withdraw()
+        self._number += 1  # the thread sees that it is not wanted
+        if self._thread is not None:
+            self._thread.join(_TO_END)
+        if self._next is not None:
+            self._next.let_go()
+        self._ballot.close()
+
+    def _settled(self) -> bool:
+        """Whether every rank has let go of what was proposed before."""
+        number = self._number
+        if self._thread is not None and self._thread.is_alive():
+            return False
+        return self._ballot.proposed < number or set(self._ballot.answers(number)) <= {Answer.FAILED} or number == 0
+
+    def _withdraw(self) -> None:
+        if self._leads and self._number and self._ballot.stands(self._number):
+            self._ballot.withdraw(self._number)
+        if self._leads and self._next is not None:
+            self._drop()
+
+    def _drop(self) -> None:
+        """Let go of what was made, and say so."""
+        found, self._next = self._next, None
+        if found is not None:
+            found.let_go()
+        if self._number:
+            self._ballot.answer(self._process.rank, self._number, Answer.FAILED)
+
+    def _begin(self, token: str | None) -> None:
+        self._problem, self._same = "", False
+        arguments = (self._number, token)
+        self._thread = threading.Thread(target=self._prepare, args=arguments, name="replanning", daemon=True)
+        self._thread.start()
+
+    def _prepare(self, number: int, token: str | None) -> None:
+        """Make all that can be made before; what goes wrong is said, and changes nothing."""
+        rank, made = self._process.rank, None
+        try:
+            plan = self._told(number) if token is None else self._propose(number, token)
+            if token is None:
+                self._worker.check_next(plan)
+            self._ballot.answer(rank, number, Answer.CHECKED)
+            if not self._wait_for_all(number):
+                raise InputError("another rank cannot go on under it")
+            if self._process.device.type == "cuda":
+                torch.cuda.set_device(self._process.device)  # of this thread
+            connections = self._worker.connect_next(plan, self._opening + number)
+            try:
+                with SHARED_GENERATORS:  # layers that draw from torch's own generator train meanwhile
+                    made = self._worker.next_worker(plan, connections)
+            except BaseException:
+                connections.release()
+                raise
+            self._next = made
+            self._ballot.answer(rank, number, Answer.READY)
+            self._compile(number, made)
+        except BaseException as error:
+            self._problem = str(described(error, run_dir=self._run_dir, rank=rank, stage=None)["message"])
+            self._say(f"reason-{number}-{rank}", self._problem)
+            if made is None:
+                self._ballot.answer(rank, number, Answer.FAILED)
+
+    def _propose(self, number: int, token: str) -> Plan:
+        """Read the plan that is asked for, and propose it to the other ranks: all have the same one, whatever becomes
+        of the file."""
+        plan = replan_request.read(self._run_dir, token)
+        if plan == self._worker.plan:
+            self._same = True
+            raise InputError("the run follows this plan already")
+        self._worker.check_next(plan)
+        assert self._request is not None
+        self._say(f"plan-{number}", json.dumps({"plan": plan.to_json(), "request": self._request}))
+        self._ballot.propose(number)
+        return plan
+
+    def _told(self, number: int) -> Plan:
+        """Return what rank 0 proposes."""
+        found = json.loads(self._heard(f"plan-{number}"))
+        self._request = commands.Request(*found["request"])
+        return Plan.from_json(found["plan"])
+
+    def _wait_for_all(self, number: int) -> bool:
+        """Wait until every rank has checked the plan. Returns whether it can be done on all of them."""
+        deadline = time.monotonic() + self._process.timeout
+        while self._ballot.stands(number) and self._number == number and time.monotonic() < deadline:
+            answers = self._ballot.answers(number)
+            if Answer.FAILED in answers:
+                return False
+            if Answer.NONE not in answers:
+                return True
+            time.sleep(_LOOK_SECONDS)
+        return False
+
+    def _compile(self, number: int, made: Follower) -> None:
+        """Once it is announced when it is done, compile what is left from there on."""
+        assert self._announcement is not None
+        while self._ballot.stands(number) and self._number == number:
+            if found := self._announcement.read():
+                if commands.COMMANDS[found.command] == commands.REPLAN:
+                    made.compile_from(found.minibatch)
+                return
+            time.sleep(_LOOK_SECONDS)
+
+    # --- between two minibatches, all ranks together -----------------------------------------------------------------
+
+    def carry_out(self, done: int) -> tuple[Follower, Moment] | None:
+        """Give the layers to the worker of the new plan, and make that the job's. Every rank comes here, drained.
+
+        Returns the worker, who goes on after `done` minibatches; None where the old plan goes on, since a rank could
+        not. Raises DeadlinePassed or PeerLost.
+        """
+        began = time.monotonic()
+        before, after = self._worker, self._next
+        if self._thread is not None:
+            self._thread.join(self._process.timeout)
+        if after is None:
+            self._problem = self._problem or "it was not prepared"
+        if self._agreed():
+            assert after is not None
+            give = HandOver(self._process, before=before.plan, after=after.plan, own=before.replicas)
+            self._try(give.transfer.make_room)
+            if self._agreed():
+                self._try(lambda: give.finish(after.replicas))
+                if self._agreed():
+                    given = time.monotonic()
+                    if self._leads:
+                        self._try(lambda: begin_plan(self._run_dir, after.plan, done))
+                    if self._agreed():
+                        request = self._committed(after, done)
+                        times = (began, given, time.monotonic())
+                        return after, Moment(request, done, give.transfer.moved_bytes, times)
+        self._refuse()
+        return None
+
+    def _committed(self, after: Follower, done: int) -> commands.Request:
+        """Be under the new plan. Returns what was asked for."""
+        request = self._request
+        assert request is not None, "a rank that has something prepared knows what for"
+        self._worker.let_go()
+        self._worker, self._next, self._thread = after, None, None
+        if self._leads:
+            commands.take(self._run_dir, commands.REPLAN, done, plan=request.plan)
+            self.forget()
+        self._ballot.answer(self._process.rank, self._number, Answer.FAILED)  # nothing is kept of it
+        return request
+
+    def _refuse(self) -> None:
+        """Let the old plan go on, and say why."""
+        if self._leads and self._request is not None:
+            commands.refuse(self._run_dir, self._problem, plan=self._request.plan)
+            self.forget()
+        self._drop()
+
+    def _try(self, work: Callable[[], object]) -> None:
+        """Do this rank's part. What goes wrong here ends nothing; a lost rank does."""
+        try:
+            work()
+        except (DeadlinePassed, PeerLost):
+            raise
+        except Exception as error:  # whatever it is, the old plan goes on
+            told = described(error, run_dir=self._run_dir, rank=self._process.rank, stage=None)
+            self._problem = str(told["message"])
+
+    def _agreed(self) -> bool:
+        """Whether no rank has met a problem. Every rank comes here, and learns of the first that has."""
+        process = self._process
+        failed = torch.zeros(process.world_size)
+        if self._problem:
+            self._say(f"reason-{self._number}-{process.rank}", self._problem)
+            failed[process.rank] = 1.0
+        found = process.sum(failed, what="a change of the plan")
+        if not found.any():
+            return True
+        self._problem = self._reason(int(found.argmax()))
+        return False
+
+    # --- what ranks tell each other ----------------------------------------------------------------------------------
+
+    def _reason(self, rank: int) -> str:
+        told = self._heard(f"reason-{self._number}-{rank}")
+        return told if rank == self._process.rank or self._process.world_size == 1 else f"rank {rank}: {told}"
+
+    def _say(self, key: str, value: str) -> None:
+        if self._process.store is None:
+            self._reasons[key] = value
+        else:
+            self._process.store.set(f"replan-{self._opening}/{key}", value)
+
+    def _heard(self, key: str) -> str:
+        if self._process.store is None:
+            return self._reasons[key]
+        return self._process.store.get(f"replan-{self._opening}/{key}").decode()
