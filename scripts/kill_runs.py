@@ -2,9 +2,10 @@
 
 Each run is a training of a few seconds, launched from a process of its own (the "kernel"). One of its workers, its
 launcher, its guard or the kernel gets SIGKILL at a random moment. Where the launcher lives, the job must start again
-from its last checkpoint and finish by itself; else it is resumed. Then every loss must be that of a run nobody
-disturbed, every file whole, and no process and no listening socket left (memory that ranks share has no name: it goes
-with its processes). Prints a line for each run; exits with 1 where one is not so.
+from its last checkpoint and finish by itself; else it is resumed. With `--replan` its plan changes meanwhile, and a
+worker is killed while it does: the job must end on the old plan or on the new. Then every loss must be that of a run
+nobody disturbed, every file whole, and no process and no listening socket left (memory that ranks share has no name: it
+goes with its processes). Prints a line for each run; exits with 1 where one is not so.
 """
 
 import argparse
@@ -27,7 +28,9 @@ sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
 
 from runtime_jobs import NORMED, PLAIN, plan_of, settings, shapes  # noqa: E402
 
+from sparsepipe.errors import InputError  # noqa: E402
 from sparsepipe.launchers import launch  # noqa: E402
+from sparsepipe.launchers.replan import request_replan  # noqa: E402
 from sparsepipe.plan import Plan  # noqa: E402
 from sparsepipe.record import RunRecord  # noqa: E402
 from sparsepipe.runtime import RunConfig  # noqa: E402
@@ -54,6 +57,12 @@ CASES = {  # plan and settings
         plan_of(NORMED, [[0, 1]], schedule="1f1b"),
         {"model": NORMED, "synchronised_batch_norm": True},
     ),
+}
+_MOVE_SECONDS = 1.5  # from when a job is asked to go on under another plan until it most often has
+MOVES = {  # what a job goes on under, which changes no sum: other cuts, another order of ranks, other schedules
+    "flush": plan_of(PLAIN, [[1], [0]], cuts=(5,), schedule="1f1b-flush", num_microbatches=2),
+    "flush, sockets, adam": plan_of(PLAIN, [[0], [1]] * 2, schedule="1f1b-flush", num_microbatches=2),
+    "interleaved": plan_of(PLAIN, [[0], [1]], cuts=(9,), schedule="zero-bubble", num_microbatches=2),
 }
 KERNEL = """
 import json, sys
@@ -152,9 +161,16 @@ def started(plan: Plan, config: RunConfig, folder: Path) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-P", "-c", KERNEL, json.dumps(request)], env=environment)
 
 
-def disturbed(plan: Plan, config: RunConfig, folder: Path, kind: str, delay: float) -> tuple[bool, list[str]]:
-    """Run once with a kill; return whether there was anything to kill, and what was found wrong."""
+def disturbed(
+    plan: Plan, config: RunConfig, folder: Path, kind: str, delay: float, *, move: Plan | None = None
+) -> tuple[bool, list[str]]:
+    """Run once with a kill; return whether there was anything to kill, and what was found wrong.
+
+    `move`: what the job is asked to go on under once it trains; the kill comes `delay` seconds after.
+    """
     kernel = started(plan, config, folder)
+    if move is not None:
+        asked(folder, kernel, move)
     time.sleep(delay)
     sockets = sockets_of(processes(folder))
     pid = victim_of(kind, kernel, folder)
@@ -171,6 +187,8 @@ def disturbed(plan: Plan, config: RunConfig, folder: Path, kind: str, delay: flo
     if not (folder / "plan.json").exists():
         return pid is not None, faults  # killed before there was a run
     faults += [f"torn: {path}" for path in torn(folder)]
+    known = [plan, move] if move else [plan]
+    faults += [] if RunRecord.load(folder).plan in known else ["another plan"]
     status = RunRecord.load(folder).status
     if status["state"] != "finished":
         if pid is None or kind.startswith("rank"):
@@ -178,6 +196,16 @@ def disturbed(plan: Plan, config: RunConfig, folder: Path, kind: str, delay: flo
         launch(plan, config, run_dir=folder, resume=True).wait(300)
         faults += [f"torn after resuming: {path}" for path in torn(folder)]
     return pid is not None, faults
+
+
+def asked(folder: Path, kernel: subprocess.Popen, move: Plan) -> None:
+    """Ask a job for another plan once it trains, if it does not end before."""
+    while kernel.poll() is None:
+        if (folder / "metrics.jsonl").exists() and RunRecord.load(folder).metrics("step"):
+            with suppress(InputError):  # it has just ended
+                request_replan(folder, move)
+            return
+        time.sleep(0.02)
 
 
 def undisturbed(plan: Plan, config: RunConfig, folder: Path) -> tuple[dict[int, float], float]:
@@ -192,6 +220,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--replan", action="store_true", help="kill workers while their plan changes")
     parser.add_argument("--keep", type=Path, help="where to put the folders of runs that went wrong")
     options = parser.parse_args()
     chance, wrong = random.Random(options.seed), 0
@@ -200,16 +229,17 @@ def main() -> int:
         common = settings(shapes(base), epochs=options.epochs, max_restarts=2)
         whole: dict[str, tuple[dict[int, float], float]] = {}  # losses and seconds of runs nobody disturbed
         for number in range(options.runs):
-            key = chance.choice(list(CASES))
+            key = chance.choice(list(MOVES if options.replan else CASES))
             plan, config = CASES[key][0], replace(common, **CASES[key][1])
             if key not in whole:
                 whole[key] = undisturbed(plan, config, base / f"whole-{len(whole)}")
             expected, seconds = whole[key]
             ranks = [f"rank{rank}" for rank in plan.ranks]
-            kind = chance.choice([*ranks, *ranks, "launcher", "guard", "kernel"])
-            delay = chance.uniform(0.5, seconds + 2)
+            kind = chance.choice(ranks if options.replan else [*ranks, *ranks, "launcher", "guard", "kernel"])
+            delay = chance.uniform(0.0, _MOVE_SECONDS) if options.replan else chance.uniform(0.5, seconds + 2)
             folder = base / f"run-{number}"
-            hit, faults = disturbed(plan, config, folder, kind, delay)
+            move = MOVES[key] if options.replan else None
+            hit, faults = disturbed(plan, config, folder, kind, delay, move=move)
             if (folder / "plan.json").exists():
                 try:
                     faults += [] if losses(RunRecord.load(folder)) == expected else ["losses differ"]
@@ -217,6 +247,12 @@ def main() -> int:
                     faults.append(str(error))
             wrong += bool(faults)
             told = f"killed after {delay:.1f} s" if hit else f"not there after {delay:.1f} s"
+            if move and (folder / "plan.json").exists():
+                told += (
+                    " of the move, on the new plan"
+                    if RunRecord(folder).plan == move
+                    else " of the move, on the old plan"
+                )
             print(f"{number} {key}: {kind} {told}: {'; '.join(faults) or 'nothing lost'}", flush=True)
             if faults and options.keep:
                 shutil.copytree(folder, options.keep / folder.name, dirs_exist_ok=True, ignore=_pipes)

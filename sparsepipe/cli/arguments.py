@@ -319,6 +319,12 @@ def _one_run(verb: Parser) -> None:
     verb.add_argument("run", type=Path, metavar="RUN", help="its folder, or its name in runs/")
 
 
+def _runs_replan(verb: Parser) -> None:
+    _one_run(verb)
+    verb.add_argument("plan", type=Path, metavar="PLAN", help="for the same network and as many devices")
+    verb.add_argument("--reason", default="", metavar="TEXT", help="why, for the record")
+
+
 def _runs_export(verb: Parser) -> None:
     _one_run(verb)
     verb.add_argument("--chrome", "--perfetto", type=Path, required=True, metavar="FILE.json")
@@ -501,6 +507,7 @@ OPTIONS: Mapping[str, tuple[str, Callable[[Parser], None]]] = {
     "runs compare": ("runs side by side", _runs_compare),
     "runs attach": ("follow a run of this machine to its end", _one_run),
     "runs stop": ("end a run of this machine at its next whole update, with a checkpoint to resume from", _one_run),
+    "runs replan": ("have a run of this machine go on under another plan, while it trains", _runs_replan),
     "runs cancel": ("end a run of this machine now", _one_run),
     "runs export": ("write the trace of a run for Perfetto and Chrome", _runs_export),
     "cluster show": ("the hosts and devices that a file tells of, and which kind of file it is", _cluster_file),

@@ -195,6 +195,19 @@ def runs_stop(options: argparse.Namespace) -> Answer:
     return Answer(document, f"{one_line(record.folder)}: {job.state} after {summary['minibatches']} minibatches")
 
 
+def runs_replan(options: argparse.Namespace) -> Answer:
+    """Have a run go on under another plan, and wait until it does. Interrupting that takes nothing back."""
+    record = _record(options.run)
+    if not _alive(record):
+        raise InputError(f"{record.folder}: is not running, it is {_state(record)}; resume it under the plan instead")
+    plan = load_plan(options.plan, lambda: layer_graph(RunConfig.from_json(record.config)))
+    minibatch = attach(record.folder).replan(plan, reason=options.reason)
+    document = {"run": record.name, "minibatch": minibatch, "reason": options.reason}
+    return Answer(
+        document, f"{one_line(record.folder)}: goes on under {one_line(options.plan)} from minibatch {minibatch} on"
+    )
+
+
 def runs_cancel(options: argparse.Namespace) -> Answer:
     record = _record(options.run)
     if not _alive(record):
@@ -342,6 +355,7 @@ VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {
     "runs compare": runs_compare,
     "runs attach": runs_attach,
     "runs stop": runs_stop,
+    "runs replan": runs_replan,
     "runs cancel": runs_cancel,
     "runs export": runs_export,
 }

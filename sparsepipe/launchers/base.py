@@ -65,6 +65,17 @@ class Job(Protocol):
         """
         ...
 
+    def replan(
+        self, plan: Plan, *, reason: str = "", predicted_gain_seconds: float | None = None, wait: bool = True
+    ) -> int | None:
+        """Go on under another plan from a minibatch on that the ranks agree on; the job's processes stay.
+
+        Layers change hands with all that training has made of them, and each minibatch is trained once. Returns the
+        first minibatch under the plan or, without `wait`, None at once. Raises InputError where the plan cannot be
+        this job's, another change is under way, or a rank cannot prepare it: then the job goes on as before.
+        """
+        ...
+
     def cancel(self) -> None:
         """End the job within a second. Its record and checkpoints stay.
 

@@ -9,12 +9,14 @@ from typing import Any, Self
 
 from ..errors import InputError, RunFailed
 from ..host.limits import limit_met
+from ..plan import Plan
 from ..record import RunRecord
 from ..runtime import commands
 from .base import MetricsRow
 from .handle import Handle
 from .kept_rows import KeptRows
 from .metrics_tail import Tail
+from .replan import replanned, request_replan
 from .supervisor import gone, read_status
 
 _POLLS_A_SECOND = 5
@@ -86,6 +88,13 @@ class FollowedJob:
     def stop(self) -> None:
         if not self._ended:
             commands.ask(self.record.folder, commands.STOP)
+
+    def replan(
+        self, plan: Plan, *, reason: str = "", predicted_gain_seconds: float | None = None, wait: bool = True
+    ) -> int | None:
+        folder = self.record.folder
+        token = request_replan(folder, plan, reason=reason, predicted_gain_seconds=predicted_gain_seconds)
+        return replanned(folder, token, running=lambda: self.running) if wait else None
 
     def cancel(self) -> None:
         if self._ended:

@@ -38,6 +38,7 @@ TEMPLATE = "SPARSEPIPE_TEMPLATE"  # names the end of a socket that the launcher 
 ROOM = " " * 10240  # ends the command of such a launcher: supervisors forked from it write their own over it
 _LEFT_BEHIND = (".rendezvous-*", ".lifeline-*")  # in logs/, by a launcher and a supervisor that were killed
 _HALF_WRITTEN = re.compile(r"\..+\.(json|jsonl|toml)\.[0-9a-z_]{8}")  # what a killed write leaves
+COMMANDS = ("stop", "replan")  # what a run hears: those of runtime/commands.py, which whoever asks may know more of
 _LOG_BYTES = 4096  # of the end of a log, to look for its last line
 
 
@@ -267,7 +268,7 @@ def supervise(lifeline: int, run_dir: Path, start: Start) -> int:
         what = f"its guard could not start the launcher ({error.strerror}: {error.filename or run_dir})"
         tell_status(run_dir, state="failed", reason=what)
         return 1
-    tell_status(Path(), state="running", guard=os.getpid(), launcher=supervisor.process.pid)
+    tell_status(Path(), state="running", guard=os.getpid(), launcher=supervisor.process.pid, commands=list(COMMANDS))
     return supervisor.wait()
 
 

@@ -35,6 +35,7 @@ STATUS = fields(
         "stage": maybe(integer),
         "lasting": flag,
         "time": real,
+        "commands": each(text),
     }
 )
 CONFIG = fields(
@@ -87,6 +88,12 @@ _COMMON: Mapping[str, Check] = {
     "train": _SCORES,
     "validation": maybe(_SCORES),
     "stages": each(_STAGE),
+    # Of a change of the plan, and of a summary all of them.
+    **dict.fromkeys(("moved_bytes", "predicted_gain_seconds", "usual_seconds"), number),
+    "pause_seconds": real,
+    "reason": text,
+    "parts": fields({}, others=real),
+    "replans": each(fields({"minibatch": _count, "pause_seconds": real, "moved_bytes": number}, others=None)),
     "load": maybe(fields({}, others=maybe(real))),
 }
 # In a step's row "samples" and the like are of one minibatch; a summary counts its epochs.

@@ -83,6 +83,7 @@ class RunRecord:
     """A run's folder; each file is read when it is asked for. A damaged file raises DamagedRecord, which names it."""
 
     folder: Path
+    _read_plans: dict[tuple[int, int], Plan | Pipelines] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def create(
@@ -114,10 +115,18 @@ class RunRecord:
     def name(self) -> str:
         return self.folder.name
 
-    @cached_property
+    @property
     def plan(self) -> Plan | Pipelines:
-        """The newest plan; of several pipelines all of them, with their rule."""
-        return newest_plan(self.folder)
+        """The newest plan; of several pipelines all of them, with their rule. A run at work may change it."""
+        try:
+            status = (self.folder / "plan.json").stat()
+            stamp = status.st_mtime_ns, status.st_ino
+        except OSError:
+            stamp = 0, 0  # why it cannot be read is told where it is
+        if stamp not in self._read_plans:
+            self._read_plans.clear()
+            self._read_plans[stamp] = newest_plan(self.folder)
+        return self._read_plans[stamp]
 
     @property
     def plans(self) -> tuple[FollowedPlan, ...]:

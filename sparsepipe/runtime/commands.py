@@ -98,8 +98,7 @@ def take(run_dir: Path, command: str, minibatch: int, *, plan: str | None = None
     """Note that a command was carried out, after so many minibatches of the run; `plan`: that of a replan."""
     told = {"command": command, "minibatch": minibatch} | ({"plan": plan} if plan else {})
     write_json(run_dir / FOLDER / _TAKEN, told, make_folder=False)
-    if _still(run_dir, plan):
-        (run_dir / FOLDER / REQUEST).unlink(missing_ok=True)
+    _put_aside(run_dir, f".{REQUEST}.taken", plan).unlink(missing_ok=True)
 
 
 def taken(run_dir: Path) -> tuple[str, int] | None:
@@ -132,9 +131,7 @@ def refuse(run_dir: Path, reason: str, *, plan: str | None = None) -> None:
     """Put a request aside that cannot be carried out, so that it is not looked at again; `plan`: that of a replan."""
     folder = run_dir / FOLDER
     told = {"reason": reason[:_MOST_REASON]} | ({"plan": plan} if plan else {})
-    if _still(run_dir, plan):
-        with suppress(OSError):
-            (folder / REQUEST).replace(folder / f"{REQUEST}.refused")
+    _put_aside(run_dir, f"{REQUEST}.refused", plan)
     with suppress(OSError):
         write_json(folder / _REFUSED, told, make_folder=False)
 
@@ -156,9 +153,14 @@ def read_own(path: Path, *, most_bytes: int) -> bytes:
         os.close(descriptor)
 
 
-def _still(run_dir: Path, plan: str | None) -> bool:
-    """Whether what is asked for is still the plan that was, and not, say, a stop that took its place."""
-    return plan is None or (_told(run_dir, REQUEST) or {}).get("plan") == plan
+def _put_aside(run_dir: Path, name: str, plan: str | None) -> Path:
+    """Give the request another name and return its path. One that has taken the place of that of `plan` stays."""
+    path, aside = run_dir / FOLDER / REQUEST, run_dir / FOLDER / name
+    with suppress(OSError):
+        path.replace(aside)  # first: whoever asks meanwhile is not lost
+        if plan is not None and (_told(run_dir, name) or {}).get("plan") != plan:
+            aside.replace(path)
+    return aside
 
 
 def _told(run_dir: Path, name: str) -> dict[str, Any] | None:

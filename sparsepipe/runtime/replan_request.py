@@ -7,13 +7,15 @@ control/request.json    {"command": "replan", "plan": "1f2e3d4c", "reason": "ran
 import json
 import os
 import secrets
+import time
 from pathlib import Path
 
 from ..errors import InputError
 from ..files import write_json
 from ..plan import Plan
-from .commands import FOLDER, REPLAN, REQUEST, read_own
+from .commands import FOLDER, REPLAN, REQUEST, read_own, refused_plan, request, taken_plan
 
+_LOOKS, _LOOK_SECONDS = 100, 0.02  # for the end of a request that was answered
 _MOST_BYTES = 2**24  # of a plan: one of thousands of layers and devices has a few
 
 
@@ -30,7 +32,7 @@ def leave(run_dir: Path, plan: Plan, *, reason: str = "", predicted_gain_seconds
         try:
             write_json(_path(run_dir, token), plan.to_json(), make_folder=False)
             write_json(made, told, make_folder=False)
-            os.link(made, folder / REQUEST)  # whoever is second finds one there
+            _link(run_dir, made)
         except BaseException:
             forget(run_dir, token)
             raise
@@ -43,6 +45,23 @@ def leave(run_dir: Path, plan: Plan, *, reason: str = "", predicted_gain_seconds
     except OSError as error:
         raise InputError(f"{run_dir}: cannot be told to {REPLAN} ({error.strerror})") from None
     return token
+
+
+def _link(run_dir: Path, made: Path) -> None:
+    """Make a request the run's, unless there is one. One that was answered a moment ago is about to be taken away."""
+    for _ in range(_LOOKS):
+        try:
+            return os.link(made, run_dir / FOLDER / REQUEST)  # whoever is second finds one there
+        except FileExistsError:
+            before = request(run_dir)
+            if before and (before.plan is None or not _is_answered(run_dir, before.plan)):
+                raise
+        time.sleep(_LOOK_SECONDS)
+    raise FileExistsError
+
+
+def _is_answered(run_dir: Path, token: str) -> bool:
+    return taken_plan(run_dir, token) is not None or refused_plan(run_dir, token) is not None
 
 
 def read(run_dir: Path, token: str) -> Plan:

@@ -99,7 +99,7 @@ def _attempt(
     closing: tuple[int, ...],
 ) -> FailureCause | None:
     """Start the workers once and wait for their end; where one fails the others are ended at once. Returns why."""
-    plan = RunRecord(record.folder).plan  # read anew: it may have changed while the last attempt ran
+    plan = record.plan  # which may have changed while the last attempt ran
     if not isinstance(plan, Plan):
         raise InputError(f"{record.folder}: has several pipelines, each of which has a launcher of its own")
     kills = MemoryKills.now()

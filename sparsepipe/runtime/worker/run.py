@@ -107,16 +107,15 @@ def train(
             _leave_out_of_searches()
             pipeline.run(found)
         else:
-            worker: Worker | None = Worker(run_dir, plan, config, **parts)
+            worker = Worker(run_dir, plan, config, **parts)
             worker.control.replanning = Replanning(run_dir, worker, process, opening=opening)
             _leave_out_of_searches()
-            done = worker.begin(found)
-            while worker:
-                done, following = worker.train(done)
-                if following is None:
-                    worker.end(done)
-                    connections = worker.connections
+            done, following = worker.train(worker.begin(found))
+            while following:
                 worker = following
+                done, following = worker.train(done)
+            worker.end(done)
+            connections = worker.connections
     finally:
         recorder.close()
         gc.unfreeze()  # they go with the plan

@@ -70,6 +70,9 @@ class Worker:
         """`checkpoints_in`: the folder of the run whose checkpoints these are, where it is another. `before`: the
         worker under the plan before, whose place it will take: see `take_over`."""
         process = connections.process
+        self.context: WorkerContext
+        self.snapshots: Snapshots
+        self.control: Control
         self.run_dir, self.plan, self.config, self.process = run_dir, plan, config, process
         self.checkpoints_in = checkpoints_in or run_dir
         self.connections = connections

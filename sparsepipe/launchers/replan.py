@@ -1,0 +1,117 @@
+"""Ask a running job to go on under another plan: what can be said against it here is said before anything is asked."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ..cluster import Cluster
+from ..errors import InputError
+from ..host.memory import available_bytes
+from ..models import is_table
+from ..plan import Plan
+from ..profile import Profile
+from ..record import RunRecord
+from ..runtime import RunConfig, commands, replan_request
+from ..runtime.plan_fit import check_fits
+from ..runtime.workloads import check_launch
+from ..workload_facts import workload_facts
+from .lock import is_held
+from .supervisor import read_status
+
+_LOOK_SECONDS = 0.02  # between two looks for the answer
+
+
+def request_replan(
+    run_dir: Path | str, plan: Plan, *, reason: str = "", predicted_gain_seconds: float | None = None
+) -> str:
+    """Ask the job in `run_dir` to go on under `plan`, and return at once a token that `replanned` waits with.
+
+    Its processes stay: each prepares the plan while it trains, then layers change hands between two minibatches. Where
+    a rank cannot do that the job goes on as before. `reason` and `predicted_gain_seconds` are for the record.
+    Raises InputError for a run that is not at work, or of a version before, a plan that is not one for its network, its
+    ranks, its settings or its memory, one that it follows already, and while another change is under way.
+    """
+    record = RunRecord.load(Path(run_dir).resolve())
+    folder = record.folder
+    if not isinstance(plan, Plan):
+        raise InputError("the plan of several pipelines, expected that of one: a running job has one and keeps it so")
+    if not isinstance(record.plan, Plan):
+        raise InputError(
+            f"{folder}: pipelines that train together keep their plans; stop the run, and resume it under another"
+        )
+    _check_running(record)
+    _check_plan(record, record.plan, plan)
+    return replan_request.leave(folder, plan, reason=reason, predicted_gain_seconds=predicted_gain_seconds)
+
+
+def replanned(run_dir: Path | str, token: str, *, running: Callable[[], bool]) -> int:
+    """Wait until a job is under the plan that it was asked for; return the first minibatch under it.
+
+    `running` says whether the job is. Raises InputError where it goes on under its old plan, with the reason, or ended.
+    """
+    folder = Path(run_dir).resolve()
+    while True:
+        alive = running()
+        if (minibatch := commands.taken_plan(folder, token)) is not None:
+            return minibatch
+        if (reason := commands.refused_plan(folder, token)) is not None:
+            raise InputError(f"{folder}: goes on under its old plan: {reason}")
+        if not alive:
+            raise InputError(f"{folder}: the run ended before it came under the plan that it was asked for")
+        time.sleep(_LOOK_SECONDS)
+
+
+def _check_running(record: RunRecord) -> None:
+    status = read_status(record.folder)
+    if status["state"] not in ("started", "running") or not is_held(record.folder):
+        state = "killed" if status["state"] in ("started", "running") else status["state"]
+        raise InputError(f"{record.folder}: is not running, it is {state}; resume it under the plan instead")
+    if status["state"] == "running" and commands.REPLAN not in status.get("commands", ()):
+        raise InputError(
+            f"{record.folder}: was launched by a version before, which does not change plans; stop it, and resume it "
+            "under the plan"
+        )
+
+
+def _check_plan(record: RunRecord, before: Plan, plan: Plan) -> None:
+    config = RunConfig.from_json(record.config)
+    if sorted(plan.ranks) != sorted(before.ranks):
+        raise InputError(
+            f"the plan uses ranks {sorted(plan.ranks)}, this job has {sorted(before.ranks)}: plan for as many devices, "
+            "or stop the run and resume it under the plan"
+        )
+    if plan == before:
+        raise InputError(f"{record.folder}: follows this plan already")
+    facts = workload_facts(config.engine)
+    if not facts.trains:
+        profile, cluster = Profile.load(record.folder / "profile.json"), Cluster.load(record.folder / "cluster.toml")
+        check_launch(plan, config, profile, cluster)
+    elif is_table(config.model):
+        check_launch(plan, config, None, None)  # of a torch module the workers look, who have it open
+    check_fits(plan, config)
+    _check_memory(record, plan, config)
+
+
+def _check_memory(record: RunRecord, plan: Plan, config: RunConfig) -> None:
+    """Raise InputError where the plan says that it needs more memory than this machine has for the job."""
+    if plan.estimate is None or config.device != "cpu" or not workload_facts(config.engine).trains:
+        return
+    needed = sum(one.memory_bytes * len(plan.stages[one.stages[0]].ranks) for one in plan.position_estimates)
+    room = available_bytes() + _held(record)
+    if needed > room:
+        raise InputError(
+            f"the plan needs {needed / 1e9:.1f} GB, and {room / 1e9:.1f} GB are there for this job; plan with less "
+            "memory for each device"
+        )
+
+
+def _held(record: RunRecord) -> float:
+    """Return the bytes that the job's workers hold now, which the plan takes over."""
+    found = 0
+    for path in (record.folder / "logs").glob("rank*.pid"):
+        try:
+            rows = Path(f"/proc/{int(path.read_text())}/status").read_text().splitlines()
+            found += sum(int(row.split()[1]) * 1024 for row in rows if row.startswith("RssAnon:"))
+        except (OSError, ValueError):
+            continue  # it is about to start, or this is another system
+    return float(found)

@@ -1,0 +1,172 @@
+"""Jobs whose plan is changed while they run, by whoever may: their processes stay, and what cannot be is refused."""
+
+import json
+import os
+import random
+import signal
+import time
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from processes import until
+from runtime_jobs import NORMED, PLAIN, plan_of, settings, shapes
+
+from sparsepipe import InputError
+from sparsepipe.cli.run_verbs import runs_replan
+from sparsepipe.launchers import Job, attach, launch
+from sparsepipe.launchers.replan import request_replan
+from sparsepipe.launchers.supervisor import COMMANDS
+from sparsepipe.plan import Estimate, Plan, StageEstimate
+from sparsepipe.record import RunRecord
+from sparsepipe.runtime import commands
+from sparsepipe.runtime.training_state.checkpoint import latest
+
+FLUSH = {"schedule": "1f1b-flush", "num_microbatches": 2}
+PLAN, OTHER, SWAPPED = (
+    plan_of(PLAIN, ranks, cuts=(cut,), **FLUSH) for ranks, cut in (([[0], [1]], 5), ([[0], [1]], 9), ([[1], [0]], 7))
+)
+slow = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def clouds(tmp_path_factory) -> Path:
+    return shapes(tmp_path_factory.mktemp("clouds"))
+
+
+def _step(job: Job, minibatch: int) -> None:
+    until(lambda: any(row.get("minibatch", -1) >= minibatch for row in job.rows), 90, f"minibatch {minibatch}")
+
+
+def _trained(job: Job) -> list[int]:
+    return sorted(row["minibatch"] for row in job.record.metrics("step"))
+
+
+def _workers(folder: Path) -> list[int]:
+    return [int((folder / f"logs/rank{rank}.pid").read_text()) for rank in (0, 1)]
+
+
+def test_the_guard_says_which_commands_a_run_hears() -> None:
+    assert COMMANDS == commands.COMMANDS
+
+
+@slow
+@pytest.mark.timeout(300)
+def test_a_job_goes_on_under_another_plan(tmp_path, clouds) -> None:
+    """From a cell, from the command line, and by whoever decides; the record says what it followed and what it cost."""
+    folder, plan_file = tmp_path / "run", SWAPPED.save(tmp_path / "swapped.json")
+    job = launch(PLAN, settings(clouds, batch_size=1, epochs=10_000, checkpoint_every=0), run_dir=folder)
+    _step(job, 4)
+    workers = _workers(folder)
+    first = job.replan(OTHER, reason="the first")
+    assert job.record.plan == OTHER and first is not None and first > 4
+    told = runs_replan(Namespace(run=folder, plan=plan_file, reason="the second")).document
+    assert told == {"run": "run", "minibatch": told["minibatch"], "reason": "the second"} and told["minibatch"] > first
+    with pytest.raises(InputError, match="follows this plan already"):
+        attach(folder).replan(SWAPPED)
+    assert job.replan(PLAN, predicted_gain_seconds=2.5, wait=False) is None
+    until(lambda: len(job.record.metrics("replan")) == 3, 60, "the third")
+    assert _workers(folder) == workers, "the processes stay"
+    job.stop()
+    summary = job.wait(timeout=60)
+    done = summary["minibatches"]
+    assert job.state == "stopped" and _trained(job) == list(range(done)) and latest(folder).minibatches == done
+    rows = job.record.metrics("replan")
+    assert [row["reason"] for row in rows] == ["the first", "the second", ""] and rows[2][
+        "predicted_gain_seconds"
+    ] == 2.5
+    assert [row["minibatch"] for row in rows[:2]] == [first, told["minibatch"]]
+    assert [replan["minibatch"] for replan in summary["replans"]] == [row["minibatch"] for row in rows]
+    for row in rows:
+        assert row["pause_seconds"] == pytest.approx(sum(row["parts"].values()), abs=1e-5) and row["moved_bytes"] > 0
+    assert [plan for _, plan in job.record.plans] == [PLAN, OTHER, SWAPPED, PLAN]
+    assert [first for first, _ in job.record.plans] == [0, *(row["minibatch"] for row in rows)]
+    left = sorted(path.name for path in (folder / "control").iterdir())
+    assert left == ["taken.json"] and not list((folder / "logs").glob(".[ab]*"))
+    with pytest.raises(InputError, match="is not running, it is stopped; resume it under the plan"):
+        request_replan(folder, OTHER)
+
+
+@slow
+@pytest.mark.timeout(300)
+def test_what_cannot_be_is_refused_and_the_job_goes_on(tmp_path, clouds, monkeypatch) -> None:
+    """Before anything is asked where that can be seen here; else by the job, in control/refused.json."""
+    folder = tmp_path / "run"
+    job = launch(PLAN, settings(clouds, batch_size=1, epochs=10_000, checkpoint_every=0), run_dir=folder)
+    _step(job, 2)
+    bad: dict[str, Plan] = {
+        "different graph": plan_of(NORMED, [[0], [1]], **FLUSH),
+        r"uses ranks \[0, 1, 2\], this job has \[0, 1\]": plan_of(PLAIN, [[0], [1], [2]], **FLUSH),
+        "follows this plan already": PLAN,
+        "needs 2000000.0 GB, and .* GB are there": replace(
+            OTHER, estimate=Estimate(1.0, (StageEstimate(1.0, memory_bytes=1e15),) * 2)
+        ),
+    }
+    for message, plan in bad.items():
+        with pytest.raises(InputError, match=message) as caught:
+            job.replan(plan)
+        assert "\n" not in str(caught.value)
+    os.kill(_workers(folder)[1], signal.SIGSTOP)
+    try:
+        request_replan(folder, OTHER)
+        with pytest.raises(InputError, match="is asked for a change already"):
+            job.replan(SWAPPED)
+    finally:
+        os.kill(_workers(folder)[1], signal.SIGCONT)
+    until(lambda: job.record.plan == OTHER, 60, "the first of both")
+    # What whoever asks could not see: the workers look for themselves.
+    token = _left(folder, plan_of(NORMED, [[0], [1]], **FLUSH).to_json())
+    until(lambda: commands.refused_plan(folder, token), 60, "refused")
+    assert "different graph" in commands.refused_plan(folder, token)
+    token = _left(folder, {"format": "sparsepipe-plan-1", "stages": 3})
+    until(lambda: commands.refused_plan(folder, token), 60, "refused")
+    assert "not a plan" in commands.refused_plan(folder, token)
+    assert job.record.plan == OTHER and not list((folder / "control").glob("plan-*"))
+    assert job.replan(PLAN) is not None, "the next one is heard"
+    job.stop()
+    done = job.wait(timeout=60)["minibatches"]
+    assert _trained(job) == list(range(done))
+
+
+def _left(folder: Path, document: object) -> str:
+    """Leave a request as another program might."""
+    token = f"{random.getrandbits(32):08x}"
+    (folder / f"control/plan-{token}.json").write_text(json.dumps(document))
+    (folder / "control/request.json").write_text(json.dumps({"command": "replan", "plan": token}))
+    return token
+
+
+@slow
+@pytest.mark.timeout(300)
+def test_a_job_of_a_version_before_is_not_asked(tmp_path, clouds) -> None:
+    folder = tmp_path / "run"
+    with launch(PLAN, settings(clouds, batch_size=1, epochs=10_000), run_dir=folder) as job:
+        _step(job, 0)
+        status = json.loads((folder / "status.json").read_text())
+        del status["commands"]
+        (folder / "status.json").write_text(json.dumps(status))
+        with pytest.raises(InputError, match="launched by a version before"):
+            job.replan(OTHER)
+        assert not (folder / "control").exists()
+        job.cancel()
+
+
+@slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(2))
+def test_a_rank_killed_during_a_move_leaves_the_old_plan_or_the_new(tmp_path, clouds, seed: int) -> None:
+    """The job starts again from its checkpoint, and trains each minibatch once, as one that nobody disturbed."""
+    chance, folder = random.Random(seed), tmp_path / "run"
+    job = launch(PLAN, settings(clouds, epochs=60, max_restarts=1), run_dir=folder)
+    _step(job, 7)
+    workers = _workers(folder)
+    request_replan(folder, SWAPPED)
+    time.sleep(chance.uniform(0.0, 0.4))
+    os.kill(chance.choice(workers), signal.SIGKILL)
+    assert job.wait(timeout=200)["minibatches"] == 300 and job.state == "finished"
+    assert _trained(job) == list(range(300))
+    undisturbed = launch(PLAN, settings(clouds, epochs=60), run_dir=tmp_path / "undisturbed")
+    undisturbed.wait(timeout=200)
+    losses = [{row["minibatch"]: row["loss"] for row in one.record.metrics("step")} for one in (job, undisturbed)]
+    assert losses[0] == losses[1] and RunRecord(folder).plan in (PLAN, SWAPPED)
