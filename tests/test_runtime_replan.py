@@ -174,7 +174,7 @@ FLUSHED: dict[str, tuple] = {
     "2 ranks, loss scale": (PLAIN, 2, False, HALF, 2),
     "2 ranks, sockets, batch norm": (NORMED, 2, False, {**FULL, "batch_size": 2, "shared_memory": False}, 2),
     "3 ranks, clipped": (PLAIN, 3, True, {"clip_norm": 0.3}, 2),
-    "4 ranks": (PLAIN, 4, True, {"optimizer": "lamb", "learning_rate": 1e-3}, 3),
+    "4 ranks": (PLAIN, 4, True, {"optimizer": "lamb", "learning_rate": 1e-3}, 2),
     "minkowski": (NORMED, 2, False, {**FULL, "engine": "minkowski"}, 1),
 }
 DRAINED: dict[str, list[Plan]] = {
