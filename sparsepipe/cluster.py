@@ -23,6 +23,11 @@ _VARIABLE = re.compile("[A-Za-z_][A-Za-z0-9_]*")  # of an environment
 
 @dataclass(frozen=True, slots=True)
 class DeviceType:
+    """A kind of device: its name, as profiles have it, and the memory of one of them in bytes (default: no limit).
+
+    Raises InputError for a memory of nothing.
+    """
+
     name: str
     memory_bytes: float = float("inf")
     reference_seconds: float | None = (
@@ -40,6 +45,12 @@ class DeviceType:
 
 @dataclass(frozen=True, slots=True)
 class Link:
+    """How fast bytes go from one device to another: `bandwidth` in bytes per second, `latency` in seconds a message.
+
+    10 Gbit/s Ethernet is Link(1.25e9, 50e-6), PCIe 3.0 with 16 lanes Link(12e9, 1e-5); Link() takes no time at all.
+    Raises InputError for a bandwidth of nothing and a latency below zero.
+    """
+
     bandwidth: float = float("inf")  # bytes per second
     latency: float = 0.0  # seconds
 
@@ -56,6 +67,11 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Node:
+    """A machine: the types of its devices, one entry for each, and the link between any two of them.
+
+    `address` is where it is reached. Raises InputError for a node without a device.
+    """
+
     name: str
     device_types: tuple[DeviceType, ...]  # one per device: a node may mix types
     link: Link = Link()  # between two devices of this node
@@ -117,7 +133,10 @@ class Cluster:
     def uniform(
         cls, num_devices: int, *, device_type: str = "device", memory_bytes: float = float("inf"), link: Link = Link()
     ) -> "Cluster":
-        """Build one node of `num_devices` like devices."""
+        """Build one node of `num_devices` like devices, each with `memory_bytes`, and one `link` between any two.
+
+        `device_type` is the name under which a profile has its costs. Raises InputError for a count below 1.
+        """
         given_integer(num_devices, "a device count of")
         if num_devices < 1:
             raise InputError(f"a device count of {num_devices}: expected at least 1")

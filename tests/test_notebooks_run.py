@@ -15,7 +15,7 @@ from sparsepipe.data import make_shapes
 from sparsepipe.files import sha256
 from sparsepipe.record import RunRecord
 from sparsepipe.reproduce import reproduce
-from sparsepipe.reproduce.driver import _exported
+from sparsepipe.reproduce.catalogue import exported
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -40,7 +40,7 @@ def run_from_nothing(parameters, root):
         for name in OWN.keys() & set(names):
             written += reproduce([name], parameters=parameters | OWN[name], **options)
     tables = {path.stem for path in written if path.suffix == ".csv"}
-    assert tables == {name for path in paths for name in _exported(path)}
+    assert tables == {name for path in paths for name in exported(path)}
     return root
 
 
@@ -112,7 +112,7 @@ def test_a_notebook_with_widgets_runs_in_jupyterlab(page, lab, of_shapes, path):
     assert not lab_driver.errors(page)
     lab_driver.show_all(page)
     page.wait_for_function(ALL_WIDGETS, arg=LIVE[path.stem])
-    page.wait_for_function(ALL_FIGURES, arg=len(_exported(path)))
+    page.wait_for_function(ALL_FIGURES, arg=len(exported(path)))
     assert not page.problems
 
 
@@ -126,5 +126,5 @@ def test_the_figures_of_an_executed_notebook_are_drawn_in_jupyterlab(page, lab, 
     open_notebook(page, lab, path.name)
     assert not lab_driver.errors(page)
     lab_driver.show_all(page)
-    page.wait_for_function(ALL_FIGURES, arg=len(_exported(path)))
+    page.wait_for_function(ALL_FIGURES, arg=len(exported(path)))
     assert not page.problems

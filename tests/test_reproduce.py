@@ -1,6 +1,7 @@
 """The driver: order, names, failures told with their cell, nothing left by a kill, nothing done twice when asked."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -23,10 +24,11 @@ from sparsepipe.profile import CostSample, LayerCost, Profile
 from sparsepipe.profiler import profile_model
 from sparsepipe.record import Origin, RunRecord
 from sparsepipe.record.campaigns import new_campaign
-from sparsepipe.reproduce import NOTEBOOKS, driver, reproduce, workplace
+from sparsepipe.reproduce import NOTEBOOKS, catalogue, reproduce, workplace
 from sparsepipe.reproduce.averaging import averaging_link
 from sparsepipe.reproduce.cached_runs import campaign_of, kept_campaign, tell_epoch
 from sparsepipe.reproduce.loopback import loopback_link
+from sparsepipe.reproduce.notebook_job import NotebookJob
 from sparsepipe.reproduce.workplace import Workplace
 from sparsepipe.runtime.config import RunConfig
 
@@ -34,13 +36,14 @@ from sparsepipe.runtime.config import RunConfig
 @pytest.fixture
 def few(tmp_path, monkeypatch):
     """Three small notebooks instead of ours: the third starts from the first."""
-    monkeypatch.setattr(driver, "NOTEBOOKS", {"a": (), "b": (), "c": ("a",)})
-    monkeypatch.setattr(driver, "ALONE", frozenset({"a"}))
+    monkeypatch.setattr(catalogue, "NOTEBOOKS", {"a": (), "b": (), "c": ("a",)})
+    monkeypatch.setattr(catalogue, "ALONE", frozenset({"a"}))
     folder = tmp_path / "notebooks"
     folder.mkdir()
 
     def write(name, *sources):
-        found = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in sources])
+        new = {True: nbformat.v4.new_markdown_cell, False: nbformat.v4.new_code_cell}
+        found = nbformat.v4.new_notebook(cells=[new[text.startswith("## ")](text) for text in sources])
         found.cells[0].metadata["tags"] = ["parameters"]
         found.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
         nbformat.write(found, folder / f"{name}.ipynb")
@@ -70,25 +73,33 @@ def test_runs_all_in_order_and_again_only_what_changed(few, tmp_path, capsys):
         "figures = ''\nnumber = 1",
         "from pathlib import Path\nPath(figures).mkdir()",
         WRITE + 'place.export("first")',
+        "## Answer",
+        "from IPython.display import Markdown, display\ndisplay(Markdown(f'It is **{number}**. Or more.'))",
     )
     written = run(few, tmp_path, parameters={"number": 7}, jobs=2)
     assert {path.name for path in written} == {f"first.{suffix}" for suffix in ("csv", "json", "pdf", "svg", "png")}
     assert written[0].read_text() == "7"
     told = capsys.readouterr().err.splitlines()
-    assert told[0].startswith("a: ") and {line[0] for line in told[1:3]} == {"b", "c"}
-    assert "3 of 3 notebooks" in told[-1] and "figures in" in told[-1]
+    assert told[0].startswith("[1/3] a: begins, about 60 s; 0:0") and re.match(r"\[1/3\] a: [\d.]+ s$", told[1])
+    ended = [line for line in told if re.search(r": [\d.]+ s$", line)]
+    assert ended[0].startswith("[1/3] a") and {line[:7] for line in ended[1:]} == {"[2/3] b", "[3/3] c"}
+    assert "3 of 3 notebooks" in told[-2] and "figures in" in told[-2] and told[-1] == "a: It is 7."
+    page = (tmp_path / "figures" / "index.html").read_text()
+    assert page.count("<section") == 3 and 'href="first.csv"' in page and "<strong>7</strong>" in page
+    assert "It is" in (tmp_path / "figures" / "notebooks" / "a.html").read_text()
     few("b", "figures = ''\nnumber = 2", "1 + 1")
     run(few, tmp_path, only_changed=True, parameters={"number": 7})
     told = capsys.readouterr().err
     assert "a: unchanged" in told and "c: unchanged" in told and "b: unchanged" not in told
+    assert not re.search("begins, about 60 s", told)  # as long as last time
     written[0].unlink()
-    assert not driver._Job.prepare(
+    assert not NotebookJob.prepare(
         out=tmp_path / "figures", notebooks=few.folder, data=None, parameters={"number": 7}
     ).is_done("a")
 
 
 @pytest.mark.slow
-def test_a_failure_names_notebook_cell_and_error_and_the_others_go_on(few, tmp_path):
+def test_a_failure_names_notebook_cell_and_error_and_the_others_go_on(few, tmp_path, capsys):
     few("a", "figures = ''\nnumber = 1", "1 + 1", "raise ValueError('no such\\nthing')")
     with pytest.raises(RunFailed) as caught:
         run(few, tmp_path)
@@ -98,10 +109,20 @@ def test_a_failure_names_notebook_cell_and_error_and_the_others_go_on(few, tmp_p
     assert "\n" not in text
     assert (tmp_path / "runs" / "notebooks" / "b.done.json").exists()
     assert not (tmp_path / "runs" / "notebooks" / "a.done.json").exists()
+    few("a", "figures = ''\nnumber = 1", "1 + 1")
+    run(few, tmp_path, resume=True)
+    told = capsys.readouterr().err
+    assert "[2/3] b: ran to its end before" in told and "] a: begins" in told and "] c: begins" in told
+    run(few, tmp_path, resume=True)
+    assert "begins" not in capsys.readouterr().err
+    run(few, tmp_path, resume=True, parameters={"number": 2})  # other parameters: nothing of it is done
+    assert capsys.readouterr().err.count("begins") == 3
+    with pytest.raises(InputError, match=r"no parameter 'numbr' in these notebooks, expected one of figures, number"):
+        run(few, tmp_path, parameters={"numbr": 2})
 
 
 def test_what_measures_runs_alone():
-    waves = driver._waves(list(NOTEBOOKS))
+    waves = catalogue.waves(list(NOTEBOOKS))
     first = [["01_data"], ["02_profile"], ["03_layer_graph", "04_partition"], ["05_launch"], ["06_figures"]]
     alone = [["07_learning"], ["08_segmentation"], ["09_your_own_network"], ["10_waiting"]]
     alone += [[f"figures/{name}"] for name in ("4_accuracy", "3_sparse_dense", "1_devices")]
@@ -128,7 +149,7 @@ def test_a_folder_without_notebooks_is_named(tmp_path):
 
 
 def test_figures_are_found_by_name():
-    job = driver._Job.prepare(out="figures", notebooks=None, data=None, parameters={})
+    job = NotebookJob.prepare(out="figures", notebooks=None, data=None, parameters={})
     assert job.chosen(["throughput", "01_data", "accuracy"]) == ["01_data", "06_figures"]
     assert job.exports["06_figures"] == ("throughput", "accuracy")
 
@@ -147,8 +168,8 @@ def test_nothing_is_left_behind_by_a_kill(few, tmp_path, how, background):
         "import time; time.sleep(600)",
     )
     code = (
-        "import pathlib; from sparsepipe.reproduce import driver; driver.NOTEBOOKS = {'a': ()}; "
-        f"driver.reproduce(out={str(tmp_path / 'figures')!r}, notebooks=pathlib.Path({str(few.folder)!r}))"
+        "import pathlib; from sparsepipe.reproduce import catalogue, reproduce; catalogue.NOTEBOOKS = {'a': ()}; "
+        f"reproduce(out={str(tmp_path / 'figures')!r}, notebooks=pathlib.Path({str(few.folder)!r}))"
     )
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
     command = ["sh", "-c", "trap '' INT; exec \"$@\"" if background else 'exec "$@"', "sh", sys.executable, "-c", code]
@@ -199,14 +220,14 @@ def test_a_batch_that_draws_no_pictures_says_so_at_its_end_and_draws_them_next_t
     told = capsys.readouterr().err
     assert "a: warning: layers' sum is 0.506 × a whole step" in told and "1 of 1 notebooks warn: a" in told
     asked = {"out": tmp_path / "figures", "notebooks": few.folder, "data": None, "parameters": {}}
-    assert not driver._Job.prepare(**asked).is_done("a")
-    assert driver._Job.prepare(**asked, pictures=False).is_done("a")
+    assert not NotebookJob.prepare(**asked).is_done("a")
+    assert NotebookJob.prepare(**asked, pictures=False).is_done("a")
     if real is None:
         return
     monkeypatch.setenv("BROWSER_PATH", real)
     written = run(few, tmp_path, "a", only_changed=True)
     assert {path.suffix for path in written} == {".csv", ".json", ".pdf", ".svg", ".png"}
-    assert driver._Job.prepare(**asked).is_done("a")
+    assert NotebookJob.prepare(**asked).is_done("a")
 
 
 @pytest.mark.slow

@@ -1,7 +1,10 @@
 """Types of command-line options: functions that argparse calls with an option's text."""
 
+import json
 from argparse import ArgumentTypeError
+from ast import literal_eval
 from collections.abc import Callable
+from typing import Any
 
 from ..errors import InputError
 from ..fields import shown
@@ -66,3 +69,13 @@ def positive(text: str) -> float:
     if not 0 < value < float("inf"):
         raise ArgumentTypeError(f"{text[:60]}: expected more than 0 and finite")
     return value
+
+
+def value(text: str) -> Any:
+    """Read a value as JSON or Python writes it: a number, true, None, a list; any other text is itself."""
+    for read in (json.loads, literal_eval):
+        try:
+            return read(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+    return text

@@ -6,9 +6,7 @@ Choices are read from the library's own tables, none of which brings torch.
 import argparse
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
 
-from .. import __version__
 from ..data.labels import TASKS
 from ..data.order import LAST_MINIBATCH
 from ..dynamics.variants import VARIANTS
@@ -26,34 +24,6 @@ from ..stragglers import KINDS
 from .argument_types import MANY, count, names, positive, quantity, whole
 
 Parser = argparse.ArgumentParser
-
-
-class _OneLineParser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """One line instead of argparse's usage block; exit code 2 all the same."""
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
-
-
-def parser() -> Parser:
-    """Return the parser of the whole command; what it parses has the verb, such as "data list", in `verb`."""
-    top = _OneLineParser(prog="sparsepipe", description="Plan, simulate and run pipeline-parallel training.")
-    top.add_argument("--version", action="version", version=f"sparsepipe {__version__}")
-    groups = {"": _verbs_of(top)}
-    for name, (summary, add_options) in OPTIONS.items():
-        group = name.rpartition(" ")[0]
-        if group not in groups:
-            groups[group] = _verbs_of(groups[""].add_parser(group, help=GROUPS[group]))
-        verb = groups[group].add_parser(
-            name.split()[-1], help=summary, description=f"{summary[0].upper()}{summary[1:]}."
-        )
-        verb.set_defaults(verb=name)
-        verb.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
-        add_options(verb)
-    return top
-
-
-def _verbs_of(parser: Parser) -> Any:
-    return parser.add_subparsers(required=True, metavar="VERB", parser_class=_OneLineParser)
 
 
 # --- data ---------------------------------------------------------------------------------------------------------
@@ -387,12 +357,29 @@ def _export(verb: Parser) -> None:
 
 
 def _reproduce(verb: Parser) -> None:
-    verb.add_argument("figures", nargs="*", metavar="FIGURE", help="notebooks or figures by name (default: all)")
-    verb.add_argument("--jobs", type=count, default=1, metavar="N")
-    verb.add_argument("--data", default=None, metavar="D", help="folder in ModelNet layout (default: synthetic shapes)")
+    verb.add_argument("figures", nargs="*", metavar="NAME", help="notebooks or figures by name (default: all)")
+    verb.add_argument(
+        "--jobs", type=count, default=1, metavar="N", help="notebooks side by side, but for those that time"
+    )
+    verb.add_argument(
+        "--data", default=None, metavar="D", help="a data set's folder or name (default: synthetic shapes)"
+    )
     verb.add_argument("--out", type=Path, default=Path("figures"), metavar="DIR")
     verb.add_argument(
+        "-p",
+        "--parameter",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("NAME", "VALUE"),
+        dest="parameters",
+        help="of every notebook that has it, such as -p epochs 4 or -p train_model minkvgg16bn-narrow; repeatable",
+    )
+    verb.add_argument(
         "--only-changed", action="store_true", help="skip notebooks whose text, code and inputs are as before"
+    )
+    verb.add_argument(
+        "--resume", action="store_true", help="go on where a batch failed: skip notebooks that ran to their end"
     )
     verb.add_argument("--no-pictures", action="store_true", help="tables and their provenance alone: no browser needed")
 

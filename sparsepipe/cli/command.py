@@ -12,16 +12,19 @@ from ..errors import InputError, RunFailed
 from ..host.limits import limit_met
 from ..host.python_path import check_current_folder
 from . import cluster_verbs, data_verbs, model_verbs, plan_verbs, run_verbs, trace_verbs
-from .arguments import parser
+from .argument_types import value
 from .output import Answer, OutputLost, print_answer, progress_line, standard_streams
+from .parser import complete, parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb. Returns 0, 1 for a run that failed or an answer that could not be written, 2 for bad input or a
     limit of the machine, 130 when interrupted."""
     has_output = standard_streams()
+    known = parser()
+    complete(known)
     try:
-        options = parser().parse_args(arguments)
+        options = known.parse(arguments)
     except SystemExit:
         with suppress(OutputLost):  # of --help
             print_answer("", end="")
@@ -70,13 +73,15 @@ def _of_the_machine(error: Exception) -> str | None:
 
 
 def reproduce(options: argparse.Namespace) -> Answer:
+    from ..reproduce import PAGE
     from ..reproduce import reproduce as run_notebooks
 
     settings = {"jobs": options.jobs, "data": options.data, "out": options.out, "only_changed": options.only_changed}
-    settings["pictures"] = not options.no_pictures
+    settings |= {"resume": options.resume, "pictures": not options.no_pictures}
+    settings["parameters"] = {name: value(text) for name, text in options.parameters}
     written = run_notebooks(options.figures or None, **settings)
-    names = [str(path) for path in written]
-    return Answer({"figures": names}, "\n".join(["figures:", *names]))
+    page = options.out / PAGE
+    return Answer({"figures": [str(path) for path in written], "page": str(page.resolve())}, str(page))
 
 
 VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {

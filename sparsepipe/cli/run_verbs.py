@@ -29,6 +29,7 @@ from ..runtime import RunConfig
 from ..runtime.workloads import layer_graph
 from ..stragglers import Stragglers
 from .driver_run import filled
+from .follow_run import RunFollower
 from .output import Answer, cell, progress_line, table
 from .profile_and_cluster import profile_and_cluster
 
@@ -190,7 +191,9 @@ def runs_stop(options: argparse.Namespace) -> Answer:
         raise InputError(f"{record.folder}: is not running, it is {_state(record)}")
     job = attach(record.folder)
     job.stop()
-    summary = job.wait(on_row=_progress_row)
+    follower = RunFollower()
+    summary = job.wait(on_row=follower)
+    follower.end()
     document = {"run": record.name, "state": job.state, "minibatches": summary["minibatches"]}
     return Answer(document, f"{one_line(record.folder)}: {job.state} after {summary['minibatches']} minibatches")
 
@@ -256,12 +259,15 @@ def _followed(job: Any, *, cancel: bool = True) -> Answer:
 
 
 def _waited(job: Any, *, cancel: bool = True) -> dict[str, Any]:
+    follower = RunFollower()
     try:
-        summary: dict[str, Any] = job.wait(on_row=_progress_row)
+        summary: dict[str, Any] = job.wait(on_row=follower)
     except KeyboardInterrupt:
         if cancel:
             job.cancel()
         raise
+    finally:
+        follower.end()
     if job.state == "stopped":
         progress_line(f"stopped as asked; sparsepipe run --resume {job.record.folder} goes on")
     for text in load_warnings(BackgroundLoad.from_json(summary.get("load"))):
@@ -336,15 +342,6 @@ def _summary_text(summary: dict[str, Any]) -> str:
         f"{one_line(summary['run_dir'])}: {summary['minibatches']} minibatches at "
         f"{summary['samples_per_second']:.1f} samples/s{accuracy}"
     )
-
-
-def _progress_row(row: dict[str, Any]) -> None:
-    """Print the progress of an epoch; an incomplete row is ignored."""
-    if row.get("event") == "epoch" and {"epoch", "train", "samples_per_second"} <= row.keys():
-        accuracy = (row.get("validation") or {}).get("accuracy")
-        told = "" if accuracy is None else f", accuracy {accuracy:.1%}"
-        loss, speed = row["train"]["loss"], row["samples_per_second"]
-        progress_line(f"epoch {row['epoch'] + 1}: loss {loss:.4f}, {speed:.1f} samples/s{told}")
 
 
 VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {

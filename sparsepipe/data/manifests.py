@@ -71,7 +71,8 @@ def manifests_folder() -> Path:
     for root in (package.parent, package):
         if (root / "data_manifests" / "datasets").is_dir():
             return root / "data_manifests" / "datasets"
-    raise InputError(f"{package.parent / 'data_manifests' / 'datasets'}: no such folder; use a checkout of the project")
+    missing = package.parent / "data_manifests" / "datasets"
+    raise InputError(f"{missing}: no such folder; install sparsepipe again, or use a checkout of it")
 
 
 def list_datasets(manifests: Path | None = None, *, damaged: list[str] | None = None) -> tuple[Manifest, ...]:

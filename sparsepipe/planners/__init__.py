@@ -58,11 +58,27 @@ def partition(
     recompute: bool = False,
     **options: Any,
 ) -> Plan:
-    """Choose a plan for the devices of `cluster`.
+    """Choose a plan for the devices of `cluster`: which layers each stage has, on which devices, with which shares.
 
-    `options` are the fields of the planner's class. `num_microbatches` (of one step) defaults to 1 for asynchronous
-    schedules and to twice the devices for those that flush. Raises InputError for an unknown planner or option, a
-    device type without profile, and where nothing fits into memory.
+    `planner` and its `options`, the fields of its class (`sparsepipe.planners.PLANNERS` has all):
+
+    - "optimal": the shortest period, with a lower bound and a gap; `quick=True` (a tenth of a second), `rescore=K`
+      (simulate the K best), `all_devices=True`, `activation_compression_ratio=R`, `cost_model`
+    - "pipedream" (PipeDream's): `use_memory_constraint=True`, `straight_pipeline=True`, `use_fewer_machines=True`,
+      `factor`, `activation_compression_ratio=R`
+    - "sparsepipe" (SparsePipe's, for servers that differ): `use_memory_constraint`, `straight_pipeline`,
+      `activation_compression_ratio`
+    - "data-parallel": every device has all layers
+    - "model-parallel": one stage a device, in their order; `stages_per_device=V`
+
+    `schedule` is "1f1b" (asynchronous), "2bw", "1f1b-flush", "zero-bubble", "interleaved-zero-bubble", "zbv",
+    "dualpipe-v", "gpipe", "looped-bfs" or "sequential": `sparsepipe.SCHEDULES` says what each is.
+    `num_microbatches` are the minibatches of one step: 1 for asynchronous schedules and twice the devices for those
+    that flush, unless given. `recompute` runs forwards again before backwards, to save memory.
+
+    The plan's `estimate` has its `period_seconds` (seconds a minibatch), bound and bytes; `simulate` plays it through.
+    Raises InputError for an unknown planner or option, a device type without profile, and where nothing fits into
+    memory.
     """
     if num_microbatches is not None:
         given_integer(num_microbatches, "microbatches:")

@@ -3,6 +3,8 @@
 Notebooks import `workplace` and `cached_runs`, which need torch; to execute them it is not needed.
 """
 
-from .driver import NOTEBOOKS, reproduce
+from .catalogue import NOTEBOOKS
+from .driver import reproduce
+from .page import PAGE
 
-__all__ = ["NOTEBOOKS", "reproduce"]
+__all__ = ["NOTEBOOKS", "PAGE", "reproduce"]

@@ -15,6 +15,9 @@ from ..provenance import plan_digest
 from ..record import RunRecord
 from ..record.campaigns import MOST_APART, campaign_began, made_for, new_campaign, when
 from ..runtime.config import RunConfig
+from .report import report
+
+_OF_PROGRESS = ("event", "epoch", "epoch_minibatches", "minibatches")
 
 
 def newest(runs: Path, name: str, config: RunConfig) -> RunRecord | None:
@@ -83,7 +86,12 @@ def campaign_of(
 
 
 def tell_epoch(row: Mapping[str, Any]) -> None:
-    """Print a line for a row of metrics that ends an epoch: what `Job.wait` may call with each row."""
+    """Print a line for a row of metrics that ends an epoch: what `Job.wait` may call with each row.
+
+    Whoever executes the notebook is told, too, so that it can say "epoch 3 of 4".
+    """
+    if row.get("event") in ("start", "epoch"):
+        report(run={key: row[key] for key in _OF_PROGRESS if key in row})
     if row.get("event") == "epoch":
         accuracy = (row.get("validation") or {}).get("accuracy")
         told = "" if accuracy is None else f", validation accuracy {accuracy:.1%}"
@@ -110,7 +118,7 @@ def train(runs: Path, asked: Mapping[str, tuple[Plan, RunConfig]]) -> dict[str, 
             if record is None:
                 jobs[name] = launch(*asked[name], run_dir=new_folder(runs, name), campaign=campaign)
         for job in jobs.values():
-            job.wait()
+            job.wait(on_row=tell_epoch)
     except BaseException:
         for job in jobs.values():
             job.cancel()

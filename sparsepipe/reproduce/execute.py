@@ -1,7 +1,8 @@
 """Execute one notebook in a process of its own: `python -m sparsepipe.reproduce.execute`.
 
 A request comes as one line of JSON on stdin, which then stays open. When it closes, as its owner ended for whatever
-reason, papermill is interrupted, and the kernel and all it started end. The answer is one line of JSON on stdout.
+reason, papermill is interrupted, and the kernel and all it started end. On stdout comes a line of JSON for each cell
+that is begun, {"at": "cell 7 of 16, The runs"}, and then the answer.
 """
 
 import json
@@ -41,14 +42,34 @@ def execute(source: str, target: str, *, parameters: dict[str, Any], folder: str
 
     known = papermill.inspect_notebook(source)
     given = {name: value for name, value in parameters.items() if name in known}
+    options = {"kernel_name": "python3", "progress_bar": progress, "log_output": False}
+    options["on_cell_start"] = _Teller(source)  # papermill hands it to nbclient
     try:
-        papermill.execute_notebook(
-            source, target, given, cwd=folder, kernel_name="python3", progress_bar=progress, log_output=False
-        )
+        papermill.execute_notebook(source, target, given, cwd=folder, **options)
     except papermill.PapermillExecutionError as error:
         injected = given and error.cell_index > _first_code_cell_after_parameters(source)
         return {"cell": error.cell_index + (0 if injected else 1), "error": f"{error.ename}: {error.evalue}"}
     return {}
+
+
+class _Teller:
+    """Prints which cell of a notebook begins, counted among those of code, and under which heading it stands."""
+
+    def __init__(self, source: str) -> None:
+        import nbformat
+
+        cells = nbformat.read(source, as_version=4).cells
+        self._number, self._of = 0, sum(cell.cell_type == "code" for cell in cells)
+        self._heading = ""
+
+    def __call__(self, cell: Any, cell_index: int) -> None:
+        if cell.cell_type == "markdown":
+            heads = [line.lstrip("# ") for line in cell.source.splitlines() if line.startswith("## ")]
+            self._heading = heads[-1] if heads else self._heading
+        elif "injected-parameters" not in cell.metadata.get("tags", []):
+            self._number += 1
+            told = f"cell {self._number} of {self._of}"
+            print(json.dumps({"at": f"{told}, {self._heading}" if self._heading else told}), flush=True)
 
 
 def _first_code_cell_after_parameters(source: str) -> int:

@@ -11,7 +11,7 @@ REPORT = "SPARSEPIPE_REPORT"  # names the file that a kernel adds its rows to; w
 
 
 def report(**row: Any) -> None:
-    """Add a row: `warning="…"`, or `not_drawn="figure", why="…"`."""
+    """Add a row: `warning="…"`, `not_drawn="figure", why="…"`, or `run={…}`, a row of metrics of a run it waits for."""
     if path := os.environ.get(REPORT):
         with Path(path).open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
@@ -25,6 +25,11 @@ def warnings_of(path: Path) -> list[str]:
 def not_drawn(path: Path) -> dict[str, str]:
     """The figures that a notebook could not draw, and why."""
     return {str(row["not_drawn"]): str(row.get("why", "")) for row in _rows(path) if "not_drawn" in row}
+
+
+def run_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of metrics of the runs that a notebook waited for, in their order."""
+    return [row["run"] for row in _rows(path) if isinstance(row.get("run"), dict)]
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:

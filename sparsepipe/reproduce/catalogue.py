@@ -1,0 +1,122 @@
+"""The notebooks: in which order, what each starts from, which measure, how long each usually takes, what it exports."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import InputError
+from ..files import read_json
+
+# Notebook -> those whose results it starts from. It runs without them too, and then makes what it needs itself.
+NOTEBOOKS: dict[str, tuple[str, ...]] = {
+    "01_data": (),
+    "02_profile": (),
+    "03_layer_graph": ("02_profile",),
+    "04_partition": ("02_profile",),
+    "05_launch": ("02_profile",),
+    "06_figures": ("05_launch",),
+    "07_learning": (),
+    "08_segmentation": (),
+    "09_your_own_network": (),
+    "10_waiting": (),
+    "figures/4_accuracy": (),  # trains what figures 1 and 5 read
+    "figures/3_sparse_dense": (),
+    "figures/1_devices": ("figures/4_accuracy",),
+    "figures/5_prediction": ("figures/4_accuracy",),
+    "figures/2_mixed_devices": (),
+    "figures/6_bytes_memory": (),
+    "figures/7_compression": (),
+    "figures/8_waiting": (),
+    "figures/10_dense": (),
+}
+# They measure: nothing else runs meanwhile.
+ALONE = frozenset(
+    {
+        "02_profile",
+        "05_launch",
+        "07_learning",
+        "08_segmentation",
+        "09_your_own_network",
+        "10_waiting",
+        "figures/4_accuracy",
+        "figures/3_sparse_dense",
+        "figures/1_devices",
+        "figures/7_compression",
+        "figures/8_waiting",
+        "figures/10_dense",
+    }
+)
+# Seconds on two cores of a server: what is expected of a notebook that has not yet run here.
+USUAL_SECONDS = {
+    "01_data": 20,
+    "02_profile": 46,
+    "03_layer_graph": 11,
+    "04_partition": 12,
+    "05_launch": 97,
+    "06_figures": 11,
+    "07_learning": 58,
+    "08_segmentation": 79,
+    "09_your_own_network": 57,
+    "10_waiting": 53,
+    "figures/4_accuracy": 60,
+    "figures/3_sparse_dense": 37,
+    "figures/1_devices": 13,
+    "figures/5_prediction": 17,
+    "figures/2_mixed_devices": 9,
+    "figures/6_bytes_memory": 10,
+    "figures/7_compression": 75,
+    "figures/8_waiting": 55,
+    "figures/10_dense": 118,
+}
+
+
+def notebooks_folder() -> Path:
+    """Return the folder of the notebooks: beside the package in a checkout, inside it once installed.
+
+    Raises InputError where neither is there.
+    """
+    package = Path(__file__).resolve().parents[1]
+    folders = [root / "notebooks" for root in (package.parent, package)]
+    for folder in folders:
+        if all((folder / f"{name}.ipynb").exists() for name in NOTEBOOKS):
+            return folder
+    raise InputError(
+        f"{folders[0]}: the notebooks are not all there; install sparsepipe again, or use a checkout of it"
+    )
+
+
+def waves(names: Sequence[str]) -> list[list[str]]:
+    """Notebooks that may run side by side. One that measures, or starts from one of a wave, begins a new wave."""
+    found: list[list[str]] = []
+    for name in names:
+        last = found[-1] if found else []
+        apart = not last or name in ALONE or last[0] in ALONE or any(needed in last for needed in NOTEBOOKS[name])
+        if apart:
+            found.append([name])
+        else:
+            last.append(name)
+    return found
+
+
+def exported(path: Path) -> tuple[str, ...]:
+    """The figures that a notebook exports, as its cells name them: place.export("name", …)."""
+    return tuple(dict.fromkeys(re.findall(r"\.export\(\s*\"(\w+)\"", _code(path))))
+
+
+def parameter_names(path: Path) -> tuple[str, ...]:
+    """The parameters of a notebook: what its cell of that tag gives a value."""
+    cells = read_json(path, what="notebook").get("cells", [])
+    tagged = ["".join(cell["source"]) for cell in cells if "parameters" in cell.get("metadata", {}).get("tags", [])]
+    return tuple(re.findall(r"^(\w+) = ", "\n".join(tagged), flags=re.MULTILINE))
+
+
+def title(path: Path) -> str:
+    """A notebook's first line, which asks its question: "04 · Which plan trains fastest, …?"."""
+    cells = read_json(path, what="notebook").get("cells", [])
+    text = "".join(cells[0]["source"]) if cells else ""
+    return text.partition("\n")[0].lstrip("# ").strip() or path.stem
+
+
+def _code(path: Path) -> str:
+    cells = read_json(path, what="notebook").get("cells", [])
+    return "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")

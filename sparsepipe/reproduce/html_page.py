@@ -1,0 +1,37 @@
+"""A page that opens from disk: its style is in it, it runs no scripts, and it asks no network."""
+
+import html
+from pathlib import Path
+
+import mistune
+
+from ..display.markup import Html
+
+# Whatever stands in outputs of notebooks: no script runs, and nothing is fetched but pictures that lie beside the page.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src 'self' file: data:"
+_PAGE = Html(
+    '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+    '<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    "<title>{title}</title><style>{style}</style></head>\n<body>{body}</body></html>\n"
+)
+
+
+class _Renderer(mistune.HTMLRenderer):
+    def text(self, text: str) -> str:
+        """Text, in which entities are the characters that they stand for: mistune would show them as they are."""
+        return str(Html.escape(html.unescape(text)))
+
+
+_markdown = mistune.create_markdown(renderer=_Renderer(escape=True), plugins=["table"])
+
+
+def page(title: str, body: Html) -> str:
+    """Return a whole page."""
+    style = Html((Path(__file__).parent / "page.css").read_text(encoding="utf-8"))
+    return str(_PAGE.format(policy=Html(_POLICY.replace('"', "&quot;")), title=title, style=style, body=body))
+
+
+def of_markdown(text: str) -> Html:
+    """Return Markdown as HTML; tags in it are shown as text, and a link that could run a script leads nowhere."""
+    return Html(_markdown(text))

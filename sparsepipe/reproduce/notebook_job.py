@@ -1,0 +1,256 @@
+"""One notebook at a time: execute it in a process of its own, keep its copy, and know whether it has to run again."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+from ..files import read_json, write_json
+from ..host.python_path import python_command, python_environment
+from ..record import NO_PICTURES, NOTEBOOK
+from . import catalogue
+from .report import REPORT, not_drawn
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_PATIENCE = 20  # seconds that an interrupted notebook has to end its kernel
+# Where data and published profiles are looked for: other folders there are other inputs.
+_LOOKED_AT = ("SPARSEPIPE_DATA", "SPARSEPIPE_REFERENCE")
+_SUFFIXES = ("pdf", "svg", "png", "csv", "json")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a notebook ended: in how many seconds, and what went wrong in one line, or nothing."""
+
+    seconds: float
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class NotebookJob:
+    """Paths and parameters of one batch. `copies` holds what was executed, and beside it what is known of each."""
+
+    notebooks: Path
+    out: Path
+    copies: Path
+    parameters: dict[str, Any]
+    exports: dict[str, tuple[str, ...]] = field(default_factory=dict)  # notebook -> names of its figures
+    pictures: bool = True
+    processes: list[subprocess.Popen] = field(default_factory=list)  # at work now
+    why_not: dict[str, str] = field(default_factory=dict)  # of a browser that was looked for: why it cannot draw
+    lock: Any = field(default_factory=threading.Lock)  # of the file of times
+
+    @classmethod
+    def prepare(
+        cls,
+        *,
+        out: Path | str,
+        notebooks: Path | None,
+        data: str | Path | None,
+        parameters: dict[str, Any],
+        pictures: bool = True,
+    ) -> "NotebookJob":
+        """Find the notebooks; `work/`, `runs/` and the executed copies stand beside `out`. Raises InputError."""
+        folder = notebooks or catalogue.notebooks_folder()
+        missing = [name for name in catalogue.NOTEBOOKS if not (folder / f"{name}.ipynb").exists()]
+        if missing:
+            raise InputError(f"{folder}: no {missing[0]}.ipynb; run from a checkout of the project")
+        out = Path(out).resolve()
+        if out.exists() and not out.is_dir():
+            raise InputError(f"{out}: is a file, expected a folder for the figures")
+        source = "" if not data else str(Path(data).resolve()) if Path(data).exists() else str(data)
+        told = {"root": str(out.parent), "figures": str(out), "data": source, "headless": True, **parameters}
+        exports = {name: catalogue.exported(folder / f"{name}.ipynb") for name in catalogue.NOTEBOOKS}
+        return cls(folder, out, out.parent / "runs" / "notebooks", told, exports, pictures)
+
+    def chosen(self, names: Sequence[str] | None) -> list[str]:
+        """Notebooks by their own or their figures' names, in order; all of them without names."""
+        if not names:
+            return list(catalogue.NOTEBOOKS)
+        by_figure = {figure: name for name, figures in self.exports.items() for figure in figures}
+        for name in names:
+            if name not in catalogue.NOTEBOOKS and name not in by_figure:
+                known = ", ".join([*catalogue.NOTEBOOKS, *by_figure])
+                raise InputError(f"no notebook or figure {name!r}, expected one of {known}")
+        wanted = {by_figure.get(name, name) for name in names}
+        return [name for name in catalogue.NOTEBOOKS if name in wanted]
+
+    def check_parameters(self, names: Sequence[str], given: Mapping[str, Any]) -> None:
+        """Raise InputError for a parameter that none of the notebooks `names` has."""
+        known = dict.fromkeys(
+            parameter for name in names for parameter in catalogue.parameter_names(self.notebooks / f"{name}.ipynb")
+        )
+        for parameter in given:
+            if parameter not in known:
+                raise InputError(f"no parameter {parameter!r} in these notebooks, expected one of {', '.join(known)}")
+
+    def files(self, name: str) -> list[Path]:
+        """The files of a notebook's figures that are there."""
+        paths = (self.out / f"{figure}.{suffix}" for figure in self.exports[name] for suffix in _SUFFIXES)
+        return [path for path in paths if path.exists()]
+
+    def copy(self, name: str) -> Path:
+        """Where the executed copy of a notebook is kept."""
+        return self.copies / f"{name}.ipynb"
+
+    def report(self, name: str) -> Path:
+        """Where a notebook leaves its warnings, the figures it could not draw, and how far its runs are."""
+        return self.copies / f"{name}.report.jsonl"
+
+    def log(self, name: str) -> Path:
+        """Where what the process of a notebook says of its troubles is kept."""
+        return self.copies / f"{name}.log"
+
+    def expected_seconds(self, names: Sequence[str]) -> dict[str, float]:
+        """How long each took when it last ran to its end here; where it never did, how long it usually takes."""
+        last = self._last_seconds()
+        return {name: last.get(name, catalogue.USUAL_SECONDS.get(name, 60.0)) for name in names}
+
+    def look_for_a_browser(self, say: Callable[[str], None]) -> None:
+        """Find out once, for all notebooks, whether a browser draws: one that hangs would cost each its patience."""
+        if not self.pictures:
+            self.why_not.setdefault("", "none were asked for")
+        if "" not in self.why_not:
+            from ..plots.chromium import why_it_cannot_draw  # here: a batch that exports nothing needs no plotly
+
+            self.why_not[""] = why_it_cannot_draw() or ""
+            if self.why_not[""]:
+                say(f"no pictures will be drawn: {self.why_not['']}")
+
+    def run(self, name: str, *, on_cell: Callable[[str], None] = lambda text: None) -> Outcome:
+        """Execute one notebook; `on_cell` is told each cell that it comes to."""
+        self._stamp(name).unlink(missing_ok=True)
+        self.report(name).unlink(missing_ok=True)
+        self._stamp(name).parent.mkdir(parents=True, exist_ok=True)
+        started = time.perf_counter()
+        request = {
+            "source": str(self.notebooks / f"{name}.ipynb"),
+            "target": str(self.copy(name)),
+            "parameters": self.parameters,
+            "folder": str(self.notebooks),
+            "progress": False,
+        }
+        answer = self._execute(f"notebooks/{name}.ipynb", request, self.log(name), on_cell)
+        seconds = time.perf_counter() - started
+        if "error" in answer:
+            where = f"cell {answer['cell']}: " if "cell" in answer else ""
+            return Outcome(seconds, where + " ".join(answer["error"].split()))
+        drawn = not not_drawn(self.report(name))
+        write_json(self._stamp(name), {"digest": self._digest(name), "told": self._told(), "pictures": drawn})
+        with self.lock:
+            write_json(self._times, {**self._last_seconds(), name: round(seconds, 1)})
+        return Outcome(seconds)
+
+    def _execute(self, name: str, request: dict[str, Any], log: Path, on_cell: Callable[[str], None]) -> dict[str, Any]:
+        """Run `reproduce.execute` on the request. Its stdin is its lifeline: closed, it interrupts papermill."""
+        told = {"JUPYTER_PREFER_ENV_PATH": "1", NOTEBOOK: name, REPORT: str(log.with_suffix(".report.jsonl"))}
+        if why := self.why_not.get(""):
+            told[NO_PICTURES] = why
+        with log.open("wb") as errors:
+            process = subprocess.Popen(
+                python_command("sparsepipe.reproduce.execute", options=("-W", "ignore")),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=python_environment(**told),
+                start_new_session=True,  # Ctrl-C reaches this process alone, which then ends that one in order
+            )
+        self.processes.append(process)
+        assert process.stdin and process.stdout
+        answer: dict[str, Any] | None = None
+        try:
+            process.stdin.write((json.dumps(request) + "\n").encode())
+            process.stdin.flush()
+            for line in process.stdout:  # rows of JSON; the last one is the answer
+                row = json.loads(line) if line.startswith(b"{") else {}
+                if "at" in row:
+                    on_cell(str(row["at"]))
+                elif row or line.strip() == b"{}":
+                    answer = row
+            code = process.wait()
+        except BaseException:
+            self.end()
+            raise
+        finally:
+            if not process.stdin.closed:
+                process.stdin.close()
+            process.stdout.close()
+        self.processes.remove(process)
+        return {"error": f"ended with code {code} before its last cell"} if answer is None else answer
+
+    def end(self) -> None:
+        """Interrupt the notebooks at work and wait until their kernels are gone."""
+        for process in self.processes:
+            if process.stdin and not process.stdin.closed:
+                process.stdin.close()
+        for process in self.processes:
+            try:
+                process.wait(_PATIENCE)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def is_done(self, name: str) -> bool:
+        """Whether nothing would change: the same inputs, and each figure's files are there, pictures where asked."""
+        return self._complete(name) and read_json(self._stamp(name))["digest"] == self._digest(name)
+
+    def has_ended(self, name: str) -> bool:
+        """Whether its executed copy is of a whole notebook."""
+        return self._stamp(name).exists()
+
+    def has_ended_well(self, name: str) -> bool:
+        """Whether it ran to its end under these parameters and data, whatever changed in notebooks and code since."""
+        return self._complete(name) and read_json(self._stamp(name)).get("told") == self._told()
+
+    def _complete(self, name: str) -> bool:
+        if not self._stamp(name).exists():
+            return False
+        stamp, there = read_json(self._stamp(name)), {path.name for path in self.files(name)}
+        suffixes = ("csv", "json", *(("pdf", "svg", "png") if self.pictures else ()))
+        expected = {f"{figure}.{suffix}" for figure in self.exports[name] for suffix in suffixes}
+        return (stamp.get("pictures", True) or not self.pictures) and there >= expected
+
+    def _stamp(self, name: str) -> Path:
+        return self.copies / f"{name}.done.json"
+
+    @property
+    def _times(self) -> Path:
+        return self.copies / "seconds.json"
+
+    def _last_seconds(self) -> dict[str, float]:
+        try:
+            found = read_json(self._times)
+        except InputError:  # none is there yet, or it is damaged: it tells no more than how long things took
+            return {}
+        return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+
+    def _told(self) -> str:
+        """What the notebooks are told, and the data they are pointed at."""
+        told = [
+            self.parameters,
+            [os.environ.get(variable) for variable in _LOOKED_AT],
+            _contents(self.parameters["data"]),
+        ]
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+    def _digest(self, name: str) -> str:
+        """The notebook, what it is told, and all code that it can call."""
+        whole = hashlib.sha256(self._told().encode())
+        for path in (self.notebooks / f"{name}.ipynb", *sorted(_PACKAGE.rglob("*.py"))):
+            whole.update(path.read_bytes())
+        return whole.hexdigest()
+
+
+def _contents(data: str) -> list[list[Any]]:
+    """Names, sizes and times of the files of a data folder; nothing for a name."""
+    if not data or not Path(data).is_dir():
+        return []
+    files = sorted(path for path in Path(data).rglob("*") if path.is_file())
+    return [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in files]

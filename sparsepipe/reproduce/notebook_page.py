@@ -1,0 +1,61 @@
+"""An executed notebook as a page: what its cells say, and what came out of them."""
+
+import re
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+from typing import Any
+
+from ..display.markup import Html, joined
+from .executed import Executed, outputs, shown, source, text_of
+from .html_page import of_markdown, page
+
+_CODES = re.compile(r"\x1b\[[0-9;]*m")  # colours of a terminal, in errors
+_LINK = re.compile(r'(href="[^":]*)\.ipynb(["#])')
+
+
+def notebook_page(executed: Executed, *, index: str) -> str:
+    """Return the page of an executed notebook; `index` is where the page of all figures is, as seen from it."""
+    up = Html('<p class="soft"><a href="{}">all figures</a> · executed copy of notebooks/{}.ipynb</p>')
+    cells = joined(_cell(cell) for cell in executed.cells)
+    return page(
+        executed.title, Html('<main class="notebook">{}{}</main>').format(up.format(index, executed.name), cells)
+    )
+
+
+def _cell(cell: Mapping[str, Any]) -> Html:
+    text = source(cell)
+    if cell.get("cell_type") == "markdown":
+        return Html(_LINK.sub(r"\1.html\2", str(of_markdown(text))))
+    if cell.get("cell_type") != "code":
+        return Html("")
+    code = Html("<pre><code>{}</code></pre>").format(text) if text.strip() else Html("")
+    parts: list[Html] = []
+    for is_said, same in groupby(outputs(cell), key=lambda output: output.get("output_type") == "stream"):
+        together = list(same)
+        parts += [_said(together)] if is_said else map(_output, together)
+    return code + joined(parts)
+
+
+def _said(streams: Iterable[Mapping[str, Any]]) -> Html:
+    """What a cell printed, its pieces joined as they follow each other."""
+    return Html('<pre class="text">{}</pre>').format("".join(text_of(stream.get("text")) for stream in streams))
+
+
+def _output(output: Mapping[str, Any]) -> Html:
+    """What an output shows, in the richest way that needs no script."""
+    if output.get("output_type") == "error":
+        told = "\n".join(map(str, output.get("traceback") or [output.get("evalue", "")]))
+        return Html('<pre class="text error">{}</pre>').format(_CODES.sub("", told))
+    if picture := shown(output, "image/png"):
+        data = re.sub(r"[^A-Za-z0-9+/=]", "", picture)
+        return Html('<p><img alt="figure" src="data:image/png;base64,{}"></p>').format(data)
+    if markdown := shown(output, "text/markdown"):
+        return Html('<div class="answer">{}</div>').format(of_markdown(markdown))
+    if "application/vnd.plotly.v1+json" in (output.get("data") or {}):
+        return Html('<p class="soft">a live figure: JupyterLab draws it</p>')
+    if "application/vnd.jupyter.widget-view+json" in (output.get("data") or {}):
+        return Html('<p class="soft">a widget: JupyterLab shows it</p>')
+    if markup := shown(output, "text/html"):
+        return Html('<div class="shown"><div class="html">{}</div></div>').format(Html(markup))
+    plain = shown(output, "text/plain")
+    return Html('<pre class="text">{}</pre>').format(plain) if plain else Html("")

@@ -1,0 +1,206 @@
+"""figures/index.html: every figure with its caption, table, provenance, warnings and executed notebook.
+
+It is made of what lies on disk, so that it can be written anew at any time: after each notebook, too.
+"""
+
+import csv
+import os
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from ..display.markup import Html, joined
+from ..errors import InputError
+from ..files import read_json, write_atomic
+from . import catalogue
+from .executed import Executed
+from .html_page import of_markdown, page
+from .notebook_job import NotebookJob
+from .notebook_page import notebook_page
+from .report import warnings_of
+
+PAGE = "index.html"
+_ROWS = 40  # of a table that are shown; the file has all
+_FILES = ("pdf", "svg", "png", "csv", "json")
+
+
+def write_page(job: NotebookJob) -> Path:
+    """Write the page of all figures and the pages of executed notebooks; returns the path of the first.
+
+    Raises InputError where the folder cannot be written to.
+    """
+    sections, links = [], []
+    for name in catalogue.NOTEBOOKS:
+        executed = Executed.read(name, job.copy(name))
+        if executed is None:
+            continue
+        _write_notebook(job, executed)
+        sections.append(_section(job, executed))
+        links.append(Html('<li><a href="#{}">{}</a></li>').format(_anchor(name), executed.title))
+    told = f"{len(sections)} of {len(catalogue.NOTEBOOKS)} notebooks have run here."
+    head = Html(
+        '<h1>Figures</h1><p class="soft">{} Each picture links to its vectors; tables and provenance unfold.</p>'
+    )
+    menu = Html('<nav aria-label="Notebooks"><ol>{}</ol></nav>').format(joined(links))
+    body = Html('<div class="page">{}<main>{}{}</main></div>').format(menu, head.format(told), joined(sections))
+    path = job.out / PAGE
+    _write(path, page("sparsepipe: figures", body))
+    return path
+
+
+def _section(job: NotebookJob, executed: Executed) -> Html:
+    name = executed.name
+    figures = [_figure(job.out, figure) for figure in job.exports[name]]
+    of_figures = {doubt for figure in job.exports[name] for doubt in _doubts(_facts(job.out / f"{figure}.json"))}
+    others = [text for text in warnings_of(job.report(name)) if text not in of_figures]
+    whole = Html('<a href="{}">executed notebook</a>').format(_link_of(name))
+    raw = Html('<a href="{}">as .ipynb</a>').format(_relative(job.copy(name), job.out))
+    ended = "" if job.has_ended(name) else "It did not run to its end."
+    parts = [
+        Html('<section id="{}"><h2>{}</h2>').format(_anchor(name), executed.title),
+        Html('<p class="soft">{} · {} {}</p>').format(whole, raw, ended),
+        _answer(executed),
+        _warnings(others),
+        Html('<div class="figures">{}</div></section>').format(joined(figures)),
+    ]
+    return joined(parts)
+
+
+def _answer(executed: Executed) -> Html:
+    if not executed.answer:
+        return Html("")
+    return Html('<div class="answer">{}</div>').format(of_markdown(executed.answer))
+
+
+def _warnings(texts: Iterable[str]) -> Html:
+    items = joined(Html("<li>{}</li>").format(text) for text in texts)
+    return Html('<div class="warnings">Warnings<ul>{}</ul></div>').format(items) if items else Html("")
+
+
+def _figure(folder: Path, name: str) -> Html:
+    there = [suffix for suffix in _FILES if (folder / f"{name}.{suffix}").exists()]
+    if not there:
+        return Html("")
+    facts = _facts(folder / f"{name}.json")
+    title = str(facts.get("title") or name).partition(" · doubtful:")[0]  # which the warnings below say whole
+    target = next((suffix for suffix in ("svg", "png") if suffix in there), "")
+    picture = Html('<p class="soft">No picture was drawn; the table is there.</p>')
+    if "png" in there:
+        picture = Html('<a href="{0}.{1}"><img loading="lazy" src="{0}.png" alt="{2}"></a>').format(name, target, title)
+    links = Html(" · ").join(Html('<a href="{0}.{1}">{2}</a>').format(name, end, end.upper()) for end in there)
+    return Html('<figure>{}<figcaption><p>{}</p><p class="soft">{} · {}</p>{}{}{}</figcaption></figure>').format(
+        picture,
+        title,
+        name,
+        links,
+        _warnings(_doubts(facts)),
+        _table(folder / f"{name}.csv", name),
+        _provenance(facts),
+    )
+
+
+def _table(path: Path, name: str) -> Html:
+    if not path.exists():
+        return Html("")
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(islice(csv.reader(file), _ROWS + 2))
+    if not rows:
+        return Html("")
+    more = Html('<p class="soft">the first {} rows; <a href="{}.csv">all of them</a></p>').format(_ROWS, name)
+    head = Html("<tr>{}</tr>").format(joined(Html('<th scope="col">{}</th>').format(cell) for cell in rows[0]))
+    body = joined(
+        Html("<tr>{}</tr>").format(joined(Html("<td>{}</td>").format(cell) for cell in row))
+        for row in rows[1 : _ROWS + 1]
+    )
+    whole = Html('<div class="scroll" tabindex="0" role="region" aria-label="table of {}"><table>{}{}</table></div>')
+    return Html("<details><summary>Table</summary>{}{}</details>").format(
+        whole.format(name, head, body), more if len(rows) > _ROWS + 1 else ""
+    )
+
+
+def _provenance(facts: Mapping[str, Any]) -> Html:
+    provenance = _of_provenance(facts)
+    data = provenance.get("data")
+    told = {
+        "digest": provenance.get("digest"),
+        "data": data.get("name") if isinstance(data, Mapping) else None,
+        "profiles": _digests(provenance, "profiles"),
+        "clusters": _digests(provenance, "clusters"),
+        "plans": _digests(provenance, "plans"),
+        "settings": _settings(provenance.get("settings")),
+        "runs": ", ".join(str(run.get("run")) for run in _objects(provenance, "runs")),
+        "campaign": provenance.get("campaign"),
+        "warnings": "; ".join(map(str, provenance.get("warnings") or ())),
+        "commit": facts.get("commit"),
+        "command": " ".join(map(str, facts.get("command") or ())),
+        "versions": ", ".join(f"{key} {value}" for key, value in (facts.get("versions") or {}).items()),
+        "SHA-256 of the table": facts.get("table_sha256"),
+    }
+    rows = joined(Html("<dt>{}</dt><dd>{}</dd>").format(key, value) for key, value in told.items() if value)
+    return Html("<details><summary>Provenance</summary><dl>{}</dl></details>").format(rows) if rows else Html("")
+
+
+def _of_provenance(facts: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = facts.get("provenance")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _doubts(facts: Mapping[str, Any]) -> list[str]:
+    """What makes the numbers of a figure doubtful, in a few words each."""
+    found = _of_provenance(facts).get("doubts")
+    return [str(text) for text in found] if isinstance(found, list) else []
+
+
+def _digests(provenance: Mapping[str, Any], key: str) -> str:
+    """Digests of values, each with what a reader looks for first."""
+    told = []
+    for value in _objects(provenance, key):
+        origin = value.get("origin") if isinstance(value.get("origin"), Mapping) else {}
+        first = origin.get("model") or value.get("planner") or ""
+        told.append(" ".join(str(part) for part in (first, value.get("digest")) if part))
+    return ", ".join(told)
+
+
+def _settings(value: Any) -> str:
+    return ", ".join(f"{key} = {each}" for key, each in value.items()) if isinstance(value, Mapping) else ""
+
+
+def _objects(provenance: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    values = provenance.get(key)
+    return [value for value in values if isinstance(value, Mapping)] if isinstance(values, list) else []
+
+
+def _facts(path: Path) -> Mapping[str, Any]:
+    try:
+        found = read_json(path)
+    except InputError:
+        return {}
+    return found if isinstance(found, Mapping) else {}
+
+
+def _write_notebook(job: NotebookJob, executed: Executed) -> None:
+    """Write a notebook's page, unless it is younger than the executed copy."""
+    path = job.out / _link_of(executed.name)
+    if path.exists() and path.stat().st_mtime_ns > job.copy(executed.name).stat().st_mtime_ns:
+        return
+    _write(path, notebook_page(executed, index=_relative(job.out / PAGE, path.parent)))
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        write_atomic(path, text)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror or error}); choose another folder") from None
+
+
+def _link_of(name: str) -> str:
+    return f"notebooks/{name}.html"
+
+
+def _anchor(name: str) -> str:
+    return name.replace("/", "-")
+
+
+def _relative(path: Path, folder: Path) -> str:
+    return Path(os.path.relpath(path, folder)).as_posix()

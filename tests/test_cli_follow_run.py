@@ -1,0 +1,25 @@
+"""A run says how far it is within its epoch, on a terminal and in a log."""
+
+from sparsepipe.cli import output
+from sparsepipe.cli.follow_run import RunFollower
+
+
+def test_a_run_says_how_far_it_is_within_the_epoch(monkeypatch, capsys):
+    monkeypatch.setattr(output, "_EVERY_LOG", 0.0)
+    follow = RunFollower()
+    follow({"event": "start", "epoch_minibatches": 4, "minibatches": 8})
+    for k in range(4):
+        follow({"event": "step", "epoch": 0, "minibatch": k, "loss": 2.5, "seconds": 10.0 + k, "samples": 16})
+    follow({"event": "step", "epoch": 1})  # cut short
+    validation = {"accuracy": 0.456}
+    follow({"event": "epoch", "epoch": 0, "train": {"loss": 2.0}, "samples_per_second": 16, "validation": validation})
+    follow({"event": "step", "epoch": 1, "minibatch": 4, "loss": 1.5, "seconds": 20.0, "samples": 16})
+    follow.end()
+    assert capsys.readouterr().err.splitlines() == [
+        "epoch 1 of 2, minibatch 1 of 4: loss 2.5000",
+        "epoch 1 of 2, minibatch 2 of 4: loss 2.5000, 16 samples/s",
+        "epoch 1 of 2, minibatch 3 of 4: loss 2.5000, 16 samples/s",
+        "epoch 1 of 2, minibatch 4 of 4: loss 2.5000, 16 samples/s",
+        "epoch 1: loss 2.0000, 16.0 samples/s, accuracy 45.6%",
+        "epoch 2 of 2, minibatch 1 of 4: loss 1.5000",
+    ]

@@ -1,0 +1,74 @@
+"""Help by task, examples that parse, and what a mistyped word may have meant."""
+
+import os
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from sparsepipe.cli import main
+from sparsepipe.cli.arguments import OPTIONS
+from sparsepipe.cli.parser import parser
+from sparsepipe.cli.tasks import EXAMPLES, FIRST_STEPS, TASKS
+
+
+def said(*words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(list(words))
+    output = capsys.readouterr()
+    return ended.value.code, output.out, output.err
+
+
+def test_help_names_every_verb_once_by_task_and_shows_first_steps(capsys):
+    code, out, _ = said("--help", capsys=capsys)
+    rows = [line for line in out.splitlines() if line.startswith("  ") and not line.startswith("  sparsepipe ")]
+    assert code == 0 and sorted(row[2:17].strip() for row in rows) == sorted(OPTIONS)
+    assert all(f"\n{task}\n" in out for task in TASKS) and f"  sparsepipe {FIRST_STEPS[0]}\n" in out
+
+
+@pytest.mark.parametrize("line", [*FIRST_STEPS, *(line for lines in EXAMPLES.values() for line in lines)])
+def test_an_example_is_taken_by_the_parser(line):
+    options = parser().parse_args(shlex.split(line))
+    assert options.verb in OPTIONS
+    assert line in (*EXAMPLES.get(options.verb, ()), *FIRST_STEPS)
+
+
+def test_examples_stand_below_the_verbs_own_help(capsys):
+    assert EXAMPLES.keys() <= OPTIONS.keys()
+    _, out, _ = said("run", "--help", capsys=capsys)
+    assert "examples:\n  sparsepipe run work/plan.json --model" in out
+
+
+MEANT = [
+    ("plna", "sparsepipe: argument VERB: invalid choice: 'plna'; did you mean plan?"),
+    ("runs lst", "sparsepipe runs: argument VERB: invalid choice: 'lst'; did you mean list?"),
+    ("plan --planner optimum", "argument --planner: invalid choice: 'optimum'; did you mean optimal?"),
+    ("reproduce --only", "sparsepipe reproduce: unrecognized arguments: --only; did you mean --only-changed?"),
+    ("run x --epoch 3", "sparsepipe run: unrecognized arguments: --epoch 3; did you mean --epochs?"),
+    ("run x --epoch=3", "did you mean --epochs? (see sparsepipe run --help)"),
+    ("run x --zzz", "sparsepipe run: unrecognized arguments: --zzz (see sparsepipe run --help)"),
+    ("models a b", "sparsepipe models: unrecognized arguments: b (see sparsepipe models --help)"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), MEANT)
+def test_a_mistyped_word_is_told_what_it_may_have_meant(line, message, capsys):
+    code, out, err = said(*line.split(), capsys=capsys)
+    assert (code, out) == (2, "") and message in err and err.count("\n") == 1
+
+
+def test_a_shell_completes_verbs_options_and_choices(tmp_path):
+    pytest.importorskip("argcomplete")
+
+    def completions(line):
+        told = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": "\n"}
+        told |= {"_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "out"), "COMP_TYPE": "9"}
+        (tmp_path / "out").write_text("")
+        code = "import sys; sys.argv[0] = 'sparsepipe'; from sparsepipe.cli import main; main([])"
+        subprocess.run([sys.executable, "-c", code], env=os.environ | told, check=True, stderr=subprocess.DEVNULL)
+        return {word.strip() for word in (tmp_path / "out").read_text().split("\n")}
+
+    assert {"plan", "profile"} <= completions("sparsepipe p") and "run" not in completions("sparsepipe p")
+    assert "--only-changed" in completions("sparsepipe reproduce --o")
+    assert {"optimal", "pipedream"} <= completions("sparsepipe plan --planner ")

@@ -1,0 +1,180 @@
+"""The page of figures and the lines that a batch says: what is read from executed notebooks, and how it is shown."""
+
+from html.parser import HTMLParser
+
+import nbformat
+import pytest
+
+from sparsepipe.files import write_json
+from sparsepipe.record.run_progress import RunProgress
+from sparsepipe.reproduce import NOTEBOOKS, catalogue
+from sparsepipe.reproduce.executed import Executed, first_sentence
+from sparsepipe.reproduce.html_page import of_markdown
+from sparsepipe.reproduce.notebook_job import NotebookJob
+from sparsepipe.reproduce.notebook_page import notebook_page
+from sparsepipe.reproduce.page import write_page
+from sparsepipe.reproduce.progress import Progress, clock
+from sparsepipe.reproduce.report import REPORT, report, run_rows
+
+NAME = "<img src=x onerror=alert(1)>"
+ANSWERS = [
+    (
+        "It trained at **414 samples/s**, 83% of it,\nand 1.67 × one. Time spent: 95%.",
+        "It trained at 414 samples/s, 83% of it, and 1.67 × one.",
+    ),
+    ("Of all:\n\n- **one process**: 248\n- **two**: 381", "Of all: one process: 248; two: 381"),
+    ("**Yes.** `net.py:build`, after 3 epochs:\n\n| a |\n|---|", "Yes. net.py:build, after 3 epochs."),
+    ("The median of *shapes &#40;seed 0&#41;* has **188**. More.", "The median of shapes (seed 0) has 188."),
+    ("- parts: 89.0% right\n- rooms: left out", "parts: 89.0% right; rooms: left out"),
+    (
+        "Losses differ by 8.6e-08 at most, and 2 * 3 * 4 of them.",
+        "Losses differ by 8.6e-08 at most, and 2 * 3 * 4 of them.",
+    ),
+    ("", ""),
+]
+
+
+@pytest.mark.parametrize(("markdown", "sentence"), ANSWERS)
+def test_an_answer_is_its_first_sentence(markdown, sentence):
+    assert first_sentence(markdown) == sentence
+
+
+class Tags(HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.found = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.found.append((tag, dict(attributes)))
+
+    def all(self, tag):
+        return [attributes for found, attributes in self.found if found == tag]
+
+
+def executed(folder, name, *outputs, markdown="# 01 · Is it?"):
+    cells = [nbformat.v4.new_markdown_cell(markdown), nbformat.v4.new_markdown_cell("## Answer")]
+    cells.append(nbformat.v4.new_code_cell("display(x)", outputs=list(outputs)))
+    path = folder / f"{name}.ipynb"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    return path
+
+
+def displayed(**data):
+    return nbformat.v4.new_output("display_data", {f"text/{kind}": text for kind, text in data.items()})
+
+
+@pytest.fixture
+def job(tmp_path):
+    (tmp_path / "figures").mkdir()
+    return NotebookJob.prepare(out=tmp_path / "figures", notebooks=None, data=None, parameters={})
+
+
+def test_the_page_has_every_figure_with_all_that_belongs_to_it(job):
+    executed(job.copies, "05_launch", displayed(markdown=f"It is {NAME}, **414**. And more."))
+    job.report("05_launch").write_text('{"warning": "a busy machine"}\n{"warning": "of the figure"}\n')
+    (job.out / "timeline.csv").write_text("run,seconds\n" + f"{NAME},1\n" * 60)
+    for suffix in ("pdf", "svg", "png"):
+        (job.out / f"timeline.{suffix}").write_bytes(b"")
+    provenance = {"digest": "abc", "doubts": ["of the figure"], "runs": [{"run": NAME}], "settings": {"seed": 7}}
+    facts = {"title": f"Timeline of {NAME} · doubtful: of the figure", "commit": "123+", "provenance": provenance}
+    write_json(job.out / "timeline.json", facts)
+    path = write_page(job)
+    text = path.read_text()
+    tags = Tags(text)
+    assert path == job.out / "index.html" and len(tags.all("section")) == len(tags.all("li")) - 2 == 1
+    assert [picture["src"] for picture in tags.all("img")] == ["timeline.png"]
+    links = {link["href"] for link in tags.all("a")}
+    assert links >= {f"timeline.{suffix}" for suffix in ("pdf", "svg", "png", "csv", "json")}
+    assert links >= {"notebooks/05_launch.html", "../runs/notebooks/05_launch.ipynb"}
+    assert all((job.out / link).exists() for link in links if not link.startswith("#"))
+    assert text.count("of the figure") == 1 and "a busy machine" in text and "did not run to its end" in text
+    assert len(tags.all("tr")) == 1 + 40 and "123+" in text and "seed = 7" in text
+    # It runs nothing, and asks nobody.
+    assert not tags.all("script") and not tags.all("link") and "default-src &#39;none&#39;" not in text
+    (policy,) = (tag["content"] for tag in tags.all("meta") if tag.get("http-equiv"))
+    assert policy.startswith("default-src 'none';")
+    assert not [tag for _, tag in tags.found if any(name.startswith("on") for name in tag)]
+    assert "http" not in "".join(str(tag) for name, tag in tags.found if name != "meta")
+
+
+def test_a_page_is_there_before_anything_ran_and_where_files_are_damaged(job):
+    assert "0 of 19 notebooks" in write_page(job).read_text()
+    (job.copies / "01_data.ipynb").parent.mkdir(parents=True)
+    (job.copies / "01_data.ipynb").write_text("{")
+    executed(job.copies, "03_layer_graph")
+    (job.out / "cut_bytes.json").write_text("[]")
+    (job.out / "cut_bytes.csv").write_text("")
+    assert "1 of 19 notebooks" in write_page(job).read_text()
+
+
+def test_an_executed_notebook_shows_what_came_out_of_it(tmp_path):
+    said = [nbformat.v4.new_output("stream", name="stdout", text=text) for text in ("one\n", f"{NAME}\n")]
+    figure = nbformat.v4.new_output("display_data", {"application/vnd.plotly.v1+json": {}, "image/png": "aGk=\n"})
+    error = nbformat.v4.new_output("error", ename="E", evalue="e", traceback=["\x1b[31mE: e\x1b[0m"])
+    table = displayed(html="<table><tr><td>7</td></tr></table>", plain="7")
+    path = executed(tmp_path, "a", *said, figure, error, table, markdown=f"# 01 · {NAME}?\n\n[next](02_profile.ipynb)")
+    text = notebook_page(Executed.read("figures/a", path), index="../../index.html")
+    tags = Tags(text)
+    assert "one\n&lt;img" in text and "E: e" in text and "\x1b" not in text
+    assert [picture["src"] for picture in tags.all("img")] == ["data:image/png;base64,aGk="]
+    assert {link["href"] for link in tags.all("a")} == {"../../index.html", "02_profile.html"}
+    assert len(tags.all("table")) == 1
+
+
+def test_markdown_of_a_notebook_runs_nothing():
+    text = str(of_markdown(f"{NAME} [go](javascript:alert(1)) a &#40;b&#41; &#60;b&#62;\n\n| a |\n|---|\n| {NAME} |"))
+    assert not Tags(text).all("img") and "(b)" in text and "&lt;b&gt;" in text
+    assert "javascript:" not in text and len(Tags(text).all("table")) == 1
+
+
+def test_a_run_says_how_far_it_is():
+    progress = RunProgress()
+    assert progress.take({"event": "epoch", "epoch": 0}) and progress.text == progress.epoch == "epoch 1"
+    progress = RunProgress()
+    assert progress.take({"event": "start", "epoch_minibatches": 32, "minibatches": 100})
+    assert progress.text == "epoch 1 of 4, minibatch 0 of 32"
+    assert progress.take({"event": "step", "epoch": 1, "minibatch": 40})
+    assert progress.text == "epoch 2 of 4, minibatch 9 of 32"
+    assert progress.take({"event": "epoch", "epoch": 1}) and progress.text == "epoch 2 of 4, minibatch 32 of 32"
+    assert not progress.take({"event": "summary"}) and not progress.take({"event": "step", "minibatch": None})
+
+
+def test_a_batch_says_what_runs_n_of_n_its_step_and_the_time(tmp_path, monkeypatch, capsys):
+    rows = tmp_path / "a.report.jsonl"
+    monkeypatch.setenv(REPORT, str(rows))
+    progress = Progress(["a", "b"], {"a": 100.0, "b": 20.0}, terminal=False)
+    progress.begin("a", rows)
+    progress.cell("a", "cell 7 of 16, The runs")
+    report(run={"event": "start", "epoch_minibatches": 8, "minibatches": 32})
+    report(run={"event": "epoch", "epoch": 2})
+    assert len(run_rows(rows)) == 2
+    told = progress.state()
+    assert told.startswith("[1/2] a  0:0") and " of about 2 min · cell 7 of 16, The runs · epoch 3 of 4 done" in told
+    assert told.endswith(" so far, about 2 min to go")
+    progress.end("a", "12.3 s")
+    assert progress.state() == ""
+    progress.begin("b", tmp_path / "none")
+    progress.close()
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith("[1/2] a: begins, about 2 min; 0:0") and said[1] == "[1/2] a: 12.3 s"
+    assert said[2].startswith("[2/2] b: begins, about 20 s; ") and said[2].endswith("about 20 s to go")
+
+
+def test_on_a_terminal_one_line_changes(tmp_path, capsys):
+    progress = Progress(["a"], {"a": 3.0}, terminal=True)
+    progress.begin("a", tmp_path / "none")
+    progress.say("warning: \x1b[31m")
+    progress.end("a", "1.0 s")
+    progress.close()
+    said = capsys.readouterr().err
+    assert "\r[" not in said and said.endswith("[1/1] a: 1.0 s\n") and "\x1b" not in said
+    assert [clock(seconds) for seconds in (7, 750.4, 3723)] == ["0:07", "12:30", "1:02:03"]
+
+
+def test_what_a_user_came_for_is_made_first():
+    assert catalogue.USUAL_SECONDS.keys() == NOTEBOOKS.keys()
+    main = ["01_data", "02_profile", "03_layer_graph", "04_partition", "05_launch", "06_figures"]
+    assert list(NOTEBOOKS)[:6] == main
+    assert sum(catalogue.USUAL_SECONDS[name] for name in main) < 300
