@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Set up, then open JupyterLab on the notebooks: on this machine only, behind a token. Prints the address to open.
+# Set up, then open JupyterLab on the checkout, at notebooks/00_start: on this machine only, behind a token. Prints the
+# address to open.
 #
 #   scripts/lab.sh [PORT] [JUPYTERLAB OPTION...]     PORT: chosen by the system unless given
 #
@@ -35,7 +36,8 @@ echo '{"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": tr
 
 root=()
 [ "$(id -u)" != 0 ] || root=(--allow-root)
-echo "JupyterLab: http://127.0.0.1:$port/lab?token=$JUPYTER_TOKEN  (Ctrl-C twice ends it)"
+echo "JupyterLab: http://127.0.0.1:$port/lab/tree/notebooks/00_start.ipynb?token=$JUPYTER_TOKEN  (Ctrl-C twice ends it)"
 exec .venv/bin/jupyter-lab --no-browser --ServerApp.ip=127.0.0.1 --ServerApp.port="$port" --ServerApp.port_retries=0 \
-  --ServerApp.root_dir="$PWD/notebooks" --LabApp.extension_manager=readonly \
+  --ServerApp.root_dir="$PWD" --LabApp.extension_manager=readonly \
+  --FileContentsManager.post_save_hook=sparsepipe.reproduce.saved_notebook.after_save \
   ${root[@]+"${root[@]}"} "$@"

@@ -182,6 +182,12 @@ if [ -n "$engine_build" ]; then
   engine_build=
 fi
 
+# By .gitattributes git sees notebooks as they are without outputs; JupyterLab lets it look again after each save (lab.sh).
+if command -v git >/dev/null && git rev-parse --git-dir >/dev/null 2>&1; then
+  git config filter.notebooks.clean '.venv/bin/python -m nbstripout --keep-id --extra-keys "metadata.papermill cell.metadata.papermill cell.metadata.execution metadata.language_info"' ||
+    say "git cannot be told to leave notebooks' outputs out (its configuration cannot be written)"
+fi
+
 .venv/bin/python -c 'import sparsepipe, torch' 2>>"$log" || fail "sparsepipe does not import: $(tail -n 1 "$log") (log: $log)"
 rm -f .venv/.setup-*
 touch "$stamp"

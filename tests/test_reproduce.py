@@ -117,8 +117,11 @@ def test_a_failure_names_notebook_cell_and_error_and_the_others_go_on(few, tmp_p
     assert "begins" not in capsys.readouterr().err
     run(few, tmp_path, resume=True, parameters={"number": 2})  # other parameters: nothing of it is done
     assert capsys.readouterr().err.count("begins") == 3
-    with pytest.raises(InputError, match=r"no parameter 'numbr' in these notebooks, expected one of figures, number"):
+    with pytest.raises(InputError, match=r"no notebook has a parameter 'numbr', expected one of figures, number"):
         run(few, tmp_path, parameters={"numbr": 2})
+    few("b", "figures = ''\nown = 2")
+    run(few, tmp_path, "a", parameters={"own": 3})
+    assert "none of these notebooks has the parameters own" in capsys.readouterr().err
 
 
 def test_what_measures_runs_alone():
@@ -127,7 +130,15 @@ def test_what_measures_runs_alone():
     alone = [["07_learning"], ["08_segmentation"], ["09_your_own_network"], ["10_waiting"]]
     alone += [[f"figures/{name}"] for name in ("4_accuracy", "3_sparse_dense", "1_devices")]
     last = [f"figures/{name}" for name in ("5_prediction", "2_mixed_devices", "6_bytes_memory")]
-    assert waves == [*first, *alone, last, ["figures/7_compression"], ["figures/8_waiting"], ["figures/10_dense"]]
+    assert waves == [
+        *first,
+        *alone,
+        last,
+        ["figures/7_compression"],
+        ["figures/8_waiting"],
+        ["figures/10_dense"],
+        ["00_start"],
+    ]
 
 
 @pytest.mark.parametrize(

@@ -316,7 +316,7 @@ def tested(set_up: Workplace) -> str:
 class TestTest:
     def test_runs_every_check_and_every_test(self, set_up):
         (set_up.folder / "notebooks").mkdir()
-        (set_up.folder / "notebooks" / "01_data.ipynb").touch()
+        (set_up.folder / "notebooks" / "00_start.ipynb").touch()
         assert set_up.run("test.sh", "-k", "a plan").returncode == 0
         commands = set_up.log()
         commands.remove("mypy ")  # beside the others
@@ -388,10 +388,13 @@ class TestLab:
             pytest.skip("JupyterLab is not installed beside this Python")
         set_up.installed("jupyter-lab", f'exec {BIN / "jupyter-lab"} "$@"')
         (set_up.folder / "notebooks").mkdir()
-        (set_up.folder / "notebooks" / "01_data.ipynb").touch()
+        (set_up.folder / "notebooks" / "00_start.ipynb").touch()
         with set_up.start("lab.sh", HOME=str(tmp_path)) as process:
             try:
-                address = re.search(r"http://127\.0\.0\.1:(\d+)/lab\?token=(\S+)", process.stdout.readline())
+                address = re.search(
+                    r"http://127\.0\.0\.1:(\d+)/lab/tree/notebooks/00_start.ipynb\?token=(\S+)",
+                    process.stdout.readline(),
+                )
                 port, token = int(address[1]), address[2]
                 assert len(token) >= 24
 
@@ -409,7 +412,10 @@ class TestLab:
                         return None  # not listening yet
 
                 wait_for(lambda: get("/api/status"))
-                assert [entry["name"] for entry in json.loads(get("/api/contents"))["content"]] == ["01_data.ipynb"]
+                shown = {entry["name"] for entry in json.loads(get("/api/contents"))["content"]}
+                assert {"notebooks", "scripts"} <= shown and ".venv" not in shown  # the checkout, not a part of it
+                notebooks = json.loads(get("/api/contents/notebooks"))["content"]
+                assert [entry["name"] for entry in notebooks] == ["00_start.ipynb"]
                 assert "python3" in json.loads(get("/api/kernelspecs"))["kernelspecs"]
                 page = get("/lab").decode()
                 settings = json.loads(re.search(r'id="jupyter-config-data"[^>]*>(.*?)</script>', page, re.DOTALL)[1])

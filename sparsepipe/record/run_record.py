@@ -14,7 +14,6 @@ runs/<name>/plan.json config.json origin.json   the plan, the settings, and the 
 
 import os
 import platform
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -36,6 +35,7 @@ from ..sizes import SIZE_UNITS
 from ..stragglers import Stragglers
 from ..trace import Trace
 from ..workload_facts import workload_facts
+from .code_version import commit
 from .of_pipelines import trace_of_all
 from .plans import FollowedPlan, begin_plan, followed_plans, newest_plan, plan_at
 from .record_files import CONFIG, ORIGIN, STATUS, read_beside, read_fields, read_merges, read_metrics
@@ -72,7 +72,7 @@ class Origin:
         }
         machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {cpu.name()}"
         created = datetime.now(UTC).isoformat(timespec="seconds")
-        return cls(_command(), _commit(), versions, machine, created, facts, campaign, provenance)
+        return cls(_command(), commit(), versions, machine, created, facts, campaign, provenance)
 
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "command": list(self.command), "facts": dict(self.facts)}
@@ -287,18 +287,3 @@ def _command() -> tuple[str, ...]:
     if "ipykernel" in name:
         return ("jupyter", os.environ.get(NOTEBOOK, "notebook"))
     return (name, *sys.argv[1:])
-
-
-def _commit() -> str | None:
-    """The commit of this code with "+" when changed since; None outside a checkout."""
-    root = Path(__file__).parents[2]
-    if not (root / ".git").exists():
-        return None
-
-    def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
-    except (OSError, subprocess.CalledProcessError):
-        return None

@@ -44,9 +44,10 @@ def reproduce(
     given = parameters or {}
     job = NotebookJob.prepare(out=out, notebooks=notebooks, data=data, parameters=given, pictures=pictures)
     chosen = job.chosen(figures)
-    job.check_parameters(chosen, given)
-    expected = job.expected_seconds(chosen)
-    progress = Progress(chosen, expected)
+    unused = job.left_out(chosen, given)
+    progress = Progress(chosen, job.expected_seconds(chosen))
+    if unused:
+        progress.say(f"none of these notebooks has the parameters {', '.join(unused)}: they are left out")
     batch = _Batch(job, chosen, progress, only_changed, resume)
     try:
         for wave in catalogue.waves(chosen):

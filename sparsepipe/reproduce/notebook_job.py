@@ -83,14 +83,14 @@ class NotebookJob:
         wanted = {by_figure.get(name, name) for name in names}
         return [name for name in catalogue.NOTEBOOKS if name in wanted]
 
-    def check_parameters(self, names: Sequence[str], given: Mapping[str, Any]) -> None:
-        """Raise InputError for a parameter that none of the notebooks `names` has."""
-        known = dict.fromkeys(
-            parameter for name in names for parameter in catalogue.parameter_names(self.notebooks / f"{name}.ipynb")
-        )
+    def left_out(self, names: Sequence[str], given: Mapping[str, Any]) -> list[str]:
+        """The parameters that none of the notebooks `names` has. Raises InputError for one that no notebook has."""
+        known = {name: catalogue.parameter_names(self.notebooks / f"{name}.ipynb") for name in catalogue.NOTEBOOKS}
+        every = list(dict.fromkeys(parameter for parameters in known.values() for parameter in parameters))
         for parameter in given:
-            if parameter not in known:
-                raise InputError(f"no parameter {parameter!r} in these notebooks, expected one of {', '.join(known)}")
+            if parameter not in every:
+                raise InputError(f"no notebook has a parameter {parameter!r}, expected one of {', '.join(every)}")
+        return [parameter for parameter in given if not any(parameter in known[name] for name in names)]
 
     def files(self, name: str) -> list[Path]:
         """The files of a notebook's figures that are there."""

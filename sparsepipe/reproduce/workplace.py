@@ -57,7 +57,7 @@ class Workplace:
         Without `data`, seeded shapes are written as OFF meshes: `shapes_per_class` to train on, a third of it to test.
         Raises InputError for a folder that is none.
         """
-        place = Path(root) if root else _checkout() or Path.cwd()
+        place = Path(root) if root else checkout() or Path.cwd()
         place = place.resolve()
         source = data
         if not source:
@@ -193,7 +193,7 @@ def digest(settings: Sequence[Any]) -> str:
     return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:10]
 
 
-def _checkout() -> Path | None:
+def checkout() -> Path | None:
     """The folder of the project's checkout, where this code runs from one."""
     folder = Path(__file__).resolve().parents[2]
     return folder if (folder / "pyproject.toml").exists() and (folder / "notebooks").is_dir() else None

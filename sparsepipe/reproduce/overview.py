@@ -1,0 +1,206 @@
+"""What is there already, for a notebook to begin with: data, profiles, runs, figures, and the loop in one picture."""
+
+import base64
+import io
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from ..data.folder import open_folder
+from ..display.markup import Html, joined, markdown_text
+from ..errors import InputError
+from ..profile import Profile
+from ..record import RunRecord
+from . import catalogue
+from .page import PAGE
+from .workplace import checkout
+
+_LOOP = (  # what happens, what it leaves, and the notebook that does it
+    ("data", "point clouds, images, texts", "01_data"),
+    ("profile", "seconds and bytes of each layer", "02_profile"),
+    ("layer graph", "where it can be cut", "03_layer_graph"),
+    ("plan, simulate", "which stage on which device", "04_partition"),
+    ("launch, watch", "real processes, a record", "05_launch"),
+    ("figures", "what it gained", "06_figures"),
+)
+_NEWEST = 10  # rows of a table
+_THUMBNAIL = (360, 240)  # pixels
+_BOX = "border:1px solid currentColor;border-radius:6px;padding:8px 12px;margin:4px 0;min-width:8em"
+
+
+@dataclass(frozen=True)
+class Overview:
+    """What lies in `root` (`work/`, `runs/`) and in `figures`. Each of its tables shows itself in a notebook."""
+
+    root: Path
+    figures: Path
+
+    @classmethod
+    def open(cls, root: str | Path = "", *, figures: str | Path = "") -> "Overview":
+        """Look into a folder: the checkout's, or the current one, when not given. Nothing is made."""
+        place = (Path(root) if root else checkout() or Path.cwd()).resolve()
+        return cls(place, Path(figures).resolve() if figures else place / "figures")
+
+    @property
+    def loop(self) -> "Shown":
+        """The loop in one picture: each step leads to its notebook."""
+        arrow = Html("<div style='align-self:center' aria-hidden='true'>➜</div>")
+        boxes = [
+            Html("<div style='{}'><a href='{}.ipynb'><b>{}</b></a><br><small>{}</small></div>").format(
+                _BOX, notebook, what, leaves
+            )
+            for what, leaves, notebook in _LOOP
+        ]
+        steps = arrow.join(boxes)
+        told = "↻ what is measured corrects the next plan: 04 reads what 05 leaves"
+        whole = "<div style='display:flex;flex-wrap:wrap;gap:4px 8px'>{}</div><div><small>{}</small></div>"
+        return Shown(Html(whole).format(steps, told))
+
+    @property
+    def data(self) -> "Shown":
+        """The data sets that were made or prepared here."""
+        rows = [_of_data(path) for path in _newest(self.root.glob("work/data/*")) if path.is_dir()]
+        return _table(("data", "classes", "training samples", "folder"), rows, "no data yet: 01_data makes some")
+
+    @property
+    def profiles(self) -> "Shown":
+        """The profiles that were measured here."""
+        rows = [row for path in _newest(self.root.glob("work/profiles/*.json")) if (row := _of_profile(path))]
+        head = ("model", "device types", "ms per minibatch", "measured", "doubtful")
+        return _table(head, rows, "no profile yet: 02_profile measures one")
+
+    @property
+    def runs(self) -> "Shown":
+        """The runs that were launched here, the newest first."""
+        folders = _newest(path.parent for path in self.root.glob("runs/*/plan.json"))
+        head = ("run", "state", "model", "schedule", "samples/s", "accuracy", "began")
+        return _table(head, [_of_run(RunRecord(folder)) for folder in folders], "no run yet: 05_launch trains three")
+
+    @property
+    def thumbnails(self) -> "Shown":
+        """The figures that were exported, small; each leads to its notebook."""
+        cells = []
+        for name in catalogue.NOTEBOOKS:
+            path = catalogue.notebooks_folder() / f"{name}.ipynb"
+            for figure in catalogue.exported(path):
+                if picture := _thumbnail(self.figures / f"{figure}.png"):
+                    cells.append(_CELL.format(name, picture, figure, figure, name))
+        if not cells:
+            return Shown(Html("<i>no figure yet: <code>sparsepipe reproduce</code> makes all of them</i>"))
+        return Shown(Html("<div style='display:flex;flex-wrap:wrap;gap:10px'>{}</div>").format(joined(cells)))
+
+    @property
+    def notebooks(self) -> "Shown":
+        """Every notebook with its question."""
+        folder = catalogue.notebooks_folder()
+        items = joined(
+            Html("<li><a href='{0}.ipynb'>{1}</a></li>").format(name, catalogue.title(folder / f"{name}.ipynb"))
+            for name in catalogue.NOTEBOOKS
+        )
+        return Shown(Html("<ul style='columns:2 24em;list-style:none;padding:0'>{}</ul>").format(items))
+
+    @property
+    def next_step(self) -> str:
+        """What there is in a sentence, and the notebook to go on with, as Markdown."""
+        profiles, runs = (len(list(self.root.glob(where))) for where in ("work/profiles/*.json", "runs/*/plan.json"))
+        figures = len(list(self.figures.glob("*.csv")))
+        if not profiles:
+            told = "**Nothing has been measured yet**: begin with [01_data](01_data.ipynb)"
+        elif not runs:
+            told = f"**{profiles} profiles, no run yet**: go on with [04_partition](04_partition.ipynb)"
+        else:
+            told = f"**{profiles} profiles, {runs} runs and {figures} figures** are here: [05_launch](05_launch.ipynb)"
+            told += " trains and compares, [06_figures](06_figures.ipynb) draws"
+        page = self.figures / PAGE
+        all_of_it = f" All figures: [{PAGE}]({_relative(page)})." if page.exists() else ""
+        return f"{told}; `sparsepipe reproduce` runs all of it.{all_of_it}"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """HTML that shows itself as the value of a cell."""
+
+    html: Html
+
+    def _repr_html_(self) -> str:
+        return str(self.html)
+
+
+_CELL = Html(
+    "<figure style='margin:0;width:200px'><a href='{}.ipynb'><img src='{}' alt='{}' width='200' "
+    "style='background:#fff;border-radius:4px'></a><figcaption><small>{}<br>{}</small></figcaption></figure>"
+)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]], otherwise: str) -> Shown:
+    rows = list(rows)
+    if not rows:
+        return Shown(Html("<i>{}</i>").format(otherwise))
+    cell = Html("<{0} style='text-align:left'>{1}</{0}>")
+    lines = [
+        Html("<tr>{}</tr>").format(joined(cell.format(tag, value) for value in row))
+        for tag, row in [("th", head), *(("td", row) for row in rows)]
+    ]
+    return Shown(Html("<table>{}</table>").format(joined(lines)))
+
+
+def _of_data(path: Path) -> list[str]:
+    try:
+        folder = open_folder(path)
+        to_train = sum(file.split == "train" for file in folder.files)
+        return [folder.name, str(len(folder.classes)), f"{to_train:,}", path.name]
+    except InputError as error:
+        return [path.name, "", "", str(error)]
+
+
+def _of_profile(path: Path) -> list[str] | None:
+    try:
+        found = Profile.load(path)
+    except InputError:  # a layer graph, or what somebody else keeps there
+        return None
+    kind = found.device_types[0]
+    milliseconds = 1e3 * sum(found.time(range(len(found.graph.layers)), kind))
+    doubts = f"{len(found.warnings)} warnings" if found.warnings else ""
+    named = str(found.origin.get("model", path.stem))
+    return [named, ", ".join(found.device_types), f"{milliseconds:.0f}", _when(path), doubts]
+
+
+def _of_run(record: RunRecord) -> list[str]:
+    try:
+        summary: dict[str, Any] = (record.metrics("summary") or [{}])[-1]
+        speed, accuracy = summary.get("samples_per_second"), (summary.get("validation") or {}).get("accuracy")
+        schedule = getattr(record.plan, "schedule", "several pipelines")
+        told = [record.name, str(record.status["state"]), record.model or "", schedule]
+        told += ["" if speed is None else f"{speed:,.0f}", "" if accuracy is None else f"{accuracy:.1%}"]
+        return [*told, _when(record.folder / "plan.json")]
+    except InputError as error:
+        return [record.name, "damaged", "", "", "", "", str(error)]
+
+
+def _newest(paths: Iterable[Path]) -> list[Path]:
+    return sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)[:_NEWEST]
+
+
+def _when(path: Path) -> str:
+    return datetime.fromtimestamp(path.stat().st_mtime, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _thumbnail(path: Path) -> str:
+    """A picture's small copy as the address of an image that lies in it; nothing where there is none."""
+    with suppress(OSError), Image.open(path) as picture:
+        small = picture.convert("RGB")
+        small.thumbnail(_THUMBNAIL)
+        kept = io.BytesIO()
+        small.save(kept, "WEBP", quality=70)
+        return f"data:image/webp;base64,{base64.b64encode(kept.getvalue()).decode()}"
+    return ""
+
+
+def _relative(path: Path) -> str:
+    return markdown_text(Path(os.path.relpath(path)).as_posix())

@@ -1,0 +1,70 @@
+"""The notebook to begin with: what is there, whatever is there, and links both ways between notebooks."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from sparsepipe import CostSample, Layer, LayerCost, LayerGraph, Plan, Profile, Stage
+from sparsepipe.data import make_shapes
+from sparsepipe.record import Origin, RunRecord
+from sparsepipe.reproduce import NOTEBOOKS
+from sparsepipe.reproduce.overview import Overview
+
+FOLDER = Path(__file__).parent.parent / "notebooks"
+
+
+def test_an_empty_folder_says_where_to_begin(tmp_path):
+    here = Overview.open(tmp_path)
+    assert not list(tmp_path.iterdir())
+    told = [shown._repr_html_() for shown in (here.data, here.profiles, here.runs, here.thumbnails)]
+    assert all("<i>no " in text for text in told)
+    assert "begin with [01_data](01_data.ipynb)" in here.next_step
+
+
+def test_what_is_there_is_listed(tmp_path):
+    make_shapes(tmp_path / "work" / "data" / "few", num_train=2, num_test=1)
+    graph = LayerGraph.chain([Layer("a", "a", 4)])
+    cost = LayerCost((CostSample(100, 0.01, 0.02, 4000),))
+    profiles = tmp_path / "work" / "profiles"
+    Profile(graph, {"tv": (cost,)}, (100.0,), {"model": "<b>mine"}).save(profiles / "mine.json")
+    (profiles / "other.json").write_text("{}")
+    RunRecord.create(tmp_path / "runs" / "good-001", Plan((Stage(("a",), (0,)),)), {"model": "m"}, Origin.here())
+    (tmp_path / "runs" / "bad-001").mkdir()
+    (tmp_path / "runs" / "bad-001" / "plan.json").write_text("{")
+    (tmp_path / "figures").mkdir()
+    Image.new("RGB", (900, 600)).save(tmp_path / "figures" / "timeline.png")
+    (tmp_path / "figures" / "stages.png").write_text("no picture")
+    (tmp_path / "figures" / "timeline.csv").write_text("")
+    here = Overview.open(tmp_path)
+    assert "few" in here.data._repr_html_() and "34" in here.data._repr_html_()
+    assert "&lt;b&gt;mine" in here.profiles._repr_html_() and ">30<" in here.profiles._repr_html_()
+    runs = here.runs._repr_html_()
+    assert "good-001" in runs and "bad-001" in runs and "damaged" in runs
+    pictures = here.thumbnails._repr_html_()
+    assert pictures.count("<img") == 1 and "05_launch.ipynb" in pictures and "data:image/webp;base64," in pictures
+    assert here.next_step.startswith("**2 profiles, 2 runs and 1 figures** are here: [05_launch]")
+
+
+def links(path):
+    """The notebooks that the first cell of a notebook leads to."""
+    text = "".join(json.loads(path.read_text())["cells"][0]["source"])
+    return [(path.parent / target).resolve() for target in re.findall(r"\]\(([\w./]+\.ipynb)\)", text)]
+
+
+def test_every_step_of_the_loop_and_every_notebook_is_linked_from_the_start(tmp_path):
+    here = Overview.open(tmp_path)
+    found = re.findall(r"href='([\w/]+)\.ipynb'", here.notebooks._repr_html_())
+    assert found == list(NOTEBOOKS)
+    assert set(re.findall(r"href='([\w/]+)\.ipynb'", here.loop._repr_html_())) == set(list(NOTEBOOKS)[:6])
+
+
+@pytest.mark.parametrize("name", [name for name in NOTEBOOKS if name != "00_start"])
+def test_a_notebook_leads_to_the_start_and_to_its_neighbours_and_they_back(name):
+    path = (FOLDER / f"{name}.ipynb").resolve()
+    to = links(path)
+    assert FOLDER.resolve() / "00_start.ipynb" in to and all(target.exists() for target in to)
+    neighbours = [target for target in to if target.name != "00_start.ipynb"]
+    assert 1 <= len(neighbours) <= 2 and all(path in links(target) for target in neighbours)
