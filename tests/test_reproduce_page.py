@@ -30,6 +30,7 @@ ANSWERS = [
         "Losses differ by 8.6e-08 at most, and 2 * 3 * 4 of them.",
         "Losses differ by 8.6e-08 at most, and 2 * 3 * 4 of them.",
     ),
+    ("**3 runs** are here: [05](05.ipynb) trains.", "3 runs are here: 05 trains."),
     ("", ""),
 ]
 

@@ -82,8 +82,9 @@ def first_sentence(markdown: str) -> str:
 
 
 def plain(markdown: str) -> str:
-    """Return a paragraph or a list of Markdown as text in one line: without emphasis, items after semicolons."""
+    """Return a paragraph or a list of Markdown as text in one line: no emphasis, no links, items after semicolons."""
     items = re.sub(r"\n\s*[-*] ", "; ", re.sub(r"^\s*[-*] ", "", markdown.strip()))
+    items = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", items)
     bare = re.sub(r"\*\*|(?<!\w)\*(?=\S)|(?<=\S)\*(?!\w)|`", "", items)
     return " ".join(_ENTITY.sub(lambda found: html.unescape(found[0]), bare).split())
 

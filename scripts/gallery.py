@@ -1,0 +1,76 @@
+"""The gallery that can be seen before installing: every figure small, in figures/gallery, and its page figures/README.md.
+
+python scripts/gallery.py [FIGURES]     FIGURES: where `sparsepipe reproduce` exported to (default: figures)
+"""
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+from PIL import Image
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPOSITORY))
+
+from sparsepipe.reproduce import NOTEBOOKS, catalogue  # noqa: E402
+from sparsepipe.reproduce.executed import Executed  # noqa: E402
+
+BEGIN, END = "<!-- gallery: scripts/gallery.py writes what stands between -->", "<!-- end of the gallery -->"
+WIDEST, QUALITY = 560, 72  # pixels; of WebP: some 12 kB a picture
+SHOWN = 270  # pixels on the page
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("figures", type=Path, nargs="?", default=REPOSITORY / "figures")
+    parser.add_argument("--out", type=Path, default=REPOSITORY / "figures", help="where README.md and gallery/ are")
+    options = parser.parse_args()
+    names = {name: catalogue.exported(REPOSITORY / "notebooks" / f"{name}.ipynb") for name in NOTEBOOKS}
+    wanted = [figure for figures in names.values() for figure in figures]
+    if missing := [figure for figure in wanted if not (options.figures / f"{figure}.png").exists()]:
+        print(f"{options.figures}: no {', '.join(missing)}; run `sparsepipe reproduce` first", file=sys.stderr)
+        return 2
+    gallery = options.out / "gallery"
+    gallery.mkdir(exist_ok=True)
+    for old in gallery.glob("*.webp"):
+        if old.stem not in wanted:
+            old.unlink()
+    for figure in wanted:
+        shrink(options.figures / f"{figure}.png", gallery / f"{figure}.webp")
+    copies = options.figures.resolve().parent / "runs" / "notebooks"
+    sections = [
+        section(name, figures, Executed.read(name, copies / f"{name}.ipynb")) for name, figures in names.items()
+    ]
+    page = options.out / "README.md"
+    head, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    tail = rest.partition(END)[2]
+    page.write_text(f"{head}{BEGIN}\n\n{''.join(filter(None, sections))}{END}{tail}", encoding="utf-8")
+    print(f"{len(wanted)} pictures, {sum(path.stat().st_size for path in gallery.iterdir()) / 1e3:.0f} kB in {gallery}")
+    return 0
+
+
+def section(name: str, figures: tuple[str, ...], executed: Executed | None) -> str:
+    """A notebook's question, its answer on the machine that made the pictures, and those; nothing without pictures."""
+    if not figures:
+        return ""
+    title = catalogue.title(REPOSITORY / "notebooks" / f"{name}.ipynb")
+    pictures = " ".join(
+        f'<a href="gallery/{figure}.webp"><img src="gallery/{figure}.webp" width="{SHOWN}" alt="{figure}"></a>'
+        for figure in figures
+    )
+    named = ", ".join(f"`{figure}`" for figure in figures)
+    answer = re.sub(r"([*_|<>\[\]`])", r"\\\1", executed.sentence) if executed else ""
+    told = f"{answer}\n\n" if answer else ""
+    return f"### [{title}](../notebooks/{name}.ipynb)\n\n{told}{pictures}\n\n{named}\n\n"
+
+
+def shrink(source: Path, target: Path) -> None:
+    with Image.open(source) as picture:
+        small = picture.convert("RGB")
+        small.thumbnail((WIDEST, 2 * WIDEST), Image.Resampling.LANCZOS)
+        small.save(target, "WEBP", quality=QUALITY, method=6)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

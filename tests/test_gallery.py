@@ -1,0 +1,43 @@
+"""The gallery in the repository shows what the notebooks export, no more and no less, and stays small."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from PIL import Image
+
+from sparsepipe.reproduce import NOTEBOOKS, catalogue
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+GALLERY = REPOSITORY / "figures" / "gallery"
+EXPORTS = {name: catalogue.exported(REPOSITORY / "notebooks" / f"{name}.ipynb") for name in NOTEBOOKS}
+FIGURES = {figure for figures in EXPORTS.values() for figure in figures}
+
+
+def test_every_figure_that_a_notebook_exports_has_its_picture_and_no_other_has():
+    assert {path.stem for path in GALLERY.iterdir()} == FIGURES, "make them anew: scripts/gallery.py FIGURES"
+
+
+def test_the_page_shows_them_by_notebook():
+    text = (REPOSITORY / "figures" / "README.md").read_text()
+    assert re.findall(r'src="gallery/(\w+)\.webp"', text) == [figure for own in EXPORTS.values() for figure in own]
+    for name, figures in EXPORTS.items():
+        title = catalogue.title(REPOSITORY / "notebooks" / f"{name}.ipynb")
+        assert (f"### [{title}](../notebooks/{name}.ipynb)" in text) == bool(figures)
+    shown = re.findall(r"figures/gallery/(\w+)\.webp", (REPOSITORY / "README.md").read_text())
+    assert len(shown) == 6 and set(shown) <= FIGURES
+
+
+def test_pictures_are_small():
+    kept = [*GALLERY.iterdir(), *(REPOSITORY / "figures").glob("readme_*")]
+    assert sum(path.stat().st_size for path in kept) < 1_000_000
+    for path in GALLERY.iterdir():
+        with Image.open(path) as picture:
+            assert picture.format == "WEBP" and 200 < picture.width <= 560
+
+
+def test_the_command_says_what_is_missing(tmp_path):
+    command = [sys.executable, str(REPOSITORY / "scripts" / "gallery.py"), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "no clouds, voxels" in done.stderr and done.stderr.count("\n") == 1
