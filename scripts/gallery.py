@@ -1,4 +1,4 @@
-"""The gallery that can be seen before installing: every figure small, in figures/gallery, and its page figures/README.md.
+"""The gallery to be seen before installing: every figure small, in figures/gallery, and its page figures/README.md.
 
 python scripts/gallery.py [FIGURES]     FIGURES: where `sparsepipe reproduce` exported to (default: figures)
 """
