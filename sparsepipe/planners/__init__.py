@@ -68,6 +68,7 @@ def partition(
       `factor`, `activation_compression_ratio=R`
     - "sparsepipe" (SparsePipe's, for servers that differ): `use_memory_constraint`, `straight_pipeline`,
       `activation_compression_ratio`
+    - "dynpipe" (DynPipe's): cut anew from `sizes=(…)`, the layers of each stage now, with `top_k` candidates of each
     - "data-parallel": every device has all layers
     - "model-parallel": one stage a device, in their order; `stages_per_device=V`
 

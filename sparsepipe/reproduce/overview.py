@@ -58,7 +58,7 @@ class Overview:
             for what, leaves, notebook in _LOOP
         ]
         steps = arrow.join(boxes)
-        told = "↻ what is measured corrects the next plan: 04 reads what 05 leaves"
+        told = "↻ 05 holds what was measured against what 04 planned: where they differ, measure and plan again"
         whole = "<div style='display:flex;flex-wrap:wrap;gap:4px 8px'>{}</div><div><small>{}</small></div>"
         return Shown(Html(whole).format(steps, told))
 
