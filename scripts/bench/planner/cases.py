@@ -9,6 +9,7 @@ from sparsepipe import Cluster, CostSample, DeviceType, Layer, LayerCost, LayerG
 from ..document import REPOSITORY
 
 LINK = Link(1e9, 10e-6)
+BETWEEN = Link(1.25e8, 100e-6)  # Ethernet of 1 Gbit/s
 
 
 def reference() -> Path | None:
@@ -34,6 +35,12 @@ def devices(types: str, count: int) -> Cluster:
     """One node with `count` devices, spread over `types`."""
     kinds = tuple(DeviceType(types[k * len(types) // count]) for k in range(count))
     return Cluster((Node("node", kinds, LINK),), LINK)
+
+
+def hosts(types: str, count: int, each: int) -> Cluster:
+    """`count` hosts of `each` like devices, the hosts spread over `types`."""
+    kinds = [DeviceType(types[k * len(types) // count]) for k in range(count)]
+    return Cluster(tuple(Node(f"host{k}", (kind,) * each, LINK) for k, kind in enumerate(kinds)), BETWEEN)
 
 
 def minkvgg16(folder: Path) -> tuple[Profile, Cluster]:

@@ -15,12 +15,14 @@ def main() -> None:
     add_json(parser)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument(
-        "--largest", action="store_true", help="also simulate 1,024 devices × 10,000 minibatches (minutes)"
+        "--largest",
+        action="store_true",
+        help="also plan for 512 devices, and simulate 1,024 devices × 10,000 minibatches (minutes)",
     )
     options = parser.parse_args()
     document = {
         "planning": planning(reference(), options.repeats),
-        "growth": growth(options.repeats),
+        "growth": growth(options.repeats, options.largest),
         "simulation": simulation(options.repeats, options.largest),
     }
     tell(document, options.json, table(document))

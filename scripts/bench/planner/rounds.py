@@ -14,7 +14,7 @@ from sparsepipe.planners import Problem, estimate
 
 from ..document import REPOSITORY
 from ..rounds import turns
-from .cases import chain, devices, minkvgg16
+from .cases import chain, devices, hosts, minkvgg16
 
 ORIGINAL_RESNET101_SECONDS = 7.8  # CPU seconds of PipeDream's own optimizer, resnet101 on 16 like devices
 
@@ -77,26 +77,39 @@ def planning(folder: Path | None, repeats: int) -> dict[str, Any]:
     return found
 
 
-def growth(repeats: int) -> dict[str, dict[str, float]]:
-    """Seconds to plan as layers, devices and types grow, one at a time."""
+def growth(repeats: int, largest: bool) -> dict[str, dict[str, float]]:
+    """Seconds to plan as layers, devices, types and hosts grow, one at a time."""
 
     def spent(layers: int, count: int, types: str) -> float:
-        profile, cluster = chain(layers, types), devices(types, count)
+        return planned(chain(layers, types), devices(types, count))
+
+    def planned(profile: Profile, cluster: Cluster) -> float:
         return seconds(lambda: partition(profile, cluster), max(1, repeats // 2))
+
+    eight_each = (4, 8, 16, 32, 64) if largest else (4, 8, 16)
 
     return {
         "layers (8 devices, 2 types)": {str(n): spent(n, 8, "ab") for n in (25, 50, 100, 200, 400, 800)},
         "devices (100 layers, 2 types)": {str(n): spent(100, n, "ab") for n in (2, 4, 8, 16, 32, 64)},
         "types (100 layers, 12 devices)": {str(n): spent(100, 12, "abcdef"[:n]) for n in (1, 2, 3, 4, 6)},
+        "hosts (100 layers, 4 types, a device each)": {
+            str(n): planned(chain(100, "abcd"), hosts("abcd", n, 1)) for n in (4, 8, 16, 32, 64)
+        },
+        "hosts (100 layers, 4 types, 8 devices each)": {
+            str(n): planned(chain(100, "abcd"), hosts("abcd", n, 8)) for n in eight_each
+        },
     }
 
 
 def simulation(repeats: int, largest: bool) -> dict[str, dict[str, float]]:
-    """Seconds to simulate: stages × replicas × minibatches."""
+    """Seconds to simulate: stages × replicas × minibatches, on one node, and with a host for each stage."""
     found = {}
-    cases = [(8, 8, 1000), (64, 1, 1000), (8, 8, 4000), (32, 8, 1000)] + ([(128, 8, 10_000)] if largest else [])
-    for stages, replicas, minibatches in cases:
-        profile, cluster = chain(stages, "d"), devices("d", stages * replicas)
+    cases = [(8, 8, 1000, 1), (64, 1, 1000, 1), (8, 8, 4000, 1), (32, 8, 1000, 1), (32, 8, 1000, 32), (64, 8, 1000, 64)]
+    cases += [(128, 8, 10_000, 1), (128, 8, 10_000, 128)] if largest else []
+    for stages, replicas, minibatches, nodes in cases:
+        devices_here = stages * replicas
+        profile = chain(stages, "d")
+        cluster = devices("d", devices_here) if nodes == 1 else hosts("d", nodes, devices_here // nodes)
         ranks = [range(s * replicas, (s + 1) * replicas) for s in range(stages)]
         plan = Plan(tuple(Stage((f"l{s}",), tuple(own)) for s, own in enumerate(ranks)))
         voxels = [random.Random(0).uniform(1, 2)] * minibatches
@@ -108,6 +121,7 @@ def simulation(repeats: int, largest: bool) -> dict[str, dict[str, float]]:
         if spent < 0:
             run()
             spent += time.process_time()
-        name = f"{stages * replicas} devices ({stages} stages × {replicas}), {minibatches} minibatches"
+        where = f" on {nodes} hosts" if nodes > 1 else ""
+        name = f"{devices_here} devices ({stages} stages × {replicas}){where}, {minibatches} minibatches"
         found[name] = {"seconds": spent, "seconds_per_million_actions": spent / (stages * minibatches * 2) * 1e6}
     return found
