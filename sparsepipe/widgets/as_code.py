@@ -51,7 +51,8 @@ def _stage(stage: Stage) -> str:
 def _node(node: Node) -> str:
     runs: list[tuple[str, int]] = []
     for kind in node.device_types:
-        told = f"DeviceType({kind.name!r}, {_number(kind.memory_bytes)})"
+        pace = "" if kind.reference_seconds is None else f", {_number(kind.reference_seconds)}"
+        told = f"DeviceType({kind.name!r}, {_number(kind.memory_bytes)}{pace})"
         if runs and runs[-1][0] == told:
             runs[-1] = (told, runs[-1][1] + 1)
         else:

@@ -86,5 +86,5 @@ def _as_set(node: Node, settings: Settings) -> Node:
     link, limit = node.link, settings.memory_bytes
     bandwidth = link.bandwidth if settings.bandwidth is None else settings.bandwidth
     latency = link.latency if settings.latency is None else settings.latency
-    kinds = node.device_types if limit is None else tuple(DeviceType(k.name, limit) for k in node.device_types)
+    kinds = node.device_types if limit is None else tuple(replace(k, memory_bytes=limit) for k in node.device_types)
     return replace(node, device_types=kinds, link=Link(bandwidth, latency))
