@@ -12,17 +12,22 @@ from ..host.limits import limit_in
 from ..plan import Plan
 
 _LOG_BYTES = 2000  # of the end of a log
+KILLED = 2  # the precedence of a worker, or a host, that went without a word
 
 
 @dataclass(frozen=True)
 class FailureCause:
-    """The cause of a failure, as one line, and where it was. `lasting`: a restart would fail in the same way."""
+    """The cause of a failure, as one line, and where it was. `lasting`: a restart would fail in the same way.
+
+    `precedence`: of the causes that several hosts find, the one to tell is that of the lowest (see `find_cause`).
+    """
 
     reason: str
     rank: int | None
     stage: int | None
     exit_code: int = 1  # of the command line: 2 where the user's input is at fault
     lasting: bool = False
+    precedence: int = 1
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -46,7 +51,7 @@ def find_cause(
     by_rank |= {error["rank"]: {**error, "written": error["rank"] in by_rank} for error in said}
     errors = sorted(by_rank.values(), key=lambda error: error["time"])
     if gone := [error for error in errors if error["kind"] == "RunFolderGone"]:
-        return FailureCause(gone[0]["message"], None, None, lasting=True)
+        return FailureCause(gone[0]["message"], None, None, lasting=True, precedence=0)
     own = [error for error in errors if not error["secondary"] and error["kind"] != "DeadlinePassed"]
     if own:
         return _of_error(own[0], plan)
@@ -55,12 +60,12 @@ def find_cause(
         if code < 0 and rank not in told:
             why = killed if code == -signal.SIGKILL else limit_in(_end_of_log(run_dir, rank), where=run_dir)
             reason = f"{_named(rank, plan)}: killed by signal {_signal(-code)}{f', {why}' if why else ''}"
-            return FailureCause(reason, rank, _stage(rank, plan))
+            return FailureCause(reason, rank, _stage(rank, plan), precedence=KILLED)
     waiting = [error for error in errors if error["kind"] == "DeadlinePassed"]
     if waiting:
-        return _of_error(waiting[0], plan)
+        return _of_error(waiting[0], plan, precedence=3)
     if errors:
-        return _of_error(errors[0], plan)
+        return _of_error(errors[0], plan, precedence=4)
     for rank, code in sorted(exits.items()):
         limit = limit_in(_end_of_log(run_dir, rank), where=run_dir)
         reason = f"{_named(rank, plan)}: {limit or f'ended with code {code}'}; see logs/rank{rank}.log"
@@ -95,14 +100,14 @@ def _named(rank: int, plan: Plan) -> str:
     return f"rank {rank} (stages {', '.join(map(str, own))})"
 
 
-def _of_error(error: Mapping[str, Any], plan: Plan) -> FailureCause:
+def _of_error(error: Mapping[str, Any], plan: Plan, *, precedence: int = 1) -> FailureCause:
     rank, stage = error["rank"], error["stage"]
     plain = error["input_error"] or error.get("limit", False)
     what = error["message"] if plain else f"{error['kind']}: {error['message']}"
     unwritten = error["input_error"] or not error.get("written", True)
     where = "" if unwritten else f"; traceback in logs/rank{rank}.error.json"
     code = 2 if error["input_error"] else 1
-    return FailureCause(f"{_named(rank, plan)}: {what}{where}", rank, stage, code, error["lasting"])
+    return FailureCause(f"{_named(rank, plan)}: {what}{where}", rank, stage, code, error["lasting"], precedence)
 
 
 def _end_of_log(run_dir: Path, rank: int) -> str:

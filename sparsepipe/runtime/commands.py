@@ -127,6 +127,12 @@ def clear(run_dir: Path) -> None:
             path.unlink()
 
 
+def drop_request(run_dir: Path) -> None:
+    """Take back what a run was asked for that has ended."""
+    with suppress(OSError):
+        (run_dir / FOLDER / REQUEST).unlink()
+
+
 def refuse(run_dir: Path, reason: str, *, plan: str | None = None) -> None:
     """Put a request aside that cannot be carried out, so that it is not looked at again; `plan`: that of a replan."""
     folder = run_dir / FOLDER

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ...errors import InputError
 from ...replication.base import Merge
@@ -26,10 +26,23 @@ _PAUSE = 0.05  # before the coordinator is looked for again
 _READ_BYTES = 2**16
 
 
+class Where(Protocol):
+    """Where somebody listens, and what both sides prove to know."""
+
+    @property
+    def host(self) -> str: ...
+
+    @property
+    def port(self) -> int: ...
+
+    @property
+    def secret(self) -> bytes: ...
+
+
 class Connection:
     """One connection on which one request at a time is made."""
 
-    def __init__(self, address: CoordinatorAddress, hello: Mapping[str, int], *, deadline: float) -> None:
+    def __init__(self, address: Where, hello: Mapping[str, int], *, deadline: float) -> None:
         """Connect, prove to have the secret, and have the coordinator prove it. Raises OSError."""
         self._heard = bytearray()
         self._socket = socket.create_connection((address.host, address.port), timeout=seconds_left(deadline))

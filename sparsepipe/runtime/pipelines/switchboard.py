@@ -40,9 +40,22 @@ class Switchboard:
     def __init__(self, secret: bytes, handler: Handler) -> None:
         self.secret, self.handler = secret, handler
         self._silent: dict[Peer, None] = {}  # the oldest first
+        self._open: set[Peer] = set()
 
     def __call__(self) -> "Peer":
-        return Peer(self)
+        peer = Peer(self)
+        self._open.add(peer)
+        return peer
+
+    def gone(self, peer: "Peer") -> None:
+        """A connection has ended."""
+        self.heard(peer)
+        self._open.discard(peer)
+
+    def shut_all(self) -> None:
+        """Close every connection at once."""
+        for peer in list(self._open):
+            peer.transport.abort()
 
     def await_word(self, peer: "Peer") -> None:
         """Give a stranger some seconds, and the oldest stranger none where there are too many."""
@@ -91,7 +104,7 @@ class Peer(asyncio.Protocol):
             self._board.shut(self)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._board.heard(self)
+        self._board.gone(self)
         if self.who is not None:
             self._board.handler.disconnected(self)
 

@@ -1,10 +1,12 @@
 """What every rank of this host is doing now, in a file that they all map: who is to blame for a wait without end.
 
 A rank that waits for another may wait for one that waits itself. The one at the end of that chain is the one to name.
+What ranks of other hosts do is not known here: a chain that leads there blames nobody, those at its end will say.
 """
 
 import struct
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,10 +39,11 @@ class Whereabout:
 class Heartbeats:
     """The file, mapped. Writing to it costs about a microsecond."""
 
-    def __init__(self, path: Path, world_size: int, rank: int) -> None:
+    def __init__(self, path: Path, world_size: int, rank: int, *, here: Collection[int] = ()) -> None:
+        """`here`: the ranks of this host, where those of others are not."""
         path.parent.mkdir(exist_ok=True)
         self._map = mapped_file(path, world_size * _RECORD.size)
-        self._world_size, self._rank = world_size, rank
+        self._rank, self._here = rank, sorted(here or range(world_size))
         self.tell("starting")
 
     def tell(self, kind: str, minibatch: int = -1, peer: int = -1) -> None:
@@ -58,7 +61,8 @@ class Heartbeats:
         Where all of them wait, one has been stopped while it did: the one that has waited longest.
         """
         chain: list[Whereabout] = []
-        while 0 <= peer < self._world_size and peer not in {self._rank, *(found.rank for found in chain)}:
+        elsewhere = peer >= 0 and peer not in self._here
+        while peer in self._here and peer not in {self._rank, *(found.rank for found in chain)}:
             found = self.of(peer)
             if found.kind in _MEETS:
                 return self._absent()
@@ -66,11 +70,14 @@ class Heartbeats:
                 return found
             chain.append(found)
             peer = found.peer
+            elsewhere = peer >= 0 and peer not in self._here
+        if elsewhere:
+            return None
         return max(chain, key=_seconds) if chain else self._absent()
 
     def _absent(self) -> Whereabout | None:
         """Return the rank that keeps the others waiting: the one that has been longest at something else."""
-        others = [self.of(rank) for rank in range(self._world_size) if rank != self._rank]
+        others = [self.of(rank) for rank in self._here if rank != self._rank]
         busy = [other for other in others if other.kind not in _WAITS + _MEETS]
         return max(busy or others, key=_seconds, default=None)
 

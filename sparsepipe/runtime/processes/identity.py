@@ -28,6 +28,8 @@ class Identity:
     interface: str | None = None  # the network interface by which the other ranks are reached; None: the usual one
     pipeline: int | None = None  # which of the run's pipelines the job is; None: it is all of the run
     ranks: tuple[int, ...] = ()  # of several pipelines: what the job's ranks are called among those of all
+    hosts: tuple[tuple[int, ...], ...] = ()  # of a job on several hosts: the ranks of each, which meet in a keyed store
+    record: str = ""  # what the run's folder is called in its summary, where it is another than the worker's own
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Identity":
@@ -44,6 +46,7 @@ class Identity:
 
         rank, world_size = number("RANK", 0), number("WORLD_SIZE", 1)
         several = "SPARSEPIPE_PIPELINE" in environment
+        hosts = environment.get("SPARSEPIPE_HOSTS", "").split(";")
         ranks = environment.get("SPARSEPIPE_RANKS", "").split(",") if several else ()
         by_file = environment.get("SPARSEPIPE_RENDEZVOUS", "file") == "file"
         return cls(
@@ -56,7 +59,9 @@ class Identity:
             store=None if by_file else (environment.get("MASTER_ADDR", _LOOPBACK), number("MASTER_PORT", 0)),
             interface=environment.get("GLOO_SOCKET_IFNAME", "").split(",")[0] or None,
             pipeline=number("SPARSEPIPE_PIPELINE", 0) if several else None,
-            ranks=tuple(int(each) for each in ranks if each.isascii() and each.isdigit()),
+            ranks=_numbers(",".join(ranks)),
+            hosts=tuple(_numbers(own) for own in hosts if own),
+            record=environment.get("SPARSEPIPE_RECORD", ""),
         )
 
     @property
@@ -71,3 +76,7 @@ class Identity:
         with socket.socket(family, kind, protocol) as probe:
             probe.connect(where)  # a datagram's: nothing is sent
             return str(probe.getsockname()[0])
+
+
+def _numbers(told: str) -> tuple[int, ...]:
+    return tuple(int(each) for each in told.split(",") if each.isascii() and each.isdigit())

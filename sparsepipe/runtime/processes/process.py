@@ -27,6 +27,13 @@ class Process:
     store: dist.Store | None = None  # what ranks tell each other before they are connected
     address: str = "127.0.0.1"  # where other ranks reach this host
     backend: str = "gloo"  # what carries tensors between ranks, in torch.distributed's words
+    hosts: tuple[tuple[int, ...], ...] = ()  # the ranks of each host, where there are several
+    record: str = ""  # what the run's folder is called, where it is on another host
+
+    @property
+    def leads_host(self) -> bool:
+        """Whether this rank does what one rank of each host does: the first of its host."""
+        return self.rank == 0 or any(ranks[0] == self.rank for ranks in self.hosts)
 
     def sum(self, values: Tensor, *, what: str) -> Tensor:
         """Return the sum of `values` over all ranks, in place. Every rank must come here within the deadline."""

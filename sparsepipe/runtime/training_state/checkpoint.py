@@ -23,8 +23,8 @@ from ...data.order import KEEP, sizes
 from ...errors import InputError
 from ...files import read_json, sha256, write_json
 from .checkpoint_manifest import read_manifest, write_manifest
+from .partial_checkpoints import ASIDE
 
-ASIDE = "-aside"  # ends the name of a checkpoint on its way out
 # Each stage writes a file of its own when it likes, no ranks meet for it; the library doubts that this is meant.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled", module="torch.distributed.checkpoint")
 

@@ -1,10 +1,13 @@
 """Who connects to a rank: its peers, who know a secret, and strangers, who cost nothing but their own connections.
 
-All that have connected are listened to at once: whoever says the secret is let in, whoever says something else is shut
-out, and whoever says nothing is shut out after a while, or when too many do so.
+A peer says who it is and what for, with a keyed digest of that: the secret itself never crosses the network. It is of
+one listener, which takes each peer's word once: to repeat what was heard is of no use.
+
+All that have connected are listened to at once: whoever proves the secret is let in, whoever says something else is
+shut out, and whoever says nothing is shut out after a while, or when too many do so.
 """
 
-import secrets
+import hmac
 import selectors
 import socket
 import struct
@@ -17,20 +20,22 @@ from ..failures import DeadlinePassed, seconds_left, translated
 Way = tuple[int, int]  # (peer, tag): what one connection carries
 
 SECRET_BYTES = 16
-_HELLO = struct.Struct(f"={SECRET_BYTES}sqq")  # secret, rank, tag
+_WHO = struct.Struct("=qq")  # rank, tag
+_HELLO = struct.Struct(f"={_WHO.size}s32s")  # who, HMAC-SHA256(secret, who)
 _SECONDS = 10.0  # for a stranger that connects and says nothing
 _MOST_SILENT = 64  # connections that have not said who they are; beyond, the oldest is shut
 
 
 def hello(secret: bytes, rank: int, tag: int) -> bytes:
     """Return what a rank says first on a connection to a peer with this secret."""
-    return _HELLO.pack(secret, rank, tag)
+    who = _WHO.pack(rank, tag)
+    return _HELLO.pack(who, hmac.digest(secret, who, "sha256"))
 
 
 def accept(
     server: socket.socket, secret: bytes, expected: Collection[Way], *, deadline: float, message: str
 ) -> dict[Way, socket.socket]:
-    """Return the connections of all that are `expected`, each of which says `hello` with this secret.
+    """Return the connections of all that are `expected`, each of which says `hello` by this secret.
 
     Raises DeadlinePassed once `deadline` (time.monotonic) has passed: `message`, in which `{peer}` becomes the rank
     that is missing; PeerLost where the system refuses.
@@ -70,7 +75,7 @@ def accept(
 
 
 def welcome(server: socket.socket, secret: bytes, *, until: socket.socket) -> Iterator[tuple[Way, socket.socket]]:
-    """Yield each connection that says `hello` with this secret, as they come, until `until` can be read.
+    """Yield each connection that says `hello` by this secret, as they come, until `until` can be read.
 
     It says who called it, and for what; it is blocking, and who takes it closes it.
     """
@@ -131,8 +136,9 @@ def _heard(
     del silent[connection]
     if len(said) < _HELLO.size:
         return None
-    told, peer, tag = _HELLO.unpack(said)
-    return (peer, tag) if secrets.compare_digest(told, secret) else None
+    who, proof = _HELLO.unpack(said)
+    peer, tag = _WHO.unpack(who)
+    return (peer, tag) if hmac.compare_digest(proof, hmac.digest(secret, who, "sha256")) else None
 
 
 def _shut_silent(silent: dict[socket.socket, tuple[float, bytearray]], selector: selectors.BaseSelector) -> None:

@@ -19,6 +19,8 @@ from ...schedule import Action, Op, Program, round_length, unit_length
 from .. import commands
 from ..processes.announcement import Announcement
 from ..processes.process import Process
+from ..processes.spread_announcement import SpreadAnnouncement
+from ..rendezvous.store import KeyedStore
 from .feed import Feed
 from .replanning import Replanning, State
 
@@ -58,8 +60,7 @@ class Control:
 
     def __init__(self, run_dir: Path, process: Process, horizon: Horizon) -> None:
         self._run_dir, self._horizon, self._leads = run_dir, horizon, process.rank == 0
-        path = run_dir / "logs" / ".announcement" if process.world_size > 1 else None
-        self._announcement = Announcement(path, blank=self._leads)  # looked at when all ranks have met again
+        self._announcement = _open(run_dir, process)  # looked at when all ranks have met again
         self._next_look = 0.0
         self._first = self._count = self.end = 0
         self._begun = -1
@@ -158,3 +159,10 @@ class Control:
             first = followed_plans(self._run_dir)[-1].first_minibatch or 0
             commands.take(self._run_dir, request.command, first, plan=request.plan)
         return state is State.READY
+
+
+def _open(run_dir: Path, process: Process) -> Announcement:
+    path = run_dir / "logs" / ".announcement" if process.world_size > 1 else None
+    if path is not None and isinstance(process.store, KeyedStore):
+        return SpreadAnnouncement(path, process, process.store, name="announcement")
+    return Announcement(path, blank=process.rank == 0)

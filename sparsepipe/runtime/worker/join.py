@@ -16,6 +16,8 @@ from ..failures import DeadlinePassed, seconds_left, translated
 from ..processes.heartbeats import Heartbeats
 from ..processes.identity import Identity
 from ..processes.process import Process
+from ..rendezvous.address import StoreAddress
+from ..rendezvous.store import KeyedStore
 
 NEVER = timedelta(days=7)  # of groups: deadlines are kept where somebody waits
 _TO_START = 60.0  # seconds that importing torch may take on a busy machine, however short the run's own deadlines are
@@ -25,7 +27,8 @@ _TO_START = 60.0  # seconds that importing torch may take on a busy machine, how
 def joined(identity: Identity, *, run_dir: Path, device: str, threads: int | None, timeout: float) -> Iterator[Process]:
     """Join the job in which this process is `identity`, and leave it at the end.
 
-    Ranks meet through a file in the run's folder, so nothing listens for it, or through the launcher's store.
+    Ranks meet through a file in the run's folder, so nothing listens for it, or through the launcher's store; those of
+    several hosts in one that asks for the job's secret.
     Raises InputError for a device that is not there, and DeadlinePassed with the rank that did not come.
     """
     rank, world_size = identity.rank, identity.world_size
@@ -36,10 +39,11 @@ def joined(identity: Identity, *, run_dir: Path, device: str, threads: int | Non
         return
     if where.type == "cuda":
         torch.cuda.set_device(where)
-    heartbeats = Heartbeats(run_dir / "logs" / ".whereabouts", world_size, rank)
+    heartbeats = Heartbeats(run_dir / "logs" / ".whereabouts", world_size, rank, here=_ranks_here(identity))
     store = _store(run_dir, identity, timeout)
     _meet(store, rank, world_size, timeout)  # from then on what heartbeats say is of this attempt
-    process = Process(rank, world_size, where, timeout, heartbeats, store, identity.address, backend(device, identity))
+    told = (identity.address, backend(device, identity), identity.hosts, identity.record)
+    process = Process(rank, world_size, where, timeout, heartbeats, store, *told)
     try:
         heartbeats.tell("meet")
         message, limit = f"rank {rank} waited {timeout:g} s for the other ranks to connect", timedelta(seconds=timeout)
@@ -60,6 +64,8 @@ def backend(device: str, identity: Identity) -> str:
     """
     if device != "cuda" or torch.cuda.device_count() < identity.local_world_size or not dist.is_nccl_available():
         return "gloo"
+    if identity.hosts:  # what NCCL opens between hosts asks nobody who they are
+        return "gloo"
     if identity.pipeline is not None:  # NCCL is told of every packet before a part begins, whose end is not known then
         return "gloo"
     return "cpu:gloo,cuda:nccl"
@@ -72,6 +78,11 @@ def _blamed(error: DeadlinePassed, heartbeats: Heartbeats) -> DeadlinePassed:
 
 
 def _store(run_dir: Path, identity: Identity, timeout: float) -> dist.Store:
+    if identity.hosts:
+        address = StoreAddress.read(run_dir)
+        message = f"rank {identity.rank} waited {timeout:g} s for the store at {address.host}, where ranks meet"
+        with translated(message, peer=-1, deadline=time.monotonic() + timeout):
+            return KeyedStore(address, rank=identity.rank, prefix=f"attempt-{identity.attempt}/", timeout=timeout)
     if identity.store is None:
         path = run_dir / "logs" / f".rendezvous-{identity.launch}-{identity.attempt}"
         # The ranks' secrets go into it: nobody else may read it.
@@ -82,6 +93,11 @@ def _store(run_dir: Path, identity: Identity, timeout: float) -> dist.Store:
     # The launcher's own store: it listens where the launcher bound it, and outlives every attempt.
     outer = dist.TCPStore(*identity.store, is_master=False, timeout=timedelta(seconds=timeout))
     return dist.PrefixStore(f"attempt-{identity.attempt}", outer)
+
+
+def _ranks_here(identity: Identity) -> tuple[int, ...]:
+    """Return the ranks of this host; none where they are all."""
+    return next((ranks for ranks in identity.hosts if identity.rank in ranks), ())
 
 
 def _meet(store: dist.Store, rank: int, world_size: int, timeout: float) -> None:

@@ -1,12 +1,14 @@
 """One rank's run from its folder: what `python -m sparsepipe.runtime` does."""
 
 import gc
+import hashlib
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...errors import InputError
 from ...files import cut_torn_row
 from ...plan import Plan
 from ...record.plans import went_back
@@ -15,6 +17,7 @@ from ...schedule import compile_until_steady
 from ..config import RunConfig
 from ..processes.identity import Identity
 from ..processes.process import Process
+from ..rendezvous.store import KeyedStore
 from ..reporting.clock import began
 from ..reporting.recorder import Recorder, forget_rows
 from ..training_state import checkpoint
@@ -76,6 +79,8 @@ def train(
     that was asked for.
     `member`: the plan is one of several pipelines; where it goes on from, the others say.
     """
+    if process.hosts:
+        _check_data(process, workload)
     connections = Connections.open(
         compile_until_steady(plan),
         process,
@@ -128,6 +133,21 @@ def _leave_out_of_searches() -> None:
     gc.enable()
 
 
+def _check_data(process: Process, workload: Workload) -> None:
+    """Raise InputError where this host has other data than that of rank 0: it would train on other samples."""
+    number = int.from_bytes(hashlib.sha256(workload.data_digest.encode()).digest()[:6])  # exact in 64 bits
+    found = torch.zeros(process.world_size, dtype=torch.float64)
+    found[process.rank] = number
+    process.sum(found, what="start")
+    if found[process.rank] != found[0]:
+        raise InputError(
+            f"the data here ({workload.num_samples} training samples) are not those of rank 0's host; bring the same "
+            "data to both, or name a manifest, which checks them"
+        )
+    if (found != found[0]).any():
+        process.barrier("start")  # a rank that has other data tells
+
+
 def _agree(run_dir: Path, process: Process) -> checkpoint.Checkpoint | None:
     """Return the checkpoint to go on from: the one that rank 0 finds the newest. It also makes the metrics fit it."""
     chosen = torch.zeros(1, dtype=torch.float64)
@@ -137,6 +157,10 @@ def _agree(run_dir: Path, process: Process) -> checkpoint.Checkpoint | None:
         forget_rows(run_dir, int(chosen))
         went_back(run_dir, int(chosen))
     minibatches = int(process.sum(chosen, what="resume"))
+    if process.hosts:  # each has the rows, of which one host's go on
+        if process.leads_host and process.rank:
+            forget_rows(run_dir, minibatches)
+        process.barrier("resume")
     return checkpoint.load(checkpoint.folder_of(run_dir, minibatches)) if minibatches else None
 
 
@@ -150,13 +174,16 @@ def _keep_rows(run_dir: Path, process: Process) -> None:
 def _origin(run_dir: Path, process: Process) -> float:
     """Return when the run began on this process's monotonic clock, which all processes of a host share.
 
-    Ranks of a host agree on it to within 0.1 ms, those of several as far as their clocks do.
+    Ranks of a host agree on it to within 0.1 ms, those of several to within half the time that a word to the store's
+    host and back takes, whatever their clocks say.
     """
     started = torch.zeros(1, dtype=torch.float64)
     if process.rank == 0:
         started[0] = began(run_dir)
     process.sum(started, what="start")
-    return float(started) - _ahead()
+    store = process.store  # on rank 0's host, where there are several
+    elsewhere = store.ahead_of_here() if isinstance(store, KeyedStore) else 0.0
+    return float(started) - elsewhere - _ahead()
 
 
 def _ahead() -> float:

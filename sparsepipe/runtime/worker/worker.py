@@ -386,6 +386,7 @@ class Worker:
         self.snapshots.wait()
         if self.rank == 0:
             checkpoint.prune(self.checkpoints_in, self.config.keep_checkpoints)
+        if self.process.leads_host:
             checkpoint.begin(self.checkpoints_in, done)
         self.process.barrier("start of a checkpoint")
         names = {f"stage{k}" for k in range(len(self.plan.stages))}
@@ -443,7 +444,7 @@ class Worker:
         steady, own = self.epochs[1:] or self.epochs, self.epochs[self.first_epoch :]
         replans = self._replans()
         return {
-            "run_dir": str(self.run_dir),
+            "run_dir": self.process.record or str(self.run_dir),
             "model": self.workload.model,
             "engine": self.workload.engine_name,
             "schedule": self.plan.schedule,

@@ -59,6 +59,11 @@ class Workload(Protocol):
         ...
 
     @property
+    def data_digest(self) -> str:
+        """A hash of the training split, by which hosts find out whether they have the same."""
+        ...
+
+    @property
     def epoch_minibatches(self) -> int:
         """Minibatches of an epoch."""
         ...

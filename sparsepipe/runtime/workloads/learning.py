@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ... import data
+from ...digests import digest
 from ...engines import Engine
 from ...fields import json_object
 from ...losses import Loss, Segmentation, Tally
@@ -138,6 +139,10 @@ class Learning:
     @property
     def num_samples(self) -> int:
         return len(self.task.training)
+
+    @property
+    def data_digest(self) -> str:
+        return digest(self.task.training.origin)
 
     @property
     def epoch_minibatches(self) -> int:

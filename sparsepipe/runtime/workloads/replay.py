@@ -91,6 +91,10 @@ class Replay:
     def num_samples(self) -> int:
         return self.total_minibatches * self.config.batch_size
 
+    @property
+    def data_digest(self) -> str:
+        return ""  # nothing is read
+
     def check(self, plan: Plan) -> None:
         plan.check(self.profile.graph, self.cluster)
 

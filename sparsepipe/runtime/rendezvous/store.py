@@ -1,0 +1,86 @@
+"""`KeyedStore`: a store of torch.distributed whose server lets in only those who have the job's secret.
+
+torch's own TCPStore listens on every address of its host and asks nobody who they are.
+"""
+
+import base64
+import threading
+import time
+from datetime import timedelta
+from itertools import count
+from typing import Any
+
+import torch.distributed as dist
+
+from ..pipelines.client import Connection
+from .address import StoreAddress
+
+_LOOKS = 10  # at the clock of the store's host
+_TO_ANSWER = 30.0  # seconds for the way there and back, beyond those that a request may wait
+
+
+class KeyedStore(dist.Store):
+    """One connection to the store; what is kept there under `prefix` is this one's own."""
+
+    def __init__(self, where: StoreAddress, *, rank: int, prefix: str = "", timeout: float) -> None:
+        """Connect within `timeout` seconds, which is the store's own timeout, too. Raises OSError."""
+        super().__init__()
+        self.set_timeout(timedelta(seconds=timeout))
+        self._where, self._rank, self._prefix, self._seconds = where, rank, prefix, timeout
+        hello = {"pipeline": 0, "rank": rank, "attempt": 0}
+        self._connection = Connection(where, hello, deadline=time.monotonic() + timeout)
+        self._lock, self._ids = threading.Lock(), count()
+
+    def again(self) -> "KeyedStore":
+        """Return another connection to the same: for a thread of its own, which waits long."""
+        return KeyedStore(self._where, rank=self._rank, prefix=self._prefix, timeout=self._seconds)
+
+    def set(self, key: str, value: str | bytes) -> None:
+        encoded = value.encode() if isinstance(value, str) else bytes(value)
+        self._ask("set", [key], value=base64.b64encode(encoded).decode())
+
+    def get(self, key: str) -> bytes:
+        return self._ask("get", [key], seconds=self._timeout.total_seconds())[0]
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        self._ask("wait", keys, seconds=(timeout or self._timeout).total_seconds())
+
+    def check(self, keys: list[str]) -> bool:
+        return self._ask("check", keys) == [b"1"]
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self._ask("add", [key], amount=amount)[0])
+
+    def delete_key(self, key: str) -> bool:
+        return self._ask("delete", [key]) == [b"1"]
+
+    def ahead_of_here(self) -> float:
+        """Return by how many seconds the clock of the store's host is ahead of this one's: of several looks, the best.
+
+        It is off by half the time that the way there and back takes, at most.
+        """
+        looks = []
+        for _ in range(_LOOKS):
+            before = time.time()
+            there = float(self._ask("clock", [])[0])
+            after = time.time()
+            looks.append((after - before, there - (before + after) / 2))
+        return min(looks)[1]
+
+    def close(self) -> None:
+        self._connection.close()
+
+    @property
+    def _timeout(self) -> timedelta:
+        return self.timeout  # type: ignore[attr-defined]  # torch has it, its stubs leave it out
+
+    def _ask(self, op: str, keys: list[str], *, seconds: float = 0.0, **more: Any) -> list[bytes]:
+        """Return the values of an answer. Raises RuntimeError where a key did not come, as torch's stores do."""
+        named = [self._prefix + key for key in keys]
+        with self._lock:
+            message = {"id": next(self._ids), "op": op, "keys": named, "seconds": seconds, **more}
+            deadline = time.monotonic() + seconds + _TO_ANSWER
+            answer = self._connection.request(message, deadline=deadline)
+        if answer.get("late"):
+            raise RuntimeError(f"the store waited {seconds:g} s for {', '.join(keys[:3])}")
+        return [base64.b64decode(value) for value in answer["values"]]

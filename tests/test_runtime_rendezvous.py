@@ -1,0 +1,113 @@
+"""The keyed store: what torch.distributed asks of a store, and that nobody without the secret is heard."""
+
+import json
+import socket
+import threading
+from contextlib import ExitStack, closing
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from sparsepipe.errors import InputError
+from sparsepipe.runtime.pipelines.proof import NONCE_BYTES, nonce, reply
+from sparsepipe.runtime.rendezvous.address import ADDRESS, StoreAddress
+from sparsepipe.runtime.rendezvous.server import StoreServer
+from sparsepipe.runtime.rendezvous.store import KeyedStore
+
+SECRET = b"0123456789abcdef"
+
+
+@pytest.fixture
+def where():
+    server = StoreServer("127.0.0.1", SECRET)
+    yield StoreAddress("127.0.0.1", server.port, SECRET)
+    server.close()
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", server.port), 1)
+
+
+@pytest.fixture
+def store_at(where):
+    """What connects to the store; it is closed at the end."""
+    with ExitStack() as stack:
+
+        def connect(rank=0, where=where, **more):
+            return stack.enter_context(closing(KeyedStore(where, rank=rank, timeout=30, **more)))
+
+        yield connect
+
+
+def test_it_does_what_torch_asks_of_a_store(store_at):
+    first, second = store_at(), store_at(1)
+    prefixed = dist.PrefixStore("a", dist.PrefixStore("b", first))
+    prefixed.set("x", b"\0\xff")
+    assert dist.PrefixStore("a", dist.PrefixStore("b", second)).get("x") == b"\0\xff"
+    assert [first.add("n", 2), second.add("n", -5)] == [2, -3]
+    assert second.check(["n"]) and not second.check(["n", "m"])
+    assert second.delete_key("n") and not first.delete_key("n")
+    assert abs(first.ahead_of_here()) < 1
+
+
+def test_a_wait_ends_when_the_key_comes_or_the_time_is_over(store_at):
+    first, second = store_at(), store_at(1)
+    late = threading.Timer(0.2, lambda: second.set("late", "1"))
+    late.start()
+    first.wait(["late"], timedelta(seconds=60))
+    late.join()
+    with pytest.raises(RuntimeError, match=r"waited 0\.1 s for late, never"):
+        first.wait(["late", "never"], timedelta(seconds=0.1))
+    first.set_timeout(timedelta(seconds=0.1))
+    with pytest.raises(RuntimeError, match="never"):
+        dist.PrefixStore("", first).get("never")
+
+
+def test_attempts_and_connections_of_one_rank_are_told_apart(store_at):
+    first, second = store_at(prefix="attempt-0/"), store_at(prefix="attempt-1/")
+    first.set("x", "1")
+    with closing(first.again()) as again:
+        assert not second.check(["x"]) and again.get("x") == b"1"
+
+
+def test_who_does_not_have_the_secret_is_not_heard(where, store_at):
+    store_at().set("x", "1")
+    with pytest.raises(OSError):
+        store_at(where=StoreAddress(where.host, where.port, b"another secret 0"))
+    for said in (b"", b"\0" * 4096, b"GET / HTTP/1.0\r\n\r\n", reply(b"wrong", nonce(), nonce())):
+        with socket.create_connection((where.host, where.port), 10) as stranger:
+            stranger.recv(NONCE_BYTES, socket.MSG_WAITALL)
+            stranger.sendall(said + b'{"id": 0, "op": "get", "keys": ["x"], "seconds": 0}\n')
+            stranger.shutdown(socket.SHUT_WR)
+            try:
+                assert not stranger.recv(1024)
+            except ConnectionResetError:
+                pass
+    assert store_at().get("x") == b"1"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"id": 0, "op": "exec", "keys": ["x"]},
+        {"id": 0, "op": "set", "keys": ["x"], "value": "not base 64 !"},
+        {"id": 0, "op": "set", "keys": []},
+        {"id": 0, "op": "add", "keys": ["x"], "amount": 1e300},
+        {"id": 0, "op": "get", "keys": "x", "seconds": 1},
+        ["id"],
+    ],
+)
+def test_what_is_no_request_ends_the_connection_that_made_it_alone(store_at, message):
+    kept, broken = store_at(), store_at(1)
+    broken._connection._socket.sendall(json.dumps(message).encode() + b"\n")
+    assert broken._connection._socket.recv(1024) == b""
+    kept.set("x", "1")
+
+
+def test_its_address_is_for_its_owner_alone(tmp_path):
+    (tmp_path / "control").mkdir()
+    StoreAddress("10.0.0.1", 99, SECRET).write(tmp_path)
+    assert (tmp_path / ADDRESS).stat().st_mode & 0o777 == 0o600
+    assert StoreAddress.read(tmp_path) == StoreAddress("10.0.0.1", 99, SECRET)
+    (tmp_path / ADDRESS).write_text('{"host": "10.0.0.1", "port": 99, "secret": "xyz"}')
+    with pytest.raises(InputError, match="damaged"):
+        StoreAddress.read(tmp_path)
