@@ -37,14 +37,14 @@ def test_a_host_that_is_not_reached_is_told_with_the_remedy(tmp_path):
         _refused(network, "host1", "ssh-copy-id host1")
         _refused(network, "host9", "no host of that name")
         network.cut(host)
-        _refused(network, "host1", "it does not answer")
+        _refused(network, "host1", "it does not answer", seconds=1)
         network.mend(host)
         (network.desk.home / ".ssh" / "known_hosts").write_text("")
         _refused(network, "host1", "known_hosts")
 
 
-def _refused(network, name, remedy):
-    said = network.desk.run(*ssh_command(name, ["true"], connect_seconds=1))
+def _refused(network, name, remedy, *, seconds=50):
+    said = network.desk.run(*ssh_command(name, ["true"], connect_seconds=seconds))
     assert said.returncode == 255
     assert remedy in ssh_failure(name, said.stderr), said.stderr
 

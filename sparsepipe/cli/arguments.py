@@ -173,7 +173,10 @@ def _run(verb: Parser) -> None:
         "driver yml of PipeDream or SparsePipe, which names all else too",
     )
     _model_options(verb)
-    verb.add_argument("--launcher", choices=tuple(LAUNCHERS), help="default: local, where all hosts are this one")
+    verb.add_argument(
+        "--launcher", choices=tuple(LAUNCHERS), help="ssh where --cluster has hosts beyond this one, else local"
+    )
+    verb.add_argument("--cluster", type=Path, metavar="FILE", help="the hosts to run on, in the order of the ranks")
     _optimizer_options(verb)
     _numerics_options(verb)
     _data_options(verb)

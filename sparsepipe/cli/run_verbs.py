@@ -13,12 +13,14 @@ from ..display.markup import one_line
 from ..errors import DamagedRecord, InputError
 from ..files import write_json
 from ..forecast import forecast
+from ..formats.clusters import load_cluster
 from ..formats.pipedream_driver import DriverFile, is_driver_file
 from ..formats.plan_files import load_plan
 from ..functions import short_name
 from ..host.background_load import BackgroundLoad
 from ..launchers import attach, default_launcher, launch
 from ..launchers.handle import AttachedProcess
+from ..launchers.ssh.placement import HOSTS
 from ..pipeline_simulator import simulate_pipelines
 from ..pipelines import Pipelines, holds_pipelines
 from ..plan import Plan
@@ -40,7 +42,8 @@ def run(options: argparse.Namespace) -> Answer:
     driver = DriverFile.load(options.plan) if options.plan and is_driver_file(options.plan) else None
     if driver:
         options = filled(options, driver)
-    cluster = driver.cluster() if driver else None
+    of_driver = driver.cluster() if driver else None
+    cluster = load_cluster(named) if (named := _cluster_file(options)) else of_driver
     launcher = options.launcher or default_launcher(cluster)
     if options.resume:
         record = RunRecord.load(options.resume)
@@ -69,6 +72,14 @@ def run(options: argparse.Namespace) -> Answer:
     if options.detach:
         return _left_alone(job.record.folder)
     return _followed(job)
+
+
+def _cluster_file(options: argparse.Namespace) -> Path | None:
+    """Return the file of the hosts to run on; of a run that resumes, unless others are given, those it ran on."""
+    if options.cluster or options.resume is None or options.launcher is not None:
+        return options.cluster
+    before: Path = options.resume / HOSTS
+    return before if before.exists() else None
 
 
 def settings_of(options: argparse.Namespace, *, before: Mapping[str, Any] | None = None) -> RunConfig:

@@ -26,24 +26,19 @@ def _local() -> Launcher:
     return local  # type: ignore[return-value]  # a module, which names its own options
 
 
+def _ssh() -> Launcher:
+    from .ssh import launch_ssh
+
+    return launch_ssh  # type: ignore[return-value]
+
+
 _HERE, _BETWEEN_HOSTS = "local", "ssh"
-LAUNCHERS: Mapping[str, Callable[[], Launcher]] = {_HERE: _local}  # each brought in when it is asked for
+LAUNCHERS: Mapping[str, Callable[[], Launcher]] = {_HERE: _local, _BETWEEN_HOSTS: _ssh}  # brought in when asked for
 
 
 def default_launcher(cluster: Cluster | None) -> str:
-    """Return the launcher for a cluster, "local" where all of its hosts are this one.
-
-    Raises InputError where there are others, and no launcher that reaches them.
-    """
-    others = [node for node in cluster.nodes if not is_here(node.address)] if cluster else []
-    if not others:
-        return _HERE
-    if _BETWEEN_HOSTS in LAUNCHERS:
-        return _BETWEEN_HOSTS
-    raise InputError(
-        f"host {others[0].name!r} is another than this one, which no launcher here reaches: --launcher {_HERE} runs "
-        "all ranks on this one"
-    )
+    """Return the launcher for a cluster: "local" where all of its hosts are this one, else "ssh"."""
+    return _BETWEEN_HOSTS if cluster and not all(is_here(node.address) for node in cluster.nodes) else _HERE
 
 
 def launch(

@@ -1,6 +1,6 @@
 """The local launcher's own process: it starts the workers of one run, and again where one fails and that can help.
 
-`python -m sparsepipe.launchers.local --run-dir DIR [--resume] [--port P]`
+`python -m sparsepipe.launchers.local --run-dir DIR [--resume] [--port P | --ranks 2,3]`
 
 Workers are forked from it, since it has imported torch and the runtime: they start at once. So it has no thread, and
 leaves CUDA alone. They find each other through a file or, where a port is asked for, through a store bound to the
@@ -9,7 +9,6 @@ loopback interface, in a process of its own since torch serves it by a thread.
 
 import argparse
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -32,7 +31,7 @@ from ...runtime.failures import described
 from ...runtime.processes.last_words import Listener
 from ...runtime.processes.lifeline import Lifeline, watch
 from ...runtime.processes.run_folder import RunFolder, RunFolderGone
-from ...runtime.training_state.checkpoint import ASIDE
+from ...runtime.training_state.partial_checkpoints import remove_partial
 from ..failure_cause import FailureCause, clear, find_cause
 from ..supervisor import say_status, tell_status
 from .workers import LOOPBACK, Workers
@@ -46,6 +45,7 @@ def main(options: Sequence[str]) -> int:
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--port", type=int)
+    parser.add_argument("--ranks", type=_ranks, help="of a job on several hosts: those of this one, started once")
     arguments = parser.parse_args(options)
     lifeline = Lifeline()
     try:
@@ -67,6 +67,10 @@ def main(options: Sequence[str]) -> int:
     return _finish(folder, cause)
 
 
+def _ranks(told: str) -> tuple[int, ...]:
+    return tuple(map(int, told.split(",")))
+
+
 def _launch(arguments: argparse.Namespace, listener: Listener, lifeline: Lifeline) -> FailureCause | None:
     """Run the workers to their end. Returns why they failed, None where they did not."""
     record = RunRecord.load(arguments.run_dir)
@@ -74,7 +78,7 @@ def _launch(arguments: argparse.Namespace, listener: Listener, lifeline: Lifelin
     os.environ["SPARSEPIPE_LAUNCH"] = f"{os.getpid()}-{time.time_ns()}"
     closing = (*listener.descriptors, *([lifeline.descriptor] if lifeline.descriptor >= 0 else []))
     store = _serve_store(arguments.port, closing=closing) if arguments.port is not None else None
-    attempt, allowed = 0, record.config["max_restarts"]
+    attempt, allowed = 0, 0 if arguments.ranks else record.config["max_restarts"]
     try:
         while True:
             cause = _attempt(record, attempt, arguments, listener=listener, lifeline=lifeline, closing=closing)
@@ -105,6 +109,7 @@ def _attempt(
     kills = MemoryKills.now()
     workers = Workers(
         record.folder,
+        arguments.ranks or range(len(plan.ranks)),
         len(plan.ranks),
         resume=arguments.resume,
         attempt=attempt,
@@ -151,9 +156,7 @@ def _make_room(folder: Path) -> None:
     with suppress(OSError):
         for path in (folder / "logs").glob(".rendezvous-*"):
             path.unlink()
-        for path in (folder / "checkpoints").glob(".minibatch-*"):
-            if not path.name.endswith(ASIDE):
-                shutil.rmtree(path, ignore_errors=True)
+        remove_partial(folder)
 
 
 def _serve_store(port: int, *, closing: tuple[int, ...]) -> Forked:

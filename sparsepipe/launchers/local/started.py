@@ -54,12 +54,16 @@ def followed(
     return FollowedJob(record, ChildProcess(process, writing), tail)
 
 
-def environment_of(config: RunConfig, world_size: int) -> dict[str, str]:
-    """Return the environment of a run's processes, which share the cores among `world_size` workers."""
+def environment_of(config: RunConfig, world_size: int, *, interface: str | None = None) -> dict[str, str]:
+    """Return the environment of a run's processes, which share the cores among `world_size` workers of this host.
+
+    `interface`: the network that they connect over, loopback unless given.
+    """
+    interface = interface or _loopback()
     threads = config.threads or max(1, len(os.sched_getaffinity(0)) // world_size)
     return python_environment(
-        GLOO_SOCKET_IFNAME=_loopback(),
-        NCCL_SOCKET_IFNAME=_loopback(),
+        GLOO_SOCKET_IFNAME=interface,
+        NCCL_SOCKET_IFNAME=interface,
         OMP_NUM_THREADS=str(threads),
         **(waiting(config.engine, threads) if config.device == "cpu" else {}),
     )

@@ -1,7 +1,7 @@
 """The worker processes of one attempt at a run, forked from the launcher's, which has imported what they need."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -24,21 +24,30 @@ def bring_in() -> None:
 
 
 class Workers:
-    """One process a rank, from 0 to `world_size`; where not all can be started none is left.
+    """One process for each of the `ranks`, of `world_size` in the job; where not all can be started none is left.
 
     `attempt`: how often they were started before; `port`: of the store where they meet, None where they meet in a file;
     `closing`: descriptors of this process that are not theirs.
     """
 
     def __init__(
-        self, run_dir: Path, world_size: int, *, resume: bool, attempt: int, port: int | None, closing: Iterable[int]
+        self,
+        run_dir: Path,
+        ranks: Sequence[int],
+        world_size: int,
+        *,
+        resume: bool,
+        attempt: int,
+        port: int | None,
+        closing: Iterable[int],
     ) -> None:
         self._processes: dict[int, Forked] = {}
         command = python_command("sparsepipe.runtime", "--run-dir", str(run_dir), *(["--resume"] if resume else []))
         closing = list(closing)
         try:
-            for rank in range(world_size):
+            for place, rank in enumerate(ranks):
                 environment = _environment(rank, world_size, attempt=attempt, port=port)
+                environment |= {"LOCAL_RANK": str(place), "LOCAL_WORLD_SIZE": str(len(ranks))}
                 begin = partial(_work, run_dir, environment, resume=resume)
                 self._processes[rank] = fork(begin, command=command, closing=closing)
         except OSError:
@@ -69,9 +78,7 @@ def _environment(rank: int, world_size: int, *, attempt: int, port: int | None) 
     """What torchrun sets, and the worker's identity reads."""
     return {
         "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
         "MASTER_ADDR": LOOPBACK,
         "MASTER_PORT": str(port or 0),
         "SPARSEPIPE_RENDEZVOUS": "file" if port is None else "tcp",

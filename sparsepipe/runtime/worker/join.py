@@ -35,7 +35,7 @@ def joined(identity: Identity, *, run_dir: Path, device: str, threads: int | Non
     torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) // identity.local_world_size))
     where = _device(device, identity)
     if world_size == 1:
-        yield Process(rank, world_size, where, timeout)
+        yield Process(rank, world_size, where, timeout, record=identity.record)
         return
     if where.type == "cuda":
         torch.cuda.set_device(where)

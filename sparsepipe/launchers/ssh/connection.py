@@ -1,0 +1,120 @@
+"""The controller's end of the connection to one host: the `ssh` process, what comes from there, and why it ended."""
+
+import queue
+import subprocess
+import sys
+import threading
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import IO, Any
+
+from ...errors import InputError
+from ...host.ssh import ssh_command, ssh_failure
+from .frames import Frame, FrameReader, FrameWriter
+from .placement import HostedRanks
+
+_SSH_FAILED = 255  # the exit code of ssh itself, not of the command there
+_NO_COMMAND = (126, 127)  # of a shell: the interpreter is not there, or cannot be run
+_MOST_LINES = 20
+_TO_END = 10.0  # seconds
+_ALIVE_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Event:
+    """What came from a host: a frame, or None at the end of its connection."""
+
+    host: int
+    frame: Frame | None
+
+
+class Connection:
+    """An agent on a host, begun at once. A thread puts what it says into `events`."""
+
+    def __init__(self, number: int, hosted: HostedRanks, events: "queue.Queue[Event]") -> None:
+        node = hosted.node
+        variables = [f"{key}={value}" for key, value in node.environment]
+        words = ["env", "PYTHONSAFEPATH=1", "PYTHONUTF8=1", *variables, node.interpreter or sys.executable]
+        command = ssh_command(node.ssh_destination, [*words, "-m", "sparsepipe.launchers.ssh.agent"])
+        self.number, self.hosted, self._events = number, hosted, events
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
+        )
+        assert self._process.stdin and self._process.stdout and self._process.stderr
+        self._input, self._output = self._process.stdin, self._process.stdout
+        self._said: deque[str] = deque(maxlen=_MOST_LINES)
+        self._threads = [
+            threading.Thread(target=self._listen, daemon=True),
+            threading.Thread(target=self._keep_errors, args=(self._process.stderr,), daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+        self.alive = True
+        self.folder = ""  # of the run, there
+        self._writer = FrameWriter(self._input.fileno())
+        self._ending = threading.Event()
+        threading.Thread(target=self._keep_alive, daemon=True).start()
+
+    @property
+    def writer(self) -> FrameWriter:
+        return self._writer
+
+    def send(self, kind: str, **facts: Any) -> None:
+        """Send a message; where the host is gone, its end is an event of its own."""
+        with suppress(OSError):
+            self._writer.send(kind, **facts)
+
+    def why_it_ended(self) -> str:
+        """Return in a line why the connection ended, with the remedy. It has."""
+        node, code = self.hosted.node, self._wait()
+        said = "\n".join(self._said)
+        if code == _SSH_FAILED:
+            return f"{node.name}: {ssh_failure(node.ssh_destination, said)}"
+        interpreter = node.interpreter or sys.executable
+        if code in _NO_COMMAND:
+            return f"{node.name}: no Python at {interpreter}; name its interpreter in the cluster file"
+        if "No module named" in said and "sparsepipe" in said:
+            return f"{node.name}: {interpreter} has no sparsepipe; install it there, or name an interpreter that has it"
+        last = self._said[-1][:300] if self._said else f"code {code}"
+        return f"{node.name}: its agent ended ({last})"
+
+    def end(self) -> None:
+        """Ask the agent to end, and see that the connection does."""
+        self._ending.set()
+        self.send("end")
+        with suppress(OSError):
+            self._input.close()
+        self._wait()
+        self.alive = False
+
+    def _wait(self) -> int:
+        try:
+            code = self._process.wait(_TO_END)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        for thread in self._threads:
+            thread.join(1.0)
+        return code
+
+    def _listen(self) -> None:
+        reader = FrameReader(self._output.fileno())
+        try:
+            while (frame := reader.read()) is not None:
+                self._events.put(Event(self.number, frame))
+        except InputError as error:
+            self._said.append(str(error))
+        self._events.put(Event(self.number, None))
+
+    def _keep_alive(self) -> None:
+        """Tell the agent now and then that this process is there, whatever else is being sent to other hosts."""
+        while not self._ending.wait(_ALIVE_SECONDS):
+            self.send("alive")
+
+    def _keep_errors(self, stream: IO[bytes]) -> None:
+        for line in stream:
+            text = line.decode(errors="replace").rstrip()
+            if text:
+                self._said.append(text)
+                print(f"{self.hosted.node.name}: {text}", file=sys.stderr, flush=True)

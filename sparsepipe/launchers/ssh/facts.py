@@ -1,0 +1,69 @@
+"""What a host says of itself before anything is started there, so that unlike hosts are told apart and refused."""
+
+import fcntl
+import hashlib
+import platform
+import socket
+import struct
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from ...errors import InputError
+
+_INTERFACE_ADDRESS = 0x8915  # Linux's SIOCGIFADDR
+_ALIKE = {  # what all hosts must have alike → what to do where they do not
+    "python": "run the same Python on all hosts (interpreter in the cluster file)",
+    "torch": "install the same torch on all hosts",
+    "sparsepipe": "install the same sparsepipe on all hosts",
+    "code": "its files differ: install the same sparsepipe on all hosts",
+}
+
+
+def facts_here() -> dict[str, str]:
+    """Return the versions of this host, its name, and a digest of this package's code."""
+    found = {"hostname": socket.gethostname(), "python": ".".join(platform.python_version_tuple()[:2])}
+    for name in ("sparsepipe", "torch"):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return {**found, "code": _code_digest()}
+
+
+def check_alike(where: str, there: Mapping[str, Any], here: Mapping[str, str]) -> None:
+    """Raise InputError where a host cannot work with the others, `there` and `here` being what they say."""
+    for name, remedy in _ALIKE.items():
+        if there.get(name) != here.get(name):
+            told = str(there.get(name))[:60], str(here.get(name))[:60]
+            raise InputError(f"{where}: {name} {told[0]} there, {told[1]} here; {remedy}")
+
+
+def interface_of(address: str) -> tuple[str, str]:
+    """Return the network interface of this host that has an address, given as numbers or as a name, and the numbers.
+
+    Raises InputError where none has it.
+    """
+    try:
+        numbers = socket.gethostbyname(address)
+    except OSError as error:
+        raise InputError(f"its address {address!r} is not known there ({error}); give it in numbers") from None
+    if numbers.startswith("127."):
+        raise InputError(f"its address {address!r} is its loopback {numbers} there; give the one of the network")
+    names = []
+    for _, name in socket.if_nameindex():
+        asked = struct.pack("256s", name.encode()[:15])
+        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # it has an IPv4 address
+            found = socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _INTERFACE_ADDRESS, asked)[20:24])
+            if found == numbers:
+                return name, numbers
+            names.append(f"{name} {found}")
+    raise InputError(f"no network interface there has its address {address} (there are {', '.join(names) or 'none'})")
+
+
+def _code_digest() -> str:
+    package = Path(__file__).resolve().parents[2]
+    found = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        found.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return found.hexdigest()[:16]

@@ -1,0 +1,162 @@
+"""A run on one of its hosts: a folder of its own, the supervisor with the workers of this host, and what they write."""
+
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ...errors import InputError
+from ...host.python_path import python_command
+from ...record import RunRecord
+from ...runtime import RunConfig, commands
+from ...runtime.rendezvous.address import StoreAddress
+from .. import supervisor
+from ..failure_cause import KILLED
+from ..local.started import environment_of
+from ..lock import hold, is_held
+from .frames import FrameWriter
+from .mirror import Mirror
+from .pieces import send_file
+from .shards import Shards
+
+_TO_END = 5.0  # seconds for a supervisor whose lifeline was closed
+_STALE_SECONDS = 60.0
+_OF_EACH = ("trace-rank*.jsonl", "logs/rank*.log", "logs/rank*.error.json", "logs/launcher.log")
+_OF_RANK_0 = ("logs/clock.json", "control/taken.json", "control/refused.json")
+_METRICS = "metrics.jsonl"
+
+
+def runs_folder() -> Path:
+    """Return where this user's runs that were launched from elsewhere lie on this host, while they are at work."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "sparsepipe" / "hosted"
+
+
+class HostedRun:
+    """The folder is there from the beginning; workers are from `start` to `end`. Nothing is left after `close`."""
+
+    def __init__(self) -> None:
+        """Raises InputError where the host has no room for it."""
+        try:
+            runs_folder().mkdir(parents=True, exist_ok=True, mode=0o700)
+            _remove_stale()
+            self.folder = Path(tempfile.mkdtemp(prefix="run-", dir=runs_folder())).resolve()
+            for name in ("logs", "checkpoints", "control"):
+                (self.folder / name).mkdir(mode=0o700)
+            self._lock = hold(self.folder)
+        except OSError as error:
+            raise InputError(f"{error.filename}: {error.strerror}; make room on its disk") from None
+        self.shards = Shards(self.folder, leads=False)
+        self._mirror = Mirror(self.folder, ())
+        self._process: subprocess.Popen | None = None
+        self._lifeline = -1
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None
+
+    def start(self, job: Mapping[str, Any], *, interface: str) -> None:
+        """Start this host's workers of a job, as the controller describes it. Raises OSError or InputError."""
+        hosts = [tuple(map(int, ranks)) for ranks in job["hosts"]]
+        ranks = hosts[int(job["host"])]
+        StoreAddress(job["store"]["host"], int(job["store"]["port"]), bytes.fromhex(job["store"]["secret"])).write(
+            self.folder
+        )
+        config = RunConfig.from_json(RunRecord.load(self.folder).config)
+        environment = environment_of(config, len(ranks), interface=interface) | {
+            "SPARSEPIPE_HOSTS": ";".join(",".join(map(str, own)) for own in hosts),
+            "SPARSEPIPE_FIRST_ATTEMPT": str(int(job["attempt"])),
+            "SPARSEPIPE_RECORD": str(job["record"]),
+        }
+        options = ["--run-dir", str(self.folder), "--ranks", ",".join(map(str, ranks))]
+        options += ["--resume"] if job["resume"] else []
+        patterns = _OF_EACH + (_OF_RANK_0 if 0 in ranks else ()) + ((_METRICS,) if job["writer"] in ranks else ())
+        self._mirror, self.shards = Mirror(self.folder, patterns), Shards(self.folder, leads=0 in ranks)
+        self._mirror.skip()
+        self.shards.skip()
+        (self.folder / supervisor.STATUS).unlink(missing_ok=True)
+        self._begin(python_command("sparsepipe.launchers.local", *options), environment)
+
+    def _begin(self, command: list[str], environment: dict[str, str]) -> None:
+        reading, self._lifeline = os.pipe()
+        try:
+            with (self.folder / "logs" / "launcher.log").open("ab") as log:
+                self._process = subprocess.Popen(
+                    supervisor.command(reading, str(self.folder), command),
+                    pass_fds=[self._lock, reading],
+                    start_new_session=True,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=environment,
+                )
+        finally:
+            os.close(reading)
+
+    def ended(self) -> dict[str, Any] | None:
+        """Return how it ended, once it has; None before."""
+        if self._process is None or self._process.poll() is None:
+            return None
+        self._process = None
+        self._close_lifeline()
+        try:
+            status = supervisor.read_status(self.folder)
+            if status["state"] not in ("started", "running"):
+                return status
+            return {"state": "failed", "reason": "its supervisor was killed", "precedence": KILLED}
+        except (OSError, ValueError) as error:
+            return {"state": "failed", "reason": f"how it ended cannot be read ({error})"}
+
+    def tell(self, writer: FrameWriter) -> None:
+        """Send what has been written since the last call."""
+        for growth in self._mirror.changes():
+            facts = growth._asdict()
+            writer.send("grown", facts.pop("data"), **facts)
+        for found in self.shards.news():
+            if found.path is None:
+                writer.send("gone", name=found.name)
+                continue
+            with suppress(OSError):  # a checkpoint that was removed again: a newer one follows
+                send_file(writer, found.path, found.name, kind="shard")
+
+    def ask(self, command: str) -> None:
+        """Leave a command for rank 0."""
+        commands.ask(self.folder, command)
+
+    def forget(self, checkpoint: str) -> None:
+        """Remove what is left here of a checkpoint that is whole elsewhere."""
+        shutil.rmtree(self.folder / "checkpoints" / Path(checkpoint).name, ignore_errors=True)
+        self.shards.forget(Path(checkpoint).name)
+
+    def end(self) -> None:
+        """End the workers, and see that they have."""
+        self._close_lifeline()
+        if self._process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_TO_END)
+            if self._process.poll() is None:
+                self._process.kill()  # the launcher and the workers see its end
+                self._process.wait()
+            self._process = None
+
+    def close(self) -> None:
+        """End the workers and remove the folder."""
+        self.end()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _close_lifeline(self) -> None:
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
+
+
+def _remove_stale() -> None:
+    """Remove what is left of runs whose host lost power: nobody holds their locks."""
+    for path in runs_folder().glob("run-*"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > _STALE_SECONDS and not is_held(path):
+                shutil.rmtree(path, ignore_errors=True)

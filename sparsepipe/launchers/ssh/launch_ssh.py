@@ -1,0 +1,77 @@
+"""Launch on the hosts of a cluster: a supervisor here, under it the controller, which reaches the hosts by `ssh`."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from ...cluster import Cluster
+from ...errors import InputError
+from ...files import write_atomic
+from ...host.python_path import check_current_folder, python_command, python_environment
+from ...pipelines import Pipelines
+from ...plan import Plan
+from ...profile import Profile
+from ...runtime import RunConfig
+from ...workload_facts import workload_facts
+from .. import supervisor
+from ..followed_job import FollowedJob
+from ..local.launch_local import attach
+from ..local.started import followed
+from ..prepare import prepare
+from .placement import HOSTS, hosted_ranks
+
+__all__ = ["attach", "launch"]
+
+
+def launch(
+    plan: Plan | Pipelines,
+    config: RunConfig,
+    *,
+    run_dir: Path | str,
+    resume: bool = False,
+    profile: Profile | None = None,
+    cluster: Cluster | None = None,
+    campaign: str | None = None,
+    port: int | None = None,
+    detach: bool = False,
+) -> FollowedJob:
+    """Start the workers of `plan` on the hosts of `cluster`, each at its place among the devices there.
+
+    Hosts are reached by the system's `ssh`, with the keys and aliases of the user's ssh_config, and nothing is typed.
+    The record is on this machine. Data are read on each host, by the path or the manifest's name that the settings
+    have: the same on all of them. Files of the user's own code are brought to the hosts. `detach`: the job outlives
+    this process; `attach` finds it again.
+    Raises InputError for a plan or settings that cannot run there, before anything is started.
+    """
+    if cluster is None:
+        raise InputError("launcher ssh needs the hosts: name their file, --cluster FILE")
+    if port is not None:
+        raise InputError("a port goes with --launcher local: hosts choose theirs by themselves; leave it out")
+    if isinstance(plan, Pipelines):
+        raise InputError("several pipelines run on one machine; use --launcher local, or a plan of one pipeline")
+    if not workload_facts(config.engine).trains:
+        raise InputError(f"engine {config.engine!r} computes nothing and runs on one machine; use --launcher local")
+    if shutil.which("ssh") is None:
+        raise InputError("launcher ssh needs the program ssh, which is not on PATH; install OpenSSH's client")
+    hosted_ranks(plan, cluster)
+    check_current_folder()
+    record, lock = prepare(
+        plan, config, run_dir=run_dir, resume=resume, profile=profile, cluster=cluster, campaign=campaign
+    )
+    write_atomic(record.folder / HOSTS, cluster.to_toml(), private=True)  # variables of hosts may be secrets
+    options = ["--run-dir", str(record.folder), *(["--resume"] if resume else [])]
+    command = python_command("sparsepipe.launchers.ssh", *options)
+
+    def begin(lifeline: int) -> subprocess.Popen:
+        with (record.folder / "logs" / "launcher.log").open("ab") as log:
+            return subprocess.Popen(
+                supervisor.command(lifeline, str(record.folder), command),
+                pass_fds=[lock, *([lifeline] if lifeline >= 0 else [])],
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=log if detach else subprocess.PIPE,  # its last words, where the disk takes none
+                stderr=log,
+                env=python_environment(),
+            )
+
+    return followed(record, [lock], begin, resume=resume, detach=detach)

@@ -1,0 +1,144 @@
+"""The files of a run between its record, on the launching host, and the hosts that work on it."""
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from ...errors import InputError
+from ...files import read_json, sha256
+from ...functions import UserFunction, is_function
+from ...plan import Plan
+from ...record import RunRecord
+from .connection import Connection
+from .frames import Frame
+from .mirror import Copy, Growth
+from .pieces import Arrivals, place, send_content, send_file
+from .shards import MANIFEST
+
+_FUNCTIONS = ("model", "data", "loss")  # settings that may name a function of the user's own
+_OF_HOSTS = (  # what hosts may write in the record
+    *("trace-rank*.jsonl", "metrics.jsonl", "logs/rank*.log", "logs/rank*.error.json", "logs/launcher.log"),
+    *("logs/clock.json", "control/taken.json", "control/refused.json"),
+)
+_OF_CHECKPOINTS = ("checkpoints/.minibatch-*/*.safetensors", "checkpoints/.minibatch-*/*.json")
+
+
+@dataclass
+class RunFiles:
+    """What hosts have of the record of a run, and what comes back from them."""
+
+    record: RunRecord
+    connections: Sequence[Connection]  # that of rank 0's host first
+    _copies: dict[int, Copy] = field(default_factory=dict)
+    _sent: set[tuple[int, str, str]] = field(default_factory=set)  # host, name, SHA-256
+
+    def __post_init__(self) -> None:
+        self._arrivals = Arrivals(self.record.folder)
+
+    # --- to the hosts ------------------------------------------------------------------------------------------------
+
+    def bring(self, connection: Connection, plan: Plan, *, resume: bool) -> None:
+        """Send a host what its workers begin with; what it has is not sent again. Raises OSError."""
+        folder = self.record.folder
+        self._send_content(connection, (folder / "plan.json").read_bytes(), "plan.json")
+        self._send_content(connection, self._config_of(connection), "config.json")
+        if not resume:
+            return
+        ranks = connection.hosted.ranks
+        for name in ("metrics.jsonl", "logs/clock.json", *(f"trace-rank{rank}.jsonl" for rank in ranks)):
+            if (folder / name).exists():
+                send_file(connection.writer, folder / name, name)
+        self.bring_checkpoint(connection, plan)
+
+    def bring_checkpoint(self, connection: Connection, plan: Plan) -> None:
+        """Send a host the newest checkpoint, as far as its ranks need it; rank 0's has all of it."""
+        from ...runtime.training_state import checkpoint  # it brings torch, for which no new run waits
+
+        found = checkpoint.latest(self.record.folder)
+        if found is None:
+            return
+        layers = {id for stage in plan.stages if set(stage.ranks) & set(connection.hosted.ranks) for id in stage.layers}
+        places, files = found.manifest["layers"], found.manifest["files"]
+        needed = set(files) if connection.number == 0 else {places[id] for id in layers if id in places} & set(files)
+        for name in (*sorted(needed), MANIFEST):
+            self._send_file(connection, found.folder / name, f"checkpoints/{found.folder.name.lstrip('.')}/{name}")
+
+    def _send_file(self, connection: Connection, path: Path, name: str) -> None:
+        key = (connection.number, name, sha256(path))
+        if key not in self._sent:
+            send_file(connection.writer, path, name)
+            self._sent.add(key)
+
+    def _send_content(self, connection: Connection, content: bytes, name: str) -> None:
+        send_content(connection.writer, content, name)
+
+    def _config_of(self, connection: Connection) -> bytes:
+        """The settings as a host has them: files of the user's own code are where they were brought."""
+        config: dict[str, Any] = dict(self.record.config)
+        for name in _FUNCTIONS:
+            given = config.get(name)
+            if given and is_function(given) and (function := UserFunction.parse(given)).is_file:
+                path = function.file()
+                brought = f"code/{sha256(path)[:16]}/{path.name}"
+                self._send_file(connection, path, brought)
+                config[name] = f"{connection.folder}/{brought}:{function.name}"
+        return json.dumps(config, indent=2).encode()
+
+    # --- from the hosts ----------------------------------------------------------------------------------------------
+
+    def take(self, host: int, frame: Frame) -> None:
+        """Take up what a host has written. Raises InputError for what none should, and OSError."""
+        name = str(frame.head.get("name"))
+        if frame.kind == "grown":
+            path = place(self.record.folder, name)
+            if not _matches(name, _OF_HOSTS):
+                raise InputError(f"{self._named(host)} wrote {name[:100]!r}, which is not its own")
+            if name == "logs/launcher.log":
+                path = path.with_name(f"launcher-{self.connections[host].hosted.node.name}.log".replace("/", "-"))
+            growth = Growth(name, frame.payload, bool(frame.head.get("anew")), bool(frame.head.get("more")))
+            self._copies.setdefault(host, Copy()).take(growth, path)
+        elif not _matches(name, _OF_CHECKPOINTS if frame.kind == "shard" else ("checkpoints/minibatch-*",)):
+            raise InputError(f"{self._named(host)} sent {name[:100]!r}, which is no checkpoint's")
+        elif frame.kind == "shard":
+            self._take_shard(host, frame, name)
+        else:
+            shutil.rmtree(place(self.record.folder, name), ignore_errors=True)
+
+    def _take_shard(self, host: int, frame: Frame, name: str) -> None:
+        if host != 0:  # rank 0 makes the checkpoint whole
+            with suppress(OSError):
+                self.connections[0].writer.send("file", frame.payload, **_facts(frame.head))
+        path = self._arrivals.take(frame)
+        if path is not None and path.name == MANIFEST:
+            self._finish(path.parent)
+
+    def _finish(self, partial: Path) -> None:
+        """Make a checkpoint of the record whole, whose manifest has come last."""
+        files = read_json(partial / MANIFEST)["files"]
+        missing = [name for name in files if not (partial / name).exists()]
+        if missing:
+            return  # a host was lost meanwhile
+        for path in partial.glob("*.json"):
+            if path.name != MANIFEST:
+                path.unlink()
+        whole = partial.with_name(partial.name.lstrip("."))
+        shutil.rmtree(whole, ignore_errors=True)
+        partial.rename(whole)
+        for connection in self.connections[1:]:
+            connection.send("forget", checkpoint=partial.name)
+
+    def _named(self, host: int) -> str:
+        return self.connections[host].hosted.named
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    path = PurePosixPath(name)
+    return any(len(path.parts) == pattern.count("/") + 1 and path.match(pattern) for pattern in patterns)
+
+
+def _facts(head: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: head[key] for key in ("name", "first", "last", "sha256") if key in head}

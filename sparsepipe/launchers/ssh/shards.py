@@ -1,0 +1,73 @@
+"""Shards of checkpoints that a host has written, found as they become whole, to be sent to the run's record.
+
+On the host of rank 0, which makes checkpoints whole, they are sent with the manifest, and what was removed is told.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+_FOLDER = "checkpoints"
+MANIFEST = "manifest.json"
+
+
+class Found(NamedTuple):
+    """A file to be sent, by its name in the run's folder; or, without a path, a checkpoint that is gone."""
+
+    name: str
+    path: Path | None
+
+
+class Shards:
+    """Looks into a run's folder on one host. `leads`: rank 0 is of this host."""
+
+    def __init__(self, folder: Path, *, leads: bool) -> None:
+        self._folder, self._leads = folder, leads
+        self._told: set[str] = set()  # names of files and of whole checkpoints
+        self.arrived: set[str] = set()  # names of shards that other hosts wrote
+
+    def skip(self) -> None:
+        """Take what is there now for known."""
+        for _ in self.news():
+            pass
+
+    def news(self) -> Iterator[Found]:
+        """Yield what is new since the last call, in the order in which it is to be sent."""
+        place = self._folder / _FOLDER
+        if self._leads:
+            whole = {path.name: path for path in sorted(place.glob("minibatch-*"))}
+            for name, path in whole.items():
+                if name not in self._told:
+                    self._told.add(name)
+                    yield from self._whole(path)
+            for name in sorted(self._told - whole.keys()):
+                self._told.discard(name)
+                yield Found(f"{_FOLDER}/{name}", None)
+        else:
+            for path in sorted(place.glob(".minibatch-*/*.json")):
+                name = f"{_FOLDER}/{path.parent.name}/{path.name}"
+                if path.name != MANIFEST and name not in self._told:
+                    self._told.add(name)
+                    yield from self._partial(path, name)
+
+    def forget(self, checkpoint: str) -> None:
+        """Know nothing of a checkpoint any more: another of the same name may be written."""
+        self._told = {name for name in self._told if f"/{checkpoint}/" not in name}
+
+    def _whole(self, folder: Path) -> Iterator[Found]:
+        """A checkpoint's own shards, then what makes it whole."""
+        with suppress(OSError, ValueError):  # it was removed again, as older ones are
+            files = json.loads((folder / MANIFEST).read_bytes())["files"]
+            hidden = f"{_FOLDER}/.{folder.name}"
+            for file in sorted(files):
+                if f"{hidden}/{file}" not in self.arrived:
+                    yield Found(f"{hidden}/{file}", folder / file)
+            yield Found(f"{hidden}/{MANIFEST}", folder / MANIFEST)
+
+    def _partial(self, description: Path, name: str) -> Iterator[Found]:
+        with suppress(OSError, ValueError):
+            for file in json.loads(description.read_bytes()):
+                yield Found(f"{_FOLDER}/{description.parent.name}/{Path(file).name}", description.parent / file)
+            yield Found(name, description)

@@ -1,0 +1,172 @@
+"""What a controller and its agents say to each other: frames, files in pieces, what grows on a host, shards."""
+
+import json
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparsepipe.cluster import Cluster
+from sparsepipe.errors import InputError
+from sparsepipe.launchers.ssh.facts import check_alike, facts_here, interface_of
+from sparsepipe.launchers.ssh.frames import MOST_PAYLOAD, Frame, FrameReader, FrameWriter
+from sparsepipe.launchers.ssh.mirror import Copy, Mirror
+from sparsepipe.launchers.ssh.pieces import Arrivals, place, send_content, send_file
+from sparsepipe.launchers.ssh.placement import hosted_ranks
+from sparsepipe.launchers.ssh.shards import Shards
+from sparsepipe.plan import Plan, Stage
+
+
+def through_a_pipe(said):
+    """What a reader makes of bytes."""
+    reading, writing = os.pipe()
+    try:
+        os.set_blocking(writing, False)
+        os.write(writing, said)
+        os.close(writing)
+        reader, found = FrameReader(reading), []
+        while (frame := reader.read()) is not None:
+            found.append(frame)
+        return found
+    finally:
+        os.close(reading)
+
+
+class Kept:
+    """A writer whose frames are kept."""
+
+    def __init__(self):
+        self.frames = []
+
+    def send(self, kind, payload=b"", **facts):
+        self.frames.append(Frame({"kind": kind, **facts}, payload))
+
+
+def written(*frames):
+    reading, writing = os.pipe()
+    writer = FrameWriter(writing)
+    for kind, payload, facts in frames:
+        writer.send(kind, payload, **facts)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as handle:
+        return handle.read()
+
+
+def test_frames_arrive_as_they_were_sent_whatever_a_login_shell_printed_before():
+    said = written(("file", b"\0\xff\n", {"name": "ü"}), ("alive", b"", {}))
+    for noise in (b"", b"Welcome!\nsparsepipe\n", said[:10]):
+        found = through_a_pipe(noise + said)
+        assert found == [({"kind": "file", "name": "ü"}, b"\0\xff\n"), ({"kind": "alive"}, b"")]
+    assert through_a_pipe(said[:-3]) == found[:1], "one that is cut short is none"
+
+
+@given(st.binary(max_size=200))
+def test_what_is_no_frame_is_refused_and_no_length_is_believed(said):
+    begin = written()
+    try:
+        through_a_pipe(begin + said)
+    except InputError:
+        pass
+    with pytest.raises(InputError, match="bytes"):
+        through_a_pipe(begin + (2**31).to_bytes(4) + bytes(4))
+    with pytest.raises(InputError, match="JSON"):
+        through_a_pipe(begin + (2).to_bytes(4) + bytes(4) + b"[]")
+
+
+@pytest.mark.parametrize("size", [0, 1, MOST_PAYLOAD // 2, MOST_PAYLOAD + 17])
+def test_a_file_arrives_whole_or_not_at_all(tmp_path, size):
+    (tmp_path / "here").write_bytes(os.urandom(size))
+    kept = Kept()
+    send_file(kept, tmp_path / "here", "a/there")
+    arrivals = Arrivals(tmp_path / "folder")
+    for frame in kept.frames[:-1]:
+        assert arrivals.take(frame) is None and not (tmp_path / "folder" / "a" / "there").exists()
+    path = arrivals.take(kept.frames[-1])
+    assert path.read_bytes() == (tmp_path / "here").read_bytes()
+    send_content(kept, b"other", "a/there")
+    with pytest.raises(InputError, match="not as it was sent"):
+        arrivals.take(kept.frames[-1]._replace(payload=b"changed"))
+    assert path.read_bytes() == (tmp_path / "here").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["../plan.json", "/etc/passwd", "a/../../b", "", "a\0b"])
+def test_no_file_leaves_its_folder(tmp_path, name):
+    with pytest.raises(InputError, match="in no run"):
+        place(tmp_path, name)
+
+
+def test_a_mirror_has_what_grows_and_what_is_replaced(tmp_path):
+    there, here = tmp_path / "there", tmp_path / "here"
+    there.mkdir()
+    (there / "old.jsonl").write_text("known\n")
+    mirror, copy = Mirror(there, ("*.jsonl",)), Copy()
+    mirror.skip()
+    here.mkdir()
+    (here / "old.jsonl").write_text("known\n")
+
+    def follow():
+        for growth in mirror.changes():
+            copy.take(growth, here / growth.name)
+
+    with (there / "old.jsonl").open("a") as handle:
+        handle.write("more\n")
+    (there / "new.jsonl").write_bytes(b"x" * 2**20)
+    (there / "empty.jsonl").touch()
+    (there / "other.txt").touch()
+    (there / "link.jsonl").symlink_to("/etc/passwd")
+    follow()
+    (there / "anew").write_text("short\n")
+    (there / "anew").replace(there / "new.jsonl")
+    follow()
+    follow()
+    assert {path.name: path.read_bytes() for path in here.iterdir()} == {
+        "old.jsonl": b"known\nmore\n",
+        "new.jsonl": b"short\n",
+        "empty.jsonl": b"",
+    }
+
+
+def test_shards_are_found_when_they_are_whole(tmp_path):
+    partial, whole = tmp_path / "checkpoints" / ".minibatch-1", tmp_path / "checkpoints" / "minibatch-1"
+    partial.mkdir(parents=True)
+    leading, other = Shards(tmp_path, leads=True), Shards(tmp_path, leads=False)
+    (partial / "stage0.safetensors").write_text("of this host")
+    assert not [*leading.news(), *other.news()]
+    (partial / "stage0.json").write_text(json.dumps({"stage0.safetensors": {}}))
+    names = [found.name.rpartition("/")[2] for found in other.news()]
+    assert names == ["stage0.safetensors", "stage0.json"] and not [*leading.news(), *other.news()]
+    leading.arrived.add("checkpoints/.minibatch-1/stage1.safetensors")
+    (partial / "manifest.json").write_text(json.dumps({"files": {"stage0.safetensors": {}, "stage1.safetensors": {}}}))
+    partial.rename(whole)
+    assert [found.name.rpartition("/")[2] for found in leading.news()] == ["stage0.safetensors", "manifest.json"]
+    whole.rename(tmp_path / "elsewhere")
+    assert list(leading.news()) == [("checkpoints/minibatch-1", None)]
+
+
+def test_ranks_go_to_the_hosts_of_their_devices(tmp_path):
+    (tmp_path / "hosts.toml").write_text(
+        "".join(
+            f'[[node]]\nname = "{name}"\naddress = "10.0.0.{k}"\ndevices = [{{ type = "cpu", count = {count} }}]\n'
+            for k, (name, count) in enumerate([("a", 2), ("b", 1), ("c", 4)])
+        )
+    )
+    hosts = Cluster.load(tmp_path / "hosts.toml")
+    plan = Plan(tuple(Stage((f"layer{k}",), (k,)) for k in range(3)))
+    assert [(one.node.name, one.ranks) for one in hosted_ranks(plan, hosts)] == [("a", (0, 1)), ("b", (2,))]
+    with pytest.raises(InputError, match="8 ranks, the cluster 7 devices"):
+        hosted_ranks(Plan(tuple(Stage((f"layer{k}",), (k,)) for k in range(8))), hosts)
+
+
+def test_hosts_that_differ_are_told_apart():
+    here = facts_here()
+    check_alike("gpu1", {**here, "hostname": "another"}, here)
+    for name in ("python", "torch", "code"):
+        with pytest.raises(InputError, match=f"gpu1: {name} 0.0 there"):
+            check_alike("gpu1", {**here, name: "0.0"}, here)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "localhost", "203.0.113.7"])
+def test_an_address_that_is_no_networks_of_this_host_is_refused(address):
+    with pytest.raises(InputError, match="loopback|no network interface"):
+        interface_of(address)
