@@ -13,7 +13,7 @@ LEVELS = [  # lowest first; a module may import its own folder's files, and anyt
     {"host", "files", "fields", "graph", "seeds", "batch_norm"},
     {"functions", "yaml_files", "options", "job_operations"},
     {"cluster", "trace", "quantities", "graph_text", "plan_check", "data", "models", "replication"},
-    {"profile", "plan", "engines", "workload_facts", "losses", "stragglers"},
+    {"profile", "plan", "engines", "workload_facts", "losses", "stragglers", "sinks"},
     {"pipelines"},
     {"schedule", "record", "formats"},
     {"costs", "provenance", "replaying"},

@@ -14,7 +14,7 @@ def test_a_run_says_how_far_it_is_within_the_epoch(monkeypatch, capsys):
     validation = {"accuracy": 0.456}
     follow({"event": "epoch", "epoch": 0, "train": {"loss": 2.0}, "samples_per_second": 16, "validation": validation})
     follow({"event": "step", "epoch": 1, "minibatch": 4, "loss": 1.5, "seconds": 20.0, "samples": 16})
-    follow.end()
+    follow.close()
     assert capsys.readouterr().err.splitlines() == [
         "epoch 1 of 2, minibatch 1 of 4: loss 2.5000",
         "epoch 1 of 2, minibatch 2 of 4: loss 2.5000, 16 samples/s",

@@ -20,6 +20,7 @@ from ..quantities import BANDWIDTH, SIZE
 from ..replication import RULES
 from ..runtime.config import BALANCES, COMPRESSIONS, DEVICES, LEARNING_RATE_SCHEDULES, OPTIMIZERS, PRECISIONS
 from ..schedule_rules import SCHEDULE_RULES
+from ..sinks import SINKS
 from ..stragglers import KINDS
 from .argument_types import MANY, count, names, positive, quantity, whole
 
@@ -188,6 +189,7 @@ def _run(verb: Parser) -> None:
         "this machine can reach it while the run is at work, so leave it out where others have accounts",
     )
     verb.add_argument("--detach", action="store_true", help="return at once; the run outlives this terminal")
+    _log(verb)
     _replication(verb)
     _stragglers(verb)
     _run_dir(verb)
@@ -296,6 +298,11 @@ def _runs_replan(verb: Parser) -> None:
     _one_run(verb)
     verb.add_argument("plan", type=Path, metavar="PLAN", help="for the same network and as many devices")
     verb.add_argument("--reason", default="", metavar="TEXT", help="why, for the record")
+
+
+def _runs_attach(verb: Parser) -> None:
+    _one_run(verb)
+    _log(verb)
 
 
 def _runs_export(verb: Parser) -> None:
@@ -465,6 +472,17 @@ def _stragglers(verb: Parser) -> None:
     )
 
 
+def _log(verb: Parser) -> None:
+    verb.add_argument(
+        "--log",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("KIND", "DIR"),
+        help=f"send metrics on: {', '.join(SINKS)}, or path/file.py:function, which makes a sink of DIR; repeatable",
+    )
+
+
 def _timeout(verb: Parser) -> None:
     verb.add_argument("--timeout-seconds", type=positive, metavar="S", help="longest wait for another rank")
 
@@ -495,7 +513,7 @@ OPTIONS: Mapping[str, tuple[str, Callable[[Parser], None]]] = {
     "runs list": ("the runs in a folder", _runs_list),
     "runs show": ("one run", _runs_show),
     "runs compare": ("runs side by side", _runs_compare),
-    "runs attach": ("follow a run of this machine to its end", _one_run),
+    "runs attach": ("follow a run of this machine to its end", _runs_attach),
     "runs stop": ("end a run of this machine at its next whole update, with a checkpoint to resume from", _one_run),
     "runs replan": ("have a run of this machine go on under another plan, while it trains", _runs_replan),
     "runs cancel": ("end a run of this machine now", _one_run),

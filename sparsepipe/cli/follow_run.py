@@ -26,7 +26,7 @@ class RunFollower:
             loss, speed = row["train"]["loss"], row["samples_per_second"]
             progress_line(f"epoch {row['epoch'] + 1}: loss {loss:.4f}, {speed:.1f} samples/s{told}")
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Take the moving line away."""
         self._line.end()
 

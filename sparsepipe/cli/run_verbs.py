@@ -29,6 +29,7 @@ from ..record import RunRecord, load_warnings
 from ..replication import parse_rule
 from ..runtime import RunConfig
 from ..runtime.workloads import layer_graph
+from ..sinks import Sink, open_sink
 from ..stragglers import Stragglers
 from .driver_run import filled
 from .follow_run import RunFollower
@@ -68,10 +69,11 @@ def run(options: argparse.Namespace) -> Answer:
     where = {"port": options.port, "detach": options.detach or None, "replication": options.replication}
     where = {key: value for key, value in where.items() if value is not None}
     where |= {"launcher": launcher, "cluster": cluster}
+    sinks = _sinks(options)
     job = launch(chosen, config, run_dir=folder, resume=options.resume is not None, **where)
     if options.detach:
         return _left_alone(job.record.folder)
-    return _followed(job)
+    return _followed(job, sinks=sinks)
 
 
 def _cluster_file(options: argparse.Namespace) -> Path | None:
@@ -187,7 +189,7 @@ def runs_attach(options: argparse.Namespace) -> Answer:
     """Follow a run to its end. Interrupting it leaves the run alone."""
     job = attach(_record(options.run).folder)
     try:
-        return _followed(job, cancel=False)
+        return _followed(job, cancel=False, sinks=_sinks(options))
     except KeyboardInterrupt:
         progress_line(f"{job.record.folder} goes on; sparsepipe runs cancel ends it")
         raise
@@ -204,7 +206,7 @@ def runs_stop(options: argparse.Namespace) -> Answer:
     job.stop()
     follower = RunFollower()
     summary = job.wait(on_row=follower)
-    follower.end()
+    follower.close()
     document = {"run": record.name, "state": job.state, "minibatches": summary["minibatches"]}
     return Answer(document, f"{one_line(record.folder)}: {job.state} after {summary['minibatches']} minibatches")
 
@@ -264,21 +266,34 @@ def _new_run_dir(model: str, parent: Path = _RUNS) -> Path:
     return parent / f"{name}-{datetime.now().strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
 
 
-def _followed(job: Any, *, cancel: bool = True) -> Answer:
-    summary = _waited(job, cancel=cancel)
+def _sinks(options: argparse.Namespace) -> list[Sink]:
+    """Open what --log asks for. Raises InputError for what cannot be opened, and where nobody will follow the run."""
+    if options.log and getattr(options, "detach", False):
+        raise InputError("--log and --detach: nobody follows the run; leave it out, and give it to `runs attach`")
+    return [open_sink(kind, folder) for kind, folder in options.log]
+
+
+def _followed(job: Any, *, cancel: bool = True, sinks: Sequence[Sink] = ()) -> Answer:
+    summary = _waited(job, cancel=cancel, sinks=sinks)
     return Answer(summary, _summary_text(summary))
 
 
-def _waited(job: Any, *, cancel: bool = True) -> dict[str, Any]:
+def _waited(job: Any, *, cancel: bool = True, sinks: Sequence[Sink] = ()) -> dict[str, Any]:
     follower = RunFollower()
+
+    def take(row: dict[str, Any]) -> None:
+        for sink in (follower, *sinks):
+            sink(row)
+
     try:
-        summary: dict[str, Any] = job.wait(on_row=follower)
+        summary: dict[str, Any] = job.wait(on_row=take)
     except KeyboardInterrupt:
         if cancel:
             job.cancel()
         raise
     finally:
-        follower.end()
+        for sink in (follower, *sinks):
+            sink.close()
     if job.state == "stopped":
         progress_line(f"stopped as asked; sparsepipe run --resume {job.record.folder} goes on")
     for text in load_warnings(BackgroundLoad.from_json(summary.get("load"))):

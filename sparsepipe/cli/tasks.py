@@ -46,7 +46,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "run": (
         FIRST_STEPS[3],
         "run work/plan.json --model net.py:build --data path/data.py:digits --batch-size 32 --epochs 4 --detach",
-        "run --resume runs/first --epochs 4",
+        "run --resume runs/first --epochs 4 --log tensorboard work/tensorboard",
     ),
     "replay": ("replay work/plan.json --profile work/profile.json --cluster cluster.toml --minibatches 64",),
     "runs list": ("runs list", "runs list --folder runs --json"),

@@ -1,0 +1,29 @@
+"""Sinks take metrics of runs to trackers of experiments. A class each behind the protocol in base.py, a row in SINKS."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from ..errors import InputError
+from ..functions import UserFunction, is_function
+from .base import Sink, scalars
+from .tensorboard import TensorBoard
+
+SINKS: Mapping[str, Callable[[Path | str], Sink]] = {"tensorboard": TensorBoard}
+
+__all__ = ["SINKS", "Sink", "TensorBoard", "open_sink", "scalars"]
+
+
+def open_sink(kind: str, folder: Path | str) -> Sink:
+    """Return a sink that writes to `folder`.
+
+    `kind` is one of SINKS, or one's own: "package.module:function" or "path/file.py:function", which is called with the
+    folder and returns a `Sink`. Raises InputError for another kind, and where it cannot be opened.
+    """
+    if kind in SINKS:
+        return SINKS[kind](folder)
+    if is_function(kind):
+        sink: Sink = UserFunction.parse(kind).load()(folder)
+        if not callable(sink) or not callable(getattr(sink, "close", None)):
+            raise InputError(f"{kind}: returned no sink, expected what takes rows when called, and has close()")
+        return sink
+    raise InputError(f"log {kind!r}: expected {', '.join(SINKS)}, package.module:function or path/file.py:function")
