@@ -1,4 +1,4 @@
-"""Sinks take metrics of runs to trackers of experiments. A class each behind the protocol in base.py, a row in SINKS."""
+"""Sinks take metrics of runs to trackers: a class each behind the protocol in base.py, a row in SINKS."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
