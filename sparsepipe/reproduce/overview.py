@@ -59,8 +59,8 @@ class Overview:
         ]
         steps = arrow.join(boxes)
         told = "↻ 05 holds what was measured against what 04 planned: where they differ, measure and plan again"
-        whole = "<div style='display:flex;flex-wrap:wrap;gap:4px 8px'>{}</div><div><small>{}</small></div>"
-        return Shown(Html(whole).format(steps, told))
+        whole = Html("<div style='display:flex;flex-wrap:wrap;gap:4px 8px'>{}</div><div><small>{}</small></div>")
+        return Shown(whole.format(steps, told))
 
     @property
     def data(self) -> "Shown":

@@ -19,9 +19,9 @@ from .planning import Answer
 from .promised import MadeFor
 from .settled_button import SettledButton
 
-_SMALL = "<div style='font-size:12px;line-height:1.4;overflow-wrap:anywhere'>"
-_SAVED = Html(_SMALL + "saved: <code>{}</code>; to train it: <code>{}</code></div>")
-_OPENED = Html(_SMALL + "{} is on the launch board, saved as <code>{}</code></div>")
+_SMALL = Html("<div style='font-size:12px;line-height:1.4;overflow-wrap:anywhere'>{}</div>")
+_SAVED = Html("saved: <code>{}</code>; to train it: <code>{}</code>")
+_OPENED = Html("{} is on the launch board, saved as <code>{}</code>")
 
 
 class Board(Protocol):
@@ -70,7 +70,7 @@ class PlanSaver:
         path = self._write(answer.plan)
         model = self.profile.origin.get("model")
         command = ["sparsepipe", "run", str(path), *(["--model", str(model)] if model else []), "--data"]
-        self.told.value = _SAVED.format(path, f"{shlex.join(command)} DATA")
+        self.told.value = _SMALL.format(_SAVED.format(path, f"{shlex.join(command)} DATA"))
         return path
 
     def open(self) -> str:
@@ -80,7 +80,7 @@ class PlanSaver:
             raise InputError("there is no launch board: give board=LaunchBoard({}, config, runs='runs')")
         path = self._write(answer.plan)
         self.board.add(answer.plan, path.stem, made_for=self._made_for(answer))
-        self.told.value = _OPENED.format(path.stem, path)
+        self.told.value = _SMALL.format(_OPENED.format(path.stem, path))
         return path.stem
 
     def _made_for(self, answer: Answer) -> MadeFor:
