@@ -5,9 +5,11 @@ and where replicas add up in another order within tolerance. Schedules that do n
 compared with runs of their own, each resumed from the checkpoint of the one before where a plan began.
 """
 
+import gc
 import json
 import os
 import random
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -26,6 +28,8 @@ from sparsepipe.runtime.transport.state_transfer import packed, unpacked
 from sparsepipe.runtime.worker.hand_over import layers_of, source_of
 from sparsepipe.runtime.worker.pause import Pause, last_end, usual_gap
 from sparsepipe.runtime.worker.replanning import Moment
+from sparsepipe.runtime.worker.run import run
+from sparsepipe.runtime.worker.worker import Worker
 
 TWO = {"schedule": "1f1b-flush", "num_microbatches": 2}
 FLUSHES = ("1f1b-flush", "gpipe", "zero-bubble", "looped-bfs", "interleaved-zero-bubble")
@@ -243,6 +247,35 @@ def test_a_schedule_that_does_not_flush_drains_and_goes_on(tmp_path, moved, name
         for k, (plan, end) in enumerate(zip(DRAINED[name], ends, strict=True))
     ]
     _same(found, run_jobs(tmp_path, jobs)[f"{len(jobs) - 1}"], exact=True)
+
+
+@pytest.mark.slow
+def test_what_the_old_plan_held_is_let_go_at_once(tmp_path, monkeypatch):
+    """Not when Python looks for garbage: weights of every plan there was would be held until then."""
+    held: list[weakref.ref] = []
+    let_go, train, alive = Worker.let_go, Worker.train, []
+
+    def note(worker: Worker) -> None:
+        held.extend(weakref.ref(replica.runner.module) for replica in worker.replicas.values())
+        let_go(worker)
+
+    def look(worker: Worker, done: int):
+        alive.append(sum(one() is not None for one in held))
+        return train(worker, done)
+
+    monkeypatch.setattr(Worker, "let_go", note)
+    monkeypatch.setattr(Worker, "train", look)
+    first, second = (plan_of(PLAIN, [[0], [0]], cuts=(cut,), **TWO) for cut in (5, 9))
+    config = settings(shapes(tmp_path), batch_size=1, epochs=10_000, checkpoint_every=0)
+    moves = Moves(Job("run", first, config), [second, first])
+    asking = ask_all(tmp_path, [moves])
+    gc.disable()
+    try:
+        run(tmp_path / "run", first, config)
+    finally:
+        gc.enable()
+    asking.join(timeout=30)
+    assert not moves.problem and len(held) == 4 and alive == [0, 0, 0]
 
 
 def _same(found: Result, expected: Result, *, exact: bool) -> None:

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -50,7 +51,8 @@ class EpochExecutor:
         self.feed = feed
         todo = [action for action in program.actions[context.rank] if action.stage == replica.stage]
         samples = context.workload.training
-        steps = self._round_of if context.plan.updates_by_step else None
+        # Not a method of this object, which would hold itself in a circle, and the stage with it.
+        steps = partial(_round_of, program, replica.stage) if context.plan.updates_by_step else None
         self.inputs = Inputs(context, replica, samples, feed, todo=todo, epoch=part.epoch, step_of=steps)
         # The weights that each forward meets, as updates since the start of this part.
         uses = program.weights
@@ -230,20 +232,16 @@ class EpochExecutor:
         outcome = self.outcomes.pop(m)
         told = [end, outcome.samples, outcome.loss, outcome.counted, outcome.correct]
         self.table.numpy()[m] = told
+        first = _round_of(self.program, self.replica.stage, m)[0]
         row = {
             "epoch": self.epoch,
             "minibatch": self.feed.number(m),
             "loss": outcome.loss,
             **{self.context.workload.size_unit: size, "samples": outcome.samples},
-            "learning_rate": self.weight_update.learning_rate(self.feed.number(self._round_of(m)[0])),
+            "learning_rate": self.weight_update.learning_rate(self.feed.number(first)),
         }
         self.context.recorder.metric("step", **row)
         self.rows[m] = {**row, "counted": outcome.counted, "correct": outcome.correct}
-
-    def _round_of(self, m: int) -> range:
-        """The minibatches whose gradients make the same update of this stage as those of `m`."""
-        stage = self.replica.stage
-        return self.program.members(stage, m // round_length(self.context.plan, stage))
 
     def update(self, action: Action) -> None:
         """Average the gradients of a round over the replicas, and step.
@@ -283,3 +281,8 @@ class EpochExecutor:
         if self.replica.runner.averaging_seconds:
             time.sleep(self.replica.runner.averaging_seconds)
         return gradients
+
+
+def _round_of(program: Program, stage: int, m: int) -> range:
+    """The minibatches whose gradients make the same update of a stage as those of `m`."""
+    return program.members(stage, m // round_length(program.plan, stage))
