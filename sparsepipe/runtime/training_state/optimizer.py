@@ -20,8 +20,11 @@ class Optimizer(Protocol):
         """Return what must be kept to go on exactly, as KIND:NAME. Empty before the first step."""
         ...
 
-    def load(self, names: Sequence[str], state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` gave. Raises InputError where it is another optimizer's."""
+    def load(self, names: Sequence[str], state: Mapping[str, Tensor], *, adopt: bool = False) -> None:
+        """Go on from what `state` gave: from copies, unless the tensors are this one's to `adopt`.
+
+        Raises InputError where it is another optimizer's.
+        """
         ...
 
 
@@ -53,10 +56,10 @@ class SGD:
         kept = zip(names, self._velocity, strict=False)
         return {f"velocity:{name}": tensor for name, tensor in kept if tensor is not None}
 
-    def load(self, names: Sequence[str], state: Mapping[str, Tensor]) -> None:
+    def load(self, names: Sequence[str], state: Mapping[str, Tensor], *, adopt: bool = False) -> None:
         _only(state, {"velocity"}, "sgd")
         if state:
-            self._velocity = [state[f"velocity:{name}"].clone() for name in names]
+            self._velocity = list(_unnamed(state, names, adopt=adopt)["velocity"])
 
 
 class Adam:
@@ -94,9 +97,9 @@ class Adam:
     def state(self, names: Sequence[str]) -> dict[str, Tensor]:
         return _named(self._moments, names)
 
-    def load(self, names: Sequence[str], state: Mapping[str, Tensor]) -> None:
+    def load(self, names: Sequence[str], state: Mapping[str, Tensor], *, adopt: bool = False) -> None:
         _only(state, {"mean", "square", "steps"}, "adam")
-        self._moments = _unnamed(state, names)
+        self._moments = _unnamed(state, names, adopt=adopt)
 
 
 class LAMB:
@@ -130,9 +133,9 @@ class LAMB:
     def state(self, names: Sequence[str]) -> dict[str, Tensor]:
         return _named(self._moments, names)
 
-    def load(self, names: Sequence[str], state: Mapping[str, Tensor]) -> None:
+    def load(self, names: Sequence[str], state: Mapping[str, Tensor], *, adopt: bool = False) -> None:
         _only(state, {"mean", "square", "steps"}, "lamb")
-        self._moments = _unnamed(state, names)
+        self._moments = _unnamed(state, names, adopt=adopt)
 
 
 def optimizer(name: str, *, momentum: float, weight_decay: float) -> Optimizer:
@@ -170,9 +173,10 @@ def _named(moments: Mapping[str, Sequence[Tensor]], names: Sequence[str]) -> dic
     }
 
 
-def _unnamed(state: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, list[Tensor]]:
+def _unnamed(state: Mapping[str, Tensor], names: Sequence[str], *, adopt: bool) -> dict[str, list[Tensor]]:
     kinds = dict.fromkeys(key.split(":", 1)[0] for key in state)
-    return {kind: [state[f"{kind}:{name}"].clone() for name in names] for kind in kinds}
+    found = {kind: [state[f"{kind}:{name}"] for name in names] for kind in kinds}
+    return found if adopt else {kind: [tensor.clone() for tensor in own] for kind, own in found.items()}
 
 
 def _only(state: Mapping[str, Tensor], kinds: set[str], name: str) -> None:

@@ -103,6 +103,10 @@ class Weights:
         for name, tensor in self.newest.tensors.items():
             tensor.copy_(tensors[name])
 
+    def adopt(self, tensors: Mapping[str, Tensor]) -> None:
+        """Have the newest version be these tensors, which are this one's from then on. Only with nothing in flight."""
+        self.newest.tensors.update({name: _leaf(tensors[name]) for name in self.names})
+
     def _is_needed(self, version: Version) -> bool:
         return version.users > 0 or self._to_come[version.index] > 0
 

@@ -1,10 +1,11 @@
 """What changes hands where a job goes on under another plan: layers, with all that training has made of them.
 
     before   rank 0: a b c   rank 1: d e        c travels from rank 0 to rank 1, with its optimizer's state and its
-    after    rank 0: a b     rank 1: c d e      running statistics; a, b, d and e are copied where they are
+    after    rank 0: a b     rank 1: c d e      running statistics; a, b, d and e stay where they are in memory
 
 The pipeline is empty: of each weight there is one version. Replicas of a stage hold the same, their running statistics
-averaged. The old stages keep what they have, so that the old plan can go on until the new one has begun.
+averaged. The old stages keep what they have until the new plan has begun: both see the same tensors, which nobody
+changes meanwhile.
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,10 +53,10 @@ class HandOver:
 
         All ranks come here, with the room that they need. Raises DeadlinePassed or PeerLost.
         """
-        tensors = self._kept | self.transfer.run()
+        received = {key: tensor.clone() for key, tensor in self.transfer.run().items()}  # not a view of all that came
+        tensors = self._kept | received
         for replica in own.values():
             wanted = set(replica.own.layers)
             layers = self._after.layers
-            replica.load_tensors(
-                {key: tensor for key, tensor in tensors.items() if belongs(key, wanted, layers=layers)}
-            )
+            found = {key: tensor for key, tensor in tensors.items() if belongs(key, wanted, layers=layers)}
+            replica.load_tensors(found, adopt=True)

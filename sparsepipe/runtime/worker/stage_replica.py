@@ -88,13 +88,22 @@ class StageReplica:
         found.check_shapes(tensors, own)
         self.load_tensors(tensors)
 
-    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take this stage's layers from tensors named as in checkpoints, among which there may be others."""
+    def load_tensors(self, tensors: Mapping[str, Tensor], *, adopt: bool = False) -> None:
+        """Take this stage's layers from tensors named as in checkpoints, among which there may be others.
+
+        They are copied, unless they are this stage's to `adopt`: weights and optimizer go on with them as they are.
+        """
         device = self.position.device  # where the optimizer keeps what it goes on from
         tensors = {key: tensor.to(device) for key, tensor in tensors.items()}
-        self.weights.load(checkpoint.without_prefix(tensors, "weight:"))
+        weights = checkpoint.without_prefix(tensors, "weight:")
+        if adopt:
+            for name, parameter in self.runner.parameters().items():
+                parameter.data = weights[name].detach()  # what it was made with is let go
+            self.weights.adopt(weights)
+        else:
+            self.weights.load(weights)
         state = {key: tensor for key, tensor in tensors.items() if not key.startswith(_NOT_OF_OPTIMIZERS)}
-        self.weights.optimizer.load(self.weights.names, state)
+        self.weights.optimizer.load(self.weights.names, state, adopt=adopt)
         buffers = checkpoint.without_prefix(tensors, "buffer:")
         with torch.no_grad():
             for name, buffer in self._beside_weights().items():
