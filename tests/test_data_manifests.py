@@ -81,11 +81,19 @@ def test_the_samples_manifest_describes_the_real_files(shared_data: Path) -> Non
         assert file.url.endswith(f"/ModelNet10/pcd/{file.path}")
 
 
-def test_the_minibatch_times_manifest_describes_the_real_files(shared_data: Path) -> None:
-    root = shared_data / "outside" / "minibatch-times"
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("minibatch-times", "outside/minibatch-times"),
+        ("colocation", "outside/colocation"),
+        ("dynpipe-logs", "dynpipe_logs"),
+    ],
+)
+def test_manifests_of_measurements_describe_the_real_files(shared_data: Path, name: str, folder: str) -> None:
+    root = shared_data / folder
     if not root.is_dir():
-        pytest.skip(f"no minibatch times at {root}")
-    for file in get_manifest("minibatch-times").files:
+        pytest.skip(f"no {name} at {root}")
+    for file in get_manifest(name).files:
         content = (root / file.path).read_bytes()
         assert (len(content), hashlib.sha256(content).hexdigest()) == (file.num_bytes, file.sha256)
 

@@ -232,6 +232,16 @@ def figures(record: RunRecord) -> dict[str, go.Figure]:
         "tasks": plots.tasks({NAME: [shown]}, note=NAME),
         "speedups": plots.speedups([*points, *alone], note=NAME),
         "sparse_dense": plots.sparse_dense({"sparse": [(0.25, PROFILE)]}, note=NAME),
+        "iteration_times": plots.iteration_times(
+            {NAME: [(0, 0.1), (9, 0.2)]}, {NAME: [(9, NAME)]}, title=NAME, note=NAME
+        ),
+        "learning_curves": plots.learning_curves({NAME: {NAME: [(0.0, 1.0)]}}, unit=NAME, title=NAME, note=NAME),
+        "system_bars": plots.system_bars(
+            [plots.SystemBar(NAME, NAME, 1.0), plots.SystemBar(NAME, f"2{NAME}", 1.0, "log", 0.5, 2.0)],
+            unit=NAME,
+            title=NAME,
+            note=NAME,
+        ),
     }
 
 

@@ -15,7 +15,7 @@ def system(tmp_path, monkeypatch):
     """A /proc and a control group of two processors, both ours; the function writes what they say, in seconds."""
     monkeypatch.setattr(background_load, "_PROC", tmp_path)
     monkeypatch.setattr(background_load, "_CGROUP", tmp_path / "cgroup")
-    monkeypatch.setattr(background_load, "_affinity", lambda: frozenset({0, 1}))
+    monkeypatch.setattr(background_load, "processors_of", lambda: frozenset({0, 1}))
     (tmp_path / "cgroup" / "group").mkdir(parents=True)
     clock = []
     monkeypatch.setattr(background_load.time, "monotonic", lambda: clock[-1])

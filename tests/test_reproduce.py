@@ -136,6 +136,7 @@ def test_what_measures_runs_alone():
         last,
         ["figures/7_compression"],
         ["figures/8_waiting"],
+        ["figures/9_interference"],
         ["figures/10_dense"],
         ["00_start"],
     ]

@@ -22,6 +22,7 @@ from ..runtime.config import BALANCES, COMPRESSIONS, DEVICES, LEARNING_RATE_SCHE
 from ..schedule_rules import SCHEDULE_RULES
 from ..sinks import SINKS
 from ..stragglers import KINDS
+from . import interference_arguments
 from .argument_types import MANY, count, names, positive, quantity, whole
 
 Parser = argparse.ArgumentParser
@@ -495,6 +496,7 @@ GROUPS = {
     "cluster": "show a cluster's file, check its hosts, measure its links and devices",
     "data": "list, fetch, make, inspect and check data sets",
     "runs": "list, show, compare, follow and end runs",
+    "interference": interference_arguments.SUMMARY,
     "trace": "look at, replay and explain the trace of a run, or of a job that others ran",
 }
 # verb: (its summary, what adds its options); in the order of --help
@@ -531,6 +533,7 @@ OPTIONS: Mapping[str, tuple[str, Callable[[Parser], None]]] = {
     "trace replay": ("simulate every step from its own durations and orders", _one_trace),
     "trace whatif": ("what a step would take without what is slow, and the culprit", _one_trace),
     "trace export": ("write a trace for Perfetto and Chrome, or as a page", _trace_export),
+    **interference_arguments.OPTIONS,
     "export": ("write a plan as PipeDream's files and as readable stage modules", _export),
     "reproduce": ("run the notebooks and export their figures", _reproduce),
 }

@@ -83,11 +83,12 @@ class VerbsParser(_OneLineParser):
 
     def format_help(self) -> str:
         """Help by task: what one wants to do, the verbs for it, and a first walk through them."""
+        width = max(map(len, OPTIONS))
         told = ["usage: sparsepipe [--help] [--version] VERB …", "", _HEAD]
         named = {name for names in TASKS.values() for name in names}
         others = {"more": tuple(name for name in OPTIONS if name not in named)}
         for task, names in {**TASKS, **others}.items():
-            rows = [f"  {name:<14} {OPTIONS[name][0]}" for name in names if name in OPTIONS]
+            rows = [f"  {name:<{width}}  {OPTIONS[name][0]}" for name in names if name in OPTIONS]
             told += ["", task, *rows] if rows else []
         return "\n".join([*told, "", _examples(FIRST_STEPS), "", _TAIL, ""])
 

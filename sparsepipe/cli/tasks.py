@@ -10,6 +10,7 @@ TASKS: Mapping[str, tuple[str, ...]] = {
     "measure and decide": ("profile", "plan", "simulate", "sweep"),
     "train": ("run", "replay"),
     "follow and end runs": ("runs attach", "runs stop", "runs cancel"),
+    "disturb a machine on purpose": ("interference run", "interference measure"),
     "look at what happened": ("runs list", "runs show", "runs compare", "runs export"),
     "explain a trace": ("trace show", "trace replay", "trace whatif", "trace export"),
     "notebooks, figures, files for others": ("reproduce", "export"),
@@ -57,6 +58,11 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "trace show": ("trace show runs/first",),
     "trace whatif": ("trace whatif runs/first",),
     "trace export": ("trace export runs/first --out trace.html",),
+    "interference run": ("interference run memory-streams --cores 1 --after 20 --seconds 60",),
+    "interference measure": (
+        "interference measure --out work/interference.jsonl --predictor work/predictor.json",
+        "interference measure --out work/interference.jsonl --victim minkvgg11bn-narrow --batch-size 8 --together 1",
+    ),
     "export": ("export work/plan.json --profile work/profile.json --model minkvgg11bn-narrow --out work/pipedream",),
     "reproduce": (
         "reproduce",

@@ -87,8 +87,8 @@ class Usage:
 
     @classmethod
     def now(cls) -> "Usage":
-        busy, stolen = _processors()
-        return cls(time.monotonic(), time.process_time(), _threads(), busy, stolen, _throttled())
+        busy, stolen = processor_seconds(processors_of())
+        return cls(time.monotonic(), time.process_time(), thread_times(), busy, stolen, _throttled())
 
 
 def load_between(start: Usage, end: Usage, *, ours: float | None = None) -> BackgroundLoad:
@@ -135,7 +135,7 @@ def watched(others: Collection[int] = ()) -> Iterator[Watch]:
 
 def num_processors() -> int:
     """Return how many processors this process may use."""
-    return len(_affinity()) or os.cpu_count() or 1
+    return len(processors_of()) or os.cpu_count() or 1
 
 
 def cpu_seconds(pid: int) -> float:
@@ -148,12 +148,26 @@ def cpu_seconds(pid: int) -> float:
         return 0.0
 
 
-def thread_times() -> Mapping[str, tuple[float, float]]:
-    """Return for each thread of this process the seconds it ran and the seconds it waited for a processor.
+def thread_times(pid: int | None = None) -> Mapping[str, tuple[float, float]]:
+    """Return for each thread of a process (this one's) the seconds it ran and the seconds it waited for a processor.
 
-    Empty where the system does not say.
+    Empty where the system does not say, and for a process that is gone.
     """
-    return _threads()
+    found = {}
+    with suppress(OSError):
+        for folder in (_PROC / (str(pid) if pid else "self") / "task").iterdir():
+            with suppress(OSError, ValueError):  # a thread that has just ended
+                ran, waited, _ = (folder / "schedstat").read_text().split()
+                found[folder.name] = int(ran) / 1e9, int(waited) / 1e9
+    return found
+
+
+def processors_of(pid: int = 0) -> frozenset[int]:
+    """Return the processors that a process (this one) may use; empty where the system does not say, or it is gone."""
+    try:
+        return frozenset(os.sched_getaffinity(pid))
+    except (AttributeError, OSError):
+        return frozenset()
 
 
 def waited_share(start: Mapping[str, tuple[float, float]], end: Mapping[str, tuple[float, float]]) -> float | None:
@@ -167,23 +181,12 @@ def waited_share(start: Mapping[str, tuple[float, float]], end: Mapping[str, tup
     return waited / (ran + waited) if ran + waited > 0 else 0.0
 
 
-def _threads() -> dict[str, tuple[float, float]]:
-    found = {}
-    with suppress(OSError):
-        for folder in (_PROC / "self" / "task").iterdir():
-            with suppress(OSError, ValueError):  # a thread that has just ended
-                ran, waited, _ = (folder / "schedstat").read_text().split()
-                found[folder.name] = int(ran) / 1e9, int(waited) / 1e9
-    return found
+def processor_seconds(processors: Collection[int]) -> tuple[float | None, float | None]:
+    """Return the seconds since boot that processors were busy together, and that the hypervisor gave away.
 
-
-def _affinity() -> frozenset[int]:
-    return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
-
-
-def _processors() -> tuple[float | None, float | None]:
-    """Seconds that the processors which this process may use were busy, and that the hypervisor gave away."""
-    ticks, mine = os.sysconf("SC_CLK_TCK"), {f"cpu{k}" for k in _affinity()}
+    None where the system does not say.
+    """
+    ticks, mine = os.sysconf("SC_CLK_TCK"), {f"cpu{k}" for k in processors}
     busy = stolen = 0
     try:
         for line in (_PROC / "stat").read_text().splitlines():

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,18 +23,29 @@ _AT_WORK = "at work"
 def contending_processes(count: int, module: str, settings: Mapping[str, Any]) -> Iterator[tuple[int, ...]]:
     """Run `count` processes `python -m module SETTINGS` (`settings` as JSON) while the `with` block runs.
 
-    The block starts once all of them have called `report_started`, and gets their process ids. They are killed at its
-    end, and when this process dies, whatever kills it.
+    The block gets their process ids; see `processes_at_work`.
+    """
+    with processes_at_work(module, [settings] * count) as others:
+        yield tuple(other.pid for other in others)
+
+
+@contextmanager
+def processes_at_work(
+    module: str, settings: Sequence[Mapping[str, Any]], **environment: str
+) -> Iterator[tuple[subprocess.Popen[str], ...]]:
+    """Run a process `python -m module SETTINGS` for each of `settings` (as JSON) while the `with` block runs.
+
+    The block starts once all of them have called `report_started`. They are killed at its end, and when this process
+    dies, whatever kills it. `environment`: more variables for them.
     Raises InputError for a process that ends before it has started, with its last line.
     """
-    command = python_command(module, json.dumps(settings))
     others: list[subprocess.Popen[str]] = []
     try:
-        for _ in range(count):
+        for one in settings:
             # In a session of its own, where an interrupt of this process does not reach it.
             other = subprocess.Popen(
-                command,
-                env=python_environment(),
+                python_command(module, json.dumps(one)),
+                env=python_environment(**environment),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -45,7 +56,7 @@ def contending_processes(count: int, module: str, settings: Mapping[str, Any]) -
             assert other.stdout is not None
             if (said := other.stdout.readline().strip()) != _AT_WORK:
                 raise InputError(f"a process beside the one that is measured ended: {said or 'it said nothing'}")
-        yield tuple(other.pid for other in others)
+        yield tuple(others)
     finally:
         for other in others:
             other.kill()

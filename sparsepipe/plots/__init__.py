@@ -11,8 +11,10 @@ from .distances import distances, distances_table
 from .epochs import epoch_trace, working_epoch
 from .export import COLUMN_WIDTHS, export, keep_pictures, live
 from .groups import groups, groups_table
+from .iteration_times import iteration_times, iteration_times_table
 from .layer_costs import layer_costs, layer_costs_table
 from .layer_graph import cuts_table, layer_graph, layer_graph_table
+from .learning_curves import learning_curves, learning_curves_table
 from .losses import losses, losses_table
 from .lost_seconds import lost_seconds, lost_seconds_table
 from .mixes import mixes, mixes_table
@@ -23,6 +25,7 @@ from .scaling import scaling, scaling_table
 from .sparse_dense import sparse_dense, sparse_dense_table
 from .speedups import speedups, speedups_table
 from .stages import stages, stages_table
+from .system_bars import SystemBar, system_bars, system_bars_table
 from .tasks import tasks, tasks_table
 from .throughput import throughput, throughput_table
 from .timeline import timeline, timeline_table
@@ -66,10 +69,14 @@ __all__ = [
     "live",
     "groups",
     "groups_table",
+    "iteration_times",
+    "iteration_times_table",
     "layer_costs",
     "layer_costs_table",
     "layer_graph",
     "layer_graph_table",
+    "learning_curves",
+    "learning_curves_table",
     "losses",
     "losses_table",
     "lost_seconds",
@@ -82,6 +89,9 @@ __all__ = [
     "speedups_table",
     "stages",
     "stages_table",
+    "SystemBar",
+    "system_bars",
+    "system_bars_table",
     "tasks",
     "tasks_table",
     "throughput",

@@ -27,6 +27,7 @@ NOTEBOOKS: dict[str, tuple[str, ...]] = {
     "figures/6_bytes_memory": (),
     "figures/7_compression": (),
     "figures/8_waiting": (),
+    "figures/9_interference": (),
     "figures/10_dense": (),
     "00_start": (),  # which shows what the others made
 }
@@ -67,6 +68,7 @@ USUAL_SECONDS = {
     "figures/6_bytes_memory": 10,
     "figures/7_compression": 75,
     "figures/8_waiting": 55,
+    "figures/9_interference": 9,
     "figures/10_dense": 118,
     "00_start": 6,
 }

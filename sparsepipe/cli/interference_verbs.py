@@ -1,0 +1,88 @@
+"""The verbs about interference: run, measure."""
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+
+from ..display.markup import one_line
+from ..dynamics.interference.intruding import run_intruders
+from ..dynamics.interference.measurements import Measurement
+from ..errors import InputError
+from ..host import cpu
+from .output import Answer, Progress, cell, progress_line, table
+
+
+def run(options: argparse.Namespace) -> Answer:
+    """Intrude to the end, or as long as who started it is there."""
+    asked = {"cores": options.cores, "after": options.after, "seconds": options.seconds}
+    steps = run_intruders(options.kind, **asked, say=progress_line)
+    told = ", ".join(f"{count} steps on processor {core}" for core, count in steps.items())
+    document = {"kind": options.kind, **asked, "cores": list(options.cores), "steps": steps}
+    return Answer(document, f"{options.kind}: {told}")
+
+
+def measure(options: argparse.Namespace) -> Answer:
+    """Measure what is not in the file yet; with --predictor learn from all of it."""
+    from ..dynamics.interference.kinds import KINDS
+    from ..dynamics.interference.measuring import measure as measure_all
+    from ..dynamics.interference.predictor import learn
+    from ..dynamics.interference.victims import Victim
+
+    if options.predictor and options.predictor.is_dir():
+        raise InputError(f"{options.predictor}: is a folder, expected a file for the predictor")
+    settings = {"data": options.data, "voxel_size": options.voxel_size, "engine": options.engine}
+    models, sizes = options.victim or options.victims, options.batch_size or options.batch_sizes
+    victims = [Victim(model, batch_size=size, **settings) for model in models for size in sizes]
+    progress = Progress()
+    try:
+        found = measure_all(
+            victims,
+            options.out,
+            kinds=options.intruder or tuple(KINDS),
+            together=options.together,
+            seconds=options.seconds,
+            seed=options.seed,
+            say=progress.tell,
+        )
+    finally:
+        progress.end()
+    rows = _slowdowns(found)
+    document = {"out": str(options.out), "measurements": len(found), "slowdowns": rows}
+    lines = [
+        ["intruders", "on its processor", "on another"],
+        *([cell(value) for value in row.values()] for row in rows),
+    ]
+    text = f"{one_line(options.out)}: {len(found)} measurements; times as long as alone, whole steps\n{table(lines)}"
+    if options.predictor:
+        predictor, judged = learn(found, machine=cpu.name())
+        predictor.save(options.predictor)
+        document |= {"predictor": str(options.predictor), **predictor.error}
+        text += f"\n{one_line(options.predictor)}: {judged}"
+    return Answer(document, text)
+
+
+def _slowdowns(measurements: Sequence[Measurement]) -> list[dict[str, str | float | None]]:
+    """Each set of intruders with the mean slow-down over victims, on the victim's own processor and on another."""
+    alone = {one.victim: one.step_seconds for one in measurements if not one.intruders}
+    found: dict[tuple[str, ...], dict[bool, list[float]]] = {}
+    for one in measurements:
+        if one.intruders:
+            by_place = found.setdefault(one.intruders, {True: [], False: []})
+            by_place[one.core == one.intruder_core].append(one.step_seconds / alone[one.victim])
+    return [
+        {
+            "intruders": " + ".join(kinds),
+            "same_processor": _mean(by_place[True]),
+            "other_processor": _mean(by_place[False]),
+        }
+        for kinds, by_place in found.items()
+    ]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {
+    "interference run": run,
+    "interference measure": measure,
+}

@@ -1,0 +1,38 @@
+"""`python -m sparsepipe.dynamics.interference SETTINGS`: one intruder on one processor, until its time is over.
+
+It ends as soon as whoever started it is gone.
+"""
+
+import json
+import os
+import sys
+import time
+from contextlib import suppress
+
+from ...host.contention import exit_with_parent, report_started
+from .kinds import KINDS
+
+
+def intrude(*, kind: str, core: int, after: float, seconds: float | None) -> int:
+    """Wait `after` seconds, then compute for so many `seconds` (None: until it is ended), on processor `core` alone.
+
+    Returns how many steps it made.
+    """
+    exit_with_parent()
+    with suppress(AttributeError, OSError):  # a system that pins nobody, or a processor taken away meanwhile
+        os.sched_setaffinity(0, {core})
+    step = KINDS[kind]()
+    step()
+    report_started()
+    time.sleep(after)
+    end = None if seconds is None else time.monotonic() + seconds
+    steps = 0
+    while end is None or time.monotonic() < end:
+        step()
+        steps += 1
+    return steps
+
+
+if __name__ == "__main__":
+    print(intrude(**json.loads(sys.argv[1])), flush=True)
+    os._exit(0)  # a thread waits for the parent's end

@@ -1,0 +1,117 @@
+"""What intruders will cost each layer, learned on one machine from what that machine says."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...errors import InputError
+from ...fields import number, shown, text, texts
+from ...files import write_json
+from ...profile import Profile
+from .forest import Forest, read_bounded_json
+from .growing import Growth, grow
+from .judging import Judged, judge, split
+from .measurements import Measurement, features_of, rows_of
+from .rows import Row, table_of
+from .victims import kind_of
+
+FORMAT = "sparsepipe-predictor-1"
+GROWTH = Growth(trees=200)
+
+
+@dataclass(frozen=True, eq=False)
+class Predictor:
+    """A forest, and the names that it needs: the machine's `metrics`, and the `kinds` of layers that it has seen."""
+
+    forest: Forest
+    metrics: tuple[str, ...]
+    kinds: tuple[str, ...]
+    machine: str = ""
+    error: Mapping[str, float] = field(default_factory=dict)  # on measurements it did not learn from
+
+    def layer_factors(
+        self, metrics: Mapping[str, float], profile: Profile, device_type: str, size: float | None = None
+    ) -> tuple[float, ...]:
+        """Return for each layer of a profile how many times as long as alone it takes while the machine says `metrics`.
+
+        `size`: of the minibatch, the profile's typical one where it is not given. Raises InputError where the metrics
+        are not those that the forest learned from: another machine, system or device.
+        """
+        self._check(metrics)
+        rows = []
+        for place, layer in enumerate(profile.graph.layers):
+            cost = profile.cost(place, device_type, size)
+            seconds = cost.forward + cost.backward
+            rows.append(features_of(metrics, kind_of(layer.description), self.kinds, seconds, layer.parameter_bytes))
+        asked = [[row[name] for name in self.forest.names] for row in rows]
+        return tuple(float(factor) for factor in self.forest.predict(asked))
+
+    def _check(self, metrics: Mapping[str, float]) -> None:
+        if odd := sorted(metrics.keys() ^ set(self.metrics)):
+            where = f" (on {self.machine})" if self.machine else ""
+            raise InputError(
+                f"the predictor learned from other metrics than this machine has{where}: {shown(odd)} differ; "
+                "measure here with `sparsepipe interference measure`"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "machine": self.machine,
+            "metrics": list(self.metrics),
+            "kinds": list(self.kinds),
+            "error": dict(self.error),
+            "forest": self.forest.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, document: Any, what: str = "predictor") -> "Predictor":
+        """Read what `to_json` gives. Raises InputError in one line for anything else."""
+        if not isinstance(document, dict) or document.get("format") != FORMAT:
+            raise InputError(f"{what}: expected an object whose format is {FORMAT!r}")
+        forest = Forest.from_json(document.get("forest"), f"{what}: forest")
+        metrics, kinds = (texts(document.get(name), f"{what}: {name}") for name in ("metrics", "kinds"))
+        error = document.get("error", {})
+        if not isinstance(error, dict):
+            raise InputError(f"{what}: error = {shown(error)}: expected an object of numbers")
+        wanted = tuple(features_of(dict.fromkeys(metrics, 0.0), "", kinds, 1.0, 0.0))
+        if wanted != forest.names:
+            odd = sorted(set(wanted) ^ set(forest.names))
+            raise InputError(
+                f"{what}: its forest asks for other features than its metrics and kinds give: {shown(odd)}"
+            )
+        errors = {key: number(value, f"{what}: error {shown(key)}") for key, value in error.items()}
+        return cls(forest, metrics, kinds, text(document.get("machine", ""), f"{what}: machine"), errors)
+
+    def save(self, path: Path | str) -> Path:
+        return write_json(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: Path | str) -> "Predictor":
+        """Read a file that `save` wrote. Raises InputError in one line for any other."""
+        return cls.from_json(read_bounded_json(path, what="predictor"), f"{path}")
+
+
+def learn(
+    measurements: Sequence[Measurement], *, machine: str = "", growth: Growth = GROWTH
+) -> tuple[Predictor, Judged]:
+    """Learn from measurements of one machine; return the predictor, and its error on three tenths of them held out.
+
+    The predictor itself learns from all of them. Raises InputError for fewer than four, and for a victim that was not
+    measured alone.
+    """
+    if len(measurements) < 4:
+        raise InputError(f"{len(measurements)} measurements to learn from, expected four or more; measure on")
+    by_measurement = rows_of(list(measurements))
+    learned, held_out = split(len(by_measurement), seed=growth.seed)
+    _, judged = judge(_flat(by_measurement, learned), _flat(by_measurement, held_out), growth)
+    names, rows, slowdowns = table_of(_flat(by_measurement, range(len(by_measurement))))
+    forest = grow(names, rows, slowdowns, growth)
+    kinds = tuple(sorted({kind for one in measurements for kind in one.kinds}))
+    error = {"held_out": judged.error, "mean_predictor": judged.mean_predictor_error}
+    return Predictor(forest, tuple(measurements[0].metrics), kinds, machine, error), judged
+
+
+def _flat(rows: Sequence[Sequence[Row]], places: Sequence[int]) -> list[Row]:
+    return [row for place in places for row in rows[place]]

@@ -1,0 +1,117 @@
+"""Victims: networks whose training steps are timed layer by layer while intruders compute."""
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from ...graph import LayerGraph
+from ...host.background_load import processors_of
+
+_LEAST_PASSES = 3
+_WARMUP = 2
+
+
+def kind_of(description: str) -> str:
+    """Return the kind of a layer by its description, such as "convolution" of "convolution(in_channels=1, …)"."""
+    return description.partition("(")[0].strip() or "layer"
+
+
+@dataclass(frozen=True)
+class Victim:
+    """A network on a data set: what a measurement is of."""
+
+    model: str
+    data: str = "digits"
+    batch_size: int = 16
+    voxel_size: float = 0.1
+    num_points: int = 512
+    engine: str = "native"
+
+    @property
+    def name(self) -> str:
+        return f"{self.model} × {self.batch_size}"
+
+
+@dataclass(frozen=True)
+class KindSeconds:
+    """The layers of one kind in a victim: mean seconds of one of them in a step, forward and backward."""
+
+    seconds: float
+    layers: int
+    parameter_bytes: float  # of one of them, on average
+
+
+class OpenVictim:
+    """A victim whose data are read and whose layers are built, ready to be timed again and again.
+
+    Raises InputError where its network or data are none.
+    """
+
+    def __init__(self, victim: Victim, *, seed: int = 0) -> None:
+        from ...engines.subnetwork import build
+        from ...profiler.devices import usable
+        from ...profiler.of_model import opened
+        from ...runtime.config import DataConfig
+
+        config = DataConfig(
+            victim.model,
+            victim.data,
+            voxel_size=victim.voxel_size,
+            batch_size=victim.batch_size,
+            num_points=victim.num_points,
+            validate=False,
+        )
+        task, order = opened(config, engine=victim.engine, seed=seed)
+        self.victim, self._device = victim, usable("cpu")
+        self._batch = task.training.batch(order[0])
+        self._subnetwork: Any = build(task.network, task.engine, seed=seed)
+        self._graph: LayerGraph = task.network.graph()
+        for _ in range(_WARMUP):
+            self._time()
+
+    def measure(self, seconds: float) -> tuple[int, Mapping[str, KindSeconds]]:
+        """Make training steps for about so many seconds; return how many, and the means by kind of layer.
+
+        Means, not medians: an intruder takes the processor away in turns, and what it takes is in the mean alone.
+        """
+        end, passes = time.monotonic() + seconds, 0
+        total = dict.fromkeys((layer.id for layer in self._graph.layers), 0.0)
+        while passes < _LEAST_PASSES or time.monotonic() < end:
+            times = self._time()
+            for id in total:
+                total[id] += times.forward.get(id, 0.0) + times.backward.get(id, 0.0)
+            passes += 1
+        return passes, self._by_kind({id: taken / passes for id, taken in total.items()})
+
+    def _time(self) -> Any:
+        from ...profiler.layer_timer import time_layers
+
+        return time_layers(self._subnetwork, self._batch, device=self._device)
+
+    def _by_kind(self, seconds: Mapping[str, float]) -> Mapping[str, KindSeconds]:
+        groups: dict[str, list[tuple[float, float]]] = {}
+        for layer in self._graph.layers:
+            groups.setdefault(kind_of(layer.description), []).append((seconds[layer.id], layer.parameter_bytes))
+        return {
+            kind: KindSeconds(sum(s for s, _ in part) / len(part), len(part), sum(b for _, b in part) / len(part))
+            for kind, part in groups.items()
+        }
+
+
+@contextmanager
+def pinned_to(core: int) -> Iterator[None]:
+    """Keep this thread, and those that it starts, on one processor, with one thread for each library."""
+    from ...profiler.devices import limited_to
+
+    before = processors_of()
+    with limited_to(1):
+        with suppress(AttributeError, OSError):
+            os.sched_setaffinity(0, {core})
+        try:
+            yield
+        finally:
+            with suppress(AttributeError, OSError):
+                os.sched_setaffinity(0, before)

@@ -1,0 +1,70 @@
+"""Accuracy or loss over hours: a panel a task, a line a system."""
+
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from ..display.markup import Html
+from .nothing import nothing_to_draw
+from .theme import RUN_COLORS, RUN_DASHES, finished
+
+Curve = Sequence[tuple[float, float]]  # (hours, value)
+Panels = Mapping[str, Mapping[str, Curve]]  # task → system → curve
+_MOST_POINTS = 2000  # of a line on screen; the table has all
+_PANEL, _COLUMNS = 230, 3
+
+
+def learning_curves_table(panels: Panels) -> pd.DataFrame:
+    """One row for each point of each system's curve on each task."""
+    rows = [
+        {"task": task, "system": system, "hours": hours, "value": value}
+        for task, curves in panels.items()
+        for system, curve in curves.items()
+        for hours, value in curve
+    ]
+    return pd.DataFrame(rows, columns=["task", "system", "hours", "value"])
+
+
+def learning_curves(panels: Panels, *, unit: str = "top-1 (%)", title: str = "", note: str = "") -> go.Figure:
+    """Draw curves over hours. A task whose name has a unit in brackets at its end has that for its own axis."""
+    title = title or "Accuracy by hours"
+    if not panels:
+        return nothing_to_draw(title, note=note)
+    tasks = list(panels)
+    systems = list(dict.fromkeys(system for curves in panels.values() for system in curves))
+    columns = min(_COLUMNS, len(tasks))
+    rows = -(-len(tasks) // columns)
+    names = [task.rpartition(" (")[0] or task for task in tasks]
+    figure = make_subplots(
+        rows=rows,
+        cols=columns,
+        subplot_titles=names if len(tasks) > 1 else None,
+        horizontal_spacing=0.09,
+        vertical_spacing=0.2 / max(1, rows - 1),
+    )
+    for place, task in enumerate(tasks):
+        row, column = place // columns + 1, place % columns + 1
+        for system, curve in panels[task].items():
+            k = systems.index(system)
+            shown = curve[:: max(1, len(curve) // _MOST_POINTS)]
+            line = go.Scatter(
+                x=[hours for hours, _ in shown],
+                y=[value for _, value in shown],
+                mode="lines",
+                name=system,
+                legendgroup=system,
+                showlegend=not any(system in panels[before] for before in tasks[:place]),
+                line={"color": RUN_COLORS[k % len(RUN_COLORS)], "dash": RUN_DASHES[k % len(RUN_DASHES)], "width": 2},
+                hovertemplate=Html("{}<br>%{{x:.2f}} h: %{{y:.4g}}<extra></extra>").format(system),
+            )
+            figure.add_trace(line, row=row, col=column)
+        own = task.rpartition(" (")[2].rstrip(")") if " (" in task else unit
+        figure.update_yaxes(title_text=own, rangemode="tozero", row=row, col=column)
+        figure.update_xaxes(title_text="hours", rangemode="tozero", row=row, col=column)
+    figure.update_layout(
+        legend={"orientation": "h", "x": 0, "y": 0.01, "yref": "container", "yanchor": "bottom"},
+        margin={"t": 104 if len(tasks) > 1 else 72, "b": 90},
+    )
+    return finished(figure, title, note=note, height=180 + _PANEL * rows)

@@ -1,0 +1,16 @@
+"""A figure that says that there is nothing to draw: its data are not here."""
+
+import plotly.graph_objects as go
+
+from ..display.markup import figure_text
+from .theme import GREY, finished
+
+
+def nothing_to_draw(title: str, *, note: str = "", text: str = "the data are not here") -> go.Figure:
+    """An empty figure with a line in its middle."""
+    figure = go.Figure(go.Scatter(x=[None], y=[None], showlegend=False))
+    middle = {"x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper", "showarrow": False, "font": {"color": GREY}}
+    figure.add_annotation(text=figure_text(text), **middle)
+    figure.update_xaxes(visible=False)
+    figure.update_yaxes(visible=False)
+    return finished(figure, title, note=note, height=220)

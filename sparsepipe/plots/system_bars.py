@@ -1,0 +1,115 @@
+"""One number of each system in each case, as bars side by side, told apart by where the number comes from."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from ..display.markup import Html
+from .nothing import nothing_to_draw
+from .outcomes import in_lines
+from .theme import GREY, RUN_COLORS, SMALL, finished, mixed
+
+_SOURCES = {"published": 0.55, "log": 0.0, "ours": -0.35}  # share of white, or of black below 0, in a system's colour
+_WORDS = {
+    "published": "as published: a number in a plotting script",
+    "log": "from the published log",
+    "ours": "measured here",
+}
+_GROUP = 0.84  # of the distance between two cases
+_MANY = 18  # bars: their numbers are smaller then
+
+
+@dataclass(frozen=True)
+class SystemBar:
+    """A number: of which case and system, and whether it was published, read off a log, or measured here ("ours")."""
+
+    case: str
+    system: str
+    value: float
+    source: str = "published"
+    least: float | None = None  # of several that `value` is the mean of
+    most: float | None = None
+
+
+def system_bars_table(bars: Sequence[SystemBar]) -> pd.DataFrame:
+    """One row for each bar."""
+    return pd.DataFrame([asdict(bar) for bar in bars], columns=["case", "system", "value", "source", "least", "most"])
+
+
+def system_bars(bars: Sequence[SystemBar], *, unit: str, title: str, note: str = "", digits: str = ".3g") -> go.Figure:
+    """Draw a group of bars for each case, one a system and source; lines reach from the least to the most."""
+    table = system_bars_table(bars)
+    if table.empty:
+        return nothing_to_draw(title, note=note)
+    cases, systems = (list(dict.fromkeys(table[column])) for column in ("case", "system"))
+    sources = [source for source in _SOURCES if (table.source == source).any()]
+    kinds = [(system, source) for system in systems for source in sources if _any(table, system, source)]
+    step = _GROUP / len(kinds)
+    figure = go.Figure()
+    for place, (system, source) in enumerate(kinds):
+        part = table[(table.system == system) & (table.source == source)]
+        shift = (place - (len(kinds) - 1) / 2) * step
+        color = RUN_COLORS[systems.index(system) % len(RUN_COLORS)]
+        places = [cases.index(case) + shift for case in part.case]
+        bar = go.Bar(
+            x=places,
+            y=part.value,
+            width=0.92 * step,
+            showlegend=False,
+            marker={"color": mixed(color, _SOURCES[source]) if len(sources) > 1 else color},
+            error_y=_interval(part),
+            customdata=list(part.case),
+            hovertemplate=Html("{}<br>%{{customdata}}: %{{y:.4g}} {}<br>{}<extra></extra>").format(
+                system, unit, _WORDS[source]
+            ),
+        )
+        figure.add_trace(bar)
+        figure.add_trace(_values(places, part, digits, size=SMALL if len(kinds) * len(cases) <= _MANY else SMALL - 2))
+    for system in systems:
+        color = RUN_COLORS[systems.index(system) % len(RUN_COLORS)]
+        figure.add_trace(go.Bar(x=[None], y=[None], name=system, marker={"color": color}))
+    if len(sources) > 1:
+        for source in sources:  # a legend in grey: colours stand for systems, lightness for the source
+            marker = {"color": mixed(GREY, _SOURCES[source])}
+            figure.add_trace(go.Bar(x=[None], y=[None], name=_WORDS[source], marker=marker))
+    figure.update_xaxes(
+        tickvals=list(range(len(cases))),
+        ticktext=[in_lines(case, max(10, 80 // len(cases))) for case in cases],
+        range=[-0.5, len(cases) - 0.5],
+        ticks="",
+        showgrid=False,
+        tickangle=0,
+    )
+    figure.update_yaxes(title_text=unit, rangemode="tozero")
+    legend = {"orientation": "h", "x": 0, "y": 0.01, "yref": "container", "yanchor": "bottom"}
+    figure.update_layout(barmode="overlay", legend=legend, margin={"b": 104})
+    told = "" if len(sources) > 1 else _WORDS[sources[0]]
+    return finished(figure, title, note=" · ".join(filter(None, [note, told])), height=430)
+
+
+def _values(places: Sequence[float], part: pd.DataFrame, digits: str, *, size: int) -> go.Scatter:
+    """The numbers, above bars and their intervals."""
+    return go.Scatter(
+        x=places,
+        y=part.most.astype(float).fillna(part.value),
+        mode="text",
+        text=[format(value, digits) for value in part.value],
+        textposition="top center",
+        textfont={"size": size},
+        cliponaxis=False,
+        showlegend=False,
+        hoverinfo="skip",
+    )
+
+
+def _any(table: pd.DataFrame, system: str, source: str) -> bool:
+    return bool(((table.system == system) & (table.source == source)).any())
+
+
+def _interval(part: pd.DataFrame) -> dict:
+    """From the least to the most of what a bar is the mean of; nothing where that is one number."""
+    known = part.least.notna() & part.most.notna()
+    above, below = (part.most - part.value).where(known), (part.value - part.least).where(known)
+    return {"array": above, "arrayminus": below, "thickness": 1, "width": 3, "visible": bool(known.any())}

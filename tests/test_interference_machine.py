@@ -1,0 +1,102 @@
+"""What the machine says: counters of a process that computes, of one that sleeps, and of one that is gone."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from subprocess import PIPE
+
+import pytest
+from processes import until
+
+from sparsepipe.dynamics.interference.machine import MachineWatch
+from sparsepipe.dynamics.interference.nvml import gpu_metrics, library
+from sparsepipe.dynamics.interference.pressure import stalled_seconds
+from sparsepipe.errors import InputError
+from sparsepipe.host.background_load import cpu_seconds
+
+linux = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="Linux tells; other systems have no /proc")
+
+
+def computing() -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=PIPE)
+
+
+@linux
+def test_a_process_that_computes_is_told_from_one_that_sleeps():
+    busy = computing()
+    idle = subprocess.Popen([sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"], stdout=PIPE)
+    try:
+        begun(busy, idle)
+        with MachineWatch(busy.pid) as of_busy, MachineWatch(idle.pid) as of_idle:
+            until_it_ran(busy)
+            first, second = of_busy.read(), of_idle.read()
+    finally:
+        ended(busy, idle)
+    assert first["ran"] > 3 * second["ran"]
+    assert first["ran"] < os.cpu_count() + 0.1 and 0 <= first["waited"] <= 1
+    assert second["busy anywhere"] > second["ran"]  # the other one
+    assert first.keys() == second.keys()
+
+
+@linux
+def test_processes_at_the_same_work_are_no_intruders():
+    other = computing()
+    try:
+        begun(other)
+        with MachineWatch() as with_it, MachineWatch(ours=[other.pid]) as without:
+            until_it_ran(other)
+            told, left = with_it.read(), without.read()
+    finally:
+        ended(other)
+    assert left["busy anywhere"] < told["busy anywhere"]
+
+
+def begun(*processes: subprocess.Popen[bytes]) -> None:
+    assert all(process.stdout is not None and process.stdout.readline() for process in processes)
+
+
+def until_it_ran(process: subprocess.Popen[bytes], seconds: float = 0.5) -> None:
+    """Wait until a process has had so many seconds of a processor: on a busy machine that takes a while."""
+    before = cpu_seconds(process.pid)
+    until(lambda: cpu_seconds(process.pid) > before + seconds, 120, "a process that computes")
+
+
+def ended(*processes: subprocess.Popen[bytes]) -> None:
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+@linux
+def test_readings_have_the_same_names_and_a_process_that_is_gone_is_told():
+    process = computing()
+    with MachineWatch(process.pid) as watch:
+        begun(process)
+        until_it_ran(process, 0.1)
+        names = watch.read().keys()
+        time.sleep(0.2)
+        assert watch.read().keys() == names
+        process.kill()
+        process.communicate()
+        with pytest.raises(InputError, match=f"process {process.pid} is gone"):
+            watch.read()
+
+
+def test_pressure_is_read_in_seconds(tmp_path):
+    (tmp_path / "cpu").write_text(
+        "some avg10=1.10 avg60=1.83 avg300=12.10 total=23763874\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=1\n"
+    )
+    (tmp_path / "memory").write_text("some avg10=0.00 avg60=0.00 avg300=0.00 total=5\nfull avg10=0.00 total=2000000\n")
+    assert stalled_seconds(tmp_path) == {"cpu some": 23.763874, "memory some": 5e-6, "memory full": 2.0}
+    assert stalled_seconds(tmp_path / "nothing") == {}
+
+
+def test_a_gpu_says_what_it_does_and_no_gpu_says_nothing():
+    if library() is None:
+        assert gpu_metrics(0) == {}
+    else:
+        told = gpu_metrics(0)
+        assert 0 <= told["gpu busy share"] <= 1 and 0 < told["gpu memory used share"] < 1
+        assert gpu_metrics(10_000) == {}
