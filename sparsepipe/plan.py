@@ -300,7 +300,7 @@ class Plan:
         text = f"{self.planner}: {stages} on {devices}, {self.schedule} ({self.weights})"
         text = one_line(text)
         if self.estimate:
-            text += f", {self.estimate.period_seconds * 1e3:.2f} ms a minibatch"
+            text += f", {self.estimate.period_seconds * 1e3:.2f} ms per minibatch"
             if self.estimate.gap is not None:
                 text += f", gap {self.estimate.gap:.1%}"
             if self.estimate.size:

@@ -13,6 +13,7 @@ from typing import Literal
 class WeightRules:
     """How a policy keeps versions of the weights."""
 
+    summary: str  # what a minibatch meets
     flushes: bool = False  # the pipeline is empty at every update, so that there is one version
     updates_by_step: bool = False  # after `num_microbatches` minibatches; else after each round of a stage's replicas
     same_everywhere: bool = False  # a minibatch meets the same version in all stages: all update equally often
@@ -60,10 +61,12 @@ class ScheduleRules:
 
 
 WEIGHT_RULES: Mapping[str, WeightRules] = {
-    "stash": WeightRules(),
-    "vertical-sync": WeightRules(same_everywhere=True),
-    "2bw": WeightRules(updates_by_step=True),
-    "flush": WeightRules(flushes=True, updates_by_step=True),
+    "stash": WeightRules("each stage keeps the weights of a minibatch's forward for its backward"),
+    "vertical-sync": WeightRules("as stash, and a minibatch meets one version in all stages", same_everywhere=True),
+    "2bw": WeightRules("two versions: the newest, and the one before for minibatches under way", updates_by_step=True),
+    "flush": WeightRules(
+        "one version: the pipeline is empty when weights are updated", flushes=True, updates_by_step=True
+    ),
 }
 
 SCHEDULE_RULES: Mapping[str, ScheduleRules] = {

@@ -65,7 +65,7 @@ def drag(page, locator, distance, steps=30):
 
 
 def test_explorer_redraws_when_a_slider_moves_and_asks_nobody_else(explorer):
-    assert explorer.get_by_text("a minibatch every").count() == 1
+    assert explorer.get_by_text("time per minibatch", exact=True).count() == 1
     assert explorer.evaluate(RANKS) == 4
     slider(explorer, "gpu").focus()
     explorer.keyboard.press("ArrowRight")
@@ -284,7 +284,7 @@ board.widget
 def test_board_launches_and_shows_the_end(page, lab):
     lab.write("board.ipynb", BOARD.format(epochs=2, runs="runs-a"))
     run_notebook(page, lab, "board.ipynb")
-    page.locator("button.jupyter-button[title=launch]").click()
+    page.locator("button.jupyter-button:has-text('launch pipeline')").click()
     page.wait_for_selector("text=finished:", timeout=90_000)
     page.wait_for_selector(".js-plotly-plot .scatterlayer .js-line")
     assert not page.problems
@@ -299,9 +299,9 @@ def test_board_launches_and_cancels_while_a_cell_runs(page, lab):
     run_notebook(page, lab, "cancel.ipynb")
     page.evaluate(BUSY)
     page.wait_for_function("() => window.jupyterapp.shell.currentWidget.sessionContext.kernelDisplayStatus === 'busy'")
-    page.locator("button.jupyter-button[title=launch]").click()
+    page.locator("button.jupyter-button:has-text('launch pipeline')").click()
     page.wait_for_selector("text=/minibatch \\d+/", timeout=60_000)
-    page.locator("button.jupyter-button[title=cancel]").click()
+    page.locator("button.jupyter-button:has-text('cancel pipeline')").click()
     page.wait_for_selector("text=cancelled", timeout=20_000)
     record = lab.notebooks / "runs-b" / "minkvgg11bn-narrow-pipeline-001"
     assert json.loads((record / "status.json").read_text())["state"] == "cancelled"

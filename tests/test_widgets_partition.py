@@ -61,7 +61,7 @@ def test_it_shows_the_plan_that_the_planner_makes(explorer, profile):
     drawn = scene(explorer)
     assert drawn["period"] == best.estimate.period_seconds == pytest.approx(drawn["bound"])
     assert tile(explorer, "throughput") == f"{16 / best.estimate.period_seconds:,.0f} samples/s"
-    assert tile(explorer, "gap to that bound") == "none"
+    assert tile(explorer, "gap to the bound") == "none"
     assert tile(explorer, "over one device") == f"{0.36 / best.estimate.period_seconds:.2f} ×"
     assert drawn["ranks"] == sorted(best.ranks)
     assert [stage for _, _, stage in drawn["layers"]] == sorted(stage for _, _, stage in drawn["layers"])
@@ -92,7 +92,7 @@ def test_every_control_changes_the_plan_on_screen(explorer):
     assert explorer.problem.size == pytest.approx(1000 * 2 / 4)
     explorer.planner.value = "data-parallel"
     assert len(explorer.plan.stages) == 1
-    assert "gap" not in tile(explorer, "gap to that bound") and tile(explorer, "gap to that bound") != "none"
+    assert "gap" not in tile(explorer, "gap to the bound") and tile(explorer, "gap to that bound") != "none"
     explorer.inside.value = 1e7
     assert explorer.shown_cluster.nodes[0].link.bandwidth == 1e7
     explorer.schedule.value = "1f1b"
@@ -266,7 +266,7 @@ def test_why_a_stage_is_slowest_is_what_an_estimate_says(cluster):
     explorer.ends = [3, 4]
     explorer.update()
     why = scene(explorer)["why"]
-    assert "Stage 0 (fast) sets the pace: its layers take 330 ms a minibatch" in why
+    assert "Stage 0 (fast) sets the pace: its layers take 330 ms per minibatch" in why
     assert "With its last layer conv2, stage 1 would take 300 ms" in why or "would save 30 ms" in why
 
 
@@ -348,14 +348,14 @@ def test_a_device_has_the_work_and_memory_of_all_its_stages(interleaved):
     assert most == pytest.approx(max(peaks.values())), "the most that a device holds of both its stages at once"
     assert tile(interleaved, "fullest device") == scaled_bytes(most)
     assert sum(row["slowest"] for row in rows) == 1
-    assert "set the pace: their layers take 180 ms a minibatch" in drawn["why"]
+    assert "set the pace: their layers take 180 ms per minibatch" in drawn["why"]
 
 
 def test_the_period_and_timeline_of_interleaved_stages_are_those_of_a_simulated_step(interleaved):
     drawn = scene(interleaved)
     # Section 2.2 of Narayanan et al.: four times 180 ms of work, a lap of 90 ms to fill and drain, a transfer each way.
     assert drawn["period"] == pytest.approx((4 * 0.18 + 0.09 + 0.02) / 4)
-    assert tile(interleaved, "a minibatch every") == "208 ms"
+    assert tile(interleaved, "time per minibatch") == "208 ms"
     assert "Filling and draining take 13% of a step of 4 microbatches" in drawn["why"]
     assert drawn["ranks"] == [0, 1]
     stages_of_rows = {(row, stage) for row, _, _, _, stage, _ in drawn["spans"]}
@@ -368,8 +368,8 @@ def test_the_period_and_timeline_of_interleaved_stages_are_those_of_a_simulated_
 def test_no_bound_is_claimed_for_interleaved_stages(interleaved):
     drawn = scene(interleaved)
     assert drawn["bound"] is None and interleaved.plan.estimate.gap is None
-    assert tile(interleaved, "no plan is faster than") == "not known"
-    assert "gap to that bound" not in [what for what, _, _ in drawn["tiles"]]
+    assert tile(interleaved, "lower bound") == "not known"
+    assert "gap to the bound" not in [what for what, _, _ in drawn["tiles"]]
 
 
 def test_without_flushes_the_pace_is_that_of_the_busiest_device(explorer):

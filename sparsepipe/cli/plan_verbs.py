@@ -133,7 +133,7 @@ def _pipelines(options: argparse.Namespace, found: Profile, cluster: Cluster, se
 
 def _own_period(plan: Plan) -> str:
     assert plan.estimate is not None
-    return f"{plan.estimate.period_seconds * 1e3:.2f} ms a minibatch"
+    return f"{plan.estimate.period_seconds * 1e3:.2f} ms per minibatch"
 
 
 def _planner_options(options: argparse.Namespace, names: list[str]) -> list[tuple[str, dict[str, Any]]]:

@@ -91,7 +91,7 @@ class PlanDiff:
 
     def _headline(self) -> str:
         text = f"{self.planners[0]} → {self.planners[1]}: "
-        text += f"{_number(self.periods[0], False)} → {_number(self.periods[1], False)} a minibatch"
+        text += f"{_number(self.periods[0], False)} → {_number(self.periods[1], False)} per minibatch"
         if self.speedup is not None:
             text += f" ({self.speedup:.2f} × as fast)"
         if any(gap is not None for gap in self.gaps):

@@ -16,8 +16,8 @@ from .messages import Messages
 
 Figures = Mapping[str, tuple[go.Figure, pd.DataFrame]]
 _WIDTHS = {
-    "PDF 7 in (two columns)": 7.0,
-    **{f"PDF {inches:g} in ({name})": inches for name, widths in COLUMN_WIDTHS.items() for inches in widths},
+    "7 in (two columns)": 7.0,
+    **{f"{inches:g} in ({name})": inches for name, widths in COLUMN_WIDTHS.items() for inches in widths},
 }
 
 
@@ -43,7 +43,13 @@ class Exporter:
         self.folder, self.make, self.blocked = folder, make, ""
         self.button = button or ipywidgets.Button()
         self.button.description, self.button.icon = "export", "download"
-        self.width = ipywidgets.Dropdown(options=_WIDTHS, tooltip="how wide the PDF is", layout={"width": "190px"})
+        self.width = ipywidgets.Dropdown(
+            options=_WIDTHS,
+            description="PDF",
+            tooltip="how wide the PDF is",
+            layout={"width": "210px"},
+            style={"description_width": "28px"},
+        )
         self.told = HtmlView()
         self.button.on_click(messages.shown(lambda _: self.export()))
         chosen = ipywidgets.HBox([self.button, self.width], layout={"flex_flow": "row wrap"})

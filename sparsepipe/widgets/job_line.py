@@ -39,19 +39,18 @@ class JobLine:
 
     def __init__(self, board: Board, name: str, plan: Plan) -> None:
         self.board, self.name, self.plan, self.other = board, name, plan, ""
-        narrow = ipywidgets.Layout(width="90px")
-        self.start = ipywidgets.Button(description="launch", button_style="primary", layout=narrow, icon="play")
-        self.stop = ipywidgets.Button(description="cancel", layout=narrow, disabled=True, icon="stop")
-        self.start.tooltip, self.stop.tooltip = f"launch {name}", f"cancel {name}: its record stays"
+        free = ipywidgets.Layout(width="auto")  # a button is called after its plan, for those who hear it alone
+        self.start = ipywidgets.Button(description=f"launch {name}", button_style="primary", layout=free, icon="play")
+        self.stop = ipywidgets.Button(description=f"cancel {name}", layout=free, disabled=True, icon="stop")
+        self.start.tooltip, self.stop.tooltip = "start its processes", "end its processes: the record stays"
         wide, names = ipywidgets.Layout(width="170px"), {"description_width": "44px"}
         self.progress = ipywidgets.IntProgress(max=1, layout=wide, style=names, tooltip=f"minibatches of {name} done")
         self.state = HtmlView("not launched", layout=ipywidgets.Layout(flex="1 1 300px", min_width="0"))
         self.promise = HtmlView(layout=ipywidgets.Layout(margin="0 0 6px 12px"))
-        label = HtmlView(Html("<b>{}</b>").format(name), layout=ipywidgets.Layout(min_width="110px"))
         self.start.on_click(board.messages.shown(self._start))
         self.stop.on_click(board.messages.shown(lambda _: board.cancel(name)))
         row = ipywidgets.Layout(flex_flow="row wrap", align_items="center")
-        buttons = ipywidgets.HBox([label, self.start, self.stop, self.progress, self.state], layout=row)
+        buttons = ipywidgets.HBox([self.start, self.stop, self.progress, self.state], layout=row)
         self.widget = ipywidgets.VBox([buttons, self.promise])
 
     def tell(self, plan: Plan, batch_size: int) -> None:

@@ -27,6 +27,7 @@ from .plot_view import PlotView
 from .promised import MadeFor, promised
 from .responsive import responsive
 from .run_settings import RunSettings
+from .words import OF_RUNS, explained
 
 _SECONDS = 0.5  # between two looks at the jobs
 _CURVES = 2.0  # seconds between two drawings of the curves: they cost the cores that train
@@ -71,7 +72,8 @@ class LaunchBoard:
         self._lines = {name: JobLine(self, name, plan) for name, plan in self.plans.items()}
         self._list = ipywidgets.VBox([line.widget for line in self._lines.values()])
         parts = [self.settings.widget, self.detach, self._list, self.question.widget]
-        self.widget = ipywidgets.VBox([self.messages, *parts, self.curves, self.details.widget])
+        words = HtmlView(explained(OF_RUNS))
+        self.widget = ipywidgets.VBox([self.messages, *parts, self.curves, self.details.widget, words])
         responsive(self.widget)
         self.messages.shown(self._begun)()
 
@@ -212,7 +214,7 @@ class _Question:
 
     def __init__(self, messages: Messages) -> None:
         self.told = HtmlView()
-        self.yes = ipywidgets.Button(description="launch beside", icon="play", tooltip="launch it all the same")
+        self.yes = ipywidgets.Button(description="go on beside it", icon="play", tooltip="launch it all the same")
         self.no = ipywidgets.Button(description="wait", icon="times", tooltip="launch nothing now")
         self.widget = ipywidgets.HBox(
             [self.told, self.yes, self.no], layout={"display": "none", "flex_flow": "row wrap"}

@@ -147,7 +147,7 @@ def log_of(folder: Path, rank: int) -> Html:
     if not any(lines):
         return _NO_LOG.format(rank)
     looks = "max-height:220px;overflow:auto;font-size:12px;margin:2px 0"
-    return Html("<pre style='{}'>{}</pre>").format(looks, "\n".join(lines))
+    return Html("<pre style='{}' tabindex='0' aria-label='the end of its log'>{}</pre>").format(looks, "\n".join(lines))
 
 
 def _peer(rank: int) -> str:

@@ -52,6 +52,6 @@ class Messages(HtmlView):
 
 
 def _error(text: str) -> Html:
-    style = "white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere;"  # a page's own rule breaks within words
+    style = "white-space:pre-wrap;word-break:normal;overflow-wrap:break-word;"  # a page's own rule breaks within words
     style += "margin:4px 0;padding:6px 8px;border-left:4px solid #D55E00;font-size:12px"
     return Html("<pre style='{}'>{}</pre>").format(style, text)

@@ -42,6 +42,7 @@ from .settled_button import SettledButton
 from .stage_editor import StageEditor, one_less, one_more
 from .stages_per_device import StagesPerDevice
 from .stop_slider import StopSlider
+from .words import OF_PLANS, explained
 
 _MAX_DEVICES, _MOST_DEVICES = 8, 64  # where a slider ends, and what may be typed: planning more takes minutes
 _MOST_MICROBATCHES, _MOST_SAMPLES = 1024, 10**6
@@ -193,7 +194,8 @@ class PartitionExplorer:
         column += [self.editor.widget, ipywidgets.HBox([self.pin, self.unpin])]
         column += [self.saver.widget, self.exporter.widget]
         left = ipywidgets.VBox(column, layout={"flex": "0 0 350px", "overflow": "hidden"})
-        right = ipywidgets.VBox([self.messages, self.view], layout={"flex": "1 1 420px", "min_width": "0"})
+        words = HtmlView(explained(OF_PLANS, schedules=True))
+        right = ipywidgets.VBox([self.messages, self.view, words], layout={"flex": "1 1 420px", "min_width": "0"})
         return ipywidgets.HBox([left, right], layout={"flex_flow": "row wrap"})
 
     def settings(self) -> Settings:

@@ -14,7 +14,11 @@ const STYLE = `
 .sp-view svg .sp-faint{fill:var(--jp-ui-font-color2,#666)}
 .sp-view svg .sp-mark{font-weight:700;paint-order:stroke;stroke:var(--jp-layout-color0,#fff);stroke-width:3px}
 .sp-tiles{display:flex;flex-wrap:wrap;gap:6px 10px;margin:2px 0 8px}
-.sp-tile{border-left:3px solid var(--jp-border-color1,#bbb);padding:0 10px 0 8px}
+.sp-tile{position:relative;border-left:3px solid var(--jp-border-color1,#bbb);padding:0 10px 0 8px}
+.sp-tile:focus-visible{outline:2px solid #56B4E9;outline-offset:1px}
+.sp-pop{display:none;position:absolute;z-index:5;top:100%;left:0;width:max-content;max-width:300px;padding:4px 8px;
+  background:var(--jp-layout-color1,#fff);border:1px solid var(--jp-border-color1,#bbb);box-shadow:0 2px 8px #0003}
+.sp-tile:hover .sp-pop,.sp-tile:focus .sp-pop{display:block}
 .sp-tile b{display:block;font-size:16px}
 .sp-tile span{color:var(--jp-ui-font-color2,#666);font-size:12px}
 .sp-part{margin:10px 0 2px;font-weight:600}
@@ -26,8 +30,10 @@ const STYLE = `
 .sp-cut::after{content:"◆";position:absolute;left:1px;top:-6px;font-size:14px}
 .sp-cut:focus-visible{outline:2px solid #56B4E9;outline-offset:1px}
 .sp-cut.sp-bad{color:#D55E00}
-.sp-reason{min-height:1.5em;color:#D55E00}
-.sp-code{margin-top:12px}
+.sp-reason{min-height:1.5em}
+.sp-reason:not(:empty){border-left:4px solid #D55E00;padding-left:6px;font-weight:600}
+.sp-code{margin-top:12px;display:flex;flex-wrap:wrap;gap:8px;align-items:flex-start}
+.sp-code details{flex:1 1 300px;min-width:0}
 .sp-stale{display:none;margin:4px 0 8px;padding:6px 8px;border-left:4px solid #D55E00;font-weight:600}
 .sp-old .sp-stale{display:block}
 .sp-old>:not(.sp-stale):not(.sp-code){opacity:.38;filter:grayscale(1);pointer-events:none}
@@ -57,9 +63,21 @@ function shade(palette, stage, kind) {
   return kind === "wait" ? palette.wait : palette.other;
 }
 
-function tiles(scene) {
-  return scene.tiles.map(([name, value, tip]) =>
-    `<div class="sp-tile" title="${escape(tip)}"><span>${escape(name)}</span><b>${escape(value)}</b></div>`).join("");
+function luminance(color) {  // WCAG 2: of #rrggbb
+  const linear = [1, 3, 5].map((k) => parseInt(color.slice(k, k + 2), 16) / 255)
+    .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
+}
+const inks = new Map();
+function ink(color) {  // black or white, whichever is read better on it
+  if (!inks.has(color)) inks.set(color, luminance(color) > 0.179 ? "#000" : "#fff");
+  return inks.get(color);
+}
+
+function tiles(scene, id) {  // what a number means is told on hover and to the keyboard
+  return scene.tiles.map(([name, value, tip], k) =>
+    `<div class="sp-tile" role="group" tabindex="0" aria-label="${escape(`${name}: ${value}`)}" aria-describedby="${id}-${k}">` +
+    `<span>${escape(name)}</span><b>${escape(value)}</b><span class="sp-pop" role="tooltip" id="${id}-${k}">${escape(tip)}</span></div>`).join("");
 }
 
 function strip(scene, palette, width) {
@@ -113,7 +131,7 @@ function stages(scene, palette, width) {
     const end = Math.max(x(s.compute + s.averaging), x(s.transfer));
     const inside = end > HEAD + room - 66;
     out += text(inside ? HEAD + 6 : end + 5, y + 13, s.words[0] + (s.slowest ? " ◀ slowest" : ""),
-                inside ? 'style="fill:#fff;paint-order:stroke;stroke:#0008;stroke-width:2px"' : s.slowest ? 'font-weight="700"' : "");
+                (s.slowest ? 'font-weight="700" ' : "") + (inside ? `style="fill:${ink(shade(palette, s.parts[0][0], "backward"))}"` : ""));
     const left = width - TAIL, over = s.limit !== null && s.memory > s.limit;
     out += rect(left, y + 4, s.memory / full * space, 11, over ? "#D55E00" : palette.other, "", `memory ${size(s.memory)}${several(s)}`);
     if (s.limit !== null) out += line(left + s.limit / full * space, y + 1, left + s.limit / full * space, y + 18, 'stroke-width="2"');
@@ -136,7 +154,7 @@ function lanes(scene, palette, width) {
     out += rect(x, y, w, thin ? 3 : 13, color, w > 3 ? 'stroke="var(--jp-layout-color0,#fff)" stroke-width="0.6"' : "",
                 `stage ${stage} ${kind}, minibatch ${minibatch}: ${ms(start)} to ${ms(end)}`);
     if (!thin && w > 15 && (kind === "forward" || kind === "backward"))
-      out += `<text x="${(x + w / 2).toFixed(1)}" y="${y + 10}" text-anchor="middle" style="fill:${kind === "forward" ? "#222" : "#fff"};font-size:10px;pointer-events:none">${minibatch}</text>`;
+      out += `<text x="${(x + w / 2).toFixed(1)}" y="${y + 10}" text-anchor="middle" style="fill:${ink(color)};font-size:10px;pointer-events:none">${minibatch}</text>`;
   }
   const low = scene.ranks.length * LANE;
   out += text(left, low + 13, "0", 'class="sp-faint"') + text(width, low + 13, ms(scene.end), 'class="sp-faint" text-anchor="end"');
@@ -154,7 +172,7 @@ function network(graph, scene, palette, width) {
     const id = graph.ids[k], own = stage.get(id);
     const fill = own === undefined ? "none" : shade(palette, own, "forward");
     out += `<rect x="${X(x - w)}" y="${Y(y + h)}" width="${(2 * w * scale).toFixed(1)}" height="${(2 * h * scale).toFixed(1)}" rx="2" fill="${fill}" stroke="${palette.other}"><title>${escape(id + (own === undefined ? "" : `, stage ${own}`))}</title></rect>`;
-    if (w * scale > 20) out += `<text x="${X(x)}" y="${(Number(Y(y)) + 4).toFixed(1)}" text-anchor="middle" style="font-size:${Math.min(11, 10 * scale + 1).toFixed(1)}px;fill:${own === undefined ? "currentColor" : "#222"};pointer-events:none">${escape(id.length > 13 ? id.slice(0, 12) + "…" : id)}</text>`;
+    if (w * scale > 20) out += `<text x="${X(x)}" y="${(Number(Y(y)) + 4).toFixed(1)}" text-anchor="middle" style="font-size:${Math.min(11, 10 * scale + 1).toFixed(1)}px;fill:${own === undefined ? "currentColor" : ink(fill)};pointer-events:none">${escape(id.length > 13 ? id.slice(0, 12) + "…" : id)}</text>`;
   });
   return svg(width, (graph.extent[1] * scale).toFixed(0), out, "layer graph coloured by stage");
 }
@@ -260,10 +278,12 @@ function render({ model, el }) {
   el.innerHTML = `<style>${STYLE}</style><div class="sp-view" data-drawn="0"><div class="sp-stale" role="status"></div><div class="sp-tiles"></div><div class="sp-why"></div>
     <div class="sp-part">Layers <i class="sp-hint"></i></div><div class="sp-strip"><div class="sp-cells"></div></div><div class="sp-reason" aria-live="polite"></div>
     <div class="sp-changes"></div>
-    <div class="sp-part">Stages <i>time a minibatch: computing in the stage's colour, side by side where a device has several, averaging darker, transfers thin below</i></div><div class="sp-stages"></div>
+    <div class="sp-part">Stages <i>time per minibatch: computing in the stage's colour, side by side where a device has several, averaging darker, transfers thin below</i></div><div class="sp-stages"></div>
     <div class="sp-part">Timeline <i>simulated: forward light, backward full, averaging dark, transfers thin; numbers are minibatches</i></div><div class="sp-lanes"></div>
     <div class="sp-graph-part"><div class="sp-part">Layer graph <i>coloured by stage</i></div><div class="sp-graph"></div></div>
-    <details class="sp-code"><summary>Copy as code <button type="button" class="sp-copy">copy</button></summary><pre style="overflow:auto"></pre></details></div>`;
+    <div class="sp-code"><button type="button" class="sp-copy">copy as code</button><details><summary>The code</summary>
+    <pre style="overflow:auto;margin:4px 0" tabindex="0" aria-label="the cell that makes this plan"></pre></details></div></div>`;
+  const id = `sp-${Math.random().toString(36).slice(2)}`;
   const root = el.querySelector(".sp-view"), find = (name) => root.querySelector(`.sp-${name}`);
   let number = 0;
   const cuts = new Cuts(find("strip"), find("reason"), (cut, at) => {
@@ -280,7 +300,7 @@ function render({ model, el }) {
     find("copy").title = old ? OLD : "copy the cell that makes this plan";
     width = Math.floor(root.clientWidth);
     if (!scene.tiles || width < 50) return;
-    find("tiles").innerHTML = tiles(scene);
+    find("tiles").innerHTML = tiles(scene, id);
     find("why").textContent = [scene.why, ...scene.notes].join(" ");
     find("hint").textContent = scene.before ? `${scene.hint}; the thin line below is A` : scene.hint;
     find("cells").innerHTML = strip(scene, palette, width);
@@ -296,7 +316,7 @@ function render({ model, el }) {
   };
   find("copy").addEventListener("click", (event) => {
     event.preventDefault();
-    find("code").open = true;
+    find("code").querySelector("details").open = true;
     model.send({ copy: true });  // the kernel answers with the code of what all controls say by now
   });
   const copied = async (content) => {
@@ -313,7 +333,7 @@ function render({ model, el }) {
         find("copy").textContent = "marked: press Ctrl-C";
       }
     }
-    setTimeout(() => { find("copy").textContent = "copy"; }, 2000);
+    setTimeout(() => { find("copy").textContent = "copy as code"; }, 2000);
   };
   const soon = () => { if (!waiting) { waiting = true; requestAnimationFrame(draw); } };
   const regraph = () => { graph = JSON.parse(model.get("graph")); soon(); };

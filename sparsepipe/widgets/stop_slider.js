@@ -9,7 +9,7 @@ const STYLE = `
 .sp-slider .widget-readout{width:84px;max-width:84px;cursor:text;border-radius:2px;outline:0}
 .sp-slider .widget-readout:focus{outline:1px solid var(--jp-brand-color1,#1976d2);text-align:left;overflow-x:auto}
 .sp-slider.sp-off .widget-readout,.sp-slider.sp-off .widget-label{opacity:.5;cursor:default}
-.sp-refusal{font-size:12px;line-height:1.4;color:#D55E00;margin:0 2px 2px;overflow-wrap:anywhere}
+.sp-refusal{font-size:12px;line-height:1.4;border-left:4px solid #D55E00;padding-left:6px;margin:0 2px 2px;overflow-wrap:break-word}
 .sp-refusal:empty{display:none}
 `;
 
@@ -39,6 +39,7 @@ function render({ model, el }) {
     for (const [name, value] of [["valuemin", 0], ["valuemax", all.length - 1], ["valuenow", at], ["valuetext", text], ["disabled", off()]])
       handle.setAttribute(`aria-${name}`, value);
     handle.tabIndex = off() ? -1 : 0;
+    handle.setAttribute("aria-description", model.get("tooltip"));
     target.toggleAttribute("disabled", off());
     root.classList.toggle("sp-off", off());
     readout.contentEditable = off() ? "false" : "true";

@@ -48,22 +48,22 @@ def tiles(plan: Plan, cluster: Cluster, *, bound: float | None, batch_size: int 
     expected = plan.estimate
     assert expected is not None
     period = expected.period_seconds
-    found = [["a minibatch every", milliseconds(period), "in steady state, by the default cost model"]]
+    found = [["time per minibatch", milliseconds(period), "in steady state, by the default cost model"]]
     if batch_size:
-        found.append(["throughput", f"{batch_size / period:,.0f} samples/s", f"{batch_size} samples a minibatch"])
+        found.append(["throughput", f"{batch_size / period:,.0f} samples/s", f"{batch_size} samples per minibatch"])
     for name, seconds, what in (
         ("over one device", expected.single_device_seconds, "all layers on the fastest device type"),
         ("over data parallelism", expected.data_parallel_seconds, "all layers on every device, equal shares"),
     ):
         if seconds:
-            found.append([name, f"{seconds / period:.2f} ×", f"{what}: {milliseconds(seconds)} a minibatch"])
+            found.append([name, f"{seconds / period:.2f} ×", f"{what}: {milliseconds(seconds)} per minibatch"])
     if bound is not None:
         gap = max(0.0, (period - bound) / period)
-        found.append(["no plan is faster than", milliseconds(bound), "a proven lower bound for these devices"])
-        found.append(["gap to that bound", "none" if gap < CLOSE else f"{gap:.1%}", "none: no plan is better"])
+        found.append(["lower bound", milliseconds(bound), "no plan for these devices is faster: it is proven"])
+        found.append(["gap to the bound", "none" if gap < CLOSE else f"{gap:.1%}", "none: no plan is better"])
     elif plan.stages_per_rank > 1:
         told = "bounds are proven for plans with one stage a device, which interleaved stages can be better than"
-        found.append(["no plan is faster than", "not known", told])
+        found.append(["lower bound", "not known", told])
     position, limit = max(
         _memory(plan, cluster), key=lambda pair: (pair[0].memory_bytes / pair[1], pair[0].memory_bytes)
     )
@@ -88,7 +88,7 @@ def why(plan: Plan, problem: Problem) -> str:
     if kind == "transfer":
         sets = "boundaries of {} set the pace: their" if several else "boundary of {} sets the pace: its"
         whose = "stages'" if several else "stage's"
-        text = f"The {sets.format(where)} transfers take {milliseconds(seconds)} a minibatch, "
+        text = f"The {sets.format(where)} transfers take {milliseconds(seconds)} per minibatch, "
         text += f"the {whose} own work {milliseconds(own.busy_seconds)}."
     else:
         text = f"{where[0].upper()}{where[1:]} {'set' if several else 'sets'} the pace: {_spent(own)}."
@@ -210,7 +210,7 @@ def _moves(plan: Plan, problem: Problem, k: int) -> list[str]:
 
 def _spent(position: PositionEstimate) -> str:
     its = "their" if len(position.stages) > 1 else "its"
-    text = f"{its} layers take {milliseconds(position.compute_seconds)} a minibatch"
+    text = f"{its} layers take {milliseconds(position.compute_seconds)} per minibatch"
     if position.averaging_seconds:
         share = position.averaging_seconds / max(position.busy_seconds, 1e-300)
         text += f", averaging {its} gradients {milliseconds(position.averaging_seconds)} ({share:.0%})"

@@ -1,0 +1,41 @@
+"""The words on screen explained where they stand: a list to open below a picture, by mouse or keyboard."""
+
+from collections.abc import Mapping
+
+from ..display.markup import Html, joined
+from ..schedule_rules import SCHEDULE_RULES, WEIGHT_RULES
+
+OF_PLANS: Mapping[str, str] = {
+    "stage": "consecutive layers that one device, or several replicas with a share of the minibatches each, compute",
+    "minibatch, microbatch": "the samples that go through the pipeline together; a schedule that flushes updates the "
+    "weights once a step of several microbatches",
+    "period": "time per minibatch once the pipeline is full: that of its slowest stage or boundary",
+    "bound": "a period that no plan for these devices can be below, which the search proves",
+    "gap": "how far the plan's period is above the bound, as a share of it; none: no plan is better",
+    "averaging": "replicas of a stage exchange gradients and go on with their mean, while they compute nothing",
+    "transfer": "outputs that go to the next stage and gradients that come back, beside the computation",
+    "pin": "keep the cuts, or the devices of each stage, as they are while all else is planned anew",
+}
+OF_RUNS: Mapping[str, str] = {
+    "work": "forwards, backwards and updates of the weights",
+    "dependency": "waiting for another stage because what it makes is not there yet",
+    "imbalance": "waiting because stages or replicas do not take equally long",
+    "averaging": OF_PLANS["averaging"],
+    "communication": "waiting for bytes that are on their way",
+    "bubble": "time in which a rank has nothing to do while the pipeline fills and drains",
+    "planned, measured": "what the plan's estimate says of the run's minibatches, and what the run did once it was full",
+    "detached": "the job goes on when the kernel ends, and is found again by this board",
+}
+
+
+def explained(words: Mapping[str, str], *, schedules: bool = False) -> Html:
+    """Return the list, closed until it is asked for; `schedules` adds every schedule and weight policy."""
+    rows = dict(words)
+    if schedules:
+        rows |= {f"weights {name}": rules.summary for name, rules in WEIGHT_RULES.items()}
+        rows |= {f"schedule {name}": rules.summary for name, rules in SCHEDULE_RULES.items()}
+    row = Html("<dt style='font-weight:600'>{}</dt><dd style='margin:0 0 4px 16px'>{}</dd>")
+    return Html(
+        "<details style='font-size:12px;line-height:1.45;max-width:900px'><summary>What the words mean</summary>"
+        "<dl style='margin:4px 0'>{}</dl></details>"
+    ).format(joined(row.format(word, text) for word, text in rows.items()))
