@@ -343,7 +343,7 @@ def test_a_run_is_deleted_after_a_question(page, lab):
     lab.write("runs.ipynb", RUNS)
     run_notebook(page, lab, "runs.ipynb")
     page.wait_for_selector("text=3 of 3 runs")
-    page.locator(".widget-select-multiple select, .widget-select select").first.select_option("run-1")
+    page.get_by_label("mark run-1").check()
     page.locator("button.jupyter-button", has_text="delete").first.click()
     page.wait_for_selector("text=Delete run-1 with records")
     page.locator("button.jupyter-button", has_text="yes, delete").click()

@@ -3,6 +3,7 @@
 import json
 import os
 
+import pandas as pd
 import pytest
 
 from sparsepipe import InputError, Plan, Span, Stage, Trace, plots
@@ -82,13 +83,90 @@ def test_marked_runs_are_compared(table):
     assert table.views.layout.display == ""
 
 
-def test_a_run_that_did_not_finish_is_not_compared_but_said(table, tmp_path):
-    record(tmp_path, "half-001", finished=False)
+def test_runs_that_did_not_finish_are_compared_by_what_they_did(table, tmp_path):
+    """They were refused: "finish it with --resume"."""
+    half = record(tmp_path, "half-001", finished=False)
     table.again.click()
     table.marks.value = ("half-001",)
     table.compare.click()
-    assert "has no summary" in table.messages.value and "Traceback" not in table.messages.value
+    assert "did not do two minibatches (running)" in table.messages.value and "Traceback" not in table.messages.value
     assert table.views.layout.display == "none"
+    step = {"event": "step", "epoch": 0, "loss": 2.0, "samples": 4, "voxels": 10}
+    rows = [step | {"seconds": 1.0 + k, "minibatch": k} for k in range(3)]
+    (half.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    half.write_status("cancelled")
+    table.again.click()
+    assert table.table.set_index("run").loc["half-001", "samples/s"] == 4.0, "two minibatches of 4 in 2 seconds"
+    table.compare.click()
+    assert table.messages.value == "" and "(cancelled)" in table.throughput.figure
+    assert table.accuracy.layout.display == "none", "it finished no epoch"
+    table.marks.value = ("half-001", "pipe-001")
+    table.compare.click()
+    assert table.accuracy.layout.display == "" and "(cancelled)" in table.throughput.figure
+    assert "has no summary" not in table.messages.value
+    with pytest.raises(InputError, match="has no summary"):
+        plots.throughput(half)  # a paper's figure is of runs that finished
+
+
+def test_columns_are_added_and_sorted_by(table, tmp_path):
+    config = json.loads((tmp_path / "pipe-001" / "config.json").read_text())
+    (tmp_path / "pipe-001" / "config.json").write_text(json.dumps(config | {"learning_rate": 0.5}))
+    table.columns.value = ("learning_rate", "train loss")
+    row = table.table.set_index("run").loc["pipe-001"]
+    assert (row.learning_rate, row["train loss"]) == (0.5, 2.0)
+    assert table.table.set_index("run").loc["one-001"].learning_rate == ""
+    document = json.loads(table.marks.document)
+    assert document["columns"][-2:] == ["learning_rate", "train loss"] and document["numbers"][-1]
+    for descending, first in ((False, "pipe-001"), (True, "one-001")):
+        table.marks.sort = {"column": "accuracy", "descending": descending}
+        assert table.table.run[0] == first, "50.0% is less than 75.0%"
+    table.marks.sort = {"column": "learning_rate", "descending": True}
+    assert table.table.run[0] == "pipe-001", "what is empty comes last"
+    table.marks.sort = {"column": "nowhere", "descending": True}
+    assert len(table.table) == 2 and table.messages.value == ""
+
+
+def test_numbers_are_sorted_by_size_and_texts_after_them(tmp_path):
+    from sparsepipe.widgets.runs_rows import ordered
+
+    cells = pd.DataFrame({"value": ["10", "9", "", "auto", 2.5, "75%"]})
+    assert list(ordered(cells, "value", descending=False).value) == [2.5, "9", "10", "75%", "auto", ""]
+    assert list(ordered(cells, "value", descending=True).value) == ["auto", "75%", "10", "9", 2.5, ""]
+
+
+def test_tags_and_a_note_are_kept_beside_the_record_and_found_by_the_filter(table, tmp_path):
+    table.labels.button.click()
+    assert "no run is marked" in table.messages.value
+    table.marks.value = ("one-001",)
+    table.labels.tags.value, table.labels.note.value = "paper, baseline paper", "the <b> one"
+    table.labels.button.click()
+    assert json.loads((tmp_path / "one-001/labels.json").read_text()) == {
+        "tags": ["paper", "baseline"],
+        "note": "the <b> one",
+    }
+    table.filter.value = "baseline"
+    assert list(table.table.run) == ["one-001"] and table.table.note[0] == "the <b> one"
+    table.filter.value = ""
+    table.marks.value = ("pipe-001",)
+    assert table.labels.tags.value == ""
+    table.marks.value = ("one-001",)
+    assert table.labels.tags.value == "paper baseline"
+    (tmp_path / "one-001/labels.json").write_text('{"tags": 3}')
+    table.again.click()
+    assert "labels.json" in table.table.set_index("run").loc["one-001"].state
+
+
+def test_metrics_are_flat_tables(table, tmp_path):
+    made = RunRecord(tmp_path / "one-001")
+    epochs = made.frame("epoch")
+    assert epochs["train.loss"][0] == 2.0 and epochs["validation.accuracy"][0] == 0.75
+    assert list(made.frame().minibatch) == [0]
+    rows = made.metrics() + [{"event": "summary", "seconds": 3.0, "stages": [{"stage": 0, "busy_fraction": 0.5}]}]
+    (made.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    stages = made.frame("stage")
+    assert (stages.event[0], stages.stage[0], stages.busy_fraction[0]) == ("summary", 0, 0.5)
+    with pytest.raises(InputError, match="event 'steps' given, expected one of step, epoch, stage"):
+        made.frame("steps")
 
 
 def test_a_trace_is_opened_as_a_page_and_for_perfetto(table, tmp_path):

@@ -14,16 +14,37 @@ from .table import noted, of_readable, readable, record_names, told_by, trained_
 from .theme import GREY, RUN_COLORS, doubted, finished, hatch
 
 
-def throughput_table(*records: RunRecord) -> pd.DataFrame:
+def throughput_table(*records: RunRecord, partial: bool = False) -> pd.DataFrame:
     """One row for each run: measured steady-state samples/s, and what its plan predicts (one minibatch a period).
 
-    A damaged run is left out, with a warning. Raises InputError for a run without a summary: one that did not finish.
+    A damaged run is left out, with a warning. Raises InputError for a run without a summary: one that did not finish;
+    `partial`: only where it did not even do two minibatches. Its pace is then that of what it did, and `state` says so.
     """
-    found = of_readable(records, _row)
+    found = of_readable(records, _partial_row if partial else _row)
     names = record_names([records[place] for place, _ in found])
     table = pd.DataFrame([{"strategy": name, **row} for name, (_, row) in zip(names, found, strict=True)])
     table["speedup_over_first"] = table.samples_per_second / table.samples_per_second.iloc[0]
     return table
+
+
+def pace_of(record: RunRecord) -> float | None:
+    """Samples/s of a run: of its summary, else of its last epoch, else of its minibatches so far; None before two."""
+    for event in ("summary", "epoch"):
+        rows = [row for row in record.metrics(event) if row.get("samples_per_second") is not None]
+        if rows:
+            return float(rows[-1]["samples_per_second"])
+    steps = record.metrics("step")
+    seconds = steps[-1]["seconds"] - steps[0]["seconds"] if steps else 0.0
+    return sum(row.get("samples", 0) for row in steps[1:]) / seconds if seconds > 0 else None
+
+
+def _partial_row(record: RunRecord) -> dict[str, Any]:
+    if record.metrics("summary"):
+        return _row(record) | {"state": record.status["state"]}
+    pace = pace_of(record)
+    if pace is None:
+        raise InputError(f"{record.folder}: did not do two minibatches ({record.status['state']}); leave it out")
+    return _told(record, pace) | {"state": record.status["state"]}
 
 
 def _row(record: RunRecord) -> dict[str, Any]:
@@ -32,11 +53,15 @@ def _row(record: RunRecord) -> dict[str, Any]:
         raise InputError(
             f"{record.folder}: has no summary ({record.status['state']}); finish it with --resume, or leave it out"
         )
+    return _told(record, summaries[-1]["samples_per_second"])
+
+
+def _told(record: RunRecord, samples_per_second: float) -> dict[str, Any]:
     estimate, batch_size = record.plan.estimate, record.config["batch_size"]
     return {
         "run": record.name,
         "processes": len(record.plan.ranks),
-        "samples_per_second": summaries[-1]["samples_per_second"],
+        "samples_per_second": samples_per_second,
         "predicted_samples_per_second": batch_size / estimate.period_seconds
         if estimate and estimate.period_seconds
         else None,
@@ -45,10 +70,13 @@ def _row(record: RunRecord) -> dict[str, Any]:
     }
 
 
-def throughput(*records: RunRecord, note: str = "") -> go.Figure:
-    """Draw samples/s of each run beside what its plan predicts."""
-    records, left_out = readable(records, _row)
-    table = throughput_table(*records)
+def throughput(*records: RunRecord, note: str = "", partial: bool = False) -> go.Figure:
+    """Draw samples/s of each run beside what its plan predicts; `partial`: of runs that did not finish, too."""
+    records, left_out = readable(records, _partial_row if partial else _row)
+    table = throughput_table(*records, partial=partial)
+    if partial:
+        ended = zip(table.strategy, table.state, strict=True)
+        table["strategy"] = [name if state == "finished" else f"{name} ({state})" for name, state in ended]
     figure = go.Figure()
     sources = (
         ("predicted_samples_per_second", "simulated", "predicted"),

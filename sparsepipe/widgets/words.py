@@ -23,7 +23,7 @@ OF_RUNS: Mapping[str, str] = {
     "averaging": OF_PLANS["averaging"],
     "communication": "waiting for bytes that are on their way",
     "bubble": "time in which a rank has nothing to do while the pipeline fills and drains",
-    "planned, measured": "what the plan's estimate says of the run's minibatches, and what the run did once it was full",
+    "planned, measured": "what the plan's estimate says of such minibatches, and what the run did once it was full",
     "detached": "the job goes on when the kernel ends, and is found again by this board",
 }
 

@@ -1,0 +1,65 @@
+// A table of runs: a box to mark each, headers that sort. The kernel sorts and filters; cells are text, never markup.
+
+const STYLE = `
+.sp-runs{max-height:300px;overflow:auto;font-size:12px;line-height:1.5}
+.sp-runs table{border-collapse:collapse;width:max-content;min-width:100%}
+.sp-runs th,.sp-runs td{text-align:left;padding:2px 12px 2px 4px;vertical-align:top;max-width:320px;overflow-wrap:break-word}
+.sp-runs td.sp-number,.sp-runs th.sp-number{text-align:right}
+.sp-runs thead th{position:sticky;top:0;background:var(--jp-layout-color0,#fff)}
+.sp-runs thead button{all:unset;cursor:pointer;font-weight:600}
+.sp-runs thead button:focus-visible,.sp-runs input:focus-visible{outline:2px solid #56B4E9;outline-offset:1px}
+.sp-runs tr.sp-marked{background:var(--jp-layout-color2,#eee)}
+`;
+
+function render({ model, el }) {
+  el.innerHTML = `<style>${STYLE}</style><div class="sp-runs" tabindex="0" role="region" aria-label="runs"><table><thead></thead><tbody></tbody></table></div>`;
+  const head = el.querySelector("thead"), body = el.querySelector("tbody"), box = el.querySelector(".sp-runs");
+  const make = (name, text, more = {}) => Object.assign(document.createElement(name), { textContent: text }, more);
+
+  const sorted = (column) => {
+    const now = model.get("sort");
+    model.set("sort", { column, descending: now.column === column ? !now.descending : false });
+    model.save_changes();
+  };
+  const marked = (name, on) => {
+    const others = model.get("value").filter((one) => one !== name);
+    model.set("value", on ? [...others, name] : others);
+    model.save_changes();
+  };
+  const draw = () => {
+    const { columns, numbers, rows } = JSON.parse(model.get("document")), sort = model.get("sort"), value = new Set(model.get("value"));
+    const held = document.activeElement && box.contains(document.activeElement) ? document.activeElement.dataset.key : null;
+    box.style.display = rows.length ? "" : "none";
+    const line = make("tr", "");
+    line.append(make("th", "mark", { scope: "col" }));
+    columns.forEach((column, k) => {
+      const cell = make("th", "", { scope: "col", className: numbers[k] ? "sp-number" : "" });
+      const own = sort.column === column;
+      cell.setAttribute("aria-sort", own ? (sort.descending ? "descending" : "ascending") : "none");
+      const button = make("button", column + (own ? (sort.descending ? " ▾" : " ▴") : ""), { type: "button", title: `sort by ${column}` });
+      button.dataset.key = `sort ${column}`;
+      button.addEventListener("click", () => sorted(column));
+      cell.append(button);
+      line.append(cell);
+    });
+    head.replaceChildren(line);
+    body.replaceChildren(...rows.map((cells) => {
+      const name = cells[0], row = make("tr", "", { className: value.has(name) ? "sp-marked" : "" }), first = make("td", "");
+      const tick = make("input", "", { type: "checkbox", checked: value.has(name) });
+      tick.setAttribute("aria-label", `mark ${name}`);
+      tick.dataset.key = `mark ${name}`;
+      tick.addEventListener("change", () => marked(name, tick.checked));
+      first.append(tick);
+      row.append(first, ...cells.map((text, k) => make("td", text, { className: numbers[k] ? "sp-number" : "" })));
+      row.addEventListener("click", (event) => { if (!event.target.closest("input")) marked(name, !value.has(name)); });
+      return row;
+    }));
+    if (held) for (const one of box.querySelectorAll("[data-key]")) if (one.dataset.key === held) one.focus();
+  };
+  const names = ["document", "value", "sort"].map((name) => `change:${name}`);
+  for (const name of names) model.on(name, draw);
+  draw();
+  return () => { for (const name of names) model.off(name, draw); };
+}
+
+export default { render };

@@ -1,0 +1,101 @@
+"""The rows of the table of runs: what each record says of its run, settings and metrics by column."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ..errors import InputError
+from ..plots.table import strategy
+from ..plots.throughput import pace_of
+from ..record import RunRecord
+from ..record.labels import Labels
+
+COLUMNS = (
+    *("run", "state", "strategy", "samples/s", "accuracy", "epochs"),
+    *("data", "engine", "model", "started", "tags", "note"),
+)
+SETTINGS = (
+    *("batch_size", "learning_rate", "learning_rate_schedule", "optimizer", "seed", "voxel_size"),
+    *("precision", "compression", "device", "threads", "num_points"),
+)
+METRICS = (
+    "predicted samples/s",
+    "minibatches",
+    "train loss",
+    "validation loss",
+    "train accuracy",
+    "seconds",
+    "campaign",
+)
+
+
+def runs_table(folder: Path | str, *, more: tuple[str, ...] = ()) -> pd.DataFrame:
+    """One row for each run below `folder`, the newest first; a record that cannot be read says why in `state`.
+
+    `more`: other columns, of SETTINGS and METRICS. The pace of a run that did not end is that of what it did.
+    """
+    rows = [_row(path.parent, more) for path in Path(folder).glob("*/plan.json")]
+    table = pd.DataFrame(rows, columns=[*COLUMNS, *more])
+    return table.sort_values(["started", "run"], ascending=False, ignore_index=True)
+
+
+def ordered(table: pd.DataFrame, column: str, *, descending: bool) -> pd.DataFrame:
+    """The table sorted by a column: numbers by size, "75.0%" among them; texts after them, what is empty last."""
+    if column not in table:
+        return table
+    cells = list(table[column])
+    filled = [k for k, cell in enumerate(cells) if cell not in ("", None)]
+    own = sorted(filled, key=lambda k: _key(cells[k]), reverse=descending)
+    return table.iloc[[*own, *(k for k in range(len(cells)) if k not in set(filled))]].reset_index(drop=True)
+
+
+def _key(cell: Any) -> tuple[bool, float, str]:
+    try:
+        return False, float(str(cell).rstrip("%")), ""
+    except ValueError:
+        return True, 0.0, str(cell)
+
+
+def _row(folder: Path, more: tuple[str, ...]) -> dict[str, Any]:
+    row: dict[str, Any] = dict.fromkeys((*COLUMNS, *more), "")
+    row["run"] = folder.name
+    try:
+        labels = Labels.of(folder)
+        row |= {"tags": " ".join(labels.tags), "note": labels.note}
+        record = RunRecord.load(folder)
+        row |= {"state": record.status["state"], "strategy": strategy(record.plan)}
+        row |= {"model": record.model, "data": record.origin.get("facts", {}).get("data", "")}
+        row |= {"engine": record.config.get("engine", ""), "started": str(record.origin.get("created", ""))[:19]}
+        epochs, summary = record.metrics("epoch"), record.metrics("summary")
+        row["epochs"] = len(epochs)
+        if summary:
+            row["engine"] = summary[-1].get("engine", "")
+        if (pace := pace_of(record)) is not None:
+            row["samples/s"] = round(pace, 1)
+        accuracy = (epochs[-1].get("validation") or {}).get("accuracy") if epochs else None
+        row["accuracy"] = "" if accuracy is None else f"{accuracy:.1%}"
+        row |= _asked(record, epochs, more)
+    except (InputError, OSError) as error:
+        row["state"] = f"cannot be read: {error}"
+    return row
+
+
+def _asked(record: RunRecord, epochs: list[dict[str, Any]], more: tuple[str, ...]) -> dict[str, Any]:
+    """The cells of the columns that were asked for besides; empty where the record does not tell."""
+    told = {name: record.config.get(name) for name in more if name in SETTINGS}
+    if set(more) & set(METRICS):
+        last, estimate = epochs[-1] if epochs else {}, getattr(record.plan, "estimate", None)
+        predicted = record.config.get("batch_size", 0) / estimate.period_seconds if estimate else None
+        train, validation = last.get("train") or {}, last.get("validation") or {}
+        steps = record.metrics("step")
+        told |= {
+            "predicted samples/s": None if predicted is None else round(predicted, 1),
+            "minibatches": max((row["minibatch"] + 1 for row in steps), default=None),
+            "train loss": train.get("loss"),
+            "validation loss": validation.get("loss"),
+            "train accuracy": train.get("accuracy"),
+            "seconds": max((row["seconds"] for row in record.metrics()), default=None),
+            "campaign": record.campaign,
+        }
+    return {name: "" if (cell := told.get(name)) is None else cell for name in more}
