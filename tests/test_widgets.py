@@ -37,12 +37,33 @@ def test_a_clicked_layer_shows_its_numbers_on_every_device_type(profile):
     explorer.view.clicked = {"trace": 0, "point": 3, "data": "conv3"}
     text = explorer.details.value
     assert "conv3" in text and "from conv2, to conv4" in text and "1 MB" in text
-    assert all(number in text for number in ("10.000 ms", "20.000 ms", "40.000 ms", "80.000 ms", "2,000"))
+    assert all(number in text for number in ("10 ms", "20 ms", "40 ms", "80 ms", "2,000 voxels"))
     explorer.view.clicked = {"trace": 0, "point": 3, "data": None}
     assert explorer.details.value == text
     explorer.device_type.value = "slow"
     named = next(trace for trace in drawn(explorer.view)["data"] if trace.get("text"))
     assert len(named["text"]) == NUM_LAYERS and explorer.messages.value == ""
+
+
+def test_a_layer_is_found_by_name_or_kind_and_brought_into_sight():
+    layers = [Layer(f"node{k}", "ReLU()" if k % 2 else f"Conv2d(3, {k})") for k in range(400)]
+    costs = (LayerCost((CostSample(1, 0.001, 0.002, 1e6),)),) * 400
+    explorer = LayerGraphExplorer(Profile(LayerGraph.chain(layers), {"gpu": costs}))
+    named = next(trace for trace in drawn(explorer.view)["data"] if trace.get("text"))
+    assert named["text"][:2] == ["Conv2d 0", "ReLU 1"], "a number alone says nothing of a layer"
+    whole = drawn(explorer.view)["layout"]["xaxis"]["range"]
+    explorer.find.value = "conv2d 38)"
+    assert explorer.found.value == "node38" and "node38" in explorer.details.value
+    figure = drawn(explorer.view)["layout"]
+    low, high = figure["xaxis"]["range"]
+    assert high - low < (whole[1] - whole[0]) / 1.9 and len(figure["shapes"]) == 1
+    explorer.find.value = "relu"
+    assert len(explorer.found.options) == 200 and explorer.found.value == "node1"
+    explorer.find.value = "nothing-like-it"
+    assert "no layer has nothing-like-it" in explorer.details.value and explorer.messages.value == ""
+    explorer.find.value = ""
+    assert drawn(explorer.view)["layout"]["xaxis"]["range"] == whole
+    assert explorer.view.config["scrollZoom"] is False, "the wheel is the page's"
 
 
 def test_a_plan_of_another_network_is_refused_in_one_line(profile):

@@ -92,7 +92,7 @@ def test_every_control_changes_the_plan_on_screen(explorer):
     assert explorer.problem.size == pytest.approx(1000 * 2 / 4)
     explorer.planner.value = "data-parallel"
     assert len(explorer.plan.stages) == 1
-    assert "gap" not in tile(explorer, "gap to the bound") and tile(explorer, "gap to that bound") != "none"
+    assert "gap" not in tile(explorer, "gap to the bound") and tile(explorer, "gap to the bound") != "none"
     explorer.inside.value = 1e7
     assert explorer.shown_cluster.nodes[0].link.bandwidth == 1e7
     explorer.schedule.value = "1f1b"

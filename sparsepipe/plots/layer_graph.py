@@ -1,5 +1,6 @@
 """The network as a graph of layers, coloured by cost; with a plan also its stages, cuts and what crosses them."""
 
+import re
 from math import atan2, degrees
 
 import pandas as pd
@@ -8,7 +9,7 @@ from plotly.colors import sample_colorscale
 
 from ..costs import LayerTable
 from ..display.markup import Html
-from ..graph import LayerGraph
+from ..graph import Layer, LayerGraph
 from ..plan import Plan
 from ..profile import Profile
 from .layout import Layout, layout
@@ -16,6 +17,8 @@ from .table import crossing, noted, scaled_bytes, stage_of_layers
 from .theme import COST_SCALE, GREY, INK, SMALL, finished, stage_color
 
 _STEPS = 24  # shades of cost: each is one trace
+_NUMBERED = re.compile(r"(?:node|layer)?_?([0-9]+)")
+_KIND = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # of "Conv2d(3, 64, kernel_size=(3, 3))"
 _PIXELS = 1.12  # for each point of Graphviz's layout
 
 
@@ -86,7 +89,7 @@ def layer_graph(
         x=[x for x, _ in placed.positions],
         y=[y for _, y in placed.positions],
         mode="markers+text",
-        text=table.layer,
+        text=[layer_name(layer) for layer in graph.layers],
         textfont={"size": SMALL - 1, "color": ["white" if d else INK for d in dark]},
         marker={
             "opacity": 0,
@@ -99,7 +102,7 @@ def layer_graph(
                 "title": {"text": what, "side": "right", "font": {"size": SMALL}},
                 "thickness": 12,
                 "lenmode": "pixels",
-                "len": 230,
+                "len": min(230, round(max(placed.extent[1], 120) * _PIXELS)),
                 "y": 1,
                 "yanchor": "top",
                 "outlinewidth": 0,
@@ -122,6 +125,7 @@ def layer_graph(
         range=[min(ys) - placed.half[1] - pad, max(ys) + placed.half[1] + pad], scaleanchor="x", **bounds
     )
     figure.update_layout(
+        meta={"keeps_ratio": True},  # a view that is narrower than the figure makes it less high, too
         dragmode="pan",
         hovermode="closest",
         margin={"l": 10, "r": 10, "b": 10},
@@ -130,6 +134,12 @@ def layer_graph(
     text = noted(note, profile.origin if profile else None)
     size = {"width": round(min(width, 1400) * _PIXELS) + 130, "height": round(max(height, 120) * _PIXELS) + 130}
     return finished(figure, "Layers, coloured by cost" + (", stages outlined" if plan else ""), note=text, **size)
+
+
+def layer_name(layer: Layer) -> str:
+    """What a box says: the layer's name; of one that is only numbered its kind, too: "Conv2d 12" for "node12"."""
+    number, kind = _NUMBERED.fullmatch(layer.id), _KIND.match(layer.description)
+    return f"{kind[0]} {number[1]}" if number and kind else layer.id
 
 
 def _edges(placed: Layout) -> list[go.Scatter]:

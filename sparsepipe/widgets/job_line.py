@@ -112,7 +112,9 @@ def _promise(plan: Plan, batch_size: int) -> Html:
     parts.append(f"{plan.schedule}, weights {plan.weights}")
     parts.append("no speed predicted: nothing was measured for these settings" if speed is None else "predicted")
     text = Html(" · ").join(parts)
-    return Html("<span style='font-size:12px'>{}{}</span>").format(text, "" if speed is None else _speed(speed))
+    return Html("<div style='font-size:12px;line-height:1.4'>{}{}</div>").format(
+        text, "" if speed is None else _speed(speed)
+    )
 
 
 def _speed(speed: float) -> Html:

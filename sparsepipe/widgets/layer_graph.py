@@ -1,18 +1,38 @@
-"""The layer-graph explorer: the network as a graph to zoom, with a layer's costs on every device type on click."""
+"""The layer-graph explorer: the network as a graph to zoom and search, with a layer's costs on every device type."""
 
 from typing import Any
 
 import ipywidgets
+import plotly.graph_objects as go
 
 from .. import plots
 from ..display.markup import Html, joined
 from ..plan import Plan
-from ..plots.table import scaled_bytes
+from ..plots.layer_graph import layer_name
+from ..plots.layout import layout
+from ..plots.table import milliseconds, scaled_bytes
+from ..plots.theme import INK
 from ..profile import Profile
 from .html_view import HtmlView
 from .messages import Messages
 from .plot_view import PlotView
 from .responsive import responsive
+
+_AROUND = 3.5  # widths of a box that stay in sight on each side of a layer that was searched for
+_MOST_FOUND = 200
+_HOW = "Click a layer for its numbers, or find it by name or kind. Drag to move; the buttons above the graph zoom."
+_HEAD = (
+    "device type",
+    "at",
+    "forward",
+    "± spread",
+    "backward",
+    "± spread",
+    "puts out",
+    "new coordinates",
+    "kept for its backward",
+    "kernel map",
+)
 
 
 class LayerGraphExplorer:
@@ -24,22 +44,66 @@ class LayerGraphExplorer:
     def __init__(self, profile: Profile, plan: Plan | None = None, *, note: str = "") -> None:
         if plan is not None:
             plan.check(profile.graph)
-        self.profile, self.plan = profile, plan
+        self.profile, self.plan, self.note = profile, plan, note
         self.messages = Messages()
-        self.details = HtmlView(Html("<i>Click a layer for its numbers; drag to move, scroll to zoom.</i>"))
-        self.view = PlotView(scroll_zoom=True)
-        self.device_type = ipywidgets.Dropdown(options=list(profile.device_types), description="device type")
-        self.device_type.observe(self.messages.shown(lambda _: self._draw(note)), names="value")
+        self.details = HtmlView(Html("<i>{}</i>").format(_HOW))
+        self.view = PlotView()
+        names = {"description_width": "initial"}
+        self.device_type = ipywidgets.Dropdown(
+            options=list(profile.device_types), description="device type", tooltip="whose times are shown", style=names
+        )
+        self.find = ipywidgets.Text(
+            description="find", placeholder="a layer's name or kind", tooltip="shows the layers that match", style=names
+        )
+        self.found = ipywidgets.Dropdown(
+            description="found", tooltip="shows this layer", style=names, layout={"display": "none"}
+        )
+        self.device_type.observe(self.messages.shown(lambda _: self._draw()), names="value")
+        self.find.observe(self.messages.shown(lambda _: self._search()), names="value")
+        self.found.observe(self.messages.shown(lambda _: self._draw()), names="value")
         self.view.on_click(self.messages.shown(self._clicked))
-        self.widget = responsive(ipywidgets.VBox([self.messages, self.device_type, self.view, self.details]))
-        self._draw(note)
+        controls = ipywidgets.HBox([self.device_type, self.find, self.found], layout={"flex_flow": "row wrap"})
+        self.widget = responsive(ipywidgets.VBox([self.messages, controls, self.details, self.view]))
+        self._draw()
 
     def show(self, layer: str) -> None:
         """Show the numbers of one layer. Raises KeyError for a layer that the graph does not have."""
         self.details.value = layer_details(self.profile, self.profile.graph.index[layer])
 
-    def _draw(self, note: str) -> None:
-        self.view.show(plots.layer_graph(self.profile, self.plan, device_type=self.device_type.value, note=note))
+    def _search(self) -> None:
+        """Offer the layers whose name or description has all words; the first of them is shown."""
+        words = self.find.value.lower().split()
+        layers = self.profile.graph.layers if words else ()
+        told = [(f"{layer.id} {layer_name(layer)} {layer.description}", layer) for layer in layers]
+        hits = [layer for text, layer in told if all(word in text.lower() for word in words)]
+        options = [(f"{layer_name(layer)} ({layer.id})", layer.id) for layer in hits[:_MOST_FOUND]]
+        self.found.options = options
+        self.found.layout.display = "" if options else "none"
+        if options:
+            self.found.value = options[0][1]  # which draws it
+            return
+        if words:
+            self.details.value = Html("<i>no layer has {} in its name or kind</i>").format(" ".join(words))
+        self._draw()
+
+    def _draw(self) -> None:
+        figure = plots.layer_graph(self.profile, self.plan, device_type=self.device_type.value, note=self.note)
+        if self.found.value is not None:
+            self.show(self.found.value)
+            self._mark(figure, self.profile.graph.index[self.found.value])
+        self.view.show(figure)
+
+    def _mark(self, figure: go.Figure, layer: int) -> None:
+        """Draw a frame around a layer; of a large graph only its neighbourhood stays in sight."""
+        placed = layout(self.profile.graph)
+        (x, y), (w, h) = placed.positions[layer], placed.half
+        figure.add_shape(
+            type="rect", x0=x - w - 4, x1=x + w + 4, y0=y - h - 4, y1=y + h + 4, line={"width": 3, "color": INK}
+        )
+        room = _AROUND * 2 * w
+        if placed.extent[0] > 2 * room:
+            figure.update_xaxes(range=[x - room, x + room])
+            figure.update_yaxes(range=[y - room / 2, y + room / 2])
 
     def _clicked(self, point: dict[str, Any]) -> None:
         if point.get("data") in self.profile.graph.index:
@@ -51,33 +115,20 @@ def layer_details(profile: Profile, layer: int) -> Html:
     found, graph = profile.graph.layers[layer], profile.graph
     inputs = ", ".join(graph.layers[i].id for i in graph.inputs[layer]) or "the input"
     consumers = ", ".join(graph.layers[i].id for i in graph.consumers[layer]) or "the loss"
-    head = (
-        "device type",
-        profile.size_unit,
-        "forward",
-        "spread",
-        "backward",
-        "spread",
-        "output",
-        "new coordinates",
-        "kept",
-        "pairs",
-    )
     rows = []
     for kind in profile.device_types:
         for s in profile.costs[kind][layer].samples:
             times = (s.forward, s.forward_spread, s.backward, s.backward_spread)
             sizes = (s.output_bytes, s.coordinate_bytes, s.saved_bytes)
-            rows.append(
-                (
-                    kind,
-                    f"{s.size:,.0f}",
-                    *(f"{t * 1e3:.3f} ms" for t in times),
-                    *map(scaled_bytes, sizes),
-                    f"{s.kernel_map_pairs:,.0f}",
-                )
-            )
-    cell, line = Html("<td style='padding-right:14px'>{}</td>"), Html("<tr>{}</tr>")
-    table = joined(line.format(joined(map(cell.format, row))) for row in (head, *rows))
+            pairs = f"{s.kernel_map_pairs:,.0f} pairs of voxels" if s.kernel_map_pairs else "none"
+            size = f"{s.size:,.0f} {profile.size_unit}"
+            rows.append((kind, size, *map(milliseconds, times), *map(scaled_bytes, sizes), pairs))
+    look = "padding-right:14px;text-align:left;white-space:nowrap"
+    cell, head, line = Html("<td style='{}'>{}</td>"), Html("<th style='{}'>{}</th>"), Html("<tr>{}</tr>")
+    top = line.format(joined(head.format(look, word) for word in _HEAD))
+    table = joined([top, *(line.format(joined(cell.format(look, text) for text in row)) for row in rows)])
     text = f"from {inputs}, to {consumers}; parameters {scaled_bytes(found.parameter_bytes)}"
-    return Html("<b>{}</b> {}<br>{}<table>{}</table>").format(found.id, found.description, text, table)
+    return Html(
+        "<b>{}</b> {}<br>{}<div style='overflow-x:auto' tabindex='0' role='region' aria-label='costs'>"
+        "<table>{}</table></div>"
+    ).format(found.id, found.description, text, table)

@@ -68,8 +68,13 @@ function library(model) {
   return globalThis[key];
 }
 
-function themed(figure) {
+const AROUND = 130;  // pixels of title and margins, which stay
+function themed(figure, room) {
   const layout = { ...figure.layout, autosize: true };  // as wide as there is room; the height stays
+  if (layout.meta && layout.meta.keeps_ratio && room && layout.width > room) {
+    const share = Math.max(room - AROUND, 100) / (layout.width - AROUND);
+    layout.height = Math.round(AROUND + (layout.height - AROUND) * share);
+  }
   delete layout.width;
   if (document.body.dataset.jpThemeLight !== "false") return { data: figure.data, layout };
   const ink = "#d8d8d8", grid = "#3a3a3a", clear = "rgba(0,0,0,0)";
@@ -81,7 +86,7 @@ function themed(figure) {
   });
   const dark = { ...layout, paper_bgcolor: clear, plot_bgcolor: clear, font: { ...(layout.font || {}), color: ink } };
   const title = layout.title || {};
-  if (title.text) dark.title = { ...title, text: title.text.replaceAll("#555555", "#aaaaaa") };
+  if (title.text) dark.title = { ...title, text: title.text.replaceAll("#555555", "#aaaaaa").replaceAll("#B03A2E", "#ff8f80") };
   if (layout.annotations) dark.annotations = layout.annotations.map((one) => ({ ...one, font: lit(one.font || {}) }));
   if (layout.shapes) dark.shapes = layout.shapes.map((one) => ({ ...one, line: lit(one.line || {}) }));
   for (const name of Object.keys(layout)) {
@@ -104,7 +109,7 @@ export default {
         again = false;
         const figure = JSON.parse(model.get("figure"));
         if (!figure.data) continue;  // nothing to show yet
-        const { data, layout } = themed(figure);
+        const { data, layout } = themed(figure, el.clientWidth);
         try {
           await Plotly.react(div, data, layout, model.get("config"));
         } catch (error) {  // the next figure may be well
