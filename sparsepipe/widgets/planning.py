@@ -1,6 +1,6 @@
 """Plan and simulate the settings of the partition explorer; answers are cached."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 
 from ..cluster import Cluster
@@ -10,6 +10,7 @@ from ..planners import Problem, bound_of, partition, planners_with
 from ..planners.by_hand import by_hand, with_cuts, with_groups
 from ..planners.device_groups import device_classes
 from ..profile import Profile
+from ..remembered import remembered
 from ..simulator import simulate
 from ..trace import Trace
 from .as_code import as_code
@@ -67,6 +68,7 @@ class Planning:
         self._asked: tuple[tuple, Problem] | None = None
         self._made: dict[tuple, Plan | str] = {}
         self._compressed = {1.0: profile}
+        self._kept: dict[Hashable, dict] = {}
 
     def answer(self, settings: Settings) -> Answer:
         """Plan and simulate. Raises InputError for settings that cannot be planned."""
@@ -90,8 +92,8 @@ class Planning:
         profile = self._compressed[ratio]
         if factor == 1:
             return profile
-        counts = self.profile.typical_sizes
-        return replace(profile, sizes=tuple(count * factor for count in counts))
+        sizes = tuple(count * factor for count in self.profile.typical_sizes)
+        return remembered(self._kept, "sized", (ratio, sizes), lambda: replace(profile, sizes=sizes))
 
     def _problem(self, settings: Settings) -> Problem:
         """What is asked for; the same object while it is the same, as it holds the costs worked out."""
