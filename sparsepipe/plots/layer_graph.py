@@ -125,7 +125,8 @@ def layer_graph(
         range=[min(ys) - placed.half[1] - pad, max(ys) + placed.half[1] + pad], scaleanchor="x", **bounds
     )
     figure.update_layout(
-        meta={"keeps_ratio": True},  # a view that is narrower than the figure makes it less high, too
+        # A view that is narrower than the figure makes it less high, too, and names smaller: see widgets/plot_view.py.
+        meta={"keeps_ratio": True, "pixels": _PIXELS, "names": SMALL - 1},
         dragmode="pan",
         hovermode="closest",
         margin={"l": 10, "r": 10, "b": 10},

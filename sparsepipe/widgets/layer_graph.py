@@ -121,8 +121,8 @@ def layer_details(profile: Profile, layer: int) -> Html:
             times = (s.forward, s.forward_spread, s.backward, s.backward_spread)
             sizes = (s.output_bytes, s.coordinate_bytes, s.saved_bytes)
             pairs = f"{s.kernel_map_pairs:,.0f} pairs of voxels" if s.kernel_map_pairs else "none"
-            size = f"{s.size:,.0f} {profile.size_unit}"
-            rows.append((kind, size, *map(milliseconds, times), *map(scaled_bytes, sizes), pairs))
+            size = f"{s.size:,.0f} {profile.size_unit}" if s.size else "any size"
+            rows.append((kind, size, *map(_time, times), *map(scaled_bytes, sizes), pairs))
     look = "padding-right:14px;text-align:left;white-space:nowrap"
     cell, head, line = Html("<td style='{}'>{}</td>"), Html("<th style='{}'>{}</th>"), Html("<tr>{}</tr>")
     top = line.format(joined(head.format(look, word) for word in _HEAD))
@@ -132,3 +132,7 @@ def layer_details(profile: Profile, layer: int) -> Html:
         "<b>{}</b> {}<br>{}<div style='overflow-x:auto' tabindex='0' role='region' aria-label='costs'>"
         "<table>{}</table></div>"
     ).format(found.id, found.description, text, table)
+
+
+def _time(seconds: float) -> str:
+    return milliseconds(seconds) if seconds else "–"

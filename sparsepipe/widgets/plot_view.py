@@ -102,7 +102,15 @@ export default {
     const Plotly = await library(model);
     const div = document.createElement("div");
     el.appendChild(div);
-    let drawing = false, again = false;
+    let drawing = false, again = false, width = 0, size = 0;
+    const fitted = () => {  // names as large as their boxes, of a figure whose boxes shrink with it
+      const axis = div._fullLayout && div._fullLayout.xaxis, layout = JSON.parse(model.get("figure")).layout || {};
+      if (!axis || !layout.meta || !layout.meta.keeps_ratio) return;
+      const share = axis._length / Math.abs(axis.range[1] - axis.range[0]) / layout.meta.pixels;
+      const fits = Math.max(2, Math.min(layout.meta.names, Math.floor(layout.meta.names * share)));
+      const named = div.data.map((trace, k) => (trace.text ? k : -1)).filter((k) => k >= 0);
+      if (fits !== size && named.length) { size = fits; Plotly.restyle(div, { "textfont.size": fits }, named); }
+    };
     const draw = async () => {
       again = true;
       if (drawing) return;
@@ -111,14 +119,20 @@ export default {
         again = false;
         const figure = JSON.parse(model.get("figure"));
         if (!figure.data) continue;  // nothing to show yet
-        const { data, layout } = themed(figure, el.clientWidth);
+        width = el.clientWidth;
+        const { data, layout } = themed(figure, width);
         try {
           await Plotly.react(div, data, layout, model.get("config"));
         } catch (error) {  // the next figure may be well
           div.textContent = `this figure cannot be drawn: ${error.message}`;
           continue;
         }
-        if (!div.dataset.drawn) div.on("plotly_click", clicked);  // plotly gives `on` with the first drawing
+        if (!div.dataset.drawn) {  // plotly gives `on` with the first drawing
+          div.on("plotly_click", clicked);
+          div.on("plotly_relayout", fitted);
+        }
+        size = 0;
+        fitted();
         div.dataset.drawn = String(Number(div.dataset.drawn || 0) + 1);
       }
       drawing = false;
@@ -130,9 +144,13 @@ export default {
     };
     model.on("change:figure", draw);
     const theme = new MutationObserver(() => draw());  // light or dark: drawn again in the other ink
+    const room = new ResizeObserver(() => {  // a figure that keeps its ratio is drawn for the room there is
+      if (el.clientWidth && el.clientWidth !== width && model.get("figure").includes('"keeps_ratio":true')) draw();
+    });
+    room.observe(el);
     theme.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light"] });
     await draw();
-    return () => { model.off("change:figure", draw); theme.disconnect(); Plotly.purge(div); };
+    return () => { model.off("change:figure", draw); theme.disconnect(); room.disconnect(); Plotly.purge(div); };
   },
 };
 """
