@@ -1,11 +1,14 @@
 """Simulated runs whose sizes vary tenfold: costs as measured, a machine's noise, and what goes wrong on the way."""
 
+import json
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 
-from sparsepipe import Cluster, CostSample, DeviceType, LayerCost, Link, Node, Plan, Profile, Stage, simulate
+from sparsepipe import Cluster, CostSample, DeviceType, LayerCost, Link, Node, Plan, Profile, RunRecord, Stage, simulate
+from sparsepipe.record import Origin
 from sparsepipe.stragglers import Stragglers
 from sparsepipe.trace import Span
 
@@ -110,3 +113,40 @@ def as_measured(spans):
         found.append(span._replace(end=span.start + 1e-6))
         found.append(Span(span.peer, name, span.start, span.end, "wait", stage, span.minibatch, span.rank))
     return found
+
+
+class WrittenRun:
+    """A run's folder, to which rows are added as its ranks would."""
+
+    def __init__(self, folder, plan=None, *, named=True):
+        self.plan = plan or halves()
+        self.record = RunRecord.create(folder, self.plan, {"engine": "replay", "model": "vgg"}, Origin())
+        self.folder = folder
+        if named:
+            PROFILE.save(folder / "profile.json")
+            (folder / "cluster.toml").write_text(cluster_with().to_toml())
+
+    def add(self, spans, sizes, *, numbers=None, shift=0, unit="voxels"):
+        """Add those spans and steps whose minibatches are among `numbers`, `shift` minibatches later."""
+        chosen = [s for s in spans if numbers is None or s.minibatch in numbers]
+        chosen.sort(key=lambda span: (span.rank, span.start))
+        for rank, own in groupby(chosen, key=lambda span: span.rank):
+            with (self.folder / f"trace-rank{rank}.jsonl").open("a") as file:
+                file.writelines(
+                    json.dumps(span._replace(minibatch=span.minibatch + shift)._asdict()) + "\n" for span in own
+                )
+        with (self.folder / "metrics.jsonl").open("a") as file:
+            for number, size in sizes.items():
+                if numbers is None or number in numbers:
+                    row = {"event": "step", "epoch": 0, "minibatch": number + shift, unit: size}
+                    file.write(json.dumps(row) + "\n")
+        return self
+
+
+SLOW_FROM = 80
+
+
+def slowed(**others):
+    """(spans, sizes) as measured, of a run whose rank 1 takes twice as long from minibatch 80 on."""
+    spans, sizes = drifting(Piece(SLOW_FROM), Piece(60, "slow:rank=1,factor=2"), **others)
+    return as_measured(spans), sizes

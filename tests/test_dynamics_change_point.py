@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sparsepipe.dynamics import change_point
-from sparsepipe.dynamics.change_point import AT_ONCE, LEARNT, ChangePoint
+from sparsepipe.dynamics.change_point import AT_ONCE, LEARNT, PASSED_OVER, ChangePoint
 
 SEEDS = range(8)
 
@@ -61,8 +61,14 @@ def test_its_end_is_a_change_too():
 
 def test_a_first_level_that_nobody_expected_is_a_change_from_the_beginning():
     (change,), test = changes_in(noise(100) + math.log(2))
-    assert (change.began, change.found, change.before) == (0, LEARNT - 1, 0.0)
+    assert (change.began, change.found, change.before) == (0, PASSED_OVER + LEARNT - 1, 0.0)
     assert not changes_in(noise(100) + math.log(1.1))[0], "a profile may be off by so much"
+
+
+def test_warming_up_is_no_drift():
+    values = noise(100)
+    values[:PASSED_OVER] += 2.0
+    assert not changes_in(values)[0]
 
 
 def test_what_is_learnt_anew_is_a_change_only_where_it_is_another_level():

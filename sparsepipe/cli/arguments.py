@@ -179,6 +179,12 @@ def _run(verb: Parser) -> None:
         "--launcher", choices=tuple(LAUNCHERS), help="ssh where --cluster has hosts beyond this one, else local"
     )
     verb.add_argument("--cluster", type=Path, metavar="FILE", help="the hosts to run on, in the order of the ranks")
+    verb.add_argument(
+        "--profile",
+        action="append",
+        metavar="[TYPE=]FILE",
+        help="of the model: the run says while it goes on which rank or link takes longer than that",
+    )
     _optimizer_options(verb)
     _numerics_options(verb)
     _data_options(verb)
@@ -332,6 +338,11 @@ def _cluster_measure(verb: Parser) -> None:
         metavar="FILE.toml",
         help="where it is written (default: FILE itself, or FILE.toml beside it); comments are not kept",
     )
+
+
+def _runs_drift(verb: Parser) -> None:
+    _one_run(verb)
+    _machine_options(verb)
 
 
 # --- traces -------------------------------------------------------------------------------------------------------
@@ -520,6 +531,7 @@ OPTIONS: Mapping[str, tuple[str, Callable[[Parser], None]]] = {
     "runs replan": ("have a run of this machine go on under another plan, while it trains", _runs_replan),
     "runs cancel": ("end a run of this machine now", _one_run),
     "runs export": ("write the trace of a run for Perfetto and Chrome", _runs_export),
+    "runs drift": ("how slow each rank and link was, beside its profile, and when that changed", _runs_drift),
     "cluster show": ("the hosts and devices that a file tells of, and which kind of file it is", _cluster_file),
     "cluster check": (
         "reach every host: versions, devices, memory, disk, clock, and whether they reach each other",

@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from ..cluster import Cluster
 from ..display.html import left_out
 from ..display.markup import one_line
 from ..errors import DamagedRecord, InputError
@@ -24,6 +25,7 @@ from ..launchers.ssh.placement import HOSTS
 from ..pipeline_simulator import simulate_pipelines
 from ..pipelines import Pipelines, holds_pipelines
 from ..plan import Plan
+from ..profile import Profile
 from ..provenance import Provenance
 from ..record import RunRecord, load_warnings
 from ..replication import parse_rule
@@ -31,6 +33,7 @@ from ..runtime import RunConfig
 from ..runtime.workloads import layer_graph
 from ..sinks import Sink, open_sink
 from ..stragglers import Stragglers
+from .drift import DriftLines, drift_answer
 from .driver_run import filled
 from .follow_run import RunFollower
 from .output import Answer, cell, progress_line, table
@@ -66,9 +69,10 @@ def run(options: argparse.Namespace) -> Answer:
         chosen = driver.planned(chosen)
     for text in chosen.warnings:
         progress_line(f"warning: plan: {text}")
+    profile, cluster = _held_against(options, chosen, cluster)
     where = {"port": options.port, "detach": options.detach or None, "replication": options.replication}
     where = {key: value for key, value in where.items() if value is not None}
-    where |= {"launcher": launcher, "cluster": cluster}
+    where |= {"launcher": launcher, "profile": profile, "cluster": cluster}
     sinks = _sinks(options)
     job = launch(chosen, config, run_dir=folder, resume=options.resume is not None, **where)
     if options.detach:
@@ -82,6 +86,27 @@ def _cluster_file(options: argparse.Namespace) -> Path | None:
         return options.cluster
     before: Path = options.resume / HOSTS
     return before if before.exists() else None
+
+
+def _held_against(
+    options: argparse.Namespace, plan: Plan | Pipelines, cluster: Cluster | None
+) -> tuple[Profile | None, Cluster | None]:
+    """The profile that the run is held against while it trains, and its devices.
+
+    Where no cluster is known they are as many like ones as the plan has ranks. Raises InputError where the plan is not
+    one for them.
+    """
+    if not options.profile:
+        return None, cluster
+    if options.resume:
+        raise InputError("--profile goes with a new run; one that resumes keeps the profile that it was launched with")
+    given = dict.fromkeys(("server_file", "bandwidth", "memory", "devices")) | vars(options)
+    if options.cluster is None:
+        given["devices"] = [len(plan.ranks)]
+    profile, like = profile_and_cluster(argparse.Namespace(**given))
+    cluster = like if cluster is None or options.cluster is not None else cluster
+    plan.check(profile.graph, cluster)
+    return profile, cluster
 
 
 def settings_of(options: argparse.Namespace, *, before: Mapping[str, Any] | None = None) -> RunConfig:
@@ -248,6 +273,11 @@ def runs_export(options: argparse.Namespace) -> Answer:
     )
 
 
+def runs_drift(options: argparse.Namespace) -> Answer:
+    """How slow each rank and link was, beside its profile; that of the run where none is given."""
+    return drift_answer(_record(options.run), *_given_devices(options))
+
+
 # --- what they share ----------------------------------------------------------------------------------------------
 
 
@@ -255,6 +285,13 @@ def _record(run: Path) -> RunRecord:
     """Open a run by its folder, or by its name where it is in the usual place."""
     known = run / "plan.json"
     return RunRecord.load(run if known.exists() or run.is_absolute() else _first(run, _RUNS / run))
+
+
+def _given_devices(options: argparse.Namespace) -> tuple[Profile | None, Cluster | None]:
+    """The profile and the cluster that the options name; None where they name none."""
+    if options.profile or options.server_file or options.devices:
+        return profile_and_cluster(options)
+    return None, load_cluster(options.cluster) if options.cluster else None
 
 
 def _first(*folders: Path) -> Path:
@@ -280,9 +317,10 @@ def _followed(job: Any, *, cancel: bool = True, sinks: Sequence[Sink] = ()) -> A
 
 def _waited(job: Any, *, cancel: bool = True, sinks: Sequence[Sink] = ()) -> dict[str, Any]:
     follower = RunFollower()
+    sinks = (follower, DriftLines(job.record, before=follower.close), *sinks)
 
     def take(row: dict[str, Any]) -> None:
-        for sink in (follower, *sinks):
+        for sink in sinks:
             sink(row)
 
     try:
@@ -292,7 +330,7 @@ def _waited(job: Any, *, cancel: bool = True, sinks: Sequence[Sink] = ()) -> dic
             job.cancel()
         raise
     finally:
-        for sink in (follower, *sinks):
+        for sink in sinks:
             sink.close()
     if job.state == "stopped":
         progress_line(f"stopped as asked; sparsepipe run --resume {job.record.folder} goes on")
@@ -381,4 +419,5 @@ VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {
     "runs replan": runs_replan,
     "runs cancel": runs_cancel,
     "runs export": runs_export,
+    "runs drift": runs_drift,
 }

@@ -7,10 +7,15 @@ observations.py   what spans tell: a rank's work on a minibatch, a transfer with
 series.py         one rank's or link's ratios, and the alarms that they raise
 change_point.py   the test for lasting changes, with its sources
 alarms.py         what is told of them
+of_runs.py        the drift of a run, by its record: drift_of, and Follower while it goes on
+run_rows.py       spans and sizes from a run's files while they grow
+drift_file.py     what a follower writes of it to the record
 """
 
 from .alarms import Alarm, Standing
 from .drift import Watch
 from .factors import Factors
+from .of_runs import Follower, drift_of
+from .run_rows import RunRows
 
-__all__ = ["Alarm", "Factors", "Standing", "Watch"]
+__all__ = ["Alarm", "Factors", "Follower", "RunRows", "Standing", "Watch", "drift_of"]

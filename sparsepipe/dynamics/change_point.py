@@ -24,7 +24,8 @@ from statistics import median
 
 SMALLEST = 1.3  # times as long, or as short: the smallest change that is to be found
 AT_ONCE = 6  # minibatches in a row that make a change, at the least
-LEARNT = 10  # minibatches before a reference is taken; the test begins behind them
+PASSED_OVER = 5  # first minibatches, in which kernels and caches warm up
+LEARNT = 10  # minibatches after those, of which a first reference is taken; the test begins behind them
 SETTLED = 100  # minibatches of which the reference is the median, at the most
 OUTLIER = 1.5  # times as long as usual, and more than four times the noise: a spike
 
@@ -84,6 +85,7 @@ class ChangePoint:
     _sums: dict[int, _Sum] = field(default_factory=_sums, repr=False)  # by direction
     _ordered: list[float] = field(default_factory=list, repr=False)  # the differences by their size
     _last: float | None = field(default=None, repr=False)
+    _to_pass_over: int = field(default=PASSED_OVER, repr=False)
     _outliers: int = field(default=0, repr=False)  # of the run that goes on
 
     @property
@@ -93,7 +95,8 @@ class ChangePoint:
 
     def restart(self) -> None:
         """Learn the reference anew, as what is measured is something else from now on; a jump of it is a change."""
-        self._sorted, self._sums, self._outliers = [], _sums(), 0
+        self._sorted, self._sums, self._outliers, self._last = [], _sums(), 0, None
+        self._to_pass_over = PASSED_OVER
 
     def add(self, value: float) -> Change | None:
         """Take the next log ratio; return the change that it proves, if it does.
@@ -102,6 +105,9 @@ class ChangePoint:
         change which began with its first value.
         """
         self.count += 1
+        if self._to_pass_over:
+            self._to_pass_over -= 1
+            return None
         self._take_noise(value)
         if self.learning:
             return self._learn(value)
@@ -125,7 +131,7 @@ class ChangePoint:
         before, self.level = self.level, median(self._sorted)
         if abs(self.level - before) <= _FROM_START:
             return None
-        return Change(self.count - LEARNT, self.count - 1, before, self.level)
+        return Change(self.count - LEARNT - PASSED_OVER, self.count - 1, before, self.level)
 
     def _take_noise(self, value: float) -> None:
         if self._last is not None:

@@ -10,7 +10,7 @@ from ..schedule import Op
 from ..simulator import CODES, durations
 
 _FORWARD, _BACKWARD = CODES[Op.FORWARD], CODES[Op.BACKWARD]
-_NOTICED = 0.02  # of a minibatch's time on the slowest rank: shorter transfers are as good as none
+_NOTICED = 0.05  # of a minibatch's time on the slowest rank: shorter transfers are as good as none
 _MOST = 65_536  # sizes whose times are kept
 
 

@@ -100,6 +100,19 @@ _COMMON: Mapping[str, Check] = {
 MERGES = fields(
     {"event": text, "seconds": real, "merge": _count, "pipeline": _count, "distance": number, "applied": flag}
 )
+DRIFTS = fields(
+    {
+        "event": text,
+        "minibatch": _count,
+        "began": _count,
+        "rank": integer,
+        "link": each(integer),
+        "recovered": flag,
+        "factor": number,
+        "before": number,
+        "seconds": real,
+    }
+)
 METRICS = fields(
     {
         **_COMMON,
@@ -150,6 +163,11 @@ def read_metrics(path: Path, event: str | None = None) -> list[Fields]:
 def read_merges(path: Path, event: str | None = None) -> list[Fields]:
     """Read rows of merges between pipelines, those of one `event` where it is named. Raises as `read_metrics` does."""
     return _read_events(path, event, MERGES)
+
+
+def read_drifts(path: Path, event: str | None = None) -> list[Fields]:
+    """Read rows of what was found to drift, those of one `event` where it is named. Raises as `read_metrics` does."""
+    return _read_events(path, event, DRIFTS)
 
 
 def _read_events(path: Path, event: str | None, checked: Callable[[Any, str], Fields]) -> list[Fields]:

@@ -9,6 +9,7 @@ runs/<name>/plan.json config.json origin.json   the plan, the settings, and the 
             trace-rank0.jsonl …                 spans, a file for each rank; `RunRecord.trace` puts them together
             pipelines/0 …               of several pipelines, each as a run of one; minibatches.jsonl (who took which)
                                         and merges.jsonl (who averaged with whom) are theirs together
+            drift.jsonl                         lasting changes of ranks and links, found by whoever followed the run
             control/                            what a running job was asked for: see runtime/commands.py
             checkpoints/ logs/
 """
@@ -39,7 +40,16 @@ from ..workload_facts import workload_facts
 from .code_version import commit
 from .of_pipelines import trace_of_all
 from .plans import FollowedPlan, begin_plan, followed_plans, newest_plan, plan_at
-from .record_files import CONFIG, ORIGIN, STATUS, read_beside, read_fields, read_merges, read_metrics
+from .record_files import (
+    CONFIG,
+    ORIGIN,
+    STATUS,
+    read_beside,
+    read_drifts,
+    read_fields,
+    read_merges,
+    read_metrics,
+)
 from .trace_file import bytes_of_rank, put_together, read_spans
 
 if TYPE_CHECKING:
@@ -237,6 +247,15 @@ class RunRecord:
         """
         path = self.folder / "merges.jsonl"
         return [*read_merges(path, event)] if path.exists() else []
+
+    def drift(self, event: str | None = None) -> list[dict[str, Any]]:
+        """Rows of drift.jsonl: an "alarm" for each lasting change of a rank or a link that was found while it ran.
+
+        None where nobody followed it with its profile; `dynamics.drift_of` tells it of the trace. Raises DamagedRecord
+        that names file and row where one of them is damaged.
+        """
+        path = self.folder / "drift.jsonl"
+        return [*read_drifts(path, event)] if path.exists() else []
 
     @property
     def background_load(self) -> BackgroundLoad:

@@ -19,6 +19,7 @@ from ..record import RunRecord
 from ..replaying import what_if
 from ..simulator import simulate
 from ..trace import Trace
+from .drift import DriftOfJobs
 from .html_view import HtmlView
 from .live import doings, doings_table, log_of
 from .messages import Messages
@@ -34,6 +35,7 @@ class JobDetails:
 
     def __init__(self, messages: Messages, jobs: Mapping[str, Job], made_for: Callable[[str], MadeFor]) -> None:
         self.jobs, self.made_for = jobs, made_for
+        self.drift, self.drifts = DriftOfJobs(made_for), HtmlView()
         self.job = ipywidgets.Dropdown(
             options=[_NONE], description="job", layout={"width": "260px"}, style={"description_width": "40px"}
         )
@@ -51,7 +53,7 @@ class JobDetails:
         for chooser in (self.job, self.rank):
             chooser.observe(messages.shown(self._chosen), names="value")
         heads = ipywidgets.HBox([self.job, self.rank], layout={"flex_flow": "row wrap"})
-        self.widget = ipywidgets.VBox([heads, self.ranks, self.log, self.end], layout={"display": "none"})
+        self.widget = ipywidgets.VBox([heads, self.ranks, self.drifts, self.log, self.end], layout={"display": "none"})
 
     def add(self, name: str, *, select: bool = True) -> None:
         """Offer a job, and show it where `select`."""
@@ -74,7 +76,7 @@ class JobDetails:
         name = self.job.value
         job = self.jobs.get(name) if name else None
         if job is None:
-            self.ranks.value = self.log.value = ""
+            self.ranks.value = self.drifts.value = self.log.value = ""
             self.end.layout.display = "none"
             return
         ranks = tuple(range(len(job.record.plan.ranks)))
@@ -82,6 +84,7 @@ class JobDetails:
             self.rank.options = ranks
             self.rank.value = 0
         self.ranks.value = doings_table(doings(job.record.folder))
+        self.drifts.value = self.drift.table(job)
         self.log.value = log_of(job.record.folder, self.rank.value or 0)
         finished = job.state == "finished"
         try:

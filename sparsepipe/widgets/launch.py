@@ -122,7 +122,8 @@ class LaunchBoard:
                 raise InputError(f"{name} is running already: cancel it first, or wait")
             run_dir = new_folder(self.runs, self._called(name))
             plan, config = self.prepared(name)
-            self.jobs[name] = launch(plan, config, run_dir=run_dir, detach=self.detach.value)
+            held_against = self.made_for(name).held_against(plan)
+            self.jobs[name] = launch(plan, config, run_dir=run_dir, detach=self.detach.value, **held_against)
             self._begin(name)
             return self.jobs[name]
 
@@ -170,6 +171,7 @@ class LaunchBoard:
             rows = {name: job.rows for name, job in self.jobs.items()}
             for name, job in self.jobs.items():
                 self._lines[name].show(job, rows[name])
+                self.details.drift.look(name, job)
             self.details.show(rows)
             self._draw(rows)
 

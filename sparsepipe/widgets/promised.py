@@ -1,6 +1,7 @@
 """What a plan promises a run: its estimate at the run's own batch size and schedule."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..cluster import Cluster
 from ..errors import InputError
@@ -24,6 +25,16 @@ class MadeFor:
     def holds(self, config: RunConfig) -> bool:
         """Whether a run under `config` has such minibatches."""
         return self.batch_size == config.batch_size and self.voxel_size in (None, config.voxel_size)
+
+    def held_against(self, plan: Plan) -> dict[str, Any]:
+        """The profile and the cluster that a run of the plan is held against; none of another network or devices."""
+        if self.profile is None or self.cluster is None:
+            return {}
+        try:
+            plan.check(self.profile.graph, self.cluster)
+        except InputError:
+            return {}
+        return {"profile": self.profile, "cluster": self.cluster}
 
 
 def promised(plan: Plan, config: RunConfig, made_for: MadeFor) -> Plan:

@@ -1,0 +1,105 @@
+"""The drift of a run, by its record: of one that is over, and of one that goes on."""
+
+from ..cluster import Cluster
+from ..errors import InputError
+from ..pipelines import Pipelines
+from ..plan import Plan
+from ..profile import Profile
+from ..record import RunRecord
+from ..sizes import SIZE_UNITS
+from .alarms import Alarm
+from .drift import Watch
+from .drift_file import DriftFile
+from .run_rows import RunRows, step_sizes
+
+
+def drift_of(record: RunRecord, profile: Profile | None = None, cluster: Cluster | None = None) -> Watch:
+    """Return what became of a run's ranks and links, from its trace: `alarms`, `standings`, `factors`.
+
+    Profile and cluster are those that the run was launched with, where they are not given. Raises InputError in one
+    line where there are none, for a run of several pipelines, and for one that nothing can be told of; DamagedRecord
+    names the file and the row of what is damaged.
+    """
+    profile, cluster = devices_of(record, profile, cluster)
+    trace, rows = record.trace(), record.metrics("step")
+    sizes = step_sizes(rows, _units(profile))
+    if not trace.spans or not rows:
+        raise InputError(f"{record.folder}: has no trace and no steps yet; drift is told of minibatches that are done")
+    if not sizes:
+        raise InputError(
+            f"{record.folder}: its steps do not count {profile.size_unit}, as the profile does; give the profile of "
+            "its model"
+        )
+    watch = _watch(_plans(record), profile, cluster)
+    watch.see(trace.spans, sizes)
+    if not any(one.rank is not None for one in watch.standings):
+        raise InputError(f"{record.folder}: no minibatch has both its forward and its backward in the trace")
+    return watch
+
+
+def devices_of(record: RunRecord, profile: Profile | None, cluster: Cluster | None) -> tuple[Profile, Cluster]:
+    """Return the profile and the cluster given, or those in the run's folder. Raises InputError where none are."""
+    kept = record.folder / "profile.json", record.folder / "cluster.toml"
+    if profile is None and not kept[0].exists() or cluster is None and not kept[1].exists():
+        raise InputError(
+            f"{record.folder}: does not say which profile and cluster it is held against, as a run launched without "
+            "them; give --profile FILE and --cluster FILE, or --devices N"
+        )
+    return profile or Profile.load(kept[0]), cluster or Cluster.load(kept[1])
+
+
+class Follower:
+    """Follows the drift of a run that goes on: call `look` every second or so, and once more when it has ended.
+
+    What it finds goes to the run's drift.jsonl, by one process at a time: whoever follows it first. Lines of the run's
+    files that are damaged are passed over.
+    """
+
+    def __init__(self, record: RunRecord, profile: Profile | None = None, cluster: Cluster | None = None) -> None:
+        """Raises InputError as `drift_of` does where nothing can be told of such a run."""
+        profile, cluster = devices_of(record, profile, cluster)
+        self.record = record
+        plans = _plans(record)
+        self._followed = len(plans)
+        self.watch = _watch(plans, profile, cluster)
+        self._rows = RunRows(record.folder, units=_units(profile))
+        self._file = DriftFile(record.folder)
+
+    def look(self) -> list[Alarm]:
+        """Take what the run has written since the last look; return new alarms."""
+        spans, sizes = self._rows.read()
+        self._follow_plans()  # after the spans: a plan is written down before anybody trains under it
+        alarms = self.watch.see(spans, sizes)
+        self._file.add(alarms)
+        return alarms
+
+    def _follow_plans(self) -> None:
+        try:
+            plans = _plans(self.record)
+            for first, plan in plans[self._followed :]:
+                self.watch.follow(plan, first_minibatch=first)
+            self._followed = len(plans)
+        except InputError:
+            return  # damaged now, or not for these devices: told by those who read it or would run it
+
+
+def _plans(record: RunRecord) -> list[tuple[int, Plan]]:
+    """The plans that a run of one pipeline followed, each with its first minibatch, 0 where nobody wrote it down."""
+    plans: list[tuple[int, Plan]] = []
+    for first, plan in record.plans:
+        if isinstance(plan, Pipelines):
+            raise InputError(f"{record.folder}: trains several pipelines; drift is told of a run of one")
+        plans.append((first or 0, plan))
+    return plans
+
+
+def _watch(plans: list[tuple[int, Plan]], profile: Profile, cluster: Cluster) -> Watch:
+    watch = Watch(profile, cluster, plans[0][1])
+    for first, plan in plans[1:]:
+        watch.follow(plan, first_minibatch=first)
+    return watch
+
+
+def _units(profile: Profile) -> tuple[str, ...]:
+    """The unit that sizes must be in; any where the profile's times do not depend on them."""
+    return (profile.size_unit,) if profile.sized else SIZE_UNITS

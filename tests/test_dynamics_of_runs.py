@@ -1,0 +1,191 @@
+"""The drift of a run by its record: when it is over, while it goes on, what is written down, and what is refused."""
+
+import json
+
+import pytest
+from command_line import sparsepipe
+from drifting_runs import PROFILE, SLOW_FROM, Piece, WrittenRun, as_measured, cluster_with, drifting, halves, slowed
+
+from sparsepipe import InputError, Pipelines, Plan, RunRecord, Stage
+from sparsepipe.dynamics import Follower, RunRows, drift_of
+from sparsepipe.errors import DamagedRecord
+from sparsepipe.files import write_json
+from sparsepipe.record.plans import begin_plan
+from sparsepipe.replication import parse_rule
+
+
+def written(folder, **others):
+    return WrittenRun(folder, **others).add(*slowed()).record
+
+
+def test_of_a_run_that_is_over(tmp_path):
+    watch = drift_of(written(tmp_path / "run"))
+    (alarm,) = watch.alarms
+    assert alarm.rank == 1 and SLOW_FROM <= alarm.minibatch < SLOW_FROM + 10
+    assert [one.name for one in watch.standings] == ["rank 0", "rank 1", "link 0-1"]
+
+
+def test_of_a_run_that_does_not_name_its_profile(tmp_path):
+    record = written(tmp_path / "run", named=False)
+    assert drift_of(record, PROFILE, cluster_with()).alarms
+    with pytest.raises(InputError, match="give --profile FILE and --cluster FILE"):
+        drift_of(record)
+    with pytest.raises(InputError, match="give --profile FILE and --cluster FILE"):
+        Follower(record, PROFILE)
+
+
+def test_it_is_followed_while_it_goes_on(tmp_path):
+    run, (spans, sizes) = WrittenRun(tmp_path / "run"), slowed()
+    follower = Follower(run.record)
+    assert not follower.look()
+    found = []
+    for first in range(0, 140, 7):
+        run.add(spans, sizes, numbers=range(first, first + 7))
+        found += follower.look()
+    (alarm,) = drift_of(run.record).alarms
+    assert [(one.rank, one.minibatch) for one in found] == [(1, alarm.minibatch)]
+    (row,) = run.record.drift("alarm")
+    assert (row["rank"], row["minibatch"], row["recovered"]) == (1, alarm.minibatch, False)
+    assert row["factor"] == pytest.approx(2, rel=0.15)
+
+
+def test_one_follower_writes_and_the_next_adds_nothing_twice(tmp_path):
+    run = WrittenRun(tmp_path / "run").add(*slowed())
+    first, second = Follower(run.record), Follower(run.record)
+    assert first.look() and second.look()
+    assert len(run.record.drift()) == 1, "two follow, one writes"
+    del first
+    third = Follower(run.record)
+    assert third.look() and len(run.record.drift()) == 1, "what is there is not written again"
+
+
+def test_torn_damaged_and_replaced_files_are_followed(tmp_path):
+    """A torn line waits for its end, a damaged one is passed over, of another file only what is new counts."""
+    run, (spans, sizes) = WrittenRun(tmp_path / "run"), slowed()
+    run.add(spans, sizes, numbers=range(20))
+    path = tmp_path / "run" / "trace-rank0.jsonl"
+    whole = path.read_text()
+    path.write_text(whole[:-20])
+    rows = RunRows(run.folder)
+    seen, told = rows.read()
+    assert len(told) == 20 and len([s for s in seen if s.rank == 0]) == whole.count("\n") - 1
+    path.write_text(whole + "no row\n" + '{"left_out": [3, 4], "spans": 2}\n')
+    assert [s.rank for s in rows.read()[0]] == [0] and rows.damaged == 1
+    other = tmp_path / "run" / "other"
+    other.write_text("".join(whole.splitlines(keepends=True)[10:]))
+    other.replace(path)
+    assert rows.read() == ([], {})
+    run.add(spans, sizes, numbers=range(20, 22))
+    newest, told = rows.read()
+    assert {s.minibatch for s in newest} == {20, 21} == set(told)
+
+
+def test_a_plan_that_changes_is_followed(tmp_path):
+    layers = [layer.id for layer in PROFILE.graph.layers]
+    other = Plan((Stage(tuple(layers[:20]), (0,)), Stage(tuple(layers[20:]), (1,))))
+    run, (spans, sizes) = WrittenRun(tmp_path / "run"), drifting(Piece(60))
+    follower = Follower(run.record)
+    run.add(as_measured(spans), sizes)
+    assert not follower.look()
+    begin_plan(run.folder, other, 60)
+    last = max(span.end for span in spans)
+    more, sizes = drifting(Piece(60), plan=other, seed=1)
+    later = [s._replace(start=s.start + last, end=s.end + last) for s in as_measured(more)]
+    run.add(later, sizes, shift=60)
+    assert not follower.look(), "other layers take other times"
+    assert [one.minibatches for one in follower.watch.standings[:2]] == [120, 120]
+    assert not drift_of(RunRecord.load(run.folder)).alarms
+    (run.folder / "plan.json").write_text("{")
+    assert not follower.look(), "a record that is damaged now is told by others"
+
+
+def test_the_verb_tells_it(tmp_path):
+    folder = written(tmp_path / "run").folder
+    code, out, told = sparsepipe("runs", "drift", folder, "--json")
+    document = json.loads(out)
+    assert code == 0 and not told
+    assert document["alarms"][0]["rank"] == 1 and document["factors"]["ranks"][0] == 1
+    assert [row.get("rank") for row in document["standings"]] == [0, 1, None]
+    code, out, _ = sparsepipe("runs", "drift", folder)
+    assert code == 0 and "rank 1 takes 2" in out and "since minibatch" in out
+
+
+def test_the_verb_takes_a_profile(tmp_path):
+    folder = written(tmp_path / "run", named=False).folder
+    PROFILE.save(tmp_path / "profile.json")
+    (tmp_path / "cluster.toml").write_text(cluster_with().to_toml())
+    given = ("--profile", tmp_path / "profile.json", "--cluster", tmp_path / "cluster.toml")
+    assert sparsepipe("runs", "drift", folder, *given)[0] == 0
+    code, _, told = sparsepipe("runs", "drift", folder)
+    assert code == 2 and len(told) == 1 and "give --profile" in told[0]
+
+
+def damaged_trace(run):
+    (run.folder / "trace-rank0.jsonl").write_text('{"rank": "0"}\n{"rank": 0}\n')
+
+
+def damaged_metrics(run):
+    (run.folder / "metrics.jsonl").write_text('{"event": "step", "minibatch": "3"}\n')
+
+
+def damaged_profile(run):
+    (run.folder / "profile.json").write_text('{"format": 3}')
+
+
+def another_network(run):
+    write_json(run.folder / "plan.json", Plan((Stage(("other",), (0,)),)).to_json())
+    (run.folder / "plans" / "000.json").unlink()
+
+
+def another_unit(run):
+    text = (run.folder / "metrics.jsonl").read_text()
+    (run.folder / "metrics.jsonl").write_text(text.replace("voxels", "tokens"))
+
+
+def nothing_done(run):
+    for path in run.folder.glob("*.jsonl"):
+        path.unlink()
+
+
+@pytest.mark.parametrize(
+    "damage, told",
+    [
+        (damaged_trace, "trace-rank0.jsonl:1"),
+        (damaged_metrics, "metrics.jsonl:1"),
+        (damaged_profile, "profile.json"),
+        (another_network, "the plan cannot run"),
+        (another_unit, "do not count voxels"),
+        (nothing_done, "no trace and no steps yet"),
+    ],
+)
+def test_what_is_damaged_or_of_another_kind_is_one_line(damage, told, tmp_path):
+    run = WrittenRun(tmp_path / "run").add(*slowed())
+    damage(run)
+    code, out, lines = sparsepipe("runs", "drift", run.folder)
+    assert code == 2 and not out and len(lines) == 1 and told in lines[0]
+
+
+def test_a_run_of_several_pipelines_is_refused(tmp_path):
+    folder = tmp_path / "run"
+    run = WrittenRun(folder)
+    one = halves()
+    several = Pipelines(
+        (one, Plan(tuple(Stage(s.layers, (s.ranks[0] + 2,)) for s in one.stages))), parse_rule("all-reduce")
+    )
+    (folder / "plans" / "000.json").unlink()
+    several.save(folder / "plan.json")
+    run.add(*slowed())
+    code, _, lines = sparsepipe("runs", "drift", folder)
+    assert code == 2 and "several pipelines" in lines[0]
+
+
+@pytest.mark.parametrize(
+    "row", ['{"event": "alarm", "rank": "1"}', '{"event": "alarm", "factor": -1}', "[]", '{"rank": 1}']
+)
+def test_a_damaged_row_of_drift_is_named_and_not_added_to(row, tmp_path):
+    run = WrittenRun(tmp_path / "run").add(*slowed())
+    (run.folder / "drift.jsonl").write_text(row + "\n")
+    with pytest.raises(DamagedRecord, match="drift.jsonl:1"):
+        run.record.drift()
+    assert Follower(run.record).look(), "the run is followed all the same"
+    assert (run.folder / "drift.jsonl").read_text() == row + "\n"
