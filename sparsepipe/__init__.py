@@ -24,13 +24,14 @@ from .simulator import simulate
 from .trace import Span, Trace
 
 if TYPE_CHECKING:
-    from .launchers import attach, launch
+    from .dynamics.launching import launch
+    from .launchers import attach
     from .profiler import profile_model
     from .runtime import RunConfig
 
 __version__ = "0.1.0"
 
-_HOME = {"profile_model": "profiler", "launch": "launchers", "attach": "launchers", "RunConfig": "runtime"}
+_HOME = {"profile_model": "profiler", "launch": "dynamics.launching", "attach": "launchers", "RunConfig": "runtime"}
 
 __all__ = [
     "SCHEDULES",

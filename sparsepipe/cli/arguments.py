@@ -199,6 +199,7 @@ def _run(verb: Parser) -> None:
     _log(verb)
     _replication(verb)
     _stragglers(verb)
+    _replan(verb)
     _run_dir(verb)
     verb.add_argument("--resume", type=Path, metavar="DIR", help="go on from the last checkpoint of this run")
 
@@ -278,6 +279,7 @@ def _replay(verb: Parser) -> None:
     verb.add_argument("--minibatches", type=whole(1, MOST_MINIBATCHES), default=32)
     _replication(verb)
     _stragglers(verb)
+    _replan(verb)
     _timeout(verb)
     _run_dir(verb)
 

@@ -11,6 +11,7 @@ from typing import Any
 from ..cluster import Cluster
 from ..display.html import left_out
 from ..display.markup import one_line
+from ..dynamics.launching import launch
 from ..errors import DamagedRecord, InputError
 from ..files import write_json
 from ..forecast import forecast
@@ -19,7 +20,7 @@ from ..formats.pipedream_driver import DriverFile, is_driver_file
 from ..formats.plan_files import load_plan
 from ..functions import short_name
 from ..host.background_load import BackgroundLoad
-from ..launchers import attach, default_launcher, launch
+from ..launchers import attach, default_launcher
 from ..launchers.handle import AttachedProcess
 from ..launchers.ssh.placement import HOSTS
 from ..pipeline_simulator import simulate_pipelines
@@ -71,6 +72,7 @@ def run(options: argparse.Namespace) -> Answer:
         progress_line(f"warning: plan: {text}")
     profile, cluster = _held_against(options, chosen, cluster)
     where = {"port": options.port, "detach": options.detach or None, "replication": options.replication}
+    where |= {"replan": options.replan, "tell": progress_line}
     where = {key: value for key, value in where.items() if value is not None}
     where |= {"launcher": launcher, "profile": profile, "cluster": cluster}
     sinks = _sinks(options)
@@ -143,7 +145,8 @@ def replay(options: argparse.Namespace) -> Answer:
         stragglers=";".join(options.straggler) if options.straggler else None,
     )
     folder = options.run_dir or _new_run_dir("replay")
-    given = {"profile": profile, "cluster": cluster, "replication": options.replication}
+    given: dict[str, Any] = {"profile": profile, "cluster": cluster, "replication": options.replication}
+    given |= {"replan": options.replan, "tell": progress_line}
     counts = profile.typical_sizes
     sizes = [counts[m % len(counts)] for m in range(options.minibatches)]
     stragglers = Stragglers.parse(config.stragglers or "")

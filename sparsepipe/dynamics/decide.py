@@ -105,6 +105,8 @@ def decide(
         return stay(plan, "no other plan is any different")
     _, new, gain, cost, moves = best
     share = gain / (minibatches_left * measured) if minibatches_left and measured else 0.0
+    if gain <= 0:
+        return stay(plan, "no other plan is faster on the devices as they are now", gain_seconds=gain, cost=cost)
     told = f"{share:.1%} faster: gains {gain:.2f} s over {minibatches_left} minibatches, costs {cost.seconds:.2f} s"
     if share < caution.least_share:
         return stay(plan, f"{told}; a change must be {caution.least_share:.0%} faster", gain_seconds=gain, cost=cost)

@@ -1,0 +1,50 @@
+"""Launch a run that changes its plan by itself: `launchers.launch`, and somebody who follows the job."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..cluster import Cluster
+from ..errors import InputError
+from ..launchers import launch as launch_alone
+from ..launchers.base import Job
+from ..pipelines import Pipelines
+from ..plan import Plan
+from ..profile import Profile
+from ..record import RunRecord
+from ..runtime import RunConfig
+from .following import Following, check_replan
+from .of_runs import devices_of
+from .variants.base import LayerFactors
+
+
+def launch(
+    plan: Plan | Pipelines,
+    config: RunConfig,
+    *,
+    run_dir: Path | str,
+    replan: str | None = None,
+    profile: Profile | None = None,
+    cluster: Cluster | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+    predict: Callable[[int], LayerFactors] | None = None,
+    **given: Any,
+) -> Job:
+    """Start `plan` as worker processes and return at once; all that is `given` is as `launchers.launch` takes it.
+
+    `replan` is a variant's name (variants/): this process follows the run and changes its plan where devices change,
+    for which it needs the `profile` and the `cluster` that the plan was made for; a run that is resumed has them.
+    `tell` is called with a line for each decision, `predict` is what variant "predicted" asks of a rank's layers.
+    Raises InputError for a run that cannot change its plan, before anything is started.
+    """
+    if replan is not None:
+        if given.get("detach"):
+            raise InputError(f"replan {replan}: the process that launches a run follows it; leave detach out")
+        known = profile, cluster
+        if given.get("resume") and None in known:
+            known = devices_of(RunRecord.load(run_dir), profile, cluster)
+        check_replan(replan, plan, *known)
+    job = launch_alone(plan, config, run_dir=run_dir, profile=profile, cluster=cluster, **given)
+    if replan is not None:
+        Following(job, replan, tell=tell, predict=predict)  # its thread lives as long as the job
+    return job

@@ -1,0 +1,77 @@
+"""Jobs that change their plan by themselves: a replay whose rank becomes slow, and what is refused before a launch."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from command_line import sparsepipe
+from dynamics_worlds import cpus, network
+
+import sparsepipe as sp
+from sparsepipe import InputError, RunConfig, partition
+from sparsepipe.dynamics.following import DECISIONS, Following
+from sparsepipe.dynamics.launching import launch
+
+CONFIG = RunConfig("net", "replay", engine="replay", batch_size=1, minibatches=90, timeout_seconds=120)
+
+
+@pytest.mark.slow
+def test_a_replay_moves_layers_away_from_a_rank_that_becomes_slow(tmp_path):
+    """Four times as slow: no load of the machine that runs tests makes more of it, or hides it."""
+    profile, cluster = network(seconds=[0.006] * 12), cpus(2)
+    plan, told = partition(profile, cluster), list[str]()
+    settings = {"profile": profile, "cluster": cluster, "stragglers": "slow:rank=1,factor=4,from=20"}
+    job = launch(plan, CONFIG, run_dir=tmp_path / "run", replan="live", tell=told.append, **settings)
+    summary = job.wait(timeout=300)
+    assert summary["minibatches"] == 90
+    newest = job.record.plan
+    slow = next(stage for stage in newest.stages if stage.ranks == (1,))
+    assert len(slow.layers) < 6, "it has fewer layers at the end"
+    rows = [json.loads(line) for line in (job.record.folder / DECISIONS).read_text().splitlines()]
+    changed = [row for row in rows if row["event"] == "changed"]
+    assert [row["minibatch"] for row in changed] == [row["minibatch"] for row in summary["replans"]]
+    assert [first for first, _ in job.record.plans] == [0, *(row["minibatch"] for row in changed)]
+    assert all(row["predicted_gain_seconds"] > row["predicted_cost"]["seconds"] for row in rows if row.get("changes"))
+    assert any("another plan" in line for line in told) and any("from minibatch" in line for line in told)
+    forwards = [s.minibatch for s in job.record.trace().spans if (s.stage, s.kind) == (0, "forward")]
+    assert sorted(forwards) == list(range(90)), "each minibatch once"
+
+
+@pytest.mark.slow
+def test_a_job_can_be_followed_from_a_cell_and_left_alone(tmp_path):
+    profile, cluster = network(seconds=[0.002] * 8), cpus(2)
+    config = replace(CONFIG, minibatches=30)
+    job = sp.launch(partition(profile, cluster), config, run_dir=tmp_path / "run", profile=profile, cluster=cluster)
+    with Following(job, "never") as following:
+        assert job.wait(timeout=120)["minibatches"] == 30
+    assert not following.fault and not any(made.changes for _, made in following.decisions)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"replan": "always"}, "replan 'always': expected one of never, epoch, measured, predicted, live"),
+        ({"replan": "live"}, "replan live: needs the profile"),
+        ({"replan": "live", "detach": True}, "leave detach out"),
+        ({"replan": "live", "profile": network(12)}, "needs the profile that the plan was made for, and the devices"),
+        ({"replan": "live", "profile": network(11), "cluster": cpus(2)}, "the plan cannot run"),
+        ({"replan": "live", "profile": network(12), "cluster": cpus(1)}, "the plan cannot run"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_before_anything_is_started(tmp_path, given, told):
+    with pytest.raises(InputError, match=told) as caught:
+        launch(partition(network(12), cpus(2)), CONFIG, run_dir=tmp_path / "run", **given)
+    assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
+
+
+def test_several_pipelines_are_refused(tmp_path):
+    several = sp.partition_pipelines(network(12), cpus(2), 2)
+    with pytest.raises(InputError, match="several pipelines keep their plans"):
+        launch(several, CONFIG, run_dir=tmp_path / "run", replan="live", profile=network(12), cluster=cpus(2))
+
+
+def test_run_wants_the_profile(tmp_path):
+    plan = partition(network(12), cpus(2)).save(tmp_path / "plan.json")
+    words = ("run", plan, "--model", "minkvgg11bn-narrow", "--data", tmp_path, "--run-dir", tmp_path / "run")
+    code, out, lines = sparsepipe(*words, "--replan", "live")
+    assert code == 2 and not out and "replan live: needs the profile" in lines[-1] and "--profile FILE" in lines[-1]
