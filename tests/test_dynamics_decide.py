@@ -14,7 +14,7 @@ from sparsepipe import InputError, Link, Plan, Profile, Stage, partition
 from sparsepipe.cluster import Cluster, DeviceType, Node
 from sparsepipe.dynamics import Factors
 from sparsepipe.dynamics.decide import Caution, decide
-from sparsepipe.dynamics.moves import Pace, moves_between, nearest, transfer_seconds
+from sparsepipe.dynamics.moves import Pace, largest_payload, moves_between, nearest, transfer_seconds
 from sparsepipe.dynamics.segments import seconds_of, simulate_plans
 
 
@@ -64,6 +64,15 @@ def test_transfers_of_different_ranks_are_at_once_and_of_one_in_turn():
     assert transfer_seconds(moves, cpus(4)) == pytest.approx(4.0)
     gathered = moves_between(before, cut(profile, 8, ranks=[(2,)]), profile, cpus(4))
     assert transfer_seconds(gathered, cpus(4)) == pytest.approx(8.0)
+
+
+def test_short_transfers_tell_of_delays_and_not_of_bandwidth():
+    profile, slow = network(4, parameter_bytes=1e8), Factors((1.0, 1.0), {(0, 1): 100.0})
+    moves = moves_between(cut(profile, 2, 2), cut(profile, 1, 3), profile, cpus(2))  # 0.2 s on its link
+    seconds = [transfer_seconds(moves, cpus(2), slow, seen_bytes=size) for size in (1e5, 1e7)]
+    assert seconds == pytest.approx([0.2 + 99 * 1e-4, 100 * 0.2])
+    assert transfer_seconds(moves, cpus(2), Factors.none(2), seen_bytes=1e5) == pytest.approx(0.2)
+    assert largest_payload(cut(profile, 2, 2), profile) == 1e5 and largest_payload(cut(profile, 4), profile) == 0
 
 
 def test_devices_that_are_alike_are_exchanged_so_that_little_moves():

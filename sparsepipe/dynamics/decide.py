@@ -17,7 +17,7 @@ from ..planners.by_hand import with_groups
 from ..planners.device_groups import device_classes
 from ..profile import Profile
 from .factors import Factors
-from .moves import Move, MoveCost, Pace, cost_of, moves_between, nearest, to_json
+from .moves import Move, MoveCost, Pace, cost_of, largest_payload, moves_between, nearest, to_json, transfer_seconds
 
 
 @dataclass(frozen=True)
@@ -90,14 +90,15 @@ def decide(
     """
     plan.check(profile.graph, cluster)
     now, devices = factors.scaled(profile, cluster)
-    before = Pace.of(plan, now, devices)
+    before, seen = Pace.of(plan, now, devices), largest_payload(plan, profile)
     measured = seconds_per_minibatch or before.seconds_per_minibatch
     best: tuple[float, Plan, float, MoveCost, tuple[Move, ...]] | None = None
     for new in _candidates(plan, now, devices, known, keeps_ranks):
         after = Pace.of(new, now, devices)
         faster = 1 - after.seconds_per_minibatch / before.seconds_per_minibatch
         moves = moves_between(plan, new, profile, cluster)
-        cost = cost_of(moves, before, after, devices, other_seconds=caution.other_seconds)
+        transfer = transfer_seconds(moves, cluster, factors, seen_bytes=seen)
+        cost = cost_of(before, after, transfer_seconds=transfer, other_seconds=caution.other_seconds)
         gain = minibatches_left * measured * faster
         if best is None or gain - cost.seconds > best[0]:
             best = gain - cost.seconds, new, gain, cost, moves

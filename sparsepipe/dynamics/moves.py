@@ -1,18 +1,21 @@
 """Moves: which layers change hands from one plan to another, and what that takes."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ..cluster import Cluster
-from ..costs import OPTIMIZER_SLOTS
+from ..costs import OPTIMIZER_SLOTS, LayerTable
 from ..forecast import steady_rate
 from ..plan import Plan
 from ..profile import Profile
 from ..simulator import simulate
+from .factors import Factors
+
+_TELLS_BANDWIDTH = 5e-3  # seconds that a transfer must be expected to take
 
 
 @dataclass(frozen=True)
@@ -93,22 +96,41 @@ def _held(plan: Plan) -> dict[int, dict[str, None]]:
     return held
 
 
-def transfer_seconds(moves: Iterable[Move], cluster: Cluster) -> float:
-    """Seconds until all has arrived: a rank sends one layer after another, and receives so; ranks do it at once."""
+def transfer_seconds(
+    moves: Iterable[Move], cluster: Cluster, factors: Factors | None = None, *, seen_bytes: float = 0.0
+) -> float:
+    """Seconds until all has arrived: a rank sends one layer after another, and receives so; ranks do it at once.
+
+    Links are those of `cluster`, slower by `factors` which were seen on transfers of `seen_bytes`.
+    """
     busy: defaultdict[tuple[str, int], float] = defaultdict(float)
     for move in moves:
-        seconds = cluster.link(move.source, move.target).transfer_time(move.num_bytes)
+        link = cluster.link(move.source, move.target)
+        slower = max(1.0, factors.link(move.source, move.target)) if factors else 1.0
+        seconds, seen = link.transfer_time(move.num_bytes), link.transfer_time(seen_bytes)
+        # Short transfers tell of delays, as of a receiver that waits for its processor, and not of bandwidth.
+        seconds = seconds * slower if seen >= _TELLS_BANDWIDTH else seconds + seen * (slower - 1)
         busy["out", move.source] += seconds
         busy["in", move.target] += seconds
     return max(busy.values(), default=0.0)
 
 
-def cost_of(moves: Sequence[Move], before: Pace, after: Pace, cluster: Cluster, *, other_seconds: float) -> MoveCost:
-    """What a change between two plans of these paces takes, on the links of `cluster`.
+def largest_payload(plan: Plan, profile: Profile) -> float:
+    """Bytes of the largest transfer of a minibatch of the mean size, in either direction; 0 for a single stage."""
+    table, index = LayerTable.of(profile, [profile.size()]), profile.graph.index
+    before, found = set(profile.graph.input_layers), [0.0]
+    for stage in plan.stages[:-1]:
+        before |= {index[id] for id in stage.layers}
+        found += [float(size[0]) for size in table.payload(before)]
+    return max(found)
+
+
+def cost_of(before: Pace, after: Pace, *, transfer_seconds: float, other_seconds: float) -> MoveCost:
+    """What a change between two plans of these paces takes.
 
     A run that changes its plan once fills and drains each of two pipelines where it would one: half of both is charged.
     """
-    return MoveCost(before.ends_seconds / 2, transfer_seconds(moves, cluster), after.ends_seconds / 2, other_seconds)
+    return MoveCost(before.ends_seconds / 2, transfer_seconds, after.ends_seconds / 2, other_seconds)
 
 
 def nearest(plan: Plan, new: Plan, profile: Profile, cluster: Cluster) -> Plan:

@@ -14,7 +14,7 @@ from ..profile import Profile
 from ..stragglers import Stragglers
 from .decide import CAUTION, Caution
 from .factors import Factors
-from .moves import Pace, cost_of, moves_between, nearest
+from .moves import Pace, cost_of, moves_between, nearest, transfer_seconds
 from .segments import UNDISTURBED, Followed, Segment, seconds_of, simulate_plans
 
 _MOST_STRETCHES = 64
@@ -81,15 +81,16 @@ def best_plans(
     """
     plans = _plans(plan, profile, cluster, parts)
     paces = [[Pace.of(one, *part.factors.scaled(profile, cluster)) for one in plans] for part in parts]
-    moves = [[moves_between(a, b, profile, cluster) for b in plans] for a in plans]
+    sending = [[transfer_seconds(moves_between(a, b, profile, cluster), cluster) for b in plans] for a in plans]
     best, came_from = np.array([0.0] + [np.inf] * (len(plans) - 1)), list[np.ndarray]()
     for k, part in enumerate(parts):
-        _, devices = part.factors.scaled(profile, cluster)
         changing = np.zeros((len(plans), len(plans)))
         for a, b in np.ndindex(len(plans), len(plans)):
             if a != b:
                 ends = paces[max(k - 1, 0)][a], paces[k][b]
-                changing[a, b] = cost_of(moves[a][b], *ends, devices, other_seconds=caution.other_seconds).seconds
+                changing[a, b] = cost_of(
+                    *ends, transfer_seconds=sending[a][b], other_seconds=caution.other_seconds
+                ).seconds
         reached = best[:, None] + changing
         came_from.append(reached.argmin(axis=0))
         best = reached.min(axis=0) + [(part.end - part.first) * pace.seconds_per_minibatch for pace in paces[k]]

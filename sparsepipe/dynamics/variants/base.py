@@ -12,7 +12,7 @@ from ...planners.published.dynpipe import recut
 from ...profile import LayerCost, Profile
 from ..decide import CAUTION, Caution, Decision, stay
 from ..factors import Factors
-from ..moves import Pace, cost_of, moves_between
+from ..moves import Pace, cost_of, moves_between, transfer_seconds
 
 LayerFactors = Sequence[float]  # for each layer of a profile's graph, times as long as alone
 
@@ -60,7 +60,8 @@ def dynpipe_decision(now: Situation, layer_factors: Mapping[int, LayerFactors]) 
     new = replace(new, weights=now.plan.weights, routing=now.plan.routing, accumulation=now.plan.accumulation)
     before, after = (Pace.of(plan, expected, devices) for plan in (now.plan, new))
     moves = moves_between(now.plan, new, now.profile, now.cluster)
-    cost = cost_of(moves, before, after, now.cluster, other_seconds=now.caution.other_seconds)
+    transfer = transfer_seconds(moves, now.cluster)
+    cost = cost_of(before, after, transfer_seconds=transfer, other_seconds=now.caution.other_seconds)
     faster = 1 - after.seconds_per_minibatch / before.seconds_per_minibatch
     gain = now.minibatches_left * (now.seconds_per_minibatch or before.seconds_per_minibatch) * faster
     return Decision(new, True, gain, cost, moves, f"DynPipe's planner expects it to be {faster:.1%} faster")
