@@ -7,7 +7,7 @@ from dynamics_worlds import Told, cpus, network
 
 from sparsepipe import InputError, partition, simulate
 from sparsepipe.dynamics import Factors
-from sparsepipe.dynamics.decide import Caution
+from sparsepipe.dynamics.decision import Caution
 from sparsepipe.dynamics.oracle import best_plans, oracle_segments, stretches
 from sparsepipe.dynamics.segments import Later, iteration_seconds, seconds_of, simulate_plans
 from sparsepipe.dynamics.simulated import check_replans, simulate_replans

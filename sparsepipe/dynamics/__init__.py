@@ -10,12 +10,20 @@ alarms.py         what is told of them
 of_runs.py        the drift of a run, by its record: drift_of, and Follower while it goes on
 run_rows.py       spans and sizes from a run's files while they grow
 drift_file.py     what a follower writes of it to the record
+
+decision.py         whether another plan pays for the devices as they are now
+moves.py          what changes hands from one plan to another, and what that takes
+variants/         never, epoch, measured, predicted, live: ways to answer, a row each
+replanner.py      the loop without a job: spans in, decisions out
+following.py      the loop of a running job; launching.py starts a job with it
+simulated.py      the loop of a simulation, over segments.py; oracle.py: what who knew all that comes would get
 """
 
 from .alarms import Alarm, Standing
+from .decision import Decision, decide
 from .drift import Watch
 from .factors import Factors
 from .of_runs import Follower, drift_of
 from .run_rows import RunRows
 
-__all__ = ["Alarm", "Factors", "Follower", "RunRows", "Standing", "Watch", "drift_of"]
+__all__ = ["Alarm", "Decision", "Factors", "Follower", "RunRows", "Standing", "Watch", "decide", "drift_of"]

@@ -13,7 +13,7 @@ from ..plan import Plan
 from ..profile import Profile
 from ..record import RunRecord
 from ..runtime import RunConfig
-from .decide import Decision
+from .decision import Decision
 from .drift import Watch
 from .of_runs import devices_of
 from .replanner import Replanner

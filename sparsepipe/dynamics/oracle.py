@@ -12,7 +12,7 @@ from ..plan import Plan
 from ..planners import partition
 from ..profile import Profile
 from ..stragglers import Stragglers
-from .decide import CAUTION, Caution
+from .decision import CAUTION, Caution
 from .factors import Factors
 from .moves import Pace, cost_of, moves_between, nearest, transfer_seconds
 from .segments import UNDISTURBED, Followed, Segment, seconds_of, simulate_plans

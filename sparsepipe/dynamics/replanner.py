@@ -8,7 +8,7 @@ from ..cluster import Cluster
 from ..plan import Plan
 from ..profile import Profile
 from ..trace import Span
-from .decide import CAUTION, Caution, Decision
+from .decision import CAUTION, Caution, Decision
 from .factors import Factors
 from .variants import Situation, Variant
 from .variants.base import LayerFactors

@@ -10,7 +10,7 @@ from ..profile import Profile
 from ..simulator import simulate
 from ..stragglers import Stragglers
 from ..trace import Trace
-from .decide import CAUTION, Caution
+from .decision import CAUTION, Caution
 from .moves import moves_between, transfer_seconds
 
 UNDISTURBED = Stragglers()

@@ -11,7 +11,7 @@ from ..plan import Plan
 from ..profile import Profile
 from ..stragglers import Stragglers
 from ..trace import Span, Trace
-from .decide import CAUTION, Caution, Decision
+from .decision import CAUTION, Caution, Decision
 from .replanner import Replanner, Watcher
 from .segments import UNDISTURBED, Segment, seconds_of, simulate_from, simulate_plans
 from .variants import Variant

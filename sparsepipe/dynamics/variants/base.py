@@ -10,7 +10,7 @@ from ...plan import Plan
 from ...planners import Problem
 from ...planners.published.dynpipe import recut
 from ...profile import LayerCost, Profile
-from ..decide import CAUTION, Caution, Decision, stay
+from ..decision import CAUTION, Caution, Decision, stay
 from ..factors import Factors
 from ..moves import Pace, cost_of, moves_between, transfer_seconds
 

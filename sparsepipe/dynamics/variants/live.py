@@ -1,9 +1,9 @@
-"""live: the best plan for the devices as they are now, where a change is sure to pay (decide.py)."""
+"""live: the best plan for the devices as they are now, where a change is sure to pay (decision.py)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..decide import Decision, decide
+from ..decision import Decision, decide
 from .base import Situation
 
 

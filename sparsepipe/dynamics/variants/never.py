@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..decide import Decision, stay
+from ..decision import Decision, stay
 from .base import Situation
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..decide import Decision
+from ..decision import Decision
 from .base import Situation, dynpipe_decision, predicted_factors
 
 

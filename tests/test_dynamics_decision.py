@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sparsepipe import InputError, Link, Plan, Profile, Stage, partition
 from sparsepipe.cluster import Cluster, DeviceType, Node
 from sparsepipe.dynamics import Factors
-from sparsepipe.dynamics.decide import Caution, decide
+from sparsepipe.dynamics.decision import Caution, decide
 from sparsepipe.dynamics.moves import Pace, largest_payload, moves_between, nearest, transfer_seconds
 from sparsepipe.dynamics.segments import seconds_of, simulate_plans
 
