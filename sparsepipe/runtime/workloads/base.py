@@ -60,7 +60,7 @@ class Workload(Protocol):
 
     @property
     def data_digest(self) -> str:
-        """A hash of the training split, by which hosts find out whether they have the same."""
+        """A hash of the splits in use, by which hosts find out whether they have the same."""
         ...
 
     @property

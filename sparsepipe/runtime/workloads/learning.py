@@ -142,7 +142,8 @@ class Learning:
 
     @property
     def data_digest(self) -> str:
-        return digest(self.task.training.origin)
+        splits = (self.task.training, self.task.validation)
+        return digest([split.origin for split in splits if split is not None])
 
     @property
     def epoch_minibatches(self) -> int:
