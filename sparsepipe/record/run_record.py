@@ -11,6 +11,7 @@ runs/<name>/plan.json config.json origin.json   the plan, the settings, and the 
                                         and merges.jsonl (who averaged with whom) are theirs together
             drift.jsonl                         lasting changes of ranks and links, found by whoever followed the run
             control/                            what a running job was asked for: see runtime/commands.py
+            hosts.toml                          the cluster that a run was launched on, where that is beyond one host
             checkpoints/ logs/
 """
 
