@@ -9,7 +9,7 @@ TASKS: Mapping[str, tuple[str, ...]] = {
     "describe machines": ("cluster show", "cluster check", "cluster measure"),
     "measure and decide": ("profile", "plan", "simulate", "sweep"),
     "train": ("run", "replay"),
-    "follow and end runs": ("runs attach", "runs stop", "runs cancel"),
+    "follow, change and end runs": ("runs attach", "runs replan", "runs stop", "runs cancel"),
     "disturb a machine on purpose": ("interference run", "interference measure"),
     "look at what happened": ("runs list", "runs show", "runs compare", "runs export"),
     "explain a trace": ("trace show", "trace replay", "trace whatif", "trace export"),
@@ -28,6 +28,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "data make": ("data make shapes --out work/shapes --train 16 --test 4",),
     "data info": ("data info work/shapes", "data info digits"),
     "data check": ("data check work/shapes --voxel-size 0.05",),
+    "runs replan": ("runs replan work/run work/other_plan.json --reason slow",),
     "cluster show": ("cluster show cluster.toml",),
     "profile": (
         FIRST_STEPS[1],

@@ -149,7 +149,7 @@ class Control:
     def _prepared(self, request: commands.Request) -> bool:
         """Whether every rank is ready for a change of the plan; one that cannot be made is refused."""
         if self.replanning is None:
-            told = "pipelines that train together keep their plans; stop the run, and resume it under another"
+            told = "several pipelines, or several hosts, keep their plan; stop the run, and resume it under another"
             commands.refuse(self._run_dir, told, plan=request.plan)
             return False
         state, reason = self.replanning.advance(request, self._announcement)

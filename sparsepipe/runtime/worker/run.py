@@ -113,7 +113,8 @@ def train(
             pipeline.run(found)
         else:
             worker = Worker(run_dir, plan, config, **parts)
-            worker.control.replanning = Replanning(run_dir, worker, process, opening=opening)
+            if not process.hosts:  # what ranks propose to each other is in memory that one host's share
+                worker.control.replanning = Replanning(run_dir, worker, process, opening=opening)
             _leave_out_of_searches()
             done, following = worker.train(worker.begin(found))
             while following:
