@@ -169,10 +169,10 @@ function network(graph, scene, palette, width) {
   let out = graph.routes.map((route) =>
     `<polyline points="${route.map(([x, y]) => `${X(x)},${Y(y)}`).join(" ")}" fill="none" stroke="${palette.other}"/>`).join("");
   graph.positions.forEach(([x, y], k) => {
-    const id = graph.ids[k], own = stage.get(id);
+    const id = graph.ids[k], name = graph.names[k], own = stage.get(id);
     const fill = own === undefined ? "none" : shade(palette, own, "forward");
-    out += `<rect x="${X(x - w)}" y="${Y(y + h)}" width="${(2 * w * scale).toFixed(1)}" height="${(2 * h * scale).toFixed(1)}" rx="2" fill="${fill}" stroke="${palette.other}"><title>${escape(id + (own === undefined ? "" : `, stage ${own}`))}</title></rect>`;
-    if (w * scale > 20) out += `<text x="${X(x)}" y="${(Number(Y(y)) + 4).toFixed(1)}" text-anchor="middle" style="font-size:${Math.min(11, 10 * scale + 1).toFixed(1)}px;fill:${own === undefined ? "currentColor" : ink(fill)};pointer-events:none">${escape(id.length > 13 ? id.slice(0, 12) + "…" : id)}</text>`;
+    out += `<rect x="${X(x - w)}" y="${Y(y + h)}" width="${(2 * w * scale).toFixed(1)}" height="${(2 * h * scale).toFixed(1)}" rx="2" fill="${fill}" stroke="${palette.other}"><title>${escape((name === id ? id : `${name} (${id})`) + (own === undefined ? "" : `, stage ${own}`))}</title></rect>`;
+    if (w * scale > 20) out += `<text x="${X(x)}" y="${(Number(Y(y)) + 4).toFixed(1)}" text-anchor="middle" style="font-size:${Math.min(11, 10 * scale + 1).toFixed(1)}px;fill:${own === undefined ? "currentColor" : ink(fill)};pointer-events:none">${escape(name.length > 13 ? name.slice(0, 12) + "…" : name)}</text>`;
   });
   return svg(width, (graph.extent[1] * scale).toFixed(0), out, "layer graph coloured by stage");
 }

@@ -13,6 +13,7 @@ import anywidget
 import traitlets
 
 from ..errors import InputError
+from ..plots.layer_graph import layer_name
 from ..plots.layout import layout
 from ..profile import Profile
 from .view_model import PALETTE
@@ -85,6 +86,7 @@ def graph_text(profile: Profile) -> str:
     xs, ys = zip(*placed.positions, strict=True)
     document = {
         "ids": [layer.id for layer in graph.layers],
+        "names": [layer_name(layer) for layer in graph.layers],
         "positions": placed.positions,
         "routes": placed.routes,
         "half": placed.half,
