@@ -75,13 +75,16 @@ def test_a_spike_is_no_lasting_change(length):
 
 @pytest.mark.parametrize("simulated", [True, False])
 def test_a_slow_link_is_no_slow_device(simulated):
+    """In a run a transfer is seen where somebody waits for it: a link forty times as slow holds everybody up."""
+    times, within = (5, 10) if simulated else (40, 25)
     for seed in SEEDS:
-        spans, sizes = drifting(Piece(SLOW), Piece(SLOW, link_factor=5), Piece(USUAL), seed=seed)
+        spans, sizes = drifting(Piece(SLOW), Piece(SLOW, link_factor=times), Piece(USUAL), seed=seed)
         watch = watched((spans if simulated else as_measured(spans), sizes), simulated=simulated)
-        slower, back = watch.alarms
-        assert (slower.rank, slower.link) == (None, (0, 1)) and slower.minibatch < SLOW + 10
-        assert slower.factor == pytest.approx(5, rel=0.2)
-        assert back.link == (0, 1) and back.recovered and back.minibatch < 2 * SLOW + 10
+        slower, *_, back = watch.alarms
+        assert {alarm.link for alarm in watch.alarms} == {(0, 1)}
+        assert SLOW < slower.minibatch < SLOW + within and slower.factor == pytest.approx(times, rel=0.3)
+        assert not back.slower and 2 * SLOW <= back.minibatch < 2 * SLOW + 2 * within
+        assert watch.factors.ranks == (1.0, 1.0)
 
 
 def test_a_slow_link_changes_the_links_factor_alone():
@@ -89,9 +92,13 @@ def test_a_slow_link_changes_the_links_factor_alone():
     assert factors.ranks == (1.0, 1.0) and factors.link(1, 0) == pytest.approx(5, rel=0.2)
 
 
-def test_a_slow_device_is_no_slow_link():
-    run = drifting(Piece(SLOW), Piece(SLOW, "slow:rank=0,factor=3"))
-    assert [alarm.link for alarm in watched((as_measured(run[0]), run[1]), simulated=False).alarms] == [None]
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_slow_device_is_no_slow_link(rank):
+    """What waits for a busy receiver is there long before it is taken."""
+    for seed in SEEDS:
+        spans, sizes = drifting(Piece(SLOW), Piece(SLOW, f"slow:rank={rank},factor=3"), seed=seed)
+        watch = watched((as_measured(spans), sizes), simulated=False)
+        assert [(alarm.rank, alarm.link) for alarm in watch.alarms] == [(rank, None)]
 
 
 def test_a_link_that_is_much_faster_than_the_work_is_never_slow():

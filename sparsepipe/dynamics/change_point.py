@@ -76,6 +76,7 @@ def _sums() -> dict[int, _Sum]:
 class ChangePoint:
     """The state of the test. Feed it one value after the other by `add`."""
 
+    to_pass_over: int = PASSED_OVER  # values that are still to come and say nothing
     count: int = 0
     level: float = 0.0  # median log ratio since the last change (of its first SETTLED values); 0: as expected
     noise: float = _FIRST_NOISE  # standard deviation of the log ratio, robustly
@@ -85,7 +86,6 @@ class ChangePoint:
     _sums: dict[int, _Sum] = field(default_factory=_sums, repr=False)  # by direction
     _ordered: list[float] = field(default_factory=list, repr=False)  # the differences by their size
     _last: float | None = field(default=None, repr=False)
-    _to_pass_over: int = field(default=PASSED_OVER, repr=False)
     _outliers: int = field(default=0, repr=False)  # of the run that goes on
 
     @property
@@ -96,7 +96,7 @@ class ChangePoint:
     def restart(self) -> None:
         """Learn the reference anew, as what is measured is something else from now on; a jump of it is a change."""
         self._sorted, self._sums, self._outliers, self._last = [], _sums(), 0, None
-        self._to_pass_over = PASSED_OVER
+        self.to_pass_over = PASSED_OVER
 
     def add(self, value: float) -> Change | None:
         """Take the next log ratio; return the change that it proves, if it does.
@@ -105,8 +105,8 @@ class ChangePoint:
         change which began with its first value.
         """
         self.count += 1
-        if self._to_pass_over:
-            self._to_pass_over -= 1
+        if self.to_pass_over:
+            self.to_pass_over -= 1
             return None
         self._take_noise(value)
         if self.learning:
@@ -131,7 +131,7 @@ class ChangePoint:
         before, self.level = self.level, median(self._sorted)
         if abs(self.level - before) <= _FROM_START:
             return None
-        return Change(self.count - LEARNT - PASSED_OVER, self.count - 1, before, self.level)
+        return Change(max(0, self.count - LEARNT - PASSED_OVER), self.count - 1, before, self.level)
 
     def _take_noise(self, value: float) -> None:
         if self._last is not None:

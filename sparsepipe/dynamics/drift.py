@@ -120,20 +120,19 @@ class Watch:
             expected, measured, unnoticed = times.work.get(found.rank, 0.0), found.seconds, 0.0
         else:
             pair = min(found.rank, found.peer), max(found.rank, found.peer)
-            series = self._links.setdefault(pair, Series(link=pair))
+            series = self._links.setdefault(pair, Series.of_link(pair))
             link = self.cluster.link(*pair)
             expected = link.transfer_time(times.bytes.get((found.forwards, found.cut), 0.0))
-            taken = self._under_way(found, expected * series.factor)
-            if taken is None:
-                return None
-            measured, unnoticed = taken, times.noticed
+            measured, unnoticed = self._under_way(found, expected * series.factor), times.noticed
+            if not found.waited and not series.is_faster(measured + unnoticed, expected + unnoticed):
+                return None  # it took no longer than that, which says nothing new
         if expected + unnoticed <= 0 or measured + unnoticed <= 0:
             return None  # layers that cost nothing, as in a profile that leaves out some
         return series.add(found.minibatch, measured, expected, unnoticed=unnoticed, seconds=seconds)
 
-    def _under_way(self, one: Transfer, expected: float) -> float | None:
+    def _under_way(self, one: Transfer, expected: float) -> float:
         if self._simulated:  # where a transfer begins when its ports are free
-            return None if one.end is None else one.end - one.start
+            return one.end - one.start
         return self._ports.seconds(one, expected)
 
 

@@ -8,7 +8,7 @@ from ..plan import Plan
 from ..trace import Span
 
 _PENDING = 4096  # minibatches or transfers that wait for their other half, at the most: more than any plan has
-_WAITED = 5e-5  # seconds: who waits longer has waited for the transfer, and not found it there
+_WAITED = 0.5  # of a transfer's time, at the least, somebody waited for it: else it may have been there long before
 
 
 class Work(NamedTuple):
@@ -20,7 +20,7 @@ class Work(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """A payload went from a rank to another; `end` is None where nobody waited for it, so that nobody knows.
+    """A payload went from a rank to another, and was there at `end`, or before where it was not `waited` for.
 
     Whether it crossed `cut` (between stages cut − 1 and cut) forwards says how many bytes it had.
     """
@@ -31,7 +31,8 @@ class Transfer(NamedTuple):
     forwards: bool
     cut: int
     start: float
-    end: float | None
+    end: float
+    waited: bool = True
 
 
 class WorkOfRanks:
@@ -104,8 +105,10 @@ class TransfersOfLinks:
                 del self._halves[next(iter(self._halves))]
             return None
         sent, waited = (span, other) if span.kind == "send" else (other, span)
-        told = waited.seconds > _WAITED and waited.end > sent.start
-        return Transfer(*key, sent.start, waited.end if told else None)
+        under_way = waited.end - sent.start
+        if under_way <= 0:
+            return None
+        return Transfer(*key, sent.start, waited.end, waited.seconds >= _WAITED * under_way)
 
 
 class Ports:
@@ -115,11 +118,11 @@ class Ports:
         self._cluster = cluster
         self._free: dict[tuple, float] = {}  # port → when its last transfer ended
 
-    def seconds(self, one: Transfer, expected: float) -> float | None:
-        """Return the seconds, None of a transfer whose end nobody knows: it takes its port for those expected."""
+    def seconds(self, one: Transfer, expected: float) -> float:
+        """Return the seconds; at the most so many, and as expected for its ports, of one that nobody waited for."""
         both = ports(self._cluster, one.rank, one.peer, forward=one.forwards)
         begin = max([one.start, *(self._free.get(port, one.start) for port in both)])
-        end = one.end if one.end is not None else begin + expected
+        end = one.end if one.waited else min(one.end, begin + expected)
         for port in both:
             self._free[port] = max(end, self._free.get(port, end))
-        return max(end - begin, 0.0) if one.end is not None else None
+        return max(one.end - begin, 0.0)

@@ -26,6 +26,11 @@ class Series:
     _newest: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     _began: int = 0  # values before the last change
 
+    @classmethod
+    def of_link(cls, pair: Pair) -> "Series":
+        """One whose first times count: links do not warm up."""
+        return cls(link=pair, _test=ChangePoint(to_pass_over=0))
+
     def add(
         self, minibatch: int, measured: float, expected: float, *, unnoticed: float, seconds: float
     ) -> Alarm | None:
@@ -37,6 +42,11 @@ class Series:
         self._newest.append((minibatch, measured / expected if expected > 0 else tested))
         change = self._test.add(math.log(tested))
         return None if change is None else self._alarm(change, minibatch, seconds)
+
+    def is_faster(self, at_most: float, expected: float) -> bool:
+        """Whether a time that may be shorter still shows that what became slow is no longer as slow as that."""
+        slow = self.changed and self._test.level > (self._usual or 0.0)
+        return slow and math.log(at_most / expected) < self._test.level - _ALIKE
 
     def learn_anew(self) -> None:
         """What is usual may be another level from now on, as a rank has other layers."""
