@@ -20,7 +20,7 @@ LEVELS = [  # lowest first; a module may import its own folder's files, and anyt
     {"simulator", "runtime"},
     {"forecast", "profiler", "launchers", "cluster_probes"},
     {"planners", "pipeline_simulator"},
-    {"dynamics"},
+    {"dynamics", "sweeps"},
     {"widgets", "reproduce"},
     {"cli"},
     {"__main__"},

@@ -45,6 +45,7 @@ from sparsepipe.plots.outcomes import Outcome
 from sparsepipe.plots.points import Point
 from sparsepipe.record import RunRecord
 from sparsepipe.runtime import RunConfig
+from sparsepipe.sweeps import Candidate
 from sparsepipe.widgets import LaunchBoard, LayerGraphExplorer, PartitionExplorer, RunsTable
 from sparsepipe.widgets.exporter import Exporter
 from sparsepipe.widgets.html_view import HtmlView
@@ -197,6 +198,9 @@ def test_the_page_of_a_trace():
     assert page.count("<script") == 2 and "<img" not in page and "<!--" not in page
 
 
+SWEPT = Candidate(NAME, NAME, NAME, NAME, PLAN, 1.0, 2.0, True)
+
+
 def figures(record: RunRecord) -> dict[str, go.Figure]:
     points = [
         Point(f"{k}{NAME}", f"{c}{NAME}", 4, 100.0, bound_samples_per_second=800.0, memory_bytes=1e9)
@@ -233,6 +237,7 @@ def figures(record: RunRecord) -> dict[str, go.Figure]:
         "traffic": plots.traffic(points[:2], note=NAME),
         "tasks": plots.tasks({NAME: [shown]}, note=NAME),
         "speedups": plots.speedups([*points, *alone], note=NAME),
+        "trade_off": plots.trade_off([SWEPT], [SWEPT], note=NAME),
         "sparse_dense": plots.sparse_dense({"sparse": [(0.25, PROFILE)]}, note=NAME),
         "iteration_times": plots.iteration_times(
             {NAME: [(0, 0.1), (9, 0.2)]}, {NAME: [(9, NAME)]}, title=NAME, note=NAME

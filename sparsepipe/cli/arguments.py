@@ -22,6 +22,7 @@ from ..runtime.config import BALANCES, COMPRESSIONS, DEVICES, LEARNING_RATE_SCHE
 from ..schedule_rules import SCHEDULE_RULES
 from ..sinks import SINKS
 from ..stragglers import KINDS
+from ..sweeps import RATIOS
 from . import interference_arguments
 from .argument_types import MANY, count, names, positive, quantity, whole
 
@@ -160,6 +161,23 @@ def _simulate(verb: Parser) -> None:
         help=f"until a pipeline that was killed trains again (default: {RESTART_SECONDS:g})",
     )
     verb.add_argument("--trace", type=Path, metavar="FILE.json", help="write a Chrome/Perfetto trace")
+
+
+def _sweep(verb: Parser) -> None:
+    _machine_options(verb)
+    several = {"action": "append", "metavar": "NAME"}
+    verb.add_argument("--planner", choices=tuple(PLANNERS), help="repeatable (default: three)", **several)
+    verb.add_argument("--schedule", choices=tuple(SCHEDULE_RULES), help="repeatable (default: three)", **several)
+    verb.add_argument("--compression", choices=tuple(RATIOS), help="repeatable (default: none)", **several)
+    verb.add_argument(
+        "--variant",
+        action="append",
+        default=[],
+        metavar="LABEL=FILE",
+        help="a further profile of the network, such as at another voxel size: all of it on this one, too; repeatable",
+    )
+    verb.add_argument("--minibatches", type=whole(8, MOST_MINIBATCHES), default=48, help="simulated (default: 48)")
+    verb.add_argument("--out", type=Path, metavar="DIR", help="the table, the picture, and plans of the best edge")
 
 
 # --- run, replay --------------------------------------------------------------------------------------------------
@@ -523,6 +541,7 @@ OPTIONS: Mapping[str, tuple[str, Callable[[Parser], None]]] = {
     "profile": ("measure every layer of a model", _profile),
     "plan": ("choose stages, replicas and schedule", _plan),
     "simulate": ("predict the timeline of a plan", _simulate),
+    "sweep": ("plan and simulate many combinations: speed against memory, and the best edge", _sweep),
     "run": ("train with a plan", _run),
     "replay": ("sleep through a plan with the real runtime, on a cluster that need not be here", _replay),
     "runs list": ("the runs in a folder", _runs_list),

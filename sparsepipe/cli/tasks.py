@@ -45,6 +45,11 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "simulate work/plan.json --profile work/profile.json --devices 2 --trace work/trace.json",
         "simulate work/plan.json --profile work/profile.json --devices 2 --straggler slow:rank=1,factor=4",
     ),
+    "sweep": (
+        "sweep --profile work/profile.json --devices 2",
+        "sweep --profile work/profile.json --devices 4 --schedule 1f1b --schedule gpipe --compression none "
+        "--compression int8 --variant coarse=work/coarse.json --out work/sweep",
+    ),
     "run": (
         FIRST_STEPS[3],
         "run work/plan.json --model net.py:build --data path/data.py:digits --batch-size 32 --epochs 4 --detach",

@@ -30,6 +30,7 @@ from .tasks import tasks, tasks_table
 from .throughput import throughput, throughput_table
 from .timeline import timeline, timeline_table
 from .trace_page import trace_page, write_trace
+from .trade_off import trade_off, trade_off_table
 from .traffic import traffic, traffic_table
 from .waiting import waiting, waiting_table
 
@@ -45,6 +46,8 @@ __all__ = [
     "scaling_table",
     "sparse_dense",
     "sparse_dense_table",
+    "trade_off",
+    "trade_off_table",
     "traffic",
     "traffic_table",
     "accuracy",
