@@ -364,7 +364,6 @@ KNOWN = {
     ("plots/accuracy.py", "accuracy"),  # a hover template's own unit
     ("reproduce/html_page.py", "page"),  # a style sheet of the package's, and a policy under which no script runs
     ("reproduce/html_page.py", "of_markdown"),  # mistune has escaped it
-    ("reproduce/notebook_page.py", "_cell"),  # the same
     ("reproduce/notebook_page.py", "_output"),  # what the executed notebook shows, on a page where no script runs
 }
 

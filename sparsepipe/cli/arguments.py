@@ -165,10 +165,9 @@ def _simulate(verb: Parser) -> None:
 
 def _sweep(verb: Parser) -> None:
     _machine_options(verb)
-    several = {"action": "append", "metavar": "NAME"}
-    verb.add_argument("--planner", choices=tuple(PLANNERS), help="repeatable (default: three)", **several)
-    verb.add_argument("--schedule", choices=tuple(SCHEDULE_RULES), help="repeatable (default: three)", **several)
-    verb.add_argument("--compression", choices=tuple(RATIOS), help="repeatable (default: none)", **several)
+    for name, known in (("planner", PLANNERS), ("schedule", SCHEDULE_RULES), ("compression", RATIOS)):
+        told = "repeatable (default: none)" if known is RATIOS else "repeatable (default: three)"
+        verb.add_argument(f"--{name}", action="append", choices=tuple(known), metavar="NAME", help=told)
     verb.add_argument(
         "--variant",
         action="append",

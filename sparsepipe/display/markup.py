@@ -76,6 +76,11 @@ def markdown_text(text: Any) -> str:
     return _MARKDOWN.sub(lambda found: f"&#{ord(found[0])};", escaped)
 
 
+def unescaped(text: str) -> str:
+    """Return text with its entities as the characters that they stand for: what `markdown_text` escaped."""
+    return Markup(text).unescape()
+
+
 def _acts(character: str) -> bool:
     return unicodedata.category(character) in _CATEGORIES or character in _DIRECTIONS
 

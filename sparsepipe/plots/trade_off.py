@@ -14,13 +14,26 @@ from .theme import INK, RUN_COLORS, RUN_MARKERS, finished
 class Candidate(Protocol):
     """What is drawn of a candidate; `sweeps.Candidate` is one."""
 
-    variant: str
-    planner: str
-    schedule: str
-    compression: str
-    samples_per_second: float
-    memory_bytes: float
-    fits: bool
+    @property
+    def variant(self) -> str: ...
+
+    @property
+    def planner(self) -> str: ...
+
+    @property
+    def schedule(self) -> str: ...
+
+    @property
+    def compression(self) -> str: ...
+
+    @property
+    def samples_per_second(self) -> float: ...
+
+    @property
+    def memory_bytes(self) -> float: ...
+
+    @property
+    def fits(self) -> bool: ...
 
 
 def trade_off_table(candidates: Sequence[Candidate], best: Sequence[Candidate] = ()) -> pd.DataFrame:

@@ -1,18 +1,17 @@
 """An executed notebook as it is kept: its title, the answer at its end, and the cells that a page shows."""
 
-import html
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..display.markup import unescaped
 from ..errors import InputError
 from ..files import read_json
 
 _LONGEST = 320  # characters of an answer in one line
 _SENTENCE_ENDS = re.compile(r"(?<=[^A-Z\s][.!?])\s+(?=[A-Z0-9\"“])")
-_ENTITY = re.compile(r"&#\d+;|&\w+;")
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ def plain(markdown: str) -> str:
     items = re.sub(r"\n\s*[-*] ", "; ", re.sub(r"^\s*[-*] ", "", markdown.strip()))
     items = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", items)
     bare = re.sub(r"\*\*|(?<!\w)\*(?=\S)|(?<=\S)\*(?!\w)|`", "", items)
-    return " ".join(_ENTITY.sub(lambda found: html.unescape(found[0]), bare).split())
+    return " ".join(unescaped(bare).split())
 
 
 def text_of(value: Any) -> str:

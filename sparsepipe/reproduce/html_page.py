@@ -1,26 +1,29 @@
 """A page that opens from disk: its style is in it, it runs no scripts, and it asks no network."""
 
-import html
+import re
 from pathlib import Path
 
 import mistune
 
-from ..display.markup import Html
+from ..display.markup import Html, unescaped
 
 # Whatever stands in outputs of notebooks: no script runs, and nothing is fetched but pictures that lie beside the page.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src 'self' file: data:"
 _PAGE = Html(
     '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-    '<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    '<meta http-equiv="Content-Security-Policy" '
+    "content=\"default-src 'none'; style-src 'unsafe-inline'; img-src 'self' file: data:\">"
     '<meta name="viewport" content="width=device-width, initial-scale=1">'
     "<title>{title}</title><style>{style}</style></head>\n<body>{body}</body></html>\n"
 )
 
 
+_LINK = re.compile(r'(href="[^":]*)\.ipynb(["#])')
+
+
 class _Renderer(mistune.HTMLRenderer):
     def text(self, text: str) -> str:
         """Text, in which entities are the characters that they stand for: mistune would show them as they are."""
-        return str(Html.escape(html.unescape(text)))
+        return str(Html.escape(unescaped(text)))
 
 
 _markdown = mistune.create_markdown(renderer=_Renderer(escape=True), plugins=["table"])
@@ -29,9 +32,12 @@ _markdown = mistune.create_markdown(renderer=_Renderer(escape=True), plugins=["t
 def page(title: str, body: Html) -> str:
     """Return a whole page."""
     style = Html((Path(__file__).parent / "page.css").read_text(encoding="utf-8"))
-    return str(_PAGE.format(policy=Html(_POLICY.replace('"', "&quot;")), title=title, style=style, body=body))
+    return str(_PAGE.format(title=title, style=style, body=body))
 
 
 def of_markdown(text: str) -> Html:
-    """Return Markdown as HTML; tags in it are shown as text, and a link that could run a script leads nowhere."""
-    return Html(_markdown(text))
+    """Return Markdown as HTML; tags in it are shown as text, and a link that could run a script leads nowhere.
+
+    Links to notebooks lead to their pages, which lie beside each other as the notebooks do.
+    """
+    return Html(_LINK.sub(r"\1.html\2", str(_markdown(text))))

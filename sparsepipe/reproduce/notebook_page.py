@@ -10,7 +10,6 @@ from .executed import Executed, outputs, shown, source, text_of
 from .html_page import of_markdown, page
 
 _CODES = re.compile(r"\x1b\[[0-9;]*m")  # colours of a terminal, in errors
-_LINK = re.compile(r'(href="[^":]*)\.ipynb(["#])')
 
 
 def notebook_page(executed: Executed, *, index: str) -> str:
@@ -25,7 +24,7 @@ def notebook_page(executed: Executed, *, index: str) -> str:
 def _cell(cell: Mapping[str, Any]) -> Html:
     text = source(cell)
     if cell.get("cell_type") == "markdown":
-        return Html(_LINK.sub(r"\1.html\2", str(of_markdown(text))))
+        return of_markdown(text)
     if cell.get("cell_type") != "code":
         return Html("")
     code = Html("<pre><code>{}</code></pre>").format(text) if text.strip() else Html("")
