@@ -18,7 +18,8 @@ import pytest
 
 from sparsepipe import InputError, plots
 from sparsepipe.plots import chromium
-from sparsepipe.plots.export import fitted, normalised, provenance
+from sparsepipe.plots.export import normalised, provenance
+from sparsepipe.plots.pdf_facts import with_facts
 from sparsepipe.plots.theme import doubted, finished, hatch
 from sparsepipe.provenance import Provenance
 from sparsepipe.record import NOTEBOOK, Origin
@@ -26,11 +27,14 @@ from sparsepipe.record import NOTEBOOK, Origin
 needs_chromium = pytest.mark.skipif(plots.browser() is None, reason="no Chromium to draw with")
 
 
+TITLE = "Größe — α"
+
+
 def figure():
     bars = go.Bar(
         x=["a", "b"], y=[1, 2], name="α simulated", marker={"color": "#0072B2", "pattern": hatch("simulated")}
     )
-    return finished(go.Figure([bars, go.Scatter(x=["a", "b"], y=[2, 1])]), "Größe — α", note="synthetic")
+    return finished(go.Figure([bars, go.Scatter(x=["a", "b"], y=[2, 1])]), TITLE, note="synthetic")
 
 
 TABLE = pd.DataFrame({"x": ["a", "b"], "y": [1, 2]})
@@ -99,7 +103,49 @@ def test_a_pdf_is_as_wide_as_a_column(exported, tmp_path, inches):
 
 def test_a_width_that_no_page_has_is_refused():
     with pytest.raises(InputError, match=r"0\.5 inches wide: expected 2 to 20 \(IEEE 3\.5 or 7\.16"):
-        fitted(figure(), 0.5)
+        plots.Paper(inches=0.5)
+    with pytest.raises(InputError, match="0 inches high: expected 1 to 20"):
+        plots.Paper(height=0.0)
+
+
+DOUBT = "the layers' sum is 0.5 x a whole step, expected 0.90"
+
+
+@needs_chromium
+def test_figures_for_a_paper_have_one_size_its_font_and_no_title(tmp_path):
+    """Captions carry the title; what makes numbers doubtful stays. Serif letters stand for any font that is there."""
+    paper = plots.Paper(inches=3.33, height=2.5, title=False, font="DejaVu Serif")
+    doubtful = Provenance().with_warnings(DOUBT)
+    for name, origin in (("plain", {}), ("doubtful", doubtful)):
+        pdf = str(plots.export(figure(), tmp_path / name, table=TABLE, origin=origin, paper=paper)[2])
+        told = subprocess.run(["pdfinfo", pdf], capture_output=True, text=True, check=True).stdout
+        width, height = map(float, re.search(r"Page size: +([0-9.]+) x ([0-9.]+)", told).groups())
+        assert (width, height) == pytest.approx((72 * 3.33, 72 * 2.5), abs=1.5)
+        text = subprocess.run(["pdftotext", pdf, "-"], capture_output=True, text=True, check=True).stdout
+        assert TITLE not in text and ("doubtful" in text) == (name == "doubtful")
+        assert TITLE in told  # of the PDF itself
+
+
+@needs_chromium
+def test_a_pdf_says_what_it_is(exported):
+    stem, _ = exported
+    told = subprocess.run(["pdfinfo", f"{stem}.pdf"], capture_output=True, text=True, check=True)
+    facts = json.loads(stem.with_suffix(".json").read_text())
+    assert facts["title"] in told.stdout and not told.stderr
+    rests_on = f"provenance {facts['provenance']['digest']}, table {facts['table_sha256'][:12]}"
+    assert re.search(f"Subject: +{rests_on}", told.stdout)
+    assert "Kaleido" not in told.stdout and re.search("Creator: +sparsepipe", told.stdout)
+
+
+def test_facts_are_added_at_the_end_of_a_pdf_and_nothing_before_moves():
+    end = b"trailer\n<</Size 2\n/Root 2 0 R\n/Info 1 0 R>>\nstartxref\n40\n%%EOF\n"
+    whole = b"%PDF-1.4\n1 0 obj\n<</Title (x)>>\nendobj\n" + end
+    told = with_facts(whole, {"Title": "Größe (1) → 2"})
+    assert told.startswith(whole) and with_facts(whole, {"Title": "Größe (1) → 2"}) == told
+    start, table = len(whole), told.rindex(b"xref\n1 1")
+    assert told[start:].startswith(b"1 0 obj\n<</Title <feff0047") and b"%010d 00000 n" % start in told
+    assert b"/Prev 40>>" in told and told.endswith(b"startxref\n%d\n%%%%EOF\n" % table)
+    assert with_facts(b"%PDF-1.4 of another kind", {"Title": "a"}) == b"%PDF-1.4 of another kind"
 
 
 def test_without_chromium_table_and_origin_are_written_and_one_line_says_what_to_install(tmp_path, monkeypatch):

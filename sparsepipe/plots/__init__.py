@@ -9,7 +9,7 @@ from .compression import compression, compression_table
 from .cuts import cut_bytes, cut_bytes_table
 from .distances import distances, distances_table
 from .epochs import epoch_trace, working_epoch
-from .export import COLUMN_WIDTHS, export, keep_pictures, live
+from .export import export, keep_pictures, live
 from .groups import groups, groups_table
 from .iteration_times import iteration_times, iteration_times_table
 from .layer_costs import layer_costs, layer_costs_table
@@ -19,6 +19,7 @@ from .losses import losses, losses_table
 from .lost_seconds import lost_seconds, lost_seconds_table
 from .mixes import mixes, mixes_table
 from .outcomes import Outcome, outcomes_table
+from .paper import COLUMN_WIDTHS, Paper
 from .points import Point, points_table
 from .progress import progress, progress_table
 from .scaling import scaling, scaling_table
@@ -40,6 +41,7 @@ __all__ = [
     "mixes",
     "mixes_table",
     "NoPicture",
+    "Paper",
     "Point",
     "points_table",
     "scaling",

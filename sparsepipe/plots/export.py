@@ -24,40 +24,46 @@ from ..files import write_atomic, write_json
 from ..provenance import Provenance
 from ..record import Origin, RunRecord
 from .chromium import NoPicture, browser, drawn
+from .paper import INCHES, Paper
+from .pdf_facts import with_facts
 from .theme import doubted, doubts_of
 
 FORMATS = ("pdf", "svg", "png")
 _KEPT = "sparsepipe_png"  # the renderer of `keep_pictures`
 _SCALE = 2  # pixels of the PNG for each of the figure's
-# Inches of a column and of the text of common venues: what a PDF's width is chosen from.
-COLUMN_WIDTHS = {"IEEE": (3.5, 7.16), "ACM": (3.33, 7.0), "ICML": (3.25, 6.75), "NeurIPS": (5.5,), "LNCS": (4.8,)}
-INCHES = 7.0  # the text of a page with two columns, where nothing else is asked for
-_CSS_INCH = 96  # pixels
-_SMALLEST = 0.7  # a figure is drawn no smaller: its 13 pixels are then 6.8 points
 _DATE = "D:20000101000000+00'00'"
 
 
 def export(
-    figure: go.Figure, stem: Path | str, *, table: pd.DataFrame, origin: Any, inches: float = INCHES
+    figure: go.Figure,
+    stem: Path | str,
+    *,
+    table: pd.DataFrame,
+    origin: Any,
+    inches: float = INCHES,
+    paper: Paper | None = None,
 ) -> list[Path]:
     """Write `<stem>.csv`, `.json`, `.pdf`, `.svg` and `.png`, each whole or not at all; returns their paths.
 
     `origin` says what the numbers came from: a Provenance, a mapping, an `Origin`, a run's record, or several of them.
     It goes whole into the JSON, and what is doubtful in it into the pictures' subtitle. The PDF is `inches` wide; where
-    that would make its text too small to read, the figure is laid out anew (see `fitted`).
+    that would make its text too small to read, the figure is laid out anew. `paper` says that and more: height, font,
+    title or none. The PDF's own title is the figure's, its subject what it rests on.
     Raises InputError where the folder cannot be written to, and, after the table and the origin are written, NoPicture
     where no Chromium can draw: see `chromium.drawn` for how long that may take.
     """
     stem = Path(stem)
     paths = [stem.with_name(f"{stem.name}.{suffix}") for suffix in ("csv", "json", *FORMATS)]
-    rests_on = described(figure, origin)
-    printed, scale = fitted(figure, inches)
-    printed, figure = doubted(printed, rests_on.doubts), doubted(figure, rests_on.doubts)
+    rests_on, sheet = described(figure, origin), paper or Paper(inches)
     rows = table.to_csv(index=False)
+    facts = provenance(doubted(figure, rests_on.doubts), stem.name, origin, table=rows)
+    styled = sheet.styled(figure)
+    printed, scale = sheet.printed(styled, rests_on.doubts)
+    figure = doubted(styled, rests_on.doubts)
     try:
         stale = not paths[0].exists() or paths[0].read_text() != rows
         write_atomic(paths[0], rows)
-        write_json(paths[1], provenance(figure, stem.name, origin, table=rows))
+        write_json(paths[1], facts)
         drawings = {"pdf": (printed, scale), "svg": (figure, 1), "png": (figure, _SCALE)}
         try:
             pictures = {suffix: normalised(drawn(one, suffix, by), suffix) for suffix, (one, by) in drawings.items()}
@@ -65,6 +71,7 @@ def export(
             for path in paths[2:] if stale else ():
                 path.unlink(missing_ok=True)  # it would show numbers that are not those of the table beside it
             raise NoPicture(f"{stem}: only the table and its origin were written: {error}") from None
+        pictures["pdf"] = with_facts(pictures["pdf"], _of_pdf(facts))
         for path, suffix in zip(paths[2:], FORMATS, strict=True):
             write_atomic(path, pictures[suffix])
     except OSError as error:
@@ -74,22 +81,14 @@ def export(
     return paths
 
 
-def fitted(figure: go.Figure, inches: float) -> tuple[go.Figure, float]:
-    """(the figure, the scale to draw it at) for a PDF `inches` wide, its text never below 7 points or nearly so.
-
-    A figure too wide for that is laid out narrower, its legend below. Raises InputError for less than 2 inches.
-    """
-    if not 2 <= inches <= 20:
-        told = ", ".join(f"{name} {' or '.join(map(str, widths))}" for name, widths in COLUMN_WIDTHS.items())
-        raise InputError(f"a figure {inches:g} inches wide: expected 2 to 20 ({told})")
-    scale = inches * _CSS_INCH / figure.layout.width
-    if scale >= _SMALLEST:
-        return figure, scale
-    below = {"orientation": "h", "x": 0, "xanchor": "left", "y": 0, "yref": "container", "yanchor": "bottom"}
-    narrow = go.Figure(figure).update_layout(width=round(inches * _CSS_INCH / _SMALLEST), legend=below)
-    rows = -(-sum(trace.showlegend is not False for trace in figure.data) // 2)
-    margin = (figure.layout.margin.b or 56) + (18 * rows if figure.layout.showlegend is not False else 0)
-    return narrow.update_layout(margin={"b": margin, "r": 24}, height=figure.layout.height + 18 * rows), _SMALLEST
+def _of_pdf(facts: Mapping[str, Any]) -> dict[str, str]:
+    """What the PDF says of itself, as it travels without the JSON beside it."""
+    version, rests_on = facts["versions"].get("sparsepipe", ""), facts["provenance"]
+    told = f"provenance {rests_on['digest']}, table {facts['table_sha256'][:12]}, commit {facts['commit']}"
+    doubts = f"; doubtful: {'; '.join(rests_on['doubts'])}" if rests_on["doubts"] else ""
+    title = facts["title"].partition(" · doubtful:")[0] or facts["figure"]
+    named = {"Title": title, "Subject": told + doubts, "Keywords": facts["figure"]}
+    return named | {"Creator": f"sparsepipe {version}".strip(), "CreationDate": _DATE}
 
 
 def keep_pictures() -> None:

@@ -182,6 +182,12 @@ def _title_above(margin: float, height: float) -> dict[str, Any]:
     return {"y": 1 - margin / 2 / height, "yanchor": "middle"}
 
 
+def legend_is_above(figure: go.Figure) -> bool:
+    """Whether a legend or a panel's title stands over the plot, on the title's line or below it."""
+    legend = figure.layout.legend
+    return _is_above(figure) or (legend.yref == "container" and (legend.y or 0) > 0.5)
+
+
 def _is_above(figure: go.Figure) -> bool:
     """Whether a legend or a panel's title stands between the figure's title and its plot."""
     legend = figure.layout.legend
