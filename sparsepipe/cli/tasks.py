@@ -11,7 +11,7 @@ TASKS: Mapping[str, tuple[str, ...]] = {
     "train": ("run", "replay"),
     "follow, change and end runs": ("runs attach", "runs replan", "runs stop", "runs cancel"),
     "disturb a machine on purpose": ("interference run", "interference measure"),
-    "look at what happened": ("runs list", "runs show", "runs compare", "runs export"),
+    "look at what happened": ("runs list", "runs show", "runs compare", "runs drift", "runs export"),
     "explain a trace": ("trace show", "trace replay", "trace whatif", "trace export"),
     "notebooks, figures, files for others": ("reproduce", "export"),
 }
