@@ -101,13 +101,13 @@ def test_the_page_has_every_figure_with_all_that_belongs_to_it(job):
 
 
 def test_a_page_is_there_before_anything_ran_and_where_files_are_damaged(job):
-    assert "0 of 20 notebooks" in write_page(job).read_text()
+    assert f"0 of {len(NOTEBOOKS)} notebooks" in write_page(job).read_text()
     (job.copies / "01_data.ipynb").parent.mkdir(parents=True)
     (job.copies / "01_data.ipynb").write_text("{")
     executed(job.copies, "03_layer_graph")
     (job.out / "cut_bytes.json").write_text("[]")
     (job.out / "cut_bytes.csv").write_text("")
-    assert "1 of 20 notebooks" in write_page(job).read_text()
+    assert f"1 of {len(NOTEBOOKS)} notebooks" in write_page(job).read_text()
 
 
 def test_an_executed_notebook_shows_what_came_out_of_it(tmp_path):

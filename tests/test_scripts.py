@@ -308,7 +308,7 @@ def set_up(workplace) -> Workplace:
     return workplace
 
 
-def tested(set_up: Workplace) -> str:
+def pytest_called(set_up: Workplace) -> str:
     """Return how pytest was called last. Types are checked beside it."""
     return [line for line in set_up.log() if line.startswith("pytest ")][-1]
 
@@ -322,26 +322,26 @@ class TestTest:
         commands.remove("mypy ")  # beside the others
         assert commands[:2] == ["ruff check .", "ruff format --check ."]
         assert commands[2].startswith("nbstripout --verify ")
-        assert commands[2].endswith("notebooks/01_data.ipynb")
+        assert commands[2].endswith("notebooks/00_start.ipynb")
         assert commands[3:] == ["pytest -n 3 -k a plan []"]
 
     def test_fast_leaves_out_the_slow_ones(self, set_up):
         assert set_up.run("test.sh", "--fast", "-x").returncode == 0
-        assert tested(set_up) == "pytest -n 3 -m not slow -x []"
+        assert pytest_called(set_up) == "pytest -n 3 -m not slow -x []"
 
     def test_finds_real_data_beside_the_repository_unless_told(self, set_up):
         data = set_up.folder.parent / "shared" / "data"
         data.mkdir(parents=True)
         set_up.run("test.sh")
-        assert tested(set_up) == f"pytest -n 3 [{data}]"
+        assert pytest_called(set_up) == f"pytest -n 3 [{data}]"
         set_up.run("test.sh", SPARSEPIPE_DATA="elsewhere")
-        assert tested(set_up) == "pytest -n 3 [elsewhere]"
+        assert pytest_called(set_up) == "pytest -n 3 [elsewhere]"
 
     def test_goes_on_after_a_failed_check_and_fails_at_the_end(self, set_up):
         set_up.installed("mypy", "exit 1")
         result = set_up.run("test.sh")
         assert result.returncode == 1
-        assert tested(set_up) == "pytest -n 3 []"
+        assert pytest_called(set_up) == "pytest -n 3 []"
         assert lines(result.stderr)[-1] == "test.sh: failed: types"
 
     def test_failed_tests_fail_it(self, set_up):
