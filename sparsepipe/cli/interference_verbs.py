@@ -8,6 +8,7 @@ from ..dynamics.interference.intruding import run_intruders
 from ..dynamics.interference.measurements import Measurement
 from ..errors import InputError
 from ..host import cpu
+from ..host.background_load import RUN_QUEUE_WAIT
 from .output import Answer, Progress, cell, progress_line, table
 
 
@@ -52,6 +53,12 @@ def measure(options: argparse.Namespace) -> Answer:
         *([cell(value) for value in row.values()] for row in rows),
     ]
     text = f"{one_line(options.out)}: {len(found)} measurements; times as long as alone, whole steps\n{table(lines)}"
+    busy = [one for one in found if not one.intruders and one.metrics.get("waited", 0.0) > RUN_QUEUE_WAIT]
+    if busy:
+        waited = max(one.metrics["waited"] for one in busy)
+        told = f"alone, a victim waited for a processor {waited:.0%} of the time: the machine was not idle"
+        document["warnings"] = [told]
+        text += f"\nwarning: {told}; remove the file and measure again when it is"
     if options.predictor:
         predictor, judged = learn(found, machine=cpu.name())
         predictor.save(options.predictor)

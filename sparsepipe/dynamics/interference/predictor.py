@@ -1,7 +1,7 @@
 """What intruders will cost each layer, learned on one machine from what that machine says."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +10,24 @@ from ...fields import number, shown, text, texts
 from ...files import write_json
 from ...profile import Profile
 from .forest import Forest, read_bounded_json
-from .growing import Growth, grow
+from .growing import COARSE, Growth, grow
 from .judging import Judged, judge, split
 from .measurements import Measurement, features_of, rows_of
 from .rows import Row, table_of
 from .victims import kind_of
 
 FORMAT = "sparsepipe-predictor-1"
-GROWTH = Growth(trees=200)
+_LEAST_PACE = 1e-3  # of a predictor's file, whose values may be any
+GROWTH = replace(COARSE, trees=200)
 
 
 @dataclass(frozen=True, eq=False)
 class Predictor:
-    """A forest, and the names that it needs: the machine's `metrics`, and the `kinds` of layers that it has seen."""
+    """A forest, and the names that it needs: the machine's `metrics`, and the `kinds` of layers that it has seen.
+
+    The forest says which share of its pace a layer keeps: one that stood still in one measurement counts as much there
+    as others do, and would be all that a mean of slow-downs is about.
+    """
 
     forest: Forest
     metrics: tuple[str, ...]
@@ -45,7 +50,7 @@ class Predictor:
             seconds = cost.forward + cost.backward
             rows.append(features_of(metrics, kind_of(layer.description), self.kinds, seconds, layer.parameter_bytes))
         asked = [[row[name] for name in self.forest.names] for row in rows]
-        return tuple(float(factor) for factor in self.forest.predict(asked))
+        return tuple(1 / max(_LEAST_PACE, float(pace)) for pace in self.forest.predict(asked))
 
     def _check(self, metrics: Mapping[str, float]) -> None:
         if odd := sorted(metrics.keys() ^ set(self.metrics)):
@@ -105,9 +110,9 @@ def learn(
         raise InputError(f"{len(measurements)} measurements to learn from, expected four or more; measure on")
     by_measurement = rows_of(list(measurements))
     learned, held_out = split(len(by_measurement), seed=growth.seed)
-    _, judged = judge(_flat(by_measurement, learned), _flat(by_measurement, held_out), growth)
+    _, judged = judge(_flat(by_measurement, learned), _flat(by_measurement, held_out), growth, of_paces=True)
     names, rows, slowdowns = table_of(_flat(by_measurement, range(len(by_measurement))))
-    forest = grow(names, rows, slowdowns, growth)
+    forest = grow(names, rows, 1 / slowdowns, growth)
     kinds = tuple(sorted({kind for one in measurements for kind in one.kinds}))
     error = {"held_out": judged.error, "mean_predictor": judged.mean_predictor_error}
     return Predictor(forest, tuple(measurements[0].metrics), kinds, machine, error), judged
