@@ -110,7 +110,8 @@ def _promise(plan: Plan, batch_size: int) -> Html:
         parts.append(f"and {len(plan.stages) - _MOST_STAGES} more stages")
     speed = samples_per_second(plan, batch_size)
     parts.append(f"{plan.schedule}, weights {plan.weights}")
-    parts.append("no speed predicted: nothing was measured for these settings" if speed is None else "predicted")
+    unknown = "no speed predicted: nothing was measured for these settings"
+    parts.append(unknown if speed is None else "predicted for these devices")
     text = Html(" · ").join(parts)
     return Html("<div style='font-size:12px;line-height:1.4'>{}{}</div>").format(
         text, "" if speed is None else _speed(speed)
