@@ -12,7 +12,7 @@ from ..data.order import LAST_MINIBATCH
 from ..dynamics.variants import VARIANTS
 from ..engines import ENGINES
 from ..fields import MOST_LIKE_DEVICES, MOST_MINIBATCHES
-from ..launchers import LAUNCHERS
+from ..launchers import LAUNCHERS, SLURM
 from ..pipeline_simulator import RESTART_SECONDS
 from ..planners import PLANNERS
 from ..planners.exact.optimal import COST_MODELS
@@ -193,8 +193,11 @@ def _run(verb: Parser) -> None:
     )
     _model_options(verb)
     verb.add_argument(
-        "--launcher", choices=tuple(LAUNCHERS), help="ssh where --cluster has hosts beyond this one, else local"
+        "--launcher",
+        choices=(*LAUNCHERS, SLURM),
+        help="ssh where --cluster has hosts beyond this one, else local; slurm prints a script for sbatch",
     )
+    verb.add_argument("--submit", action="store_true", help="with --launcher slurm: give the script to sbatch")
     verb.add_argument("--cluster", type=Path, metavar="FILE", help="the hosts to run on, in the order of the ranks")
     verb.add_argument(
         "--profile",

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -25,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     complete(known)
     try:
         options = known.parse(arguments)
+        options.words = list(sys.argv[1:] if arguments is None else arguments)
     except SystemExit:
         with suppress(OutputLost):  # of --help
             print_answer("", end="")

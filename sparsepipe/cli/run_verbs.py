@@ -20,9 +20,10 @@ from ..formats.pipedream_driver import DriverFile, is_driver_file
 from ..formats.plan_files import load_plan
 from ..functions import short_name
 from ..host.background_load import BackgroundLoad
-from ..launchers import attach, default_launcher
+from ..launchers import SLURM, attach, default_launcher
 from ..launchers.handle import AttachedProcess
 from ..launchers.ssh.placement import HOSTS
+from ..models import is_table
 from ..pipeline_simulator import simulate_pipelines
 from ..pipelines import Pipelines, holds_pipelines
 from ..plan import Plan
@@ -31,16 +32,19 @@ from ..provenance import Provenance
 from ..record import RunRecord, load_warnings
 from ..replication import parse_rule
 from ..runtime import RunConfig
+from ..runtime.config import DEVICES
 from ..runtime.workloads import layer_graph
 from ..sinks import Sink, open_sink
 from ..stragglers import Stragglers
 from .drift import DriftLines, drift_answer
 from .driver_run import filled
 from .follow_run import RunFollower
+from .for_slurm import for_slurm
 from .output import Answer, cell, progress_line, table
 from .profile_and_cluster import profile_and_cluster
 
 _RUNS = Path("runs")  # where runs are looked for by name
+_CPU = DEVICES[:1]
 
 
 def run(options: argparse.Namespace) -> Answer:
@@ -70,6 +74,12 @@ def run(options: argparse.Namespace) -> Answer:
         chosen = driver.planned(chosen)
     for text in chosen.warnings:
         progress_line(f"warning: plan: {text}")
+    if options.launcher == SLURM:
+        if isinstance(chosen, Plan) and is_table(config.model):  # of a module only where its data are is it known
+            chosen.check(layer_graph(config))
+        return for_slurm(options, run_dir=folder, plan=chosen, cluster=cluster, gpus=config.device not in _CPU)
+    if options.submit:
+        raise InputError(f"--submit goes with --launcher {SLURM}")
     profile, cluster = _held_against(options, chosen, cluster)
     where = {"port": options.port, "detach": options.detach or None, "replication": options.replication}
     where |= {"replan": options.replan, "tell": progress_line}

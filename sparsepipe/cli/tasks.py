@@ -29,7 +29,9 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "data info": ("data info work/shapes", "data info digits"),
     "data check": ("data check work/shapes --voxel-size 0.05",),
     "runs replan": ("runs replan work/run work/other_plan.json --reason slow",),
-    "cluster show": ("cluster show cluster.toml",),
+    "cluster show": ("cluster show cluster.toml", "cluster show hostfile --json"),
+    "cluster check": ("cluster check hostfile",),
+    "cluster measure": ("cluster measure hostfile --out cluster.toml",),
     "profile": (
         FIRST_STEPS[1],
         "profile --model resnet18-32 --data path/data.py:pictures --batch-size 32 --out work/resnet.json",
@@ -54,6 +56,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         FIRST_STEPS[3],
         "run work/plan.json --model net.py:build --data path/data.py:digits --batch-size 32 --epochs 4 --detach",
         "run --resume runs/first --epochs 4 --log tensorboard work/tensorboard",
+        "run driver_configs/vgg16_4pipedream.yml",
     ),
     "replay": ("replay work/plan.json --profile work/profile.json --cluster cluster.toml --minibatches 64",),
     "runs list": ("runs list", "runs list --folder runs --json"),

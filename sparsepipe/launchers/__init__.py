@@ -33,6 +33,7 @@ def _ssh() -> Launcher:
 
 
 _HERE, _BETWEEN_HOSTS = "local", "ssh"
+SLURM = "slurm"  # no launcher of jobs: a script is written, which launches within one of Slurm (slurm.py)
 LAUNCHERS: Mapping[str, Callable[[], Launcher]] = {_HERE: _local, _BETWEEN_HOSTS: _ssh}  # brought in when asked for
 
 
@@ -106,4 +107,4 @@ def _launcher(name: str) -> Launcher:
     return LAUNCHERS[name]()
 
 
-__all__ = ["LAUNCHERS", "Job", "Launcher", "attach", "default_launcher", "launch"]
+__all__ = ["LAUNCHERS", "SLURM", "Job", "Launcher", "attach", "default_launcher", "launch"]
