@@ -30,6 +30,8 @@ JUPYTER_TOKEN=${JUPYTER_TOKEN:-$(.venv/bin/python -c 'import secrets; print(secr
 export JUPYTER_TOKEN
 # The kernel and the settings of .venv come before those of the user's home.
 export JUPYTER_PREFER_ENV_PATH=1 JUPYTER_CONFIG_PATH="$PWD/.venv/etc/jupyter${JUPYTER_CONFIG_PATH:+:$JUPYTER_CONFIG_PATH}"
+# Its hook after a save (saved_notebook.py) is that of this checkout, whatever else is installed.
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 # It asks nobody for news.
 mkdir -p .venv/etc/jupyter/labconfig
 echo '{"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": true}}' >.venv/etc/jupyter/labconfig/page_config.json
