@@ -3,31 +3,28 @@
 Choices are read from the library's own tables, none of which brings torch.
 """
 
-import argparse
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ..data.labels import TASKS
-from ..data.order import LAST_MINIBATCH
-from ..dynamics.variants import VARIANTS
-from ..engines import ENGINES
 from ..fields import MOST_LIKE_DEVICES, MOST_MINIBATCHES
-from ..launchers import LAUNCHERS, SLURM
 from ..pipeline_simulator import RESTART_SECONDS
 from ..planners import PLANNERS
 from ..planners.exact.optimal import COST_MODELS
-from ..quantities import BANDWIDTH, SIZE
-from ..replication import RULES
-from ..runtime.config import BALANCES, COMPRESSIONS, DEVICES, LEARNING_RATE_SCHEDULES, OPTIMIZERS, PRECISIONS
+from ..runtime.config import DEVICES
 from ..schedule_rules import SCHEDULE_RULES
-from ..sinks import SINKS
-from ..stragglers import KINDS
 from ..sweeps import RATIOS
-from . import interference_arguments
-from .argument_types import MANY, count, names, positive, quantity, whole
-
-Parser = argparse.ArgumentParser
-
+from . import interference_arguments, run_options
+from .argument_types import count, names, positive, whole
+from .shared_options import (
+    Parser,
+    log_option,
+    machine_options,
+    model_options,
+    replan_option,
+    replication_option,
+    stragglers_option,
+)
 
 # --- data ---------------------------------------------------------------------------------------------------------
 
@@ -82,7 +79,7 @@ def _models(verb: Parser) -> None:
 
 
 def _profile(verb: Parser) -> None:
-    _model_options(verb)
+    model_options(verb)
     verb.add_argument("--device-type", default=None, metavar="NAME", help="name of the device type measured")
     verb.add_argument(
         "--repeats",
@@ -102,7 +99,7 @@ def _profile(verb: Parser) -> None:
 
 
 def _plan(verb: Parser) -> None:
-    _machine_options(verb)
+    machine_options(verb)
     verb.add_argument(
         "--planner", action="append", choices=tuple(PLANNERS), help="repeat it to compare (default: optimal)"
     )
@@ -114,7 +111,7 @@ def _plan(verb: Parser) -> None:
     verb.add_argument(
         "--pipelines", type=count, metavar="P", help="split the devices into P pipelines that train most together"
     )
-    _replication(verb)
+    replication_option(verb)
     _planner_options(verb)
     verb.add_argument("--out", type=Path, metavar="PLAN.json", help="where to write the (first) plan")
 
@@ -144,11 +141,11 @@ def _planner_options(verb: Parser) -> None:
 
 def _simulate(verb: Parser) -> None:
     verb.add_argument("plan", type=Path, metavar="PLAN")
-    _machine_options(verb)
+    machine_options(verb)
     verb.add_argument("--minibatches", type=whole(1, MOST_MINIBATCHES), default=32)
-    _replication(verb)
-    _stragglers(verb)
-    _replan(verb)
+    replication_option(verb)
+    stragglers_option(verb)
+    replan_option(verb)
     verb.add_argument(
         "--epoch-minibatches", type=count, metavar="N", help="of an epoch, for --replan epoch (default: a tenth)"
     )
@@ -164,7 +161,7 @@ def _simulate(verb: Parser) -> None:
 
 
 def _sweep(verb: Parser) -> None:
-    _machine_options(verb)
+    machine_options(verb)
     for name, known in (("planner", PLANNERS), ("schedule", SCHEDULE_RULES), ("compression", RATIOS)):
         told = "repeatable (default: none)" if known is RATIOS else "repeatable (default: three)"
         verb.add_argument(f"--{name}", action="append", choices=tuple(known), metavar="NAME", help=told)
@@ -180,128 +177,6 @@ def _sweep(verb: Parser) -> None:
 
 
 # --- run, replay --------------------------------------------------------------------------------------------------
-
-
-def _run(verb: Parser) -> None:
-    verb.add_argument(
-        "plan",
-        type=Path,
-        nargs="?",
-        metavar="PLAN",
-        help="a plan; a hybrid_conf.json with its gpus=N.txt beside it or a module for each layer of the model; or the "
-        "driver yml of PipeDream or SparsePipe, which names all else too",
-    )
-    _model_options(verb)
-    verb.add_argument(
-        "--launcher",
-        choices=(*LAUNCHERS, SLURM),
-        help="ssh where --cluster has hosts beyond this one, else local; slurm prints a script for sbatch",
-    )
-    verb.add_argument("--submit", action="store_true", help="with --launcher slurm: give the script to sbatch")
-    verb.add_argument("--cluster", type=Path, metavar="FILE", help="the hosts to run on, in the order of the ranks")
-    verb.add_argument(
-        "--profile",
-        action="append",
-        metavar="[TYPE=]FILE",
-        help="of the model: the run says while it goes on which rank or link takes longer than that",
-    )
-    _optimizer_options(verb)
-    _numerics_options(verb)
-    _data_options(verb)
-    _fault_options(verb)
-    verb.add_argument(
-        "--port",
-        type=int,
-        help="meet on this loopback port instead of through a file; what listens there asks for no secret: any user of "
-        "this machine can reach it while the run is at work, so leave it out where others have accounts",
-    )
-    verb.add_argument("--detach", action="store_true", help="return at once; the run outlives this terminal")
-    _log(verb)
-    _replication(verb)
-    _stragglers(verb)
-    _replan(verb)
-    _run_dir(verb)
-    verb.add_argument("--resume", type=Path, metavar="DIR", help="go on from the last checkpoint of this run")
-
-
-def _optimizer_options(verb: Parser) -> None:
-    verb.add_argument("--epochs", type=count)
-    verb.add_argument("--minibatches", type=count, help="stop after this many minibatches")
-    verb.add_argument("--learning-rate", type=positive)
-    verb.add_argument("--momentum", type=float)
-    verb.add_argument("--weight-decay", type=float)
-    verb.add_argument("--no-validation", dest="validate", action="store_false", default=None)
-    verb.add_argument("--optimizer", choices=OPTIMIZERS)
-    verb.add_argument("--learning-rate-schedule", choices=LEARNING_RATE_SCHEDULES)
-    verb.add_argument("--warmup-minibatches", type=whole(0), metavar="N", help="of the learning rate, linear")
-    verb.add_argument("--learning-rate-decay", type=float, metavar="F", help="factor of step and exponential, power")
-    verb.add_argument("--decay-epochs", type=positive, metavar="N", help="from one such factor to the next")
-    verb.add_argument("--clip-norm", type=positive, metavar="NORM", help="of all gradients; schedules that flush")
-
-
-def _numerics_options(verb: Parser) -> None:
-    verb.add_argument(
-        "--synchronised-batch-norm",
-        action="store_true",
-        default=None,
-        help="replicas of a stage share the statistics of a round",
-    )
-    verb.add_argument("--precision", choices=PRECISIONS)
-    verb.add_argument("--loss-scale", type=positive, metavar="S", help="of float16: the first (default: 65536)")
-    verb.add_argument(
-        "--compression",
-        choices=COMPRESSIONS,
-        help="of what crosses boundaries; zeros, lossless: exact (default: lossless through sockets)",
-    )
-    verb.add_argument(
-        "--no-shared-memory",
-        action="store_false",
-        dest="shared_memory",
-        default=None,
-        help="send payloads through sockets on one host too",
-    )
-
-
-def _data_options(verb: Parser) -> None:
-    verb.add_argument("--task", choices=TASKS, help="default: what the model's name and the data say")
-    verb.add_argument("--augmentation", metavar="NAME", help="of the training split")
-    verb.add_argument(
-        "--last-minibatch",
-        choices=LAST_MINIBATCH,
-        help="of an epoch, with fewer samples than the others: keep it; merge it into the one before where it is a "
-        "single sample, on which batch norm may fail; or drop it (default: merge)",
-    )
-    verb.add_argument("--balance", choices=BALANCES, help="minibatches alike in voxels, or in how often classes come")
-    verb.add_argument("--features", type=names, metavar="NAME[,NAME]", help="of each voxel (default: occupancy)")
-    verb.add_argument(
-        "--cache", metavar="DIR", help="where prepared samples are kept (default: the user's cache; off: nowhere)"
-    )
-    verb.add_argument(
-        "--bleu-sentences", type=whole(0), metavar="N", help="translated after each epoch's checkpoint (default: 64)"
-    )
-    verb.add_argument("--validation-split", metavar="NAME", help="default: test")
-
-
-def _fault_options(verb: Parser) -> None:
-    """Timeouts, checkpoints and restarts."""
-    _timeout(verb)
-    verb.add_argument("--keep-checkpoints", type=count, metavar="N", help="the newest so many (default: 2)")
-    verb.add_argument("--checkpoint-every", type=whole(0), metavar="EPOCHS", help="0: no checkpoints (default: 1)")
-    verb.add_argument(
-        "--asynchronous-checkpoints", action="store_true", default=None, help="write them beside the next epoch"
-    )
-    verb.add_argument("--max-restarts", type=whole(0), metavar="N", help="from the last checkpoint, when a worker dies")
-
-
-def _replay(verb: Parser) -> None:
-    verb.add_argument("plan", type=Path, metavar="PLAN")
-    _machine_options(verb)
-    verb.add_argument("--minibatches", type=whole(1, MOST_MINIBATCHES), default=32)
-    _replication(verb)
-    _stragglers(verb)
-    _replan(verb)
-    _timeout(verb)
-    _run_dir(verb)
 
 
 # --- runs ---------------------------------------------------------------------------------------------------------
@@ -331,7 +206,7 @@ def _runs_replan(verb: Parser) -> None:
 
 def _runs_attach(verb: Parser) -> None:
     _one_run(verb)
-    _log(verb)
+    log_option(verb)
 
 
 def _runs_export(verb: Parser) -> None:
@@ -364,7 +239,7 @@ def _cluster_measure(verb: Parser) -> None:
 
 def _runs_drift(verb: Parser) -> None:
     _one_run(verb)
-    _machine_options(verb)
+    machine_options(verb)
 
 
 # --- traces -------------------------------------------------------------------------------------------------------
@@ -428,103 +303,6 @@ def _reproduce(verb: Parser) -> None:
     verb.add_argument("--no-pictures", action="store_true", help="tables and their provenance alone: no browser needed")
 
 
-# --- options of several verbs -------------------------------------------------------------------------------------
-
-
-def _model_options(verb: Parser) -> None:
-    """What `profile` requires and `run` may take from the run it resumes: no defaults here, the library has them."""
-    verb.add_argument("--model", metavar="M", help="minkvgg16bn, resnet50, …, or path/net.py:function")
-    verb.add_argument("--model-args", metavar="JSON", help="arguments of a torch module's builder, a JSON object")
-    verb.add_argument("--data", metavar="D", help="a data set's folder, a manifest's name, or path/data.py:function")
-    verb.add_argument("--data-args", metavar="JSON", help="options of a data set of images or texts, or of a function")
-    verb.add_argument("--loss", metavar="F", help="by name, or path/loss.py:function (default: the data's own)")
-    verb.add_argument("--loss-args", metavar="JSON", help="settings of the loss, a JSON object")
-    verb.add_argument(
-        "--voxel-size", type=positive, metavar="S", help="edge of a voxel; clouds are scaled to a unit cube"
-    )
-    verb.add_argument("--batch-size", type=count, metavar="N", help="samples of a minibatch")
-    verb.add_argument("--num-points", type=count, metavar="N", help="points sampled from each mesh (default: 1024)")
-    verb.add_argument(
-        "--engine",
-        choices=tuple(ENGINES),
-        help="default: native where it has machine code",
-    )
-    verb.add_argument("--device", choices=DEVICES)
-    verb.add_argument("--threads", type=count, metavar="N", help="cores of one device (profile: 1; run: shared evenly)")
-    verb.add_argument("--seed", type=whole(0, 2**64))
-
-
-def _machine_options(verb: Parser) -> None:
-    """The profiles, and the cluster: from a file, or as a number of like devices."""
-    verb.add_argument(
-        "--profile",
-        action="append",
-        metavar="[TYPE=]FILE",
-        help="profile JSON, graph.txt or DynPipe's *_for_.txt, one a device type; or a graph of dnn-partitioning, "
-        "which brings its devices",
-    )
-    verb.add_argument(
-        "--cluster",
-        type=Path,
-        metavar="FILE",
-        help="TOML, a hostfile, the yml of PipeDream, SparsePipe, SDPipe or Ray, or slurm (the job at hand)",
-    )
-    verb.add_argument("--server-file", type=Path, metavar="FILE", help="SparsePipe's list of servers and profiles")
-    verb.add_argument(
-        "--devices",
-        type=whole(-MANY, MOST_LIKE_DEVICES),
-        action="append",
-        metavar="N",
-        help="like devices; twice: devices a node, nodes",
-    )
-    verb.add_argument(
-        "--bandwidth", type=quantity(BANDWIDTH), action="append", metavar="B", help="such as 10GB/s, one a level"
-    )
-    verb.add_argument("--memory", type=quantity(SIZE), metavar="BYTES", help="memory of each device, such as 24GB")
-
-
-def _replication(verb: Parser) -> None:
-    verb.add_argument(
-        "--replication",
-        metavar="RULE[:OPTION=VALUE,…]",
-        help=f"how pipelines average: {', '.join(RULES)} (default: the plan's, which is partial-reduce)",
-    )
-
-
-def _replan(verb: Parser) -> None:
-    """How the plan follows devices that change while the run goes on."""
-    listed = "; ".join(f"{name}: {kind.summary}" for name, kind in VARIANTS.items())
-    verb.add_argument("--replan", choices=tuple(VARIANTS), metavar="VARIANT", help=f"{listed} (default: never)")
-
-
-def _stragglers(verb: Parser) -> None:
-    verb.add_argument(
-        "--straggler",
-        action="append",
-        metavar="KIND[:OPTION=VALUE,…]",
-        help=f"make ranks slow, or end them: {', '.join(KINDS)}, such as slow:rank=1,factor=4; several add up",
-    )
-
-
-def _log(verb: Parser) -> None:
-    verb.add_argument(
-        "--log",
-        nargs=2,
-        action="append",
-        default=[],
-        metavar=("KIND", "DIR"),
-        help=f"send metrics on: {', '.join(SINKS)}, or path/file.py:function, which makes a sink of DIR; repeatable",
-    )
-
-
-def _timeout(verb: Parser) -> None:
-    verb.add_argument("--timeout-seconds", type=positive, metavar="S", help="longest wait for another rank")
-
-
-def _run_dir(verb: Parser) -> None:
-    verb.add_argument("--run-dir", type=Path, metavar="DIR", help="where the record goes (default: a new one in runs/)")
-
-
 GROUPS = {
     "cluster": "show a cluster's file, check its hosts, measure its links and devices",
     "data": "list, fetch, make, inspect and check data sets",
@@ -544,8 +322,8 @@ OPTIONS: Mapping[str, tuple[str, Callable[[Parser], None]]] = {
     "plan": ("choose stages, replicas and schedule", _plan),
     "simulate": ("predict the timeline of a plan", _simulate),
     "sweep": ("plan and simulate many combinations: speed against memory, and the best edge", _sweep),
-    "run": ("train with a plan", _run),
-    "replay": ("sleep through a plan with the real runtime, on a cluster that need not be here", _replay),
+    "run": ("train with a plan", run_options.run),
+    "replay": ("sleep through a plan with the real runtime, on a cluster that need not be here", run_options.replay),
     "runs list": ("the runs in a folder", _runs_list),
     "runs show": ("one run", _runs_show),
     "runs compare": ("runs side by side", _runs_compare),

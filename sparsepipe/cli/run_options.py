@@ -1,0 +1,143 @@
+"""What `sparsepipe run` and `replay` take: the model, the optimizer, numerics, data, and what may go wrong."""
+
+from pathlib import Path
+
+from ..data.labels import TASKS
+from ..data.order import LAST_MINIBATCH
+from ..fields import MOST_MINIBATCHES
+from ..launchers import LAUNCHERS, SLURM
+from ..runtime.config import BALANCES, COMPRESSIONS, LEARNING_RATE_SCHEDULES, OPTIMIZERS, PRECISIONS
+from .argument_types import count, names, positive, whole
+from .shared_options import (
+    Parser,
+    log_option,
+    machine_options,
+    model_options,
+    replan_option,
+    replication_option,
+    run_dir_option,
+    stragglers_option,
+    timeout_option,
+)
+
+
+def run(verb: Parser) -> None:
+    verb.add_argument(
+        "plan",
+        type=Path,
+        nargs="?",
+        metavar="PLAN",
+        help="a plan; a hybrid_conf.json with its gpus=N.txt beside it or a module for each layer of the model; or the "
+        "driver yml of PipeDream or SparsePipe, which names all else too",
+    )
+    model_options(verb)
+    verb.add_argument(
+        "--launcher",
+        choices=(*LAUNCHERS, SLURM),
+        help="ssh where --cluster has hosts beyond this one, else local; slurm prints a script for sbatch",
+    )
+    verb.add_argument("--submit", action="store_true", help="with --launcher slurm: give the script to sbatch")
+    verb.add_argument("--cluster", type=Path, metavar="FILE", help="the hosts to run on, in the order of the ranks")
+    verb.add_argument(
+        "--profile",
+        action="append",
+        metavar="[TYPE=]FILE",
+        help="of the model: the run says while it goes on which rank or link takes longer than that",
+    )
+    _optimizer_options(verb)
+    _numerics_options(verb)
+    _data_options(verb)
+    _fault_options(verb)
+    verb.add_argument(
+        "--port",
+        type=int,
+        help="meet on this loopback port instead of through a file; what listens there asks for no secret: any user of "
+        "this machine can reach it while the run is at work, so leave it out where others have accounts",
+    )
+    verb.add_argument("--detach", action="store_true", help="return at once; the run outlives this terminal")
+    log_option(verb)
+    replication_option(verb)
+    stragglers_option(verb)
+    replan_option(verb)
+    run_dir_option(verb)
+    verb.add_argument("--resume", type=Path, metavar="DIR", help="go on from the last checkpoint of this run")
+
+
+def _optimizer_options(verb: Parser) -> None:
+    verb.add_argument("--epochs", type=count)
+    verb.add_argument("--minibatches", type=count, help="stop after this many minibatches")
+    verb.add_argument("--learning-rate", type=positive)
+    verb.add_argument("--momentum", type=float)
+    verb.add_argument("--weight-decay", type=float)
+    verb.add_argument("--no-validation", dest="validate", action="store_false", default=None)
+    verb.add_argument("--optimizer", choices=OPTIMIZERS)
+    verb.add_argument("--learning-rate-schedule", choices=LEARNING_RATE_SCHEDULES)
+    verb.add_argument("--warmup-minibatches", type=whole(0), metavar="N", help="of the learning rate, linear")
+    verb.add_argument("--learning-rate-decay", type=float, metavar="F", help="factor of step and exponential, power")
+    verb.add_argument("--decay-epochs", type=positive, metavar="N", help="from one such factor to the next")
+    verb.add_argument("--clip-norm", type=positive, metavar="NORM", help="of all gradients; schedules that flush")
+
+
+def _numerics_options(verb: Parser) -> None:
+    verb.add_argument(
+        "--synchronised-batch-norm",
+        action="store_true",
+        default=None,
+        help="replicas of a stage share the statistics of a round",
+    )
+    verb.add_argument("--precision", choices=PRECISIONS)
+    verb.add_argument("--loss-scale", type=positive, metavar="S", help="of float16: the first (default: 65536)")
+    verb.add_argument(
+        "--compression",
+        choices=COMPRESSIONS,
+        help="of what crosses boundaries; zeros, lossless: exact (default: lossless through sockets)",
+    )
+    verb.add_argument(
+        "--no-shared-memory",
+        action="store_false",
+        dest="shared_memory",
+        default=None,
+        help="send payloads through sockets on one host too",
+    )
+
+
+def _data_options(verb: Parser) -> None:
+    verb.add_argument("--task", choices=TASKS, help="default: what the model's name and the data say")
+    verb.add_argument("--augmentation", metavar="NAME", help="of the training split")
+    verb.add_argument(
+        "--last-minibatch",
+        choices=LAST_MINIBATCH,
+        help="of an epoch, with fewer samples than the others: keep it; merge it into the one before where it is a "
+        "single sample, on which batch norm may fail; or drop it (default: merge)",
+    )
+    verb.add_argument("--balance", choices=BALANCES, help="minibatches alike in voxels, or in how often classes come")
+    verb.add_argument("--features", type=names, metavar="NAME[,NAME]", help="of each voxel (default: occupancy)")
+    verb.add_argument(
+        "--cache", metavar="DIR", help="where prepared samples are kept (default: the user's cache; off: nowhere)"
+    )
+    verb.add_argument(
+        "--bleu-sentences", type=whole(0), metavar="N", help="translated after each epoch's checkpoint (default: 64)"
+    )
+    verb.add_argument("--validation-split", metavar="NAME", help="default: test")
+
+
+def _fault_options(verb: Parser) -> None:
+    """Timeouts, checkpoints and restarts."""
+    timeout_option(verb)
+    verb.add_argument("--keep-checkpoints", type=count, metavar="N", help="the newest so many (default: 2)")
+    verb.add_argument("--checkpoint-every", type=whole(0), metavar="EPOCHS", help="0: no checkpoints (default: 1)")
+    verb.add_argument(
+        "--asynchronous-checkpoints", action="store_true", default=None, help="write them beside the next epoch"
+    )
+    verb.add_argument("--max-restarts", type=whole(0), metavar="N", help="from the last checkpoint, when a worker dies")
+
+
+def replay(verb: Parser) -> None:
+    verb.add_argument("plan", type=Path, metavar="PLAN")
+    machine_options(verb)
+    verb.add_argument("--minibatches", type=whole(1, MOST_MINIBATCHES), default=32)
+    replication_option(verb)
+    stragglers_option(verb)
+    replan_option(verb)
+    timeout_option(verb)
+    run_dir_option(verb)

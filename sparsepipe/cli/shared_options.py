@@ -1,0 +1,110 @@
+"""Options that several verbs of the `sparsepipe` command have, one function each."""
+
+import argparse
+from pathlib import Path
+
+from ..dynamics.variants import VARIANTS
+from ..engines import ENGINES
+from ..fields import MOST_LIKE_DEVICES
+from ..quantities import BANDWIDTH, SIZE
+from ..replication import RULES
+from ..runtime.config import DEVICES
+from ..sinks import SINKS
+from ..stragglers import KINDS
+from .argument_types import MANY, count, positive, quantity, whole
+
+Parser = argparse.ArgumentParser
+
+
+def model_options(verb: Parser) -> None:
+    """What `profile` requires and `run` may take from the run it resumes: no defaults here, the library has them."""
+    verb.add_argument("--model", metavar="M", help="minkvgg16bn, resnet50, …, or path/net.py:function")
+    verb.add_argument("--model-args", metavar="JSON", help="arguments of a torch module's builder, a JSON object")
+    verb.add_argument("--data", metavar="D", help="a data set's folder, a manifest's name, or path/data.py:function")
+    verb.add_argument("--data-args", metavar="JSON", help="options of a data set of images or texts, or of a function")
+    verb.add_argument("--loss", metavar="F", help="by name, or path/loss.py:function (default: the data's own)")
+    verb.add_argument("--loss-args", metavar="JSON", help="settings of the loss, a JSON object")
+    verb.add_argument(
+        "--voxel-size", type=positive, metavar="S", help="edge of a voxel; clouds are scaled to a unit cube"
+    )
+    verb.add_argument("--batch-size", type=count, metavar="N", help="samples of a minibatch")
+    verb.add_argument("--num-points", type=count, metavar="N", help="points sampled from each mesh (default: 1024)")
+    verb.add_argument(
+        "--engine",
+        choices=tuple(ENGINES),
+        help="default: native where it has machine code",
+    )
+    verb.add_argument("--device", choices=DEVICES)
+    verb.add_argument("--threads", type=count, metavar="N", help="cores of one device (profile: 1; run: shared evenly)")
+    verb.add_argument("--seed", type=whole(0, 2**64))
+
+
+def machine_options(verb: Parser) -> None:
+    """The profiles, and the cluster: from a file, or as a number of like devices."""
+    verb.add_argument(
+        "--profile",
+        action="append",
+        metavar="[TYPE=]FILE",
+        help="profile JSON, graph.txt or DynPipe's *_for_.txt, one a device type; or a graph of dnn-partitioning, "
+        "which brings its devices",
+    )
+    verb.add_argument(
+        "--cluster",
+        type=Path,
+        metavar="FILE",
+        help="TOML, a hostfile, the yml of PipeDream, SparsePipe, SDPipe or Ray, or slurm (the job at hand)",
+    )
+    verb.add_argument("--server-file", type=Path, metavar="FILE", help="SparsePipe's list of servers and profiles")
+    verb.add_argument(
+        "--devices",
+        type=whole(-MANY, MOST_LIKE_DEVICES),
+        action="append",
+        metavar="N",
+        help="like devices; twice: devices a node, nodes",
+    )
+    verb.add_argument(
+        "--bandwidth", type=quantity(BANDWIDTH), action="append", metavar="B", help="such as 10GB/s, one a level"
+    )
+    verb.add_argument("--memory", type=quantity(SIZE), metavar="BYTES", help="memory of each device, such as 24GB")
+
+
+def replication_option(verb: Parser) -> None:
+    verb.add_argument(
+        "--replication",
+        metavar="RULE[:OPTION=VALUE,…]",
+        help=f"how pipelines average: {', '.join(RULES)} (default: the plan's, which is partial-reduce)",
+    )
+
+
+def replan_option(verb: Parser) -> None:
+    """How the plan follows devices that change while the run goes on."""
+    listed = "; ".join(f"{name}: {kind.summary}" for name, kind in VARIANTS.items())
+    verb.add_argument("--replan", choices=tuple(VARIANTS), metavar="VARIANT", help=f"{listed} (default: never)")
+
+
+def stragglers_option(verb: Parser) -> None:
+    verb.add_argument(
+        "--straggler",
+        action="append",
+        metavar="KIND[:OPTION=VALUE,…]",
+        help=f"make ranks slow, or end them: {', '.join(KINDS)}, such as slow:rank=1,factor=4; several add up",
+    )
+
+
+def log_option(verb: Parser) -> None:
+    verb.add_argument(
+        "--log",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("KIND", "DIR"),
+        help=f"send metrics on: {', '.join(SINKS)}, or path/file.py:function, which makes a sink of DIR; repeatable",
+    )
+
+
+def timeout_option(verb: Parser) -> None:
+    verb.add_argument("--timeout-seconds", type=positive, metavar="S", help="longest wait for another rank")
+
+
+def run_dir_option(verb: Parser) -> None:
+    verb.add_argument("--run-dir", type=Path, metavar="DIR", help="where the record goes (default: a new one in runs/)")
