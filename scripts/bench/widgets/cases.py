@@ -12,9 +12,9 @@ def costs(speed):
 origin = {{"batch_size": 16, "voxel_size": 0.03}}
 graph = LayerGraph.chain(layers, skips=[(k, k + 3) for k in range(0, {layers} - 4, 4)])
 profile = Profile(graph, {{"fast": costs(1), "slow": costs(1.6)}}, (3000.0, 4000.0), origin)
-half = {devices} // 2
-nodes = (Node("a", (DeviceType("fast", 2e10),) * half, Link(1e10, 1e-5)),
-         Node("b", (DeviceType("slow", 2e10),) * ({devices} - half), Link(1e10, 1e-5)))
+half, memory = {devices} // 2, 2e10 * max(1, {layers} // 60) ** 2  # of more layers, which hold more weights each
+nodes = (Node("a", (DeviceType("fast", memory),) * half, Link(1e10, 1e-5)),
+         Node("b", (DeviceType("slow", memory),) * ({devices} - half), Link(1e10, 1e-5)))
 explorer = PartitionExplorer(profile, Cluster(nodes, Link(1e9, 5e-5)))
 explorer.widget
 """
