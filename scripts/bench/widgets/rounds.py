@@ -87,6 +87,7 @@ def dragged(page: Any, label: str) -> dict[str, Any]:
         page.wait_for_timeout(16)
     last = page.evaluate("() => spTimes.moves.at(-1)")
     page.mouse.up()
+    page.wait_for_function("() => spTimes.drawn.length > 0", timeout=60_000)  # a large network takes its time
     page.wait_for_timeout(1500)
     drawn = page.evaluate("() => spTimes.drawn")
     shown = row.locator(".widget-readout").inner_text()
