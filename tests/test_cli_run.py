@@ -17,8 +17,9 @@ from sparsepipe import CostSample, Layer, LayerCost, LayerGraph, Plan, Profile, 
 from sparsepipe.cli.arguments import OPTIONS
 from sparsepipe.data import make_shapes
 from sparsepipe.data.families import FAMILIES
+from sparsepipe.dynamics.variants import VARIANTS
 from sparsepipe.host.background_load import BackgroundLoad
-from sparsepipe.launchers import LAUNCHERS
+from sparsepipe.launchers import LAUNCHERS, SLURM
 from sparsepipe.models import network
 
 MODEL = "minkvgg11bn-narrow"
@@ -164,9 +165,10 @@ def test_run_offers_what_its_settings_take() -> None:
     OPTIONS["run"][1](verb)
     offered = {action.dest: action.choices for action in verb._actions if action.choices}
     assert {"engine", "launcher", "optimizer", "precision", "compression", "balance", "task"} <= offered.keys()
+    others = {"launcher": {*LAUNCHERS, SLURM}, "replan": set(VARIANTS)}  # no settings of a run
     for name, choices in offered.items():
-        if name == "launcher":
-            assert set(choices) == set(LAUNCHERS)
+        if name in others:
+            assert set(choices) == others[name]
             continue
         taken = [getattr(RunConfig("m", "d", **{name: choice}), name) for choice in choices]
         assert taken == list(choices)

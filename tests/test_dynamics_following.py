@@ -25,8 +25,13 @@ def test_a_replay_moves_layers_away_from_a_rank_that_becomes_slow(tmp_path):
     summary = job.wait(timeout=300)
     assert summary["minibatches"] == 90
     newest = job.record.plan
-    slow = next(stage for stage in newest.stages if stage.ranks == (1,))
-    assert len(slow.layers) < 6, "it has fewer layers at the end"
+    work = sum(
+        len(stage.layers) * share / sum(stage.shares)
+        for stage in newest.stages
+        for rank, share in zip(stage.ranks, stage.shares, strict=True)
+        if rank == 1
+    )
+    assert work < 6, "it has less to do at the end"
     rows = [json.loads(line) for line in (job.record.folder / DECISIONS).read_text().splitlines()]
     changed = [row for row in rows if row["event"] == "changed"]
     assert [row["minibatch"] for row in changed] == [row["minibatch"] for row in summary["replans"]]

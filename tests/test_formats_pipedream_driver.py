@@ -119,7 +119,6 @@ def test_learning_rates_are_pipedreams_at_the_beginning_of_each_epoch(tmp_path, 
         ("dp_conf", "mp_conf", r"config_file '.*mp_conf.json' is neither beside it, nor beside its folder, nor here"),
         (", 'localhost:1'", "", r"machines lists 1 GPUs, and .*dp_conf.json is for 2 ranks: list as many"),
         ("localhost:1", "localhost:0", "'localhost:0' is there twice: a GPU is one rank"),
-        ("localhost", "server0", "host 'server0' is another than this one"),
         ("'data_dir': 'shapes'\n", "", "has no data_dir: expected one"),
         ("machines", "nodes", "expected a driver file with machines"),
     ],
@@ -170,3 +169,11 @@ def test_damaged_driver_files(tmp_path, found):
         driver.config_file  # noqa: B018
 
     read_or_refused(path, lambda: DriverFile.load(path), use)
+
+
+def test_a_host_of_a_driver_that_is_not_there_is_named(tmp_path):
+    if shutil.which("ssh") is None:
+        pytest.skip("no ssh on this machine")
+    code, out, lines = sparsepipe("run", workload(tmp_path, DRIVER.replace("localhost", "server0")), folder=tmp_path)
+    assert (code, out) == (1, "")
+    assert re.search("ssh server0: there is no host of that name; correct the cluster file", lines[-1]), lines

@@ -46,6 +46,7 @@ def test_what_is_asked_of_slurm(tmp_path):
     last = script.splitlines()[-1].removeprefix("exec ")
     told = subprocess.run(["bash", "-c", f"printf '%s\\n' {last}"], capture_output=True, text=True, check=True).stdout
     assert told.splitlines()[1:] == [
+        "-P",
         "-m",
         "sparsepipe",
         "run",

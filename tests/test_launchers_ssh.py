@@ -218,10 +218,13 @@ def test_hosts_that_cannot_be_worked_with_are_refused_in_a_line_and_nothing_is_l
     shutil.copytree(REPOSITORY / "sparsepipe", other / "sparsepipe", ignore=shutil.ignore_patterns("__pycache__"))
     changed = other / "sparsepipe" / "sizes.py"
     changed.write_text(changed.read_text() + "# another version")
+    bare = second.home / "bare"  # a Python without any package
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.chmod(0o755)
     wrong = {
         "interpreter": ({"interpreter": "/nowhere/python"}, "name its interpreter"),
         "version": ({"python_path": "/run/home/other"}, "host2: code"),
-        "package": ({"python_path": "/nowhere"}, "has no sparsepipe"),
+        "package": ({"interpreter": "/run/home/bare", "python_path": "/nowhere"}, "has no sparsepipe"),
         "address": ({"address": "10.77.0.77"}, "no network interface there"),
         "name": ({"ssh": "host9"}, "no host of that name"),
         "alike": ({"address": first.address}, "the address of more than one host"),

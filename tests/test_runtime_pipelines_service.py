@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -172,9 +173,11 @@ def test_a_pipeline_whose_rank_ends_is_given_up_within_a_second(tmp_path) -> Non
         "print('in', flush=True); time.sleep(60)"
     )
     with serving(run_dir), connected(run_dir, 2, total=6, whole=2) as (first, second):
-        with subprocess.Popen([sys.executable, "-c", code, str(run_dir)], stdout=subprocess.PIPE, text=True) as rank:
+        command = [sys.executable, "-c", code, str(run_dir)]
+        with ThreadPoolExecutor(1) as pool, subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as rank:
+            task = pool.submit(second.next_task, 0)  # which waits until both are ready
             assert rank.stdout.readline() == "in\n"
-            assert second.next_task(0).most == 4
+            assert task.result(timeout=60).most == 4
             rank.kill()
         for place in (0, 1, 2, 3):
             second.take_minibatch(0, place)
@@ -191,7 +194,7 @@ def test_strangers_cost_nothing_but_their_own_connections(tmp_path) -> None:
     """Five thousand of them: who say nothing, something else, too much, or have another secret."""
     run_dir, draw = tmp_path / "run", random.Random(5)
     said = (b"", b"\n", b"x" * 48, b'{"call": "leave"}\n' * 3, bytes(48), draw.randbytes(100_000), b"\xff" * 47)
-    with serving(run_dir) as process, connected(run_dir, 1, epoch=10**6, total=10**6) as (client,):
+    with serving(run_dir, pipelines=1) as process, connected(run_dir, 1, epoch=10**6, total=10**6) as (client,):
         client.next_task(0)
         address = CoordinatorAddress.read(run_dir)
         held, slowest = [], 0.0
@@ -220,7 +223,7 @@ def test_strangers_cost_nothing_but_their_own_connections(tmp_path) -> None:
 def test_a_rank_that_says_what_is_no_request_is_shut_out_alone(tmp_path) -> None:
     run_dir, draw = tmp_path / "run", random.Random(3)
     good = line_of({"id": 1, "call": "live", "wait": 0.0, "given": {}, "done": []})
-    with serving(run_dir) as process, connected(run_dir, 1) as (client,):
+    with serving(run_dir, pipelines=1) as process, connected(run_dir, 1) as (client,):
         address = CoordinatorAddress.read(run_dir)
         hello = {"pipeline": 0, "rank": -1, "attempt": 0}  # whose end is not its pipeline's
         lines = [b"\n", b"[]\n", b"{}\n", b'{"id": 1}\n', b"[" * 10_000 + b"\n", b"x" * (MOST_BYTES + 10), b"null\n"]
@@ -332,8 +335,10 @@ def test_bad_input_is_one_line(tmp_path) -> None:
 def test_a_thread_that_waits_holds_up_no_other(tmp_path) -> None:
     run_dir = tmp_path / "run"
     with serving(run_dir, rule="local-sgd"), connected(run_dir, 2, epoch=500, total=500) as (first, second):
-        first.next_task(0)
-        second.next_task(0)
+        with ThreadPoolExecutor(1) as pool:
+            task = pool.submit(first.next_task, 0)  # which waits until both are ready
+            second.next_task(0)
+            task.result(timeout=60)
         number = first.contribute(16, samples=4)
         found = []
         waiting = threading.Thread(target=lambda: found.append(first.merge_of(number, wait=60.0)))

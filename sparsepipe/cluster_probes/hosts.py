@@ -5,7 +5,6 @@ import os
 import secrets
 import select
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +16,7 @@ from typing import Any, TypeVar
 from ..cluster import Node
 from ..errors import InputError
 from ..fields import complaint
+from ..host.python_path import python_on_host, this_python
 from ..host.ssh import ssh_command, ssh_failure
 
 _SSH_FAILED = 255  # ssh's own exit code
@@ -33,9 +33,8 @@ class Probe:
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self.interpreter = node.interpreter or sys.executable
-        variables = [f"{key}={value}" for key, value in node.environment]
-        words = ["env", *variables, self.interpreter, "-c", _PROGRAM.read_text()]
+        self.interpreter = node.interpreter or this_python()
+        words = [*python_on_host(node.interpreter, node.environment), "-c", _PROGRAM.read_text()]
         command = words if node.is_local else ssh_command(node.ssh_destination, words)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the process
         try:

@@ -6,7 +6,7 @@ run inside a job. Children are started with `-P`, and inherit PYTHONSAFEPATH for
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ..errors import InputError
@@ -18,6 +18,20 @@ def python_command(module: str, *arguments: str, options: Sequence[str] = ()) ->
     `options` are more of the interpreter's own, `arguments` the module's. Goes with `python_environment`.
     """
     return [sys.executable, "-P", *options, "-m", module, *arguments]
+
+
+def this_python() -> str:
+    """Return the path of this interpreter, to be told of; what starts it is above and below."""
+    return sys.executable
+
+
+def python_on_host(interpreter: str, environment: Iterable[tuple[str, str]]) -> list[str]:
+    """Return the first words of a command that starts Python on a host, with nothing of the folder that it starts in.
+
+    `interpreter`: its path there; "" is this one's.
+    """
+    variables = (f"{key}={value}" for key, value in environment)
+    return ["env", "PYTHONSAFEPATH=1", "PYTHONUTF8=1", *variables, interpreter or this_python()]
 
 
 def python_environment(**more: str) -> dict[str, str]:

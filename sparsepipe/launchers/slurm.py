@@ -10,13 +10,13 @@ job is (pam_slurm_adopt). Source: sbatch(1).
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..cluster import Cluster
 from ..errors import InputError
 from ..fields import complaint
+from ..host.python_path import python_command
 
 _SECONDS = 60.0  # for sbatch to answer
 _LEFT_OUT = {"--launcher": 1, "--submit": 0, "--cluster": 1, "--run-dir": 1, "--json": 0}  # option → words that follow
@@ -50,7 +50,7 @@ def sbatch_script(
         *(["#SBATCH --gpus-per-task=1"] if gpus else []),
         f"#SBATCH --output={_plain(folder.name)}-%j.out",
         f"cd {shlex.quote(str(Path.cwd()))} || exit",
-        f"exec {shlex.join([sys.executable, '-m', 'sparsepipe', *kept])}",
+        f"exec {shlex.join(python_command('sparsepipe', *kept))}",
     ]
     return "\n".join(lines) + "\n"
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from ...errors import InputError
+from ...host.python_path import python_on_host, this_python
 from ...host.ssh import ssh_command, ssh_failure
 from .frames import Frame, FrameReader, FrameWriter
 from .placement import HostedRanks
@@ -34,8 +35,7 @@ class Connection:
 
     def __init__(self, number: int, hosted: HostedRanks, events: "queue.Queue[Event]") -> None:
         node = hosted.node
-        variables = [f"{key}={value}" for key, value in node.environment]
-        words = ["env", "PYTHONSAFEPATH=1", "PYTHONUTF8=1", *variables, node.interpreter or sys.executable]
+        words = python_on_host(node.interpreter, node.environment)
         command = ssh_command(node.ssh_destination, [*words, "-m", "sparsepipe.launchers.ssh.agent"])
         self.number, self.hosted, self._events = number, hosted, events
         self._process = subprocess.Popen(
@@ -71,7 +71,7 @@ class Connection:
         said = "\n".join(self._said)
         if code == _SSH_FAILED:
             return f"{node.name}: {ssh_failure(node.ssh_destination, said)}"
-        interpreter = node.interpreter or sys.executable
+        interpreter = node.interpreter or this_python()
         if code in _NO_COMMAND:
             return f"{node.name}: no Python at {interpreter}; name its interpreter in the cluster file"
         if "No module named" in said and "sparsepipe" in said:
