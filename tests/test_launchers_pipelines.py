@@ -113,7 +113,7 @@ time.sleep(600)
 def test_nobody_is_left_when_a_process_above_pipelines_is_killed(tmp_path, victim) -> None:
     plan, config, profile, cluster = replayed_pipelines((2, 1), rule="partial-reduce", seconds=0.03)
     (tmp_path / "cluster.toml").write_text(cluster.to_toml())
-    given = {"plan": plan, "profile": profile, "config": config.replace(minibatches=10**6)}
+    given = {"plan": plan, "profile": profile, "config": config.replace(minibatches=20_000)}
     for name, value in given.items():
         write_json(tmp_path / f"{name}.json", value.to_json())
     command = [sys.executable, "-c", PARENT, str(tmp_path)]
