@@ -1,6 +1,5 @@
 """Launch several pipelines on this machine: one supervisor, under it the process that starts all others."""
 
-import subprocess
 from pathlib import Path
 
 from ...cluster import Cluster
@@ -9,10 +8,9 @@ from ...host.python_path import check_current_folder, python_command
 from ...pipelines import Pipelines
 from ...profile import Profile
 from ...runtime import RunConfig
-from .. import supervisor
 from ..followed_job import FollowedJob
 from ..prepare_pipelines import prepare_pipelines
-from .started import check_workers, environment_of, followed
+from .started import check_workers, environment_of, followed, supervised
 
 
 def launch_pipelines(
@@ -35,17 +33,5 @@ def launch_pipelines(
     )
     options = ["--run-dir", str(record.folder), *(["--resume"] if resume else [])]
     command = python_command("sparsepipe.launchers.local.pipelines", *options)
-
-    def begin(lifeline: int) -> subprocess.Popen:
-        with (record.folder / "logs" / "launcher.log").open("ab") as log:
-            return subprocess.Popen(
-                supervisor.command(lifeline, str(record.folder), command),
-                pass_fds=[*locks, *([lifeline] if lifeline >= 0 else [])],
-                start_new_session=True,
-                stdin=subprocess.DEVNULL,
-                stdout=log if detach else subprocess.PIPE,  # its last words, where the disk takes none
-                stderr=log,
-                env=environment_of(config, len(plan.ranks)),
-            )
-
+    begin = supervised(record, locks, command, environment_of(config, len(plan.ranks)), detach=detach)
     return followed(record, locks, begin, resume=resume, detach=detach)

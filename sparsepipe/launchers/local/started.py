@@ -4,7 +4,7 @@ import os
 import socket
 import subprocess
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ...errors import InputError, RunFailed
 from ...host.background_load import num_processors
@@ -14,6 +14,7 @@ from ...host.openmp import waiting
 from ...host.python_path import python_environment
 from ...record import RunRecord
 from ...runtime import RunConfig
+from .. import supervisor
 from ..followed_job import FollowedJob
 from ..handle import ChildProcess
 from ..metrics_tail import Tail
@@ -52,6 +53,26 @@ def followed(
         for descriptor in given:
             os.close(descriptor)
     return FollowedJob(record, ChildProcess(process, writing), tail)
+
+
+def supervised(
+    record: RunRecord, locks: Sequence[int], command: Sequence[str], environment: Mapping[str, str], *, detach: bool
+) -> Callable[[int], subprocess.Popen]:
+    """Return the `begin` of `followed` that starts `command` below a supervisor, in a process of its own."""
+
+    def begin(lifeline: int) -> subprocess.Popen:
+        with (record.folder / "logs" / "launcher.log").open("ab") as log:
+            return subprocess.Popen(
+                supervisor.command(lifeline, str(record.folder), command),
+                pass_fds=[*locks, *([lifeline] if lifeline >= 0 else [])],
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=log if detach else subprocess.PIPE,  # its last words, where the disk takes none
+                stderr=log,
+                env=environment,
+            )
+
+    return begin
 
 
 def environment_of(config: RunConfig, world_size: int, *, interface: str | None = None) -> dict[str, str]:

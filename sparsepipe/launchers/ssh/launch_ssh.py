@@ -1,7 +1,6 @@
 """Launch on the hosts of a cluster: a supervisor here, under it the controller, which reaches the hosts by `ssh`."""
 
 import shutil
-import subprocess
 from pathlib import Path
 
 from ...cluster import Cluster
@@ -13,10 +12,9 @@ from ...plan import Plan
 from ...profile import Profile
 from ...runtime import RunConfig
 from ...workload_facts import workload_facts
-from .. import supervisor
 from ..followed_job import FollowedJob
 from ..local.launch_local import attach
-from ..local.started import followed
+from ..local.started import followed, supervised
 from ..prepare import prepare
 from .placement import HOSTS, hosted_ranks
 
@@ -61,17 +59,5 @@ def launch(
     write_atomic(record.folder / HOSTS, cluster.to_toml(), private=True)  # variables of hosts may be secrets
     options = ["--run-dir", str(record.folder), *(["--resume"] if resume else [])]
     command = python_command("sparsepipe.launchers.ssh", *options)
-
-    def begin(lifeline: int) -> subprocess.Popen:
-        with (record.folder / "logs" / "launcher.log").open("ab") as log:
-            return subprocess.Popen(
-                supervisor.command(lifeline, str(record.folder), command),
-                pass_fds=[lock, *([lifeline] if lifeline >= 0 else [])],
-                start_new_session=True,
-                stdin=subprocess.DEVNULL,
-                stdout=log if detach else subprocess.PIPE,  # its last words, where the disk takes none
-                stderr=log,
-                env=python_environment(),
-            )
-
+    begin = supervised(record, [lock], command, python_environment(), detach=detach)
     return followed(record, [lock], begin, resume=resume, detach=detach)
