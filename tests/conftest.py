@@ -159,7 +159,14 @@ def _lack(marker: str) -> str | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip, with the reason, the tests whose browser or GPU this machine lacks."""
+    """Skip, with the reason, the tests whose browser or GPU this machine lacks.
+
+    A page that does not show in time what is waited for is looked at once more, and the summary names it ("RERUN"):
+    JupyterLab, a kernel and Chromium share two cores with the other tests. What a page shows is looked at once.
+    """
+    for item in items:
+        if item.get_closest_marker("browser"):
+            item.add_marker(pytest.mark.flaky(reruns=1, only_rerun=["TimeoutError: .*Timeout [0-9]+ms exceeded"]))
     for marker in ("browser", "gpu"):
         marked = [item for item in items if item.get_closest_marker(marker)]
         reason = _lack(marker) if marked else None

@@ -8,7 +8,7 @@ import pytest
 from scripts import lab_driver
 from scripts.lab_driver import READY, RUN, open_notebook, run_notebook
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 PROFILE = """
@@ -227,7 +227,9 @@ def test_the_code_is_copied(explorer):
 
 def test_a_figure_is_exported_by_the_button(explorer, lab):
     explorer.get_by_role("button", name="export").click()
-    explorer.wait_for_selector("text=written to", timeout=60_000)
+    explorer.wait_for_selector("text=/drawing…|written to/")
+    explorer.wait_for_selector("text=/written to|cannot be used/", timeout=200_000)  # as long as a browser may take
+    assert not explorer.get_by_text("cannot be used").count()
     path = lab.notebooks / "figures" / "explorer_stages.pdf"
     said = subprocess.run(["pdftotext", str(path), "-"], capture_output=True, text=True, check=True).stdout
     assert "Stages of each plan, as predicted" in said and "memory (MB)" in said
