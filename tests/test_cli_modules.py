@@ -26,7 +26,7 @@ def test_a_users_module_goes_from_profile_to_a_resumed_run(tmp_path: Path, monke
     run = ["run", "plan.json", *own, "--epochs", 1, "--run-dir", "run", "--json"]
     code, out, errors = sparsepipe(*run, folder=tmp_path)
     assert code == 0, errors
-    assert "own.py:tied: cut into 2 stages it is the same network" in errors
+    assert "own.py:tied: it is the same network when cut into the stages of the plan (2)" in errors
     summary, record = json.loads(out), RunRecord.load(tmp_path / "run")
     assert summary["minibatches"] == 6 and "accuracy" not in summary["train"]
     assert record.origin["facts"]["code_sha256"] == dict.fromkeys(("model", "data"), sha256(OWN))

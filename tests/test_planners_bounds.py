@@ -31,7 +31,7 @@ def problems(draw, *, most_layers=7):
     return Problem(Profile(LayerGraph(tuple(layers), tuple(edges)), {"d": costs}), cluster, *schedule)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(problems())
 def test_no_bound_is_above_the_best_plan(problem):
     """The best of small networks is known: all of their cuts are searched."""

@@ -517,6 +517,13 @@ def test_published_graphs_can_be_drawn(shared_reference):
         assert len(named.text) == len(found.graph.layers)
 
 
+def test_names_that_are_too_long_for_their_boxes_are_cut_where_they_tell_least():
+    ids = ["conv1_1", "node7", "encoder.layers.0.attention", "a_very_long_name_of_one_layer"]
+    layers = tuple(Layer(id, "AdaptiveAvgPool2d(1)" if id == "node7" else "", 1.0) for id in ids)
+    named = next(t for t in plots.layer_graph(LayerGraph.chain(layers)).data if t.text is not None)
+    assert list(named.text) == ["conv1_1", "AdaptiveA… 7", "…0.attention", "a_very_long…"]
+
+
 def test_planned_and_simulated_values_can_be_drawn(profile):
     from sparsepipe.planners import partition
     from sparsepipe.simulator import simulate

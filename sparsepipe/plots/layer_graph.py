@@ -1,7 +1,7 @@
 """The network as a graph of layers, coloured by cost; with a plan also its stages, cuts and what crosses them."""
 
 import re
-from math import atan2, degrees
+from math import atan2, degrees, dist
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -20,6 +20,8 @@ _STEPS = 24  # shades of cost: each is one trace
 _NUMBERED = re.compile(r"(?:node|layer)?_?([0-9]+)")
 _KIND = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # of "Conv2d(3, 64, kernel_size=(3, 3))"
 _PIXELS = 1.12  # for each point of Graphviz's layout
+_LETTERS = 12  # of a name that a box has room for
+_BEHIND = "rgba(255,255,255,0.8)"  # a cut's words, where they lie over boxes and lines
 
 
 def layer_graph_table(
@@ -89,7 +91,7 @@ def layer_graph(
         x=[x for x, _ in placed.positions],
         y=[y for _, y in placed.positions],
         mode="markers+text",
-        text=[layer_name(layer) for layer in graph.layers],
+        text=[_fitting(layer_name(layer)) for layer in graph.layers],
         textfont={"size": SMALL - 1, "color": ["white" if d else INK for d in dark]},
         marker={
             "opacity": 0,
@@ -143,6 +145,18 @@ def layer_name(layer: Layer) -> str:
     return f"{kind[0]} {number[1]}" if number and kind else layer.id
 
 
+def _fitting(name: str) -> str:
+    """Shorten a name to what its box has room for: "AdaptiveA… 7" of a kind and number, "…0.attention" of a path."""
+    if len(name) <= _LETTERS:
+        return name
+    kind, _, number = name.rpartition(" ")
+    if kind and number.isdigit():
+        return f"{kind[: _LETTERS - len(number) - 2]}… {number}"
+    if "." in name:
+        return "…" + name[1 - _LETTERS :].lstrip(".")
+    return f"{name[: _LETTERS - 1]}…"
+
+
 def _edges(placed: Layout) -> list[go.Scatter]:
     xs, ys, heads, angles = [], [], [], []
     for route in placed.routes:
@@ -187,10 +201,14 @@ def _boxes(figure: go.Figure, placed: Layout, fills: list[str], stages: pd.Serie
 
 
 def _cuts(figure: go.Figure, placed: Layout, graph: LayerGraph, table: pd.DataFrame, cuts: pd.DataFrame | None) -> None:
-    """Mark every edge that leaves its stage, and write at the first of each boundary what crosses it."""
+    """Mark every edge that leaves its stage, and write at the shortest of each boundary what crosses it.
+
+    A long edge passes below or above the boxes of other layers, over which its words would lie.
+    """
     stages, said = table.stage.tolist(), set()
     marks: dict[bool, list[tuple[float, float]]] = {False: [], True: []}  # by whether the edge runs down
-    for (i, j), route in zip(graph.edges, placed.routes, strict=True):
+    routed = zip(graph.edges, placed.routes, strict=True)
+    for (i, j), route in sorted(routed, key=lambda each: dist(each[1][0], each[1][-1])):
         if pd.isna(stages[i]) or pd.isna(stages[j]) or stages[i] == stages[j]:
             continue
         x, y = route[len(route) // 2]
@@ -207,7 +225,7 @@ def _cuts(figure: go.Figure, placed: Layout, graph: LayerGraph, table: pd.DataFr
             shift = {"xanchor": "right" if left else "left", "yanchor": "middle", "xshift": -10 if left else 10}
             if not down:
                 shift = {"xanchor": "center", "yanchor": "bottom", "yshift": placed.half[1] * _PIXELS + 6}
-            figure.add_annotation(x=x, y=y, text=text, showarrow=False, font_size=SMALL, **shift)
+            figure.add_annotation(x=x, y=y, text=text, showarrow=False, font_size=SMALL, bgcolor=_BEHIND, **shift)
     for down, points in marks.items():
         mark = {"symbol": "line-ew" if down else "line-ns", "size": 20, "line": {"width": 3, "color": INK}}
         xs, ys = zip(*points, strict=True) if points else ((None,), (None,))

@@ -89,7 +89,9 @@ function themed(figure, room) {
   const brighter = { "#555555": "#aaaaaa", "#B03A2E": "#ff8f80" };  // of a note, of a doubt
   const lighter = (text) => text.replace(/#555555|#B03A2E/g, (color) => brighter[color]);
   if (title.text) dark.title = { ...title, text: lighter(title.text) };
-  if (layout.annotations) dark.annotations = layout.annotations.map((one) => ({ ...one, font: lit(one.font || {}) }));
+  const behind = (one) => (one.bgcolor ? { bgcolor: "rgba(17,17,17,0.8)" } : {});
+  if (layout.annotations)
+    dark.annotations = layout.annotations.map((one) => ({ ...one, font: lit(one.font || {}), ...behind(one) }));
   if (layout.shapes) dark.shapes = layout.shapes.map((one) => ({ ...one, line: lit(one.line || {}) }));
   for (const name of Object.keys(layout)) {
     if (/^[xy]axis/.test(name)) dark[name] = { ...layout[name], gridcolor: grid, zerolinecolor: grid };

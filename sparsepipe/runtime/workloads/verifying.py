@@ -28,7 +28,10 @@ def verify_once(task: LearningTask, plan: Plan, config: RunConfig) -> bool:
     batch = task.training.batch(first_samples(task.training))
     inputs = task.engine.tensor(batch)
     verify(task.network, inputs, engine=task.engine, stages=stages)  # type: ignore[arg-type]  # a traced one
-    print(f"{task.network.name}: cut into {len(stages)} stages it is the same network", file=sys.stderr)
+    print(
+        f"{task.network.name}: it is the same network when cut into the stages of the plan ({len(stages)})",
+        file=sys.stderr,
+    )
     write_atomic(mark, "")
     return True
 
