@@ -255,11 +255,15 @@ class Transfers(dict):
         if rank == peer:  # what stays on a device takes no time
             self[key] = [0.0] * len(num_bytes), Port(), Port()
             return self[key]
-        link = self.cluster.link(rank, peer)
-        seconds = (link.latency + num_bytes / link.bandwidth).tolist()
+        seconds = self.seconds(rank, peer, num_bytes)
         leaving, entering = (self.ports[port] for port in ports(self.cluster, rank, peer, forward=operation == FORWARD))
         self[key] = seconds, leaving, entering
         return self[key]
+
+    def seconds(self, rank: int, peer: int, num_bytes: np.ndarray) -> list[float]:
+        """Seconds of each minibatch from one rank to another."""
+        link = self.cluster.link(rank, peer)
+        return (link.latency + num_bytes / link.bandwidth).tolist()
 
 
 def durations(

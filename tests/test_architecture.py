@@ -18,7 +18,7 @@ LEVELS = [  # lowest first; a module may import its own folder's files, and anyt
     {"schedule", "record", "formats"},
     {"costs", "provenance", "replaying"},
     {"simulator", "runtime"},
-    {"forecast", "profiler", "launchers", "cluster_probes"},
+    {"forecast", "profiler", "launchers", "cluster_probes", "measured_plans"},
     {"planners", "pipeline_simulator"},
     {"dynamics", "sweeps"},
     {"widgets", "reproduce"},
@@ -50,7 +50,7 @@ VALUES = {
     *("workload_facts", "seeds", "options", "replication", "stragglers", "pipelines"),
 }
 DECISIONS = {  # made of values alone
-    *("planners", "simulator", "pipeline_simulator", "forecast", "formats", "models", "replaying"),
+    *("planners", "simulator", "pipeline_simulator", "forecast", "formats", "models", "replaying", "measured_plans"),
 }
 HEAVY = {"torch", "MinkowskiEngine", "plotly", "ray", "pandas", "ipywidgets", "papermill"}
 TORCH_FREE = {*VALUES, *DECISIONS, "dynamics", "plots", "widgets"}

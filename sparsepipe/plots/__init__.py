@@ -11,6 +11,7 @@ from .distances import distances, distances_table
 from .epochs import epoch_trace, working_epoch
 from .export import export, keep_pictures, live
 from .groups import groups, groups_table
+from .held_against import HeldAgainst, held_against, held_against_table
 from .iteration_times import iteration_times, iteration_times_table
 from .layer_costs import layer_costs, layer_costs_table
 from .layer_graph import cuts_table, layer_graph, layer_graph_table
@@ -74,6 +75,9 @@ __all__ = [
     "live",
     "groups",
     "groups_table",
+    "HeldAgainst",
+    "held_against",
+    "held_against_table",
     "iteration_times",
     "iteration_times_table",
     "layer_costs",

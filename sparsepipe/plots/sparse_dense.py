@@ -1,6 +1,5 @@
 """Sparse against dense convolutions: time and memory of a training step, a sample, over the voxel size."""
 
-import math
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
@@ -10,7 +9,7 @@ from plotly.subplots import make_subplots
 from ..display.markup import Html
 from ..errors import InputError
 from ..profile import Profile
-from .theme import RUN_COLORS, RUN_DASHES, RUN_MARKERS, finished
+from .theme import RUN_COLORS, RUN_DASHES, RUN_MARKERS, finished, log_ticks
 
 Measured = Sequence[tuple[float, Profile]]  # (voxel size, profile measured at it)
 
@@ -63,17 +62,8 @@ def sparse_dense(found: Mapping[str, Measured], *, note: str = "") -> go.Figure:
     ticks = {"tickvals": sizes, "ticktext": [f"1/{round(1 / size)}" for size in sizes]}
     figure.update_xaxes(type="log", autorange="reversed", title_text="voxel size (finer to the right)", **ticks)
     for col, y in ((1, table.seconds * 1e3), (2, table.memory_bytes / 1e6)):
-        figure.update_yaxes(type="log", **_whole_numbers(y[y > 0]), row=1, col=col)
+        figure.update_yaxes(type="log", **log_ticks(y[y > 0]), row=1, col=col)
     figure.update_yaxes(title_text=Html("forward and backward<br>(ms per sample, log scale)"), row=1, col=1)
     figure.update_yaxes(title_text=Html("kept for the backward<br>(MB per sample, log scale)"), row=1, col=2)
     figure.update_layout(legend={"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top"}, margin={"b": 100})
     return finished(figure, "Sparse against dense convolutions", note=note, width=900, height=430)
-
-
-def _whole_numbers(drawn: pd.Series) -> dict[str, list]:
-    """Ticks at 1, 2 and 5 times each power of ten, written out: plotly writes "2" for 20 and for 200."""
-    if drawn.empty:
-        return {}
-    powers = range(math.floor(math.log10(drawn.min())), math.ceil(math.log10(drawn.max())) + 1)
-    values = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
-    return {"tickvals": values, "ticktext": [f"{value:g}" for value in values]}

@@ -1,5 +1,6 @@
 """The look of all figures: one template, a fixed colour for each stage, solid if measured, hatched if not."""
 
+import math
 from collections.abc import Iterable
 from textwrap import wrap
 from typing import Any
@@ -198,3 +199,18 @@ def _is_above(figure: go.Figure) -> bool:
 def _as_doubt(line: str) -> Html:
     looks = Html("<br><span style='font-size:{}px;color:{}'>{}</span>")
     return looks.format(SMALL, _DOUBT, figure_text(line))
+
+
+def log_ticks(drawn: Iterable[float], *, most: int = 99) -> dict[str, list]:
+    """Ticks at 1, 2 and 5 times each power of ten, written out: plotly writes "2" for 20 and for 200.
+
+    At powers of ten alone where more than `most` would be in sight.
+    """
+    values = list(drawn)
+    if not values:
+        return {}
+    powers = range(math.floor(math.log10(min(values))), math.ceil(math.log10(max(values))) + 1)
+    ticks = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
+    if sum(min(values) <= tick <= max(values) for tick in ticks) > most:
+        ticks = [10.0**power for power in powers]
+    return {"tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}

@@ -29,6 +29,7 @@ NOTEBOOKS: dict[str, tuple[str, ...]] = {
     "figures/8_waiting": (),
     "figures/9_interference": (),
     "figures/10_dense": (),
+    "figures/11_held_against_others": (),
     "00_start": (),  # which shows what the others made
 }
 # They measure: nothing else runs meanwhile.
@@ -70,6 +71,7 @@ USUAL_SECONDS = {
     "figures/8_waiting": 55,
     "figures/9_interference": 9,
     "figures/10_dense": 118,
+    "figures/11_held_against_others": 25,
     "00_start": 6,
 }
 

@@ -1,0 +1,122 @@
+"""Predicted against measured: a panel for each kind of number, ours and what others' own simulators say of the same."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from ..display.markup import Html
+from .nothing import nothing_to_draw
+from .theme import FONT_SIZE, GREY, RUN_COLORS, finished, log_ticks
+
+_PANEL, _COLUMNS = 250, 3
+_OTHERS = {"color": RUN_COLORS[1], "symbol": "diamond-open", "size": 8, "line": {"width": 1.5}}
+
+
+@dataclass(frozen=True)
+class HeldAgainst:
+    """A number that others measured or proved, what is predicted of it here, and what their own simulator says."""
+
+    kind: str  # such as "step of a measured plan"
+    name: str
+    measured: float
+    predicted: float
+    unit: str = "s"
+    others: float | None = None  # None: they say nothing of it
+    doubt: str = ""  # why the record contradicts itself; empty where it does not
+
+
+def held_against_table(numbers: Sequence[HeldAgainst]) -> pd.DataFrame:
+    """One row for each number, with how far ours and theirs are off, as shares of what was measured."""
+    columns = ["kind", "name", "measured", "predicted", "unit", "others", "doubt"]
+    table = pd.DataFrame([asdict(one) for one in numbers], columns=columns)
+    table["others"] = table.others.astype(float)
+    table["error"] = table.predicted / table.measured - 1
+    table["others_error"] = table.others / table.measured - 1
+    return table
+
+
+def held_against(numbers: Sequence[HeldAgainst], *, note: str = "") -> go.Figure:
+    """Draw a panel for each kind, with logarithmic axes: on the line, prediction and measurement agree.
+
+    Numbers whose record contradicts itself are outlines.
+    """
+    title = "Predicted here against measured by others"
+    table = held_against_table(numbers)
+    if table.empty:
+        return nothing_to_draw(title, note=note)
+    kinds = list(dict.fromkeys(table.kind))
+    columns = min(_COLUMNS, len(kinds))
+    rows = -(-len(kinds) // columns)
+    figure = make_subplots(
+        rows=rows,
+        cols=columns,
+        subplot_titles=kinds,
+        horizontal_spacing=0.11,
+        vertical_spacing=0.3 / rows,
+    )
+    for place, kind in enumerate(kinds):
+        part = table[table.kind == kind]
+        row, column = place // columns + 1, place % columns + 1
+        for trace in _panel(part):
+            figure.add_trace(trace, row=row, col=column)
+        unit = part.unit.iloc[0]
+        axis = {"type": "log", "tickangle": 0, "row": row, "col": column, **log_ticks(_drawn(part), most=6)}
+        figure.update_xaxes(title_text=f"measured ({unit})", **axis)
+        figure.update_yaxes(title_text=f"predicted ({unit})", **axis)
+    figure.update_annotations(font_size=FONT_SIZE)
+    _legend(figure, others=bool(table.others.notna().any()), doubts=bool((table.doubt != "").any()))
+    figure.update_layout(
+        legend={"orientation": "h", "x": 0, "y": 0.01, "yref": "container", "yanchor": "bottom"},
+        margin={"t": 104, "b": 100},
+    )
+    return finished(figure, title, note=note, width=960, height=180 + _PANEL * rows)
+
+
+def _panel(part: pd.DataFrame) -> list[go.Scatter]:
+    """The line of agreement, their numbers below, ours above them."""
+    values = _drawn(part)
+    ends = [float(values.min()) / 1.3, float(values.max()) * 1.3]
+    line = {"color": GREY, "width": 1, "dash": "dot"}
+    found = [go.Scatter(x=ends, y=ends, mode="lines", line=line, showlegend=False, hoverinfo="skip")]
+    for column, marker, words in (("others", _OTHERS, "their own simulator"), ("predicted", _ours(part), "ours")):
+        known = part[part[column].notna()]
+        off = [
+            f"{name}: {value / measured - 1:+.1%}"
+            for name, value, measured in zip(known.name, known[column], known.measured, strict=True)
+        ]
+        hover = Html("{}<br>%{{customdata}}<extra></extra>").format(words)
+        found.append(
+            go.Scatter(
+                x=known.measured,
+                y=known[column],
+                mode="markers",
+                marker=marker,
+                customdata=off,
+                hovertemplate=hover,
+                showlegend=False,
+            )
+        )
+    return found
+
+
+def _drawn(part: pd.DataFrame) -> pd.Series:
+    return pd.concat([part.measured, part.predicted, part.others]).dropna()
+
+
+def _ours(part: pd.DataFrame) -> dict:
+    symbols = ["circle-open" if doubt else "circle" for doubt in part.doubt]
+    return {"color": RUN_COLORS[0], "symbol": symbols, "size": 7, "opacity": 0.85}
+
+
+def _legend(figure: go.Figure, *, others: bool, doubts: bool) -> None:
+    entries = {"predicted here": {"color": RUN_COLORS[0], "symbol": "circle", "size": 7}}
+    if doubts:
+        words = "predicted here, of a record that contradicts itself"
+        entries[words] = {"color": RUN_COLORS[0], "symbol": "circle-open", "size": 7}
+    if others:
+        entries["by their own simulator"] = _OTHERS
+    for name, marker in entries.items():
+        figure.add_trace(go.Scatter(x=[None], y=[None], mode="markers", name=name, marker=marker), row=1, col=1)

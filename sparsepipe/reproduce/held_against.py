@@ -1,0 +1,159 @@
+"""What others measured or proved, beside what is predicted here, as numbers that a figure draws."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from ..cluster import Cluster, DeviceType, Link, Node
+from ..data.manifests import get_manifest, manifests_folder
+from ..data.sources import place_of
+from ..errors import InputError
+from ..fields import number, shown
+from ..files import read_json, read_text
+from ..formats.dnn_partitioning import PartitioningFile
+from ..formats.sailor import SailorFiles
+from ..measured_plans import predict, published_prediction
+from ..planners import Problem, partition
+from ..planners.published.pipedream import PipeDream
+from ..planners.published.sparsepipe import SparsePipe
+from ..plots.held_against import HeldAgainst
+from ..profile import Profile
+from ..record import load_trace
+from ..replaying import replay
+from ..yaml_files import read_yaml
+
+JOBS = ("ST", "SE")  # of ByteDance's traces
+
+
+def replayed_steps(folder: str = "") -> list[HeldAgainst]:
+    """Each step of ByteDance's jobs, replayed from its own durations; their simulator's is without launch delays.
+
+    Then its pipeline alone: forwards and backwards in their order, with neither transfers nor delays of launches.
+    """
+    place = _place("straggler-analysis", folder)
+    if place is None:
+        return []
+    found, alone = [], []
+    for job in JOBS:
+        theirs = read_json(place / f"result-{job}.json", what="ByteDance's result").get("step_t_nodelay", {})
+        for step in replay(load_trace(place / f"trace-{job}.parquet")).steps:
+            names = ("replayed step", f"{job}, step {step.step}")
+            other = number(theirs.get(str(step.step)), f"step_t_nodelay of step {step.step}")
+            found.append(HeldAgainst(*names, step.measured_seconds, step.replayed_seconds, others=other))
+            pipeline = (step.pipeline_measured_seconds, step.pipeline_replayed_seconds)
+            alone.append(HeldAgainst("replayed pipeline", names[1], *pipeline))
+    return [*found, *alone]
+
+
+def known_optima(folder: str = "") -> list[HeldAgainst]:
+    """The least load of dnn-partitioning's graphs, as planned here and as their program finds it."""
+    place = _place("dnn-partitioning", folder)
+    if place is None:
+        return []
+    found = []
+    for name, optimum in _optima().items():
+        file = PartitioningFile.load(place / f"{name}.json")
+        plan = partition(file.profile, file.cluster, cost_model="dnn-partitioning")
+        assert plan.estimate is not None
+        found.append(HeldAgainst("known optimum", name, optimum, plan.estimate.period_seconds, unit="load"))
+    return found
+
+
+def measured_plans(folder: str = "") -> list[HeldAgainst]:
+    """Sailor's measured plans: time of a step and peak memory, with what their simulator says of both."""
+    place = _place("sailor", folder)
+    if place is None:
+        return []
+    found = []
+    for one in SailorFiles.load(place).plans():
+        ours, theirs = predict(one), published_prediction(one)
+        what = "unlike GPUs" if one.unlike else "like GPUs"
+        time = (f"step, {what}", one.name, one.seconds, ours.seconds, "s", theirs.seconds)
+        memory = (f"peak memory, {what}", one.name, *(b / 1e9 for b in (one.peak_bytes, ours.peak_bytes)), "GB")
+        found += [HeldAgainst(*time, one.time_doubt), HeldAgainst(*memory, theirs.peak_bytes / 1e9, one.memory_doubt)]
+    return sorted(found, key=lambda one: one.kind, reverse=True)
+
+
+def planners_answers(folder: str, most: int) -> list[HeldAgainst]:
+    """Periods that the original planners of PipeDream and SparsePipe print, and ours on the same profiles.
+
+    `folder` has their answers, golden.jsonl, and the profiles; `most`: of each planner, spread over all there are.
+    """
+    path = Path(folder) / "golden.jsonl"
+    if not folder or not path.exists():
+        print("the original planners' answers are not here: they are left out")
+        return []
+    rows = [json.loads(line) for line in read_text(path).splitlines() if line.strip()]
+    load = cache(lambda name: _reference_profile(Path(folder) / "profiles", name))
+    found = []
+    for kinds, answer in ((("homogeneous", "timing"), _pipedream), (("heterogeneous",), _sparsepipe)):
+        own = [row for row in rows if row["kind"] in kinds and row["status"] == "ok"]
+        for row in own[:: max(1, -(-len(own) // most))] if most else ():
+            name, period = answer(row, load)
+            found.append(HeldAgainst("original planner's period", name, row["pipeline_time"], period))
+    return found
+
+
+def _pipedream(row: dict[str, Any], load: Callable[[str], Profile]) -> tuple[str, float]:
+    counts, bandwidths = row["n"], row["b"]
+    node = (DeviceType("device", row.get("mem") or inf),) * counts[0]
+    outer = counts[1] if len(counts) > 1 else 1
+    nodes = (Node(f"n{k}", node, Link(bandwidths[0])) for k in range(outer))
+    planner = PipeDream(
+        row["acr"],
+        use_memory_constraint=row.get("mem") is not None,
+        straight_pipeline=bool(row.get("straight")),
+        use_fewer_machines=bool(row.get("fewer")),
+        factor=4 if row["optimizer"] == "pipedream" else 2,
+    )
+    plan = planner.plan(Problem(load(row["profile"]), Cluster(tuple(nodes), Link(bandwidths[-1]))))
+    assert plan.estimate is not None
+    return f"{row['profile'].split('/')[-2]} on {' x '.join(map(str, counts))}", plan.estimate.period_seconds
+
+
+def _sparsepipe(row: dict[str, Any], load: Callable[[str], Profile]) -> tuple[str, float]:
+    kinds = list(dict.fromkeys(kind for server in row["servers"] for kind, _ in server))
+    profile = load(kinds[0])
+    for kind in kinds[1:]:
+        profile = profile | load(kind)
+    nodes = (Node(f"Server{k}", tuple(_devices(server)), Link(row["b"][0])) for k, server in enumerate(row["servers"]))
+    plan = SparsePipe(row["acr"]).plan(Problem(profile, Cluster(tuple(nodes), Link(row["b"][-1]))))
+    assert plan.estimate is not None
+    return row["name"], plan.estimate.period_seconds
+
+
+def _devices(server: Sequence[tuple[str, int]]) -> Iterator[DeviceType]:
+    for kind, count in server:
+        yield from [DeviceType(kind)] * int(count)
+
+
+def _reference_profile(folder: Path, name: str) -> Profile:
+    """A published profile by the original's path, or MinkVGG's of one device type."""
+    if "/" not in name:
+        return Profile.load(folder / f"minkvgg/minkvgg_v0.02_b64_{name}/graph.txt", device_type=name)
+    tail = name.split("profiles/")[1]
+    return Profile.load(
+        folder / ("" if tail.startswith("minkvgg") else "image_classification") / tail, device_type="device"
+    )
+
+
+def _optima() -> dict[str, float]:
+    path = manifests_folder().parent / "published" / "dnn-partitioning.yaml"
+    document = read_yaml(path, what="file of published numbers")
+    optima = document.get("optima") if isinstance(document, dict) else None
+    if not isinstance(optima, dict):
+        raise InputError(f"{path}: optima is {shown(optima)}, expected numbers by graph")
+    return {name: number(value, f"{path}: {name}") for name, value in optima.items()}
+
+
+def _place(manifest: str, folder: str) -> Path | None:
+    """The folder given, else where data are looked for; that nothing is there is said in one line."""
+    if folder:
+        return Path(folder)
+    found = place_of(get_manifest(manifest))
+    if found is None:
+        print(f"{manifest} is not here: sparsepipe data fetch {manifest}, or name its folder in SPARSEPIPE_DATA")
+    return found

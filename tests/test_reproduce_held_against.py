@@ -1,0 +1,68 @@
+"""What others measured as numbers of a figure: within the errors that are claimed; skipped aloud without the files."""
+
+import json
+
+import pytest
+
+from sparsepipe.plots import HeldAgainst, held_against, held_against_table
+from sparsepipe.reproduce.held_against import known_optima, measured_plans, planners_answers, replayed_steps
+
+
+@pytest.fixture(scope="module")
+def outside(shared_data):
+    folder = shared_data / "outside"
+    if not folder.is_dir():
+        pytest.skip(f"nothing that others measured at {folder}: sparsepipe data fetch sailor")
+    return folder
+
+
+def errors(numbers):
+    return held_against_table(numbers).error.abs()
+
+
+def test_replayed_steps(outside):
+    pytest.importorskip("pyarrow")
+    folder = outside / "straggler-traces" / "data"
+    numbers = replayed_steps(str(folder))
+    assert len(numbers) == 2 * (32 + 43)
+    assert errors(numbers).max() < 0.01
+    theirs = held_against_table(numbers).others_error.abs()
+    assert 0.005 < theirs.mean() < 0.02 and theirs.notna().sum() == 32 + 43
+    result = json.loads((folder / "result-ST.json").read_text())
+    assert [one.measured for one in numbers[:3]] == pytest.approx([*result["step_t_base"].values()][:3])
+
+
+def test_known_optima(outside):
+    numbers = known_optima(str(outside / "exact-partitions" / "throughput-inputs"))
+    assert len(numbers) == 5 and errors(numbers).max() < 1e-6
+
+
+def test_measured_plans(outside):
+    numbers = measured_plans(str(outside / "measured-plans"))
+    assert len(numbers) >= 24 and all(one.others for one in numbers)
+    assert {one.unit for one in numbers} == {"s", "GB"}
+    assert {one.kind.partition(",")[0] for one in numbers if one.doubt} == {"step", "peak memory"}
+
+
+def test_original_planners(shared_reference):
+    numbers = planners_answers(str(shared_reference), 4)
+    assert 6 <= len(numbers) <= 8 and errors(numbers).max() < 1e-9
+
+
+def test_what_is_not_here_is_left_out_with_a_word(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SPARSEPIPE_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert not [*replayed_steps(), *known_optima(), *measured_plans(), *planners_answers("", 4)]
+    told = capsys.readouterr().out.splitlines()
+    assert len(told) == 4 and "sparsepipe data fetch sailor" in "".join(told)
+
+
+def test_a_number_is_off_by_hand():
+    """Ours 10 % above, theirs 20 % below; a mark each, an outline where the record contradicts itself."""
+    numbers = [HeldAgainst("step", "a", 2.0, 2.2, others=1.6), HeldAgainst("step", "b", 2.0, 2.0, doubt="no")]
+    table = held_against_table(numbers)
+    assert list(table.error) == pytest.approx([0.1, 0.0])
+    assert table.others_error[0] == pytest.approx(-0.2) and table.others_error.isna()[1]
+    marks = [trace for trace in held_against(numbers).data if trace.mode == "markers" and trace.x[0] is not None]
+    assert [len(trace.x) for trace in marks] == [1, 2]
+    assert marks[1].marker.symbol == ("circle", "circle-open") and list(marks[0].customdata) == ["a: -20.0%"]
