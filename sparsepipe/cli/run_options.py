@@ -59,6 +59,12 @@ def run(verb: Parser) -> None:
     replication_option(verb)
     stragglers_option(verb)
     replan_option(verb)
+    verb.add_argument(
+        "--predictor",
+        type=Path,
+        metavar="FILE",
+        help="for --replan predicted (or epoch): of this machine, as interference measure --predictor writes it",
+    )
     run_dir_option(verb)
     verb.add_argument("--resume", type=Path, metavar="DIR", help="go on from the last checkpoint of this run")
 

@@ -11,6 +11,7 @@ from typing import Any
 from ..cluster import Cluster
 from ..display.html import left_out
 from ..display.markup import one_line
+from ..dynamics.interference.predictor import Predictor
 from ..dynamics.launching import launch
 from ..errors import DamagedRecord, InputError
 from ..files import write_json
@@ -82,7 +83,7 @@ def run(options: argparse.Namespace) -> Answer:
         raise InputError(f"--submit goes with --launcher {SLURM}")
     profile, cluster = _held_against(options, chosen, cluster)
     where = {"port": options.port, "detach": options.detach or None, "replication": options.replication}
-    where |= {"replan": options.replan, "tell": progress_line}
+    where |= {"replan": options.replan, "tell": progress_line, "predictor": _predictor(options)}
     where = {key: value for key, value in where.items() if value is not None}
     where |= {"launcher": launcher, "profile": profile, "cluster": cluster}
     sinks = _sinks(options)
@@ -90,6 +91,10 @@ def run(options: argparse.Namespace) -> Answer:
     if options.detach:
         return _left_alone(job.record.folder)
     return _followed(job, sinks=sinks)
+
+
+def _predictor(options: argparse.Namespace) -> Predictor | None:
+    return Predictor.load(options.predictor) if options.predictor else None
 
 
 def _cluster_file(options: argparse.Namespace) -> Path | None:

@@ -16,6 +16,7 @@ moves.py          what changes hands from one plan to another, and what that tak
 variants/         never, epoch, measured, predicted, live: ways to answer, a row each
 replanner.py      the loop without a job: spans in, decisions out
 following.py      the loop of a running job; launching.py starts a job with it
+predictions.py    what a predictor expects of a running job's ranks, by what the machine says of them
 simulated.py      the loop of a simulation, over segments.py; oracle.py: what who knew all that comes would get
 """
 

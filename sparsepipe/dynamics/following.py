@@ -15,7 +15,9 @@ from ..record import RunRecord
 from ..runtime import RunConfig
 from .decision import Decision
 from .drift import Watch
+from .interference.predictor import Predictor
 from .of_runs import devices_of
+from .predictions import Predictions
 from .replanner import Replanner
 from .run_rows import RunRows
 from .variants import variant
@@ -35,8 +37,8 @@ def check_replan(name: str | None, record_or_plan: Any, profile: Profile | None,
         raise InputError("replan: several pipelines keep their plans; leave it out")
     if profile is None or cluster is None:
         raise InputError(
-            f"replan {name}: needs the profile that the plan was made for, and the devices; give --profile FILE and "
-            "--cluster FILE, or --devices N"
+            f"replan {name}: needs the profile that the plan was made for, and the devices; give --profile FILE, and "
+            "--cluster FILE where they are not alike"
         )
     record_or_plan.check(profile.graph, cluster)
 
@@ -60,11 +62,13 @@ class Following:
         profile: Profile | None = None,
         cluster: Cluster | None = None,
         tell: Callable[[str], None] = lambda text: None,
-        predict: Callable[[int], LayerFactors] | None = None,
+        predict: Callable[[int], LayerFactors | None] | None = None,
+        predictor: Predictor | None = None,
     ) -> None:
         """Profile and cluster are those that the run was launched with, where they are not given.
 
-        `tell` is called with a line for each decision. Raises InputError for a job that cannot be followed.
+        `tell` is called with a line for each decision. What variants ask of a rank's layers `predict` answers, or a
+        `predictor` of this machine. Raises InputError for a job that cannot be followed.
         """
         record: RunRecord = job.record
         plan = record.plan
@@ -75,6 +79,7 @@ class Following:
         self._job, self._tell = job, tell
         self._rows, self._metrics = RunRows(record.folder), Tail(record.folder / "metrics.jsonl")
         self._config = RunConfig.from_json(record.config)
+        self._predictions = Predictions(predictor, record.folder, profile, cluster) if predictor else None
         self._replanner = Replanner(
             plan,
             profile,
@@ -83,7 +88,7 @@ class Following:
             variant(name),
             num_minibatches=0,
             keeps_ranks=True,
-            predict=predict,
+            predict=predict or (self._predictions.of if self._predictions else None),
         )
         self._next = 0  # the minibatch that begins next
         self._ends: list[float] = []  # of the newest minibatches, in seconds
@@ -115,8 +120,13 @@ class Following:
         except (InputError, RunFailed, OSError) as error:
             self.fault = str(error)
             self._tell(f"the plan is followed no longer: {error}")
+        finally:
+            if self._predictions:
+                self._predictions.close()
 
     def _look(self) -> None:
+        if self._predictions:
+            self._predictions.look()
         ends_epoch = False
         while rows := self._metrics.read():
             for row in rows:

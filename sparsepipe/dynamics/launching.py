@@ -13,8 +13,11 @@ from ..plan import Plan
 from ..profile import Profile
 from ..record import RunRecord
 from ..runtime import RunConfig
+from ..workload_facts import workload_facts
 from .following import Following, check_replan
+from .interference.predictor import Predictor
 from .of_runs import devices_of
+from .predictions import check_predictor
 from .variants.base import LayerFactors
 
 
@@ -27,14 +30,16 @@ def launch(
     profile: Profile | None = None,
     cluster: Cluster | None = None,
     tell: Callable[[str], None] = lambda text: None,
-    predict: Callable[[int], LayerFactors] | None = None,
+    predict: Callable[[int], LayerFactors | None] | None = None,
+    predictor: Predictor | None = None,
     **given: Any,
 ) -> Job:
     """Start `plan` as worker processes and return at once; all that is `given` is as `launchers.launch` takes it.
 
     `replan` is a variant's name (variants/): this process follows the run and changes its plan where devices change,
     for which it needs the `profile` and the `cluster` that the plan was made for; a run that is resumed has them.
-    `tell` is called with a line for each decision, `predict` is what variant "predicted" asks of a rank's layers.
+    `tell` is called with a line for each decision. Variant "predicted" asks a `predictor` that learned on this machine
+    (`Predictor.load`), or `predict` in its place, how long a rank's layers will take beside what disturbs it.
     Raises InputError for a run that cannot change its plan, before anything is started.
     """
     if replan is not None:
@@ -44,7 +49,9 @@ def launch(
         if given.get("resume") and None in known:
             known = devices_of(RunRecord.load(run_dir), profile, cluster)
         check_replan(replan, plan, *known)
+    computes = predict is None and workload_facts(config.engine).trains
+    check_predictor(replan, predictor, needed=computes)
     job = launch_alone(plan, config, run_dir=run_dir, profile=profile, cluster=cluster, **given)
     if replan is not None:
-        Following(job, replan, tell=tell, predict=predict)  # its thread lives as long as the job
+        Following(job, replan, tell=tell, predict=predict, predictor=predictor)  # its thread lives as long as the job
     return job

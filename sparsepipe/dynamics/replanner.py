@@ -52,7 +52,7 @@ class Replanner:
         num_minibatches: int,
         caution: Caution = CAUTION,
         keeps_ranks: bool = False,
-        predict: Callable[[int], LayerFactors] | None = None,
+        predict: Callable[[int], LayerFactors | None] | None = None,
     ) -> None:
         self.plan = self.first_plan = plan
         self.profile, self.cluster, self.watcher, self.variant = profile, cluster, watcher, variant

@@ -82,7 +82,7 @@ def simulate_replans(
     stragglers: Stragglers = UNDISTURBED,
     epoch_minibatches: int | None = None,
     caution: Caution = CAUTION,
-    predict: Callable[[int], LayerFactors] | None = None,
+    predict: Callable[[int], LayerFactors | None] | None = None,
 ) -> ReplanForecast:
     """Train on a minibatch of each of `sizes`, watched by `watcher`, the plan changed as `variant` says.
 

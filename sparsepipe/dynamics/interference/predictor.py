@@ -43,7 +43,7 @@ class Predictor:
         `size`: of the minibatch, the profile's typical one where it is not given. Raises InputError where the metrics
         are not those that the forest learned from: another machine, system or device.
         """
-        self._check(metrics)
+        self.check_metrics(metrics)
         rows = []
         for place, layer in enumerate(profile.graph.layers):
             cost = profile.cost(place, device_type, size)
@@ -52,7 +52,8 @@ class Predictor:
         asked = [[row[name] for name in self.forest.names] for row in rows]
         return tuple(1 / max(_LEAST_PACE, float(pace)) for pace in self.forest.predict(asked))
 
-    def _check(self, metrics: Mapping[str, float]) -> None:
+    def check_metrics(self, metrics: Mapping[str, float]) -> None:
+        """Raise InputError where a machine's metrics are not those that the forest learned from."""
         if odd := sorted(metrics.keys() ^ set(self.metrics)):
             where = f" (on {self.machine})" if self.machine else ""
             raise InputError(

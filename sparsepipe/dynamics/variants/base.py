@@ -30,8 +30,8 @@ class Situation:
     seconds_per_minibatch: float | None = None  # as measured
     caution: Caution = CAUTION
     keeps_ranks: bool = False  # whether no device may be left out, or taken in
-    # What a predictor expects of each layer on a rank that is not as its profile says; None: no predictor.
-    predict: Callable[[int], LayerFactors] | None = None
+    # What a predictor expects of each layer on a rank that is not as its profile says (None: it does not know yet).
+    predict: Callable[[int], LayerFactors | None] | None = None
 
 
 class Variant(Protocol):
@@ -40,6 +40,8 @@ class Variant(Protocol):
     name: ClassVar[str]
     summary: ClassVar[str]  # a few words, for a list of them
     at_epochs: ClassVar[bool]  # whether it is asked at the ends of epochs, else when an alarm is raised
+    asks_predictor: ClassVar[bool]  # whether it asks a predictor where there is one
+    needs_predictor: ClassVar[bool]  # whether it is another variant without one
 
     def decide(self, now: Situation) -> Decision: ...
 
@@ -74,10 +76,11 @@ def measured_factors(now: Situation) -> dict[int, LayerFactors]:
 
 
 def predicted_factors(now: Situation) -> dict[int, LayerFactors]:
-    """What the predictor says of each disturbed rank; the measured ratio where there is no predictor."""
+    """What the predictor says of each disturbed rank; the measured ratio where there is none, or it does not know."""
+    measured = measured_factors(now)
     if now.predict is None:
-        return measured_factors(now)
-    return {rank: now.predict(rank) for rank, factor in enumerate(now.factors.ranks) if factor != 1}
+        return measured
+    return {rank: now.predict(rank) or factors for rank, factors in measured.items()}
 
 
 def _with_layer_factors(now: Situation, layer_factors: Mapping[int, LayerFactors]) -> tuple[Profile, Cluster]:

@@ -14,6 +14,8 @@ class Epoch:
     name: ClassVar[str] = "epoch"
     summary: ClassVar[str] = "DynPipe's planner at the ends of epochs (DynPipe-Re)"
     at_epochs: ClassVar[bool] = True
+    asks_predictor: ClassVar[bool] = True
+    needs_predictor: ClassVar[bool] = False
 
     def decide(self, now: Situation) -> Decision:
         return dynpipe_decision(now, predicted_factors(now))

@@ -14,6 +14,8 @@ class Live:
     name: ClassVar[str] = "live"
     summary: ClassVar[str] = "the optimal plan for the devices as they are now, if the change pays"
     at_epochs: ClassVar[bool] = False
+    asks_predictor: ClassVar[bool] = False
+    needs_predictor: ClassVar[bool] = False
 
     def decide(self, now: Situation) -> Decision:
         return decide(

@@ -14,6 +14,8 @@ class Never:
     name: ClassVar[str] = "never"
     summary: ClassVar[str] = "the plan stays as it is"
     at_epochs: ClassVar[bool] = False
+    asks_predictor: ClassVar[bool] = False
+    needs_predictor: ClassVar[bool] = False
 
     def decide(self, now: Situation) -> Decision:
         return stay(now.plan, "the plan never changes")

@@ -11,12 +11,14 @@ from .base import Situation, dynpipe_decision, predicted_factors
 class Predicted:
     """Cuts anew with DynPipe's planner at an alarm, for each layer as the predictor expects it beside the intruder.
 
-    Without a predictor it is `measured`.
+    Without a predictor, as in simulations and replays, it is `measured`; a run that trains is refused without one.
     """
 
     name: ClassVar[str] = "predicted"
     summary: ClassVar[str] = "DynPipe's planner, each layer as a predictor expects it beside the intruder (DynPipe)"
     at_epochs: ClassVar[bool] = False
+    asks_predictor: ClassVar[bool] = True
+    needs_predictor: ClassVar[bool] = True
 
     def decide(self, now: Situation) -> Decision:
         return dynpipe_decision(now, predicted_factors(now))

@@ -1,0 +1,123 @@
+"""A predictor beside a running job: who may ask one, what it is told, and what a replan makes of its answer."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from subprocess import PIPE
+
+import numpy as np
+import pytest
+from command_line import sparsepipe
+from dynamics_worlds import cpus, network
+
+from sparsepipe import InputError, RunConfig, partition
+from sparsepipe.dynamics import Factors
+from sparsepipe.dynamics import predictions as under_test
+from sparsepipe.dynamics.following import DECISIONS
+from sparsepipe.dynamics.interference import Forest, MachineWatch, Predictor
+from sparsepipe.dynamics.interference.measurements import features_of
+from sparsepipe.dynamics.launching import launch
+from sparsepipe.dynamics.predictions import Predictions, check_predictor
+from sparsepipe.dynamics.variants.base import Situation, predicted_factors
+
+KIND = "layer"  # of every layer in these networks, which say nothing of themselves
+KEPT = 0.25  # share of its pace that a layer keeps, as this predictor has it
+
+
+def stump(metrics, *, kept=KEPT):
+    """A predictor of one tree: layers of that kind keep so much of their pace, whatever the machine says."""
+    names = tuple(features_of(dict.fromkeys(metrics, 0.0), "", (KIND,), 1.0, 0.0))
+    whole, real = (lambda *values: np.array(values, np.int64)), (lambda *values: np.array(values, np.float64))
+    asked, leaf = names.index(f"kind {KIND}"), -1
+    parts = whole(asked, leaf, leaf), real(0.5, 0, 0), whole(1, 1, 2), whole(2, 1, 2), real(1, 1, kept)
+    return Predictor(Forest(names, whole(0), *parts), tuple(metrics), (KIND,), "a machine")
+
+
+@pytest.fixture(scope="module")
+def here():
+    """A predictor that learned from this machine's metrics."""
+    with MachineWatch() as watch:
+        return stump(tuple(watch.read()))
+
+
+def test_a_variant_has_the_predictor_that_it_asks_and_no_other(here):
+    check_predictor("predicted", here, needed=True)
+    check_predictor("epoch", here, needed=True)
+    check_predictor("epoch", None, needed=True)
+    check_predictor("predicted", None, needed=False)
+    check_predictor(None, None, needed=True)
+    refused = {
+        "replan predicted: needs a predictor of this machine": ("predicted", None),
+        "replan live: asks no predictor": ("live", here),
+        "a predictor goes with replan": (None, here),
+        "learned from other metrics than this machine has": ("predicted", stump(("gpu watts",))),
+    }
+    for told, (replan, predictor) in refused.items():
+        with pytest.raises(InputError, match=told) as caught:
+            check_predictor(replan, predictor, needed=True)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("given", ["none", "missing", "other", "broken"])
+def test_run_refuses_in_one_line_before_anything_is_started(tmp_path, given):
+    profile = network(12).save(tmp_path / "p.json")
+    plan = partition(network(12), cpus(2)).save(tmp_path / "plan.json")
+    stump(("gpu watts",)).save(tmp_path / "other")
+    (tmp_path / "broken").write_text(json.dumps({"format": "x"}))
+    words = ("run", plan, "--model", "minkvgg11bn-narrow", "--data", tmp_path, "--run-dir", tmp_path / "run")
+    words += ("--profile", profile, "--replan", "predicted")
+    words += () if given == "none" else ("--predictor", tmp_path / given)
+    code, out, lines = sparsepipe(*words)
+    told = {"none": "needs a predictor", "other": "other metrics than this machine", "broken": "expected an object"}
+    assert code == 2 and not out and told.get(given, str(tmp_path / given)) in lines[-1]
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="Linux tells; other systems have no /proc")
+def test_ranks_are_read_by_their_process_ids(tmp_path, here, monkeypatch):
+    """None is known before its second reading, after its end, and again before the second of its successor."""
+    monkeypatch.setattr(under_test, "_SECONDS", 0.0)
+    (tmp_path / "logs").mkdir()
+    profile, sleeping = network(3), [sys.executable, "-c", "print(flush=True); import time; time.sleep(600)"]
+    predictions = Predictions(here, tmp_path, profile, cpus(2))
+    predictions.look()
+    assert predictions.of(0) is None
+    for _ in range(2):  # it is started, and started again
+        with subprocess.Popen(sleeping, stdout=PIPE) as process:
+            assert process.stdout is not None and process.stdout.readline()
+            (tmp_path / "logs" / "rank0.pid").write_text(f"{process.pid}\n")
+            predictions.look()
+            assert predictions.of(0) is None
+            predictions.look()
+            assert predictions.of(0) == pytest.approx((1 / KEPT,) * 3) and predictions.of(1) is None
+            process.kill()
+        predictions.look()
+        assert predictions.of(0) is None
+    predictions.close()
+
+
+def test_what_the_predictor_does_not_know_is_as_measured():
+    profile, plan = network(4), partition(network(4), cpus(2))
+    now = Situation(plan, plan, profile, cpus(2), Factors((2.0, 1.0)), 100)
+    assert predicted_factors(now) == {0: (2.0,) * 4}
+    assert predicted_factors(replace(now, predict=lambda rank: None)) == {0: (2.0,) * 4}
+    told = (1.0, 3.0, 3.0, 3.0)
+    assert predicted_factors(replace(now, predict=lambda rank: told)) == {0: told}, "of those that changed alone"
+
+
+@pytest.mark.slow
+def test_a_running_job_is_cut_anew_as_the_predictor_expects_its_layers(tmp_path, here):
+    """It expects four times as long, whatever was measured, and so says DynPipe's planner what the change gains."""
+    profile, cluster = network(seconds=[0.006] * 12), cpus(2)
+    config = RunConfig("net", "replay", engine="replay", batch_size=1, minibatches=90, timeout_seconds=120)
+    settings = {"profile": profile, "cluster": cluster, "stragglers": "slow:rank=1,factor=4,from=20"}
+    told = list[str]()
+    where = {"run_dir": tmp_path / "run", "replan": "predicted", "predictor": here, "tell": told.append}
+    job = launch(partition(profile, cluster), config, **where, **settings)
+    assert job.wait(timeout=300)["minibatches"] == 90
+    rows = [json.loads(line) for line in (job.record.folder / DECISIONS).read_text().splitlines()]
+    assert any(row["event"] == "changed" for row in rows) and not any("no longer" in line for line in told)
+    first = next(row for row in rows if row.get("changes"))
+    assert "DynPipe's planner expects" in first["reason"] and job.record.plans[1:]
