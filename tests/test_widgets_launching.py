@@ -4,10 +4,12 @@ import json
 import os
 
 import pytest
+from processes import until
 
-from sparsepipe import Cluster, CostSample, InputError, Layer, LayerCost, LayerGraph, Plan, Profile, partition
+from sparsepipe import Cluster, CostSample, InputError, Layer, LayerCost, LayerGraph, Plan, Profile, Stage, partition
 from sparsepipe.launchers.lock import hold
 from sparsepipe.record import Origin, RunRecord
+from sparsepipe.runtime import commands
 from sparsepipe.runtime.config import RunConfig
 from sparsepipe.widgets import LaunchBoard, PartitionExplorer
 
@@ -161,3 +163,74 @@ def test_planned_and_measured_speed_of_each_stage_stand_side_by_side(board, plan
     told = speeds_table(record)
     assert "99 samples/s" in told and "stage 1 computes" in told and "50% of the time" in told
     assert "100% (120 ms per minibatch)" in told
+
+
+@pytest.fixture
+def at_work(board, plans, profile, cluster):
+    """The folder of a job of the board that is at work, as its guard's lock says: what rank 0 does, tests do."""
+    module = CONFIG.replace(model="net.py:build").to_json()  # whose layers the workers alone know
+    record = RunRecord.create(board.runs / "net-pipeline-001", plans["pipeline"], module, Origin())
+    record.write_status("running", commands=list(commands.COMMANDS))
+    lock = hold(record.folder)
+    board.reattach()
+    ids = plans["pipeline"].layers
+    board.add(Plan((Stage(ids[:2], (0,)), Stage(ids[2:], (1,)))), "other")
+    board.update()
+    yield record.folder
+    os.close(lock)
+    board._thread.join(timeout=60)
+
+
+def test_a_running_job_goes_on_under_another_plan_of_the_board(board, at_work):
+    change, line = board.change, board._lines["pipeline"]
+    assert change.widget.layout.display == "" and change.job.options == ("pipeline",)
+    change.plan.value = "other"
+    change.button.click()
+    asked = commands.request(at_work)
+    assert asked.command == commands.REPLAN and asked.reason == "other, from the launch board"
+    assert "pipeline is asked to go on under other" in change.told.value and board.messages.value == ""
+    change.button.click()
+    assert "is asked for a change already" in board.messages.value and "Traceback" not in board.messages.value
+    commands.take(at_work, commands.REPLAN, 12, plan=asked.plan)
+    until(lambda: "under other from minibatch 12 on" in line.state.value, 60, "its line says so")
+    assert change.told.value == "" and line.plan.stages == board.plans["other"].stages
+
+
+def test_a_refusal_stays_in_the_message_line_while_jobs_go_on(board, at_work, tmp_path):
+    board.change.file.value = str(tmp_path / "none.json")
+    board.change.button.click()
+    assert "none.json" in board.messages.value and commands.request(at_work) is None
+    board.change.file.value = str(board.plans["other"].save(tmp_path / "other.json"))
+    thread = board.replan(None, board.plans["other"], called="a try")
+    commands.refuse(at_work, "rank 1 has no room for it", plan=commands.request(at_work).plan)
+    thread.join(timeout=60)
+    look = board.messages.watched(board.update)
+    look()
+    assert "rank 1 has no room for it" in board.messages.value and "old plan" in board.messages.value
+    board.change.button.click()
+    assert board.messages.value == "" and commands.request(at_work).reason.startswith(str(tmp_path))
+
+
+def test_the_explorers_plan_goes_to_the_running_job_or_both_say_why_not(board, at_work, profile, tmp_path):
+    few, many = (
+        PartitionExplorer(profile, Cluster.uniform(n, device_type="fast"), plans=tmp_path / str(n), board=board)
+        for n in (2, 3)
+    )
+    many.planner.value = "model-parallel"
+    many.saver.apply_button.click()
+    for messages in (many.messages, board.messages):
+        assert "the plan uses ranks [0, 1, 2], this job has [0, 1]" in messages.value
+    few.planner.value = "data-parallel"
+    few.saver.apply_button.click()
+    assert few.messages.value == "" and "is asked to go on under data-parallel-1-stage-001" in few.saver.told.value
+    assert commands.request(at_work).reason == "data-parallel-1-stage-001, from the launch board"
+
+
+def test_where_nothing_runs_there_is_no_plan_to_change(board, plans):
+    board.update()
+    assert board.change.widget.layout.display == "none"
+    board.change.button.click()  # a click that was under way
+    assert board.messages.value == ""
+    for name, told in ((None, "no job is running: launch one"), ("pipeline", "pipeline is not running: launch it")):
+        with pytest.raises(InputError, match=told):
+            board.replan(name, plans["pipeline"])

@@ -65,6 +65,10 @@ class JobLine:
         self._offer(running=running)
         self.progress.value, self.progress.description, self.progress.bar_style = 0, "", ""
 
+    def goes_on(self, plan: Plan, *, called: str, minibatch: int) -> None:
+        """Show that its job is under another plan from a minibatch on."""
+        self.plan, self.other = plan, f"under {called} from minibatch {minibatch} on"
+
     def _start(self, _: Any) -> None:
         job = self.board.jobs.get(self.name)
         if (job is None or not job.running) and self.board.asks_first(self.name):

@@ -14,6 +14,7 @@ from ..cluster import Cluster
 from ..errors import DamagedRecord, InputError
 from ..launchers import Job, attach, launch
 from ..launchers.lock import is_held
+from ..launchers.replan import replanned, request_replan
 from ..launchers.run_folders import folders, new_folder
 from ..plan import Plan
 from ..profile import Profile
@@ -23,6 +24,7 @@ from .html_view import HtmlView
 from .job_details import JobDetails
 from .job_line import JobLine
 from .messages import Messages
+from .plan_change import PlanChange
 from .plot_view import PlotView
 from .promised import MadeFor, promised
 from .responsive import responsive
@@ -71,7 +73,8 @@ class LaunchBoard:
         self.details = JobDetails(self.messages, self.jobs, self.made_for)
         self._lines = {name: JobLine(self, name, plan) for name, plan in self.plans.items()}
         self._list = ipywidgets.VBox([line.widget for line in self._lines.values()])
-        parts = [self.settings.widget, self.detach, self._list, self.question.widget]
+        self.change = PlanChange(self.messages, lambda name: self.prepared(name)[0], self._change)
+        parts = [self.settings.widget, self.detach, self._list, self.change.widget, self.question.widget]
         words = HtmlView(explained(OF_RUNS))
         self.widget = ipywidgets.VBox([self.messages, *parts, self.curves, self.details.widget, words])
         responsive(self.widget)
@@ -165,9 +168,53 @@ class LaunchBoard:
         if name in self.jobs:
             self.jobs[name].cancel()
 
+    def replan(self, name: str | None, plan: Plan, *, called: str = "another plan") -> threading.Thread:
+        """Have a running job go on under another plan, and return at once the thread that waits until it does.
+
+        No name stands for the one job that runs. Its line says from which minibatch on; a rank that cannot is told in
+        the board's messages, and the old plan goes on. So is, besides being raised, the InputError of a job that does
+        not run, or of a plan that cannot be its (`launchers.replan`).
+        """
+        try:
+            with self._lock:
+                name = self._running(name)
+                folder = self.jobs[name].record.folder
+                token = request_replan(folder, plan, reason=f"{called}, from the launch board")
+                self.change.say(name, called)
+        except InputError as error:
+            self.messages.fail(str(error))
+            raise
+        wait = self.messages.shown(self._await_plan)
+        thread = threading.Thread(target=wait, args=(name, plan, called, token), name=f"plan of {name}", daemon=True)
+        thread.start()
+        return thread
+
+    def _change(self, name: str, plan: Plan, called: str) -> None:
+        self.replan(name, plan, called=called)
+
+    def _running(self, name: str | None) -> str:
+        """The job of this name, or the only one, that runs."""
+        running = [each for each, job in self.jobs.items() if job.running]
+        if name in running or name is None and len(running) == 1:
+            return name or running[0]
+        if name is not None:
+            raise InputError(f"{name} is not running: launch it first")
+        told = f"{', '.join(running)} are running: choose one" if running else "no job is running: launch one first"
+        raise InputError(told)
+
+    def _await_plan(self, name: str, plan: Plan, called: str, token: str) -> None:
+        job = self.jobs[name]
+        try:
+            first = replanned(job.record.folder, token, running=lambda: job.running)
+        finally:
+            self.change.done()
+        with self._lock:
+            self._lines[name].goes_on(plan, called=called, minibatch=first)
+
     def update(self) -> None:
         """Refresh the state of all jobs on screen."""
         with self._lock:
+            self.change.offer([name for name, job in self.jobs.items() if job.running], list(self.plans))
             rows = {name: job.rows for name, job in self.jobs.items()}
             for name, job in self.jobs.items():
                 self._lines[name].show(job, rows[name])
@@ -201,7 +248,7 @@ class LaunchBoard:
 
     def _follow(self) -> None:
         pause = threading.Event()
-        look = self.messages.shown(self.update)
+        look = self.messages.watched(self.update)  # a refusal stays to be read while jobs go on
         while any(job.running for job in list(self.jobs.values())):
             look()
             pause.wait(_SECONDS)

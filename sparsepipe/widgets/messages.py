@@ -32,16 +32,34 @@ class Messages(HtmlView):
 
         @functools.wraps(act)
         def guarded(*arguments: Any, **options: Any) -> None:
-            try:
-                act(*arguments, **options)
-            except (InputError, RunFailed) as error:
-                self.fail(str(error))
-            except Exception:
-                self.fail(traceback.format_exc())
-            else:
+            if self._succeeds(lambda: act(*arguments, **options)):
                 self._show("")
 
         return guarded
+
+    def watched(self, act: Callable[[], Any]) -> Callable[[], None]:
+        """Wrap what is called again and again by itself: as `shown`, but its success clears only its own failure."""
+        failed = False
+
+        def guarded() -> None:
+            nonlocal failed
+            before, failed = failed, not self._succeeds(act)
+            if before and not failed:
+                self._show("")
+
+        return guarded
+
+    def _succeeds(self, act: Callable[[], Any]) -> bool:
+        """Call `act`, and show what it raises."""
+        try:
+            act()
+        except (InputError, RunFailed) as error:
+            self.fail(str(error))
+        except Exception:
+            self.fail(traceback.format_exc())
+        else:
+            return True
+        return False
 
     def fail(self, text: str) -> None:
         """Show an error until the next success."""

@@ -21,6 +21,7 @@ from .settled_button import SettledButton
 
 _SMALL = Html("<div style='font-size:12px;line-height:1.4;overflow-wrap:anywhere'>{}</div>")
 _SAVED = Html("saved: <code>{}</code>; to train it: <code>{}</code>")
+_APPLIED = Html("the job on the launch board is asked to go on under {}, saved as <code>{}</code>")
 _OPENED = Html("{} is on the launch board, saved as <code>{}</code>")
 
 
@@ -29,11 +30,13 @@ class Board(Protocol):
 
     def add(self, plan: Plan, name: str, *, made_for: MadeFor | None) -> Any: ...
 
+    def replan(self, name: str | None, plan: Plan, *, called: str) -> Any: ...
+
 
 class PlanSaver:
-    """Two buttons, *save plan* and *launch this*, for what `answer` returns; `widget` shows them.
+    """Buttons *save plan*, *launch this* and *apply to the job* for what `answer` returns; `widget` shows them.
 
-    Files are numbered, PLANNER-3-stages-001.json, and none is overwritten. Without a `board` the second is left out.
+    Files are numbered, PLANNER-3-stages-001.json, and none is overwritten. Without a `board` there is the first alone.
     """
 
     def __init__(
@@ -49,11 +52,13 @@ class PlanSaver:
         self.profile, self.folder, self.board, self._answer = profile, folder, board, answer
         self.save_button = SettledButton(view, description="save plan", icon="save")
         self.launch_button = SettledButton(view, description="launch this", icon="play")
+        self.apply_button = SettledButton(view, description="apply to the job", icon="random")
         self.told = HtmlView()
         self.save_button.on_click(messages.shown(lambda _: self.save()))
         self.launch_button.on_click(messages.shown(lambda _: self.open()))
-        buttons = [self.save_button, *([self.launch_button] if board is not None else [])]
-        self.widget = ipywidgets.VBox([ipywidgets.HBox(buttons), self.told])
+        self.apply_button.on_click(messages.shown(lambda _: self.apply()))
+        buttons = [self.save_button, *([self.launch_button, self.apply_button] if board is not None else [])]
+        self.widget = ipywidgets.VBox([ipywidgets.HBox(buttons, layout={"flex_flow": "row wrap"}), self.told])
         self.block("")
 
     def block(self, reason: str) -> None:
@@ -61,6 +66,7 @@ class PlanSaver:
         for button, tip in (
             (self.save_button, f"a file in {self.folder} that sparsepipe run takes"),
             (self.launch_button, "save it and open it on the launch board, where its settings can be changed"),
+            (self.apply_button, "save it, and have the job that runs on the launch board go on under it"),
         ):
             button.disabled, button.tooltip = bool(reason), reason or tip
 
@@ -75,13 +81,27 @@ class PlanSaver:
 
     def open(self) -> str:
         """Write the plan and show it on the launch board; returns its name there. Raises InputError as `save` does."""
-        answer = self._answer()
-        if self.board is None:
-            raise InputError("there is no launch board: give board=LaunchBoard({}, config, runs='runs')")
+        answer, board = self._answer(), self._board()
         path = self._write(answer.plan)
-        self.board.add(answer.plan, path.stem, made_for=self._made_for(answer))
+        board.add(answer.plan, path.stem, made_for=self._made_for(answer))
         self.told.value = _SMALL.format(_OPENED.format(path.stem, path))
         return path.stem
+
+    def apply(self) -> str:
+        """Write the plan, and have the job that runs on the launch board go on under it; returns the plan's name.
+
+        Raises InputError as `save` does, and where no job runs, several do, or the plan cannot be its.
+        """
+        answer, board = self._answer(), self._board()
+        path = self._write(answer.plan)
+        board.replan(None, answer.plan, called=path.stem)
+        self.told.value = _SMALL.format(_APPLIED.format(path.stem, path))
+        return path.stem
+
+    def _board(self) -> Board:
+        if self.board is None:
+            raise InputError("there is no launch board: give board=LaunchBoard({}, config, runs='runs')")
+        return self.board
 
     def _made_for(self, answer: Answer) -> MadeFor:
         """What the estimate holds for: no run's minibatches where boundaries are taken as compressed."""
