@@ -1,7 +1,7 @@
 """Costs of layers, stages and boundaries in seconds and bytes, for planners and the simulator alike."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -92,6 +92,12 @@ class LayerTable:
             {name: one.reading_seconds for name, one in profile.step_overheads.items()},
             frozenset(profile.sample_readers) | {graph.layers[k].id for k in computing[:1]},
         )
+
+    def of_forwards(self) -> "LayerTable":
+        """The network while it only computes outputs: no backward, no optimizer; what its layers put out is kept."""
+        backward = {name: np.zeros_like(seconds) for name, seconds in self.backward.items()}
+        rates = dict.fromkeys(self.update_rates, 0.0)
+        return replace(self, backward=backward, update_rates=rates, saved_bytes=self.output_bytes)
 
     @cached_property
     def seconds(self) -> dict[str, Array]:

@@ -21,6 +21,7 @@ from .sizes import SIZE_UNITS, size_words
 
 FORMAT = "sparsepipe-plan-1"
 _size_unit = one_of(*SIZE_UNITS)
+_OF_LATENCY = ("latency_seconds", "latency_lower_bound_seconds")
 
 
 @dataclass(frozen=True)
@@ -92,10 +93,18 @@ class Estimate:
     size: float | None = None  # of the minibatch the times hold for: the mean one
     memory_size: float | None = None  # of the minibatch that memory must do for: a large one
     size_unit: str = "voxels"  # what both count
+    # Of a plan for inference, whose other times are then of forwards alone: seconds from an input to its output.
+    latency_seconds: float | None = None
+    latency_lower_bound_seconds: float | None = None  # no plan that keeps the pace has a smaller latency
 
     @property
     def gap(self) -> float | None:
-        """How far `period_seconds` can be above the optimum, as a share of it: 0 means proven optimal."""
+        """How far what was to be least can be above the optimum, as a share of it: 0 means proven optimal.
+
+        That is `latency_seconds` where there is one, else `period_seconds`.
+        """
+        if self.latency_seconds and self.latency_lower_bound_seconds is not None:
+            return max(0.0, (self.latency_seconds - self.latency_lower_bound_seconds) / self.latency_seconds)
         if self.lower_bound_seconds is None or self.period_seconds == 0:
             return None
         return max(0.0, (self.period_seconds - self.lower_bound_seconds) / self.period_seconds)
@@ -232,6 +241,9 @@ class Plan:
             "period_seconds": estimate.period_seconds if estimate else None,
             "lower_bound_seconds": estimate.lower_bound_seconds if estimate else None,
             "gap": estimate.gap if estimate else None,
+            **(
+                {name: getattr(estimate, name) for name in _OF_LATENCY} if estimate and estimate.latency_seconds else {}
+            ),
             "plan_seconds": estimate.plan_seconds if estimate else None,
             "single_device_seconds": estimate.single_device_seconds if estimate else None,
             "data_parallel_seconds": estimate.data_parallel_seconds if estimate else None,
@@ -300,6 +312,8 @@ class Plan:
         text = f"{self.planner}: {stages} on {devices}, {self.schedule} ({self.weights})"
         text = one_line(text)
         if self.estimate:
+            if self.estimate.latency_seconds is not None:
+                text += f", forward only: latency {self.estimate.latency_seconds * 1e3:.2f} ms"
             text += f", {self.estimate.period_seconds * 1e3:.2f} ms per minibatch"
             if self.estimate.gap is not None:
                 text += f", gap {self.estimate.gap:.1%}"
@@ -379,4 +393,5 @@ def _estimate_from_json(document: Mapping[str, Any]) -> Estimate | None:
         known("voxels"),
         known("memory_voxels"),
         _size_unit(document.get("size_unit", "voxels"), "size_unit"),
+        *map(known, _OF_LATENCY),
     )

@@ -10,7 +10,7 @@ from ..data.labels import TASKS
 from ..fields import MOST_LIKE_DEVICES, MOST_MINIBATCHES
 from ..pipeline_simulator import RESTART_SECONDS
 from ..planners import PLANNERS
-from ..planners.exact.optimal import COST_MODELS
+from ..planners.exact.optimal import COST_MODELS, OBJECTIVES
 from ..runtime.config import DEVICES
 from ..schedule_rules import SCHEDULE_RULES
 from ..sweeps import RATIOS
@@ -121,6 +121,14 @@ def _planner_options(verb: Parser) -> None:
     verb.add_argument("--quick", action="store_true", help="optimal: a tenth of a second for any network, wider gaps")
     verb.add_argument("--rescore", type=count, metavar="K", help="optimal: simulate the K best plans, take the fastest")
     verb.add_argument("--cost-model", choices=COST_MODELS, default="default")
+    verb.add_argument(
+        "--objective",
+        choices=OBJECTIVES,
+        help="optimal: what is to be least: the period of training, or the latency of inference (default: period)",
+    )
+    verb.add_argument(
+        "--period-at-most", type=positive, metavar="S", help="with --objective latency: seconds from input to input"
+    )
     verb.add_argument("--all-devices", action="store_true", help="leave no device unused")
     verb.add_argument("--activation-compression-ratio", type=positive, metavar="R")
     verb.add_argument(

@@ -23,6 +23,7 @@ from ..pipeline_simulator import simulate_pipelines
 from ..pipelines import Pipelines, holds_pipelines
 from ..plan import Plan
 from ..planners import PLANNERS, comparable, partition, partition_pipelines
+from ..planners.exact.optimal import LATENCY
 from ..profile import Profile
 from ..replication import parse_rule
 from ..stragglers import Stragglers
@@ -92,6 +93,10 @@ def plan(options: argparse.Namespace) -> Answer:
         raise InputError("--replication goes with several pipelines that average: give --pipelines P, 2 or more")
     if several:
         return _pipelines(options, found, cluster, settings)
+    if options.objective == LATENCY and len(options.planner or ()) > 1:
+        raise InputError(
+            f"--objective {LATENCY} with several planners: the others plan training; give --planner optimal"
+        )
     plans = [
         partition(found, cluster, planner=name, **settings, **given)
         for name, given in _planner_options(options, options.planner or ["optimal"])
@@ -139,6 +144,8 @@ def _own_period(plan: Plan) -> str:
 def _planner_options(options: argparse.Namespace, names: list[str]) -> list[tuple[str, dict[str, Any]]]:
     """Give each planner those of the options that it knows. Raises InputError for one that none of them knows."""
     given = {
+        "objective": options.objective,
+        "period_at_most": options.period_at_most,
         "cost_model": None if options.cost_model == "default" else options.cost_model,
         "all_devices": options.all_devices or None,
         "activation_compression_ratio": options.activation_compression_ratio,

@@ -19,7 +19,7 @@ from .base import Planner, Problem, check_interleaves, with_seconds
 from .baselines import DataParallel, ModelParallel
 from .doubts import with_doubts
 from .estimate import estimate
-from .exact.optimal import Optimal
+from .exact.optimal import PERIOD, Optimal
 from .published.dynpipe import DynPipe
 from .published.pipedream import PipeDream
 from .published.sparsepipe import SparsePipe
@@ -63,7 +63,8 @@ def partition(
     `planner` and its `options`, the fields of its class (`sparsepipe.planners.PLANNERS` has all):
 
     - "optimal": the shortest period, with a lower bound and a gap; `quick=True` (a tenth of a second), `rescore=K`
-      (simulate the K best), `all_devices=True`, `activation_compression_ratio=R`, `cost_model`
+      (simulate the K best), `all_devices=True`, `activation_compression_ratio=R`, `cost_model`; for inference
+      `objective="latency"`, with `period_at_most=S` seconds for the pace that inputs come at
     - "pipedream" (PipeDream's): `use_memory_constraint=True`, `straight_pipeline=True`, `use_fewer_machines=True`,
       `factor`, `activation_compression_ratio=R`
     - "sparsepipe" (SparsePipe's, for servers that differ): `use_memory_constraint`, `straight_pipeline`,
@@ -152,6 +153,8 @@ def partition_pipelines(
         return partition(profile, part, **settings)
 
     problem = Problem(profile, cluster, _planned_as(schedule), num_microbatches or 1, recompute)
+    if options.get("objective", PERIOD) != PERIOD:
+        raise InputError("objective goes with a plan of one pipeline: leave out pipelines, or the objective")
     bounded = PLANNERS.get(planner) is Optimal and options.get("cost_model", "default") == "default"
     found = split(problem, num_pipelines, plan_of, bounded=bounded, most_plans=most_plans)
     batch = profile.origin.get("batch_size")

@@ -29,6 +29,7 @@ class Problem:
     schedule: str = "1f1b"
     num_microbatches: int = 1
     recompute: bool = False
+    forward_only: bool = False  # for inference: no backward, no update, one version of the weights and nothing else
 
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULE_RULES:
@@ -69,7 +70,8 @@ class Problem:
         """Costs at two voxel counts: column 0 the mean, for times; column 1 a high quantile, for memory."""
         counts = (self.size, self.memory_size)
         kinds = tuple(kind.name for kind in self.cluster.device_types)
-        return LayerTable.of(self.profile, counts, kinds)
+        table = LayerTable.of(self.profile, counts, kinds)
+        return table.of_forwards() if self.forward_only else table
 
     @cached_property
     def _of_profile(self) -> tuple[str, ...]:
@@ -82,7 +84,7 @@ class Problem:
         return tuple(k for k in range(len(self.graph.layers)) if k not in inputs)
 
     def total_seconds(self, device_type: str) -> float:
-        """Forward and backward of the whole network on one device."""
+        """Forward, and unless `forward_only` backward, of the whole network on one device."""
         return float(self.table.seconds[device_type][:, 0].sum())
 
     def alone(self, device_type: str) -> Array:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
-from math import lcm
+from math import gcd, lcm
 
 import numpy as np
 
@@ -94,6 +94,26 @@ class DeviceGroups:
         every = np.concatenate([np.arange(len(self)), like])
         more = replace(self, counts=self.counts[every], shares=self.shares[every], placement=self.placement[every])
         return replace(more, num_by_server=len(like)), like
+
+    def with_shares(self) -> tuple["DeviceGroups", Index]:
+        """Add each group of mixed types once more for every other ratio of shares up to `MAX_SHARE`.
+
+        Returns the longer table, and for each added group the index of the group of the same devices in this one.
+        """
+        like, added = [], []
+        for group, own in enumerate(self.shares.tolist()):
+            kinds = [kind for kind, share in enumerate(own) if share]
+            for options in product(range(1, MAX_SHARE + 1), repeat=len(kinds)):
+                shares = [0] * len(own)
+                for kind, share in zip(kinds, options, strict=True):
+                    shares[kind] = share
+                if gcd(*options) == 1 and shares != own:
+                    like.append(group)
+                    added.append(shares)
+        every = np.concatenate([np.arange(len(self)), np.array(like, dtype=np.intp)])
+        shares = np.concatenate([self.shares, np.array(added, dtype=np.intp).reshape(-1, len(self.types))])
+        more = replace(self, counts=self.counts[every], shares=shares, placement=self.placement[every])
+        return more, every[len(self) :]
 
     @cached_property
     def on_node(self) -> Index:

@@ -30,7 +30,7 @@ from .base import Problem
 
 def estimate(plan: Plan, problem: Problem) -> Estimate:
     """Estimate a plan that `check` accepts."""
-    layers, payloads = _boundaries(plan, problem)
+    layers, payloads = boundaries(plan, problem)
     transfers = _transfers(plan, problem, payloads)
     ports = _ports(transfers)
     computes, averagings, latencies, works = [], [], [], []
@@ -87,13 +87,13 @@ def with_sizes(plan: Plan, own: Estimate, problem: Problem) -> Plan:
 
 def crossing_seconds(plan: Plan, problem: Problem) -> list[float]:
     """Seconds of a transfer forwards plus one backwards, for each boundary."""
-    _, payloads = _boundaries(plan, problem)
+    _, payloads = boundaries(plan, problem)
     return [both for _, both in _transfers(plan, problem, payloads)]
 
 
 def port_seconds(plan: Plan, problem: Problem) -> list[float]:
     """Seconds per minibatch of the busiest port before each stage and after the last: none at the two ends."""
-    _, payloads = _boundaries(plan, problem)
+    _, payloads = boundaries(plan, problem)
     return _ports(_transfers(plan, problem, payloads))
 
 
@@ -101,7 +101,7 @@ def _ports(transfers: Sequence[tuple[float, float]]) -> list[float]:
     return [0.0, *(busiest for busiest, _ in transfers), 0.0]
 
 
-def _boundaries(plan: Plan, problem: Problem) -> tuple[list[list[int]], list[tuple[Array, Array]]]:
+def boundaries(plan: Plan, problem: Problem) -> tuple[list[list[int]], list[tuple[Array, Array]]]:
     """(layers of each stage, (forward, backward) bytes at the boundary before each stage and after the last)."""
     index = problem.graph.index
     layers = [[index[id] for id in stage.layers] for stage in plan.stages]

@@ -101,16 +101,17 @@ def memory_rule(problem: Problem, model: StageModel, moves: Moves) -> MemoryRule
     groups, table = model.groups, problem.table
     behind = moves.used[moves.source]
     pairs, which = np.unique(np.stack([moves.group, behind], axis=1), axis=0, return_inverse=True)
-    depths = np.empty((len(pairs), 2))
-    for row, (group, later) in enumerate(pairs.tolist()):
+    depths = np.ones((len(pairs), 2))  # of inference: one version of the weights, one minibatch
+    for row, (group, later) in enumerate([] if problem.forward_only else pairs.tolist()):
         shares = tuple(np.repeat(groups.class_shares[group], groups.counts[group]).tolist())
         depths[row] = depth(problem.schedule, problem.num_microbatches, shares, later)
     versions, minibatches = depths[which.ravel()].T
     limits = np.array([c.type.memory_bytes for c in groups.classes])
     limit = np.where(groups.counts > 0, limits, np.inf).min(axis=1)
     forward, _ = model.cuts.payloads(table)
+    beside = 0 if problem.forward_only else 1 + OPTIMIZER_SLOTS  # gradients, and what the optimizer keeps
     return MemoryRule(
-        versions + 1 + OPTIMIZER_SLOTS,
+        versions + beside,
         minibatches,
         np.ones_like(minibatches) if problem.recompute else minibatches,
         limit[moves.group],

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
 from math import inf
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,38 @@ from .stage_cost_tables import StageModel
 # Entries of dense tables that one search may look at, some ten seconds; a plan found by then is returned with its gap.
 BUDGET = 3_000_000_000
 MIN_EVALUATIONS, MAX_EVALUATIONS = 30, 2000
+MOST_KEPT = 60_000_000  # entries of tables that are kept: half a gigabyte, twice
+
+
+class SumModel(Protocol):
+    """What a plan's stages and boundaries add to what is least, and what they have to keep below a limit."""
+
+    @property
+    def works(self) -> StageModel:
+        """Its stage seconds are those of the model, and its ports are what boundaries limit."""
+        ...
+
+    @property
+    def latencies(self) -> StageModel:
+        """Its stage seconds are what a stage adds."""
+        ...
+
+    @property
+    def crossing(self) -> Array:
+        """What a boundary adds, [links, S]."""
+        ...
+
+    def limit(self, group: int | Index, first: int | Index, last: int | Index) -> Array:
+        """What a stage limits."""
+        ...
+
+    def limits(self, group: int) -> Array:
+        """The same of every stage on a group, as `StageModel.every`."""
+        ...
+
+    def first_weight(self, group: int) -> float:
+        """Factor on the sum when this group is the first."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +93,10 @@ class StepModel:
         works = self.works.seconds(group, first, last)
         return works if self.sequential else works - self.latencies.seconds(group, first, last)
 
+    def limits(self, group: int) -> Array:
+        works = self.works.every(group)
+        return works if self.sequential else works - self.latencies.every(group)
+
     def first_weight(self, group: int) -> float:
         """Factor on the sum when this group is the first: sequentially, its replicas share the minibatches."""
         return float(self.works.groups.device_port[group]) if self.sequential else 1.0
@@ -68,32 +105,33 @@ class StepModel:
         """The step time; sequentially the period."""
         return max(added, limit) if self.sequential else added + limit
 
-    def value(self, path: Path) -> tuple[float, float]:
-        """(sum, largest limit) of a path."""
-        between = list(zip(path, path[1:], strict=False))
-        added = sum(float(self.latencies.seconds(*stage)) for stage in path)
-        added += sum(float(self.crossing[self.works.link(a[0], b[0]), a[2]]) for a, b in between)
-        limits = [float(self.limit(*stage)) for stage in path]
-        limits += [self.works.boundary(a[0], b[0], a[2]) for a, b in between]
-        return added * self.first_weight(path[0][0]), max(limits)
+
+def sum_and_limit(model: SumModel, path: Path) -> tuple[float, float]:
+    """(sum, largest limit) of a path."""
+    between = list(zip(path, path[1:], strict=False))
+    added = sum(float(model.latencies.seconds(*stage)) for stage in path)
+    added += sum(float(model.crossing[model.works.link(a[0], b[0]), a[2]]) for a, b in between)
+    limits = [float(model.limit(*stage)) for stage in path]
+    limits += [model.works.boundary(a[0], b[0], a[2]) for a, b in between]
+    return added * model.first_weight(path[0][0]), max(limits)
 
 
 @dataclass(frozen=True, eq=False)
 class LeastSum:
     """The least sum below a limit, by dense tables of every stage on every group."""
 
-    model: StepModel
+    model: SumModel
     moves: Moves
     follows: NDArray[np.bool_]  # [S, S]: whether a cut holds all of another and more
     memory: MemoryRule | None = None
 
     @cached_property
-    def _tables(self) -> tuple[Array, Array]:
-        """(what each stage limits, what it adds), each [G, S, S]; a limit of inf where it is no stage."""
-        cuts = np.arange(len(self.model.works.cuts))
-        group = np.arange(len(self.model.works.groups))[:, None, None]
-        every = (group, cuts[None, :, None], cuts[None, None, :])
-        return np.where(self.follows, self.model.limit(*every), inf), self.model.latencies.seconds(*every)
+    def _kept(self) -> list[tuple[Array, Array]]:
+        return [self._tables(group) for group in range(len(self.model.works.groups))]
+
+    def _tables(self, group: int) -> tuple[Array, Array]:
+        """(what each stage on a group limits, what it adds), each [S, S]; a limit of inf where it is no stage."""
+        return np.where(self.follows, self.model.limits(group), inf), self.model.latencies.every(group)
 
     @cached_property
     def _fits(self) -> NDArray[np.bool_]:
@@ -105,12 +143,13 @@ class LeastSum:
 
     def _stage(self, move: int, seconds: float) -> Array:
         """[S, S]: what the stage of a move adds; inf where it is not below the limit or does not fit."""
-        limit, added = self._tables
-        group = self.moves.group[move]
-        allowed = limit[group] < seconds
+        group = int(self.moves.group[move])
+        few = len(self.model.works.groups) * self.follows.size <= MOST_KEPT
+        limit, added = self._kept[group] if few else self._tables(group)
+        allowed = limit < seconds
         if self.memory is not None:
             allowed &= self._fits[self.memory.cases[1][move]]
-        return np.where(allowed, added[group], inf)
+        return np.where(allowed, added, inf)
 
     def below(self, seconds: float) -> tuple[Path, float, float] | None:
         """(path, its sum, its largest limit) of the least sum among plans with every limit below `seconds`."""
@@ -143,7 +182,7 @@ class LeastSum:
         if last_move < 0:
             return None
         path = self._walk(limit, least, last_move, seconds)
-        return path, *self.model.value(path)
+        return path, *sum_and_limit(self.model, path)
 
     def _walk(self, limit: Limit, least: Array, move: int, seconds: float) -> Path:
         """The path behind the move that reached the start of the network, in pipeline order."""
@@ -170,9 +209,9 @@ class LeastSum:
             first = last
 
 
-def minimise_step(search: LeastSum) -> tuple[list[Path], float] | None:
-    """(paths of falling step time, a proven lower bound of it); None where no plan is feasible."""
-    total, order = search.model.total, count()
+def minimise_step(model: StepModel, search: LeastSum) -> tuple[list[Path], float] | None:
+    """(paths of falling step time, a proven lower bound of it), where `search` is by `model`; None where no plan is."""
+    total, order = model.total, count()
     found = search.below(inf)
     if found is None:
         return None
@@ -180,7 +219,7 @@ def minimise_step(search: LeastSum) -> tuple[list[Path], float] | None:
     paths, best = [path], total(least, limit)
     # (bound of the best plan inside, order, lowest and highest limit inside, least sum that a plan inside can have)
     open_ = [(total(least, 0.0), next(order), 0.0, limit, least)]
-    evaluations, size = 1, len(search.moves.source) * len(search.model.works.cuts) ** 2
+    evaluations, size = 1, len(search.moves.source) * len(model.works.cuts) ** 2
     most = min(max(MIN_EVALUATIONS, BUDGET // size), MAX_EVALUATIONS)
     while open_ and open_[0][0] < best * (1 - 1e-12) and evaluations < most:
         _, _, low, high, least = heapq.heappop(open_)

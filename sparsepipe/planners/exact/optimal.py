@@ -1,8 +1,10 @@
 """The optimal planner: exact search over cuts, device groups, orders and shares, with a proven lower bound."""
 
 from dataclasses import dataclass, replace
+from math import inf
 
 from ...errors import InputError
+from ...fields import shown
 from ...forecast import steady_rate
 from ...plan import Estimate, Plan, StageEstimate
 from ...simulator import simulate
@@ -13,19 +15,21 @@ from .chain_search import Path
 from .deeper_warmup import deepened
 from .graph_search import StageEnds, nothing_fits, over_sets
 from .listed_cuts import ListedCuts
+from .min_latency import least_latency
 from .min_period import minimise_period
-from .min_step_time import LeastSum, StepModel, minimise_step
+from .min_step_time import LeastSum, StepModel, minimise_step, sum_and_limit
 from .relaxed_bound import is_close, relaxed_bound
 from .search_space import Rules, Space, branching_space, merged, spaces
 from .stage_cost_tables import StageModel
 
 CONTIGUOUS = "dnn-partitioning"
+OBJECTIVES = PERIOD, LATENCY = ("period", "latency")
 COST_MODELS = ("default", "published", CONTIGUOUS)
 
 
 @dataclass(frozen=True)
 class Optimal:
-    """Minimise the period (asynchronous schedules) or the step time (those that flush).
+    """Minimise the period (asynchronous schedules) or the step time (those that flush), or the latency of inference.
 
     Searched: every cut of the graph, replication by any devices, types in any order along the pipeline, mixed types in
     one stage with shares in proportion to their speeds, devices left unused (unless `all_devices`), within each
@@ -36,6 +40,9 @@ class Optimal:
     "dnn-partitioning" by that of published/contiguous.py: no replicas, transfers added to a stage's load.
     `quick`: where cuts are too many to search, look at those along an order of the layers alone, which takes a tenth of
     a second, not some; the plan may be slower, and the gap wider.
+    `objective="latency"` plans for inference, forwards alone: the least time from an input to its output whose period
+    is at most `period_at_most` seconds, any where it is not given (min_latency.py). Its estimate is that of inference,
+    and the gap that of the latency.
     `rescore`: simulate so many of the best plans found and take the fastest; the gap then counts from the best period.
     """
 
@@ -44,6 +51,8 @@ class Optimal:
     activation_compression_ratio: float | None = None  # of the published cost model; None: transfers are free
     rescore: int = 1
     quick: bool = False
+    objective: str = PERIOD
+    period_at_most: float | None = None
     name = "optimal"
 
     def __post_init__(self) -> None:
@@ -51,11 +60,30 @@ class Optimal:
             raise InputError(f"cost model {self.cost_model!r} is unknown, expected one of {', '.join(COST_MODELS)}")
         if self.rescore < 1:
             raise InputError(f"rescore {self.rescore}: expected how many plans to simulate, 1 or more")
+        self._check_objective()
+
+    def _check_objective(self) -> None:
+        """Raise InputError for an unknown objective, and where another option does not go with it."""
+        if self.objective not in OBJECTIVES:
+            raise InputError(f"objective {self.objective!r} is unknown, expected one of {', '.join(OBJECTIVES)}")
+        if self.objective == PERIOD:
+            if self.period_at_most is not None:
+                raise InputError(f"period_at_most goes with objective {LATENCY!r}: the period is as short as can be")
+            return
+        if self.period_at_most is not None and not (
+            isinstance(self.period_at_most, (int, float)) and 0 < self.period_at_most < inf
+        ):
+            raise InputError(f"period_at_most is {shown(self.period_at_most)}, expected seconds above 0")
+        for name in ("cost_model", "all_devices", "activation_compression_ratio", "rescore"):
+            if getattr(self, name) != getattr(type(self), name):
+                raise InputError(f"{name} means nothing to objective {LATENCY!r}: leave it out")
 
     def plan(self, problem: Problem) -> Plan:
         """Raises InputError where no plan fits into memory."""
         if self.cost_model == CONTIGUOUS:
             return contiguous_plan(problem, self.name)
+        if self.objective == LATENCY:
+            return least_latency(problem, self.period_at_most, self.name)
         found, bound = self._search(problem)
         found.sort(key=lambda one: one.value)
         plans = [self._plan(problem, one, bound) for one in found[: self.rescore]]
@@ -99,11 +127,11 @@ class Optimal:
             paths = minimise_period(ends, space.moves, memory=space.memory, all_devices=self.all_devices)
             return [Found(space, path, model.period(path)) for path in paths], model.period(paths[-1])
         steps = StepModel.of(problem, model)
-        answer = minimise_step(LeastSum(steps, space.moves, model.cuts.follows, space.memory))
+        answer = minimise_step(steps, LeastSum(steps, space.moves, model.cuts.follows, space.memory))
         assert answer is not None
         paths, bound = answer
         count = 1 if problem.rules.one_minibatch_at_a_time else problem.num_microbatches
-        return [Found(space, path, steps.total(*steps.value(path)) / count) for path in paths], bound / count
+        return [Found(space, path, steps.total(*sum_and_limit(steps, path)) / count) for path in paths], bound / count
 
     def _with_listed_cuts(self, problem: Problem, found: list["Found"]) -> tuple[list["Found"], float]:
         """More paths, over the best of all cuts where these can be listed, and a bound; where not all were searched."""

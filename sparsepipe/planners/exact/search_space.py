@@ -10,7 +10,7 @@ from ...cluster import Cluster, Link, Node
 from ...costs import Array
 from ..base import Problem
 from ..cuts import Cuts, least_payload_order
-from ..device_groups import DeviceClass, DeviceGroups, device_classes
+from ..device_groups import MAX_SHARE, DeviceClass, DeviceGroups, device_classes
 from .chain_search import Moves, all_moves, slice_moves
 from .listed_cuts import ListedCuts
 from .memory_limits import MemoryRule, memory_rule
@@ -23,6 +23,9 @@ MAX_SERVERS = 8  # of the published model, where any set of them may form a stag
 CHAIN_BUDGET = 400_000  # moves
 SETS_BUDGET = 40_000_000  # moves × cuts × chains
 STEP_BUDGET = 30_000_000  # moves × cuts²
+LATENCY_BUDGET = 100_000_000  # the same, searched once
+MAX_RATIOS = 200_000  # groups × ratios of shares
+_FEW = 5000  # cuts²: with fewer a move takes no less time
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,10 @@ class Space:
 
 
 def spaces(problem: Problem, rules: Rules) -> Iterator[Space]:
-    """The complete space where it can be searched in seconds; else several restricted ones, each within the budget."""
+    """The complete space where it can be searched in seconds; else several restricted ones, each within the budget.
+
+    Of a problem that is `forward_only` it has every ratio of the shares of unlike replicas, too.
+    """
     classes = device_classes(problem.cluster)
     prices = class_prices(problem, classes)
     cuts = Cuts.of(problem.table, problem.layers, limit=MAX_CUTS)
@@ -69,7 +75,9 @@ def spaces(problem: Problem, rules: Rules) -> Iterator[Space]:
         if rules.published and 1 < len(groups.nodes) <= MAX_SERVERS:
             more, like = groups.with_servers()
             moves, groups = moves.doubled(like, len(groups)), more
-        yield Space.of(problem, rules, cuts, groups, moves, complete=True)
+        wider = _with_every_share(problem, rules, cuts, groups, moves) if problem.forward_only else (groups, moves)
+        groups, moves = wider or (groups, moves)
+        yield Space.of(problem, rules, cuts, groups, moves, complete=wider is not None)
         return
     candidates = [cuts, *(Cuts.along(problem.table, order) for order in _orders(problem))]
     some_cuts = {one.masks: one for one in reversed(candidates)}.values()
@@ -104,8 +112,23 @@ def branching_space(problem: Problem, rules: Rules, searched: Space, listed: Lis
     return None
 
 
+def _with_every_share(
+    problem: Problem, rules: Rules, cuts: Cuts, groups: DeviceGroups, moves: Moves
+) -> tuple[DeviceGroups, Moves] | None:
+    """The groups and moves with every ratio of the shares of unlike replicas; None where that is too much."""
+    if len(groups) * MAX_SHARE ** len(groups.types) > MAX_RATIOS:
+        return None
+    more, like = groups.with_shares()
+    num_moves = len(moves.source) + int(np.bincount(moves.group)[like].sum())
+    if len(like) * len(moves.source) > SETS_BUDGET or not _fits(problem, rules, cuts, num_moves):
+        return None
+    return more, moves.doubled(like, len(groups))
+
+
 def _fits(problem: Problem, rules: Rules, cuts: Cuts, num_moves: int) -> bool:
     """Whether a search of this size takes seconds only."""
+    if problem.forward_only:
+        return num_moves * max(len(cuts) ** 2, _FEW) <= LATENCY_BUDGET
     if problem.synchronous and not rules.published:
         return num_moves * len(cuts) ** 2 <= STEP_BUDGET
     limited = any(kind.memory_bytes < float("inf") for kind in problem.cluster.device_types)

@@ -40,6 +40,15 @@ class StageModel:
         weights = self.weight_rates[group] * (self.weights[last] - self.weights[first])
         return spans.max(axis=0) + weights + self.fixed[group]
 
+    def every(self, group: int) -> Array:
+        """Seconds of a stage on a group from every cut (row) to every cut (column), [S, S]; most are no stages."""
+        spans = np.zeros((len(self.cuts), len(self.cuts)))
+        for rate, times in zip(self.rates[group], self.times, strict=True):
+            if rate:
+                np.maximum(spans, rate * (times[None, :] - times[:, None]), out=spans)
+        weights = self.weight_rates[group] * (self.weights[None, :] - self.weights[:, None])
+        return spans + weights + self.fixed[group]
+
     def along(self, cuts: Index) -> "StageModel":
         """These cuts alone."""
         return replace(
@@ -88,9 +97,9 @@ def default_model(problem: Problem, cuts: Cuts, groups: DeviceGroups) -> StageMo
     minibatches = problem.num_microbatches if problem.synchronous else groups.rounds  # of an update
     update = np.array([table.update_rates[name] for name in groups.types])
     slowest = np.where(groups.shares > 0, update, 0.0).max(axis=1)
-    ring = 2 * (groups.sizes - 1) / minibatches
+    ring = 2 * (groups.sizes - 1) / minibatches * (not problem.forward_only)  # inference averages nothing
     forward, backward = (sizes[:, 0] for sizes in cuts.payloads(table))
-    busiest = np.maximum(forward, backward)
+    busiest = forward if problem.forward_only else np.maximum(forward, backward)
     links = [*(node.link for node in groups.nodes), network]
     return StageModel(
         cuts,

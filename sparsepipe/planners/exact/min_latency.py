@@ -1,0 +1,151 @@
+"""The plan for inference of least latency at a required pace: forwards alone, the least sum below a limit of time.
+
+An input goes through every stage, on one of its replicas, and over every boundary: its latency is the sum of the
+stages' forwards, each on the stage's slowest type, and of the transfers. The pace asks that no stage, with its shares,
+and no busiest port of a boundary takes longer than the period. So the best plan is a shortest path over (devices used,
+cut), as for schedules that flush with one limit (min_step_time.py).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import inf, nextafter
+
+import numpy as np
+
+from ...costs import Array
+from ...errors import InputError
+from ...plan import Plan
+from ..base import Problem
+from ..cuts import Index
+from ..forward_estimate import forward_estimate
+from .chain_search import Path
+from .graph_search import StageEnds, nothing_fits, over_sets
+from .latency_bound import latency_bound
+from .listed_cuts import ListedCuts
+from .min_period import minimise_period
+from .min_step_time import LeastSum, sum_and_limit
+from .search_space import Rules, Space, branching_space, spaces
+from .stage_cost_tables import StageModel
+
+_ROUNDING = 1e-12  # of a pace that is the period of a plan, added up in another order
+
+
+@dataclass(frozen=True, eq=False)
+class LatencyModel:
+    """What stages and boundaries add to the latency; what they limit is the period."""
+
+    works: StageModel
+    latencies: StageModel
+    crossing: Array  # [links, S]: a transfer forwards
+
+    @classmethod
+    def of(cls, problem: Problem, model: StageModel) -> "LatencyModel":
+        """Derive it from the model of a problem that is `forward_only`."""
+        groups, none = model.groups, np.zeros(len(model.groups))
+        latencies = replace(model, rates=(groups.shares > 0).astype(float), weight_rates=none, fixed=none)
+        forward, _ = model.cuts.payloads(problem.table)
+        links = [*(node.link for node in groups.nodes), problem.cluster.network]
+        crossing = np.stack([link.latency + forward[:, 0] / link.bandwidth for link in links])
+        return cls(model, latencies, crossing)
+
+    def limit(self, group: int | Index, first: int | Index, last: int | Index) -> Array:
+        return self.works.seconds(group, first, last)
+
+    def limits(self, group: int) -> Array:
+        return self.works.every(group)
+
+    def first_weight(self, group: int) -> float:
+        return 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class _Found:
+    """A path of a space, and its latency."""
+
+    space: Space
+    path: Path
+    latency: float
+
+
+def least_latency(problem: Problem, period_at_most: float | None, planner: str) -> Plan:
+    """Return the plan of least latency whose period, forwards alone, is at most `period_at_most` seconds.
+
+    Its estimate is that of inference. Raises InputError where no plan keeps that pace, or none fits into memory.
+    """
+    if problem.recompute:
+        raise InputError("recompute saves memory for backwards, of which inference has none: leave it out")
+    problem = replace(problem, forward_only=True)
+    pace = inf if period_at_most is None else period_at_most
+    bound, best, first, refused, proven = latency_bound(problem, pace), None, None, "", False
+    for space in _spaces(problem):
+        if reason := _refusal(space):
+            refused = reason
+            continue
+        first = first or space
+        found = _search(problem, space, pace)
+        if found and (best is None or found.latency < best.latency):
+            best = found
+        if space.complete:
+            bound, proven = found.latency if found else bound, True
+        if proven or (best and best.latency <= bound * (1 + 1e-9)):
+            break
+    if best is None:
+        raise InputError(_too_slow(first, pace, proven=proven) if first else refused or _TOO_LARGE)
+    return _plan(problem, best, bound, planner)
+
+
+_TOO_LARGE = "the network and the cluster are too large to plan; use fewer devices"
+
+
+def _spaces(problem: Problem) -> Iterator[Space]:
+    """The spaces to search, the last with the best of all cuts where these are too many to search but can be listed."""
+    space = None
+    for space in spaces(problem, Rules()):
+        yield space
+    if space and not space.complete and not space.model.cuts.complete and (listed := ListedCuts.of(problem)):
+        more = branching_space(problem, Rules(), space, listed)
+        if more:
+            yield more
+
+
+def _refusal(space: Space) -> str:
+    """Return why no plan of a space fits into memory; empty where one does."""
+    if space.memory is None:
+        return ""
+    ends = StageEnds(space.model)
+    fits = over_sets(ends, space.moves, inf, memory=space.memory)
+    return "" if fits else nothing_fits(ends, space.moves, space.memory, False)
+
+
+def _search(problem: Problem, space: Space, pace: float) -> _Found | None:
+    """The path of least latency of a space; None where none keeps the pace."""
+    model = LatencyModel.of(problem, space.model)
+    search = LeastSum(model, space.moves, space.model.cuts.follows, space.memory)
+    found = search.below(nextafter(pace * (1 + _ROUNDING), inf))  # what is asked for is below it
+    return _Found(space, found[0], sum_and_limit(model, found[0])[0]) if found else None
+
+
+def _too_slow(space: Space, pace: float, *, proven: bool) -> str:
+    paths = minimise_period(StageEnds(space.model), space.moves, memory=space.memory)
+    shortest = min(space.model.period(path) for path in paths)
+    known = "the shortest period is" if proven else "the shortest period found is"
+    return (
+        f"no plan has a period of {pace * 1e3:g} ms or less, forwards alone: {known} {shortest * 1e3:.6g} ms on these "
+        "devices; allow a longer one (--period-at-most), or use more devices"
+    )
+
+
+def _plan(problem: Problem, found: _Found, bound: float, planner: str) -> Plan:
+    model, taken, stages = found.space.model, set[int](), []
+    for group, first, last in found.path:
+        ranks, shares = model.groups.ranks(group, taken)
+        taken.update(ranks)
+        stages.append(problem.stage(model.cuts.between(first, last), ranks, shares))
+    total = len(problem.cluster.devices)
+    unused = f"{total - len(taken)} of {total} devices stay unused: no input is sooner done with them"
+    plan = problem.plan(stages, planner, [unused] if len(taken) < total else [])
+    expected = forward_estimate(plan, problem)
+    assert expected.latency_seconds is not None
+    proven = bound >= expected.latency_seconds * (1 - 1e-9)
+    lower = expected.latency_seconds if proven else bound
+    return replace(plan, estimate=replace(expected, latency_lower_bound_seconds=lower))
