@@ -138,6 +138,27 @@ def test_profile_writes_a_graph_txt_that_plan_reads(tmp_path, capsys):
     assert code == 0 and {id for stage in json.loads(printed)["stages"] for id in stage["layers"]} == ids
 
 
+def test_plan_for_inference(profile, capsys):
+    machines = ("--profile", profile, "--devices", 2, "--bandwidth", 1e9)
+    code, out, _ = run("plan", *machines, "--objective", "latency", "--json", capsys=capsys)
+    document = json.loads(out)
+    assert code == 0 and document["gap"] == 0
+    assert document["latency_seconds"] == document["latency_lower_bound_seconds"] > 0
+    pace = document["latency_seconds"] / 2
+    words = ("plan", *machines, "--objective", "latency", "--period-at-most")
+    code, out, _ = run(*words, pace, "--json", capsys=capsys)
+    assert code == 0 and json.loads(out)["period_seconds"] <= pace * (1 + 1e-9)
+    for given, told in (
+        ((*words, pace * 0.9), "no plan has a period of"),
+        (("plan", *machines, "--period-at-most", 1), "period_at_most goes with objective 'latency'"),
+        ((*words, 1, "--planner", "pipedream", "--planner", "optimal"), "with several planners"),
+        ((*words, 1, "--planner", "pipedream"), "means nothing to planner pipedream"),
+        ((*words, 1, "--pipelines", 2), "leave out pipelines"),
+    ):
+        code, _, said = run(*given, capsys=capsys)
+        assert code == 2 and told in said and said.count("\n") == 1
+
+
 def test_plan_and_simulate(tmp_path, profile, capsys):
     machines = ("--profile", profile, "--devices", 2, "--bandwidth", 1e9)
     code, out, _ = run("plan", *machines, "--out", tmp_path / "plan.json", "--json", capsys=capsys)

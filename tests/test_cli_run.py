@@ -10,6 +10,7 @@ import subprocess
 import sys
 from typing import get_type_hints
 
+import numpy as np
 import pytest
 from command_line import sparsepipe
 
@@ -175,6 +176,29 @@ def test_run_offers_what_its_settings_take() -> None:
     kinds = {name: hint.__metadata__[0] for name, hint in get_type_hints(RunConfig, include_extras=True).items()}
     chosen = {name: kind.names for name, kind in kinds.items() if isinstance(kind, Choice)}
     assert chosen == {name: tuple(offered[name]) for name in chosen}
+
+
+@pytest.mark.slow
+def test_outputs_are_computed_from_a_run_and_bad_words_are_told(plan, shapes, tmp_path):
+    code, _, errors = process(*run(plan, shapes, tmp_path / "run"))
+    assert code == 0, errors
+    words = ["run", "--forward-only", tmp_path / "run"]
+    code, out, errors = process(*words, "--run-dir", tmp_path / "out", "--json")
+    assert code == 0, errors
+    told = json.loads(out)
+    assert told["samples"] == 6 and 0 < told["latency_seconds"]["median"] <= told["latency_seconds"]["p95"]
+    assert told["samples_per_second"] > 0 and told["validation"]["accuracy"] >= 0
+    with np.load(told["predictions"]) as found:
+        assert found["outputs"].shape == (6, 3) and found["sample"].tolist() == list(range(6))
+    for more, expected in (
+        (["--resume", tmp_path / "run"], "leave out --resume"),
+        (["--replan", "live"], "leave out --replan"),
+        (["--launcher", "slurm"], "this machine alone"),
+    ):
+        code, _, errors = process(*words, *more)
+        assert code == 2 and len(errors) == 1 and expected in errors[0]
+    code, _, errors = process("run", plan, "--forward-only", tmp_path / "none")
+    assert code == 2 and len(errors) == 1 and "no such folder" in errors[0]
 
 
 @pytest.mark.slow

@@ -66,6 +66,13 @@ def run(verb: Parser) -> None:
         help="for --replan predicted (or epoch): of this machine, as interference measure --predictor writes it",
     )
     run_dir_option(verb)
+    verb.add_argument(
+        "--forward-only",
+        type=Path,
+        metavar="CHECKPOINT",
+        help="train nothing: compute the outputs for the validation split with the weights of a checkpoint, or of the "
+        "newest of a run, and write predictions.npz; what is not given is as in that run",
+    )
     verb.add_argument("--resume", type=Path, metavar="DIR", help="go on from the last checkpoint of this run")
 
 

@@ -41,6 +41,7 @@ from .drift import DriftLines, drift_answer
 from .driver_run import filled
 from .follow_run import RunFollower
 from .for_slurm import for_slurm
+from .forward_only import inference_text, trained_by
 from .output import Answer, cell, progress_line, table
 from .profile_and_cluster import profile_and_cluster
 
@@ -55,7 +56,10 @@ def run(options: argparse.Namespace) -> Answer:
     of_driver = driver.cluster() if driver else None
     cluster = load_cluster(named) if (named := _cluster_file(options)) else of_driver
     launcher = options.launcher or default_launcher(cluster)
+    record: RunRecord | None
     if options.resume:
+        if options.forward_only:
+            raise InputError("--forward-only computes outputs anew: leave out --resume")
         record = RunRecord.load(options.resume)
         settings, folder = dict(record.config), record.folder
         if options.run_dir and options.run_dir.resolve() != folder.resolve():
@@ -64,13 +68,15 @@ def run(options: argparse.Namespace) -> Answer:
                 "out --run-dir, or copy the folder and resume the copy"
             )
     else:
+        record = trained_by(options) if options.forward_only else None
+        settings = dict(record.config) if record else {}
         for name in ("plan", "model", "data"):
-            if not getattr(options, name):
+            if not getattr(options, name) and record is None:
                 raise InputError(f"no {name}: sparsepipe run PLAN --model M --data D, or --resume DIR")
         parent = driver.folder if driver and driver.folder else _RUNS
-        settings, folder = {}, options.run_dir or _new_run_dir(options.model, parent)
-    config = settings_of(options, before=settings if options.resume else None)
-    chosen = _load_plan(options.plan, lambda: layer_graph(config)) if options.plan else record.plan
+        folder = options.run_dir or _new_run_dir(options.model or settings["model"], parent)
+    config = settings_of(options, before=settings if record else None)
+    chosen = record.plan if record and not options.plan else _load_plan(options.plan, lambda: layer_graph(config))
     if driver and isinstance(chosen, Plan):
         chosen = driver.planned(chosen)
     for text in chosen.warnings:
@@ -84,6 +90,7 @@ def run(options: argparse.Namespace) -> Answer:
     profile, cluster = _held_against(options, chosen, cluster)
     where = {"port": options.port, "detach": options.detach or None, "replication": options.replication}
     where |= {"replan": options.replan, "tell": progress_line, "predictor": _predictor(options)}
+    where |= {"forward_only": options.forward_only}
     where = {key: value for key, value in where.items() if value is not None}
     where |= {"launcher": launcher, "profile": profile, "cluster": cluster}
     sinks = _sinks(options)
@@ -420,10 +427,11 @@ def _run_row(record: RunRecord) -> dict[str, Any]:
 def _summary_text(summary: dict[str, Any]) -> str:
     validation = summary.get("validation") or {}
     accuracy = f", validation accuracy {validation['accuracy']:.1%}" if "accuracy" in validation else ""
-    return (
+    text = (
         f"{one_line(summary['run_dir'])}: {summary['minibatches']} minibatches at "
         f"{summary['samples_per_second']:.1f} samples/s{accuracy}"
     )
+    return text + inference_text(summary)
 
 
 VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {

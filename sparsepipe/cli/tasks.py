@@ -41,6 +41,8 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "plan --profile TITAN=titan.json --profile RTX=rtx.json --server-file servers.txt --planner optimal",
         "plan --profile work/profile.json --cluster cluster.toml --planner optimal --planner pipedream",
         "plan --profile work/profile.json --devices 4 --devices 2 --bandwidth 12GB/s --bandwidth 1.25GB/s",
+        "plan --profile TITAN=titan.json --profile RTX=rtx.json --cluster cluster.toml --objective latency "
+        "--period-at-most 0.02 --out work/inference.json",
         "plan --profile work/profile.json --devices 8 --pipelines 4 --replication quorum:grace=0.05 --out work/p.json",
     ),
     "simulate": (
@@ -57,6 +59,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "run work/plan.json --model net.py:build --data path/data.py:digits --batch-size 32 --epochs 4 --detach",
         "run --resume runs/first --epochs 4 --log tensorboard work/tensorboard",
         "run driver_configs/vgg16_4pipedream.yml",
+        "run work/inference.json --forward-only runs/first",
     ),
     "replay": ("replay work/plan.json --profile work/profile.json --cluster cluster.toml --minibatches 64",),
     "runs list": ("runs list", "runs list --folder runs --json"),

@@ -63,9 +63,15 @@ def launch(
     Several pipelines train copies of one network by the rule `replication`, that of the plan unless given, such as
     "partial-reduce:wait=0.1". `stragglers` makes ranks slow, or kills them, such as "slow:rank=1,factor=4".
     `campaign` names the runs that this one is made to be compared with (record/campaigns.py); it is kept in the record.
+    `forward_only=CHECKPOINT`, or the folder of a run: nothing is trained; the validation split goes through the stages
+    forwards alone, and the network's outputs are written to predictions.npz there: `outputs` [rows, …], a row a sample,
+    or a voxel where voxels have classes, in the data's order; `predictions` [rows], the class or word that is largest;
+    `sample` [rows]. The summary has samples a second, and minibatches' latencies (median, p95).
     `resume` goes on from the newest checkpoint in `run_dir`, under the same plan or another. `options` are the
     launcher's own. Raises InputError for a plan, a folder or an option that cannot be used, before anything is started.
     """
+    if options.get("forward_only") is not None and launcher != _HERE:
+        raise InputError(f"forward_only runs on this machine alone, by launcher {_HERE!r}: leave out {launcher!r}")
     if stragglers is not None:
         config = config.replace(stragglers=stragglers if isinstance(stragglers, str) else str(stragglers))
     return _launcher(launcher).launch(

@@ -17,10 +17,12 @@ from ..record import Origin, RunRecord
 from ..record.plans import begin_plan
 from ..replication import rule_text
 from ..runtime import RunConfig, commands
+from ..runtime.forward_only import write_forward_only
 from ..runtime.plan_fit import check_fits
 from ..runtime.workloads import check_launch
 from ..stragglers import Stragglers
 from ..workload_facts import workload_facts
+from .inference import find_checkpoint, inference_config
 from .lock import hold, is_held
 
 
@@ -33,12 +35,19 @@ def prepare(
     profile: Profile | None = None,
     cluster: Cluster | None = None,
     campaign: str | None = None,
+    forward_only: Path | str | None = None,
 ) -> tuple[RunRecord, int]:
     """Write the plan, the settings and their origin for the workers; return the record and its lock (see `lock.hold`).
 
+    `forward_only`: the checkpoint, or the run, whose weights to compute outputs with; nothing is trained.
     Raises InputError where the plan cannot run or the folder is another run's.
     """
+    if forward_only is not None:
+        if resume:
+            raise InputError("forward_only computes outputs anew: leave out resume, or forward_only")
+        config = inference_config(config)
     config = checked(plan, config, profile=profile, cluster=cluster)
+    weights = find_checkpoint(forward_only, plan, config) if forward_only is not None else None
     if config.stragglers is not None:
         Stragglers.parse(config.stragglers).check(len(plan.ranks))
     folder = Path(run_dir).resolve()
@@ -47,6 +56,8 @@ def prepare(
     try:
         is_new = not (resume and (folder / "plan.json").exists())
         record = written(folder, plan, config, resume=resume, profile=profile, cluster=cluster, campaign=campaign)
+        if weights:
+            write_forward_only(folder, weights)
         if is_new:
             note_concurrent_runs(record)
         return record, lock

@@ -104,12 +104,12 @@ class DeviceGroups:
         for group, own in enumerate(self.shares.tolist()):
             kinds = [kind for kind, share in enumerate(own) if share]
             for options in product(range(1, MAX_SHARE + 1), repeat=len(kinds)):
-                shares = [0] * len(own)
+                other = [0] * len(own)
                 for kind, share in zip(kinds, options, strict=True):
-                    shares[kind] = share
-                if gcd(*options) == 1 and shares != own:
+                    other[kind] = share
+                if gcd(*options) == 1 and other != own:
                     like.append(group)
-                    added.append(shares)
+                    added.append(other)
         every = np.concatenate([np.arange(len(self)), np.array(like, dtype=np.intp)])
         shares = np.concatenate([self.shares, np.array(added, dtype=np.intp).reshape(-1, len(self.types))])
         more = replace(self, counts=self.counts[every], shares=shares, placement=self.placement[every])

@@ -35,16 +35,20 @@ def launch(
     campaign: str | None = None,
     port: int | None = None,
     detach: bool = False,
+    forward_only: Path | str | None = None,
 ) -> FollowedJob:
     """Start the workers of `plan` on this machine, over the loopback interface alone.
 
     `port`: rendezvous through a TCPStore at this port; without one it is a FileStore, and every port in use is chosen
     by the system. The store at a port asks for no secret: leave it out where others have accounts on this
-    machine. `detach`: the job outlives this process; `attach` finds it again.
+    machine. `detach`: the job outlives this process; `attach` finds it again. `forward_only`: a checkpoint, or a run
+    of which the newest: nothing is trained, and the network's outputs for the validation split are written.
     Raises InputError for a port that cannot be had, more threads than there are cores, and more workers than there is
     memory for.
     """
     if isinstance(plan, Pipelines):
+        if forward_only is not None:
+            raise InputError("forward_only goes with a plan of one pipeline; each of several has the whole network")
         if port is not None:
             raise InputError("a port goes with one pipeline: several choose theirs by themselves; leave it out")
         return launch_pipelines(
@@ -62,7 +66,14 @@ def launch(
     check_workers(len(plan.ranks))
     check_current_folder()
     record, lock = prepare(
-        plan, config, run_dir=run_dir, resume=resume, profile=profile, cluster=cluster, campaign=campaign
+        plan,
+        config,
+        run_dir=run_dir,
+        resume=resume,
+        profile=profile,
+        cluster=cluster,
+        campaign=campaign,
+        forward_only=forward_only,
     )
     options = ["--run-dir", str(record.folder), *(["--resume"] if resume else [])]
     options += ["--port", str(port)] if port is not None else []

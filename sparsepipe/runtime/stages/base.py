@@ -169,6 +169,10 @@ class StageRunner(Protocol):
         """
         ...
 
+    def result(self, outputs: Mapping[str, Any]) -> Any:
+        """Return the network's output as its forward gives it; of sparse tensors the rows."""
+        ...
+
     def unpack_output_gradients(self, flight: InFlight, packet: Packet) -> list[Tensor]:
         """Return the gradients of `flight.outputs` that came back, each in its output's shape.
 

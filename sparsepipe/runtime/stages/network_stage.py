@@ -167,10 +167,16 @@ class NetworkStage:
         detailed: bool = False,
         weights: Sequence[float] | None = None,
     ) -> tuple[Tensor, Outcome]:
-        output = self.module.result(outputs)
-        if self._judges_rows or (is_sparse(output) and not isinstance(self._loss, UserLoss)):
-            output = self.engine.features(output) if self._per_voxel else self.engine.rows(output)
+        own = self.module.result(outputs)
+        whole = is_sparse(own) and isinstance(self._loss, UserLoss)
+        output = own if whole else self.result(outputs)
         return self._loss(output, labels, samples=samples, detailed=detailed, weights=weights)
+
+    def result(self, outputs: Mapping[str, Any]) -> Any:
+        output = self.module.result(outputs)
+        if self._judges_rows or is_sparse(output):
+            return self.engine.features(output) if self._per_voxel else self.engine.rows(output)
+        return output
 
     def backward(
         self, flight: InFlight, gradients: Sequence[Tensor | None], *, scale: float = 1.0

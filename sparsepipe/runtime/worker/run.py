@@ -15,6 +15,7 @@ from ...record.plans import went_back
 from ...record.trace_file import bytes_of_rank
 from ...schedule import compile_until_steady
 from ..config import RunConfig
+from ..forward_only import checkpoint_of
 from ..processes.identity import Identity
 from ..processes.process import Process
 from ..rendezvous.store import KeyedStore
@@ -41,7 +42,7 @@ def run(
     resume: bool = False,
     workload: Workload | None = None,
 ) -> None:
-    """Run this process's rank of `plan` to its end, with its record in `run_dir`.
+    """Run this process's rank of `plan` to its end, with its record in `run_dir`: of forwards alone if that says so.
 
     `workload` is what `config` names unless given. With `resume` it goes on from the newest checkpoint, from the start
     where there is none.
@@ -52,6 +53,12 @@ def run(
     identity, timeout = Identity.from_environment(), config.timeout_seconds
     check_ranks(plan, identity.world_size)
     with joined(identity, run_dir=run_dir, device=config.device, threads=config.threads, timeout=timeout) as process:
+        if weights := checkpoint_of(run_dir):
+            from .inference import infer  # a run that trains needs none of it
+
+            origin = _origin(run_dir, process)
+            infer(process, run_dir, plan, config, workload=workload, weights=weights, origin=origin)
+            return
         member = None
         if identity.pipeline is not None:
             from .member import Member  # a run of one pipeline needs none of it

@@ -18,7 +18,8 @@ from ..workloads.base import Workload
 from .epoch_parts import Averaged
 
 # Kinds of tensors that are none of an optimizer's; the last three are an average's between pipelines.
-_NOT_OF_OPTIMIZERS = ("weight:", "buffer:", "outer:", "outer_velocity:", "outer_version:")
+_OF_NETWORKS = ("weight:", "buffer:")
+_NOT_OF_OPTIMIZERS = (*_OF_NETWORKS, "outer:", "outer_velocity:", "outer_version:")
 
 
 class WeightsNotFinite(RuntimeError):
@@ -87,6 +88,13 @@ class StageReplica:
         own = checkpoint.as_tensor_map(self.weights.newest.tensors, {}, self._beside_weights())
         found.check_shapes(tensors, own)
         self.load_tensors(tensors)
+
+    def load_weights(self, found: checkpoint.Checkpoint) -> None:
+        """Take this stage's layers from a checkpoint without what an optimizer keeps of them: for inference."""
+        tensors = found.read(self.own.layers)
+        own = checkpoint.as_tensor_map(self.weights.newest.tensors, {}, self._beside_weights())
+        found.check_shapes(tensors, own)
+        self.load_tensors({key: tensor for key, tensor in tensors.items() if key.startswith(_OF_NETWORKS)})
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, adopt: bool = False) -> None:
         """Take this stage's layers from tensors named as in checkpoints, among which there may be others.

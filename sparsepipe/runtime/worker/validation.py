@@ -1,18 +1,28 @@
 """The validation split through the stages: forward only, the newest weights, running statistics."""
 
 from collections.abc import Mapping
+from typing import Any, Protocol
 
 import torch
 
 from ...losses import Tally
 from ...schedule import compile
+from ..stages.base import StageRunner
 from .context import WorkerContext
 from .feed import GivenFeed
 from .inputs import Inputs
 from .stage_replica import StageReplica
 
 
-def validate(context: WorkerContext, replicas: Mapping[int, StageReplica]) -> Tally:
+class Watcher(Protocol):
+    """Sees the minibatches of this rank's stages."""
+
+    def computed(self, runner: StageRunner, minibatch: int, start: float, outputs: Mapping[str, Any]) -> None:
+        """Take note of a forward that began at `start` and is done."""
+        ...
+
+
+def validate(context: WorkerContext, replicas: Mapping[int, StageReplica], *, watcher: Watcher | None = None) -> Tally:
     """Evaluate this rank's part of the validation split. Returns what its last stage found, if it has that.
 
     Packets may still be on their way then. Raises what reading, computing and waiting for other ranks raise.
@@ -34,6 +44,8 @@ def validate(context: WorkerContext, replicas: Mapping[int, StageReplica]) -> Ta
         targets = inputs[action.stage].take_targets(action) if runner.is_last else None
         start = recorder.begin("evaluate", m)
         size, outputs = runner.evaluate(received, replica.weights.newest, m)
+        if watcher:
+            watcher.computed(runner, m, start, outputs)
         if targets is not None:
             with torch.no_grad():
                 _, outcome = runner.loss(outputs, targets.labels, samples=len(batches[m]), detailed=True)

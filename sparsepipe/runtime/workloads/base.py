@@ -1,7 +1,7 @@
 """What every workload offers the worker: minibatches, who runs a stage on them, and what its loss reports."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -21,6 +21,13 @@ class Samples(Protocol):
         A thread calls it while the worker computes. Raises InputError for a file that cannot be read.
         """
         ...
+
+
+class Rows(NamedTuple):
+    """The network's output for a minibatch, in the order of the data."""
+
+    outputs: Tensor  # [rows, …]: a row a sample, or a voxel
+    samples: Tensor  # int64 [rows]: the sample that each is of
 
 
 class Workload(Protocol):
@@ -105,6 +112,13 @@ class Workload(Protocol):
 
     def labels(self, samples: Any, indices: Sequence[int], epoch: int) -> Tensor:
         """Return the labels of samples of a split, as the last stage's loss takes them."""
+        ...
+
+    def rows(self, samples: Any, indices: Sequence[int], output: Any) -> Rows:
+        """Return what the last stage's runner gives as `result` for samples of a split, row by row.
+
+        Raises InputError where the network has no row for each.
+        """
         ...
 
     def runner(self, plan: Plan, position: Position) -> StageRunner:

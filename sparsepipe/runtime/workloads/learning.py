@@ -13,15 +13,17 @@ from torch import Tensor
 from ... import data
 from ...digests import digest
 from ...engines import Engine
+from ...errors import InputError
 from ...fields import json_object
 from ...losses import Loss, Segmentation, Tally
+from ...losses.outputs import described, main_output
 from ...models.base import AnyNetwork
 from ...plan import Plan
 from ..config import RunConfig
 from ..stages.network_stage import NetworkStage
 from ..stages.position import Position
 from ..training_state.checkpoint import Checkpoint, without_prefix
-from .base import Samples
+from .base import Rows, Samples
 from .opening import Dataset, LearningTask, open_task
 
 _READ_AHEAD = 8  # minibatches that a process keeps for those of its readers that come later
@@ -184,9 +186,29 @@ class Learning:
         batch = samples.batch(indices, epoch=epoch)
         if not isinstance(batch, data.PointBatch) or not batch.per_voxel:
             return batch.target
+        return batch.labels[self._voxel_order(batch)]
+
+    def _voxel_order(self, batch: data.PointBatch) -> Tensor:
+        """Return which of a minibatch's voxels each row of the engine's tensor is, int64 [N]."""
         places = torch.arange(batch.num_voxels, dtype=torch.float32)[:, None]
-        order = self.engine.features(self.engine.tensor(replace(batch, features=places)))[:, 0].long()
-        return batch.labels[order]
+        return self.engine.features(self.engine.tensor(replace(batch, features=places)))[:, 0].long()
+
+    def rows(self, samples: Any, indices: Sequence[int], output: Any) -> Rows:
+        """Return the rows of samples, or of their voxels where these have classes, as the data set has them.
+
+        Raises InputError for a network whose output has no row for each.
+        """
+        found, numbers = main_output(output).cpu(), torch.tensor(tuple(indices), dtype=torch.int64)
+        if self._of_voxels:
+            batch = samples.batch(indices)
+            ordered = torch.empty_like(found)
+            ordered[self._voxel_order(batch)] = found
+            return Rows(ordered, numbers[batch.coordinates[:, 0].long()])
+        if not found.dim() or len(found) != len(numbers):
+            raise InputError(
+                f"the network gives {described(found)} for {len(numbers)} samples: expected a row for each"
+            )
+        return Rows(found, numbers)
 
     @cached_property
     def _all_labels(self) -> dict[str, Tensor]:

@@ -27,6 +27,7 @@ from ..training_state.checkpoint import Checkpoint
 from ..training_state.weights import Version
 from ..transport.emulated_links import Links
 from ..transport.packet import BACKWARD, FORWARD, Packet, Slot, boundary_id
+from .base import Rows
 
 _MINIBATCHES = 50  # of a replay that is not told how many
 
@@ -107,6 +108,9 @@ class Replay:
 
     def labels(self, samples: Any, indices: Sequence[int], epoch: int) -> Tensor:
         return torch.zeros(len(indices), dtype=torch.int64)
+
+    def rows(self, samples: Any, indices: Sequence[int], output: Any) -> Rows:
+        return Rows(output[: len(indices)], torch.tensor(tuple(indices), dtype=torch.int64))
 
     def scores(self, found: Checkpoint) -> dict[str, float]:
         return {}
@@ -197,6 +201,9 @@ class SleptStage:
         weights: Sequence[float] | None = None,
     ) -> tuple[Tensor, Outcome]:
         return torch.zeros(()), Outcome(0.0, samples, samples, 0)
+
+    def result(self, outputs: Mapping[str, Any]) -> Tensor:
+        return torch.zeros(0)  # nothing is computed
 
     def unpack_output_gradients(self, flight: InFlight, packet: Packet) -> list[Tensor]:
         return []

@@ -1,0 +1,38 @@
+"""`sparsepipe run --forward-only CHECKPOINT`: which run the checkpoint is of, and what is said at the end."""
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from ..display.markup import one_line
+from ..errors import InputError
+from ..launchers import SLURM
+from ..launchers.inference import run_of
+from ..record import RunRecord
+
+
+def trained_by(options: argparse.Namespace) -> RunRecord | None:
+    """Open the run whose checkpoint --forward-only names, None where that stands alone.
+
+    Raises InputError where there is none, and for options that go with training.
+    """
+    for name in ("replan", "replication", "straggler"):
+        if getattr(options, name):
+            raise InputError(f"--forward-only trains nothing: leave out --{name}")
+    if options.launcher == SLURM:
+        raise InputError(f"--forward-only runs on this machine alone: leave out --launcher {SLURM}")
+    if not options.forward_only.exists():
+        raise InputError(f"--forward-only {options.forward_only}: no such folder, expected a checkpoint's or a run's")
+    folder = run_of(options.forward_only)
+    return RunRecord.load(folder) if folder else None
+
+
+def inference_text(summary: Mapping[str, Any]) -> str:
+    """What the end of a run of forwards alone says besides its pace; nothing of one that trained."""
+    if "predictions" not in summary:
+        return ""
+    latency = summary["latency_seconds"]
+    return (
+        f", forwards alone: latency of a minibatch {latency['median'] * 1e3:.1f} ms (median), "
+        f"{latency['p95'] * 1e3:.1f} ms (95th percentile); {one_line(summary['predictions'])}"
+    )

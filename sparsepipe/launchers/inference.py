@@ -1,0 +1,41 @@
+"""What a run of forwards alone needs before its workers start: the checkpoint, and settings that go with it."""
+
+from pathlib import Path
+
+from ..errors import InputError
+from ..functions import short_name
+from ..plan import Plan
+from ..runtime import RunConfig
+from ..workload_facts import workload_facts
+
+
+def inference_config(config: RunConfig) -> RunConfig:
+    """Return the settings of a run of forwards alone. Raises InputError for an engine that computes no outputs."""
+    if not workload_facts(config.engine).trains:
+        raise InputError(f"engine {config.engine!r} computes nothing, so there are no outputs; leave out forward_only")
+    return config.replace(validate=True, checkpoint_every=0, max_restarts=0, stragglers=None)
+
+
+def find_checkpoint(given: Path | str, plan: Plan, config: RunConfig) -> Path:
+    """Return the folder of a checkpoint: of a run's folder its newest one.
+
+    Raises InputError where there is none, or it is of another network.
+    """
+    # Here: it brings torch, for which nobody else who launches need wait.
+    from ..runtime.training_state import checkpoint
+
+    folder = Path(given).resolve()
+    if (folder / "plan.json").exists():
+        found = checkpoint.latest(folder)
+        if found is None:
+            raise InputError(f"{given}: this run has no checkpoint yet; name another, or let it end an epoch")
+    else:
+        found = checkpoint.load(folder)
+    found.check(model=short_name(config.model), layers=plan.layers)
+    return found.folder
+
+
+def run_of(given: Path) -> Path | None:
+    """Return the folder of the run that a checkpoint, or the folder itself, is of; None where it stands alone."""
+    folder = given.resolve()
+    return next((one for one in (folder, folder.parent.parent) if (one / "plan.json").exists()), None)

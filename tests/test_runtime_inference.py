@@ -1,0 +1,132 @@
+"""Forwards alone: a split through the stages gives what the uncut network gives, row by row, in the data's order."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from runtime_jobs import NORMED, Job, plan_of, run_jobs, settings, shapes
+from torch.func import functional_call
+
+from sparsepipe import InputError, data, launch
+from sparsepipe.engines import engine
+from sparsepipe.engines.subnetwork import Subnetwork
+from sparsepipe.launchers.inference import find_checkpoint
+from sparsepipe.models import network
+from sparsepipe.runtime.forward_only import PREDICTIONS, write_forward_only
+
+PLANS = {"alone": [[0]], "two": [[0], [1]], "replicas": [[0], [1, 2]], "three": [[0], [1], [2]]}
+SEGMENTED = "minkunet14a-segmentation-narrow"
+MODELS = {"classes": NORMED, "voxels": SEGMENTED}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Both networks trained for an epoch by two stages, then run by every plan from that checkpoint."""
+    folder = tmp_path_factory.mktemp("inference")
+    clouds, jobs = shapes(folder), []
+    for kind, model in MODELS.items():
+        config = settings(clouds, model=model, task="segmentation" if model == SEGMENTED else None, validate=True)
+        jobs.append(Job(kind, plan_of(model, [[0], [1]]), config))
+        for name, ranks in PLANS.items():
+            (folder / f"{kind}-{name}").mkdir()
+            write_forward_only(folder / f"{kind}-{name}", folder / kind / "checkpoints" / "minibatch-00000005")
+            adam = config.replace(optimizer="adam")  # what was trained by another optimizer is no matter
+            jobs.append(Job(f"{kind}-{name}", plan_of(model, ranks), adam))
+    found = run_jobs(folder, jobs)
+    return {job.name: (job, found[job.name]) for job in jobs}
+
+
+def predictions(result):
+    with np.load(result.folder / PREDICTIONS) as found:
+        return {name: found[name] for name in found.files}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("name", [name for name in PLANS if name != "alone"])
+def test_every_plan_gives_what_one_process_gives_to_the_bit(runs, kind, name):
+    one, other = (predictions(runs[f"{kind}-{plan}"][1]) for plan in ("alone", name))
+    assert one.keys() == other.keys() == {"outputs", "predictions", "sample"}
+    for array in one:
+        assert np.array_equal(one[array], other[array])
+    assert not list(runs[f"{kind}-{name}"][1].folder.glob(".predictions*"))
+
+
+def whole_network(job, trained):
+    """Outputs and labels of the uncut network, a sample at a time, in the order of the data set's own voxels."""
+    config = job.config
+    facts = {"voxel_size": config.voxel_size, "num_points": config.num_points, "seed": 0, "task": config.task}
+    dataset = data.load(config.data, split="test", **facts)
+    net, native = network(config.model, num_classes=len(dataset.classes)), engine("native")
+    module = Subnetwork(net, native, seed=0).eval()
+    tensors = trained.tensors("weight") | trained.tensors("buffer")
+    rows, labels = [], []
+    for index in range(len(dataset)):
+        batch = dataset.batch([index])
+        with torch.no_grad():
+            given = ({"input": native.tensor(batch)},)
+            out = functional_call(module, tensors, given, {"minibatch": 0})[net.rows[-1].id]
+        if batch.per_voxel:
+            places = native.split({"out": out}).coordinate_sets[0].coordinates.tolist()
+            found = dict(zip(map(tuple, places), native.features(out), strict=True))
+            rows += [found[tuple(place)] for place in batch.coordinates.tolist()]
+        else:
+            rows += list(native.rows(out))
+        labels += batch.labels.tolist()
+    return torch.stack(rows).numpy(), np.array(labels)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_rows_are_the_uncut_networks_in_the_order_of_the_data(runs, kind):
+    """Of whole samples and of voxels, which the engine keeps in an order of its own."""
+    (_, trained), (job, result) = runs[kind], runs[f"{kind}-replicas"]
+    found = predictions(result)
+    rows, labels = whole_network(job, trained)
+    np.testing.assert_allclose(found["outputs"], rows, rtol=1e-4, atol=1e-5)
+    assert np.array_equal(found["predictions"], found["outputs"].argmax(axis=1))
+    assert (np.diff(found["sample"]) >= 0).all() and set(found["sample"].tolist()) == set(range(9))
+    (summary,) = result.rows("summary")
+    hits = found["predictions"] == labels
+    assert summary["validation"]["accuracy"] == pytest.approx(hits[labels >= 0].mean())
+    assert summary["validation"]["loss"] == pytest.approx(trained.rows("epoch")[-1]["validation"]["loss"], rel=1e-6)
+
+
+def test_the_summary_has_pace_and_latency(runs):
+    job, result = runs["classes-two"]
+    (summary,) = result.rows("summary")
+    assert (summary["samples"], summary["minibatches"]) == (9, 3) and summary["samples_per_second"] > 0
+    latency = summary["latency_seconds"]
+    assert 0 < latency["median"] <= latency["p95"]
+    assert Path(summary["predictions"]) == result.folder / PREDICTIONS
+    assert [stage["ranks"] for stage in summary["stages"]] == [[0], [1]]
+    assert all(0 < stage["busy_fraction"] <= 1.001 for stage in summary["stages"])
+    assert not (result.folder / "checkpoints").exists() and not result.rows("step"), "nothing was trained"
+
+
+def test_a_job_computes_outputs_from_a_run(runs, tmp_path):
+    """By `launch`, from a run's newest checkpoint; what cannot go together is refused before anything starts."""
+    job, trained = runs["classes"]
+    (trained.folder / "plan.json").write_text(json.dumps(job.plan.to_json()))
+    plan = plan_of(NORMED, [[0]])
+    with launch(plan, job.config, run_dir=tmp_path / "run", forward_only=trained.folder) as running:
+        summary = running.wait(timeout=120)
+    assert running.state == "finished" and summary["checkpoint"].endswith("minibatch-00000005")
+    with np.load(tmp_path / "run" / PREDICTIONS) as found:
+        assert np.array_equal(found["outputs"], predictions(runs["classes-alone"][1])["outputs"])
+    refused = [
+        ({"forward_only": trained.folder, "resume": True}, job.config, "leave out resume"),
+        ({"forward_only": trained.folder, "launcher": "ssh"}, job.config, "on this machine alone"),
+        ({"forward_only": tmp_path}, job.config, "checkpoint"),
+        ({"forward_only": trained.folder}, job.config.replace(model=SEGMENTED), "layer"),
+    ]
+    for options, config, told in refused:
+        with pytest.raises(InputError, match=told):
+            launch(plan, config, run_dir=tmp_path / "refused", **options)
+        assert not (tmp_path / "refused" / "plan.json").exists()
+
+
+def test_a_run_without_a_checkpoint_is_told(tmp_path):
+    (tmp_path / "plan.json").write_text("{}")
+    with pytest.raises(InputError, match="has no checkpoint yet"):
+        find_checkpoint(tmp_path, plan_of(NORMED, [[0]]), settings(tmp_path))
