@@ -24,7 +24,8 @@ from .latency_bound import latency_bound
 from .listed_cuts import ListedCuts
 from .min_period import minimise_period
 from .min_step_time import LeastSum, sum_and_limit
-from .search_space import Rules, Space, branching_space, spaces
+from .search_space import Rules, Space, branching_space, fits, spaces
+from .share_ratios import ShareRatios
 from .stage_cost_tables import StageModel
 
 _ROUNDING = 1e-12  # of a pace that is the period of a plan, added up in another order
@@ -37,22 +38,23 @@ class LatencyModel:
     works: StageModel
     latencies: StageModel
     crossing: Array  # [links, S]: a transfer forwards
+    ratios: ShareRatios | None  # to choose among, whatever is chosen elsewhere; None: the groups' own
 
     @classmethod
-    def of(cls, problem: Problem, model: StageModel) -> "LatencyModel":
+    def of(cls, problem: Problem, model: StageModel, ratios: ShareRatios | None = None) -> "LatencyModel":
         """Derive it from the model of a problem that is `forward_only`."""
         groups, none = model.groups, np.zeros(len(model.groups))
         latencies = replace(model, rates=(groups.shares > 0).astype(float), weight_rates=none, fixed=none)
         forward, _ = model.cuts.payloads(problem.table)
         links = [*(node.link for node in groups.nodes), problem.cluster.network]
         crossing = np.stack([link.latency + forward[:, 0] / link.bandwidth for link in links])
-        return cls(model, latencies, crossing)
+        return cls(ratios.easiest_ports() if ratios else model, latencies, crossing, ratios)
 
     def limit(self, group: int | Index, first: int | Index, last: int | Index) -> Array:
         return self.works.seconds(group, first, last)
 
     def limits(self, group: int) -> Array:
-        return self.works.every(group)
+        return self.ratios.limits(group) if self.ratios else self.works.every(group)
 
     def first_weight(self, group: int) -> float:
         return 1.0
@@ -60,11 +62,12 @@ class LatencyModel:
 
 @dataclass(frozen=True, eq=False)
 class _Found:
-    """A path of a space, and its latency."""
+    """A path of a space, and its latency. `shares`: of each stage's types, where they are not its group's own."""
 
     space: Space
     path: Path
     latency: float
+    shares: list[Index] | None = None
 
 
 def least_latency(problem: Problem, period_at_most: float | None, planner: str) -> Plan:
@@ -82,15 +85,15 @@ def least_latency(problem: Problem, period_at_most: float | None, planner: str) 
             refused = reason
             continue
         first = first or space
-        found = _search(problem, space, pace)
+        found, least = _search(problem, space, nextafter(pace * (1 + _ROUNDING), inf))  # what is asked for is below it
         if found and (best is None or found.latency < best.latency):
             best = found
         if space.complete:
-            bound, proven = found.latency if found else bound, True
-        if proven or (best and best.latency <= bound * (1 + 1e-9)):
+            bound, proven = max(bound, least), True
+        if proven or (best and best.latency <= bound * (1 + _ROUNDING)):
             break
     if best is None:
-        raise InputError(_too_slow(first, pace, proven=proven) if first else refused or _TOO_LARGE)
+        raise InputError(_too_slow(first, pace) if first else refused or _TOO_LARGE)
     return _plan(problem, best, bound, planner)
 
 
@@ -113,34 +116,60 @@ def _refusal(space: Space) -> str:
     if space.memory is None:
         return ""
     ends = StageEnds(space.model)
-    fits = over_sets(ends, space.moves, inf, memory=space.memory)
-    return "" if fits else nothing_fits(ends, space.moves, space.memory, False)
+    fitting = over_sets(ends, space.moves, inf, memory=space.memory)
+    return "" if fitting else nothing_fits(ends, space.moves, space.memory, False)
 
 
-def _search(problem: Problem, space: Space, pace: float) -> _Found | None:
-    """The path of least latency of a space; None where none keeps the pace."""
-    model = LatencyModel.of(problem, space.model)
-    search = LeastSum(model, space.moves, space.model.cuts.follows, space.memory)
-    found = search.below(nextafter(pace * (1 + _ROUNDING), inf))  # what is asked for is below it
+def _search(problem: Problem, space: Space, below: float) -> tuple[_Found | None, float]:
+    """(the path of least latency whose period is below a limit, None without one; a bound of all paths of a space)."""
+    ratios = ShareRatios.of(space.model)
+    easiest = _below(problem, space, below, ratios)
+    if easiest is None or ratios is None:
+        return easiest, easiest.latency if easiest and len(space.model.groups.types) == 1 else 0.0
+    if shares := ratios.fitting(easiest.path, below):
+        return replace(easiest, shares=shares), easiest.latency
+    if wider := _with_every_ratio(problem, space, ratios):
+        found = _below(problem, wider, below)
+        return found, found.latency if found else inf
+    return _below(problem, space, below), easiest.latency
+
+
+def _with_every_ratio(problem: Problem, space: Space, ratios: ShareRatios) -> Space | None:
+    """The space with each group once for every ratio; None where that is too much to search."""
+    model, moves = space.model, space.moves
+    like = ratios.group[len(model.groups) :]
+    num_moves = len(moves.source) + int(np.bincount(moves.group)[like].sum())
+    if not fits(problem, Rules(), model.cuts, num_moves):
+        return None
+    wider = moves.doubled(like, len(model.groups))
+    return Space.of(problem, Rules(), model.cuts, ratios.rows, wider, complete=space.complete)
+
+
+def _below(problem: Problem, space: Space, limit: float, ratios: ShareRatios | None = None) -> _Found | None:
+    """The path of least latency whose period is below a limit; with `ratios` it may have none for all that it does."""
+    model = LatencyModel.of(problem, space.model, ratios)
+    found = LeastSum(model, space.moves, space.model.cuts.follows, space.memory).below(limit)
     return _Found(space, found[0], sum_and_limit(model, found[0])[0]) if found else None
 
 
-def _too_slow(space: Space, pace: float, *, proven: bool) -> str:
+def _too_slow(space: Space, pace: float) -> str:
     paths = minimise_period(StageEnds(space.model), space.moves, memory=space.memory)
     shortest = min(space.model.period(path) for path in paths)
-    known = "the shortest period is" if proven else "the shortest period found is"
     return (
-        f"no plan has a period of {pace * 1e3:g} ms or less, forwards alone: {known} {shortest * 1e3:.6g} ms on these "
+        f"no plan found has a period of {pace * 1e3:g} ms or less, forwards alone: the shortest found is {shortest * 1e3:.6g} ms on these "
         "devices; allow a longer one (--period-at-most), or use more devices"
     )
 
 
 def _plan(problem: Problem, found: _Found, bound: float, planner: str) -> Plan:
-    model, taken, stages = found.space.model, set[int](), []
-    for group, first, last in found.path:
-        ranks, shares = model.groups.ranks(group, taken)
+    groups, taken, stages = found.space.model.groups, set[int](), []
+    for place, (group, first, last) in enumerate(found.path):
+        ranks, shares = groups.ranks(group, taken)
+        if found.shares:
+            kinds = [problem.cluster.devices[rank].type.name for rank in ranks]
+            shares = [int(found.shares[place][groups.types.index(kind)]) for kind in kinds]
         taken.update(ranks)
-        stages.append(problem.stage(model.cuts.between(first, last), ranks, shares))
+        stages.append(problem.stage(found.space.model.cuts.between(first, last), ranks, shares))
     total = len(problem.cluster.devices)
     unused = f"{total - len(taken)} of {total} devices stay unused: no input is sooner done with them"
     plan = problem.plan(stages, planner, [unused] if len(taken) < total else [])

@@ -10,7 +10,7 @@ from ...cluster import Cluster, Link, Node
 from ...costs import Array
 from ..base import Problem
 from ..cuts import Cuts, least_payload_order
-from ..device_groups import MAX_SHARE, DeviceClass, DeviceGroups, device_classes
+from ..device_groups import DeviceClass, DeviceGroups, device_classes
 from .chain_search import Moves, all_moves, slice_moves
 from .listed_cuts import ListedCuts
 from .memory_limits import MemoryRule, memory_rule
@@ -24,7 +24,6 @@ CHAIN_BUDGET = 400_000  # moves
 SETS_BUDGET = 40_000_000  # moves × cuts × chains
 STEP_BUDGET = 30_000_000  # moves × cuts²
 LATENCY_BUDGET = 100_000_000  # the same, searched once
-MAX_RATIOS = 200_000  # groups × ratios of shares
 _FEW = 5000  # cuts²: with fewer a move takes no less time
 
 
@@ -60,24 +59,19 @@ class Space:
 
 
 def spaces(problem: Problem, rules: Rules) -> Iterator[Space]:
-    """The complete space where it can be searched in seconds; else several restricted ones, each within the budget.
-
-    Of a problem that is `forward_only` it has every ratio of the shares of unlike replicas, too.
-    """
+    """The complete space where it can be searched in seconds; else several restricted ones, each within the budget."""
     classes = device_classes(problem.cluster)
     prices = class_prices(problem, classes)
     cuts = Cuts.of(problem.table, problem.layers, limit=MAX_CUTS)
     sizes = [len(c.ranks) for c in classes]
     num_moves = prod((n + 1) * (n + 2) // 2 for n in sizes)
-    if cuts.complete and num_moves <= 4 * CHAIN_BUDGET and _fits(problem, rules, cuts, num_moves):
+    if cuts.complete and num_moves <= 4 * CHAIN_BUDGET and fits(problem, rules, cuts, num_moves):
         counts, moves = all_moves(sizes, prices)
         groups = DeviceGroups.of(problem, classes, counts, even=rules.published)
         if rules.published and 1 < len(groups.nodes) <= MAX_SERVERS:
             more, like = groups.with_servers()
             moves, groups = moves.doubled(like, len(groups)), more
-        wider = _with_every_share(problem, rules, cuts, groups, moves) if problem.forward_only else (groups, moves)
-        groups, moves = wider or (groups, moves)
-        yield Space.of(problem, rules, cuts, groups, moves, complete=wider is not None)
+        yield Space.of(problem, rules, cuts, groups, moves, complete=True)
         return
     candidates = [cuts, *(Cuts.along(problem.table, order) for order in _orders(problem))]
     some_cuts = {one.masks: one for one in reversed(candidates)}.values()
@@ -93,9 +87,9 @@ def spaces(problem: Problem, rules: Rules) -> Iterator[Space]:
             if candidate.masks in done:
                 continue
             fitting = candidate
-            while not _fits(problem, rules, fitting, len(moves.source)) and len(fitting) > 50 and fitting.is_chain:
+            while not fits(problem, rules, fitting, len(moves.source)) and len(fitting) > 50 and fitting.is_chain:
                 fitting = fitting.thinned(problem.table, len(fitting) // 2)
-            if _fits(problem, rules, fitting, len(moves.source)):
+            if fits(problem, rules, fitting, len(moves.source)):
                 if table is every and fitting is candidate:
                     done.add(candidate.masks)
                 yield Space.of(problem, rules, fitting, groups, moves, complete=False)
@@ -106,26 +100,13 @@ def branching_space(problem: Problem, rules: Rules, searched: Space, listed: Lis
     along = [Cuts.along(problem.table, order).masks for order in _orders(problem)]
     for count in LISTED:
         cuts = listed.cheapest(count, *along)
-        if _fits(problem, rules, cuts, len(searched.moves.source)):
+        if fits(problem, rules, cuts, len(searched.moves.source)):
             groups, moves = searched.model.groups, searched.moves
             return Space.of(problem, rules, cuts, groups, moves, complete=False)
     return None
 
 
-def _with_every_share(
-    problem: Problem, rules: Rules, cuts: Cuts, groups: DeviceGroups, moves: Moves
-) -> tuple[DeviceGroups, Moves] | None:
-    """The groups and moves with every ratio of the shares of unlike replicas; None where that is too much."""
-    if len(groups) * MAX_SHARE ** len(groups.types) > MAX_RATIOS:
-        return None
-    more, like = groups.with_shares()
-    num_moves = len(moves.source) + int(np.bincount(moves.group)[like].sum())
-    if len(like) * len(moves.source) > SETS_BUDGET or not _fits(problem, rules, cuts, num_moves):
-        return None
-    return more, moves.doubled(like, len(groups))
-
-
-def _fits(problem: Problem, rules: Rules, cuts: Cuts, num_moves: int) -> bool:
+def fits(problem: Problem, rules: Rules, cuts: Cuts, num_moves: int) -> bool:
     """Whether a search of this size takes seconds only."""
     if problem.forward_only:
         return num_moves * max(len(cuts) ** 2, _FEW) <= LATENCY_BUDGET
