@@ -39,7 +39,8 @@ _MOST_GPUS = 1024
 class SizedLink:
     """A link whose bandwidth depends on the size of a message: a polynomial of log2(megabytes), in GB/s.
 
-    Several GPUs send beside each other, each an equal part; the bandwidth is theirs together.
+    Several GPUs send beside each other, each an equal part; the bandwidth is theirs together. Below 1 MB, and beyond
+    the highest point of a parabola that opens downwards, the curve says nothing: bandwidth stays as it is there.
     """
 
     coefficients: tuple[float, ...]  # of the highest power first
@@ -47,10 +48,9 @@ class SizedLink:
 
     def transfer_time(self, num_bytes: float) -> float:
         """Seconds for `num_bytes`, all senders together."""
-        megabytes = num_bytes / self.senders / 1e6
-        if not megabytes:
-            return 0.0
-        size, bandwidth = log2(megabytes), 0.0
+        size, bandwidth = log2(max(1.0, num_bytes / self.senders / 1e6)), 0.0
+        if len(self.coefficients) == 3 and self.coefficients[0] < 0:
+            size = min(size, max(0.0, -self.coefficients[1] / (2 * self.coefficients[0])))
         for coefficient in self.coefficients:
             bandwidth = bandwidth * size + coefficient
         if not bandwidth > 0:
@@ -71,6 +71,7 @@ class MeasuredPlan:
     seconds: float  # measured, of a step
     peak_bytes: float  # measured, on the fullest GPU, with what driver and libraries hold
     links: Mapping[tuple[str, str], SizedLink]  # (device type, device type) → between two nodes of theirs
+    inner_links: Mapping[str, SizedLink]  # device type → between its GPUs, where that was measured
     shard_bytes: Mapping[str, tuple[float, ...]]  # device type → parameter bytes of each layer on one of its GPUs
     reduction_seconds: float = 0.0  # as their record tells it, of gradients
 
@@ -78,11 +79,6 @@ class MeasuredPlan:
     def unlike(self) -> bool:
         """Whether it ran on unlike GPUs."""
         return len({gpu_of(kind) for stage in self.plan.stages for kind in stage.device_types}) > 1
-
-    @property
-    def tied_bytes(self) -> float:
-        """Of the word embedding, which the first layer and the last both hold; 0 where one stage has both."""
-        return self.profile.graph.layers[-1].parameter_bytes if len(self.plan.stages) > 1 else 0.0
 
     @property
     def time_doubt(self) -> str:
@@ -134,7 +130,7 @@ class SailorFiles:
     times: Mapping[str, Any]
     sizes: Mapping[str, Any]
     between: Mapping[str, Any]  # zone → GPU → senders → zone → GPU → receivers → [coefficients, …]
-    alike: Mapping[str, Any]  # GPU → senders → [coefficients, …]: between like nodes
+    alike: Mapping[str, Any]  # "inter", between like nodes, "intra", within one → GPU → GPUs → [coefficients, …]
 
     @classmethod
     def load(cls, folder: Path | str) -> "SailorFiles":
@@ -151,7 +147,7 @@ class SailorFiles:
             _table(planner / "simulations" / "profiles_tmp.json"),
             _table(planner / "llm_info.json"),
             _table(providers / "multizone_bandwidths_het.json"),
-            _at(_table(providers / "network_coeffs_all_homo.json"), "network_coeffs_all_homo.json", "inter"),
+            _table(providers / "network_coeffs_all_homo.json"),
         )
 
     def plans(self) -> tuple[MeasuredPlan, ...]:
@@ -191,6 +187,7 @@ class SailorFiles:
             _positive(content, "real"),
             _positive(content, "max_mem"),
             {(a, b): self._link(zone, kinds[a], kinds[b]) for a in kinds for b in kinds},
+            {kind: link for kind, parts in kinds.items() if (link := self._inner_link(*parts)) is not None},
             shards,
             number(content.get("red_grads", 0), "red_grads"),
         )
@@ -242,13 +239,24 @@ class SailorFiles:
             own = str(senders)
             found = _find(self.between, zone, a[0], own, zone, b[0], own)
             if found is None and a[0] == b[0]:
-                found = _find(self.alike, a[0], own)
+                found = _find(self.alike, "inter", a[0], own)
             if found is not None:
-                numbers = found[0] if isinstance(found, list) and found else None
-                if not isinstance(numbers, list) or not numbers:
-                    raise InputError(f"link from {a[0]} to {b[0]}: {shown(found)}, expected coefficients")
-                return SizedLink(tuple(real(one, "coefficient of a link") for one in numbers), senders)
+                return SizedLink(_coefficients(found, f"link from {a[0]} to {b[0]}"), senders)
         raise InputError(f"no link from {a[0]} to {b[0]} in {zone}")
+
+    def _inner_link(self, gpu: str, degree: int) -> SizedLink | None:
+        """Within a node, where half of its GPUs were measured sending to the other half; None where they were not."""
+        found = _find(self.alike, "intra", gpu, str(degree))
+        if found is None:
+            return None
+        return SizedLink(_coefficients(found, f"link within a node of {gpu}"), max(1, degree // 2))
+
+
+def _coefficients(found: Any, what: str) -> tuple[float, ...]:
+    numbers = found[0] if isinstance(found, list) and found else None
+    if not isinstance(numbers, list) or not numbers:
+        raise InputError(f"{what}: {shown(found)}, expected coefficients")
+    return tuple(real(one, f"coefficient of a {what}") for one in numbers)
 
 
 def _plan_of(

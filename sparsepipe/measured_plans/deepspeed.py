@@ -8,7 +8,8 @@ before a backward it receives the gradient, and only then sends what its last fo
 
 So where the last stage is the slowest, it waits in every round for its gradient to arrive, and for the activation that
 leaves afterwards. Source: TrainSchedule of deepspeed.runtime.pipe.schedule. Sends run beside computation, as NCCL's
-proxy threads do them.
+proxy threads do them. The GPUs of a replica each receive a part of a tensor, and gather the whole over their node's
+links before they work on it (PartitionedTensor).
 """
 
 from collections.abc import Mapping
@@ -31,8 +32,24 @@ class DeepSpeedSimulation(Simulation):
         transfers = SizedTransfers(measured.cluster, measured.links)
         transfers.bytes = self.transfers.bytes
         self.transfers = transfers
+        for rank in self.ranks.values():  # like ranks share their lists
+            rank.seconds = {s: self._with_gathering(measured, rank, s, passes) for s, passes in rank.seconds.items()}
         self.averaging = [averaging_seconds(measured, s) for s in range(len(plan.stages))]
         self.held: dict[int, tuple[int, int, int]] = {}  # rank → the result of a forward that waits
+
+    def _with_gathering(
+        self, measured: MeasuredPlan, rank: RankState, stage: int, passes: tuple[list[float], ...]
+    ) -> tuple[list[float], ...]:
+        """Seconds of each operation, with those of gathering what the forward or the backward receives."""
+        kind = measured.cluster.devices[rank.rank].type.name
+        found = list(passes)
+        for operation, comes in ((FORWARD, stage > 0), (BACKWARD, stage < len(self.plan.stages) - 1)):
+            if comes:
+                sender = stage - 1 if operation == FORWARD else stage + 1
+                sizes = self.transfers.bytes[operation, sender].tolist()
+                gathering = {size: gathering_seconds(measured, kind, size) for size in set(sizes)}
+                found[operation] = [a + gathering[size] for a, size in zip(found[operation], sizes, strict=True)]
+        return tuple(found)
 
     def send(self, rank: RankState, operation: int, stage: int, minibatch: int, now: float) -> None:
         """Send a result on at once, but a forward's only with the backward that comes next.
@@ -70,23 +87,25 @@ class SizedTransfers(Transfers):
         return [of_size[size] for size in num_bytes.tolist()]
 
 
+def gathering_seconds(measured: MeasuredPlan, kind: str, num_bytes: float) -> float:
+    """Seconds of a ring all-gather among the n GPUs of a device: n − 1 messages of 1/n of a tensor from each."""
+    link, degree = measured.inner_links.get(kind), int(kind.rpartition(" x")[2])
+    if link is None:
+        return 0.0
+    return (degree - 1) * link.transfer_time(num_bytes / degree * link.senders)
+
+
 def averaging_seconds(measured: MeasuredPlan, stage: int) -> float:
     """Seconds of a ring all-reduce of a stage's gradients: 2(m−1) messages of 1/m of them, at its slowest link.
 
     All GPUs of a replica send beside each other over their node's network.
     """
-    ranks = measured.plan.stages[stage].ranks
-    index = measured.profile.graph.index
-    layers = measured.profile.graph.layers
-    num_bytes = sum(layers[index[id]].parameter_bytes for id in measured.plan.stages[stage].layers)
-    return ring_seconds(measured, ranks, num_bytes)
-
-
-def ring_seconds(measured: MeasuredPlan, ranks: tuple[int, ...], num_bytes: float) -> float:
-    """Seconds of a ring all-reduce among ranks."""
-    count = len(ranks)
+    own = measured.plan.stages[stage]
+    count = len(own.ranks)
     if count == 1:
         return 0.0
-    kinds = [measured.cluster.devices[rank].type.name for rank in ranks]
-    pairs = set(zip(kinds, kinds[1:] + kinds[:1], strict=True))
+    graph = measured.profile.graph
+    num_bytes = sum(graph.layers[graph.index[id]].parameter_bytes for id in own.layers)
+    kinds = own.device_types
+    pairs = set(zip(kinds, (*kinds[1:], kinds[0]), strict=True))
     return 2 * (count - 1) * max(measured.links[pair].transfer_time(num_bytes / count) for pair in pairs)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from ..formats.sailor import MeasuredPlan, gpu_of
 from ..schedule import compile
 from ..simulator import collector_paused
-from .deepspeed import DeepSpeedSimulation, ring_seconds
+from .deepspeed import DeepSpeedSimulation
 
 # Numbers that DeepSpeed and Adam keep for each weight: the weight and DeepSpeed's copy of it, its gradient and the
 # buffer that gradients are sent from, and Adam's two.
@@ -30,15 +30,10 @@ class Prediction:
 
 
 def predict(measured: MeasuredPlan) -> Prediction:
-    """Simulate one step in DeepSpeed's order, and add up what the fullest GPU holds.
-
-    After the pipeline's step comes the all-reduce of the word embedding, which the first and the last stage share.
-    """
+    """Simulate one step in DeepSpeed's order, and add up what the fullest GPU holds."""
     with collector_paused():
         end = max(row[3] for row in DeepSpeedSimulation(measured).run())
-    ends = (measured.plan.stages[0].ranks[0], measured.plan.stages[-1].ranks[0])
-    tied = ring_seconds(measured, ends, measured.tied_bytes) if len(measured.plan.stages) > 1 else 0.0
-    return Prediction(end + tied, peak_bytes(measured))
+    return Prediction(end, peak_bytes(measured))
 
 
 def peak_bytes(measured: MeasuredPlan) -> float:
