@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as functional
 
 from scripts.bench.document import STDOUT, keep, tell
+from scripts.bench.hosts import report as hosts_report
+from scripts.bench.hosts import rounds as hosts_rounds
 from scripts.bench.rounds import quartiles, ratios, turns
 from scripts.bench.runtime.cases import CASES, Repeated
 from scripts.bench.runtime.images import ImageBatch, of_images
@@ -182,7 +184,7 @@ def test_every_file_of_a_benchmark_imports_what_is_there(path):
     import_module(".".join(path.parts))
 
 
-@pytest.mark.parametrize("name", ["runtime", "engines", "planner", "widgets"])
+@pytest.mark.parametrize("name", ["runtime", "engines", "planner", "widgets", "hosts"])
 def test_every_benchmark_is_a_thin_command_before_a_folder(name):
     command = SCRIPTS / f"bench_{name}.py"
     assert len(command.read_text().splitlines()) < 20
@@ -203,3 +205,15 @@ def test_the_table_has_every_competitor_and_the_ratios_of_neighbours():
     assert lines[1].split() == ["limit", "15.0", "3.000", "[3.000,", "3.000]"]
     assert [line.split()[0] for line in lines[1:10]] == list(COMPETITORS)
     assert lines[10] == "  load [0.5, 0.5]; by the plan's figure the stages held 0.90, 1.00, their processes 1.10, 1.20"
+
+
+def test_shares_of_a_link_are_of_what_the_busier_host_sent_and_ratios_of_neighbours():
+    result = {"limit": [40.0, 44.0], "predicted": [32.0, 33.0], "pipeline": [32.0, 30.0], "ddp": [8.0, 10.0]}
+    sent = {"pipeline": [4e6, 4e6], "ddp": [64e6, 64e6]}
+    found = hosts_rounds.summary(result, sent, batch_size=16, rate=hosts_rounds.bits_a_second("400mbit"))
+    assert found["pipeline"] == 31 and found["pipeline/ddp"] == {"median": 3.5, "low": 3.25, "high": 3.75}
+    assert found["pipeline_link"] == {"megabytes": 4.0, "share": pytest.approx(4e6 * 8 * 31 / 16 / 400e6)}
+    assert found["ddp_link"]["share"] == pytest.approx(64e6 * 8 * 9 / 16 / 400e6)
+    lines = hosts_report.table({"vgg16": {"400mbit": {**found, "load": [0.5, 0.5]}}}).splitlines()
+    assert lines[0].startswith("vgg16 over 400mbit") and [line.split()[0] for line in lines[1:5]] == list(result)
+    assert lines[4].split() == ["ddp", "9.0", "3.500", "[3.250,", "3.750]", "64.00", "0.72"]

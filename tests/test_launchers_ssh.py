@@ -4,139 +4,28 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import textwrap
-import time
-from contextlib import contextmanager
 
 import pytest
+from hosts_desk import DATA, FLUSH, MODEL, await_true, config, desk_of
 from network_hosts import network_hosts
-from runtime_jobs import REPOSITORY, plan_of, settings, shapes
+from runtime_jobs import REPOSITORY, plan_of
 
-from sparsepipe.files import cut_torn_row, read_json, read_rows
+from sparsepipe.files import cut_torn_row, read_json
+from sparsepipe.plan import Plan, Stage
 from sparsepipe.record import RunRecord
+from sparsepipe.runtime import RunConfig
+from sparsepipe.runtime.workloads import layer_graph
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
-DATA = "/run/home/shapes"  # on each host its own copy
-MODEL = "minkvgg11-narrow"
-FLUSH = {"schedule": "gpipe", "weights": "flush", "num_microbatches": 2}
-LAUNCH = """
-    import json, sys
-    from sparsepipe import InputError
-    from sparsepipe.cluster import Cluster
-    from sparsepipe.launchers import launch
-    from sparsepipe.plan import Plan
-    from sparsepipe.runtime import RunConfig
-    for told in json.loads(sys.argv[1]):
-        cluster = Cluster.load(told["cluster"]) if told["cluster"] else None
-        try:
-            job = launch(
-                Plan.load(told["plan"]), RunConfig.from_json(told["config"]), run_dir=told["run_dir"],
-                resume=told["resume"], launcher="ssh" if cluster else "local", cluster=cluster,
-            )
-            if told["stop"]:
-                job.stop()
-            job.wait()
-            print(json.dumps(job.state))
-        except (InputError, RuntimeError) as error:
-            print(json.dumps([type(error).__name__, str(error)]), flush=True)
-"""
-
-
-class Desk:
-    """Launches on hosts from their desk, as a notebook's kernel would."""
-
-    def __init__(self, network, folder):
-        self.network, self.folder = network, folder
-        for host in (*network.hosts, network.desk):
-            shutil.copytree(folder / "shapes", host.home / "shapes")
-
-    def cluster(self, name, *hosts, counts=None, last=None):
-        """Write a cluster file of one device a host, or as many as `counts` says. `last`: facts of the last host."""
-        path = self.folder / f"{name}-cluster.toml"
-        nodes = []
-        for host, count in zip(hosts, counts or [1] * len(hosts), strict=True):
-            facts = {"name": host.name, "address": host.address, "ssh": host.name} | (
-                (last or {}) if host is hosts[-1] else {}
-            )
-            path_there = facts.pop("python_path", REPOSITORY)
-            environment = f'{{ PYTHONPATH = "{path_there}", OMP_NUM_THREADS = "1" }}'
-            lines = [f'{key} = "{value}"' for key, value in facts.items()]
-            lines += [f"environment = {environment}", f'devices = [{{ type = "cpu", count = {count} }}]']
-            nodes.append("\n".join(["[[node]]", *lines, ""]))
-        path.write_text("\n".join(nodes))
-        return path
-
-    def told(self, name, plan, config, *hosts, resume=False, stop=False, **more):
-        plan.save(self.folder / f"{name}-plan.json")
-        told = {"plan": str(self.folder / f"{name}-plan.json"), "config": config.to_json()}
-        told |= {"run_dir": str(self.folder / name), "resume": resume, "stop": stop}
-        return told | {"cluster": str(self.cluster(name, *hosts, **more)) if hosts else None}
-
-    def launch(self, *told, timeout=600):
-        """Launch one run after the other; return how each ended."""
-        said = self.network.desk.run(*self.words(*told), timeout=timeout)
-        assert said.returncode == 0, said.stderr
-        return [json.loads(line) for line in said.stdout.splitlines()]
-
-    def words(self, *told):
-        return [sys.executable, "-c", textwrap.dedent(LAUNCH), json.dumps(told)]
-
-    @contextmanager
-    def launched(self, told):
-        """Launch a run and wait for its first minibatches; yield the process that launched it."""
-        command = self.network.desk.command(self.words(told))
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            try:
-                metrics = self.folder / told["run_dir"] / "metrics.jsonl"
-                await_true(lambda: metrics.exists() and '"step"' in metrics.read_text() or process.poll() is not None)
-                yield process
-            finally:
-                process.kill()
-
-    def steps(self, name):
-        """Count the minibatches that a run has told of so far."""
-        return (self.folder / name / "metrics.jsonl").read_text().count('"event": "step"')
-
-    def losses(self, name):
-        rows = [row for row in read_rows(self.folder / name / "metrics.jsonl") if row["event"] == "step"]
-        rows.sort(key=lambda row: row["minibatch"])
-        assert [row["minibatch"] for row in rows] == list(range(len(rows))), "each minibatch once"
-        return [row["loss"] for row in rows]
-
-    def check_nothing_is_left(self, *, folders=True):
-        """Every process but sshd's ends on every host, nothing listens but sshd, and no folder of a run is there."""
-        for host in self.network.hosts:
-            await_true(lambda host=host: not host.commands())
-            assert host.listening() == {(host.address, 22)}
-            left = host.home / ".local" / "state" / "sparsepipe" / "hosted"
-            await_true(lambda left=left: not folders or not list(left.glob("run-*")))
-        assert self.network.desk.listening() == set()
-
-
-def await_true(happened):
-    deadline = time.monotonic() + 300
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hosts")
-    shapes(folder)
     with network_hosts(3, folder) as network:
-        desk = Desk(network, folder)
-        assert desk.launch(desk.told("one", plan_of(MODEL, [[0]], **FLUSH), config())) == ["finished"]
-        for host in network.hosts:  # machine code, which each host else makes for itself
-            shutil.copytree(network.desk.home / ".cache", host.home / ".cache")
-        yield desk
-
-
-def config(**changes):
-    return settings(DATA, **{"epochs": 2, "checkpoint_every": 1, **changes})
+        yield desk_of(network, folder)
 
 
 def test_three_hosts_have_the_losses_of_one_device_to_the_bit(desk):
@@ -150,6 +39,39 @@ def test_three_hosts_have_the_losses_of_one_device_to_the_bit(desk):
     newest = record.folder / "checkpoints" / "minibatch-00000010"
     assert {path.name for path in newest.iterdir()} == {"manifest.json", *(f"stage{k}.safetensors" for k in range(3))}
     desk.check_nothing_is_left()
+
+
+def test_the_score_of_translations_is_told_though_the_last_stage_has_no_checkpoint_at_hand(desk):
+    """BLEU is of the network in one piece: rank 0's host has its checkpoint, the last stage's tells of a validation."""
+    pytest.importorskip("sacrebleu")
+    pytest.importorskip("tokenizers")
+    first, second, _ = desk.network.hosts
+    for host in (first, second, desk.network.desk):
+        write_pairs(host.home / "pairs")
+    sizes = {"vocabulary_size": 60, "sequence_length": 8}
+    config = RunConfig(
+        "gnmt-small", "/run/home/pairs", data_args=json.dumps(sizes), batch_size=16, threads=1, bleu_sentences=4
+    )
+    layers = layer_graph(config.replace(data=str(desk.network.desk.home / "pairs"))).layers
+    ids = [layer.id for layer in layers]
+    stages = (Stage(tuple(ids[: len(ids) // 2]), (0,)), Stage(tuple(ids[len(ids) // 2 :]), (1,)))
+    plan = Plan(stages, schedule="1f1b")
+    assert desk.launch(desk.told("near", plan, config), desk.told("far", plan, config, first, second)) == [
+        *("finished", "finished")
+    ]
+    near, far = (
+        [row["validation"] for row in RunRecord(desk.folder / name).metrics() if row["event"] == "epoch"]
+        for name in ("near", "far")
+    )
+    assert near == far and {"bleu", "bleu_sentences"} <= far[0].keys() and far[0]["bleu_sentences"] == 4
+
+
+def write_pairs(folder):
+    folder.mkdir()
+    for split, count in (("train", 32), ("test", 8)):
+        lines = [f"the {'small ' * (k % 3)}cat sees house {k % 7}" for k in range(count)]
+        (folder / f"{split}.en").write_text("".join(f"{line}\n" for line in lines))
+        (folder / f"{split}.de").write_text("".join(f"{line.upper()}\n" for line in lines))
 
 
 def test_a_run_stopped_on_some_hosts_goes_on_on_others(desk):
@@ -234,14 +156,20 @@ def test_hosts_that_cannot_be_worked_with_are_refused_in_a_line_and_nothing_is_l
     told.append(desk.told("many", plan_of(MODEL, [[0], [1], [2]], **FLUSH), config(), first, second))
     remedies = [*(remedy for _, remedy in wrong.values()), "3 ranks, the cluster 2 devices"]
     for (kind, reason), remedy in zip(desk.launch(*told), remedies, strict=True):
-        assert kind in ("InputError", "RunFailed") and remedy in reason and "\n" not in reason, reason
+        assert kind == "InputError" and remedy in reason and "\n" not in reason, reason
     assert second.run("hostname", "host1").returncode == 0
     ((_, reason),) = desk.launch(desk.told("twice", plan, config(), first, second))
     assert "host1 and host2 are both called 'host1'" in reason
     assert second.run("hostname", "host2").returncode == 0
+    file = desk.cluster("verb", first, second, last={"ssh": "host9"})
+    words = ["run", str(desk.folder / "twice-plan.json"), "--model", MODEL, "--data", DATA, "--cluster", str(file)]
+    said = desk.network.desk.run(
+        sys.executable, "-m", "sparsepipe", *words, "--run-dir", str(desk.folder / "verb"), cwd=REPOSITORY
+    )
+    assert said.returncode == 2 and "no host of that name" in said.stderr.splitlines()[-1], said.stderr
     keys = second.home.parent / "keys" / "desk.pub"
     keys.write_text("")
-    ((_, reason),) = desk.launch(desk.told("key", plan, config(), first, second))
-    assert "ssh-copy-id host2" in reason
+    ((kind, reason),) = desk.launch(desk.told("key", plan, config(), first, second))
+    assert kind == "InputError" and "ssh-copy-id host2" in reason
     shutil.copy(first.home.parent / "keys" / "desk.pub", keys)
     desk.check_nothing_is_left()

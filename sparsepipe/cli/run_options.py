@@ -6,7 +6,7 @@ from ..data.labels import TASKS
 from ..data.order import LAST_MINIBATCH
 from ..fields import MOST_MINIBATCHES
 from ..launchers import LAUNCHERS, SLURM
-from ..runtime.config import BALANCES, COMPRESSIONS, LEARNING_RATE_SCHEDULES, OPTIMIZERS, PRECISIONS
+from ..runtime.config import BALANCES, COMPRESSIONS, LEARNING_RATE_SCHEDULES, ON_LOST_HOST, OPTIMIZERS, PRECISIONS
 from .argument_types import count, names, positive, whole
 from .shared_options import (
     Parser,
@@ -143,6 +143,12 @@ def _fault_options(verb: Parser) -> None:
         "--asynchronous-checkpoints", action="store_true", default=None, help="write them beside the next epoch"
     )
     verb.add_argument("--max-restarts", type=whole(0), metavar="N", help="from the last checkpoint, when a worker dies")
+    verb.add_argument(
+        "--on-lost-host",
+        choices=ON_LOST_HOST,
+        help="with --max-restarts, on several hosts: go on on those left, planned anew for them (the default), or wait "
+        "for it",
+    )
 
 
 def replay(verb: Parser) -> None:

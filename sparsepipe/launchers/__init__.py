@@ -32,14 +32,14 @@ def _ssh() -> Launcher:
     return launch_ssh  # type: ignore[return-value]
 
 
-_HERE, _BETWEEN_HOSTS = "local", "ssh"
+LOCAL, _BETWEEN_HOSTS = "local", "ssh"
 SLURM = "slurm"  # no launcher of jobs: a script is written, which launches within one of Slurm (slurm.py)
-LAUNCHERS: Mapping[str, Callable[[], Launcher]] = {_HERE: _local, _BETWEEN_HOSTS: _ssh}  # brought in when asked for
+LAUNCHERS: Mapping[str, Callable[[], Launcher]] = {LOCAL: _local, _BETWEEN_HOSTS: _ssh}  # brought in when asked for
 
 
 def default_launcher(cluster: Cluster | None) -> str:
     """Return the launcher for a cluster: "local" where all of its hosts are this one, else "ssh"."""
-    return _BETWEEN_HOSTS if cluster and not all(is_here(node.address) for node in cluster.nodes) else _HERE
+    return _BETWEEN_HOSTS if cluster and not all(is_here(node.address) for node in cluster.nodes) else LOCAL
 
 
 def launch(
@@ -113,4 +113,4 @@ def _launcher(name: str) -> Launcher:
     return LAUNCHERS[name]()
 
 
-__all__ = ["LAUNCHERS", "SLURM", "Job", "Launcher", "attach", "default_launcher", "launch"]
+__all__ = ["LAUNCHERS", "LOCAL", "SLURM", "Job", "Launcher", "attach", "default_launcher", "launch"]

@@ -15,6 +15,7 @@ PRECISIONS = ("float32", "bfloat16", "float16")
 COMPRESSIONS = ("none", "zeros", "lossless", "bfloat16", "float16", "int8")
 BALANCES = ("voxels", "classes")
 DEVICES = ("cpu", "cuda")
+ON_LOST_HOST = ("replan", "wait")
 _WEEK = 7 * 24 * 3600.0
 
 
@@ -121,6 +122,8 @@ class ProcessConfig(Settings):
     timeout_seconds: Annotated[float, Number(0.01, _WEEK)] = 300.0  # longest wait for another rank
     # from the last checkpoint, after a worker was killed or went silent
     max_restarts: Annotated[int, WholeNumber(0, MANY)] = 0
+    # where a restart finds a host gone: on those left, planned anew for them, or once it is back
+    on_lost_host: Annotated[str, Choice(ON_LOST_HOST)] = "replan"
     # ranks that are made slow or killed, as --straggler takes them (sparsepipe/stragglers); None: none is
     stragglers: Annotated[str | None, Text("'slow:rank=1,factor=4'")] = None
 

@@ -54,6 +54,25 @@ def role_channel(case: Case, folder: Path, seconds: float) -> dict[str, Any]:
     return {"gigabytes_per_second": found}
 
 
+def role_link(case: Case, folder: Path, seconds: float) -> dict[str, Any]:
+    """Measure the link between the two processes: bytes a second of large messages, seconds a small one takes."""
+    rank, _ = join(folder)
+    rows, word = torch.randn(2**18), torch.zeros(1)
+    count = 32
+    _bare(rows, 4, rank, at_once=DEPTH)
+    bandwidth = count * rows.nbytes / _bare(rows, count, rank, at_once=DEPTH)
+    trips = []
+    for _ in range(50):
+        start = time.perf_counter()
+        for sender in (0, 1):
+            if rank == sender:
+                dist.send(word, 1 - rank)
+            else:
+                dist.recv(word, 1 - rank)
+        trips.append(time.perf_counter() - start)
+    return {"bandwidth": bandwidth, "latency": statistics.median(trips) / 2}
+
+
 def _bare(rows: Tensor, count: int, rank: int, *, at_once: int) -> float:
     buffers = [torch.zeros_like(rows) for _ in range(at_once)] if rank else []
     works: deque[Any] = deque()

@@ -26,6 +26,7 @@ def main() -> int:
     for option in ("--role", "--folder", "--output"):
         parser.add_argument(option, help=argparse.SUPPRESS)
     parser.add_argument("--cut", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--sockets", action="store_true", help=argparse.SUPPRESS)  # of a pipeline, as between hosts
     parser.add_argument("--batch-size", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--microbatches", type=int, default=4, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -49,11 +49,16 @@ def role_ddp(case: Case, folder: Path, seconds: float) -> dict[str, Any]:
         optimizer.step()
         optimizer.zero_grad()
 
-    return {"samples_per_second": 2 * counted_loop(step, case, seconds)}
+    rate, steps = counted_loop(step, case, seconds)
+    # All that was sent: two steps before those that were counted, and the weights, once.
+    return {"samples_per_second": 2 * rate, "minibatches": steps + 3}
 
 
-def counted_loop(step: Any, case: Case, seconds: float, *, least: int = 4) -> float:
-    """Run as many steps as fit into about `seconds`, the same number on both ranks; return samples a second of one."""
+def counted_loop(step: Any, case: Case, seconds: float, *, least: int = 4) -> tuple[float, int]:
+    """Run as many steps as fit into about `seconds`, the same number on both ranks.
+
+    Returns samples a second of one rank, and the number.
+    """
     step(0)
     start = time.perf_counter()
     step(1)
@@ -65,4 +70,4 @@ def counted_loop(step: Any, case: Case, seconds: float, *, least: int = 4) -> fl
     for number in range(count):
         step(number)
     dist.barrier()
-    return count * case.batch_size / (time.perf_counter() - start)
+    return count * case.batch_size / (time.perf_counter() - start), count

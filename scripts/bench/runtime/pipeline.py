@@ -50,7 +50,9 @@ def role_flush(case: Case, folder: Path, seconds: float) -> dict[str, Any]:
     return role_pipeline(case, folder, seconds, plan=Plan.load(folder / "flush.json"))
 
 
-def role_pipeline(case: Case, folder: Path, seconds: float, plan: Plan | None = None) -> dict[str, Any]:
+def role_pipeline(
+    case: Case, folder: Path, seconds: float, plan: Plan | None = None, *, shared_memory: bool = True
+) -> dict[str, Any]:
     plan = plan or Plan.load(folder / "plan.json")
     period = Plan.load(folder / "plan.json").estimate.period_seconds
     count = max(12, int(seconds / period)) + 6
@@ -66,6 +68,7 @@ def role_pipeline(case: Case, folder: Path, seconds: float, plan: Plan | None = 
         validate=False,
         checkpoint_every=0,
         threads=1,
+        shared_memory=shared_memory,
         learning_rate=SGD["lr"],
         momentum=SGD["momentum"],
         weight_decay=SGD["weight_decay"],
@@ -84,7 +87,8 @@ def role_pipeline(case: Case, folder: Path, seconds: float, plan: Plan | None = 
     os.environ["SPARSEPIPE_LAUNCH"] = os.environ["ATTEMPT"]
     run(run_dir, plan, config, workload=workload)
     (summary,) = [row for row in read_rows(run_dir / "metrics.jsonl") if row["event"] == "summary"]
-    return {"samples_per_second": summary["samples_per_second"], "stages": summary["stages"]}
+    found = {"samples_per_second": summary["samples_per_second"], "stages": summary["stages"]}
+    return found | {"minibatches": summary["minibatches"]}
 
 
 def role_overhead(case: Case, folder: Path, seconds: float) -> dict[str, Any]:

@@ -15,20 +15,20 @@ from .cases import Case
 CLUSTER = Cluster.uniform(2, device_type="cpu", link=Link(bandwidth=8e9, latency=2e-4))  # shared memory's
 
 
-def plans(found: Profile) -> tuple[Plan, int]:
+def plans(found: Profile, cluster: Cluster = CLUSTER) -> tuple[Plan, int]:
     """Return the plan that is fastest when it is simulated, and the layers before the best cut in two.
 
     A simulation counts what estimates leave out, such as the kernel maps that each further stage makes anew. Stages are
     interleaved where that is worth 1 % and more.
     """
     straight, laps = (
-        partition(found, CLUSTER, planner="model-parallel", schedule="1f1b", stages_per_device=count)
+        partition(found, cluster, planner="model-parallel", schedule="1f1b", stages_per_device=count)
         for count in (1, 2)
     )
-    cut, best = len(straight.stages[0].layers), partition(found, CLUSTER, planner="optimal", schedule="1f1b")
+    cut, best = len(straight.stages[0].layers), partition(found, cluster, planner="optimal", schedule="1f1b")
     if len(best.stages) == 1:  # data parallel is measured as such
         best = straight
-    interleaved, period = _simulated_seconds(laps, found), _simulated_seconds(best, found)
+    interleaved, period = (_simulated_seconds(plan, found, cluster) for plan in (laps, best))
     return (laps if interleaved < 0.99 * period else best), cut
 
 
@@ -51,7 +51,7 @@ def flush_plan(found: Profile, cut: int, torchs: dict[str, int] | None) -> Plan:
     return by_hand(problem, [cut], [(1,), (1,)])
 
 
-def predict(plan: Plan, found: Profile, case: Case, *, step_seconds: float) -> float:
+def predict(plan: Plan, found: Profile, case: Case, *, step_seconds: float, cluster: Cluster = CLUSTER) -> float:
     """Simulate the plan by a profile whose layers and update together take as long as a step of the limit, on average.
 
     A profile has medians, a rate is of all seconds: those in which the machine was busy with something else too.
@@ -65,11 +65,11 @@ def predict(plan: Plan, found: Profile, case: Case, *, step_seconds: float) -> f
         for cost in costs
     )
     found = replace(found, costs={"cpu": scaled}, update_rates={"cpu": scale * rate})
-    return case.batch_size / _simulated_seconds(plan, found)
+    return case.batch_size / _simulated_seconds(plan, found, cluster)
 
 
-def _simulated_seconds(plan: Plan, found: Profile) -> float:
+def _simulated_seconds(plan: Plan, found: Profile, cluster: Cluster) -> float:
     """Seconds per minibatch in steady state, as a run would report them."""
     counts = [found.sizes[k % len(found.sizes)] for k in range(60)]
-    trace = simulator.simulate(plan, found, CLUSTER, counts)
+    trace = simulator.simulate(plan, found, cluster, counts)
     return 1 / pace_of(trace, plan)

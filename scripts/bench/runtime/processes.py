@@ -15,16 +15,31 @@ _COMMAND = REPOSITORY / "scripts" / "bench_runtime.py"
 _attempts = iter(range(10**6))
 
 
-def start(role: str, name: str, folder: Path, seconds: float, *, world_size: int, extra: Sequence[str] = ()) -> list:
-    """Run a role in `world_size` processes at once and return what each said."""
+def start(
+    role: str,
+    name: str,
+    folder: Path,
+    seconds: float,
+    *,
+    world_size: int,
+    extra: Sequence[str] = (),
+    before: Sequence[Sequence[str]] = (),
+    interface: str = "lo",
+) -> list:
+    """Run a role in `world_size` processes at once and return what each said.
+
+    `before`: of each process, the words of a command that starts it somewhere else, such as in another network, whose
+    `interface` they meet over.
+    """
     attempt = str(next(_attempts))
     (folder / f"run-{attempt}" / "logs").mkdir(parents=True, exist_ok=True)
-    common = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "ATTEMPT": attempt}
+    common = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": interface, "ATTEMPT": attempt}
     outputs = [folder / f"{role}-{attempt}-{rank}.json" for rank in range(world_size)]
+    words = [sys.executable, str(_COMMAND), "--role", role, "--workload", name, "--folder", str(folder)]
+    words += ["--seconds", str(seconds), *extra]
     processes = [
         subprocess.Popen(
-            [sys.executable, str(_COMMAND), "--role", role, "--workload", name, "--folder", str(folder), "--seconds"]
-            + [str(seconds), "--output", str(output), *extra],
+            [*(before[rank] if before else ()), *words, "--output", str(output)],
             env={**common, "RANK": str(rank), "WORLD_SIZE": str(world_size)},
         )
         for rank, output in enumerate(outputs)

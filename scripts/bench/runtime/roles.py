@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from .cases import CASES
-from .channel import role_channel
+from .channel import role_channel, role_link
 from .competitors import role_ddp, role_single
 from .pipeline import role_flush, role_overhead, role_pipeline, role_profile
 from .rounds import TORCH
@@ -19,6 +19,7 @@ from .torch_schedules import role_torch_1f1b, role_torch_settings
 ROLES = {
     "overhead": role_overhead,
     "channel": role_channel,
+    "link": role_link,
     "single": role_single,
     "ddp": role_ddp,
     "ddp_double": role_ddp,
@@ -35,6 +36,7 @@ def work(options: argparse.Namespace) -> int:
     """Do the role that the options name, write what it found, and end this process."""
     torch.set_num_threads(1)
     extra = {"cut": options.cut, "count": options.microbatches} if options.role in TORCH else {}
+    extra |= {"shared_memory": False} if options.sockets else {}
     case = CASES[options.workload[0]]
     case = replace(case, batch_size=options.batch_size or case.batch_size)
     found = ROLES[options.role](case, Path(options.folder), options.seconds, **extra)

@@ -66,7 +66,7 @@ def _rate(
         optimizer.step()
         optimizer.zero_grad()
 
-    return count * counted_loop(step, case, seconds, least=least)
+    return count * counted_loop(step, case, seconds, least=least)[0]
 
 
 def _sparse_1f1b(case: TableCase, batches: Sequence[Batch], cut: int, rank: int) -> dict:

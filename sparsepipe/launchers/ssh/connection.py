@@ -67,6 +67,16 @@ class Connection:
 
     def why_it_ended(self) -> str:
         """Return in a line why the connection ended, with the remedy. It has."""
+        if refusal := self.refusal():
+            return refusal
+        last = self._said[-1][:300] if self._said else f"code {self._wait()}"
+        return f"{self.hosted.node.name}: its agent ended ({last})"
+
+    def refusal(self) -> str | None:
+        """Return in a line why `ssh`, or the Python there, did not do what it was called for, with the remedy.
+
+        None where the agent ended for another reason. The connection has ended.
+        """
         node, code = self.hosted.node, self._wait()
         said = "\n".join(self._said)
         if code == _SSH_FAILED:
@@ -76,8 +86,7 @@ class Connection:
             return f"{node.name}: no Python at {interpreter}; name its interpreter in the cluster file"
         if "No module named" in said and "sparsepipe" in said:
             return f"{node.name}: {interpreter} has no sparsepipe; install it there, or name an interpreter that has it"
-        last = self._said[-1][:300] if self._said else f"code {code}"
-        return f"{node.name}: its agent ended ({last})"
+        return None
 
     def end(self) -> None:
         """Ask the agent to end, and see that the connection does."""

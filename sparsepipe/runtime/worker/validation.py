@@ -1,6 +1,6 @@
 """The validation split through the stages: forward only, the newest weights, running statistics."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -8,6 +8,7 @@ import torch
 from ...losses import Tally
 from ...schedule import compile
 from ..stages.base import StageRunner
+from ..training_state.checkpoint import Checkpoint
 from .context import WorkerContext
 from .feed import GivenFeed
 from .inputs import Inputs
@@ -54,3 +55,19 @@ def validate(context: WorkerContext, replicas: Mapping[int, StageReplica], *, wa
         if not runner.is_last:
             context.exchange.send(runner.pack_outputs(outputs, m, size).packet, action)
     return tally
+
+
+def scores(context: WorkerContext, load: Callable[[], Checkpoint | None]) -> dict[str, float]:
+    """Return, on every rank, what the network in one piece reaches by the checkpoint that `load` returns, if any.
+
+    Rank 0 finds it out: it makes checkpoints whole, and has them at hand whatever host the last stage is on.
+    """
+    names = context.workload.score_names
+    if not names:
+        return {}
+    found = torch.zeros(1 + len(names), dtype=torch.float64)
+    if context.rank == 0 and (whole := load()):
+        by_name = context.workload.scores(whole)
+        found[:] = torch.tensor([1.0, *(by_name[name] for name in names)], dtype=torch.float64)
+    there, *values = context.process.sum(found, what="scores of the validation").tolist()
+    return dict(zip(names, values, strict=True)) if there else {}

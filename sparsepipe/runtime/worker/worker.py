@@ -41,7 +41,7 @@ from .pause import Pause, last_end, usual_gap
 from .replanning import Moment
 from .stage_replica import StageReplica, WeightsNotFinite
 from .straggler import Straggler
-from .validation import validate
+from .validation import scores, validate
 from .weight_update import WeightUpdate
 
 TOLD_OF_EPOCHS = ("train", "validation", "samples_per_second", "sent_bytes", "stages", "load")
@@ -281,15 +281,13 @@ class Worker:
         if not math.isfinite(told["loss"]):
             what = f"the validation loss after epoch {epoch} is {told['loss']}"
             self._stop(LossNotFinite, what, told_by=self.context.writes_metrics)
-        return told | self._scores(done)
+        return told | scores(self.context, partial(self._checkpoint_after, done))
 
-    def _scores(self, done: int) -> dict[str, float]:
-        """Return what the network in one piece reaches, where this rank tells of it and a checkpoint has it."""
-        if not self.context.writes_metrics:
-            return {}
+    def _checkpoint_after(self, done: int) -> checkpoint.Checkpoint | None:
+        """Return the checkpoint after so many minibatches, once it is whole; None where there is none."""
         self.snapshots.wait()
         folder = checkpoint.folder_of(self.checkpoints_in, done)
-        return self.workload.scores(checkpoint.load(folder)) if folder.exists() else {}
+        return checkpoint.load(folder) if folder.exists() else None
 
     def _check_finite(self, epoch: int, done: int) -> None:
         """Stop on every rank where the last updates of an epoch destroyed weights of any: no loss has told of it.

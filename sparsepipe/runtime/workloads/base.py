@@ -125,6 +125,11 @@ class Workload(Protocol):
         """Return what runs the layers of this process's stage at `position`, warmed up."""
         ...
 
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        """What `scores` has by name, the same on every rank; () where it has nothing."""
+        ...
+
     def scores(self, found: Checkpoint) -> dict[str, float]:
         """Return what a validation reports of the network in one piece, as a checkpoint has it; most often nothing."""
         ...

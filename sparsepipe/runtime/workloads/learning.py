@@ -26,6 +26,7 @@ from ..training_state.checkpoint import Checkpoint, without_prefix
 from .base import Rows, Samples
 from .opening import Dataset, LearningTask, open_task
 
+_BLEU = ("bleu", "bleu_sentences")  # of losses/bleu.py, which needs a package that other data do without
 _READ_AHEAD = 8  # minibatches that a process keeps for those of its readers that come later
 
 
@@ -84,10 +85,16 @@ class Learning:
         """Raise InputError where the plan is not one for this network."""
         plan.check(self.network.graph())
 
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        count, split = self.config.bleu_sentences, self.task.validation
+        translates = split is not None and {"begin", "end"} <= split.facts.keys() and hasattr(split, "decode")
+        return _BLEU if count and translates else ()
+
     def scores(self, found: Checkpoint) -> dict[str, float]:
         """Return the BLEU of translations by the checkpoint's weights, where the data are pairs of sentences."""
         count, split = self.config.bleu_sentences, self.task.validation
-        if not count or split is None or not {"begin", "end"} <= split.facts.keys() or not hasattr(split, "decode"):
+        if not self.score_names or split is None:
             return {}
         from ...losses.bleu import bleu
         from ...models.traced.building import build_module

@@ -112,6 +112,10 @@ class Replay:
     def rows(self, samples: Any, indices: Sequence[int], output: Any) -> Rows:
         return Rows(output[: len(indices)], torch.tensor(tuple(indices), dtype=torch.int64))
 
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        return ()
+
     def scores(self, found: Checkpoint) -> dict[str, float]:
         return {}
 

@@ -1,0 +1,15 @@
+"""Pipelines between hosts against DistributedDataParallel: `python scripts/bench_hosts.py [--json FILE]`.
+
+Two hosts are network namespaces on a bridge, whose links are shaped to `--rate`, both ways. One process of one thread
+is on each. For each workload and rate, and in turn, `--repeats` times:
+
+    limit      two processes at once that send nothing, their sum: what two such hosts could do without a network
+    predicted  what the simulator says of the plan, by a profile scaled to the limit just before, over the measured link
+    pipeline   this project's runtime, asynchronous 1F1B over sockets, by the best plan for that link
+    ddp        DistributedDataParallel over gloo, each host with half of a minibatch
+
+All update the weights once a minibatch, after as many samples. Numbers are samples a second: medians, and ratios with
+their spread (quartiles over the repeats), each of two neighbours in time. `share` is how much of the link's rate the
+busier direction of a competitor took while it trained, `megabytes` what it sent that way for a minibatch. For root, on
+Linux: elsewhere it says why it cannot.
+"""

@@ -1,0 +1,125 @@
+"""The competitors in turn over one shaped link, and what they sent."""
+
+import statistics
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scripts.bench.document import say
+from scripts.bench.rounds import load, quartiles, ratios
+from scripts.bench.runtime.cases import CASES, Case
+from scripts.bench.runtime.plans import plans, predict
+from scripts.bench.runtime.processes import start
+from sparsepipe.cluster import Cluster, DeviceType, Link, Node
+from sparsepipe.profile import Profile
+from tests.network_hosts import Host, Network
+
+COMPETITORS = ("limit", "predicted", "pipeline", "ddp")
+_BITS = 8
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One workload between two hosts, whose processes meet in `folder`."""
+
+    name: str
+    folder: Path
+    network: Network
+    repeats: int
+    seconds: float
+
+    @property
+    def case(self) -> Case:
+        return CASES[self.name]
+
+    def profile(self) -> Profile:
+        """Profile while another process does the same: both cores busy, as they will be."""
+        start("profile", self.name, self.folder, self.seconds, world_size=2)
+        return Profile.load(self.folder / "profile-0.json")
+
+    def over(self, rate: str, found: Profile) -> dict[str, Any]:
+        """Measure all competitors over links of a rate such as "200mbit"."""
+        for host in self.network.hosts:
+            self.network.shape(host, rate)
+        link = self._start("link")[0]
+        cluster = cluster_of(Link(link["bandwidth"], link["latency"]))
+        plan, _ = plans(found, cluster)
+        plan.save(self.folder / "plan.json")
+        say(f"{self.name} over {rate} ({link['bandwidth'] / 1e6:.1f} MB/s, {1e3 * link['latency']:.2f} ms): {plan}")
+        result: dict[str, list[float]] = {role: [] for role in COMPETITORS}
+        sent: dict[str, list[float]] = {"pipeline": [], "ddp": []}
+        loads = []
+        for repeat in range(self.repeats):
+            loads.append(round(load(), 2))
+            for role, rated, each in self._round(plan, found, cluster):
+                result[role].append(rated)
+                sent.get(role, []).append(each)
+                say(f"{self.name}, {rate}, {repeat + 1}/{self.repeats}: {role} {rated:.1f} samples/s")
+        return summary(result, sent, batch_size=self.case.batch_size, rate=bits_a_second(rate)) | {
+            "link": {key: link[key] for key in ("bandwidth", "latency")},
+            "plan": [list(stage.layers) for stage in plan.stages],
+            "load": loads,
+        }
+
+    def _round(self, plan: Any, found: Profile, cluster: Cluster) -> Iterator[tuple[str, float, float]]:
+        """Yield each competitor, its samples a second, and the bytes that its busier host sent for a minibatch."""
+        batch = self.case.batch_size
+        limit = sum(
+            one["samples_per_second"] for one in start("single", self.name, self.folder, self.seconds, world_size=2)
+        )
+        yield "limit", limit, 0.0
+        yield "predicted", predict(plan, found, self.case, step_seconds=2 * batch / limit, cluster=cluster), 0.0
+        for role, extra in (("pipeline", ["--sockets"]), ("ddp", ["--batch-size", str(batch // 2)])):
+            before = [sent_bytes(host) for host in self.network.hosts]
+            told = self._start(role, extra)[0]
+            most = max(sent_bytes(host) - was for host, was in zip(self.network.hosts, before, strict=True))
+            yield role, told["samples_per_second"], most / told["minibatches"]
+
+    def _start(self, role: str, extra: list[str] | None = None) -> list:
+        before = [host.command([], only_network=True) for host in self.network.hosts]
+        return start(
+            role,
+            self.name,
+            self.folder,
+            self.seconds,
+            world_size=2,
+            extra=extra or [],
+            before=before,
+            interface="eth0",
+        )
+
+
+def cluster_of(link: Link) -> Cluster:
+    """Two hosts of one device each, and the link between them."""
+    nodes = (Node(f"host{k}", (DeviceType("cpu"),), address=f"10.77.0.{k}") for k in (1, 2))
+    return Cluster(tuple(nodes), link)
+
+
+def sent_bytes(host: Host) -> int:
+    """Return how many bytes a host's interface has sent, headers of packets included."""
+    words = host.command(["cat", "/proc/net/dev"], only_network=True)
+    told = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    (line,) = (line for line in told.splitlines() if line.strip().startswith("eth0:"))
+    return int(line.partition(":")[2].split()[8])
+
+
+def bits_a_second(rate: str) -> float:
+    return float(rate.removesuffix("mbit")) * 1e6
+
+
+def summary(
+    result: dict[str, list[float]], sent: dict[str, list[float]], *, batch_size: int, rate: float
+) -> dict[str, Any]:
+    """Return the part of the document that is about one link: medians, every run, ratios, and shares of the link."""
+    document: dict[str, Any] = {role: statistics.median(found) for role, found in result.items()}
+    document["runs"] = result
+    for other in ("limit", "predicted", "ddp"):
+        low, middle, high = quartiles(ratios(result["pipeline"], result[other]))
+        document[f"pipeline/{other}"] = {"median": middle, "low": low, "high": high}
+    for role, each in sent.items():
+        bytes_of_each = statistics.median(each)
+        share = _BITS * bytes_of_each * document[role] / batch_size / rate
+        document[f"{role}_link"] = {"megabytes": bytes_of_each / 1e6, "share": share}
+    return document

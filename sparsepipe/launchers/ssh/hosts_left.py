@@ -1,0 +1,107 @@
+"""A plan for the hosts that are left when others are lost: as before, by the run's profile, or by joining stages.
+
+stages   0        1        2              the second host is lost: no profile says what layers cost, so its stage
+hosts    a        b        c      ──►     joins the neighbour with fewer layers:   0+1 on a, 2 on c
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ...cluster import Cluster
+from ...errors import InputError
+from ...plan import Plan, Stage
+from ...profile import Profile
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """How a run goes on: the plan, the hosts, and in a few words how the plan came about."""
+
+    plan: Plan
+    cluster: Cluster
+    how: str
+
+
+def plan_for_hosts_left(plan: Plan, cluster: Cluster, lost: Collection[str], *, profile: Path) -> Continuation:
+    """Plan anew for the hosts of `cluster` that are not `lost`, which are named.
+
+    Where devices to spare are like those of the plan, it stays; where `profile` is a file, it says what layers cost.
+    Raises InputError where no host is left, or stages are interleaved and there is no profile.
+    """
+    nodes = tuple(node for node in cluster.nodes if node.name not in lost)
+    if not nodes:
+        raise InputError("no host is left")
+    left = replace(cluster, nodes=nodes)
+    if [device.type.name for device in left.devices[: len(plan.ranks)]] == [
+        device.type.name for device in cluster.devices[: len(plan.ranks)]
+    ]:
+        return Continuation(_placed(plan, left), left, "the same plan on other devices")
+    told = ""
+    if profile.exists():
+        try:
+            return Continuation(
+                _by_profile(plan, left, Profile.load(profile)), left, "planned anew by the run's profile"
+            )
+        except InputError as error:
+            told = f" (by the run's profile: {error})"
+    on_lost = {device.rank for device in cluster.devices if device.node.name in lost}
+    joined = _joined(plan, on_lost)
+    return Continuation(_placed(joined, left), left, f"neighbouring stages joined, {len(joined.stages)} in all{told}")
+
+
+def _by_profile(plan: Plan, left: Cluster, profile: Profile) -> Plan:
+    # Here: planners are asked when a host is lost, and no launch waits for them.
+    from ...planners import partition
+
+    recompute = any(stage.recompute for stage in plan.stages)
+    found = partition(
+        profile, left, schedule=plan.schedule, num_microbatches=plan.num_microbatches, recompute=recompute
+    )
+    return replace(found, weights=plan.weights, accumulation=plan.accumulation)
+
+
+def _joined(plan: Plan, on_lost: Collection[int]) -> Plan:
+    """The plan without the ranks of lost hosts: stages that have none left join a neighbour, ranks are counted anew."""
+    if plan.stages_per_rank > 1:
+        raise InputError("stages that are interleaved cannot be joined; plan for the hosts left, and resume")
+    stages = [_without(stage, on_lost) for stage in plan.stages]
+    while empty := [k for k, stage in enumerate(stages) if not stage.ranks]:
+        beside = [(k, other) for k in empty for other in (k - 1, k + 1) if 0 <= other < len(stages)]
+        k, other = min(
+            ((k, other) for k, other in beside if stages[other].ranks),
+            key=lambda pair: (len(stages[pair[1]].layers), pair),
+        )
+        first, second = sorted((k, other))
+        layers = stages[first].layers + stages[second].layers
+        stages[first : second + 1] = [replace(stages[other], layers=layers, warmup=None)]
+    number = {rank: place for place, rank in enumerate(sorted({rank for stage in stages for rank in stage.ranks}))}
+    counted = tuple(replace(stage, ranks=tuple(number[rank] for rank in stage.ranks)) for stage in stages)
+    told = "made from the plan before it, for the hosts that were left; no profile was there to say what layers cost"
+    return replace(plan, stages=counted, planner="hosts left", estimate=None, warnings=(told,), provenance=None)
+
+
+def _without(stage: Stage, ranks: Collection[int]) -> Stage:
+    """The stage without the replicas of some ranks."""
+    kept = [k for k, rank in enumerate(stage.ranks) if rank not in ranks]
+    return replace(
+        stage,
+        ranks=tuple(stage.ranks[k] for k in kept),
+        shares=tuple(stage.shares[k] for k in kept),
+        device_types=(),
+        nodes=(),
+    )
+
+
+def _placed(plan: Plan, cluster: Cluster) -> Plan:
+    """The plan with the names of the devices that its ranks are on now."""
+    return replace(plan, stages=tuple(_named(stage, cluster) for stage in plan.stages))
+
+
+def _named(stage: Stage, cluster: Cluster) -> Stage:
+    devices: Sequence = [cluster.devices[rank] for rank in stage.ranks]
+    return replace(
+        stage,
+        device_types=tuple(device.type.name for device in devices),
+        nodes=tuple(device.node.name for device in devices),
+    )

@@ -1,0 +1,228 @@
+"""One set of hosts at work on a run: an agent on each, from their greeting to the end of their connections."""
+
+import queue
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Self
+
+from ...errors import InputError
+from ...plan import Plan
+from ...record import RunRecord
+from ...runtime import commands
+from ..failure_cause import KILLED, FailureCause
+from .connection import Connection, Event
+from .facts import check_alike, facts_here
+from .placement import HostedRanks
+from .run_files import RunFiles
+
+_TO_CONNECT = 60.0  # seconds for an agent to say who it is: Python's start on a busy host
+_TO_AGREE = 3.0  # seconds after a failure for the other hosts to say what they met
+_TO_STOP = 30.0
+_SILENCE = 5.0, 60.0  # within which the run's own timeout is how long an agent waits for a word
+_MOST_EVENTS = 256  # not taken up yet: a host that says more waits
+_LOOK_SECONDS = 0.1
+_SECRET_BYTES = 32
+
+
+class HostUnreached(InputError):
+    """A host that `ssh` does not get to, or that has no Python of ours: the cluster's file or ssh's own is at fault."""
+
+
+class HostLost(Exception):
+    """A host that cannot be worked with any more."""
+
+    def __init__(self, host: int, reason: str) -> None:
+        super().__init__(reason)
+        self.host = host
+        self.cause = FailureCause(reason, None, None, precedence=KILLED)
+
+
+class Session:
+    """The hosts of a plan, each with its agent. Within `with`; at its end, so is all that was started on them."""
+
+    def __init__(self, record: RunRecord, plan: Plan, hosts: Sequence[HostedRanks], *, resume: bool) -> None:
+        self.record, self.plan, self.hosts, self.resume = record, plan, hosts, resume
+        self.lost: set[int] = set()  # hosts that cannot be worked with any more
+        self._events: queue.Queue[Event] = queue.Queue(_MOST_EVENTS)
+        self._secret = secrets.token_bytes(_SECRET_BYTES)
+        self._store: dict[str, Any] = {}
+        self._ended: dict[int, Mapping[str, Any]] = {}
+        self._asked = False
+        self._silence = min(max(float(record.config["timeout_seconds"]), _SILENCE[0]), _SILENCE[1])
+        self.connections: list[Connection] = []
+        self.files = RunFiles(record, self.connections)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for connection in self.connections:
+            connection.end()
+
+    # --- the beginning -----------------------------------------------------------------------------------------------
+
+    def greet(self) -> None:
+        """Have every host say who it is, and refuse hosts that cannot work together.
+
+        Raises HostUnreached, InputError for hosts that are unlike, and HostLost.
+        """
+        for number, hosted in enumerate(self.hosts):
+            self.connections.append(Connection(number, hosted, self._events))
+        for connection in self.connections:
+            connection.send("open", address=connection.hosted.node.address, silence=self._silence)
+        here, hellos = facts_here(), self._await("hello", range(len(self.connections)), seconds=_TO_CONNECT)
+        names: dict[str, str] = {}
+        for number, hello in sorted(hellos.items()):
+            connection = self.connections[number]
+            connection.folder = str(hello["folder"])
+            check_alike(connection.hosted.named, hello["facts"], here)
+            own = str(hello["facts"].get("hostname"))
+            if own in names:
+                raise InputError(
+                    f"{names[own]} and {connection.hosted.named} are both called {own!r} by themselves: are they one "
+                    "host? Give hosts different names"
+                )
+            names[own] = connection.hosted.named
+        self.connections[0].send("store", secret=self._secret.hex())
+        told = self._await("store", [0], seconds=_TO_CONNECT)[0]
+        self._store = {"host": told["host"], "port": told["port"], "secret": self._secret.hex()}
+
+    def _await(self, kind: str, hosts: Sequence[int], *, seconds: float) -> dict[int, dict[str, Any]]:
+        """Return what each of the hosts says of one kind. Raises HostLost for one that does not."""
+        found: dict[int, dict[str, Any]] = {}
+        deadline = time.monotonic() + seconds
+        while missing := set(hosts) - found.keys():
+            event = self._next()
+            if event is not None:
+                if event.frame is not None and event.frame.kind == kind:
+                    found[event.host] = event.frame.head
+                else:
+                    self._take(event)
+            if time.monotonic() > deadline:
+                raise self._losing(min(missing), f"said nothing for {seconds:g} s; is it overloaded?")
+        return found
+
+    # --- an attempt --------------------------------------------------------------------------------------------------
+
+    def attempt(self, attempt: int, *, first: bool) -> FailureCause | None:
+        """Start the workers of all hosts and wait for their end. Returns why they failed; see `lost` then.
+
+        `attempt` counts all starts of the run's workers; `first`: it is that of this session.
+        """
+        resume = self.resume or attempt > 0
+        self._ended.clear()
+        for connection in self.connections:
+            with suppress(OSError):
+                if first:
+                    self.files.bring(connection, self.plan, resume=resume)
+                else:
+                    self.files.bring_checkpoint(connection, self.plan)
+        for number, connection in enumerate(self.connections):
+            connection.send("start", job=self._job(number, attempt, resume=resume))
+        failed_at: float | None = None
+        try:
+            while len(self._ended) < len(self.connections):
+                self._take(self._next())
+                self._forward_request()
+                if failed_at is None and any(status["state"] == "failed" for status in self._ended.values()):
+                    failed_at = time.monotonic()
+                if failed_at is not None and time.monotonic() > failed_at + _TO_AGREE:
+                    break
+        except HostLost as lost:
+            self._drain(_TO_AGREE)
+            return min([lost.cause, *self._causes()], key=_precedence)
+        return min(self._causes(), key=_precedence, default=None)
+
+    def stop_all(self) -> None:
+        """Have every host end its workers, before they are started again. Raises HostLost for one that does not."""
+        for connection in self.connections:
+            connection.send("stop")
+        self._await("stopped", range(len(self.connections)), seconds=_TO_STOP)
+        self._asked = False
+
+    def _job(self, number: int, attempt: int, *, resume: bool) -> dict[str, Any]:
+        return {
+            "host": number,
+            "hosts": [hosted.ranks for hosted in self.hosts],
+            "store": self._store,
+            "writer": self.plan.stages[-1].ranks[0],
+            "attempt": attempt,
+            "record": str(self.record.folder),
+            "resume": resume,
+        }
+
+    def _causes(self) -> list[FailureCause]:
+        """Why the hosts' workers failed, of those that did."""
+        found = []
+        for number, status in self._ended.items():
+            if status["state"] not in ("finished", "stopped"):
+                names = ("rank", "stage", "exit_code", "lasting", "precedence")
+                facts = {name: status[name] for name in names if name in status}
+                reason = f"{self.hosts[number].node.name}: {status.get('reason', status['state'])}"
+                found.append(FailureCause(reason, **{"rank": None, "stage": None, **facts}))
+        return found
+
+    def _drain(self, seconds: float) -> None:
+        """Hear what the hosts that are left say of a failure."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and len(self._ended) < sum(c.alive for c in self.connections):
+            with suppress(HostLost):
+                self._take(self._next())
+
+    # --- events ------------------------------------------------------------------------------------------------------
+
+    def _next(self) -> Event | None:
+        """Return what comes next, None after a moment."""
+        with suppress(queue.Empty):
+            return self._events.get(timeout=_LOOK_SECONDS)
+        return None
+
+    def _take(self, event: Event | None) -> None:
+        """Take up what a host says. Raises HostLost or HostUnreached where its connection has ended, and InputError for
+        what it refuses."""
+        if event is None:
+            return
+        connection, frame = self.connections[event.host], event.frame
+        if frame is None:
+            if connection.alive:
+                connection.alive = False
+                self._ended_early(event.host, connection)
+        elif frame.kind in ("grown", "shard", "gone"):
+            self.files.take(event.host, frame)
+        elif frame.kind == "status":
+            self._ended[event.host] = dict(frame.head["status"])
+        elif frame.kind == "refused":
+            if frame.head.get("input_error"):
+                raise InputError(f"{connection.hosted.named}: {frame.head['reason']}")
+            raise self._losing(event.host, str(frame.head["reason"]))
+
+    def _ended_early(self, host: int, connection: Connection) -> None:
+        """Raise HostLost for a connection that has ended, HostUnreached where it had not begun."""
+        if not connection.folder and (refusal := connection.refusal()):
+            self.lost.add(host)
+            raise HostUnreached(refusal)
+        ranks = ", ".join(map(str, connection.hosted.ranks))
+        self.lost.add(host)
+        raise HostLost(host, f"{connection.why_it_ended()} (it has rank {ranks})")
+
+    def _losing(self, host: int, reason: str) -> HostLost:
+        self.lost.add(host)
+        return HostLost(host, f"{self.connections[host].hosted.named}: {reason}")
+
+    def _forward_request(self) -> None:
+        """Hand on what the run is asked for to the host of rank 0; what hosts cannot do is refused."""
+        request = None if self._asked else commands.request(self.record.folder)
+        if request is None:
+            return
+        if request.command == commands.STOP:
+            self._asked = True
+            self.connections[0].send("ask", command=request.command)
+        else:
+            told = "a job on several hosts keeps its plan; stop the run, and resume it under another"
+            commands.refuse(self.record.folder, told, plan=request.plan)
+
+
+def _precedence(cause: FailureCause) -> int:
+    return cause.precedence

@@ -1,0 +1,130 @@
+"""Runs launched from the desk of a network of hosts in namespaces (network_hosts.py), as a notebook's kernel would."""
+
+import json
+import shutil
+import subprocess
+import sys
+import textwrap
+import time
+from contextlib import contextmanager
+
+from runtime_jobs import REPOSITORY, plan_of, settings, shapes
+
+from sparsepipe.files import read_rows
+
+DATA = "/run/home/shapes"  # on each host its own copy
+MODEL = "minkvgg11-narrow"
+FLUSH = {"schedule": "gpipe", "weights": "flush", "num_microbatches": 2}
+LAUNCH = """
+    import json, sys
+    from sparsepipe import InputError
+    from sparsepipe.cluster import Cluster
+    from sparsepipe.launchers import launch
+    from sparsepipe.plan import Plan
+    from sparsepipe.runtime import RunConfig
+    for told in json.loads(sys.argv[1]):
+        cluster = Cluster.load(told["cluster"]) if told["cluster"] else None
+        try:
+            job = launch(
+                Plan.load(told["plan"]), RunConfig.from_json(told["config"]), run_dir=told["run_dir"],
+                resume=told["resume"], launcher="ssh" if cluster else "local", cluster=cluster,
+            )
+            if told["stop"]:
+                job.stop()
+            job.wait()
+            print(json.dumps(job.state))
+        except (InputError, RuntimeError) as error:
+            print(json.dumps([type(error).__name__, str(error)]), flush=True)
+"""
+
+
+class Desk:
+    """Launches on hosts from their desk, as a notebook's kernel would."""
+
+    def __init__(self, network, folder):
+        self.network, self.folder = network, folder
+        shapes(folder)
+        for host in (*network.hosts, network.desk):
+            shutil.copytree(folder / "shapes", host.home / "shapes")
+
+    def cluster(self, name, *hosts, counts=None, last=None):
+        """Write a cluster file of one device a host, or as many as `counts` says. `last`: facts of the last host."""
+        path = self.folder / f"{name}-cluster.toml"
+        nodes = []
+        for host, count in zip(hosts, counts or [1] * len(hosts), strict=True):
+            facts = {"name": host.name, "address": host.address, "ssh": host.name} | (
+                (last or {}) if host is hosts[-1] else {}
+            )
+            path_there = facts.pop("python_path", REPOSITORY)
+            environment = f'{{ PYTHONPATH = "{path_there}", OMP_NUM_THREADS = "1" }}'
+            lines = [f'{key} = "{value}"' for key, value in facts.items()]
+            lines += [f"environment = {environment}", f'devices = [{{ type = "cpu", count = {count} }}]']
+            nodes.append("\n".join(["[[node]]", *lines, ""]))
+        path.write_text("\n".join(nodes))
+        return path
+
+    def told(self, name, plan, config, *hosts, resume=False, stop=False, **more):
+        plan.save(self.folder / f"{name}-plan.json")
+        told = {"plan": str(self.folder / f"{name}-plan.json"), "config": config.to_json()}
+        told |= {"run_dir": str(self.folder / name), "resume": resume, "stop": stop}
+        return told | {"cluster": str(self.cluster(name, *hosts, **more)) if hosts else None}
+
+    def launch(self, *told, timeout=600):
+        """Launch one run after the other; return how each ended."""
+        said = self.network.desk.run(*self.words(*told), timeout=timeout)
+        assert said.returncode == 0, said.stderr
+        return [json.loads(line) for line in said.stdout.splitlines()]
+
+    def words(self, *told):
+        return [sys.executable, "-c", textwrap.dedent(LAUNCH), json.dumps(told)]
+
+    @contextmanager
+    def launched(self, told):
+        """Launch a run and wait for its first minibatches; yield the process that launched it."""
+        command = self.network.desk.command(self.words(told))
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                metrics = self.folder / told["run_dir"] / "metrics.jsonl"
+                await_true(lambda: metrics.exists() and '"step"' in metrics.read_text() or process.poll() is not None)
+                yield process
+            finally:
+                process.kill()
+
+    def steps(self, name):
+        """Count the minibatches that a run has told of so far."""
+        return (self.folder / name / "metrics.jsonl").read_text().count('"event": "step"')
+
+    def losses(self, name):
+        rows = [row for row in read_rows(self.folder / name / "metrics.jsonl") if row["event"] == "step"]
+        rows.sort(key=lambda row: row["minibatch"])
+        assert [row["minibatch"] for row in rows] == list(range(len(rows))), "each minibatch once"
+        return [row["loss"] for row in rows]
+
+    def check_nothing_is_left(self, *, folders=True):
+        """Every process but sshd's ends on every host, nothing listens but sshd, and no folder of a run is there."""
+        for host in self.network.hosts:
+            await_true(lambda host=host: not host.commands())
+            assert host.listening() == {(host.address, 22)}
+            left = host.home / ".local" / "state" / "sparsepipe" / "hosted"
+            await_true(lambda left=left: not folders or not list(left.glob("run-*")))
+        assert self.network.desk.listening() == set()
+
+
+def await_true(happened):
+    deadline = time.monotonic() + 300
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def desk_of(network, folder):
+    """Return the desk of a network, once run "one" has ended there: on one device, what others are held against."""
+    desk = Desk(network, folder)
+    assert desk.launch(desk.told("one", plan_of(MODEL, [[0]], **FLUSH), config())) == ["finished"]
+    for host in network.hosts:  # machine code, which each host else makes for itself
+        shutil.copytree(network.desk.home / ".cache", host.home / ".cache")
+    return desk
+
+
+def config(**changes):
+    return settings(DATA, **{"epochs": 2, "checkpoint_every": 1, **changes})

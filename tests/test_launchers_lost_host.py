@@ -1,0 +1,82 @@
+"""Runs over ssh that lose hosts: they go on from the last checkpoint on those left, or once the host is back."""
+
+import json
+import shutil
+
+import pytest
+from hosts_desk import FLUSH, MODEL, await_true, config, desk_of
+from network_hosts import network_hosts
+from runtime_jobs import plan_of
+
+from sparsepipe.files import read_json
+from sparsepipe.record import RunRecord
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hosts")
+    with network_hosts(3, folder) as network:
+        yield desk_of(network, folder)
+
+
+def log_of(desk, name):
+    path = desk.folder / name / "logs" / "launcher.log"
+    return path.read_text() if path.exists() else ""
+
+
+def await_first_checkpoint(desk, name, process):
+    """Wait until the record has one; the run ends in minutes at the soonest, since a rank stands still or dawdles."""
+    folder = desk.folder / name / "checkpoints"
+    await_true(lambda: (folder / "minibatch-00000005").exists() or process.poll() is not None)
+    assert process.poll() is None
+
+
+def test_a_run_waits_for_a_host_whose_cable_was_pulled(desk):
+    first, second, _ = desk.network.hosts
+    more = {"max_restarts": 1, "on_lost_host": "wait", "timeout_seconds": 20}
+    slow = config(stragglers="jitter:rank=1,p=1,seconds=1", **more)
+    told = desk.told("back", plan_of(MODEL, [[0], [1]], **FLUSH), slow, first, second)
+    with desk.launched(told) as process:
+        await_first_checkpoint(desk, "back", process)
+        desk.network.cut(second)
+        await_true(lambda: "waiting for host2" in log_of(desk, "back") or process.poll() is not None)
+        desk.network.mend(second)
+        said = process.communicate(timeout=300)[0]
+    assert json.loads(said) == "finished"
+    assert "host2 is back" in log_of(desk, "back")
+    assert desk.losses("back") == desk.losses("one")
+    desk.check_nothing_is_left()
+
+
+def test_hosts_that_die_one_after_the_other_are_planned_around_and_every_shard_is_elsewhere(desk):
+    """The last host dies with all it had, then that of rank 0: the shards of both are in the record."""
+    first, second, third = desk.network.hosts
+    slow = "stop:rank=2,at=6,seconds=600;jitter:rank=1,p=1,seconds=1"
+    told = desk.told(
+        "left",
+        plan_of(MODEL, [[0], [1], [2]], **FLUSH),
+        config(stragglers=slow, max_restarts=2, timeout_seconds=60),
+        *(first, second, third),
+    )
+    with desk.launched(told) as process:
+        await_first_checkpoint(desk, "left", process)
+        third.process.kill()
+        shutil.rmtree(third.home / ".local")
+        await_true(lambda: "on host1, host2" in log_of(desk, "left") or process.poll() is not None)
+        await_true(lambda: desk.steps("left") >= 6 or process.poll() is not None)
+        first.process.kill()
+        shutil.rmtree(first.home / ".local")
+        said = process.communicate(timeout=300)[0]
+    assert json.loads(said) == "finished", said
+    assert desk.losses("left") == desk.losses("one")
+    log = log_of(desk, "left")
+    assert "it has rank 2" in log and "on host1, host2: neighbouring stages joined, 2 in all" in log
+    assert "it has rank 0" in log and "on host2: neighbouring stages joined, 1 in all" in log
+    record = RunRecord.load(desk.folder / "left")
+    assert [len(followed.plan.stages) for followed in record.plans] == [3, 2, 1]
+    assert [followed.first_minibatch for followed in record.plans] == [0, 5, 5]
+    assert record.plan.stages[0].nodes == ("host2",)
+    manifest = read_json(record.folder / "checkpoints" / "minibatch-00000010" / "manifest.json")
+    assert set(manifest["files"]) == {"stage0.safetensors"}
