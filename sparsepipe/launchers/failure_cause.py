@@ -20,6 +20,7 @@ class FailureCause:
     """The cause of a failure, as one line, and where it was. `lasting`: a restart would fail in the same way.
 
     `precedence`: of the causes that several hosts find, the one to tell is that of the lowest (see `find_cause`).
+    `limit`: it is a limit of the machine, such as a full disk, which others may not have.
     """
 
     reason: str
@@ -28,6 +29,7 @@ class FailureCause:
     exit_code: int = 1  # of the command line: 2 where the user's input is at fault
     lasting: bool = False
     precedence: int = 1
+    limit: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -107,7 +109,8 @@ def _of_error(error: Mapping[str, Any], plan: Plan, *, precedence: int = 1) -> F
     unwritten = error["input_error"] or not error.get("written", True)
     where = "" if unwritten else f"; traceback in logs/rank{rank}.error.json"
     code = 2 if error["input_error"] else 1
-    return FailureCause(f"{_named(rank, plan)}: {what}{where}", rank, stage, code, error["lasting"], precedence)
+    reason, limit = f"{_named(rank, plan)}: {what}{where}", bool(error.get("limit", False))
+    return FailureCause(reason, rank, stage, code, error["lasting"], precedence, limit)
 
 
 def _end_of_log(run_dir: Path, rank: int) -> str:

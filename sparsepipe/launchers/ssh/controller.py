@@ -79,6 +79,9 @@ class Controller:
                 if not self._begun:
                     raise
                 cause = FailureCause(str(error), None, None, precedence=KILLED)
+            if cause and cause.limit and not self._waits:  # others may have what one host lacks
+                session.lost |= session.limited
+                cause = replace(cause, lasting=False)
             return cause, tuple(hosts[number].node.name for number in sorted(session.lost))
 
     def _attempts(self, session: Session) -> FailureCause | None:

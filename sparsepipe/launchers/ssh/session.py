@@ -45,6 +45,7 @@ class Session:
     def __init__(self, record: RunRecord, plan: Plan, hosts: Sequence[HostedRanks], *, resume: bool) -> None:
         self.record, self.plan, self.hosts, self.resume = record, plan, hosts, resume
         self.lost: set[int] = set()  # hosts that cannot be worked with any more
+        self.limited: set[int] = set()  # hosts whose workers met a limit, such as a full disk
         self._events: queue.Queue[Event] = queue.Queue(_MOST_EVENTS)
         self._secret = secrets.token_bytes(_SECRET_BYTES)
         self._store: dict[str, Any] = {}
@@ -158,9 +159,11 @@ class Session:
         found = []
         for number, status in self._ended.items():
             if status["state"] not in ("finished", "stopped"):
-                names = ("rank", "stage", "exit_code", "lasting", "precedence")
+                names = ("rank", "stage", "exit_code", "lasting", "precedence", "limit")
                 facts = {name: status[name] for name in names if name in status}
                 reason = f"{self.hosts[number].node.name}: {status.get('reason', status['state'])}"
+                if status.get("limit"):
+                    self.limited.add(number)
                 found.append(FailureCause(reason, **{"rank": None, "stage": None, **facts}))
         return found
 
