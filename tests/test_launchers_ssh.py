@@ -48,7 +48,7 @@ def test_the_score_of_translations_is_told_though_the_last_stage_has_no_checkpoi
     first, second, _ = desk.network.hosts
     for host in (first, second, desk.network.desk):
         write_pairs(host.home / "pairs")
-    sizes = {"vocabulary_size": 60, "sequence_length": 8}
+    sizes = {"vocabulary_size": 100, "sequence_length": 8}
     config = RunConfig(
         "gnmt-small", "/run/home/pairs", data_args=json.dumps(sizes), batch_size=16, threads=1, bleu_sentences=4
     )
