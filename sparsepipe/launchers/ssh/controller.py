@@ -31,7 +31,6 @@ from ...runtime.processes.lifeline import watch
 from ...runtime.training_state.partial_checkpoints import remove_partial
 from ..failure_cause import KILLED, FailureCause, clear
 from ..supervisor import tell_status
-from .hosts_left import plan_for_hosts_left
 from .placement import HOSTS, hosted_ranks
 from .session import HostLost, HostUnreached, Session
 
@@ -100,7 +99,8 @@ class Controller:
 
     def _go_on_without(self, cause: FailureCause, lost: Collection[str]) -> None:
         """Plan anew for the hosts that are left. Raises InputError where there is no plan for them."""
-        # Here: it brings torch, for which no launch waits.
+        # Here: planners, and torch, which no launch waits for.
+        from ...planners.hosts_left import plan_for_hosts_left
         from ...runtime.plan_fit import check_fits
         from ...runtime.training_state import checkpoint
 

@@ -6,12 +6,13 @@ hosts    a        b        c      ──►     joins the neighbour with fewer l
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
-from ...cluster import Cluster
-from ...errors import InputError
-from ...plan import Plan, Stage
-from ...profile import Profile
+from ..cluster import Cluster
+from ..errors import InputError
+from ..plan import Plan, Stage
+from ..profile import Profile
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,7 @@ def plan_for_hosts_left(plan: Plan, cluster: Cluster, lost: Collection[str], *, 
 
 
 def _by_profile(plan: Plan, left: Cluster, profile: Profile) -> Plan:
-    # Here: planners are asked when a host is lost, and no launch waits for them.
-    from ...planners import partition
+    from . import partition  # here: it is made of this folder's files
 
     recompute = any(stage.recompute for stage in plan.stages)
     found = partition(
@@ -66,19 +66,21 @@ def _joined(plan: Plan, on_lost: Collection[int]) -> Plan:
     if plan.stages_per_rank > 1:
         raise InputError("stages that are interleaved cannot be joined; plan for the hosts left, and resume")
     stages = [_without(stage, on_lost) for stage in plan.stages]
-    while empty := [k for k, stage in enumerate(stages) if not stage.ranks]:
-        beside = [(k, other) for k in empty for other in (k - 1, k + 1) if 0 <= other < len(stages)]
-        k, other = min(
-            ((k, other) for k, other in beside if stages[other].ranks),
-            key=lambda pair: (len(stages[pair[1]].layers), pair),
-        )
-        first, second = sorted((k, other))
-        layers = stages[first].layers + stages[second].layers
-        stages[first : second + 1] = [replace(stages[other], layers=layers, warmup=None)]
+    while not all(stage.ranks for stage in stages):
+        stages = _one_fewer(stages)
     number = {rank: place for place, rank in enumerate(sorted({rank for stage in stages for rank in stage.ranks}))}
     counted = tuple(replace(stage, ranks=tuple(number[rank] for rank in stage.ranks)) for stage in stages)
     told = "made from the plan before it, for the hosts that were left; no profile was there to say what layers cost"
     return replace(plan, stages=counted, planner="hosts left", estimate=None, warnings=(told,), provenance=None)
+
+
+def _one_fewer(stages: Sequence[Stage]) -> list[Stage]:
+    """The stages with one that has no ranks joined to a neighbour that has, of fewest layers."""
+    neighbours = [pair for pair in pairwise(stages) if bool(pair[0].ranks) != bool(pair[1].ranks)]
+    first, second = min(neighbours, key=lambda pair: sum(len(stage.layers) for stage in pair if stage.ranks))
+    whose = first if first.ranks else second
+    joined = replace(whose, layers=first.layers + second.layers, warmup=None)
+    return [joined if stage is first else stage for stage in stages if stage is not second]
 
 
 def _without(stage: Stage, ranks: Collection[int]) -> Stage:

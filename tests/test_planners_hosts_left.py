@@ -10,8 +10,8 @@ from sparsepipe import partition
 from sparsepipe.cluster import Cluster, DeviceType, Node
 from sparsepipe.errors import InputError
 from sparsepipe.graph import Layer, LayerGraph
-from sparsepipe.launchers.ssh.hosts_left import plan_for_hosts_left
 from sparsepipe.plan import Plan, Stage
+from sparsepipe.planners.hosts_left import plan_for_hosts_left
 from sparsepipe.profile import CostSample, LayerCost, Profile
 
 
