@@ -40,6 +40,7 @@ SMALL = {
     "trained_epochs": 1,
     "dense_models": ["vgg11bn-3d-narrow"],  # a step on a grid of 64 cells along each axis takes seconds
     "num_points": 512,
+    "moving_minibatches": 24,
 }
 FIGURES = SMALL | {  # and a few shapes: by themselves they read 1,437 handwritten digits
     "also": ["2bw"],
@@ -159,6 +160,7 @@ OPEN = {  # notebook: the verbs that its cells call by their public names
     "06_figures": PLANS | {"launch"},
     "09_your_own_network": PLANS | {"simulate", "launch"},
     "10_waiting": PLANS | {"simulate_pipelines", "launch"},
+    "11_moving": PLANS | {"launch"},
     "figures/1_devices": PLANS | {"launch"},
     "figures/10_dense": PLANS | {"launch"},
     "figures/2_mixed_devices": PLANS,
@@ -167,6 +169,7 @@ OPEN = {  # notebook: the verbs that its cells call by their public names
     "figures/5_prediction": PLANS | {"simulate", "launch"},
     "figures/6_bytes_memory": PLANS,
     "figures/8_waiting": PLANS | {"simulate_pipelines"},
+    "figures/9_interference": PLANS | {"launch"},
 }
 
 

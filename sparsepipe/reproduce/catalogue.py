@@ -19,6 +19,7 @@ NOTEBOOKS: dict[str, tuple[str, ...]] = {
     "08_segmentation": (),
     "09_your_own_network": (),
     "10_waiting": (),
+    "11_moving": (),
     "figures/4_accuracy": (),  # trains what figures 1 and 5 read
     "figures/3_sparse_dense": (),
     "figures/1_devices": ("figures/4_accuracy",),
@@ -41,11 +42,13 @@ ALONE = frozenset(
         "08_segmentation",
         "09_your_own_network",
         "10_waiting",
+        "11_moving",
         "figures/4_accuracy",
         "figures/3_sparse_dense",
         "figures/1_devices",
         "figures/7_compression",
         "figures/8_waiting",
+        "figures/9_interference",
         "figures/10_dense",
     }
 )
@@ -61,6 +64,7 @@ USUAL_SECONDS = {
     "08_segmentation": 79,
     "09_your_own_network": 57,
     "10_waiting": 53,
+    "11_moving": 90,
     "figures/4_accuracy": 60,
     "figures/3_sparse_dense": 37,
     "figures/1_devices": 13,
@@ -69,7 +73,7 @@ USUAL_SECONDS = {
     "figures/6_bytes_memory": 10,
     "figures/7_compression": 75,
     "figures/8_waiting": 55,
-    "figures/9_interference": 9,
+    "figures/9_interference": 110,
     "figures/10_dense": 118,
     "figures/11_held_against_others": 25,
     "00_start": 6,

@@ -1,0 +1,127 @@
+"""An intruder that comes and goes while a job trains, at minibatches, so that every variant has it for as many."""
+
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..dynamics.interference.intruding import check_cores, intruding
+from ..dynamics.interference.kinds import check_kind
+from ..errors import InputError
+from ..fields import each, fields, integer, number, shown, text
+from ..files import read_json, write_json
+from ..host.background_load import processors_of
+from ..launchers import Job
+from ..plan import Plan
+from ..provenance import plan_digest
+from ..record import RunRecord
+from ..runtime.config import RunConfig
+from .cached_runs import newest
+
+FILE = "intruder.json"  # in a run's folder: what disturbed it, and when it really came and went
+_LOOK = 0.02  # seconds between two looks at how far the job is
+_FIELDS = fields(
+    {
+        "kind": text,
+        "visits": each(each(number)),
+        "came_and_went": each(each(integer)),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Intrusion:
+    """What disturbs a job of several ranks on one machine: a kind of intruder on the last rank's processor, and when.
+
+    `visits` are (from, to) as shares of the run's minibatches. Each rank has a processor of its own, in order: a
+    processor is a device here. Raises InputError for a kind that is none, and visits that are not in order.
+    """
+
+    kind: str
+    visits: tuple[tuple[float, float], ...]
+
+    def __post_init__(self) -> None:
+        check_kind(self.kind)
+        moments = [0.0, *(moment for visit in self.visits for moment in visit), 1.0]
+        if any(len(visit) != 2 for visit in self.visits) or moments != sorted(moments):
+            raise InputError(f"visits {shown(self.visits)}: expected pairs (from, to) of shares of a run, in order")
+
+    @classmethod
+    def of(cls, kind: str, visits: Sequence[Sequence[float]]) -> "Intrusion":
+        """As a notebook's parameters give it: lists of two shares."""
+        return cls(kind, tuple(tuple(map(float, visit)) for visit in visits))  # type: ignore[misc]
+
+    def disturb(self, job: Job, *, minibatches: int) -> None:
+        """Keep each rank of a job on its own processor, and let the intruder come and go until its last visit is over.
+
+        It is a child that ends with this process. When it came and went is kept in the run's intruder.json. Returns
+        early where the job ends. Raises InputError for fewer processors than ranks.
+        """
+        folder, ranks = job.record.folder, len(job.record.plan.ranks)
+        cores = sorted(processors_of())[:ranks]
+        check_cores(cores[ranks - 1 :])
+        _reach(job, 0)
+        _keep_on(folder, cores)
+        seen: list[tuple[int, int]] = []
+        for first, last in self.visits:
+            _reach(job, round(first * minibatches))
+            if not job.running:
+                break
+            with intruding([self.kind], cores=cores[-1:]):
+                came = _newest(job)
+                _reach(job, round(last * minibatches))
+                seen.append((came, _newest(job)))
+            write_json(folder / FILE, {"kind": self.kind, "visits": self.visits, "came_and_went": seen})
+
+    def kept_run(self, runs: Path, name: str, plan: Plan, config: RunConfig) -> RunRecord | None:
+        """The newest finished run of that name, if it began as `plan` and was disturbed in this way; else None."""
+        record = newest(runs, name, config)
+        if record is None or not (record.folder / FILE).exists():
+            return None
+        _, first = record.plans[0]
+        same = plan_digest(first) == plan_digest(plan) and _read(record)[:2] == (self.kind, self.visits)
+        print(f"{name}: {f'from runs/{record.name}' if same else 'training now'}", flush=True)
+        return record if same else None
+
+
+def came_and_went(record: RunRecord) -> list[tuple[int, int]]:
+    """When the intruder of a run came and went, in minibatches; nothing of a run that nobody disturbed.
+
+    Raises InputError for a file that says something else.
+    """
+    return _read(record)[2] if (record.folder / FILE).exists() else []
+
+
+def _read(record: RunRecord) -> tuple[str, tuple[Any, ...], list[tuple[int, int]]]:
+    path = record.folder / FILE
+    found = _FIELDS(read_json(path, what="intruder's visits"), str(path))
+    if missing := sorted({"kind", "visits", "came_and_went"} - found.keys()):
+        raise InputError(f"{path}: has no {', '.join(missing)}")
+    pairs = [tuple(pair) for pair in (*found["visits"], *found["came_and_went"])]
+    if any(len(pair) != 2 for pair in pairs):
+        raise InputError(f"{path}: expected pairs (from, to)")
+    count = len(found["visits"])
+    return found["kind"], tuple(pairs[:count]), pairs[count:]  # type: ignore[return-value]
+
+
+def _newest(job: Job) -> int:
+    return max((row["minibatch"] for row in job.rows[-50:] if row["event"] == "step"), default=-1)
+
+
+def _reach(job: Job, minibatch: int) -> None:
+    """Wait until a minibatch is done, or the job."""
+    while job.running and _newest(job) < minibatch:
+        time.sleep(_LOOK)
+
+
+def _keep_on(run_dir: Path, cores: Sequence[int]) -> None:
+    """Keep each rank's threads on its own processor, and those that they will start, where the system can."""
+    for rank, core in enumerate(cores):
+        with suppress(OSError, ValueError, AttributeError):
+            pid = int((run_dir / "logs" / f"rank{rank}.pid").read_text())
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                with suppress(OSError):  # one that has just ended
+                    os.sched_setaffinity(int(thread.name), {core})

@@ -1,0 +1,88 @@
+"""What records of disturbed runs say: each iteration's time, what happened when, what changes of the plan gave."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any
+
+import pandas as pd
+
+from ..dynamics.following import DECISIONS
+from ..files import read_numbered_rows
+from ..pipelines import Pipelines
+from ..plots.system_bars import SystemBar
+from ..record import RunRecord
+from .intrusion import came_and_went
+
+_NAMES = ("before the intruder", "beside the intruder", "the whole run")
+
+
+@dataclass(frozen=True)
+class Change:
+    """One decision about a run's plan: what was expected of it and, where the plan changed, what it took."""
+
+    variant: str
+    minibatch: int  # before which it was decided
+    changed_at: int | None  # the first minibatch under the new plan; None where the old one went on
+    expected_gain_seconds: float
+    expected_cost_seconds: float
+    pause_seconds: float | None  # that the change really took
+    moved_bytes: float | None
+    why: str
+
+
+def iterations(record: RunRecord) -> list[tuple[int, float]]:
+    """(minibatch, seconds since the one before was done) of a run, in the order in which they were done."""
+    ends = sorted(row["seconds"] for row in record.metrics("step"))
+    return [(k, ends[k] - ends[k - 1]) for k in range(1, len(ends))]
+
+
+def moments(record: RunRecord) -> list[tuple[int, str]]:
+    """(minibatch, what happened): an intruder that comes or goes, and each new plan by the layers of its stages."""
+    found = [(came, "intruder") for came, _ in came_and_went(record)]
+    found += [(went, "gone") for _, went in came_and_went(record)]
+    for first, plan in record.plans[1:]:
+        stages = [] if isinstance(plan, Pipelines) else [f"{len(stage.layers)}" for stage in plan.stages]
+        found.append((first or 0, "-".join(stages)))
+    return sorted(found)
+
+
+def changes(variant: str, record: RunRecord) -> list[Change]:
+    """Every decision about a run's plan, in order. Raises InputError for a file of them that is damaged."""
+    path = record.folder / DECISIONS
+    rows = [row for _, row in read_numbered_rows(path)] if path.exists() else []
+    made: dict[int, Mapping[str, Any]] = {row["minibatch"]: row for row in record.metrics("replan")}
+    found: list[Change] = []
+    for k, row in enumerate(rows):
+        if row.get("event") != "decision":
+            continue
+        then = rows[k + 1] if k + 1 < len(rows) else {}
+        first = then.get("minibatch") if row["changes"] and then.get("event") == "changed" else None
+        real = made.get(first, {}) if first is not None else {}
+        costs = row["predicted_cost"]["seconds"]
+        told = row["predicted_gain_seconds"], costs, real.get("pause_seconds"), real.get("moved_bytes"), row["reason"]
+        found.append(Change(variant, row["minibatch"], first, *told))
+    return found
+
+
+def changes_table(records: Mapping[str, RunRecord]) -> pd.DataFrame:
+    """One row for each decision of each variant's run."""
+    rows = [asdict(change) for variant, record in records.items() for change in changes(variant, record)]
+    return pd.DataFrame(rows, columns=list(Change.__dataclass_fields__))
+
+
+def seconds_bars(records: Mapping[str, RunRecord]) -> list[SystemBar]:
+    """Mean seconds of an iteration of each variant: before the first visit, during visits, and over the whole run."""
+    found = []
+    for variant, record in records.items():
+        series, visits = iterations(record), came_and_went(record)
+        first = visits[0][0] if visits else len(series) + 1
+        groups = (
+            [seconds for at, seconds in series if at <= first],
+            [seconds for at, seconds in series if any(came < at <= went for came, went in visits)],
+            [seconds for _, seconds in series],
+        )
+        found += [
+            SystemBar(name, variant, fmean(group), "ours") for name, group in zip(_NAMES, groups, strict=True) if group
+        ]
+    return found

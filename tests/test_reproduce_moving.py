@@ -1,0 +1,111 @@
+"""Intruders that come and go beside a job, and what records of disturbed runs say of iterations and changes."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from dynamics_worlds import cpus, network
+from processes import until
+from runtime_jobs import PLAIN, plan_of
+
+from sparsepipe import InputError, RunConfig, RunRecord, partition
+from sparsepipe.dynamics.following import DECISIONS
+from sparsepipe.dynamics.launching import launch
+from sparsepipe.host.background_load import processors_of
+from sparsepipe.record import Origin
+from sparsepipe.reproduce.intrusion import FILE, Intrusion, came_and_went
+from sparsepipe.reproduce.moving import changes, changes_table, iterations, moments, seconds_bars
+
+PLAN = plan_of(PLAIN, [[0], [1]], cuts=(5,))
+
+
+def written(folder: Path) -> RunRecord:
+    """A run of eight minibatches that took 1 s each, 3 s from the fourth to the sixth; one change, one refusal."""
+    record = RunRecord.create(folder, PLAN, {}, Origin())
+    ends = [1.0, 2.0, 3.0, 6.0, 9.0, 12.0, 13.0, 14.0]
+    rows = [{"event": "step", "epoch": 0, "minibatch": k, "seconds": end} for k, end in enumerate(ends)]
+    rows.append({"event": "replan", "minibatch": 6, "seconds": 12.0, "pause_seconds": 0.25, "moved_bytes": 100})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    decided = {"event": "decision", "predicted_gain_seconds": 4.0, "predicted_cost": {"seconds": 0.5}, "reason": "so"}
+    told = [
+        decided | {"minibatch": 1, "changes": False},
+        decided | {"minibatch": 3, "changes": True},
+        {"event": "refused", "reason": "no room"},
+        decided | {"minibatch": 5, "changes": True},
+        {"event": "changed", "minibatch": 6},
+    ]
+    (folder / DECISIONS).write_text("".join(json.dumps(row) + "\n" for row in told))
+    document = {"kind": "training", "visits": [[0.3, 0.7]], "came_and_went": [[2, 5]]}
+    (folder / FILE).write_text(json.dumps(document))
+    return record
+
+
+def test_iterations_are_told_by_what_disturbed_them(tmp_path):
+    record = written(tmp_path / "run")
+    assert iterations(record) == [(1, 1.0), (2, 1.0), (3, 3.0), (4, 3.0), (5, 3.0), (6, 1.0), (7, 1.0)]
+    bars = {bar.case: bar.value for bar in seconds_bars({"live": record})}
+    assert bars["before the intruder"] == 1 and bars["beside the intruder"] == 3
+    assert bars["the whole run"] == pytest.approx(13 / 7)
+    assert moments(record) == [(2, "intruder"), (5, "gone")]
+    (record.folder / FILE).unlink()
+    assert [bar.case for bar in seconds_bars({"live": record})] == ["before the intruder", "the whole run"]
+
+
+def test_a_change_is_told_with_what_it_took_and_a_refused_one_without(tmp_path):
+    record = written(tmp_path / "run")
+    told = [(one.minibatch, one.changed_at, one.pause_seconds, one.moved_bytes) for one in changes("live", record)]
+    assert told == [(1, None, None, None), (3, None, None, None), (5, 6, 0.25, 100)]
+    table = changes_table({"live": record})
+    assert list(table.expected_gain_seconds) == [4.0] * 3 and set(table.variant) == {"live"}
+    (record.folder / DECISIONS).unlink()
+    assert changes("live", record) == [] and list(changes_table({"live": record}).columns) == list(table.columns)
+
+
+@pytest.mark.parametrize(
+    ("kind", "visits", "told"),
+    [
+        ("rain", [[0.1, 0.2]], "no intruder 'rain', expected one of"),
+        ("training", [[0.3, 0.2]], "expected pairs"),
+        ("training", [[0.1, 0.5], [0.4, 0.6]], "expected pairs"),
+        ("training", [[0.1, 1.5]], "expected pairs"),
+        ("training", [[0.1]], "expected pairs"),
+    ],
+)
+def test_visits_that_cannot_be_are_refused_in_one_line(kind, visits, told):
+    with pytest.raises(InputError, match=told) as caught:
+        Intrusion.of(kind, visits)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("document", [[], {"kind": "training"}, {"kind": 1}, {"came_and_went": [[1]]}])
+def test_a_file_that_tells_of_no_visits_is_refused(tmp_path, document):
+    record = written(tmp_path / "run")
+    whole = {"kind": "training", "visits": [], "came_and_went": []}
+    broken = whole | document if "came_and_went" in document else document
+    (record.folder / FILE).write_text(json.dumps(broken))
+    with pytest.raises(InputError, match=FILE):
+        came_and_went(record)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(processors_of()) < 2, reason="two ranks need a processor each")
+def test_an_intruder_comes_and_goes_beside_each_rank_on_its_own_processor(tmp_path):
+    profile, cluster = network(seconds=[0.004] * 8), cpus(2)
+    config = RunConfig("net", "replay", engine="replay", batch_size=1, minibatches=60, timeout_seconds=120)
+    plan, intrusion = partition(profile, cluster), Intrusion.of("matrix-products", [[0.2, 0.4], [0.6, 0.7]])
+    assert intrusion.kept_run(tmp_path, "net-moving", plan, config) is None
+    folder, devices = tmp_path / "net-moving-001", {"profile": profile, "cluster": cluster}
+    with launch(plan, config, run_dir=folder, replan="never", **devices) as job:
+        until(lambda: bool(job.rows), 90, "its first row")
+        intrusion.disturb(job, minibatches=60)
+        if job.running:
+            pids = [int((folder / "logs" / f"rank{rank}.pid").read_text()) for rank in (0, 1)]
+            held = [os.sched_getaffinity(pid) for pid in pids]
+            assert held == [{core} for core in sorted(processors_of())[:2]]
+        job.wait(timeout=120)
+    (first, second) = came_and_went(job.record)
+    assert 12 <= first[0] <= first[1] and 36 <= second[0] <= second[1] and first[1] >= 24
+    assert [told for _, told in moments(job.record)] == ["intruder", "gone"] * 2
+    assert intrusion.kept_run(tmp_path, "net-moving", plan, config).folder == folder
+    assert Intrusion.of("training", intrusion.visits).kept_run(tmp_path, "net-moving", plan, config) is None
