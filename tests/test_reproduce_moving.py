@@ -15,7 +15,7 @@ from sparsepipe.dynamics.launching import launch
 from sparsepipe.host.background_load import processors_of
 from sparsepipe.record import Origin
 from sparsepipe.reproduce.intrusion import FILE, Intrusion, came_and_went
-from sparsepipe.reproduce.moving import changes, changes_table, iterations, moments, seconds_bars
+from sparsepipe.reproduce.moving import changes, changes_table, iterations, moments, seconds_bars, simulated_stays
 
 PLAN = plan_of(PLAIN, [[0], [1]], cuts=(5,))
 
@@ -60,6 +60,16 @@ def test_a_change_is_told_with_what_it_took_and_a_refused_one_without(tmp_path):
     assert list(table.expected_gain_seconds) == [4.0] * 3 and set(table.variant) == {"live"}
     (record.folder / DECISIONS).unlink()
     assert changes("live", record) == [] and list(changes_table({"live": record}).columns) == list(table.columns)
+
+
+def test_in_simulations_moving_pays_for_who_stays_and_not_for_who_is_gone_at_once():
+    profile, cluster = network(12), cpus(2)
+    table = simulated_stays(partition(profile, cluster), profile, cluster, [3, 100], minibatches=200)
+    told = table.pivot(index="stay", columns="variant", values="seconds")
+    assert told.live[3] == told.never[3] and told.live[100] < 0.95 * told.never[100]
+    changes_by_stay = table[table.variant == "live"].set_index("stay").changes
+    assert changes_by_stay[3] == 0 < changes_by_stay[100]
+    assert not table[table.variant == "never"].changes.any()
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,24 @@
-"""What records of disturbed runs say: each iteration's time, what happened when, what changes of the plan gave."""
+"""What disturbed runs say, by their records and in simulations: when an iteration took how long, what changes gave."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
 import pandas as pd
 
+from ..cluster import Cluster
+from ..dynamics.drift import Watch
 from ..dynamics.following import DECISIONS
+from ..dynamics.simulated import simulate_replans
+from ..dynamics.variants import variant as variant_of
 from ..files import read_numbered_rows
 from ..pipelines import Pipelines
+from ..plan import Plan
 from ..plots.system_bars import SystemBar
+from ..profile import Profile
 from ..record import RunRecord
+from ..stragglers import Stragglers
 from .intrusion import came_and_went
 
 _NAMES = ("before the intruder", "beside the intruder", "the whole run")
@@ -86,3 +93,32 @@ def seconds_bars(records: Mapping[str, RunRecord]) -> list[SystemBar]:
             SystemBar(name, variant, fmean(group), "ours") for name, group in zip(_NAMES, groups, strict=True) if group
         ]
     return found
+
+
+def simulated_stays(
+    plan: Plan,
+    profile: Profile,
+    cluster: Cluster,
+    stays: Sequence[int],
+    *,
+    minibatches: int,
+    factor: float = 2.0,
+    variants: Sequence[str] = ("never", "live"),
+) -> pd.DataFrame:
+    """Simulate runs whose last rank takes `factor` times as long for so many minibatches, from a quarter of a run on.
+
+    One row for each stay and variant: the run's seconds, and how often its plan changed. Raises InputError for a
+    variant or a factor that is none.
+    """
+    first, rank = minibatches // 4, max(plan.ranks)
+    sizes = [profile.typical_sizes[k % len(profile.typical_sizes)] for k in range(minibatches)]
+    rows = []
+    for stay in stays:
+        slow = Stragglers.parse(f"slow:rank={rank},factor={factor},from={first},to={first + stay}")
+        for name in variants:
+            watch = Watch(profile, cluster, plan, simulated=True)
+            told = simulate_replans(
+                plan, profile, cluster, sizes, variant=variant_of(name), watcher=watch, stragglers=slow
+            )
+            rows.append({"stay": stay, "variant": name, "seconds": told.seconds, "changes": len(told.changes)})
+    return pd.DataFrame(rows, columns=["stay", "variant", "seconds", "changes"])
