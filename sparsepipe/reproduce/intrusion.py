@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..dynamics.interference.intruding import check_cores, intruding
+from ..dynamics.interference.intruding import intruding
 from ..dynamics.interference.kinds import check_kind
 from ..errors import InputError
 from ..fields import each, fields, integer, number, shown, text
@@ -22,7 +22,7 @@ from ..runtime.config import RunConfig
 from .cached_runs import newest
 
 FILE = "intruder.json"  # in a run's folder: what disturbed it, and when it really came and went
-_LOOK = 0.02  # seconds between two looks at how far the job is
+_LOOK = 0.05  # seconds between two looks at how far the job is
 _FIELDS = fields(
     {
         "kind": text,
@@ -58,11 +58,11 @@ class Intrusion:
         """Keep each rank of a job on its own processor, and let the intruder come and go until its last visit is over.
 
         It is a child that ends with this process. When it came and went is kept in the run's intruder.json. Returns
-        early where the job ends. Raises InputError for fewer processors than ranks.
+        early where the job ends. Where processors are fewer than ranks, ranks share them.
         """
         folder, ranks = job.record.folder, len(job.record.plan.ranks)
-        cores = sorted(processors_of())[:ranks]
-        check_cores(cores[ranks - 1 :])
+        own = sorted(processors_of()) or list(range(os.cpu_count() or 1))
+        cores = [own[rank % len(own)] for rank in range(ranks)]
         _reach(job, 0)
         _keep_on(folder, cores)
         seen: list[tuple[int, int]] = []
