@@ -46,12 +46,11 @@ def iterations(record: RunRecord) -> list[tuple[int, float]]:
 
 def moments(record: RunRecord) -> list[tuple[int, str]]:
     """(minibatch, what happened): an intruder that comes or goes, and each new plan by the layers of its stages."""
-    found = [(came, "intruder") for came, _ in came_and_went(record)]
-    found += [(went, "gone") for _, went in came_and_went(record)]
+    found = [told for came, went in came_and_went(record) for told in ((came, "intruder"), (went, "gone"))]
     for first, plan in record.plans[1:]:
         stages = [] if isinstance(plan, Pipelines) else [f"{len(stage.layers)}" for stage in plan.stages]
         found.append((first or 0, "-".join(stages)))
-    return sorted(found)
+    return sorted(found, key=lambda moment: moment[0])
 
 
 def changes(variant: str, record: RunRecord) -> list[Change]:
