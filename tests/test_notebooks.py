@@ -41,6 +41,7 @@ SMALL = {
     "dense_models": ["vgg11bn-3d-narrow"],  # a step on a grid of 64 cells along each axis takes seconds
     "num_points": 512,
     "moving_minibatches": 24,
+    "stays": [10],
 }
 FIGURES = SMALL | {  # and a few shapes: by themselves they read 1,437 handwritten digits
     "also": ["2bw"],
@@ -50,6 +51,7 @@ FIGURES = SMALL | {  # and a few shapes: by themselves they read 1,437 handwritt
     "replayed_stragglers": 1,
     "replayed_minibatches": 2,
     "published_devices": 2,
+    "variants": ["live"],
 }
 
 
