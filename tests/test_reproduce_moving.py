@@ -51,6 +51,15 @@ def test_iterations_are_told_by_what_disturbed_them(tmp_path):
     assert [bar.case for bar in seconds_bars({"live": record})] == ["before the intruder", "the whole run"]
 
 
+def test_replicas_that_end_together_have_the_mean_of_their_round(tmp_path):
+    """Ends at 1, 1, 5, 5, 9, 9: no minibatch took 4 s, and none took nothing."""
+    plan = plan_of(PLAIN, [[0, 1]])
+    record = RunRecord.create(tmp_path / "run", plan, {}, Origin())
+    rows = [{"event": "step", "epoch": 0, "minibatch": k, "seconds": 1.0 + 4 * (k // 2)} for k in range(6)]
+    (record.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert iterations(record) == [(k, 2.0) for k in range(2, 6)] and moments(record) == []
+
+
 def test_a_change_is_told_with_what_it_took_and_a_refused_one_without(tmp_path):
     record = written(tmp_path / "run")
     told = [(one.minibatch, one.changed_at, one.pause_seconds, one.moved_bytes) for one in changes("live", record)]

@@ -39,18 +39,39 @@ class Change:
 
 
 def iterations(record: RunRecord) -> list[tuple[int, float]]:
-    """(minibatch, seconds since the one before was done) of a run, in the order in which they were done."""
+    """(minibatch, seconds from the end of the one before to its own) of a run, in the order in which they ended.
+
+    Replicas of the last stage end a round of minibatches at about the same time: each has the round's mean. The first
+    minibatch, or round, has nothing before it and is left out.
+    """
     ends = sorted(row["seconds"] for row in record.metrics("step"))
-    return [(k, ends[k] - ends[k - 1]) for k in range(1, len(ends))]
+    plans = record.plans
+    begins = [min(first or 0, len(ends)) for first, _ in plans]
+    found: list[tuple[int, float]] = []
+    for (_, plan), begin, end in zip(plans, begins, [*begins[1:], len(ends)], strict=True):
+        size = 1 if isinstance(plan, Pipelines) else plan.stages[-1].round
+        for first in range(begin, end, size):
+            last = min(first + size, end)
+            if first:
+                found += [(k, (ends[last - 1] - ends[first - 1]) / (last - first)) for k in range(first, last)]
+    return found
 
 
 def moments(record: RunRecord) -> list[tuple[int, str]]:
-    """(minibatch, what happened): an intruder that comes or goes, and each new plan by the layers of its stages."""
+    """(minibatch, what happened): an intruder that comes or goes, and each new plan as the layers of its stages.
+
+    Shares of a stage's replicas stand in brackets: "37 (2:1)".
+    """
     found = [told for came, went in came_and_went(record) for told in ((came, "intruder"), (went, "gone"))]
-    for first, plan in record.plans[1:]:
-        stages = [] if isinstance(plan, Pipelines) else [f"{len(stage.layers)}" for stage in plan.stages]
-        found.append((first or 0, "-".join(stages)))
+    found += [(first or 0, _stages(plan)) for first, plan in record.plans[1:]]
     return sorted(found, key=lambda moment: moment[0])
+
+
+def _stages(plan: Plan | Pipelines) -> str:
+    if isinstance(plan, Pipelines):
+        return f"{len(plan.pipelines)} pipelines"
+    shares = [f" ({':'.join(map(str, stage.shares))})" if len(stage.ranks) > 1 else "" for stage in plan.stages]
+    return "-".join(f"{len(stage.layers)}{share}" for stage, share in zip(plan.stages, shares, strict=True))
 
 
 def changes(variant: str, record: RunRecord) -> list[Change]:
