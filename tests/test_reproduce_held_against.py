@@ -44,14 +44,17 @@ def test_measured_plans(outside):
     assert {one.kind.partition(",")[0] for one in numbers if one.doubt} == {"step", "peak memory"}
 
 
-def test_original_planners(shared_reference):
+def test_original_planners(shared_reference, monkeypatch):
     numbers = planners_answers(str(shared_reference), 4)
     assert 6 <= len(numbers) <= 8 and errors(numbers).max() < 1e-9
+    monkeypatch.setenv("SPARSEPIPE_REFERENCE", str(shared_reference))
+    assert planners_answers("", 1) and not planners_answers("", 0)
 
 
 def test_what_is_not_here_is_left_out_with_a_word(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("SPARSEPIPE_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("SPARSEPIPE_REFERENCE", raising=False)
     assert not [*replayed_steps(), *known_optima(), *measured_plans(), *planners_answers("", 4)]
     told = capsys.readouterr().out.splitlines()
     assert len(told) == 4 and "sparsepipe data fetch sailor" in "".join(told)

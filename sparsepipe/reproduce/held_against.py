@@ -24,6 +24,7 @@ from ..profile import Profile
 from ..record import load_trace
 from ..replaying import replay
 from ..yaml_files import read_yaml
+from .machines import reference_folders
 
 JOBS = ("ST", "SE")  # of ByteDance's traces
 
@@ -80,14 +81,17 @@ def measured_plans(folder: str = "") -> list[HeldAgainst]:
 def planners_answers(folder: str, most: int) -> list[HeldAgainst]:
     """Periods that the original planners of PipeDream and SparsePipe print, and ours on the same profiles.
 
-    `folder` has their answers, golden.jsonl, and the profiles; `most`: of each planner, spread over all there are.
+    `folder` has their answers, golden.jsonl, and the profiles; "": where published profiles are looked for. `most`: of
+    each planner, spread over all there are.
     """
-    path = Path(folder) / "golden.jsonl"
-    if not folder or not path.exists():
+    places = [Path(folder)] if folder else reference_folders()
+    place = next((place for place in places if (place / "golden.jsonl").exists()), None)
+    if place is None:
         print("the original planners' answers are not here: they are left out")
         return []
-    rows = [json.loads(line) for line in read_text(path).splitlines() if line.strip()]
-    load = cache(lambda name: _reference_profile(Path(folder) / "profiles", name))
+    rows = [json.loads(line) for line in read_text(place / "golden.jsonl").splitlines() if line.strip()]
+    profiles = place / "profiles"
+    load = cache(lambda name: _reference_profile(profiles, name))
     found = []
     for kinds, answer in ((("homogeneous", "timing"), _pipedream), (("heterogeneous",), _sparsepipe)):
         own = [row for row in rows if row["kind"] in kinds and row["status"] == "ok"]

@@ -106,12 +106,17 @@ def published_dense(names: Sequence[str]) -> dict[str, Machines]:
     return found
 
 
-def _published_folder(family: str) -> Path | None:
+def reference_folders() -> list[Path]:
+    """Where published profiles and answers are looked for: SPARSEPIPE_REFERENCE, else beside SPARSEPIPE_DATA."""
     named, data = os.environ.get("SPARSEPIPE_REFERENCE"), os.environ.get("SPARSEPIPE_DATA")
     found = (
         [Path(named)] if named else [Path(part).parent / "reference" for part in (data or "").split(os.pathsep) if part]
     )
-    folders = (path.resolve() / "profiles" / family for path in found)
+    return [path.resolve() for path in found]
+
+
+def _published_folder(family: str) -> Path | None:
+    folders = (path / "profiles" / family for path in reference_folders())
     return next((path for path in folders if path.is_dir()), None)
 
 
