@@ -10,6 +10,7 @@ from .cluster import Cluster, Link
 from .costs import LayerTable, MemoryNeed
 from .plan import Plan
 from .profile import Profile
+from .quantities import SIZE
 from .schedule import Op, compile
 from .simulator import simulate
 from .stragglers import Stragglers
@@ -90,8 +91,8 @@ def beyond_memory(peak_bytes: Mapping[int, float], cluster: Cluster) -> str:
         return ""
     worst = max(over, key=lambda rank: peak_bytes[rank] / limits[rank])
     return (
-        f"the plan does not fit into memory: rank {worst} holds {peak_bytes[worst] / 1e6:.1f} MB at its "
-        f"fullest, its device has {limits[worst] / 1e6:.1f} MB ({len(over)} of {len(limits)} ranks have too little)"
+        f"the plan does not fit into memory: rank {worst} holds {SIZE.shown(peak_bytes[worst])} at its "
+        f"fullest, its device has {SIZE.shown(limits[worst])} ({len(over)} of {len(limits)} ranks have too little)"
     )
 
 

@@ -240,7 +240,7 @@ def test_a_file_of_no_stated_size_is_bounded(
     """`bytes: null` downloaded without an end."""
     monkeypatch.setattr(transfer, "_MOST_UNSTATED_BYTES", 10_000)
     manifests = _manifest(tmp_path / "m", server, {"toys.zip": _archive()}, sizes=False)
-    with pytest.raises(InputError, match=r"toys\.zip: more than 10000 bytes came, .* does not say its size; put its"):
+    with pytest.raises(InputError, match=r"toys\.zip: more than 10 kB came, .* does not say its size; put its"):
         data.fetch("toys", tmp_path / "d", manifests=manifests)
     assert list((tmp_path / "d").iterdir()) == []
 

@@ -110,6 +110,17 @@ def test_a_page_is_there_before_anything_ran_and_where_files_are_damaged(job):
     assert f"1 of {len(NOTEBOOKS)} notebooks" in write_page(job).read_text()
 
 
+def test_the_page_goes_by_the_numbers(job):
+    """It began with figure 4, as notebooks run in another order: those that train what others read come first."""
+    walk = [name for name in NOTEBOOKS if "/" not in name and name != "00_start"]
+    for name in NOTEBOOKS:
+        executed(job.copies, name)
+    sections = [section["id"] for section in Tags(write_page(job).read_text()).all("section")]
+    assert sections[: len(walk) + 1] == ["00_start", *walk]
+    numbers = [int(name.removeprefix("figures-").partition("_")[0]) for name in sections[len(walk) + 1 :]]
+    assert numbers == sorted(numbers) and len(sections) == len(NOTEBOOKS)
+
+
 def test_an_executed_notebook_shows_what_came_out_of_it(tmp_path):
     said = [nbformat.v4.new_output("stream", name="stdout", text=text) for text in ("one\n", f"{NAME}\n")]
     figure = nbformat.v4.new_output("display_data", {"application/vnd.plotly.v1+json": {}, "image/png": "aGk=\n"})

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from ..errors import InputError
 from ..fields import complaint, shown
+from ..quantities import SIZE
 from .layouts import is_litter
 
 MOST_TIMES = 100  # an archive's bytes; point clouds as text shrink to a fifth, seldom to a twentieth
@@ -65,7 +66,8 @@ def _check(members: list[zipfile.ZipInfo], num_bytes: int, source: str) -> None:
     total, most = sum(member.file_size for member in members), max(MOST_TIMES * num_bytes, MOST_ANYWAY_BYTES)
     if total > most:
         raise InputError(
-            f"{source}: would unpack to {total} bytes, expected at most {most}, {MOST_TIMES} times its size; not used"
+            f"{source}: would unpack to {SIZE.shown(total)}, expected at most {SIZE.shown(most)}, {MOST_TIMES} times "
+            "its size; not used"
         )
 
 

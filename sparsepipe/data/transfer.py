@@ -13,6 +13,7 @@ from typing import Any
 from ..errors import InputError
 from ..fields import complaint
 from ..files import sha256
+from ..quantities import SIZE
 from .manifests import RemoteFile
 
 Progress = Callable[[str, int, int | None], None]  # (file name, bytes so far, bytes in all or None)
@@ -93,8 +94,8 @@ def _append(file: RemoteFile, part: Path, start: int, progress: Progress | None)
     if file.num_bytes is None and size > _MOST_UNSTATED_BYTES:
         part.unlink(missing_ok=True)
         raise InputError(
-            f"{file.url}: more than {_MOST_UNSTATED_BYTES} bytes came, the most that is taken of a file whose manifest "
-            "does not say its size; put its bytes there"
+            f"{file.url}: more than {SIZE.shown(_MOST_UNSTATED_BYTES)} came, the most that is taken of a file whose "
+            "manifest does not say its size; put its bytes there"
         )
     short = size < (total or 0) or (web and size < (file.num_bytes or 0))
     return f"{size} of {file.num_bytes or total} bytes came" if short else None

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from ..cluster import Cluster
 from ..plan import Plan
+from ..quantities import SIZE
 
 
 def with_doubts(plan: Plan, cluster: Cluster) -> Plan:
@@ -33,6 +34,6 @@ def beyond_memory(plan: Plan, cluster: Cluster) -> str:
     _, worst, kind = max(over, key=lambda one: one[0])
     others = f" (so for {len(over)} of {plan.pipeline_size} groups of devices)" if len(over) > 1 else ""
     return (
-        f"the plan does not fit into memory: {worst.name} needs {worst.memory_bytes / 1e6:.1f} MB on a device of type "
-        f"{kind.name!r}, which has {kind.memory_bytes / 1e6:.1f} MB{others}; planner 'optimal' looks for one that fits"
+        f"the plan does not fit into memory: {worst.name} needs {SIZE.shown(worst.memory_bytes)} on a device of type "
+        f"{kind.name!r}, which has {SIZE.shown(kind.memory_bytes)}{others}; planner 'optimal' looks for one that fits"
     )

@@ -80,6 +80,11 @@ USUAL_SECONDS = {
 }
 
 
+def by_number() -> list[str]:
+    """The notebooks as they are read: 00 to the last of the walk, then the figures' 1, 2, … 10."""
+    return sorted(NOTEBOOKS, key=lambda name: ("/" in name, int(name.rpartition("/")[2].partition("_")[0])))
+
+
 def notebooks_folder() -> Path:
     """Return the folder of the notebooks: beside the package in a checkout, inside it once installed.
 

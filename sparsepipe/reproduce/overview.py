@@ -86,7 +86,7 @@ class Overview:
     def thumbnails(self) -> "Shown":
         """The figures that were exported, small; each leads to its notebook."""
         cells = []
-        for name in catalogue.NOTEBOOKS:
+        for name in catalogue.by_number():
             path = catalogue.notebooks_folder() / f"{name}.ipynb"
             for figure in catalogue.exported(path):
                 if picture := _thumbnail(self.figures / f"{figure}.png"):
@@ -101,7 +101,7 @@ class Overview:
         folder = catalogue.notebooks_folder()
         items = joined(
             Html("<li><a href='{0}.ipynb'>{1}</a></li>").format(name, catalogue.title(folder / f"{name}.ipynb"))
-            for name in catalogue.NOTEBOOKS
+            for name in catalogue.by_number()
         )
         return Shown(Html("<ul style='columns:2 24em;list-style:none;padding:0'>{}</ul>").format(items))
 

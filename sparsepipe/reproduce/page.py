@@ -31,7 +31,7 @@ def write_page(job: NotebookJob) -> Path:
     Raises InputError where the folder cannot be written to.
     """
     sections, links = [], []
-    for name in catalogue.NOTEBOOKS:
+    for name in catalogue.by_number():
         executed = Executed.read(name, job.copy(name))
         if executed is None:
             continue

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ...errors import InputError
 from ...fields import shown
 from ...files import read_json, write_json
+from ...quantities import SIZE
 
 FORMAT = "sparsepipe-forest-1"
 MOST_FEATURES, MOST_TREES, MOST_NODES = 1000, 5000, 5_000_000  # the last of all trees together
@@ -113,7 +114,7 @@ def read_bounded_json(path: Path | str, *, what: str) -> Any:
     except (OSError, ValueError):
         size = 0  # what is wrong is told by who reads it
     if size > MOST_FILE_BYTES:
-        raise InputError(f"{path}: {size} bytes, expected {MOST_FILE_BYTES} at most for a {what}")
+        raise InputError(f"{path}: {SIZE.shown(size)}, expected {SIZE.shown(MOST_FILE_BYTES)} at most for a {what}")
     return read_json(path, what=what)
 
 

@@ -119,6 +119,6 @@ def nothing_fits(ends: StageEnds, moves: Moves, memory: MemoryRule, all_devices:
     largest = max(c.type.memory_bytes for c in ends.model.groups.classes)
     return (
         f"no plan fits into the memory of {moves.used[-1]} devices (at most {SIZE.shown(largest)}): "
-        f"{np.ceil(high):.0f} bytes on each would do ({SIZE.enough(high)}); "
+        f"{SIZE.enough(high)} on each would do; "
         "use devices with more memory, more of them, or recomputation"
     )

@@ -27,6 +27,7 @@ from ...costs import Array
 from ...errors import InputError
 from ...formats.dnn_partitioning import CPU
 from ...plan import Plan, StageEstimate
+from ...quantities import SIZE
 from ..base import Problem
 from ..cuts import Index, down_sets
 from ..estimate import estimate
@@ -168,7 +169,7 @@ def best_split(problem: Problem) -> Split:
             return Split(tuple(own), loads)
         if limit == most:
             size = max(kind.memory_bytes for kind in kinds) if kinds else 0
-            raise InputError(f"no plan fits into {size:g} bytes on each accelerator: use more of them")
+            raise InputError(f"no plan fits into {SIZE.shown(size)} on each accelerator: use more of them")
         growth *= 2
 
 
