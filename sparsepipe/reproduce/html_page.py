@@ -17,7 +17,7 @@ _PAGE = Html(
 )
 
 
-_LINK = re.compile(r'(href="[^":]*)\.ipynb(["#])')
+_LINK = re.compile(r"""(href=["'][^"':]*)\.ipynb(["'#])""")
 
 
 class _Renderer(mistune.HTMLRenderer):
@@ -36,8 +36,16 @@ def page(title: str, body: Html) -> str:
 
 
 def of_markdown(text: str) -> Html:
-    """Return Markdown as HTML; tags in it are shown as text, and a link that could run a script leads nowhere.
+    """Return Markdown as HTML; tags in it are shown as text, and a link that could run a script leads nowhere."""
+    return with_links_to_pages(Html(_markdown(text)))
 
-    Links to notebooks lead to their pages, which lie beside each other as the notebooks do.
-    """
-    return Html(_LINK.sub(r"\1.html\2", str(_markdown(text))))
+
+def with_links_to_pages(markup: Html) -> Html:
+    """Return HTML whose links to notebooks lead to their pages, which lie beside each other as the notebooks do."""
+    return Html(_LINK.sub(r"\1.html\2", str(markup)))
+
+
+def scrolling(markup: Html, *, kind: str, label: str) -> Html:
+    """Return HTML in a box that scrolls where it is too wide, by keyboard too; `kind` is the class of its style."""
+    box = Html('<div class="{}" tabindex="0" role="region" aria-label="{}">{}</div>')
+    return box.format(kind, label, markup)

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..display.markup import Html, joined
 from .executed import Executed, outputs, shown, source, text_of
-from .html_page import of_markdown, page
+from .html_page import of_markdown, page, scrolling, with_links_to_pages
 
 _CODES = re.compile(r"\x1b\[[0-9;]*m")  # colours of a terminal, in errors
 
@@ -49,12 +49,13 @@ def _output(output: Mapping[str, Any]) -> Html:
         data = re.sub(r"[^A-Za-z0-9+/=]", "", picture)
         return Html('<p><img alt="figure" src="data:image/png;base64,{}"></p>').format(data)
     if markdown := shown(output, "text/markdown"):
-        return Html('<div class="answer">{}</div>').format(of_markdown(markdown))
+        return scrolling(of_markdown(markdown), kind="answer", label="what the notebook says")
     if "application/vnd.plotly.v1+json" in (output.get("data") or {}):
         return Html('<p class="soft">a live figure: JupyterLab draws it</p>')
     if "application/vnd.jupyter.widget-view+json" in (output.get("data") or {}):
         return Html('<p class="soft">a widget: JupyterLab shows it</p>')
     if markup := shown(output, "text/html"):
-        return Html('<div class="shown"><div class="html">{}</div></div>').format(Html(markup))
+        shown_here = Html('<div class="html">{}</div>').format(with_links_to_pages(Html(markup)))
+        return scrolling(shown_here, kind="shown", label="output of the cell")
     plain = shown(output, "text/plain")
     return Html('<pre class="text">{}</pre>').format(plain) if plain else Html("")

@@ -15,7 +15,7 @@ from ..errors import InputError
 from ..files import read_json, write_atomic
 from . import catalogue
 from .executed import Executed
-from .html_page import of_markdown, page
+from .html_page import of_markdown, page, scrolling
 from .notebook_job import NotebookJob
 from .notebook_page import notebook_page
 from .report import warnings_of
@@ -70,7 +70,7 @@ def _section(job: NotebookJob, executed: Executed) -> Html:
 def _answer(executed: Executed) -> Html:
     if not executed.answer:
         return Html("")
-    return Html('<div class="answer">{}</div>').format(of_markdown(executed.answer))
+    return scrolling(of_markdown(executed.answer), kind="answer", label=f"answer of {executed.name}")
 
 
 def _warnings(texts: Iterable[str]) -> Html:
@@ -113,10 +113,8 @@ def _table(path: Path, name: str) -> Html:
         Html("<tr>{}</tr>").format(joined(Html("<td>{}</td>").format(cell) for cell in row))
         for row in rows[1 : _ROWS + 1]
     )
-    whole = Html('<div class="scroll" tabindex="0" role="region" aria-label="table of {}"><table>{}{}</table></div>')
-    return Html("<details><summary>Table</summary>{}{}</details>").format(
-        whole.format(name, head, body), more if len(rows) > _ROWS + 1 else ""
-    )
+    whole = scrolling(Html("<table>{}{}</table>").format(head, body), kind="scroll", label=f"table of {name}")
+    return Html("<details><summary>Table</summary>{}{}</details>").format(whole, more if len(rows) > _ROWS + 1 else "")
 
 
 def _provenance(facts: Mapping[str, Any]) -> Html:
