@@ -22,7 +22,7 @@ from sparsepipe.plots.export import normalised, provenance
 from sparsepipe.plots.pdf_facts import with_facts
 from sparsepipe.plots.theme import doubted, finished, hatch
 from sparsepipe.provenance import Provenance
-from sparsepipe.record import NOTEBOOK, Origin
+from sparsepipe.record import NOTEBOOK, PAPER, Origin
 
 needs_chromium = pytest.mark.skipif(plots.browser() is None, reason="no Chromium to draw with")
 
@@ -124,6 +124,20 @@ def test_figures_for_a_paper_have_one_size_its_font_and_no_title(tmp_path):
         text = subprocess.run(["pdftotext", pdf, "-"], capture_output=True, text=True, check=True).stdout
         assert TITLE not in text and ("doubtful" in text) == (name == "doubtful")
         assert TITLE in told  # of the PDF itself
+
+
+def test_what_a_batch_asks_of_figures_reaches_them_all(monkeypatch):
+    asked = plots.Paper(3.5, height=2.0, title=False, font="DejaVu Serif")
+    assert plots.Paper.asked() == plots.Paper()
+    monkeypatch.setenv(PAPER, json.dumps(asked.to_json()))
+    assert plots.Paper.asked() == asked
+    for wrong in ("{", "[1]", '{"width": 3}', '{"inches": "a"}'):
+        monkeypatch.setenv(PAPER, wrong)
+        with pytest.raises(InputError, match=f"{PAPER} is .*: expected JSON such as"):
+            plots.Paper.asked()
+    monkeypatch.setenv(PAPER, '{"inches": 1}')
+    with pytest.raises(InputError, match="1 inches wide: expected 2 to 20"):
+        plots.Paper.asked()
 
 
 @needs_chromium

@@ -99,6 +99,26 @@ def test_runs_all_in_order_and_again_only_what_changed(few, tmp_path, capsys):
 
 
 @pytest.mark.slow
+def test_a_batch_tells_every_notebook_what_a_paper_asks_of_figures(few, tmp_path, capsys):
+    """A paper's width, font and missing titles could be had for one figure at a time, in a cell of one's own."""
+    few(
+        "a",
+        "figures = ''\nroot = ''\ndata = ''",
+        "from sparsepipe.reproduce.workplace import Workplace",
+        "print(Workplace.open(root, figures=figures, data='digits').paper)",
+    )
+    paper = plots.Paper(3.5, title=False)
+    run(few, tmp_path, "a", paper=paper)
+    executed = nbformat.read(tmp_path / "runs" / "notebooks" / "a.ipynb", as_version=4)
+    assert executed.cells[-1].outputs[0].text.strip() == str(paper)
+    capsys.readouterr()
+    run(few, tmp_path, "a", resume=True, paper=paper)
+    assert "begins" not in capsys.readouterr().err
+    run(few, tmp_path, "a", resume=True)  # another size: nothing of it is done
+    assert "begins" in capsys.readouterr().err
+
+
+@pytest.mark.slow
 def test_a_failure_names_notebook_cell_and_error_and_the_others_go_on(few, tmp_path, capsys):
     few("a", "figures = ''\nnumber = 1", "1 + 1", "raise ValueError('no such\\nthing')")
     with pytest.raises(RunFailed) as caught:

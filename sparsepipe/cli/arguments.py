@@ -308,6 +308,13 @@ def _reproduce(verb: Parser) -> None:
     verb.add_argument(
         "--resume", action="store_true", help="go on where a batch failed: skip notebooks that ran to their end"
     )
+    paper = verb.add_argument_group("for a paper", "what all figures of the batch are exported with")
+    paper.add_argument(
+        "--width", type=positive, metavar="INCHES", help="of each PDF: 3.5 is a column of IEEE's, 7 the default"
+    )
+    paper.add_argument("--height", type=positive, metavar="INCHES", help="of each PDF (default: the figure's shape)")
+    paper.add_argument("--font", metavar="FAMILY", help="of all text, one that is installed, such as 'Times New Roman'")
+    paper.add_argument("--no-title", action="store_true", help="no titles and notes: captions carry them")
     verb.add_argument("--no-pictures", action="store_true", help="tables and their provenance alone: no browser needed")
 
 

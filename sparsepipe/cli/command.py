@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from ..display.markup import one_line, visible
 from ..errors import InputError, RunFailed
@@ -16,6 +17,9 @@ from . import cluster_verbs, data_verbs, interference_verbs, model_verbs, plan_v
 from .argument_types import value
 from .output import Answer, OutputLost, print_answer, progress_line, standard_streams
 from .parser import complete, parser
+
+if TYPE_CHECKING:
+    from ..plots import Paper
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -80,10 +84,24 @@ def reproduce(options: argparse.Namespace) -> Answer:
 
     settings = {"jobs": options.jobs, "data": options.data, "out": options.out, "only_changed": options.only_changed}
     settings |= {"resume": options.resume, "pictures": not options.no_pictures}
+    settings["paper"] = _paper(options)
     settings["parameters"] = {name: value(text) for name, text in options.parameters}
     written = run_notebooks(options.figures or None, **settings)
     page = options.out / PAGE
     return Answer({"figures": [str(path) for path in written], "page": str(page.resolve())}, str(page))
+
+
+def _paper(options: argparse.Namespace) -> "Paper | None":
+    """What the options ask of figures; None where they ask nothing."""
+    given = {"inches": options.width, "height": options.height, "font": options.font}
+    asked = {name: value for name, value in given.items() if value is not None}
+    if options.no_title:
+        asked["title"] = False
+    if not asked:
+        return None
+    from ..plots import Paper  # here: it brings plotly
+
+    return Paper(**asked)
 
 
 VERBS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {

@@ -81,5 +81,6 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "reproduce 05_launch -p epochs 4 -p train_model minkvgg16bn-narrow",
         "reproduce timeline throughput --data modelnet10-sample --out real/figures",
         "reproduce --resume",
+        "reproduce --only-changed --width 3.5 --no-title --out paper/figures",
     ),
 }

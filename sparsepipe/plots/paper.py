@@ -1,11 +1,15 @@
 """How a figure is printed: as wide as a column, as high as its neighbours, in the page's font, with a title or not."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 import plotly.graph_objects as go
 
 from ..errors import InputError
+from ..fields import shown
+from ..record import PAPER
 from .theme import FONT, TEMPLATE, doubted, doubts_of, legend_is_above
 
 # Inches of a column and of the text of common venues: what a PDF's width is chosen from.
@@ -36,6 +40,23 @@ class Paper:
             raise InputError(f"a figure {self.inches:g} inches wide: expected 2 to 20 ({told})")
         if self.height is not None and not 1 <= self.height <= 20:
             raise InputError(f"a figure {self.height:g} inches high: expected 1 to 20")
+
+    @classmethod
+    def asked(cls) -> "Paper":
+        """Return what the batch asks for that runs this notebook; the usual paper outside of one. Raises InputError."""
+        given = os.environ.get(PAPER)
+        try:
+            return cls(**json.loads(given)) if given else cls()
+        except (ValueError, TypeError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(
+                f"{PAPER} is {shown(given)}: expected JSON such as {json.dumps(cls().to_json())}"
+            ) from None
+
+    def to_json(self) -> Mapping[str, float | bool | str | None]:
+        """Return what `asked` reads."""
+        return asdict(self)
 
     def styled(self, figure: go.Figure) -> go.Figure:
         """Return the figure with the font, and without a title where none is asked for; as it is otherwise."""

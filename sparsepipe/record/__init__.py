@@ -2,6 +2,6 @@
 
 from .opening import load_trace
 from .plans import FollowedPlan
-from .run_record import NO_PICTURES, NOTEBOOK, Origin, RunRecord, load_warnings
+from .run_record import NO_PICTURES, NOTEBOOK, PAPER, Origin, RunRecord, load_warnings
 
-__all__ = ["FollowedPlan", "NOTEBOOK", "NO_PICTURES", "Origin", "RunRecord", "load_trace", "load_warnings"]
+__all__ = ["FollowedPlan", "NOTEBOOK", "NO_PICTURES", "Origin", "PAPER", "RunRecord", "load_trace", "load_warnings"]

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 
 _LONGEST = 1e9  # seconds of a run, 31 years: more would be no date
 NO_PICTURES = "SPARSEPIPE_NO_PICTURES"  # says why no notebook of a batch can draw, so that none looks again
+PAPER = "SPARSEPIPE_PAPER"  # says, as JSON, how a batch wants all its figures printed
 NOTEBOOK = "SPARSEPIPE_NOTEBOOK"  # names, for provenance, the notebook that a kernel runs
 
 

@@ -82,7 +82,7 @@ USUAL_SECONDS = {
 
 def by_number() -> list[str]:
     """The notebooks as they are read: 00 to the last of the walk, then the figures' 1, 2, … 10."""
-    return sorted(NOTEBOOKS, key=lambda name: ("/" in name, int(name.rpartition("/")[2].partition("_")[0])))
+    return sorted(NOTEBOOKS, key=lambda name: ("/" in name, int(re.sub(r"\D.*", "", name.rpartition("/")[2]) or 0)))
 
 
 def notebooks_folder() -> Path:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import RunFailed
 from . import catalogue
@@ -13,6 +13,9 @@ from .notebook_job import NotebookJob, Outcome
 from .page import write_page
 from .progress import Progress, clock
 from .report import not_drawn, warnings_of
+
+if TYPE_CHECKING:
+    from ..plots import Paper
 
 
 def reproduce(
@@ -26,6 +29,7 @@ def reproduce(
     resume: bool = False,
     parameters: dict[str, Any] | None = None,
     pictures: bool = True,
+    paper: "Paper | None" = None,
 ) -> list[Path]:
     """Execute the notebooks (those named, or that export the figures named) and return the figures' files.
 
@@ -34,7 +38,8 @@ def reproduce(
     `only_changed` skips a notebook whose text, parameters and code are as they were when it last ran to its end, and
     whose figures are there, drawn. `resume` skips each that ran to its end under these parameters, changed since or
     not: a batch that failed goes on with the notebook that did. A notebook that fails stops only those that start from
-    it. Without `pictures` tables and their provenance are written alone.
+    it. Without `pictures` tables and their provenance are written alone. `paper` says how all figures are exported:
+    their width, height and font, with a title or not.
     Meanwhile stderr says what runs, n of N, its step, the time so far and expected. After each notebook
     `out/index.html` is written anew: a page of all figures, which opens from disk. The last lines give warnings, and
     each notebook's answer in a sentence.
@@ -42,7 +47,7 @@ def reproduce(
     failure, and where pictures were asked for and none, or not all, could be drawn.
     """
     given = parameters or {}
-    job = NotebookJob.prepare(out=out, notebooks=notebooks, data=data, parameters=given, pictures=pictures)
+    job = NotebookJob.prepare(out=out, notebooks=notebooks, data=data, parameters=given, pictures=pictures, paper=paper)
     chosen = job.chosen(figures)
     unused = job.left_out(chosen, given)
     progress = Progress(chosen, job.expected_seconds(chosen))

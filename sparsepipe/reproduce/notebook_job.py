@@ -10,14 +10,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from ..files import read_json, write_json
 from ..host.python_path import python_command, python_environment
-from ..record import NO_PICTURES, NOTEBOOK
+from ..record import NO_PICTURES, NOTEBOOK, PAPER
 from . import catalogue
 from .report import REPORT, not_drawn
+
+if TYPE_CHECKING:
+    from ..plots import Paper
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _PATIENCE = 20  # seconds that an interrupted notebook has to end its kernel
@@ -44,6 +47,7 @@ class NotebookJob:
     parameters: dict[str, Any]
     exports: dict[str, tuple[str, ...]] = field(default_factory=dict)  # notebook -> names of its figures
     pictures: bool = True
+    paper: "Paper | None" = None  # what all figures are exported with; None: the usual one
     processes: list[subprocess.Popen] = field(default_factory=list)  # at work now
     why_not: dict[str, str] = field(default_factory=dict)  # of a browser that was looked for: why it cannot draw
     lock: Any = field(default_factory=threading.Lock)  # of the file of times
@@ -57,6 +61,7 @@ class NotebookJob:
         data: str | Path | None,
         parameters: dict[str, Any],
         pictures: bool = True,
+        paper: "Paper | None" = None,
     ) -> "NotebookJob":
         """Find the notebooks; `work/`, `runs/` and the executed copies stand beside `out`. Raises InputError."""
         folder = notebooks or catalogue.notebooks_folder()
@@ -69,7 +74,7 @@ class NotebookJob:
         source = "" if not data else str(Path(data).resolve()) if Path(data).exists() else str(data)
         told = {"root": str(out.parent), "figures": str(out), "data": source, "headless": True, **parameters}
         exports = {name: catalogue.exported(folder / f"{name}.ipynb") for name in catalogue.NOTEBOOKS}
-        return cls(folder, out, out.parent / "runs" / "notebooks", told, exports, pictures)
+        return cls(folder, out, out.parent / "runs" / "notebooks", told, exports, pictures, paper)
 
     def chosen(self, names: Sequence[str] | None) -> list[str]:
         """Notebooks by their own or their figures' names, in order; all of them without names."""
@@ -154,6 +159,8 @@ class NotebookJob:
         told = {"JUPYTER_PREFER_ENV_PATH": "1", NOTEBOOK: name, REPORT: str(log.with_suffix(".report.jsonl"))}
         if why := self.why_not.get(""):
             told[NO_PICTURES] = why
+        if self.paper:
+            told[PAPER] = json.dumps(self.paper.to_json())
         with log.open("wb") as errors:
             process = subprocess.Popen(
                 python_command("sparsepipe.reproduce.execute", options=("-W", "ignore")),
@@ -237,6 +244,7 @@ class NotebookJob:
             self.parameters,
             [os.environ.get(variable) for variable in _LOOKED_AT],
             _contents(self.parameters["data"]),
+            *([self.paper.to_json()] if self.paper else []),
         ]
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 

@@ -5,7 +5,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from ..fields import MOST_DEVICES, integer
 from ..files import write_atomic
 from ..launchers.run_folders import new_folder
 from ..plan import Plan
-from ..plots import NoPicture, export, live
+from ..plots import NoPicture, Paper, export, live
 from ..plots.export import described
 from ..plots.theme import doubted
 from ..profile import Profile
@@ -41,6 +41,7 @@ class Workplace:
     root: Path
     figures: Path
     source: str  # the data set: a folder in any layout that `data.load` reads, or a manifest's name
+    paper: Paper = field(default_factory=Paper)  # the width, font, … that all figures are exported with
 
     @classmethod
     def open(
@@ -51,8 +52,11 @@ class Workplace:
         data: str = "",
         shapes_per_class: int = 30,
         seed: int = 0,
+        paper: Paper | None = None,
     ) -> "Workplace":
         """Find the folder (the checkout's, or the current one, when not given) and the data.
+
+        Figures are exported as `paper` asks; without one, as the batch asks that runs the notebook (`Paper.asked`).
 
         Without `data`, seeded shapes are written as OFF meshes: `shapes_per_class` to train on, a third of it to test.
         Raises InputError for a folder that is none.
@@ -71,7 +75,8 @@ class Workplace:
             _say(f"no data given: synthetic shapes in {folder}")
         elif Path(data).exists():
             source = str(Path(data).resolve())
-        return cls(place, Path(figures).resolve() if figures else place / "figures", source)
+        place_of_figures = Path(figures).resolve() if figures else place / "figures"
+        return cls(place, place_of_figures, source, paper or Paper.asked())
 
     @property
     def runs(self) -> Path:
@@ -177,7 +182,7 @@ class Workplace:
         for text in rests_on.doubts:
             report(warning=text)
         try:
-            paths = export(figure, self.figures / name, table=table, origin=origin)
+            paths = export(figure, self.figures / name, table=table, origin=origin, paper=self.paper)
             _say(f"{name}: {', '.join(path.suffix[1:] for path in paths)} in {self._shown(self.figures)}")
         except NoPicture as error:
             _say(f"not drawn: {error}")
