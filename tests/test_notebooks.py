@@ -19,7 +19,6 @@ FOLDER = Path(__file__).parent.parent / "notebooks"
 PATHS = sorted(FOLDER.rglob("[0-9]*.ipynb"))
 SMALL = {
     "shapes_per_class": 3,
-    "model": "minkvgg11bn-narrow",
     "voxel_size": 0.1,
     "voxel_sizes": [0.1, 0.05],
     "batch_size": 4,
@@ -203,6 +202,15 @@ def test_what_notebooks_share_calls_none_of_it():
         tree = ast.parse((FOLDER.parent / "sparsepipe" / "reproduce" / f"{name}.py").read_text())
         names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         assert not names & (VERBS if name == "workplace" else VERBS - {"launch"}), name
+
+
+def test_one_network_goes_through_the_walk():
+    """04 planned a network that 02 had measured for it alone, and 05 trained another one."""
+    walk = [f"0{number}" for number in range(2, 8)]
+    named = {path.stem: _parameters(path).get("train_model") for path in PATHS if path.stem[:2] in walk[:-1]}
+    assert (
+        len(named) == 5 and len(set(named.values())) == 1 and "model" not in _parameters(FOLDER / "04_partition.ipynb")
+    )
 
 
 @pytest.mark.parametrize(

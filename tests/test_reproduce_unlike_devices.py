@@ -2,10 +2,20 @@
 
 import pytest
 
-from sparsepipe import Cluster, InputError, Profile, partition
+from sparsepipe import (
+    Cluster,
+    CostSample,
+    InputError,
+    Layer,
+    LayerCost,
+    LayerGraph,
+    Link,
+    Profile,
+    partition,
+)
 from sparsepipe.data.manifests import get_manifest
 from sparsepipe.files import sha256
-from sparsepipe.reproduce.unlike_devices import CORES, one_more, unlike_devices
+from sparsepipe.reproduce.unlike_devices import CORES, STAND_IN, one_more, two_machines, unlike_devices
 
 MODEL = "minkvgg16bn"
 
@@ -34,6 +44,37 @@ def test_this_machines_cores_by_name_and_where_nothing_was_measured_elsewhere(ca
     assert unlike_devices(MODEL, cluster=CORES) is None
     assert unlike_devices("a-net-of-ones-own") is None
     assert "no profile of a-net-of-ones-own on other devices" in capsys.readouterr().out
+
+
+def test_another_network_of_ours_stands_in_where_02_was_not_run(capsys):
+    profile, cluster = unlike_devices("minkvgg11bn-narrow")
+    assert profile.origin["model"] == STAND_IN == MODEL and len(cluster.device_types) == 4
+    told = capsys.readouterr().out
+    assert (
+        told == f"02_profile has not measured minkvgg11bn-narrow here: the profiles of {MODEL} that are kept stand in\n"
+    )
+    unlike_devices(MODEL)
+    assert not capsys.readouterr().out
+
+
+def by_threads(threads, seconds):
+    layers = tuple(Layer(f"conv{k}", "", 1e6) for k in range(8))
+    costs = tuple(LayerCost((CostSample(1000, seconds, 2 * seconds, 1e5),)) for _ in layers)
+    origin = {"source": "measured", "model": "net", "engine": "native", "threads": threads}
+    return Profile(LayerGraph.chain(layers), {"cpu": costs}, (1000.0,), origin)
+
+
+def test_two_machines_like_this_one_are_used_in_unlike_ways():
+    """What 02 measured by one thread and by two: no device is invented, and which layers go where matters."""
+    inside = Link(2e9, 1e-5)
+    profile, cluster = two_machines([by_threads(1, 0.01), by_threads(2, 0.006)], inside=inside)
+    assert profile.device_types == ("native-1t", "native-2t") and profile.origin["model"] == "net"
+    assert [[kind.name for kind in node.device_types] for node in cluster.nodes] == [["native-2t"], ["native-1t"] * 2]
+    assert [node.link for node in cluster.nodes] == [inside, inside] and cluster.network.bandwidth == 1.25e9
+    assert [profile.cost(0, kind).forward for kind in profile.device_types] == [0.01, 0.006]
+    plan = partition(profile, cluster, planner="model-parallel")
+    held = [(*stage.device_types, len(stage.layers)) for stage in plan.stages]
+    assert sorted(held) == [("native-1t", 2), ("native-1t", 2), ("native-2t", 4)]
 
 
 def test_the_published_profiles_are_one_parameter_away(shared_reference, monkeypatch):

@@ -1,20 +1,22 @@
-"""Which devices a notebook plans for: measured profiles and a cluster of this repository, published ones, or files."""
+"""Which devices a notebook plans for: this machine's by threads, measured ones kept here, published ones, or files."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from operator import or_
 from pathlib import Path
 
-from ..cluster import Cluster
+from ..cluster import Cluster, DeviceType, Link, Node
 from ..data.manifests import manifests_folder
 from ..errors import InputError
 from ..formats.sparsepipe_servers import ServerFile
+from ..models import NETWORKS
 from ..profile import Profile
 from .machines import BETWEEN, INSIDE, PUBLISHED, published_profile
 
 CORES = "cores"  # for a cluster: those of this machine
 MIXED = "mixed-cores"  # the cluster that goes with the profiles of this repository
+STAND_IN = "minkvgg16bn"  # whose profiles are kept here: planned for in place of another sparse network
 
 
 def unlike_devices(
@@ -22,8 +24,9 @@ def unlike_devices(
 ) -> tuple[Profile, Cluster] | None:
     """Return the costs of `model` on several types of devices, and how many of each there are.
 
-    `profiles` names a file for each device type; without them they are those measured for `model` on the devices of
-    data_manifests/profiles, or, for a cluster of their types, the published ones of RTX, TITAN V and TITAN Xp.
+    `profiles` names a file for each device type; without them they are those of data_manifests/profiles, or, for a
+    cluster of their types, the published ones of RTX, TITAN V and TITAN Xp. For a sparse network of ours that has none
+    there, those of `STAND_IN` stand in, which is said.
     `cluster` is a file, or the name of one in data_manifests/clusters. A SparsePipe `server_file` brings both, with
     nominal links. None for the cluster "cores", and where nothing is there for `model`: then this machine's cores are
     what can be measured. Raises InputError for a file that is not there, and for a cluster without profiles.
@@ -33,12 +36,26 @@ def unlike_devices(
         return servers.profile(), servers.cluster(bandwidth=INSIDE.bandwidth, network=BETWEEN.bandwidth)
     if cluster == CORES:
         return None
-    shipped = _data_manifests() / "profiles" / f"{model}.json"
-    if not (cluster or profiles or shipped.exists()):
+    if not (cluster or profiles or _shipped(model)):
         print(f"no profile of {model} on other devices is kept here: cores of this machine instead")
         return None
     devices = Cluster.load(_cluster_file(cluster or MIXED))
-    return _costs(devices, profiles or {}, shipped), devices
+    return _costs(model, devices, profiles or {}), devices
+
+
+def two_machines(measured: Sequence[Profile], *, inside: Link) -> tuple[Profile, Cluster]:
+    """Return the costs and the devices of two machines like the one that was measured, used in unlike ways.
+
+    `measured`: profiles of one network by processes of fewer and of more threads. The first machine is one device of as
+    many threads as were measured, the second as many devices of the fewest threads; `inside` is the link between two
+    processes of a machine, 10 Gbit/s Ethernet (nominal) that between the two. Each type was measured alone.
+    """
+    threads = [int(profile.origin["threads"]) for profile in measured]
+    names = [f"{profile.origin['engine']}-{count}t" for profile, count in zip(measured, threads, strict=True)]
+    costs = reduce(or_, [profile.renamed(name) for profile, name in zip(measured, names, strict=True)])
+    whole, part = DeviceType(names[-1]), DeviceType(names[0])
+    parts = (part,) * (threads[-1] // threads[0])
+    return costs, Cluster((Node("alpha", (whole,), inside), Node("beta", parts, inside)), BETWEEN)
 
 
 def one_more(cluster: Cluster, name: str) -> Cluster:
@@ -53,7 +70,15 @@ def one_more(cluster: Cluster, name: str) -> Cluster:
     return replace(cluster, nodes=tuple(nodes))
 
 
-def _costs(devices: Cluster, profiles: Mapping[str, str], shipped: Path) -> Profile:
+def _shipped(model: str) -> Path | None:
+    """The file of the profiles that are kept of a network; of `STAND_IN` for another sparse one of ours."""
+    folder = _data_manifests() / "profiles"
+    if (own := folder / f"{model}.json").exists():
+        return own
+    return folder / f"{STAND_IN}.json" if model in NETWORKS else None
+
+
+def _costs(model: str, devices: Cluster, profiles: Mapping[str, str]) -> Profile:
     names = [kind.name for kind in devices.device_types]
     if profiles:
         found = reduce(or_, [_named(name, Path(path)) for name, path in profiles.items()])
@@ -65,8 +90,10 @@ def _costs(devices: Cluster, profiles: Mapping[str, str], shipped: Path) -> Prof
                 f"their files, profiles = {{{names[0]!r}: 'graph.txt'}}"
             )
         found = there
-    elif shipped.exists():
+    elif shipped := _shipped(model):
         found = Profile.load(shipped)
+        if shipped.stem != model:
+            print(f"02_profile has not measured {model} here: the profiles of {shipped.stem} that are kept stand in")
     else:
         raise InputError(f"no profiles of {', '.join(names)} here: give their files, profiles = {{{names[0]!r}: FILE}}")
     if missing := [name for name in names if name not in found.device_types]:
