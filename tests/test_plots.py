@@ -463,7 +463,7 @@ def test_text_on_a_stages_colour_can_be_read(stage):
     for kind in ("forward", "backward", "update"):
         color = theme.stage_color(stage, kind)
         light, dark = sorted(
-            (_luminance(color), _luminance(theme.INK if theme.ink_on(color) == theme.INK else "#FFFFFF"))
+            (_luminance(color), _luminance(theme.INK_ON if theme.ink_on(color) == theme.INK_ON else "#FFFFFF"))
         )
         assert (dark + 0.05) / (light + 0.05) >= 4
 

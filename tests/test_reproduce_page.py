@@ -86,6 +86,7 @@ def test_the_page_has_every_figure_with_all_that_belongs_to_it(job):
     tags = Tags(text)
     assert path == job.out / "index.html" and len(tags.all("section")) == len(tags.all("li")) - 2 == 1
     assert [picture["src"] for picture in tags.all("img")] == ["timeline.png"]
+    assert [source["srcset"] for source in tags.all("source")] == ["timeline.svg"]  # on a dark page
     links = {link["href"] for link in tags.all("a")}
     assert links >= {f"timeline.{suffix}" for suffix in ("pdf", "svg", "png", "csv", "json")}
     assert links >= {"notebooks/05_launch.html", "../runs/notebooks/05_launch.ipynb"}
@@ -125,13 +126,13 @@ def test_an_executed_notebook_shows_what_came_out_of_it(tmp_path):
     said = [nbformat.v4.new_output("stream", name="stdout", text=text) for text in ("one\n", f"{NAME}\n")]
     figure = nbformat.v4.new_output("display_data", {"application/vnd.plotly.v1+json": {}, "image/png": "aGk=\n"})
     error = nbformat.v4.new_output("error", ename="E", evalue="e", traceback=["\x1b[31mE: e\x1b[0m"])
-    table = displayed(html="<table><tr><td>7</td></tr></table>", plain="7")
+    table = displayed(html="<table><tr><td><a href='figures/1_devices.ipynb'>7</a></td></tr></table>", plain="7")
     path = executed(tmp_path, "a", *said, figure, error, table, markdown=f"# 01 · {NAME}?\n\n[next](02_profile.ipynb)")
     text = notebook_page(Executed.read("figures/a", path), index="../../index.html")
     tags = Tags(text)
     assert "one\n&lt;img" in text and "E: e" in text and "\x1b" not in text
     assert [picture["src"] for picture in tags.all("img")] == ["data:image/png;base64,aGk="]
-    assert {link["href"] for link in tags.all("a")} == {"../../index.html", "02_profile.html"}
+    assert {link["href"] for link in tags.all("a")} == {"../../index.html", "02_profile.html", "figures/1_devices.html"}
     assert len(tags.all("table")) == 1
 
 

@@ -24,6 +24,7 @@ from ..files import write_atomic, write_json
 from ..provenance import Provenance
 from ..record import Origin, RunRecord
 from .chromium import NoPicture, browser, drawn
+from .dark import dark_style
 from .paper import INCHES, Paper
 from .pdf_facts import with_facts
 from .theme import doubted, doubts_of
@@ -72,6 +73,7 @@ def export(
                 path.unlink(missing_ok=True)  # it would show numbers that are not those of the table beside it
             raise NoPicture(f"{stem}: only the table and its origin were written: {error}") from None
         pictures["pdf"] = with_facts(pictures["pdf"], _of_pdf(facts))
+        pictures["svg"] = _for_dark_pages_too(pictures["svg"])
         for path, suffix in zip(paths[2:], FORMATS, strict=True):
             write_atomic(path, pictures[suffix])
     except OSError as error:
@@ -79,6 +81,12 @@ def export(
             f"{stem.parent}: cannot be written to ({error.strerror or error}); choose another folder"
         ) from None
     return paths
+
+
+def _for_dark_pages_too(svg: bytes) -> bytes:
+    """The SVG with a style for where dark pages are preferred; without one it is white in every theme, and readable."""
+    style = f"<style>@media (prefers-color-scheme: dark) {{\n{dark_style()}\n}}</style>"
+    return re.sub(rb"^<svg[^>]*>", lambda opened: opened[0] + style.encode(), svg, count=1)
 
 
 def _of_pdf(facts: Mapping[str, Any]) -> dict[str, str]:

@@ -14,7 +14,7 @@ from ..plan import Plan
 from ..profile import Profile
 from .layout import Layout, layout
 from .table import crossing, noted, scaled_bytes, stage_of_layers
-from .theme import COST_SCALE, GREY, INK, SMALL, finished, stage_color
+from .theme import COST_SCALE, GREY, INK, INK_ON, SMALL, finished, stage_color
 
 _STEPS = 24  # shades of cost: each is one trace
 _NUMBERED = re.compile(r"(?:node|layer)?_?([0-9]+)")
@@ -92,7 +92,7 @@ def layer_graph(
         y=[y for _, y in placed.positions],
         mode="markers+text",
         text=[_fitting(layer_name(layer)) for layer in graph.layers],
-        textfont={"size": SMALL - 1, "color": ["white" if d else INK for d in dark]},
+        textfont={"size": SMALL - 1, "color": ["white" if d else INK_ON for d in dark]},
         marker={
             "opacity": 0,
             "size": 18,

@@ -21,6 +21,7 @@ RUN_MARKERS = ("circle", "square", "diamond", "triangle-up", "x", "cross")
 FORWARD_COLOR, BACKWARD_COLOR = "#56B4E9", "#0072B2"
 COST_SCALE = "Cividis"  # even in lightness, and the same to colour-blind eyes
 GREY, LIGHT_GREY, DARK_GREY, INK = "#8C8C8C", "#D9D9D9", "#5F5F5F", "#222222"
+INK_ON = "#202020"  # of text on a colour: it stays on a dark page, where all other ink becomes light
 FONT = "DejaVu Sans, Verdana, Arial, sans-serif"
 FONT_SIZE, SMALL = 13, 11  # pixels
 WIDTH, HEIGHT = 760, 400  # pixels: a text column's width at a readable size
@@ -71,8 +72,8 @@ def stage_color(stage: int, kind: str = "backward") -> str:
 def ink_on(color: str) -> str:
     """The text colour, dark or white, that stands out more from `color` (WCAG 2.1, contrast ratio)."""
     background = _luminance(color)
-    dark = (background + 0.05) / (_luminance(INK) + 0.05)
-    return INK if dark >= 1.05 / (background + 0.05) else "white"
+    dark = (background + 0.05) / (_luminance(INK_ON) + 0.05)
+    return INK_ON if dark >= 1.05 / (background + 0.05) else "white"
 
 
 def _luminance(color: str) -> float:

@@ -25,6 +25,10 @@ _ROWS = 40  # of a table that are shown; the file has all
 _FILES = ("pdf", "svg", "png", "csv", "json")
 
 
+_PICTURE = Html('<a href="{0}.{1}"><picture>{2}<img loading="lazy" src="{0}.png" alt="{3}"></picture></a>')
+_DARK = Html('<source media="(prefers-color-scheme: dark)" srcset="{}.svg">')  # which is dark itself: plots/dark.py
+
+
 def write_page(job: NotebookJob) -> Path:
     """Write the page of all figures and the pages of executed notebooks; returns the path of the first.
 
@@ -87,7 +91,7 @@ def _figure(folder: Path, name: str) -> Html:
     target = next((suffix for suffix in ("svg", "png") if suffix in there), "")
     picture = Html('<p class="soft">No picture was drawn; the table is there.</p>')
     if "png" in there:
-        picture = Html('<a href="{0}.{1}"><img loading="lazy" src="{0}.png" alt="{2}"></a>').format(name, target, title)
+        picture = _PICTURE.format(name, target, _DARK.format(name) if "svg" in there else "", title)
     links = Html(" · ").join(Html('<a href="{0}.{1}">{2}</a>').format(name, end, end.upper()) for end in there)
     return Html('<figure>{}<figcaption><p>{}</p><p class="soft">{} · {}</p>{}{}{}</figcaption></figure>').format(
         picture,

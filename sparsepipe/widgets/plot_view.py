@@ -5,9 +5,10 @@ threads change it. Here all views of a page share one copy of plotly.js: Jupyter
 folder can be written to, else the kernel sends it once.
 """
 
+import json
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,15 @@ import plotly.graph_objects as go
 import traitlets
 
 from ..files import write_atomic
-from ..plots.theme import INK, MODEBAR
+from ..plots.dark import GRID, LIGHT_INK, LIT, LIT_TEXT
+from ..plots.theme import MODEBAR
 
 _SOURCE = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
 _EXTENSION = "sparsepipe-plotly"
 
 _ESM = """
 // Ink, and colours too dark for a dark page: what stands for them there.
-const LIT = { "@INK@": "#d8d8d8", "#000000": "#f2f2f2", "#004488": "#6ea6dc", "#BB5566": "#d9808d",
-              "#8C6BB1": "#b39ad1" };
+const LIT = @LIT@;
 
 function load(text_or_url, is_url) {
   return new Promise((resolve, reject) => {
@@ -77,7 +78,7 @@ function themed(figure, room) {
   }
   delete layout.width;
   if (document.body.dataset.jpThemeLight !== "false") return { data: figure.data, layout };
-  const ink = "#d8d8d8", grid = "#3a3a3a", clear = "rgba(0,0,0,0)";
+  const ink = "@LIGHT_INK@", grid = "@GRID@", clear = "rgba(0,0,0,0)";
   const lit = (part) => (part && LIT[part.color] ? { ...part, color: LIT[part.color] } : part);
   const data = figure.data.map((trace) => {  // a key that is there without a value would break plotly
     const own = { ...trace };
@@ -86,8 +87,8 @@ function themed(figure, room) {
   });
   const dark = { ...layout, paper_bgcolor: clear, plot_bgcolor: clear, font: { ...(layout.font || {}), color: ink } };
   const title = layout.title || {};
-  const brighter = { "#555555": "#aaaaaa", "#B03A2E": "#ff8f80" };  // of a note, of a doubt
-  const lighter = (text) => text.replace(/#555555|#B03A2E/g, (color) => brighter[color]);
+  const brighter = @LIT_TEXT@;  // of a note, of a doubt
+  const lighter = (text) => text.replace(/#[0-9A-F]{6}/g, (color) => brighter[color] || color);
   if (title.text) dark.title = { ...title, text: lighter(title.text) };
   const behind = (one) => (one.bgcolor ? { bgcolor: "rgba(17,17,17,0.8)" } : {});
   if (layout.annotations)
@@ -158,10 +159,15 @@ export default {
 """
 
 
+def _with_colours(esm: str) -> str:
+    told = {"LIT": json.dumps(LIT), "LIT_TEXT": json.dumps(LIT_TEXT), "LIGHT_INK": LIGHT_INK, "GRID": GRID}
+    return reduce(lambda text, name: text.replace(f"@{name}@", told[name]), told, esm)
+
+
 class PlotView(anywidget.AnyWidget):
     """Shows a figure; assign with `show`. `clicked` holds the last point clicked: its trace, place and custom data."""
 
-    _esm = _ESM.replace("@INK@", INK)
+    _esm = _with_colours(_ESM)
     figure = traitlets.Unicode("{}").tag(sync=True)  # JSON
     config = traitlets.Dict(MODEBAR).tag(sync=True)
     version = traitlets.Unicode(plotly.__version__).tag(sync=True)

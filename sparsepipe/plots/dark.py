@@ -1,0 +1,43 @@
+"""A figure on a dark page: what stands for its white ground and dark ink there. Stages keep their colours.
+
+Figures are drawn on white, as they are printed: a PNG stays so on any page. Vectors change with the page that shows
+them: an exported SVG where its viewer prefers dark pages, a widget's figure with JupyterLab's theme.
+"""
+
+from .theme import DARK_GREY, INK
+
+GROUND, LIGHT_INK, GRID, SOFT = "#1a1a1a", "#d8d8d8", "#3a3a3a", "#aaaaaa"
+# Ink, and colours of lines and markers that are too dark there → what stands for them.
+LIT = {INK: LIGHT_INK, "#000000": "#f2f2f2", "#004488": "#6ea6dc", "#BB5566": "#d9808d", "#8C6BB1": "#b39ad1"}
+LIT_TEXT = {"#555555": SOFT, DARK_GREY: SOFT, "#B03A2E": "#ff8f80"}  # of a note, of labels, of a doubt
+_LINES = ("#EDEDED", "#444444")  # a grid's, and plotly's own where a figure names none
+_POINTS = (".scatterlayer .points", ".legendpoints")
+
+
+def dark_style(within: str = "") -> str:
+    """Return the rules of CSS, below the selector `within`, for a figure as plotly draws it.
+
+    Text on a colour, of ink of its own (`theme.INK_ON`) or white, stays as it is with that colour.
+    """
+    rules = [
+        (['svg.main-svg[style*="background"]'], f"background: {GROUND}"),
+        (["svg.main-svg > rect:first-of-type", ".bg"], f"fill: {GROUND}"),
+        ([_painted("path", "stroke", color) for color in _LINES], f"stroke: {GRID}"),
+    ]
+    for color, lit in LIT.items():
+        rules.append(([_painted("path", "stroke", color)], f"stroke: {lit}"))
+        rules.append(([f"{part} {_painted('path', 'fill', color)}" for part in _POINTS], f"fill: {lit}"))
+    for color, lit in {INK: LIGHT_INK, **LIT_TEXT}.items():
+        of_markup = f'tspan[style*="fill:{color}"]'  # as a title's own markup has it
+        rules.append(([_painted("text", "fill", color), of_markup], f"fill: {lit}"))
+    return "\n".join(f"{_selected(within, parts)} {{ {told} !important; }}" for parts, told in rules)
+
+
+def _selected(within: str, parts: list[str]) -> str:
+    return ", ".join(f"{within} {part}".strip() for part in parts)
+
+
+def _painted(tag: str, what: str, color: str) -> str:
+    """The selector of elements that plotly gives a colour, which it writes as "rgb(34, 34, 34)"."""
+    parts = ", ".join(str(int(color[k : k + 2], 16)) for k in (1, 3, 5))
+    return f'{tag}[style*="{what}: rgb({parts})"]'
