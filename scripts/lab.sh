@@ -28,8 +28,8 @@ PY
 # By environment, not by argument: a process list shows arguments to everyone on the machine.
 JUPYTER_TOKEN=${JUPYTER_TOKEN:-$(.venv/bin/python -c 'import secrets; print(secrets.token_urlsafe(24))')}
 export JUPYTER_TOKEN
-# The kernel and the settings of .venv come before those of the user's home.
-export JUPYTER_PREFER_ENV_PATH=1 JUPYTER_CONFIG_PATH="$PWD/.venv/etc/jupyter${JUPYTER_CONFIG_PATH:+:$JUPYTER_CONFIG_PATH}"
+# The kernel and the settings of .venv come before those of the user's home. Live figures follow the theme.
+export JUPYTER_PREFER_ENV_PATH=1 JUPYTER_CONFIG_PATH="$PWD/.venv/etc/jupyter:$PWD/scripts/jupyterlab${JUPYTER_CONFIG_PATH:+:$JUPYTER_CONFIG_PATH}"
 # Its hook after a save (saved_notebook.py) is that of this checkout, whatever else is installed.
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 # It asks nobody for news.

@@ -7,9 +7,8 @@ import pandas as pd
 import pytest
 
 from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Link, Profile, partition, plots, simulate
+from sparsepipe.plots.dark import lab_style
 from sparsepipe.plots.theme import doubted
-
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(200)]
 
 # Of each text that is seen: what it says, its colour, and that of what is drawn below its middle.
 TEXTS = """() => [...document.querySelectorAll("text, tspan")].filter((one) => !one.querySelector("tspan"))
@@ -60,6 +59,15 @@ def contrast(one, other):
     return (high + 0.05) / (low + 0.05)
 
 
+def test_jupyterlab_is_given_the_same_colours():
+    kept = Path(__file__).parent.parent / "scripts" / "jupyterlab" / "custom.css"
+    assert kept.read_text() == lab_style(), (
+        "python -c 'from sparsepipe.plots.dark import *; print(lab_style(), end=\"\")'"
+    )
+
+
+@pytest.mark.browser
+@pytest.mark.timeout(200)
 def test_every_text_is_readable_in_light_and_dark_and_stages_keep_their_colours(chromium, drawn):
     fills = {}
     for scheme, ground in (("light", "rgb(255, 255, 255)"), ("dark", "rgb(26, 26, 26)")):

@@ -421,6 +421,7 @@ class TestLab:
                 settings = json.loads(re.search(r'id="jupyter-config-data"[^>]*>(.*?)</script>', page, re.DOTALL)[1])
                 assert "@jupyterlab/apputils-extension:announcements" in settings["disabledExtensions"]
                 assert settings["extensionManager"]["can_install"] is False
+                assert b".jp-RenderedPlotly" in get("/custom/custom.css") and 'custom/custom.css"' in page
 
                 token = "wrong"
                 with pytest.raises(urllib.error.HTTPError, match="403"):

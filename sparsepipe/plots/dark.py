@@ -1,7 +1,8 @@
 """A figure on a dark page: what stands for its white ground and dark ink there. Stages keep their colours.
 
 Figures are drawn on white, as they are printed: a PNG stays so on any page. Vectors change with the page that shows
-them: an exported SVG where its viewer prefers dark pages, a widget's figure with JupyterLab's theme.
+them: an exported SVG where its viewer prefers dark pages, a widget's figure with JupyterLab's theme, and so a live one
+in a JupyterLab that scripts/lab.sh opened.
 """
 
 from .theme import DARK_GREY, INK
@@ -31,6 +32,12 @@ def dark_style(within: str = "") -> str:
         of_markup = f'tspan[style*="fill:{color}"]'  # as a title's own markup has it
         rules.append(([_painted("text", "fill", color), of_markup], f"fill: {lit}"))
     return "\n".join(f"{_selected(within, parts)} {{ {told} !important; }}" for parts, told in rules)
+
+
+def lab_style() -> str:
+    """Return scripts/jupyterlab/custom.css: the same for live figures in cells, where JupyterLab's theme is dark."""
+    about = "/* Written by sparsepipe.plots.dark.lab_style: live figures in cells follow JupyterLab's theme. */"
+    return f"{about}\n{dark_style('[data-jp-theme-light=false] .jp-RenderedPlotly')}\n"
 
 
 def _selected(within: str, parts: list[str]) -> str:
