@@ -44,18 +44,15 @@ def unlike_devices(
 
 
 def two_machines(measured: Sequence[Profile], *, inside: Link) -> tuple[Profile, Cluster]:
-    """Return the costs and the devices of two machines like the one that was measured, used in unlike ways.
+    """Return the costs and the devices of two machines, each with a device of every type that was measured here.
 
-    `measured`: profiles of one network by processes of fewer and of more threads. The first machine is one device of as
-    many threads as were measured, the second as many devices of the fewest threads; `inside` is the link between two
-    processes of a machine, 10 Gbit/s Ethernet (nominal) that between the two. Each type was measured alone.
+    `measured`: profiles of one network by processes of fewer and of more threads, each a type of device; each was
+    measured alone. `inside` is the link between two processes of a machine, 10 Gbit/s Ethernet (nominal) the other one.
     """
-    threads = [int(profile.origin["threads"]) for profile in measured]
-    names = [f"{profile.origin['engine']}-{count}t" for profile, count in zip(measured, threads, strict=True)]
+    names = [f"{profile.origin['engine']}-{profile.origin['threads']}t" for profile in measured]
     costs = reduce(or_, [profile.renamed(name) for profile, name in zip(measured, names, strict=True)])
-    whole, part = DeviceType(names[-1]), DeviceType(names[0])
-    parts = (part,) * (threads[-1] // threads[0])
-    return costs, Cluster((Node("alpha", (whole,), inside), Node("beta", parts, inside)), BETWEEN)
+    kinds = tuple(DeviceType(name) for name in reversed(names))  # the fast one first, as on mixed-cores
+    return costs, Cluster((Node("alpha", kinds, inside), Node("beta", kinds, inside)), BETWEEN)
 
 
 def one_more(cluster: Cluster, name: str) -> Cluster:
