@@ -166,7 +166,8 @@ def _of_profile(path: Path) -> list[str] | None:
         return None
     kind = found.device_types[0]
     milliseconds = 1e3 * sum(found.time(range(len(found.graph.layers)), kind))
-    doubts = f"{len(found.warnings)} warnings" if found.warnings else ""
+    count = len(found.warnings)
+    doubts = f"{count} warnings" if count > 1 else "1 warning" if count else ""
     named = str(found.origin.get("model", path.stem))
     return [named, ", ".join(found.device_types), f"{milliseconds:.0f}", _when(path), doubts]
 
