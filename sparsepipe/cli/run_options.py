@@ -34,7 +34,14 @@ def run(verb: Parser) -> None:
     verb.add_argument(
         "--launcher",
         choices=(*LAUNCHERS, SLURM),
-        help="ssh where --cluster has hosts beyond this one, else local; slurm prints a script for sbatch",
+        help="ssh where --cluster has hosts beyond this one, else local; ray: nodes of Ray; slurm prints a script for "
+        "sbatch",
+    )
+    verb.add_argument(
+        "--ray-address",
+        metavar="ADDRESS",
+        help="with --launcher ray: of a cluster that this machine is a node of, such as 10.0.0.1:6379 or auto "
+        "(default: RAY_ADDRESS, else a Ray of this job's own on this machine)",
     )
     verb.add_argument("--submit", action="store_true", help="with --launcher slurm: give the script to sbatch")
     verb.add_argument("--cluster", type=Path, metavar="FILE", help="the hosts to run on, in the order of the ranks")

@@ -21,7 +21,7 @@ from ..formats.pipedream_driver import DriverFile, is_driver_file
 from ..formats.plan_files import load_plan
 from ..functions import short_name
 from ..host.background_load import BackgroundLoad
-from ..launchers import LOCAL, SLURM, attach, default_launcher
+from ..launchers import LOCAL, RAY, SLURM, attach, default_launcher
 from ..launchers.handle import AttachedProcess
 from ..launchers.ssh.placement import HOSTS
 from ..models import is_table
@@ -87,12 +87,14 @@ def run(options: argparse.Namespace) -> Answer:
         return for_slurm(options, run_dir=folder, plan=chosen, cluster=cluster, gpus=config.device not in _CPU)
     if options.submit:
         raise InputError(f"--submit goes with --launcher {SLURM}")
+    if options.ray_address and launcher != RAY:
+        raise InputError(f"--ray-address goes with --launcher {RAY}")
     if options.on_lost_host and launcher == LOCAL:
         raise InputError("--on-lost-host goes with hosts beyond this one: name them, --cluster FILE, or leave it out")
     profile, cluster = _held_against(options, chosen, cluster)
     where = {"port": options.port, "detach": options.detach or None, "replication": options.replication}
     where |= {"replan": options.replan, "tell": progress_line, "predictor": _predictor(options)}
-    where |= {"forward_only": options.forward_only}
+    where |= {"forward_only": options.forward_only, "ray_address": options.ray_address}
     where = {key: value for key, value in where.items() if value is not None}
     where |= {"launcher": launcher, "profile": profile, "cluster": cluster}
     sinks = _sinks(options)

@@ -32,9 +32,19 @@ def _ssh() -> Launcher:
     return launch_ssh  # type: ignore[return-value]
 
 
-LOCAL, _BETWEEN_HOSTS = "local", "ssh"
+def _ray() -> Launcher:
+    from .ray import launch_ray
+
+    return launch_ray  # type: ignore[return-value]
+
+
+LOCAL, _BETWEEN_HOSTS, RAY = "local", "ssh", "ray"
 SLURM = "slurm"  # no launcher of jobs: a script is written, which launches within one of Slurm (slurm.py)
-LAUNCHERS: Mapping[str, Callable[[], Launcher]] = {LOCAL: _local, _BETWEEN_HOSTS: _ssh}  # brought in when asked for
+LAUNCHERS: Mapping[str, Callable[[], Launcher]] = {  # brought in when asked for
+    LOCAL: _local,
+    _BETWEEN_HOSTS: _ssh,
+    RAY: _ray,
+}
 
 
 def default_launcher(cluster: Cluster | None) -> str:
@@ -113,4 +123,4 @@ def _launcher(name: str) -> Launcher:
     return LAUNCHERS[name]()
 
 
-__all__ = ["LAUNCHERS", "LOCAL", "SLURM", "Job", "Launcher", "attach", "default_launcher", "launch"]
+__all__ = ["LAUNCHERS", "LOCAL", "RAY", "SLURM", "Job", "Launcher", "attach", "default_launcher", "launch"]

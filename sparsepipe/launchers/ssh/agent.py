@@ -93,7 +93,7 @@ class Agent:
 
     def _open(self, told: dict[str, Any]) -> None:
         self._silence = float(told["silence"])
-        self._interface, self._address = interface_of(str(told["address"]))
+        self._interface, self._address = interface_of(str(told["address"]), alone=bool(told.get("alone")))
         with self._closing:
             self._run = HostedRun()
         self._arrivals = Arrivals(self._run.folder)

@@ -1,4 +1,4 @@
-"""The controller's end of the connection to one host: the `ssh` process, what comes from there, and why it ended."""
+"""The controller's end of the connection to a host: what its agent is told and says, and why the connection ended."""
 
 import queue
 import subprocess
@@ -7,19 +7,62 @@ import threading
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
+from ...cluster import Node
 from ...errors import InputError
 from ...host.python_path import python_on_host, this_python
 from ...host.ssh import ssh_command, ssh_failure
 from .frames import Frame, FrameReader, FrameWriter
 from .placement import HostedRanks
 
+AGENT = ("-m", "sparsepipe.launchers.ssh.agent")  # of a Python on a host
 _SSH_FAILED = 255  # the exit code of ssh itself, not of the command there
 _NO_COMMAND = (126, 127)  # of a shell: the interpreter is not there, or cannot be run
 _MOST_LINES = 20
 _TO_END = 10.0  # seconds
 _ALIVE_SECONDS = 1.0
+
+
+class AgentProcess(Protocol):
+    """An agent on a host, as `subprocess.Popen` has a process, with the three pipes."""
+
+    stdin: IO[bytes] | None
+    stdout: IO[bytes] | None
+    stderr: IO[bytes] | None
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def kill(self) -> None: ...
+
+
+class Reach(Protocol):
+    """A way to hosts."""
+
+    def begin(self, node: Node) -> AgentProcess:
+        """Start an agent there. Raises InputError where that is known to fail at once."""
+        ...
+
+    def failure(self, node: Node, code: int, said: str) -> str | None:
+        """Return in a line why the way failed, given how the agent's process ended; None where it did not."""
+        ...
+
+
+class OverSsh:
+    """Hosts are reached by the system's `ssh`."""
+
+    def begin(self, node: Node) -> AgentProcess:
+        words = [*python_on_host(node.interpreter, node.environment), *AGENT]
+        return subprocess.Popen(
+            ssh_command(node.ssh_destination, words),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+        )
+
+    def failure(self, node: Node, code: int, said: str) -> str | None:
+        return ssh_failure(node.ssh_destination, said) if code == _SSH_FAILED else None
 
 
 @dataclass(frozen=True)
@@ -33,14 +76,9 @@ class Event:
 class Connection:
     """An agent on a host, begun at once. A thread puts what it says into `events`."""
 
-    def __init__(self, number: int, hosted: HostedRanks, events: "queue.Queue[Event]") -> None:
-        node = hosted.node
-        words = python_on_host(node.interpreter, node.environment)
-        command = ssh_command(node.ssh_destination, [*words, "-m", "sparsepipe.launchers.ssh.agent"])
-        self.number, self.hosted, self._events = number, hosted, events
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
-        )
+    def __init__(self, number: int, hosted: HostedRanks, events: "queue.Queue[Event]", reach: Reach) -> None:
+        self.number, self.hosted, self._events, self._reach = number, hosted, events, reach
+        self._process = reach.begin(hosted.node)
         assert self._process.stdin and self._process.stdout and self._process.stderr
         self._input, self._output = self._process.stdin, self._process.stdout
         self._said: deque[str] = deque(maxlen=_MOST_LINES)
@@ -79,8 +117,8 @@ class Connection:
         """
         node, code = self.hosted.node, self._wait()
         said = "\n".join(self._said)
-        if code == _SSH_FAILED:
-            return f"{node.name}: {ssh_failure(node.ssh_destination, said)}"
+        if why := self._reach.failure(node, code, said):
+            return f"{node.name}: {why}"
         interpreter = node.interpreter or this_python()
         if code in _NO_COMMAND:
             return f"{node.name}: no Python at {interpreter}; name its interpreter in the cluster file"

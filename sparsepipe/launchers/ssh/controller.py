@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from ...runtime.processes.lifeline import watch
 from ...runtime.training_state.partial_checkpoints import remove_partial
 from ..failure_cause import KILLED, FailureCause, clear
 from ..supervisor import tell_status
+from .connection import OverSsh
 from .placement import HOSTS, hosted_ranks
 from .session import HostLost, HostUnreached, Session
 
@@ -67,11 +68,11 @@ class Controller:
     def _session(self) -> tuple[FailureCause | None, tuple[str, ...]]:
         """Work with the hosts there are. Returns why that failed, and the names of the hosts that were lost."""
         hosts = hosted_ranks(self.plan, self.cluster)
-        with Session(self.record, self.plan, hosts, resume=self.resume) as session:
+        with Session(self.record, self.plan, hosts, resume=self.resume, reach=OverSsh()) as session:
             try:
                 session.greet()
                 self._begun = True
-                cause = self._attempts(session)
+                cause, self._attempt = attempts(session, self._attempt, self._allowed)
             except HostLost as lost:
                 cause = lost.cause
             except HostUnreached as error:
@@ -82,18 +83,6 @@ class Controller:
                 session.lost |= session.limited
                 cause = replace(cause, lasting=False)
             return cause, tuple(hosts[number].node.name for number in sorted(session.lost))
-
-    def _attempts(self, session: Session) -> FailureCause | None:
-        """Start the workers, again from the last checkpoint while all hosts are there."""
-        first = True
-        while True:
-            cause = session.attempt(self._attempt, first=first)
-            if cause is None or cause.lasting or session.lost or self._attempt >= self._allowed:
-                return cause
-            _say(f"{cause.reason}; starting again from the last checkpoint")
-            session.stop_all()
-            self._attempt, first = self._attempt + 1, False
-            clear(self.record.folder, self._attempt)
 
     # --- hosts that were lost ----------------------------------------------------------------------------------------
 
@@ -128,6 +117,22 @@ class Controller:
         return True
 
 
+def attempts(session: Session, attempt: int, allowed: int) -> tuple[FailureCause | None, int]:
+    """Start the workers, again from the last checkpoint while all hosts are there, to attempt number `allowed`.
+
+    Returns why the last attempt failed, and its number.
+    """
+    first = True
+    while True:
+        cause = session.attempt(attempt, first=first)
+        if cause is None or cause.lasting or session.lost or attempt >= allowed:
+            return cause, attempt
+        _say(f"{cause.reason}; starting again from the last checkpoint")
+        session.stop_all()
+        attempt, first = attempt + 1, False
+        clear(session.record.folder, attempt)
+
+
 def _clear(folder: Path, attempt: int) -> None:
     """Remove what a host that was lost has sent in part."""
     clear(folder, attempt)
@@ -147,9 +152,17 @@ def main(options: Sequence[str]) -> int:
     parser.add_argument("--resume", action="store_true")
     arguments = parser.parse_args(options)
     watch()
-    folder: Path = arguments.run_dir
+    return controlled(arguments.run_dir, lambda record, plan: _launch(record, plan, resume=arguments.resume))
+
+
+def controlled(folder: Path, launch: Callable[[RunRecord, Plan], FailureCause | None]) -> int:
+    """Have `launch` run a record's plan to the end, and write how it ended; return the exit code."""
     try:
-        cause = _launch(folder, resume=arguments.resume)
+        record = RunRecord.load(folder)
+        clear(folder, 0)
+        plan = record.plan
+        assert isinstance(plan, Plan), "looked at before it was launched"
+        cause = launch(record, plan)
     except InputError as error:
         cause = FailureCause(str(error), None, None, exit_code=2)
     except Exception as error:
@@ -159,12 +172,8 @@ def main(options: Sequence[str]) -> int:
     return _finish(folder, cause)
 
 
-def _launch(folder: Path, *, resume: bool) -> FailureCause | None:
-    record = RunRecord.load(folder)
-    clear(folder, 0)
-    plan = record.plan
-    assert isinstance(plan, Plan), "looked at before it was launched"
-    return Controller(record, plan, Cluster.load(folder / HOSTS), resume=resume).run()
+def _launch(record: RunRecord, plan: Plan, *, resume: bool) -> FailureCause | None:
+    return Controller(record, plan, Cluster.load(record.folder / HOSTS), resume=resume).run()
 
 
 def _finish(folder: Path, cause: FailureCause | None) -> int:

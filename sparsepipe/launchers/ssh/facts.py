@@ -39,16 +39,16 @@ def check_alike(where: str, there: Mapping[str, Any], here: Mapping[str, str]) -
             raise InputError(f"{where}: {name} {told[0]} there, {told[1]} here; {remedy}")
 
 
-def interface_of(address: str) -> tuple[str, str]:
+def interface_of(address: str, *, alone: bool = False) -> tuple[str, str]:
     """Return the network interface of this host that has an address, given as numbers or as a name, and the numbers.
 
-    Raises InputError where none has it.
+    `alone`: there is no other host, to which the loopback would not lead. Raises InputError where none has it.
     """
     try:
         numbers = socket.gethostbyname(address)
     except OSError as error:
         raise InputError(f"its address {address!r} is not known there ({error}); give it in numbers") from None
-    if numbers.startswith("127."):
+    if numbers.startswith("127.") and not alone:
         raise InputError(f"its address {address!r} is its loopback {numbers} there; give the one of the network")
     names = []
     for _, name in socket.if_nameindex():

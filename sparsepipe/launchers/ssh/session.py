@@ -12,7 +12,7 @@ from ...plan import Plan
 from ...record import RunRecord
 from ...runtime import commands
 from ..failure_cause import KILLED, FailureCause
-from .connection import Connection, Event
+from .connection import Connection, Event, Reach
 from .facts import check_alike, facts_here
 from .placement import HostedRanks
 from .run_files import RunFiles
@@ -42,8 +42,10 @@ class HostLost(Exception):
 class Session:
     """The hosts of a plan, each with its agent. Within `with`; at its end, so is all that was started on them."""
 
-    def __init__(self, record: RunRecord, plan: Plan, hosts: Sequence[HostedRanks], *, resume: bool) -> None:
-        self.record, self.plan, self.hosts, self.resume = record, plan, hosts, resume
+    def __init__(
+        self, record: RunRecord, plan: Plan, hosts: Sequence[HostedRanks], *, resume: bool, reach: Reach
+    ) -> None:
+        self.record, self.plan, self.hosts, self.resume, self._reach = record, plan, hosts, resume, reach
         self.lost: set[int] = set()  # hosts that cannot be worked with any more
         self.limited: set[int] = set()  # hosts whose workers met a limit, such as a full disk
         self._events: queue.Queue[Event] = queue.Queue(_MOST_EVENTS)
@@ -70,9 +72,10 @@ class Session:
         Raises HostUnreached, InputError for hosts that are unlike, and HostLost.
         """
         for number, hosted in enumerate(self.hosts):
-            self.connections.append(Connection(number, hosted, self._events))
+            self.connections.append(Connection(number, hosted, self._events, self._reach))
         for connection in self.connections:
-            connection.send("open", address=connection.hosted.node.address, silence=self._silence)
+            alone = len(self.connections) == 1
+            connection.send("open", address=connection.hosted.node.address, silence=self._silence, alone=alone)
         here, hellos = facts_here(), self._await("hello", range(len(self.connections)), seconds=_TO_CONNECT)
         names: dict[str, str] = {}
         for number, hello in sorted(hellos.items()):

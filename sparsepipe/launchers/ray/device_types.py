@@ -1,0 +1,23 @@
+"""Of which type the device of each rank is, where they differ: what the launching process leaves for Ray's driver."""
+
+import json
+from pathlib import Path
+
+from ...cluster import Cluster
+from ...fields import texts
+from ...files import read_json, write_atomic
+from ...plan import Plan
+
+_TYPES = Path("control") / "device_types.json"
+
+
+def write_types(run_dir: Path, plan: Plan, cluster: Cluster | None) -> None:
+    """Write the types of the plan's ranks by `cluster`; none where they are alike, for any node will do."""
+    types = [device.type.name for device in cluster.devices[: len(plan.ranks)]] if cluster else []
+    write_atomic(run_dir / _TYPES, json.dumps(types if len(set(types)) > 1 else []) + "\n")
+
+
+def read_types(run_dir: Path, num_ranks: int) -> tuple[str | None, ...]:
+    """Return the type of each rank's device, None for any. Raises InputError where the file is damaged."""
+    found = texts(read_json(run_dir / _TYPES), str(_TYPES))
+    return tuple(found) if found else (None,) * num_ranks

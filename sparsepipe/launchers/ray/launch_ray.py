@@ -1,0 +1,87 @@
+"""Launch where Ray has room: a supervisor here, under it a driver of Ray, which has an agent on each host."""
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+from ...cluster import Cluster
+from ...errors import InputError
+from ...host.openmp import check_threads
+from ...host.python_path import check_current_folder, python_command, python_environment
+from ...pipelines import Pipelines
+from ...plan import Plan
+from ...profile import Profile
+from ...runtime import RunConfig
+from ...workload_facts import workload_facts
+from ..followed_job import FollowedJob
+from ..local.launch_local import attach
+from ..local.started import check_workers, followed, supervised
+from ..prepare import prepare
+from .device_types import write_types
+
+__all__ = ["attach", "launch"]
+
+
+def launch(
+    plan: Plan | Pipelines,
+    config: RunConfig,
+    *,
+    run_dir: Path | str,
+    resume: bool = False,
+    profile: Profile | None = None,
+    cluster: Cluster | None = None,
+    campaign: str | None = None,
+    port: int | None = None,
+    detach: bool = False,
+    ray_address: str | None = None,
+) -> FollowedJob:
+    """Start the workers of `plan` on nodes of the Ray cluster at `ray_address`, one of which is this machine.
+
+    `ray_address`: "10.0.0.1:6379", or "auto" for the cluster that was started on this machine; RAY_ADDRESS unless
+    given. Where neither names one, a Ray of the job's own is started here, on the loopback interface alone, and ends
+    with it. Each rank has a CPU of Ray's and, with device "cuda", a GPU. `cluster` says of which type the device of
+    each rank is: where there are several, nodes are those with the label device=TYPE (`ray start --labels`). Its
+    addresses are not used. Ranks on one node share memory; data are read on each node, by the path or the manifest's
+    name that the settings have. `detach`: the job outlives this process; `attach` finds it again.
+    Raises InputError where Ray is not installed, and for a plan or settings that cannot run there, before anything is
+    started.
+    """
+    if find_spec("ray") is None:
+        raise InputError('launcher ray needs Ray, which is not installed: pip install "sparsepipe[cluster]"')
+    if port is not None:
+        raise InputError("a port goes with --launcher local: hosts choose theirs by themselves; leave it out")
+    if isinstance(plan, Pipelines):
+        raise InputError("several pipelines run on one machine; use --launcher local, or a plan of one pipeline")
+    if not workload_facts(config.engine).trains:
+        raise InputError(f"engine {config.engine!r} computes nothing and runs on one machine; use --launcher local")
+    if cluster is not None and len(plan.ranks) > len(cluster.devices):
+        raise InputError(
+            f"the plan has {len(plan.ranks)} ranks, the cluster {len(cluster.devices)} devices; plan for this cluster, "
+            "or name more hosts in its file"
+        )
+    address = _address(ray_address or os.environ.get("RAY_ADDRESS"))
+    if address is None:
+        check_threads(config.threads)
+        check_workers(len(plan.ranks))
+    check_current_folder()
+    record, lock = prepare(
+        plan, config, run_dir=run_dir, resume=resume, profile=profile, cluster=cluster, campaign=campaign
+    )
+    write_types(record.folder, plan, cluster)
+    options = ["--run-dir", str(record.folder), *(["--resume"] if resume else [])]
+    options += ["--address", address] if address else []
+    command = python_command("sparsepipe.launchers.ray", *options)
+    begin = supervised(record, [lock], command, python_environment(), detach=detach)
+    return followed(record, [lock], begin, resume=resume, detach=detach)
+
+
+def _address(told: str | None) -> str | None:
+    """Return the address of a cluster, None where Ray is to be started here. Raises InputError for one of a client."""
+    if not told or told == "local":
+        return None
+    if "://" in told:
+        raise InputError(
+            f"Ray's address {told!r} is that of a client: run on a node of the cluster, and give its address as "
+            "10.0.0.1:6379, or auto"
+        )
+    return told

@@ -1,0 +1,236 @@
+"""Runs where Ray has room: the same losses, sockets on the loopback alone, and nothing left whoever is killed."""
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from command_line import sparsepipe
+from processes import until
+from runtime_jobs import plan_of, settings, shapes
+
+from sparsepipe import Cluster, DeviceType, InputError, Node, RunFailed
+from sparsepipe.files import cut_torn_row, read_rows
+from sparsepipe.launchers import attach, launch
+from sparsepipe.launchers.ray.bundles import bundle, check_room, hosts_of
+from sparsepipe.launchers.ray.connected import prove
+from sparsepipe.launchers.ray.device_types import read_types, write_types
+from sparsepipe.launchers.ray.session_folder import TOKEN, session_folder
+
+MODEL = "minkvgg11-narrow"
+FLUSH = {"schedule": "gpipe", "weights": "flush", "num_microbatches": 2}
+_TEMPLATE = "sparsepipe.launchers.local.template"  # ends with the process that launches
+SECONDS = 240  # for what takes a few on an idle machine
+
+
+def node(id, address, hostname="h", cpus=1.0, gpus=0.0, kind=None, alive=True):
+    """One of `ray.nodes()`."""
+    labels = {"ray.io/node-id": id} | ({"device": kind} if kind else {})
+    resources = {"CPU": cpus, "memory": 1e9} | ({"GPU": gpus} if gpus else {})
+    where = {"NodeID": id, "NodeManagerAddress": address, "NodeManagerHostname": hostname}
+    return where | {"Alive": alive, "Resources": resources, "Labels": labels}
+
+
+def test_ranks_of_one_address_are_of_one_host_that_of_rank_0_first():
+    nodes = [node("a", "10.0.0.1", "one"), node("b", "10.0.0.2", "two"), node("c", "10.0.0.2", "two")]
+    hosts = hosts_of(["b", "a", "c"], nodes)
+    assert [(host.node.name, host.node.address, host.ranks) for host in hosts] == [
+        ("two", "10.0.0.2", (0, 2)),
+        ("one", "10.0.0.1", (1,)),
+    ]
+    alike = [node("a", "10.0.0.1", "x"), node("b", "10.0.0.2", "x")]
+    assert [host.node.name for host in hosts_of(["a", "b"], alike)] == ["10.0.0.1", "10.0.0.2"]
+
+
+@pytest.mark.parametrize(
+    ("types", "gpus", "told"),
+    [
+        ([None] * 4, False, None),
+        ([None] * 5, False, "the plan needs 5 CPUs, Ray's nodes have 4"),
+        (["slow", "fast", "slow"], False, None),
+        (["fast", "fast"], False, "the plan needs 2 CPUs of type 'fast' (label device=fast), Ray's nodes have 1"),
+        (["other"], False, "Ray's nodes have 0; plan for fewer ranks, or add nodes (ray start --address … --labels"),
+        ([None], True, None),
+        ([None] * 2, True, "the plan needs 2 GPUs, Ray's nodes have 1"),
+    ],
+)
+def test_ranks_that_ray_never_has_room_for_are_refused(types, gpus, told):
+    nodes = [
+        node("a", "10.0.0.1", cpus=3.0, kind="slow"),
+        node("b", "10.0.0.2", cpus=1.0, gpus=2.0, kind="fast"),
+        node("c", "10.0.0.3", cpus=9.0, gpus=9.0, alive=False),
+    ]
+    if told is None:
+        check_room(types, nodes, gpus=gpus)
+        return
+    with pytest.raises(InputError) as refused:
+        check_room(types, nodes, gpus=gpus)
+    assert told in str(refused.value)
+    assert bundle(gpus=gpus) == {"CPU": 1} | ({"GPU": 1} if gpus else {})
+
+
+def test_types_are_asked_for_where_they_differ(tmp_path):
+    plan = plan_of(MODEL, [[0], [1]])
+    unlike = Cluster((Node("a", (DeviceType("slow"), DeviceType("fast"), DeviceType("third"))),))
+    (tmp_path / "control").mkdir()
+    for cluster, types in ((unlike, ("slow", "fast")), (Cluster.uniform(2), (None, None)), (None, (None, None))):
+        write_types(tmp_path, plan, cluster)
+        assert read_types(tmp_path, 2) == types
+
+
+def test_a_session_leaves_nothing_and_removes_what_killed_ones_left(tmp_path, monkeypatch):
+    place = Path(tempfile.mkdtemp(dir="/tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    try:
+        with session_folder() as live, session_folder() as second:
+            assert (live / TOKEN).stat().st_mode & 0o777 == 0o600 and len((live / TOKEN).read_text()) == 64
+            assert (live / TOKEN).read_text() != (second / TOKEN).read_text()
+            shutil.copytree(live, killed := place / f"sparsepipe-ray-{os.getuid()}-killed")
+            (place / "another").mkdir()
+            with session_folder():
+                assert live.exists() and second.exists() and not killed.exists()
+        assert [path.name for path in place.iterdir()] == ["another"]
+    finally:
+        shutil.rmtree(place)
+
+
+@pytest.mark.parametrize(
+    ("environment", "mode"),
+    [
+        ({"RAY_AUTH_TOKEN_PATH": "/a/token"}, "token"),
+        ({"RAY_AUTH_TOKEN": "t"}, "token"),
+        ({"RAY_AUTH_TOKEN": "t", "RAY_AUTH_MODE": "disabled"}, "disabled"),
+    ],
+)
+def test_a_token_that_is_there_is_shown(environment, mode):
+    prove(environment)
+    assert environment["RAY_AUTH_MODE"] == mode
+
+
+def test_without_ray_one_line_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)  # as Python has it for what is not to be imported
+    plan_of(MODEL, [[0], [1]]).save(tmp_path / "plan.json")
+    words = ["run", tmp_path / "plan.json", "--model", MODEL, "--data", tmp_path, "--run-dir", tmp_path / "run"]
+    code, out, lines = sparsepipe(*words, "--launcher", "ray")
+    assert (code, out, len(lines)) == (2, "", 1) and 'pip install "sparsepipe[cluster]"' in lines[0]
+    code, _, lines = sparsepipe(*words, "--ray-address", "10.0.0.1:6379")
+    assert code == 2 and "--ray-address goes with --launcher ray" in lines[-1]
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_cannot_run_there_is_refused_before_anything_is_started(tmp_path):
+    pytest.importorskip("ray", reason='no Ray: pip install "sparsepipe[cluster]"')
+    plan, config = plan_of(MODEL, [[0], [1]], **FLUSH), settings(tmp_path)
+    for options, told in (
+        ({"ray_address": "ray://10.0.0.1:10001"}, "is that of a client"),
+        ({"port": 4711}, "a port goes with --launcher local"),
+        ({"cluster": Cluster.uniform(1)}, "the plan has 2 ranks, the cluster 1 devices"),
+    ):
+        with pytest.raises(InputError, match=told):
+            launch(plan, config, run_dir=tmp_path / "run", launcher="ray", **options)
+    assert not (tmp_path / "run").exists()
+
+
+def starts_ray(test):
+    """Mark a test that starts Ray, which gives its own processes 30 s: on a busy machine it is tried again, aloud."""
+    test = pytest.mark.flaky(reruns=2, only_rerun=["timed out during startup"])(test)
+    return pytest.mark.slow(pytest.mark.timeout(900)(test))
+
+
+class Machine:
+    """This machine, with a folder for temporary files by which all processes of a test's jobs are known."""
+
+    def __init__(self, folder: Path, place: Path) -> None:
+        self.folder, self.place = folder, place
+        self.data = shapes(folder)
+
+    def launch(self, name, ranks=((0,), (1,)), *, launcher="ray", **changes):
+        shutil.rmtree(self.folder / name, ignore_errors=True)
+        config = settings(self.data, **{"epochs": 2, "checkpoint_every": 1, **changes})
+        return launch(plan_of(MODEL, ranks, **FLUSH), config, run_dir=self.folder / name, launcher=launcher)
+
+    def losses(self, name):
+        cut_torn_row(self.folder / name / "metrics.jsonl")
+        rows = [row for row in read_rows(self.folder / name / "metrics.jsonl") if row["event"] == "step"]
+        rows.sort(key=lambda row: row["minibatch"])
+        assert [row["minibatch"] for row in rows] == list(range(len(rows))), "each minibatch once"
+        return [row["loss"] for row in rows]
+
+    def steps(self, name):
+        metrics = self.folder / name / "metrics.jsonl"
+        return metrics.read_text().count('"event": "step"') if metrics.exists() else 0
+
+    def processes(self):
+        """Commands by process id: who was started with this folder for temporary files, by Ray or for it."""
+        mark, found = f"TMPDIR={self.place}".encode(), {}
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                if mark in (path / "environ").read_bytes().split(b"\0"):
+                    found[int(path.name)] = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue  # ended, or another user's
+        return {pid: command for pid, command in found.items() if command and _TEMPLATE not in command}
+
+    def listening(self):
+        """Addresses, as the kernel writes them, at which those processes listen."""
+        inodes = set()
+        for pid in self.processes():
+            for path in Path(f"/proc/{pid}/fd").glob("*"):
+                try:
+                    inodes.add(path.readlink().name)
+                except OSError:
+                    continue
+        rows = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()]
+        return [row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in inodes]
+
+    def check_nothing_is_left(self):
+        until(lambda: not self.processes(), SECONDS, f"ends: {self.processes()}")
+        assert not [path for path in self.place.iterdir() if (path / TOKEN).exists()]
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory):
+    pytest.importorskip("ray", reason='no Ray: pip install "sparsepipe[cluster]"')
+    place = Path(tempfile.mkdtemp(dir="/tmp"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(place))
+        patch.delenv("RAY_ADDRESS", raising=False)
+        yield Machine(tmp_path_factory.mktemp("ray"), place)
+    shutil.rmtree(place)
+
+
+@starts_ray
+def test_the_losses_are_those_of_one_device_to_the_bit_and_sockets_are_on_the_loopback_alone(machine):
+    """Over a rank that is killed, a restart, and another process that attaches and asks the job to stop."""
+    machine.launch("one", [[0]], launcher="local").wait(SECONDS)
+    again = {"stragglers": "kill:rank=1,at=7", "max_restarts": 1, "epochs": 500}
+    with machine.launch("over", **again) as job:
+        until(lambda: not job.running or machine.steps("over") > 10, SECONDS, "minibatches")
+        assert job.running, job.record.status
+        assert {address[-8:] for address in machine.listening()} == {"0100007F"}, "127.0.0.1, of IPv6 or not"
+        assert "rank 1" in (machine.folder / "over" / "logs" / "launcher.log").read_text()
+        attach(machine.folder / "over").stop()
+        job.wait(SECONDS)
+        assert job.state == "stopped"
+    assert machine.losses("over")[:10] == machine.losses("one")
+    assert {span.rank for span in job.record.trace().spans} == {0, 1}
+    machine.check_nothing_is_left()
+
+
+@starts_ray
+@pytest.mark.parametrize(("killed", "words"), [("driver", "sparsepipe.launchers.ray "), ("raylet", "raylet/raylet ")])
+def test_whoever_is_killed_nobody_is_left(machine, killed, words):
+    with machine.launch(killed, epochs=500) as job:
+        until(lambda: not job.running or machine.steps(killed) > 1, SECONDS, "minibatches")
+        assert job.running, job.record.status
+        (pid,) = (
+            pid for pid, command in machine.processes().items() if words in command and "supervisor" not in command
+        )
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(RunFailed) as failed:
+            job.wait(SECONDS)
+    assert "\n" not in str(failed.value)
+    machine.check_nothing_is_left()
