@@ -163,6 +163,7 @@ OPEN = {  # notebook: the verbs that its cells call by their public names
     "10_waiting": PLANS | {"simulate_pipelines", "launch"},
     "11_moving": PLANS | {"launch"},
     "figures/1_devices": PLANS | {"launch"},
+    "figures/12_gaps": {"partition"},
     "figures/10_dense": PLANS | {"launch"},
     "figures/2_mixed_devices": PLANS,
     "figures/3_sparse_dense": {"profile_model"},

@@ -159,7 +159,7 @@ def test_what_measures_runs_alone():
         ["figures/8_waiting"],
         ["figures/9_interference"],
         ["figures/10_dense"],
-        ["figures/11_held_against_others", "00_start"],
+        ["figures/11_held_against_others", "figures/12_gaps", "00_start"],
     ]
 
 

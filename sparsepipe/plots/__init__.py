@@ -10,6 +10,7 @@ from .cuts import cut_bytes, cut_bytes_table
 from .distances import distances, distances_table
 from .epochs import epoch_trace, working_epoch
 from .export import export, keep_pictures, live
+from .gaps import Gap, gaps, gaps_table
 from .groups import groups, groups_table
 from .held_against import HeldAgainst, held_against, held_against_table
 from .iteration_times import iteration_times, iteration_times_table
@@ -73,6 +74,9 @@ __all__ = [
     "export",
     "keep_pictures",
     "live",
+    "Gap",
+    "gaps",
+    "gaps_table",
     "groups",
     "groups_table",
     "HeldAgainst",

@@ -31,6 +31,7 @@ NOTEBOOKS: dict[str, tuple[str, ...]] = {
     "figures/9_interference": (),
     "figures/10_dense": (),
     "figures/11_held_against_others": (),
+    "figures/12_gaps": (),
     "00_start": (),  # which shows what the others made
 }
 # They measure: nothing else runs meanwhile.
@@ -76,6 +77,7 @@ USUAL_SECONDS = {
     "figures/9_interference": 110,
     "figures/10_dense": 118,
     "figures/11_held_against_others": 25,
+    "figures/12_gaps": 30,
     "00_start": 6,
 }
 

@@ -1,0 +1,39 @@
+"""Published profiles planned for figure 12, and what it draws of them."""
+
+import pytest
+
+from sparsepipe import Cluster, InputError, Link, partition
+from sparsepipe.planners import comparable
+from sparsepipe.plots import Gap, gaps, gaps_table
+from sparsepipe.reproduce.profiles import published_profiles
+
+
+def test_each_planner_has_a_mark_for_its_gap_and_one_for_its_seconds():
+    """A gap that nobody proved has none."""
+    found = [Gap("a", 3, 2, "one", 0.1, 0.5), Gap("b", 4, 2, "one", None, 2.0), Gap("a", 3, 2, "two", 0.0, 0.0)]
+    table = gaps_table(found)
+    assert list(table.gap[[0, 2]]) == [0.1, 0.0] and table.gap.isna()[1]
+    left, right, *others = gaps(found).data
+    assert list(left.x)[0] == pytest.approx(10.0) and list(right.x) == [0.5, 2.0] and len(others) == 2
+    assert list(left.y) == [1, 0], "the first network on top"
+    assert others[1].x[0] > 0, "a logarithmic axis has no place for 0"
+    assert gaps([]).layout.annotations[0].text
+
+
+def test_shipped_profiles_are_planned_without_a_folder(capsys):
+    known = published_profiles(only=["minkvgg16bn"])
+    assert list(known) == ["minkvgg16bn"] and "data_manifests/profiles" in capsys.readouterr().out
+    cluster = Cluster.uniform(4, device_type=known["minkvgg16bn"].device_types[0], link=Link(1e9))
+    plans = [partition(known["minkvgg16bn"], cluster, planner=planner) for planner in ("optimal", "data-parallel")]
+    best, other = (Gap.of(p, "x", 4) for p in comparable(plans, known["minkvgg16bn"], cluster))
+    assert best.gap == 0 < other.gap and (best.planner, best.layers) == ("optimal", 52)
+
+
+def test_published_profiles_are_called_as_their_folders(shared_reference):
+    known = published_profiles(str(shared_reference / "profiles"), ["vgg16", "minkvgg_v0.02_b64_RTX"])
+    assert {name: len(profile.graph.layers) for name, profile in known.items()} == {
+        "vgg16": 41,
+        "minkvgg_v0.02_b64_RTX": 53,
+    }
+    with pytest.raises(InputError, match="no profile of vgg17; it has"):
+        published_profiles(str(shared_reference / "profiles"), ["vgg17"])
