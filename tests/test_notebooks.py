@@ -12,8 +12,10 @@ import pytest
 
 import sparsepipe
 from sparsepipe import data
+from sparsepipe.planners import PLANNERS, comparable
 from sparsepipe.reproduce import NOTEBOOKS, reproduce
 from sparsepipe.reproduce.learning import nearest_neighbour_accuracy
+from sparsepipe.reproduce.unlike_devices import one_more, unlike_devices
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 PATHS = sorted(FOLDER.rglob("[0-9]*.ipynb"))
@@ -212,6 +214,17 @@ def test_one_network_goes_through_the_walk():
     assert (
         len(named) == 5 and len(set(named.values())) == 1 and "model" not in _parameters(FOLDER / "04_partition.ipynb")
     )
+
+
+def test_a_planner_that_cannot_plan_for_a_cluster_is_left_out_with_its_reason(capsys):
+    """A cluster of one's own ended 04 at PipeDream's planner, which wants as many devices in each machine."""
+    profile, cluster = unlike_devices("minkvgg16bn")
+    given = {"sp": sparsepipe, "PLANNERS": PLANNERS, "comparable": comparable, "profile": profile, "schedule": "1f1b"}
+    given["devices"] = one_more(cluster, "native-1t")
+    (source,) = (cell.source for cell in cells(FOLDER / "04_partition.ipynb") if "in PLANNERS" in cell.source)
+    exec(source, given)
+    assert {plan.planner for plan in given["plans"]} == set(PLANNERS) - {"pipedream"}
+    assert "pipedream is left out: pipedream needs the same number of devices on every node" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
