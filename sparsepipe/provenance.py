@@ -67,9 +67,7 @@ class Provenance:
         """
         profiles, runs, plans = _several(profile), list(runs), list(plans)
         doubtful = [text for one in profiles for text in one.warnings]
-        doubtful += [
-            f"{run.name}: {text}" for run in runs for text in (*load_warnings(run.background_load), *run.held_up)
-        ]
+        doubtful += [f"{run.name}: {text}" for run in runs for text in load_warnings(run.background_load)]
         doubtful += [*_warnings_of_load(load), *warnings, *differences(runs)]
         campaigns = {run.campaign for run in runs}
         return cls(
@@ -99,6 +97,11 @@ class Provenance:
         more = len(self.doubts) - shown[-1]
         told = "; ".join(self.doubts[: shown[-1]])
         return f"doubtful: {told}" + (f"; and {more} more" if more > 0 else "")
+
+    @property
+    def held_up(self) -> tuple[str, ...]:
+        """What held ranks of its runs up on purpose, each once: a note, as it was asked for, and no doubt."""
+        return _once(str(run["stragglers"]) for run in self.runs if run.get("stragglers"))
 
     def __or__(self, other: "Provenance") -> "Provenance":
         """What rests on both. Settings of the same name are the other's; runs of two campaigns have none."""
@@ -220,6 +223,7 @@ def _of_run(record: RunRecord) -> Facts:
         "plan": plan_digest(record.plan),
         **({"plans": [[first, plan_digest(plan)] for first, plan in record.plans]} if len(record.plans) > 1 else {}),
         "settings": digest(record.config),
+        **({"stragglers": note} if (note := record.straggler_note) else {}),
         "origin": canonical({key: value for key, value in record.origin.items() if key != "provenance"}),
         "load": canonical(record.other_load),
     }

@@ -20,7 +20,7 @@ from sparsepipe import InputError, plots
 from sparsepipe.plots import chromium
 from sparsepipe.plots.export import normalised, provenance
 from sparsepipe.plots.pdf_facts import with_facts
-from sparsepipe.plots.theme import doubted, finished, hatch
+from sparsepipe.plots.theme import doubted, finished, hatch, with_held_up
 from sparsepipe.provenance import Provenance
 from sparsepipe.record import NOTEBOOK, PAPER, Origin
 
@@ -233,6 +233,24 @@ def test_doubts_have_lines_of_their_own_and_push_the_rest_down():
     legend_above = doubted(go.Figure(plain).update_layout(legend=above), ["x"])
     assert doubted(legend_above, ["x"]) == legend_above
     assert legend_above.layout.height > doubted(plain, ["x"]).layout.height  # the line and the legend do not meet
+
+
+def test_what_was_slow_on_purpose_is_told_in_the_note_and_is_no_doubt():
+    note, plain = "rank 0 is 4 times as slow", figure()
+    doubtful = doubted(plain, ["layers' sum is 0.51 × a whole step"])
+    for before in (plain, doubtful):
+        after = with_held_up(before, [note])
+        text = after.layout.title.text
+        assert f"held up on purpose: {note}" in text and text.count("doubtful") == (before is doubtful)
+        assert after.layout.margin.t - (before.layout.margin.t or 64) == after.layout.height - before.layout.height
+        assert with_held_up(after, [note]) is after and with_held_up(before, []) is before
+    assert doubted(with_held_up(plain, [note]), ["x"]) == with_held_up(doubted(plain, ["x"]), [note])
+    noted = finished(go.Figure(), "Bars", note=f"{'a long note ' * 8}· {note}", width=400)
+    assert with_held_up(noted, [note]) is noted  # whatever line it is broken into
+    two_lines = finished(go.Figure(), "Bars", note="one\nheld up on purpose: two", width=400)
+    one_line = with_held_up(finished(go.Figure(), "Bars", note="one", width=400), ["two"])
+    assert one_line.layout.height == two_lines.layout.height and one_line.layout.margin == two_lines.layout.margin
+    assert one_line.layout.title.y == two_lines.layout.title.y
 
 
 def test_a_picture_is_not_left_beside_a_table_of_other_numbers(tmp_path, monkeypatch):

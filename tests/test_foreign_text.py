@@ -361,7 +361,7 @@ def unescaped(tree: ast.AST) -> Iterator[int]:
 # Html(…) of what is no constant: it says of its argument that it is markup already.
 KNOWN = {
     ("display/html.py", "_rect"),  # numbers, formatted there
-    ("plots/theme.py", "doubted"),  # a finished figure's title
+    ("plots/theme.py", "_heading"),  # a finished figure's title
     ("plots/export.py", "provenance"),  # the same, to take its tags off
     ("plots/accuracy.py", "accuracy"),  # a hover template's own unit
     ("reproduce/html_page.py", "page"),  # a style sheet of the package's, and a policy under which no script runs

@@ -1,7 +1,9 @@
 """Figures of replication rules: paces, groups, lost seconds."""
 
+import json
 import math
 
+import plotly.graph_objects as go
 import pytest
 from test_pipeline_simulator import like_pipelines, network
 from test_plots import shows
@@ -13,6 +15,8 @@ from sparsepipe.pipeline_simulator import CAUSES
 from sparsepipe.plots import lost_seconds as drawn_causes
 from sparsepipe.plots.lost_seconds import CAUSES as TOLD
 from sparsepipe.plots.outcomes import NOBODY, in_lines, rule_color
+from sparsepipe.plots.theme import finished, resting_on
+from sparsepipe.provenance import Provenance
 from sparsepipe.record import Origin
 from sparsepipe.replication import RULES
 from sparsepipe.stragglers import Stragglers
@@ -141,10 +145,20 @@ def test_losses_are_by_samples_and_by_seconds_since_the_first_minibatch(trained)
     assert list(ends.samples) == [80, 80] and list(ends.seconds) == [9, 18]
     figure = plots.losses(*trained)
     shows(figure, table.smooth_loss)
-    assert "rank 0 is 4 times as slow" in figure.layout.title.text
+    told = figure.layout.title.text
+    assert told.count("rank 0 is 4 times as slow") == 1 and "doubtful: quorum: held up" not in told
     write_rows(trained[0].folder / "metrics.jsonl", [])
     with pytest.raises(InputError, match="no minibatch has a loss"):
         plots.losses(trained[0])
+
+
+def test_what_was_slow_on_purpose_is_no_doubt_of_a_run_and_told_by_every_figure_of_it(trained):
+    origin = Provenance.of(runs=trained)
+    assert origin.held_up == ("rank 0 is 4 times as slow",) and not any("slow" in text for text in origin.warnings)
+    assert Provenance.from_json(json.loads(json.dumps(origin.to_json()))).held_up == origin.held_up
+    assert not trained[0].warnings and "held up on purpose" in trained[0]._repr_html_()
+    figure = resting_on(finished(go.Figure(), "Where time went"), origin)
+    assert "held up on purpose: rank 0 is 4 times as slow" in figure.layout.title.text
 
 
 def test_distances_are_means_over_members_and_none_where_gradients_are_averaged(trained):

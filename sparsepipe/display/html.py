@@ -148,6 +148,7 @@ def record(value: Any) -> str:
         rows += [["validation accuracy", f"{accuracies[-1]:.1%}"]] if accuracies and accuracies[-1] is not None else []
         rates = [row["learning_rate"] for row in steps if "learning_rate" in row]  # older runs did not tell it
         rows += [["learning rate", f"{rates[-1]:.3g}"]] if rates else []
+        rows += [["held up on purpose", value.straggler_note]] if value.straggler_note else []
         rows += [["plan", value.plan.summary()], ["folder", str(value.folder)]]
         losses = [row["loss"] for row in steps if row.get("loss") is not None]
         return _page(told, _curve(losses, "loss by minibatch"), _table(["", ""], rows))

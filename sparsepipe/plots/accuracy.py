@@ -13,7 +13,7 @@ from ..provenance import Provenance
 from ..record import RunRecord
 from ..record.campaigns import when
 from .table import noted, of_readable, readable, record_names, told_by, trained_on
-from .theme import INK, RUN_COLORS, RUN_DASHES, RUN_MARKERS, SMALL, doubted, finished, whole_ticks
+from .theme import INK, RUN_COLORS, RUN_DASHES, RUN_MARKERS, SMALL, finished, resting_on, whole_ticks
 
 _MOST_MARKERS = 30  # of a line: more would hide it
 
@@ -111,4 +111,4 @@ def accuracy(
     text = noted(note, told_by(records)) if note else trained_on(records)
     note = " · ".join(filter(None, [text, when(records), left_out]))
     figure = finished(figure, "Accuracy by epoch and by time", note=note, height=420)
-    return doubted(figure, Provenance.of(runs=records).doubts)
+    return resting_on(figure, Provenance.of(runs=records))

@@ -16,7 +16,7 @@ from ..replication.base import Arithmetic
 from .losses import straggler_of
 from .outcomes import rule_color
 from .table import noted, of_readable, readable, told_by, trained_on
-from .theme import RUN_DASHES, doubted, finished
+from .theme import RUN_DASHES, finished, resting_on
 
 _MOST_MARKERS = 60  # of a line: more would hide it
 
@@ -57,7 +57,7 @@ def distances(*records: RunRecord, note: str = "") -> go.Figure:
     stragglers = dict.fromkeys(map(straggler_of, records))
     told = " · ".join(filter(None, [text, *stragglers, when(records), left_out]))
     figure = finished(figure, "How far apart pipelines are", note=told)
-    return doubted(figure, Provenance.of(runs=records).doubts)
+    return resting_on(figure, Provenance.of(runs=records))
 
 
 def _rows(record: RunRecord) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ from .chromium import NoPicture, browser, drawn
 from .dark import dark_style
 from .paper import INCHES, Paper
 from .pdf_facts import with_facts
-from .theme import doubted, doubts_of
+from .theme import doubted, doubts_of, with_held_up
 
 FORMATS = ("pdf", "svg", "png")
 _KEPT = "sparsepipe_png"  # the renderer of `keep_pictures`
@@ -56,7 +56,7 @@ def export(
     stem = Path(stem)
     paths = [stem.with_name(f"{stem.name}.{suffix}") for suffix in ("csv", "json", *FORMATS)]
     rests_on, sheet = described(figure, origin), paper or Paper(inches)
-    rows = table.to_csv(index=False)
+    rows, figure = table.to_csv(index=False), with_held_up(figure, rests_on.held_up)
     facts = provenance(doubted(figure, rests_on.doubts), stem.name, origin, table=rows)
     styled = sheet.styled(figure)
     printed, scale = sheet.printed(styled, rests_on.doubts)

@@ -16,7 +16,7 @@ from ..record.campaigns import when
 from ..replication import rule_text
 from .outcomes import NOBODY, rule_color
 from .table import noted, of_readable, readable, record_names, told_by, trained_on
-from .theme import RUN_DASHES, doubted, finished
+from .theme import RUN_DASHES, finished, resting_on
 
 _WINDOWS = 15  # a line is a mean over so many-th a part of a run: minibatches differ
 
@@ -72,7 +72,7 @@ def losses(*records: RunRecord, note: str = "") -> go.Figure:
     stragglers = dict.fromkeys(straggler_of(record) for record in records)
     told = " · ".join(filter(None, [text, *stragglers, when(records), left_out]))
     figure = finished(figure, "Loss by samples and by time", note=told, height=420)
-    return doubted(figure, Provenance.of(runs=records).doubts)
+    return resting_on(figure, Provenance.of(runs=records))
 
 
 def _rows(record: RunRecord) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from ..record import RunRecord
 from ..record.campaigns import when
 from .accuracy import accuracy_table
 from .table import noted, strategy, told_by
-from .theme import GREY, RUN_COLORS, RUN_DASHES, RUN_MARKERS, SMALL, doubted, finished, hatch
+from .theme import GREY, RUN_COLORS, RUN_DASHES, RUN_MARKERS, SMALL, finished, hatch, resting_on
 from .throughput import throughput_table
 
 Runs = Mapping[str, Sequence[RunRecord]]
@@ -73,7 +73,7 @@ def tasks(runs: Runs, *, note: str = "") -> go.Figure:
     records = [record for one in runs.values() for record in one]
     note = " · ".join(filter(None, [noted(note, told_by(records)), when(records)]))
     figure = finished(figure, "Dense networks by strategy", note=note, width=960, height=640)
-    return doubted(figure, Provenance.of(runs=records).doubts)
+    return resting_on(figure, Provenance.of(runs=records))
 
 
 def _bars(figure: go.Figure, part: pd.DataFrame, name: str, color: str, col: int) -> None:

@@ -1,7 +1,7 @@
 """The look of all figures: one template, a fixed colour for each stage, solid if measured, hatched if not."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from textwrap import wrap
 from typing import Any
 
@@ -122,9 +122,7 @@ def finished(figure: go.Figure, title: str, *, note: str = "", width: int = WIDT
     told = [line for given in note.split("\n") for line in _wrapped(given, width)]
     further, margin = max(0, len(told) - 1) * _LINE, figure.layout.margin.t or TEMPLATE.layout.margin.t
     height += further
-    lines = Html("<br>").join(map(figure_text, told))
-    second = Html("<br><span style='font-size:{}px;color:#555555'>{}</span>").format(SMALL, lines) if note else ""
-    whole = Html("<b>{}</b>{}").format(figure_text(title), second)
+    whole = Html("<b>{}</b>{}").format(figure_text(title), _as_note(told) if note else "")
     figure.update_layout(template=TEMPLATE, title={"text": whole}, width=width, height=height)
     if further:
         figure.update_layout(title=_title_above(margin, height), margin={"t": margin + further})
@@ -151,6 +149,32 @@ def doubts_of(figure: go.Figure) -> tuple[str, ...]:
     return tuple(meta["doubts"]) if isinstance(meta, dict) and "doubts" in meta else ()
 
 
+def resting_on(figure: go.Figure, origin: Provenance) -> go.Figure:
+    """The figure with what its runs were held up by on purpose in its note, and a line for what is doubtful."""
+    return doubted(with_held_up(figure, origin.held_up), origin.doubts)
+
+
+def with_held_up(figure: go.Figure, notes: Iterable[str]) -> go.Figure:
+    """The figure with a line of its note for what held ranks up on purpose; as it is where its note says so already.
+
+    It becomes higher by what the line takes, as by any longer note.
+    """
+    note, doubts, margin = _heading(figure)
+    said = "".join(note.striptags().split())  # lines are broken anywhere
+    missing = [text for text in notes if "".join(text.split()) not in said]
+    if not missing:
+        return figure
+    lines = _wrapped(f"held up on purpose: {'; '.join(missing)}", figure.layout.width or WIDTH)
+    more = _as_note(lines)
+    extra = _LINE * (max(1, note.count("<br>") + len(lines)) - max(1, note.count("<br>")))
+    height = (figure.layout.height or HEIGHT) + extra
+    return go.Figure(figure).update_layout(
+        title={"text": note + more + joined(map(_as_doubt, doubts)), **_title_above(margin, height)},
+        margin={"t": _margin(figure) + extra},
+        height=height,
+    )
+
+
 def doubted(figure: go.Figure, doubts: Iterable[str]) -> go.Figure:
     """The figure with a line below its title for what is doubtful, with what it said before; as it is where nothing is.
 
@@ -160,23 +184,37 @@ def doubted(figure: go.Figure, doubts: Iterable[str]) -> go.Figure:
     line = Provenance(doubts=told).doubt
     if line is None:
         return figure
-    result = go.Figure(figure)
-    before = (result.layout.meta or {}).get("lines", ())
-    lines = _wrapped(line, result.layout.width or WIDTH)
-    text = Html(result.layout.title.text or "")  # of a finished figure: markup, whatever type a copy gave it
-    for old in before:
-        text = text.replace(_as_doubt(old), "")
-    margin = result.layout.margin.t if result.layout.margin.t is not None else TEMPLATE.layout.margin.t
-    room = _ABOVE if _is_above(result) else 0  # a note ends before what stands there, a doubt may not
-    had = (_LINE * len(before) + room) if before else 0
-    extra, further = _LINE * len(lines) + room - had, _LINE * max(0, text.count("<br>") - 1)  # lines of a long note
-    height = (result.layout.height or HEIGHT) + extra
-    return result.update_layout(
-        title={"text": text + joined(map(_as_doubt, lines)), **_title_above(margin - had - further, height)},
-        margin={"t": margin + extra},
+    note, before, margin = _heading(figure)
+    lines = _wrapped(line, figure.layout.width or WIDTH)
+    extra = _doubts_height(figure, lines) - _doubts_height(figure, before)
+    height = (figure.layout.height or HEIGHT) + extra
+    return go.Figure(figure).update_layout(
+        title={"text": note + joined(map(_as_doubt, lines)), **_title_above(margin, height)},
+        margin={"t": _margin(figure) + extra},
         height=height,
         meta={"doubts": list(told), "lines": lines},
     )
+
+
+def _heading(figure: go.Figure) -> tuple[Html, tuple[str, ...], float]:
+    """A finished figure's title with its note, the lines of its doubts below, and the margin it has without either's
+    further lines."""
+    text = Html(figure.layout.title.text or "")  # of a finished figure: markup, whatever type a copy gave it
+    doubts = tuple((figure.layout.meta or {}).get("lines", ()))
+    for line in doubts:
+        text = text.replace(_as_doubt(line), "")
+    further = _LINE * max(0, text.count("<br>") - 1)  # lines of a long note
+    return text, doubts, _margin(figure) - _doubts_height(figure, doubts) - further
+
+
+def _doubts_height(figure: go.Figure, lines: Sequence[str]) -> float:
+    """Pixels that lines of doubts take: a note ends before what stands above the plot, a doubt may not."""
+    room = _ABOVE if _is_above(figure) else 0
+    return _LINE * len(lines) + room if lines else 0
+
+
+def _margin(figure: go.Figure) -> float:
+    return figure.layout.margin.t if figure.layout.margin.t is not None else TEMPLATE.layout.margin.t
 
 
 def _title_above(margin: float, height: float) -> dict[str, Any]:
@@ -195,6 +233,11 @@ def _is_above(figure: go.Figure) -> bool:
     legend = figure.layout.legend
     beside = legend.orientation == "h" and legend.yref != "container" and (legend.y or 0) >= 1
     return beside or any((note.yref or "") == "paper" and (note.y or 0) >= 1 for note in figure.layout.annotations)
+
+
+def _as_note(lines: Iterable[str]) -> Html:
+    looks = Html("<br><span style='font-size:{}px;color:#555555'>{}</span>")
+    return looks.format(SMALL, Html("<br>").join(map(figure_text, lines)))
 
 
 def _as_doubt(line: str) -> Html:

@@ -11,7 +11,7 @@ from ..provenance import Provenance
 from ..record import RunRecord
 from ..record.campaigns import when
 from .table import noted, of_readable, readable, record_names, told_by, trained_on
-from .theme import GREY, RUN_COLORS, doubted, finished, hatch
+from .theme import GREY, RUN_COLORS, finished, hatch, resting_on
 
 
 def throughput_table(*records: RunRecord, partial: bool = False) -> pd.DataFrame:
@@ -109,4 +109,4 @@ def throughput(*records: RunRecord, note: str = "", partial: bool = False) -> go
     figure.update_xaxes(ticks="", showgrid=False, tickangle=0)
     text = noted(note, told_by(records)) if note else trained_on(records)
     note = " · ".join(filter(None, [text, when(records), left_out]))
-    return doubted(finished(figure, "Training throughput by strategy", note=note), Provenance.of(runs=records).doubts)
+    return resting_on(finished(figure, "Training throughput by strategy", note=note), Provenance.of(runs=records))

@@ -266,8 +266,8 @@ class RunRecord:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Sentences that say why the run's speed is doubtful: its plan's warnings, other load, stragglers."""
-        return (*self.plan.warnings, *load_warnings(self.background_load), *self.held_up)
+        """Sentences that say why the run's speed is doubtful: its plan's warnings, other load."""
+        return (*self.plan.warnings, *load_warnings(self.background_load))
 
     @property
     def straggler_note(self) -> str:
@@ -277,11 +277,6 @@ class RunRecord:
             return Stragglers.parse(given).note() if given else ""
         except InputError:  # its file of times is gone, or is no longer one
             return shown(given)
-
-    @property
-    def held_up(self) -> tuple[str, ...]:
-        """A sentence that says which ranks were made slow or killed on purpose, where any were."""
-        return (f"held up on purpose: {note}",) if (note := self.straggler_note) else ()
 
     def _repr_html_(self) -> str:
         return html.record(self)

@@ -13,7 +13,7 @@ from ..launchers import Job
 from ..plan import Plan
 from ..plots.epochs import working_epoch
 from ..plots.table import milliseconds
-from ..plots.theme import doubted
+from ..plots.theme import resting_on
 from ..provenance import Provenance
 from ..record import RunRecord
 from ..replaying import what_if
@@ -109,8 +109,8 @@ class JobDetails:
         profile = None if simulated is None else self.made_for(self.job.value).profile
         rests_on = Provenance.of(profile, runs=[record])
         timeline = plots.timeline(*traces.values(), minibatches=window, note=note)
-        self.timeline.show(doubted(timeline, rests_on.doubts))
-        self.anatomy.show(doubted(plots.anatomy(traces, note=note), rests_on.doubts))
+        self.timeline.show(resting_on(timeline, rests_on))
+        self.anatomy.show(resting_on(plots.anatomy(traces, note=note), rests_on))
         newest = max(span.minibatch for span in measured.spans) - _EXPLAINED
         recent = Trace(tuple(span for span in measured.spans if span.minibatch > newest), measured.source)
         self.culprit.value = Html("Held up by: {}").format(what_if(recent).culprit)

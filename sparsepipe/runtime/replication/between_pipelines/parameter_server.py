@@ -41,9 +41,9 @@ class Store:
             if any(name in self._tensors and len(self._tensors[name]) != size for name, size in sizes.items()):
                 raise CalledOff("tensors of other sizes than the parameter server has")
             if facts.get("begins") is True:
-                for name, value in values.items():
-                    self._tensors.setdefault(name, value.clone())
-                return {}, NO_PAYLOAD
+                new = [name for name in values if name not in self._tensors]
+                self._tensors |= {name: values[name].clone() for name in new}
+                return {"began": new}, NO_PAYLOAD
             if not isinstance(share, float) or not isinstance(merge, int) or not isinstance(pipeline, int):
                 raise CalledOff("a push without share, merge and pipeline")
             if not self._tensors.keys() >= sizes.keys():
@@ -95,7 +95,7 @@ class ServerStep:
     def merge(self, merge: Merge, contribution: Contribution) -> Merged:
         assert contribution.change is not None
         change, before = contribution.change
-        own, deadline = contribution.snapshot, time.monotonic() + self._timeout
+        own, deadline, began = contribution.snapshot, time.monotonic() + self._timeout, list[str]()
         holder = next(iter(self._peers.coordinator.holders(SERVER)), None)
         if holder is None:
             raise CalledOff("there is no parameter server")
@@ -107,7 +107,8 @@ class ServerStep:
                 if told.get("missing"):
                     begin = own.clone()
                     begin[self.layout.weights] = before[self.layout.weights]
-                    self._ask(link, {"begins": True}, begin, deadline)
+                    answered, _ = self._ask(link, {"begins": True}, begin, deadline)
+                    began = list(answered.get("began", ()))
                     told, found = self._push(link, merge, change, deadline)
             except BaseException:
                 self._peers.drop([link])
@@ -117,6 +118,8 @@ class ServerStep:
         correction, weights = found - own, self.layout.weights
         away = distance(correction[weights], found[weights])
         facts = {"distance": away, "bytes": link.bytes - bytes_before, "place": told.get("place")}
+        if began:
+            facts["began"] = began  # tensors that the server has from this pipeline
         return Merged(correction, found, facts)
 
     def applied(self, contribution: Contribution, merged: Merged | None) -> None:

@@ -65,7 +65,7 @@ class StageAverager:
             return
         own.under_way.drop_undecided()
         outcomes = own.under_way.wait(seconds=self._timeout, what="the last average")
-        self._take(own, outcomes)
+        self._take(own, outcomes, at_end=True)
         contribution = Contribution(merge.contributions[0], self._update, self._held.snapshot())
         merged, why, start = None, None, time.monotonic()
         if len(merge.members) > 1:
@@ -101,8 +101,12 @@ class StageAverager:
             own.under_way.begin(own.merging.contribute(number, self._update, self._held.snapshot()))
         return number is not None
 
-    def _take(self, own: Exchanging, outcomes: Sequence[Outcome]) -> None:
-        """Bring outcomes into the weights, and what others' merges took this rank by surprise for."""
+    def _take(self, own: Exchanging, outcomes: Sequence[Outcome], *, at_end: bool = False) -> None:
+        """Bring outcomes into the weights, and what others' merges took this rank by surprise for.
+
+        `at_end`: not after the last update, but before the run's last average; the record tells them apart, whose sums
+        are taken in another order.
+        """
         surprise, served = own.offer.take() if own.offer is not None else (None, [])
         results = [outcome.merged for outcome in outcomes if outcome.merged is not None]
         exact = not self._overlap and own.offer is None and len(results) == 1
@@ -110,14 +114,14 @@ class StageAverager:
             self._held.apply(results[0].result, in_place_of=True)
         else:
             self._held.apply(_sum([*(one.correction for one in results), *([surprise] if served else [])]))
+        more = {"at_end": True} if at_end else {}
         for outcome in outcomes:
             own.merging.applied(outcome.contribution, outcome.merged)
-            self._tell(outcome)
+            self._tell(outcome, **more)
         for one in served:
             facts = {"role": "partner", "contributed": one.update, "place": one.place, "distance": one.distance}
             facts |= {"update": self._update, "staleness": self._update - one.update, "applied": True}
-            facts["stage"] = self._held.stage
-            self._coordinator.merged(one.merge, facts)
+            self._coordinator.merged(one.merge, {**facts, "stage": self._held.stage, **more})
 
     def _tell(self, outcome: Outcome, **more: Any) -> None:
         since = outcome.contribution.update
