@@ -27,6 +27,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
 
 from pipeline_jobs import pipelines_of, replayed_pipelines  # noqa: E402
+from processes import processes_of  # noqa: E402
 from runtime_jobs import NORMED, settings, shapes  # noqa: E402
 
 from sparsepipe.files import read_rows  # noqa: E402
@@ -74,13 +75,9 @@ def kill_one(record: RunRecord, draw: random.Random, *, coordinator: bool) -> Ki
 
 
 def _coordinator(folder: Path) -> int:
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (path / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if b"sparsepipe.runtime.pipelines.service" in words and os.fsencode(folder) in words:
-            return int(path.name)
+    for pid, command in processes_of(folder).items():
+        if "sparsepipe.runtime.pipelines.service" in command:
+            return pid
     raise RuntimeError("no coordinator")
 
 

@@ -26,6 +26,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
 
+from processes import processes_of  # noqa: E402
 from runtime_jobs import NORMED, PLAIN, plan_of, settings, shapes  # noqa: E402
 
 from sparsepipe.errors import InputError  # noqa: E402
@@ -87,20 +88,6 @@ def losses(record: RunRecord) -> dict[int, float]:
     return found
 
 
-def processes(folder: Path) -> dict[int, str]:
-    """Return the living processes whose command line names the run's folder, by their ids."""
-    found = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            state = (path / "stat").read_text().rsplit(")", 1)[1].split()[0]
-        except OSError:
-            continue
-        if str(folder) in command and state != "Z" and int(path.name) != os.getpid():
-            found[int(path.name)] = command[:80]
-    return found
-
-
 def sockets_of(pids: Iterable[int]) -> set[str]:
     """Return the inodes of the sockets that these processes have open."""
     found = set()
@@ -151,7 +138,7 @@ def victim_of(kind: str, kernel: subprocess.Popen, folder: Path) -> int | None:
             pid = RunRecord.load(folder).status[kind]
     except Exception:  # noqa: BLE001 - started a moment ago
         return None
-    return pid if pid in processes(folder) else None  # it may be another's by now
+    return pid if pid in processes_of(folder) else None  # it may be another's by now
 
 
 def started(plan: Plan, config: RunConfig, folder: Path) -> subprocess.Popen:
@@ -172,7 +159,7 @@ def disturbed(
     if move is not None:
         asked(folder, kernel, move)
     time.sleep(delay)
-    sockets = sockets_of(processes(folder))
+    sockets = sockets_of(processes_of(folder))
     pid = victim_of(kind, kernel, folder)
     if pid is not None:
         with suppress(ProcessLookupError):
@@ -180,9 +167,9 @@ def disturbed(
     kernel.wait(timeout=300)
     deadline = time.monotonic() + 10
     # A process that is ending has no name any more, and for a moment still its sockets.
-    while ((left := processes(folder)) or listening(sockets)) and time.monotonic() < deadline:
+    while ((left := processes_of(folder)) or listening(sockets)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    faults = [f"left behind: {left}"] if left else []
+    faults = [f"left behind: { {pid: words[:80] for pid, words in left.items()} }"] if left else []
     faults += [f"still listening: {sorted(found)}"] if (found := listening(sockets)) else []
     if not (folder / "plan.json").exists():
         return pid is not None, faults  # killed before there was a run

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Required, Self, TypedDict
 
 from ..cluster import Cluster
 from ..pipelines import Pipelines
@@ -83,6 +83,16 @@ class Job(Protocol):
         its supervisor does not answer.
         """
         ...
+
+
+class Asked(TypedDict, total=False):
+    """What every launcher is asked for beside the plan and the settings, and hands on to what prepares the run."""
+
+    run_dir: Required[Path | str]
+    resume: bool  # go on from the newest checkpoint there
+    profile: Profile | None
+    cluster: Cluster | None
+    campaign: str | None  # names the runs that this one is made to be compared with
 
 
 class Launcher(Protocol):

@@ -31,7 +31,7 @@ def prepare_pipelines(
     config: RunConfig,
     *,
     run_dir: Path | str,
-    resume: bool,
+    resume: bool = False,
     profile: Profile | None = None,
     cluster: Cluster | None = None,
     campaign: str | None = None,

@@ -3,17 +3,16 @@
 import socket
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from ...cluster import Cluster
 from ...errors import InputError
 from ...host.openmp import check_threads
 from ...host.python_path import check_current_folder
 from ...pipelines import Pipelines
 from ...plan import Plan
-from ...profile import Profile
 from ...record import RunRecord
 from ...runtime import RunConfig
+from ..base import Asked
 from ..followed_job import FollowedJob
 from ..handle import AttachedProcess
 from ..prepare import prepare
@@ -28,14 +27,10 @@ def launch(
     plan: Plan | Pipelines,
     config: RunConfig,
     *,
-    run_dir: Path | str,
-    resume: bool = False,
-    profile: Profile | None = None,
-    cluster: Cluster | None = None,
-    campaign: str | None = None,
     port: int | None = None,
     detach: bool = False,
     forward_only: Path | str | None = None,
+    **asked: Unpack[Asked],
 ) -> FollowedJob:
     """Start the workers of `plan` on this machine, over the loopback interface alone.
 
@@ -51,30 +46,13 @@ def launch(
             raise InputError("forward_only goes with a plan of one pipeline; each of several has the whole network")
         if port is not None:
             raise InputError("a port goes with one pipeline: several choose theirs by themselves; leave it out")
-        return launch_pipelines(
-            plan,
-            config,
-            run_dir=run_dir,
-            resume=resume,
-            profile=profile,
-            cluster=cluster,
-            campaign=campaign,
-            detach=detach,
-        )
+        return launch_pipelines(plan, config, detach=detach, **asked)
     _check_port(port)
     check_threads(config.threads)
     check_workers(len(plan.ranks))
     check_current_folder()
-    record, lock = prepare(
-        plan,
-        config,
-        run_dir=run_dir,
-        resume=resume,
-        profile=profile,
-        cluster=cluster,
-        campaign=campaign,
-        forward_only=forward_only,
-    )
+    record, lock = prepare(plan, config, forward_only=forward_only, **asked)
+    resume = asked.get("resume", False)
     options = ["--run-dir", str(record.folder), *(["--resume"] if resume else [])]
     options += ["--port", str(port)] if port is not None else []
     environment = environment_of(config, len(plan.ranks))

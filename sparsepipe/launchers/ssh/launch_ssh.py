@@ -1,17 +1,16 @@
 """Launch on the hosts of a cluster: a supervisor here, under it the controller, which reaches the hosts by `ssh`."""
 
 import shutil
-from pathlib import Path
+from typing import Unpack
 
-from ...cluster import Cluster
 from ...errors import InputError
 from ...files import write_atomic
 from ...host.python_path import check_current_folder, python_command, python_environment
 from ...pipelines import Pipelines
 from ...plan import Plan
-from ...profile import Profile
 from ...runtime import RunConfig
 from ...workload_facts import workload_facts
+from ..base import Asked
 from ..followed_job import FollowedJob
 from ..local.launch_local import attach
 from ..local.started import followed, supervised
@@ -25,13 +24,9 @@ def launch(
     plan: Plan | Pipelines,
     config: RunConfig,
     *,
-    run_dir: Path | str,
-    resume: bool = False,
-    profile: Profile | None = None,
-    cluster: Cluster | None = None,
-    campaign: str | None = None,
     port: int | None = None,
     detach: bool = False,
+    **asked: Unpack[Asked],
 ) -> FollowedJob:
     """Start the workers of `plan` on the hosts of `cluster`, each at its place among the devices there.
 
@@ -41,6 +36,7 @@ def launch(
     this process; `attach` finds it again.
     Raises InputError for a plan or settings that cannot run there, before anything is started.
     """
+    cluster = asked.get("cluster")
     if cluster is None:
         raise InputError("launcher ssh needs the hosts: name their file, --cluster FILE")
     if port is not None:
@@ -53,10 +49,9 @@ def launch(
         raise InputError("launcher ssh needs the program ssh, which is not on PATH; install OpenSSH's client")
     hosted_ranks(plan, cluster)
     check_current_folder()
-    record, lock = prepare(
-        plan, config, run_dir=run_dir, resume=resume, profile=profile, cluster=cluster, campaign=campaign
-    )
+    record, lock = prepare(plan, config, **asked)
     write_atomic(record.folder / HOSTS, cluster.to_toml(), private=True)  # variables of hosts may be secrets
+    resume = asked.get("resume", False)
     options = ["--run-dir", str(record.folder), *(["--resume"] if resume else [])]
     command = python_command("sparsepipe.launchers.ssh", *options)
     begin = supervised(record, [lock], command, python_environment(), detach=detach)

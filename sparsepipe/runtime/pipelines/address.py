@@ -1,26 +1,17 @@
-"""Where the coordinator of a run listens, and the job's secret: a file in the run's folder, for its owner to read."""
+"""Where the coordinator of a run listens: `control/coordinator.json`."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...errors import InputError
-from ...fields import fields, integer, text
-from ...files import read_json
+from ...fields import integer
+from ..processes.address_file import read_address, write_address
 
 ADDRESS = Path("control") / "coordinator.json"
-_FIELDS = fields(
-    {
-        "host": text,
-        "port": lambda value, what: integer(value, what, least=1, most=65535),
-        "secret": text,
-        "pipelines": lambda value, what: integer(value, what, least=1),
-    }
-)
 
 
 @dataclass(frozen=True)
 class CoordinatorAddress:
-    """What `control/coordinator.json` says."""
+    """What the file says."""
 
     host: str
     port: int
@@ -30,9 +21,13 @@ class CoordinatorAddress:
     @classmethod
     def read(cls, run_dir: Path) -> "CoordinatorAddress":
         """Read it. Raises InputError where it is not there yet, or damaged."""
-        path = run_dir / ADDRESS
-        told = _FIELDS(read_json(path, what="coordinator's address"), str(path))
-        try:
-            return cls(told["host"], told["port"], bytes.fromhex(told["secret"]), told["pipelines"])
-        except ValueError:
-            raise InputError(f"{path}: its secret is damaged") from None
+        told = read_address(run_dir / ADDRESS, what="coordinator's address", pipelines=_pipelines)
+        return cls(told["host"], told["port"], told["secret"], told["pipelines"])
+
+    def write(self, run_dir: Path) -> None:
+        """Write it for the ranks of all pipelines."""
+        write_address(run_dir / ADDRESS, self.host, self.port, self.secret, pipelines=self.num_pipelines)
+
+
+def _pipelines(value: object, what: str) -> int:
+    return integer(value, what, least=1)

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InputError
-from ...files import read_json, write_atomic
+from ...files import read_json
 from ...replication import rule_from_json
 from .. import commands
 from ..processes.lifeline import watch
 from ..processes.run_folder import RunFolder
-from .address import ADDRESS
+from .address import CoordinatorAddress
 from .journal import Journal
 from .messages import GIVEN_UP, INPUT, REFUSED, line_of, read_given, read_request
 from .minibatch_queue import read_progress
@@ -197,8 +197,7 @@ async def serve(run_dir: Path, journal: Journal, state: RunState, *, host: str, 
     service = Service(run_dir, journal, state, origin=journal.origin())
     server = await loop.create_server(Switchboard(journal.secret, service), host, port)
     where = server.sockets[0].getsockname()
-    told = {"host": where[0], "port": where[1], "secret": journal.secret.hex(), "pipelines": state.run.num_pipelines}
-    write_atomic(run_dir / ADDRESS, json.dumps(told) + "\n", make_folder=False, private=True)
+    CoordinatorAddress(where[0], where[1], journal.secret, state.run.num_pipelines).write(run_dir)
     looking = loop.create_task(service.keep_looking())
     ending = loop.create_task(ended.wait())
     await asyncio.wait((looking, ending), return_when=asyncio.FIRST_COMPLETED)

@@ -1,20 +1,16 @@
-"""Where a job's store listens, and its secret: a file in the run's folder of each host, for its owner to read."""
+"""Where a job's store listens: `control/store.json` in the run's folder of each host."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...errors import InputError
-from ...fields import fields, integer, text
-from ...files import read_json, write_atomic
+from ..processes.address_file import read_address, write_address
 
 ADDRESS = Path("control") / "store.json"
-_FIELDS = fields({"host": text, "port": lambda value, what: integer(value, what, least=1, most=65535), "secret": text})
 
 
 @dataclass(frozen=True)
 class StoreAddress:
-    """What `control/store.json` says."""
+    """What the file says."""
 
     host: str
     port: int
@@ -23,14 +19,8 @@ class StoreAddress:
     @classmethod
     def read(cls, run_dir: Path) -> "StoreAddress":
         """Read it. Raises InputError where it is not there, or damaged."""
-        path = run_dir / ADDRESS
-        told = _FIELDS(read_json(path, what="store's address"), str(path))
-        try:
-            return cls(told["host"], told["port"], bytes.fromhex(told["secret"]))
-        except ValueError:
-            raise InputError(f"{path}: its secret is damaged") from None
+        return cls(**read_address(run_dir / ADDRESS, what="store's address"))
 
     def write(self, run_dir: Path) -> None:
         """Write it for the workers of this host."""
-        told = {"host": self.host, "port": self.port, "secret": self.secret.hex()}
-        write_atomic(run_dir / ADDRESS, json.dumps(told) + "\n", private=True)
+        write_address(run_dir / ADDRESS, self.host, self.port, self.secret, make_folder=True)
