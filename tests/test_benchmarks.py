@@ -14,6 +14,7 @@ import torch.nn.functional as functional
 from scripts.bench.document import STDOUT, keep, tell
 from scripts.bench.hosts import report as hosts_report
 from scripts.bench.hosts import rounds as hosts_rounds
+from scripts.bench.replication import accuracy
 from scripts.bench.rounds import quartiles, ratios, turns
 from scripts.bench.runtime.cases import CASES, Repeated
 from scripts.bench.runtime.images import ImageBatch, of_images
@@ -29,6 +30,7 @@ from sparsepipe.losses import open_loss
 from sparsepipe.models import network
 from sparsepipe.plan import Plan, Stage
 from sparsepipe.profiler.measure import profile
+from sparsepipe.replication import parse_rule
 from sparsepipe.runtime.config import RunConfig
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
@@ -184,12 +186,34 @@ def test_every_file_of_a_benchmark_imports_what_is_there(path):
     import_module(".".join(path.parts))
 
 
-@pytest.mark.parametrize("name", ["runtime", "engines", "planner", "widgets", "hosts"])
+@pytest.mark.parametrize("name", ["runtime", "engines", "planner", "widgets", "hosts", "replication"])
 def test_every_benchmark_is_a_thin_command_before_a_folder(name):
     command = SCRIPTS / f"bench_{name}.py"
     assert len(command.read_text().splitlines()) < 20
     done = subprocess.run([sys.executable, str(command), "--help"], capture_output=True, text=True, check=True)
     assert "--json [FILE]" in done.stdout
+
+
+def test_under_every_rule_a_sample_moves_the_mean_of_all_weights_as_far():
+    """A constant gradient: a server adds up four changes, an outer optimizer steps with what one step changed."""
+    average, server, outer = (accuracy.rate_of(parse_rule(rule), 4) for rule in ("ad-psgd", "wsp:scale=1", "diloco"))
+    assert accuracy.rate_of(parse_rule("all-reduce"), 4) == average == accuracy.rate_of(parse_rule("wsp"), 4)
+    assert 4 * server == pytest.approx(average)
+    weight = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    rule = parse_rule("diloco")
+    optimizer = torch.optim.SGD([weight], rule.outer_rate, momentum=rule.momentum, nesterov=rule.nesterov)
+    before = 0.0
+    for _ in range(300):
+        before, weight.grad = weight.item(), torch.full_like(weight, outer)
+        optimizer.step()
+    assert before - weight.item() == pytest.approx(average)
+
+
+def test_a_run_is_flat_once_its_latest_epochs_reach_no_more():
+    rising = [0.1, 0.3, 0.5, 0.7, 0.8]
+    assert not accuracy.is_flat(rising) and not accuracy.is_flat([0.9] * accuracy.PATIENCE)
+    assert accuracy.is_flat([*rising, *[0.8 + accuracy.FLAT] * accuracy.PATIENCE])
+    assert not accuracy.is_flat([*rising, *[0.8] * (accuracy.PATIENCE - 1), 0.82])
 
 
 def test_the_table_has_every_competitor_and_the_ratios_of_neighbours():

@@ -7,8 +7,14 @@
     healthy/own           pace of the pipelines that nothing holds up, over their own if they never waited
     all/own               pace of all pipelines together over the sum of their own
 
-`--what accuracy`  trains the network under each rule with the same samples, settings and seeds: validation accuracy at
-                   the end, and the seconds after which it first reached the least of all-reduce's final accuracies
+`--what accuracy`  trains the network under each rule with the same samples, seeds and settings but the learning rate:
+                   validation accuracy at the end, and the seconds after which it first reached the least of
+                   all-reduce's final accuracies
+    epochs         as many as all-reduce trains until four together are better by at most 0.01; `flat`: whether the
+                   same is true of a run; at most --epochs
+    rate           all-reduce's, by what share of that a sample moves the mean of all pipelines' weights: 1 for rules
+                   that average weights, 1 / (share × P) for a server that adds a share of each change,
+                   (1 - momentum) / outer rate for an outer step
 
 All are medians over the seeds with the least and the most.
 """

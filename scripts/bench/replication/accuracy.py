@@ -1,15 +1,20 @@
-"""What is learned under each rule from the same samples, and how soon."""
+"""What is learned under each rule from the same samples, until it is flat, and how soon."""
 
 import statistics
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import sparsepipe as sp
 from sparsepipe.cluster import Cluster, Link
+from sparsepipe.errors import InputError
+from sparsepipe.launchers import Job
+from sparsepipe.plan import Plan
 from sparsepipe.record import RunRecord
-from sparsepipe.replication import parse_rule
+from sparsepipe.replication import Arithmetic, Rule, parse_rule
 
 from ..document import say
 from ..rounds import load
@@ -17,30 +22,91 @@ from .pace import seconds_of
 
 MODEL, VOXEL_SIZE, BATCH, RATE = "minkvgg11bn-narrow", 0.1, 32, 0.02
 REFERENCE = "all-reduce"
+PATIENCE, FLAT = 4, 0.01  # flat: so many epochs together are no better by more than this share of the samples
+SETTINGS: dict[str, Any] = {
+    "voxel_size": VOXEL_SIZE,
+    "batch_size": BATCH,
+    "num_points": 1024,
+    "engine": "native",
+    "threads": 1,
+}
 
 
-def measure(
-    rules: list[str], stragglers: list[str], *, data: str, pipelines: int, epochs: int, seeds: int
-) -> list[dict[str, Any]]:
-    """Return a row for each rule, straggler and seed."""
-    settings = {"voxel_size": VOXEL_SIZE, "batch_size": BATCH, "num_points": 1024, "engine": "native", "threads": 1}
-    profile = sp.profile_model(MODEL, data, **settings)
+@dataclass(frozen=True)
+class Setting:
+    """What is trained."""
+
+    data: str
+    pipelines: int
+    epochs: int  # at most
+    seeds: int
+
+
+def measure(setting: Setting, rules: list[str], stragglers: list[str]) -> list[dict[str, Any]]:
+    """Return a row for each rule, straggler and seed. All train for as many epochs as the reference is not flat yet."""
+    profile = sp.profile_model(MODEL, setting.data, **SETTINGS)
     plan = sp.partition(profile, Cluster.uniform(1, device_type=profile.device_types[0], link=Link(1e9, 1e-4)))
-    rows = []
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
+        epochs = _epochs_until_flat(Path(folder) / "reference", setting, plan)
         for spec in stragglers:
             for rule in rules:
-                for seed in range(seeds):
-                    config = sp.RunConfig(MODEL, data, **settings, epochs=epochs, learning_rate=RATE, seed=seed)
-                    several = sp.Pipelines.alike(plan, pipelines, parse_rule(rule), samples=BATCH)
-                    place = Path(folder) / f"run{len(rows)}"
-                    before = load()
-                    with sp.launch(several, config, run_dir=place, stragglers=spec or None) as job:
+                for seed in range(setting.seeds):
+                    place, before = Path(folder) / f"run{len(rows)}", load()
+                    with _started(place, setting, plan, rule, spec, seed=seed, epochs=epochs) as job:
                         job.wait()
                     facts = {"rule": rule, "straggler": spec or "nobody is slow", "seed": seed}
+                    facts |= {"learning_rate": rate_of(parse_rule(rule), setting.pipelines)}
                     rows.append({**facts, **_outcome(job.record), "load": round(before, 2)})
-                    say(" ".join(f"{key}={value}" for key, value in rows[-1].items() if key != "epochs"))
+                    say(" ".join(f"{key}={value}" for key, value in rows[-1].items() if key != "reached"))
     return _with_targets(rows)
+
+
+def rate_of(rule: Rule, num_pipelines: int) -> float:
+    """Return the learning rate at which a sample moves the mean of all pipelines' weights as far as under all-reduce.
+
+    There one step is of the mean gradient of P minibatches. Averages of weights leave the mean over all pipelines where
+    it is, so that one step of each moves it as far: by the same rate, the batch is of P minibatches as well. A server
+    that adds a share of each change moves by share × P times as much, and an outer step in the long run by
+    outer rate / (1 - outer momentum) times: their effective batch is so much smaller, and their rate with it (linearly,
+    as Goyal et al., "Accurate, Large Minibatch SGD", 2017, scale rates by batches).
+    """
+    if rule.arithmetic is Arithmetic.SERVER:
+        return RATE / ((rule.scale or 1 / num_pipelines) * num_pipelines)
+    if rule.arithmetic is Arithmetic.OUTER_STEP:
+        return RATE * (1 - rule.momentum) / rule.outer_rate
+    return RATE
+
+
+def is_flat(accuracies: Sequence[float]) -> bool:
+    """Whether the latest epochs reached no more than those before."""
+    before, latest = accuracies[:-PATIENCE], accuracies[-PATIENCE:]
+    return bool(before) and max(latest) <= max(before) + FLAT
+
+
+def _epochs_until_flat(place: Path, setting: Setting, plan: Plan) -> int:
+    """Return how many epochs the reference trains until it is flat; the most where it never is."""
+    accuracies: list[float] = []
+    with _started(place, setting, plan, REFERENCE, "", seed=0, epochs=setting.epochs) as job:
+
+        def look(row: dict[str, Any]) -> None:
+            if row["event"] == "epoch" and row.get("validation") and not is_flat(accuracies):
+                accuracies.append(row["validation"]["accuracy"])
+                if is_flat(accuracies):
+                    with suppress(InputError):  # it is about to finish
+                        job.stop()
+
+        job.wait(on_row=look)
+    found = len(accuracies) if is_flat(accuracies) else setting.epochs
+    say(f"{REFERENCE} is {'flat' if is_flat(accuracies) else 'not flat'} after {found} epochs: {accuracies}")
+    return found
+
+
+def _started(place: Path, setting: Setting, plan: Plan, rule: str, stragglers: str, *, seed: int, epochs: int) -> Job:
+    rate = rate_of(parse_rule(rule), setting.pipelines)
+    config = sp.RunConfig(MODEL, setting.data, **SETTINGS, epochs=epochs, learning_rate=rate, seed=seed)
+    several = sp.Pipelines.alike(plan, setting.pipelines, parse_rule(rule), samples=BATCH)
+    return sp.launch(several, config, run_dir=place, stragglers=stragglers or None)
 
 
 def _outcome(record: RunRecord) -> dict[str, Any]:
@@ -48,34 +114,34 @@ def _outcome(record: RunRecord) -> dict[str, Any]:
     told = [row for row in record.metrics("epoch") if row.get("validation")]
     seconds = seconds_of(record)
     first = max(row["seconds"] for row in record.metrics("step")) - seconds
-    reached = [[row["seconds"] - first, row["validation"]["accuracy"]] for row in told]
-    return {"accuracy": summary["validation"]["accuracy"], "seconds": seconds, "epochs": reached}
+    last = summary["validation"]["accuracy"]
+    reached = [[row["seconds"] - first, row["validation"]["accuracy"]] for row in told] + [[seconds, last]]
+    flat = is_flat([accuracy for _, accuracy in reached])
+    return {"accuracy": last, "flat": flat, "seconds": seconds, "epochs": len(reached), "reached": reached}
 
 
 def _with_targets(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Add when each run first reached the least of the reference's final accuracies; None: it never did."""
     target = min((row["accuracy"] for row in rows if row["rule"] == REFERENCE), default=None)
     for row in rows:
-        epochs, reached = row.pop("epochs"), None
-        if target is not None:
-            seconds = [after for after, accuracy in epochs if accuracy >= target]
-            if row["accuracy"] >= target:
-                seconds.append(row["seconds"])
-            reached = min(seconds, default=None)
-        row |= {"target": target, "seconds_to_target": reached}
+        seconds = [after for after, accuracy in row["reached"] if target is not None and accuracy >= target]
+        row |= {"target": target, "seconds_to_target": min(seconds, default=None)}
     return rows
 
 
 def table(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Yield a line for each rule and straggler: the median, and the least and the most over the seeds."""
-    yield f"{'straggler':24s}{'rule':20s}{'accuracy':>26s}{'seconds':>12s}{'seconds to target':>20s}"
+    head = f"{'rate':>9s}{'accuracy':>26s}{'flat':>6s}{'seconds':>12s}{'seconds to target':>20s}"
+    yield f"{'straggler':24s}{'rule':20s}{head}"
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["straggler"], row["rule"]), []).append(row)
     for (spec, rule), own in groups.items():
         values = sorted(row["accuracy"] for row in own)
         accuracy = f"{statistics.median(values):.3f} [{values[0]:.3f}, {values[-1]:.3f}]"
+        flat = f"{sum(row['flat'] for row in own)}/{len(own)}"
         seconds = statistics.median(row["seconds"] for row in own)
         times = [row["seconds_to_target"] for row in own if row["seconds_to_target"] is not None]
         first = f"{statistics.median(times):.1f}" if times else "not reached"
-        yield f"{spec:24s}{rule:20s}{accuracy:>26s}{seconds:12.1f}{first:>14s} {len(times)}/{len(own)}"
+        told = f"{own[0]['learning_rate']:9.4f}{accuracy:>26s}{flat:>6s}{seconds:12.1f}{first:>14s}"
+        yield f"{spec:24s}{rule:20s}{told} {len(times)}/{len(own)}"

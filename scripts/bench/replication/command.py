@@ -20,7 +20,7 @@ def main() -> int:
     parser.add_argument("--each", type=int, default=60, help="replayed minibatches a pipeline on average")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--data", default="digits", help="what is learned (default: handwritten digits)")
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=30, help="at most")
     parser.add_argument("--straggler", action="append", help=f"'' for none; default: none, and {pace.SLOW}")
     options = parser.parse_args()
     rules, specs = options.rule or RULES, ["", pace.SLOW] if options.straggler is None else options.straggler
@@ -31,8 +31,8 @@ def main() -> int:
         lines += pace.table(found["pace"])
         keep(found, options.json)
     if "accuracy" in (options.what or ["accuracy"]):
-        given = {"data": options.data, "pipelines": options.pipelines, "epochs": options.epochs}
-        found["accuracy"] = accuracy.measure(rules, specs, **given, seeds=options.seeds)
+        given = accuracy.Setting(options.data, options.pipelines, options.epochs, options.seeds)
+        found["accuracy"] = accuracy.measure(given, rules, specs)
         lines += accuracy.table(found["accuracy"])
     tell(found, options.json, "\n".join(lines))
     return 0
