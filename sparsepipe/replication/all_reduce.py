@@ -11,8 +11,8 @@ from .gathering import Everybody, several
 class AllReduce:
     """The mean of the gradients of all pipelines, before each step of the optimizer: everybody waits for the slowest.
 
-    Source: data parallelism as in PyTorch DDP (Li et al., VLDB 2020, section 3); the baseline "AllReduce" of SDPipe
-    (Miao et al., VLDB 2023, section 7). Each pipeline counts alike, so that the mixing matrix is doubly stochastic.
+    Source: data parallelism as in PyTorch DDP (Li et al., VLDB 2020); the baseline "AllReduce" of SDPipe
+    (Miao et al., VLDB 2023). Each pipeline counts alike, so that the mixing matrix is doubly stochastic.
 
     Optimizer state is each pipeline's own and alike in all, since all step with the same gradients from the same
     weights. Batch-norm statistics are averaged with the gradients, by the same weights. It cannot overlap: a step needs

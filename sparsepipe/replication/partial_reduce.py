@@ -14,10 +14,11 @@ class PartialReduce:
     """The mean of the weights of those pipelines that are ready, after every `every` updates.
 
     Source: Miao et al., "SDPipe: A Semi-Decentralized Framework for Heterogeneity-aware Pipeline-parallel Training",
-    VLDB 2023, sections 4 and 5; partial reduce itself: Miao et al., SIGMOD 2021. The first that is ready waits for
-    others up to its budget of seconds, then all that have come are a group. The budget is `patience` times the seconds
-    since that pipeline contributed last, so that it suits slow and fast machines alike: by default a half where the
-    pipeline trains on meanwhile, which costs it nothing, and a twentieth where it does not `overlap`.
+    VLDB 2023: groups of those that are ready, wait budgets, forced synchronisation; partial reduce itself: Miao et al.,
+    SIGMOD 2021. The first that is ready waits for others up to its budget of seconds, then all that have come are a
+    group. The budget is `patience` times the seconds since that pipeline contributed last, so that it suits slow and
+    fast machines alike: by default a half where the pipeline trains on meanwhile, which costs it nothing, and a
+    twentieth where it does not `overlap`.
 
     With `wait` the budget is SDPipe's: each pipeline's begins with so many seconds; after a group of one it is `grow`
     times as long, to at most `most_wait`, after a larger one `shrink` times, to at least `least_wait`. SDPipe has 1 ms,

@@ -43,7 +43,7 @@ class OuterOptions(Protocol):
 
 
 class OuterStep:
-    """The member of `Merging` for Arithmetic.OUTER_STEP (Douillard et al., "DiLoCo", algorithm 1).
+    """The member of `Merging` for Arithmetic.OUTER_STEP (Douillard et al., "DiLoCo", 2023).
 
     Outer parameters and their velocity are kept beside the weights, alike in all pipelines: each steps for itself, by
     the same mean. One whose own are older than another member's, since it joined or missed a merge, takes them from

@@ -95,7 +95,7 @@ def known(facts: Mapping[str, Any], layout: Layout) -> Sequence[str]:
 
 @dataclass(eq=False)
 class Pair:
-    """The member of `Merging` for Arithmetic.PAIR (Lian et al., AD-PSGD, ICML 2018, algorithm 1).
+    """The member of `Merging` for Arithmetic.PAIR (Lian et al., AD-PSGD, ICML 2018).
 
     The two get opposite halves of their difference, so that their sum stays what it was. Neither waits for the other's
     training; whoever is a partner answers from a thread, so no two can wait for each other. It has no state.

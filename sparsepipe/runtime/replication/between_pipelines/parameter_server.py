@@ -75,7 +75,7 @@ def _sizes(facts: Mapping[str, Any]) -> dict[str, int]:
 
 
 class ServerStep:
-    """The member of `Merging` for Arithmetic.SERVER (Park et al., HetPipe, USENIX ATC 2020, section 4).
+    """The member of `Merging` for Arithmetic.SERVER (Park et al., HetPipe, USENIX ATC 2020).
 
     What a pipeline's weights changed by since its last push, without what it took back, is pushed; the merge's first
     weight is the share of it that the server adds. What failed to be pushed is part of the next push. It has no state.
