@@ -312,18 +312,16 @@ class Replay:
             assert self._moved or not waiting, "the record has merges that wait for each other"
         (last,) = {row["merge"] for row in self.told.applied if row.get("last")}
         mean, held = weighted(self.told.merges[last], self.ends), self.learners[0].held
-        if self.rule.arithmetic is not Arithmetic.MEAN_GRADIENTS or len(self._last_steps()) > 1:
+        if self.rule.arithmetic is not Arithmetic.MEAN_GRADIENTS or len(self._last_steps(last)) > 1:
             held.apply(mean, in_place_of=True)
         return held.tensors()
 
-    def _last_steps(self) -> set[int]:
-        """The merges of the last steps of all pipelines: one, where they made it together."""
-        last = {}
-        for row in self.told.merges.values():
-            for member, update in zip(row["members"], row["updates"], strict=True):
-                if (member, update) in self.told.contributed:
-                    last[member] = row["merge"]
-        return set(last.values())
+    def _last_steps(self, end: int) -> set[int]:
+        """The merges of the last steps of all pipelines, before that at the end: one, where they made it together."""
+        of_members = {
+            member: number for number, row in self.told.merges.items() if number != end for member in row["members"]
+        }
+        return set(of_members.values())
 
     def _pipeline(self, k: int) -> Generator[None]:
         learner, update = self.learners[k], -1
@@ -354,6 +352,7 @@ class Replay:
 
     def _contribute(self, k: int, update: int) -> None:
         if (k, update) in self.told.contributed:
+            self._moved = True
             self.merging.contribute(k, update, self.learners[k].held.snapshot())
 
     def _take(self, k: int, update: int, *, at_end: bool = False) -> Generator[None]:
@@ -371,7 +370,7 @@ class Replay:
             self.merging.applied(k, one)
 
     def _mean_gradients(self, k: int, update: int, gradients: list[Tensor]) -> Generator[None, None, list[Tensor]]:
-        held = self.learners[k].held
+        held, self._moved = self.learners[k].held, True
         self.merging.contribute(k, update, held.snapshot_of(gradients))
         for row in self.told.taken(k, update):
             found = yield from self._awaited(lambda row=row: self.merging.found(row))

@@ -157,8 +157,15 @@ def test_what_was_slow_on_purpose_is_no_doubt_of_a_run_and_told_by_every_figure_
     assert origin.held_up == ("rank 0 is 4 times as slow",) and not any("slow" in text for text in origin.warnings)
     assert Provenance.from_json(json.loads(json.dumps(origin.to_json()))).held_up == origin.held_up
     assert not trained[0].warnings and "held up on purpose" in trained[0]._repr_html_()
-    figure = resting_on(finished(go.Figure(), "Where time went"), origin)
-    assert "held up on purpose: rank 0 is 4 times as slow" in figure.layout.title.text
+    for figure in (plots.throughput(*trained), resting_on(finished(go.Figure(), "Where time went"), origin)):
+        assert "held up on purpose: rank 0 is 4 times as slow" in figure.layout.title.text
+
+
+def test_a_run_of_several_pipelines_is_a_strategy_by_its_rule(trained):
+    """They were told as one pipeline of as many stages, and their throughput ended with a traceback."""
+    table = plots.throughput_table(*trained)
+    assert list(table.strategy) == ["2 pipelines (quorum)", "2 pipelines (all-reduce)"]
+    assert list(table.samples_per_second) == [8, 8]
 
 
 def test_distances_are_means_over_members_and_none_where_gradients_are_averaged(trained):

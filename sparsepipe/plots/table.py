@@ -7,15 +7,20 @@ from typing import Any, TypeVar
 from ..costs import LayerTable
 from ..errors import DamagedRecord
 from ..graph import LayerGraph
+from ..pipelines import Pipelines
 from ..plan import Plan
 from ..provenance import Provenance
 from ..record import RunRecord
+from ..replication import rule_text
 
 Found = TypeVar("Found")
 
 
-def strategy(plan: Plan) -> str:
-    """Return the strategy that a plan is, in words: "one process", "data parallel × 2", "pipeline × 2 (1f1b)"."""
+def strategy(plan: Plan | Pipelines) -> str:
+    """Return the strategy that a plan is, in words: "one process", "data parallel × 2", "pipeline × 2 (1f1b)",
+    "2 pipelines (quorum)"."""
+    if isinstance(plan, Pipelines):
+        return f"{len(plan.pipelines)} pipelines ({rule_text(plan.replication)})"
     devices, stages = len(plan.ranks), len(plan.stages)
     if devices == 1:
         return "one process"

@@ -7,6 +7,8 @@ import plotly.graph_objects as go
 
 from ..display.markup import Html, figure_text
 from ..errors import InputError
+from ..pipelines import Pipelines
+from ..plan import Plan
 from ..provenance import Provenance
 from ..record import RunRecord
 from ..record.campaigns import when
@@ -57,17 +59,22 @@ def _row(record: RunRecord) -> dict[str, Any]:
 
 
 def _told(record: RunRecord, samples_per_second: float) -> dict[str, Any]:
-    estimate, batch_size = record.plan.estimate, record.config["batch_size"]
+    batch_size, period = record.config["batch_size"], _period_seconds(record.plan)
     return {
         "run": record.name,
         "processes": len(record.plan.ranks),
         "samples_per_second": samples_per_second,
-        "predicted_samples_per_second": batch_size / estimate.period_seconds
-        if estimate and estimate.period_seconds
-        else None,
+        "predicted_samples_per_second": batch_size / period if period else None,
         "batch_size": batch_size,
         "model": record.model,
     }
+
+
+def _period_seconds(plan: Plan | Pipelines) -> float | None:
+    """Seconds a minibatch as planned, of several pipelines together where none waits."""
+    if isinstance(plan, Pipelines):
+        return plan.period_seconds
+    return plan.estimate.period_seconds if plan.estimate else None
 
 
 def throughput(*records: RunRecord, note: str = "", partial: bool = False) -> go.Figure:
