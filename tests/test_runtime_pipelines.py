@@ -22,7 +22,7 @@ TRAINED = {
     "ad-psgd": 3,
     "ad-psgd:overlap=false": 2,
     "wsp:every=2": 2,
-    "diloco:every=4": 2,
+    "diloco:every=2,overlap=false": 2,
 }  # pipelines
 SHUFFLED = ("local-sgd:every=2", "partial-reduce:wait=5", "quorum")
 

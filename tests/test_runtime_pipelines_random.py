@@ -298,7 +298,7 @@ def whole_run(name, seed):
     idle = 0
     while not all(p.ended or (p.dead and p.gone_for_good) for p in pipelines):
         run.now += draw.expovariate(1.0) * draw.choice([0.0001, 0.01, 1.0])
-        deadline = run.state.merges.next_deadline()
+        deadline = run.state.next_deadline()
         if deadline is not None and deadline <= run.now:
             run.change("expire")
         if stop_at is not None and run.now >= stop_at and run.state.work:

@@ -55,6 +55,18 @@ def test_minibatches_are_handed_out_once_all_pipelines_are_ready() -> None:
     assert state.next_deadline() is None
 
 
+def test_minibatches_are_handed_out_once_there_is_a_parameter_server() -> None:
+    """Pipelines were through with their epochs before the server had started: nothing was averaged."""
+    for comes in (True, False):
+        state = begun(rule=rule("wsp"), started=False)
+        assert [asks(state, "next_task", k, now=1, number=0) for k in (0, 1)] == [WAIT, WAIT]
+        if comes:
+            asks(state, "register", SERVER, now=2, holder=Holder(SERVER, 0, ("a",), Address("127.0.0.1", 1, "00")))
+        else:
+            state.expire(now=1 + START_SECONDS)
+        assert asks(state, "next_task", 0, now=2, number=0).kind is Kind.TRAIN
+
+
 @pytest.mark.parametrize("what", ["expire", "dies", "stop"])
 def test_nobody_waits_for_a_pipeline_that_does_not_start(what) -> None:
     state = begun(started=False)

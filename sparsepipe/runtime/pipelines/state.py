@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ...errors import InputError
-from ...replication.base import SERVER, Merge, Rule
+from ...replication.base import SERVER, Arithmetic, Merge, Rule
 from .base import Holder, Kind, Task
 from .changes import METRICS, MINIBATCHES, Changes
 from .member import Member, Phase
@@ -206,14 +206,20 @@ class RunState:
     def _may_start(self) -> bool:
         """Whether minibatches are handed out: all pipelines are ready, or one has been for `START_SECONDS`.
 
-        Else the first to be there would train on most of a short run before the others had read their data.
+        Else the first to be there would train on most of a short run before the others had read their data, or before
+        there was a parameter server to push to.
         """
         if not self._started:
             if self._ready_since is None:
                 self._ready_since = self.changes.now
-            if self._work.stopped or all(member.phase is not Phase.STARTING for member in self.members):
+            ready = all(member.phase is not Phase.STARTING for member in self.members)
+            if self._work.stopped or (ready and (self._server or not self._has_server)):
                 self._start()
         return self._started
+
+    @property
+    def _has_server(self) -> bool:
+        return self.run.rule is not None and self.run.rule.arithmetic is Arithmetic.SERVER
 
     def _start(self) -> None:
         self._started = True
