@@ -59,7 +59,8 @@ class Agent:
         except InputError as error:
             self._writer.send("refused", reason=str(error), input_error=True)
         except OSError as error:
-            self._writer.send("refused", reason=f"{error.filename or 'it'}: {error.strerror}", input_error=False)
+            where = error.filename or (self._run.folder if self._run else "the agent")
+            self._writer.send("refused", reason=f"{where}: {error.strerror}", input_error=False)
         return True
 
     def _next(self) -> Frame | None:

@@ -99,7 +99,7 @@ class HostedRun:
 
     def ended(self) -> dict[str, Any] | None:
         """Return how it ended, once it has; None before."""
-        if self._process is None or self._process.poll() is None:
+        if self._process is None or (code := self._process.poll()) is None:
             return None
         self._process = None
         self._close_lifeline()
@@ -107,7 +107,10 @@ class HostedRun:
             status = supervisor.read_status(self.folder)
             if status["state"] not in ("started", "running"):
                 return status
-            return {"state": "failed", "reason": "its supervisor was killed", "precedence": KILLED}
+            if code < 0:
+                return {"state": "failed", "reason": "its supervisor was killed", "precedence": KILLED}
+            told = f"how it ended could not be written to {self.folder}; make room on its disk"
+            return {"state": "failed", "reason": told, "precedence": KILLED, "lasting": True, "limit": True}
         except (OSError, ValueError) as error:
             return {"state": "failed", "reason": f"how it ended cannot be read ({error})"}
 
