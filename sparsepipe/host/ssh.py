@@ -18,6 +18,7 @@ _CAUSES = {  # what ssh says → what it means, and what to do
     "ssh {0}",
     "Could not resolve hostname": "there is no host of that name; correct the cluster file, or name it in ssh_config",
     "Connection refused": "no sshd listens there; start it, or name its port in ssh_config",
+    "not responding": "it answers no more; is it up, and reachable from here?",
     "timed out": "it does not answer; is it up, and reachable from here?",
     "No route to host": "it cannot be reached; is it up, and on a network of this machine?",
     "Network is unreachable": "no network of this machine leads there",
