@@ -363,9 +363,11 @@ KNOWN = {
     ("display/html.py", "_rect"),  # numbers, formatted there
     ("plots/theme.py", "_heading"),  # a finished figure's title
     ("plots/export.py", "provenance"),  # the same, to take its tags off
+    ("plots/export.py", "_for_dark_pages_too"),  # a style sheet of the package's
     ("plots/accuracy.py", "accuracy"),  # a hover template's own unit
     ("reproduce/html_page.py", "page"),  # a style sheet of the package's, and a policy under which no script runs
     ("reproduce/html_page.py", "of_markdown"),  # mistune has escaped it
+    ("reproduce/html_page.py", "with_links_to_pages"),  # Html already, of whose links to notebooks the ends change
     ("reproduce/notebook_page.py", "_output"),  # what the executed notebook shows, on a page where no script runs
 }
 
@@ -420,7 +422,19 @@ OWN_WORDS = {  # filled into the Markdown of notebooks as they are: numbers, and
     *("num_points", "voxel_sizes[-1]", "batch_size", "shape", "num_devices", "places", "proof", "text", "head", "rows"),
     *("busy", "epochs", "classes", "reached", "verdict", "told", "name", "told[name]", "chance", "row['stage']"),
     *("minibatches", "place.noted()", "baseline", "best.planner"),
-    *("image_epochs", "after", "cloud_epochs", "learned", "held", "second"),
+    *("image_epochs", "after", "cloud_epochs", "learned", "held", "second", "faster"),
+    # 11_moving: numbers, and names of VARIANTS, as which runs and simulations took them before
+    *(
+        "row.minibatch",
+        "pause",
+        "stay",
+        "times[stay]",
+        "best",
+        "max(1, round(pause / saved))",
+        "'---|' * len(variants)",
+    ),
+    *("row.variant", "variants[0]", "variants[-1]", "' | '.join((f'`{name}`' for name in variants))"),
+    *("' | '.join((f'{value:.2f} s' for value in simulated.loc[stay]))",),
 }
 
 

@@ -135,7 +135,8 @@ def live(figure: go.Figure) -> go.Figure:
 def provenance(figure: go.Figure, name: str, origin: Any, *, table: str = "") -> dict[str, Any]:
     """Return where a figure comes from: sources, commit, command, versions; undated, so that it is reproducible."""
     here = Origin.here().to_json()
-    title = str(figure.layout.title.text or "").replace("<br>", " · ")
+    lines = re.sub("<br>(?!<span)", " ", str(figure.layout.title.text or ""))  # a long line that goes on below
+    title = lines.replace("<br>", " · ")
     return {
         "figure": name,
         "title": Html(title).striptags(),

@@ -90,7 +90,7 @@ def _bars(figure: go.Figure, part: pd.DataFrame, name: str, color: str, col: int
                 offsetgroup=source,
                 showlegend=False,
                 marker={"color": color, "pattern": hatch(source)},
-                text=[f"{mean:,.0f}" if mean >= 100 else f"{mean:.3g}"],
+                text=[_short(mean)],
                 textposition="outside",
                 textfont_size=SMALL - 2,
                 textangle=0,
@@ -99,6 +99,11 @@ def _bars(figure: go.Figure, part: pd.DataFrame, name: str, color: str, col: int
                 hovertemplate=Html("{}<br>{}: %{{y:.1f}} samples/s<extra></extra>").format(name, source),
             )
             figure.add_trace(bar, row=1, col=col)
+
+
+def _short(value: float) -> str:
+    """Three digits, "2.42k" for 2417: two bars of a strategy stand side by side, and what they say has little room."""
+    return f"{value / 1e3:.3g}k" if value >= 999.5 else f"{value:.3g}"
 
 
 def _lines(figure: go.Figure, part: pd.DataFrame, name: str, k: int, col: int, *, first: bool) -> None:
