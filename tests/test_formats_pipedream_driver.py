@@ -175,5 +175,5 @@ def test_a_host_of_a_driver_that_is_not_there_is_named(tmp_path):
     if shutil.which("ssh") is None:
         pytest.skip("no ssh on this machine")
     code, out, lines = sparsepipe("run", workload(tmp_path, DRIVER.replace("localhost", "server0")), folder=tmp_path)
-    assert (code, out) == (1, "")
+    assert (code, out) == (2, "")
     assert re.search("ssh server0: there is no host of that name; correct the cluster file", lines[-1]), lines

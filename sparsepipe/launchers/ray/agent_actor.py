@@ -22,8 +22,9 @@ class AgentActor:
     def __init__(self, words: Sequence[str], environment: Mapping[str, str], folder: str | None) -> None:
         """`folder`: the agent's current one; None is the actor's."""
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(_OF_OTHERS)}
+        command = [sys.executable, "-P", *words]
         self._process = subprocess.Popen(
-            ["sh", "-c", _APART, "sh", sys.executable, *words],
+            ["sh", "-c", _APART, "sh", *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
