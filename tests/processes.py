@@ -1,5 +1,6 @@
 """What tests of jobs look at: processes of a run, and something that is about to be."""
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ def until(condition: Callable[[], object], seconds: float, what: str) -> None:
 
 
 def processes_of(folder: Path) -> dict[int, str]:
-    """Command lines of all living processes of the run in `folder`, by process id; who launched it is none of them."""
+    """Command lines of all other living processes that name the folder of a run, by process id."""
     found = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
@@ -22,6 +23,6 @@ def processes_of(folder: Path) -> dict[int, str]:
             state = (path / "stat").read_text().rsplit(")", 1)[1].split()[0]
         except OSError:
             continue
-        if f"--run-dir {folder}" in command and state != "Z":
+        if str(folder) in command and state != "Z" and int(path.name) != os.getpid():
             found[int(path.name)] = command
     return found

@@ -44,7 +44,8 @@ def test_every_rule_is_trained_with() -> None:
 @pytest.mark.parametrize("rule", TRAINED)
 def test_pipelines_of_one_stage_train_to_the_end_and_are_replayed_to_the_same_bits(tmp_path, clouds, rule) -> None:
     plan = pipelines_of(NORMED, *([[rank]] for rank in range(TRAINED[rule])), rule=rule)
-    config = settings(clouds, model=NORMED, epochs=6, validate=True, momentum=0.0)
+    # Each rank sleeps longer than it computes, so that pipelines take minibatches in turn on a busy machine, too.
+    config = settings(clouds, model=NORMED, epochs=6, validate=True, momentum=0.0, stragglers="jitter:p=1,seconds=0.1")
     result = run_pipelines(tmp_path / "run", plan, config)
     _each_once(result, 6)
     losses = [row["loss"] for row in sorted(result.rows("step"), key=lambda row: row["minibatch"])]
@@ -93,7 +94,7 @@ def _replayed(result: PipelinesResult, plan: Pipelines, config: RunConfig) -> No
     """Work a run out again: who took which minibatch, which contributions met in what order, after which update each
     pipeline took the result. Fails where a loss or a weight has other bits."""
     replay = Replay(result, plan, config, epoch_minibatches=EPOCH)
-    assert any(_met(replay.told.merges[row["merge"]]) for row in replay.told.applied)
+    assert any(_met(replay.told.merges[row["merge"]]) for row in replay.told.applied if not row.get("last"))
     same_ends(result, replay.run())
 
 
