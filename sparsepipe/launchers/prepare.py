@@ -26,6 +26,17 @@ from .inference import find_checkpoint, inference_config
 from .lock import hold, is_held
 
 
+def for_hosts(plan: Plan | Pipelines, config: RunConfig, *, port: int | None) -> Plan:
+    """Return the plan, if several hosts can run it. Raises InputError for what one machine alone does, or takes."""
+    if port is not None:
+        raise InputError("a port goes with --launcher local: hosts choose theirs by themselves; leave it out")
+    if isinstance(plan, Pipelines):
+        raise InputError("several pipelines run on one machine; use --launcher local, or a plan of one pipeline")
+    if not workload_facts(config.engine).trains:
+        raise InputError(f"engine {config.engine!r} computes nothing and runs on one machine; use --launcher local")
+    return plan
+
+
 def prepare(
     plan: Plan,
     config: RunConfig,

@@ -2,21 +2,19 @@
 
 import os
 from importlib.util import find_spec
-from pathlib import Path
+from typing import Unpack
 
-from ...cluster import Cluster
 from ...errors import InputError
 from ...host.openmp import check_threads
 from ...host.python_path import check_current_folder, python_command, python_environment
 from ...pipelines import Pipelines
 from ...plan import Plan
-from ...profile import Profile
 from ...runtime import RunConfig
-from ...workload_facts import workload_facts
+from ..base import Asked
 from ..followed_job import FollowedJob
 from ..local.launch_local import attach
 from ..local.started import check_workers, followed, supervised
-from ..prepare import prepare
+from ..prepare import for_hosts, prepare
 from .device_types import write_types
 
 __all__ = ["attach", "launch"]
@@ -26,14 +24,10 @@ def launch(
     plan: Plan | Pipelines,
     config: RunConfig,
     *,
-    run_dir: Path | str,
-    resume: bool = False,
-    profile: Profile | None = None,
-    cluster: Cluster | None = None,
-    campaign: str | None = None,
     port: int | None = None,
     detach: bool = False,
     ray_address: str | None = None,
+    **asked: Unpack[Asked],
 ) -> FollowedJob:
     """Start the workers of `plan` on nodes of the Ray cluster at `ray_address`, one of which is this machine.
 
@@ -48,12 +42,7 @@ def launch(
     """
     if find_spec("ray") is None:
         raise InputError('launcher ray needs Ray, which is not installed: pip install "sparsepipe[cluster]"')
-    if port is not None:
-        raise InputError("a port goes with --launcher local: hosts choose theirs by themselves; leave it out")
-    if isinstance(plan, Pipelines):
-        raise InputError("several pipelines run on one machine; use --launcher local, or a plan of one pipeline")
-    if not workload_facts(config.engine).trains:
-        raise InputError(f"engine {config.engine!r} computes nothing and runs on one machine; use --launcher local")
+    plan, cluster = for_hosts(plan, config, port=port), asked.get("cluster")
     if cluster is not None and len(plan.ranks) > len(cluster.devices):
         raise InputError(
             f"the plan has {len(plan.ranks)} ranks, the cluster {len(cluster.devices)} devices; plan for this cluster, "
@@ -64,9 +53,8 @@ def launch(
         check_threads(config.threads)
         check_workers(len(plan.ranks))
     check_current_folder()
-    record, lock = prepare(
-        plan, config, run_dir=run_dir, resume=resume, profile=profile, cluster=cluster, campaign=campaign
-    )
+    record, lock = prepare(plan, config, **asked)
+    resume = asked.get("resume", False)
     write_types(record.folder, plan, cluster)
     options = ["--run-dir", str(record.folder), *(["--resume"] if resume else [])]
     options += ["--address", address] if address else []

@@ -9,12 +9,11 @@ from ...host.python_path import check_current_folder, python_command, python_env
 from ...pipelines import Pipelines
 from ...plan import Plan
 from ...runtime import RunConfig
-from ...workload_facts import workload_facts
 from ..base import Asked
 from ..followed_job import FollowedJob
 from ..local.launch_local import attach
 from ..local.started import followed, supervised
-from ..prepare import prepare
+from ..prepare import for_hosts, prepare
 from .placement import HOSTS, hosted_ranks
 
 __all__ = ["attach", "launch"]
@@ -39,12 +38,7 @@ def launch(
     cluster = asked.get("cluster")
     if cluster is None:
         raise InputError("launcher ssh needs the hosts: name their file, --cluster FILE")
-    if port is not None:
-        raise InputError("a port goes with --launcher local: hosts choose theirs by themselves; leave it out")
-    if isinstance(plan, Pipelines):
-        raise InputError("several pipelines run on one machine; use --launcher local, or a plan of one pipeline")
-    if not workload_facts(config.engine).trains:
-        raise InputError(f"engine {config.engine!r} computes nothing and runs on one machine; use --launcher local")
+    plan = for_hosts(plan, config, port=port)
     if shutil.which("ssh") is None:
         raise InputError("launcher ssh needs the program ssh, which is not on PATH; install OpenSSH's client")
     hosted_ranks(plan, cluster)

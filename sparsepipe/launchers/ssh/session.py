@@ -33,9 +33,8 @@ class HostUnreached(InputError):
 class HostLost(Exception):
     """A host that cannot be worked with any more."""
 
-    def __init__(self, host: int, reason: str) -> None:
+    def __init__(self, reason: str) -> None:
         super().__init__(reason)
-        self.host = host
         self.cause = FailureCause(reason, None, None, precedence=KILLED)
 
 
@@ -211,11 +210,11 @@ class Session:
             raise HostUnreached(refusal)
         ranks = ", ".join(map(str, connection.hosted.ranks))
         self.lost.add(host)
-        raise HostLost(host, f"{connection.why_it_ended()} (it has rank {ranks})")
+        raise HostLost(f"{connection.why_it_ended()} (it has rank {ranks})")
 
     def _losing(self, host: int, reason: str) -> HostLost:
         self.lost.add(host)
-        return HostLost(host, f"{self.connections[host].hosted.named}: {reason}")
+        return HostLost(f"{self.connections[host].hosted.named}: {reason}")
 
     def _forward_request(self) -> None:
         """Hand on what the run is asked for to the host of rank 0; what hosts cannot do is refused."""
