@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -102,7 +103,7 @@ def run(options: argparse.Namespace) -> Answer:
     sinks = _sinks(options)
     job = launch(chosen, config, run_dir=folder, resume=options.resume is not None, **where)
     if options.detach:
-        return _left_alone(job.record.folder)
+        return _left_alone(job)
     return _followed(job, sinks=sinks)
 
 
@@ -370,11 +371,18 @@ def _waited(job: Any, *, cancel: bool = True, sinks: Sequence[Sink] = ()) -> dic
     return summary
 
 
-def _left_alone(folder: Path) -> Answer:
+def _left_alone(job: Any) -> Answer:
+    """Tell of a job that goes on by itself, once its record says so: what is asked about it next finds it running."""
+    record: RunRecord = job.record
+    while job.running and record.status["state"] == "started":
+        time.sleep(0.02)
+    folder, state = record.folder, _state(record)
     text = (
         f"{folder} runs on its own; sparsepipe runs attach {folder.name} follows it, runs stop and runs cancel end it"
+        if state == "running"
+        else f"{folder}: {state}; sparsepipe runs attach {folder.name} tells why"
     )
-    return Answer({"run_dir": str(folder), "state": "running"}, text)
+    return Answer({"run_dir": str(folder), "state": state}, text)
 
 
 def _alive(record: RunRecord) -> bool:
@@ -387,9 +395,9 @@ def _alive(record: RunRecord) -> bool:
 
 
 def _state(record: RunRecord) -> str:
-    """The state of a run; "killed" where its status says running but its supervisor is gone."""
+    """The state of a run; "killed" where its status says that it goes on but its supervisor is gone."""
     state = record.status["state"]
-    return "killed" if state == "running" and not _alive(record) else state
+    return "killed" if state in ("started", "running") and not _alive(record) else state
 
 
 _NO_ROW = dict.fromkeys(("run", "state", "model", "engine", "schedule", "stages", "samples_per_second", "accuracy"))
