@@ -191,6 +191,17 @@ def test_a_job_whose_workers_are_killed_again_and_again_ends_with_one_line(tmp_p
     assert not processes_of(tmp_path / "run")
 
 
+def test_a_resumed_run_is_not_taken_for_what_it_was_before(tmp_path, clouds) -> None:
+    """Until its guard spoke, its record told how it had ended: nobody could cancel it then."""
+    launch(PLAN, settings(clouds, epochs=1), run_dir=tmp_path / "run").wait(timeout=120)
+    job = launch(PLAN, settings(clouds, **FOREVER), run_dir=tmp_path / "run", resume=True, detach=True)
+    assert job.record.status["state"] in ("started", "running")
+    attach(tmp_path / "run").cancel()
+    with pytest.raises(RunFailed, match="cancelled"):
+        job.wait(timeout=60)
+    assert not processes_of(tmp_path / "run")
+
+
 def test_a_run_about_to_start_is_neither_taken_for_a_dead_one_nor_started_twice(tmp_path, clouds) -> None:
     """Its guard has not yet said that it is there: whoever attached then wrote that it was killed."""
     record, lock = prepare(PLAN, settings(clouds), run_dir=tmp_path / "run", resume=False)

@@ -124,10 +124,12 @@ class AttachedProcess:
     def stop(self) -> None:
         deadline = time.monotonic() + _TO_START
         while self.alive():
-            if (pid := self._guard()) is not None:
+            late = time.monotonic() > deadline
+            # A guard that has not spoken yet does not listen yet either: it would end without a word of why.
+            if (self._has_spoken() or late) and (pid := self._guard()) is not None:
                 self._end(pid)
                 return
-            if time.monotonic() > deadline:
+            if late:
                 who = held_by(self._folder) or "its lock is held, by whom cannot be told"
                 raise InputError(f"{self._folder}: cannot be cancelled, {who}; end that process")
             time.sleep(0.02)  # it is about to start
@@ -137,6 +139,13 @@ class AttachedProcess:
 
     def let_go(self) -> None:
         pass
+
+    def _has_spoken(self) -> bool:
+        """Whether the guard has written a status, or something else is there in its place."""
+        try:
+            return read_status(self._folder)["state"] != "started"
+        except (OSError, ValueError):
+            return True
 
     def _guard(self) -> int | None:
         try:

@@ -39,6 +39,7 @@ def followed(
     tail = Tail(record.folder / "metrics.jsonl")
     if resume:
         tail.skip()  # rows of before were told before
+        (record.folder / supervisor.STATUS).unlink(missing_ok=True)  # how it ended before says nothing from now on
     # Neither end of the pipe nor the lock outlives an exec, but for the supervisor, which is given the reading end.
     reading, writing = (-1, -1) if detach else os.pipe()
     given = list(locks) if detach else [*locks, reading]
