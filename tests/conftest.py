@@ -158,15 +158,23 @@ def _lack(marker: str) -> str | None:
     return None
 
 
+# How a failure reads where something did not come in time: a page's, a job's and a subprocess's wait, and `until`.
+# (Not pytest-timeout's own: it would not watch the second try.)
+_LATE = (
+    *("TimeoutError: .*Timeout [0-9]+ms exceeded", "TimeoutError: .*still running after", "TimeoutExpired: "),
+    "AssertionError: .*: not within [0-9.]+ s",
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip, with the reason, the tests whose browser or GPU this machine lacks.
 
-    A page that does not show in time what is waited for is looked at once more, and the summary names it ("RERUN"):
-    JupyterLab, a kernel and Chromium share two cores with the other tests. What a page shows is looked at once.
+    What does not come in time is waited for once more, and the summary names it ("RERUN"): processes, kernels and
+    Chromium share two cores with the other tests. What comes and is wrong fails at once.
     """
     for item in items:
-        if item.get_closest_marker("browser"):
-            item.add_marker(pytest.mark.flaky(reruns=1, only_rerun=["TimeoutError: .*Timeout [0-9]+ms exceeded"]))
+        if item.get_closest_marker("flaky") is None and any(map(item.get_closest_marker, ("browser", "slow"))):
+            item.add_marker(pytest.mark.flaky(reruns=1, only_rerun=list(_LATE)))
     for marker in ("browser", "gpu"):
         marked = [item for item in items if item.get_closest_marker(marker)]
         reason = _lack(marker) if marked else None
