@@ -65,7 +65,9 @@ class Host:
 
     @property
     def pid(self) -> int:
-        """The first process within the namespaces: the child of the `unshare` that made them."""
+        """The first process within the namespaces: the child of the `unshare` that made them; the desk's has none."""
+        if self.name == DESK:
+            return self.process.pid  # its children are those of `_BEGIN`, for a moment
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         return int(children[0]) if children else self.process.pid
 
@@ -144,6 +146,7 @@ def network_hosts(count: int, folder: Path) -> Iterator[Network]:
         ]
         for host in hosts[:-1]:
             _await_sshd(host, folder)
+        _await_begin(hosts[-1])
         yield Network(tuple(hosts[:-1]), hosts[-1], switch)
 
 
@@ -242,6 +245,15 @@ def _await_sshd(host: Host, folder: Path) -> None:
     while (host.address, 22) not in host.listening():
         if host.process.poll() is not None or time.monotonic() > deadline:
             pytest.skip(f"hosts in namespaces: no sshd came up on {host.name}: see {folder / host.name / 'sshd.log'}")
+        time.sleep(0.02)
+
+
+def _await_begin(desk: Host) -> None:
+    """Wait until the desk sees its own files: its process has become what it does for the rest of its time."""
+    deadline = time.monotonic() + 60
+    while not Path(f"/proc/{desk.pid}/cmdline").read_bytes().startswith(b"sleep\0"):
+        if desk.process.poll() is not None or time.monotonic() > deadline:
+            pytest.skip("hosts in namespaces: the desk did not begin")
         time.sleep(0.02)
 
 

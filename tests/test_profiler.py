@@ -92,7 +92,7 @@ def test_a_sweep_computes_the_gradients_of_a_whole_step(chosen):
 def test_sizes_of_a_unet():
     net = network("minkunet14a-narrow", num_classes=5)
     (batch,) = batches(200)
-    one = measure.profile(net, [batch], engine("native"), warmup=0, repeats=1)
+    one = measure.profile(net, [batch], engine("native"), warmup=0, repeats=9)
     cost = {row.id: one.costs["cpu"][k].samples[0] for k, row in enumerate(net.rows)}
     assert {id for id, sample in cost.items() if sample.coordinate_bytes} == {f"conv{k}_down" for k in (1, 2, 3, 4)}
     for down, up in ((4, 5), (3, 6), (2, 7), (1, 8)):
@@ -133,7 +133,7 @@ def test_every_layer_with_a_kernel_map_counts_its_pairs(chosen):
         Row("fc", "linear", ("global_pool",), {"in_channels": 2, "out_channels": 2}),
     )
     (batch,) = batches(200)
-    one = measure.profile(Network("all-maps", rows, 1, 2), [batch], chosen, warmup=0, repeats=1)
+    one = measure.profile(Network("all-maps", rows, 1, 2), [batch], chosen, warmup=0, repeats=9)
     cost = {row.id: one.costs["cpu"][k].samples[0] for k, row in enumerate(rows)}
     fine = {tuple(voxel) for voxel in batch.coordinates.tolist()}
     for ids, (near, far, size) in MAPS.items():
