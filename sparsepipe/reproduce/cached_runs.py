@@ -117,7 +117,9 @@ def train(runs: Path, asked: Mapping[str, tuple[Plan, RunConfig]]) -> dict[str, 
             print(f"{name}: from runs/{record.name}" if record else f"{name}: training now", flush=True)
             if record is None:
                 jobs[name] = launch(*asked[name], run_dir=new_folder(runs, name), campaign=campaign)
-        for job in jobs.values():
+        for name, job in jobs.items():
+            if len(jobs) > 1:  # one after the other is told, all train at once
+                print(f"{name}:", flush=True)
             job.wait(on_row=tell_epoch)
     except BaseException:
         for job in jobs.values():
