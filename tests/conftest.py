@@ -191,7 +191,7 @@ def pytest_collection_finish() -> None:
 # files come first. (Its own groups, `--dist loadgroup`, do nothing under pytest 9.2: xdist 3.8 renames tests in vain.)
 _TOGETHER = {
     *("test_notebooks_run.py", "test_runtime_laws.py", "test_runtime_modules.py", "test_runtime_resume.py"),
-    *("test_runtime_zero_elision.py", "test_widgets_browser.py"),
+    *("test_runtime_zero_elision.py", "test_widgets_accessible.py", "test_widgets_browser.py"),
 }
 
 

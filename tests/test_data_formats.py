@@ -5,8 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import trimesh
 from pypcd4 import Encoding, PointCloud
 
+from sparsepipe.data.families import FAMILIES
 from sparsepipe.data.formats import Cloud, Mesh, read
 from sparsepipe.data.sampling import sample_points
 from sparsepipe.errors import InputError
@@ -280,6 +282,20 @@ def test_surface_points_lie_on_the_mesh_by_area_and_by_seed() -> None:
     np.testing.assert_allclose(low[:, :2].mean(axis=0), 1.5, atol=0.1)
     np.testing.assert_array_equal(points, sample_points(mesh, 4000, seed=1).points)
     assert not np.array_equal(points, sample_points(mesh, 4000, seed=2).points)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_surface_points_are_those_of_trimesh_to_the_bit(family: str) -> None:
+    """Also of a mesh with a face without area, and of one point."""
+    shape = FAMILIES[family](np.random.default_rng(0))
+    vertices, faces = np.array(shape.vertices), np.vstack([shape.faces, [[0, 0, 1]]]).astype(np.int64)
+    theirs = trimesh.Trimesh(vertices, faces, process=False)
+    for num_points in (1, 777):
+        drawn = sample_points(Mesh(vertices, faces, np.arange(len(faces))), num_points, seed=num_points)
+        points, chosen = trimesh.sample.sample_surface(theirs, num_points, seed=num_points)
+        np.testing.assert_array_equal(drawn.points, points)
+        np.testing.assert_array_equal(drawn.labels, chosen)
+        assert drawn.points.dtype == np.float64
 
 
 def test_clouds_are_drawn_without_repetition() -> None:

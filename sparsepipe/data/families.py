@@ -5,11 +5,14 @@ pipe, a box and a bed), so that telling them apart takes more than one voxel. Fa
 """
 
 from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
-import trimesh
 from numpy.random import Generator
-from trimesh import Trimesh, creation
+
+if TYPE_CHECKING:
+    from trimesh import Trimesh
 
 _SECTIONS = 32  # corners of a circle
 PARTS = (  # of all families together; a shape of one part is all body
@@ -37,42 +40,49 @@ PARTS = (  # of all families together; a shape of one part is all body
     "wheel",
     "hub",
 )
-Named = tuple[str, Trimesh]  # a part's name and its surface
+Named = tuple[str, "Trimesh"]  # a part's name and its surface
 
 
-def face_parts(shape: Trimesh) -> np.ndarray:
+def _trimesh() -> ModuleType:
+    """Bring trimesh where shapes are drawn: most of a second that asking whether they are there need not take."""
+    import trimesh
+
+    return trimesh
+
+
+def face_parts(shape: "Trimesh") -> np.ndarray:
     """Return the index in PARTS of each face's part: int64 [F]."""
     return shape.face_attributes.get("part", np.zeros(len(shape.faces), dtype=np.int64))
 
 
-def _joined(named: Sequence[Named]) -> Trimesh:
+def _joined(named: Sequence[Named]) -> "Trimesh":
     """Put parts together into one shape whose faces know their part."""
-    shape = trimesh.util.concatenate([part for _, part in named])
+    shape = _trimesh().util.concatenate([part for _, part in named])
     labels = np.array([PARTS.index(name) for name, _ in named], dtype=np.int64)
     shape.face_attributes["part"] = np.repeat(labels, [len(part.faces) for _, part in named])
     return shape
 
 
-def _box(size: Sequence[float], base: Sequence[float]) -> Trimesh:
+def _box(size: Sequence[float], base: Sequence[float]) -> "Trimesh":
     """Make a box of `size` whose bottom face is centred on `base`."""
-    box = creation.box(extents=size)
+    box = _trimesh().creation.box(extents=size)
     box.apply_translation(np.add(base, (0, 0, size[2] / 2)))
     return box
 
 
-def _rod(radius: float, height: float, base: Sequence[float]) -> Trimesh:
+def _rod(radius: float, height: float, base: Sequence[float]) -> "Trimesh":
     """Make an upright cylinder that stands on `base`."""
-    rod = creation.cylinder(radius=radius, height=height, sections=_SECTIONS // 2)
+    rod = _trimesh().creation.cylinder(radius=radius, height=height, sections=_SECTIONS // 2)
     rod.apply_translation(np.add(base, (0, 0, height / 2)))
     return rod
 
 
-def _turned(profile: Sequence[tuple[float, float]]) -> Trimesh:
+def _turned(profile: Sequence[tuple[float, float]]) -> "Trimesh":
     """Turn a profile of (radius, z) about the z axis."""
-    return creation.revolve(np.asarray(profile, dtype=np.float64), sections=_SECTIONS)
+    return _trimesh().creation.revolve(np.asarray(profile, dtype=np.float64), sections=_SECTIONS)
 
 
-def _prism(outline: np.ndarray, height: float) -> Trimesh:
+def _prism(outline: np.ndarray, height: float) -> "Trimesh":
     """Raise an outline [K, 2], every corner of which the origin sees, to `height`."""
     corners = len(outline)
     rings = [np.column_stack([outline, np.full(corners, z)]) for z in (0.0, height)]
@@ -88,7 +98,7 @@ def _prism(outline: np.ndarray, height: float) -> Trimesh:
             np.column_stack([here + corners, there + corners, top]),
         ]
     )
-    return Trimesh(vertices, faces, process=False)
+    return _trimesh().Trimesh(vertices, faces, process=False)
 
 
 def _polar(radii: np.ndarray, angles: np.ndarray) -> np.ndarray:
@@ -99,45 +109,45 @@ def _four_corners(x: float, y: float) -> tuple[tuple[float, float], ...]:
     return ((x, y), (-x, y), (-x, -y), (x, -y))
 
 
-def ellipsoid(rng: Generator) -> Trimesh:
+def ellipsoid(rng: Generator) -> "Trimesh":
     """A ball, stretched along each axis."""
-    shape = creation.icosphere(subdivisions=3)
+    shape = _trimesh().creation.icosphere(subdivisions=3)
     shape.apply_scale(rng.uniform(0.5, 1.0, size=3))
     return shape
 
 
-def box(rng: Generator) -> Trimesh:
+def box(rng: Generator) -> "Trimesh":
     """A crate."""
     return _box(rng.uniform(0.4, 1.0, size=3), (0, 0, 0))
 
 
-def cylinder(rng: Generator) -> Trimesh:
+def cylinder(rng: Generator) -> "Trimesh":
     """A closed drum or rod."""
     return _rod(rng.uniform(0.2, 0.5), rng.uniform(0.5, 1.6), (0, 0, 0))
 
 
-def cone(rng: Generator) -> Trimesh:
+def cone(rng: Generator) -> "Trimesh":
     """A cone whose tip may be cut off."""
     radius, height, tip = rng.uniform(0.3, 0.6), rng.uniform(0.6, 1.4), rng.uniform(0, 0.15)
     return _turned([(0, 0), (radius, 0), (tip, height), (0, height)])
 
 
-def torus(rng: Generator) -> Trimesh:
+def torus(rng: Generator) -> "Trimesh":
     """A ring of round cross-section."""
-    return creation.torus(
+    return _trimesh().creation.torus(
         major_radius=1.0, minor_radius=rng.uniform(0.12, 0.45), major_sections=_SECTIONS, minor_sections=_SECTIONS // 2
     )
 
 
-def pipe(rng: Generator) -> Trimesh:
+def pipe(rng: Generator) -> "Trimesh":
     """A hollow cylinder, open at both ends."""
     outer = rng.uniform(0.25, 0.6)
-    return creation.annulus(
+    return _trimesh().creation.annulus(
         r_min=outer * rng.uniform(0.5, 0.85), r_max=outer, height=rng.uniform(0.5, 1.6), sections=_SECTIONS
     )
 
 
-def table(rng: Generator) -> Trimesh:
+def table(rng: Generator) -> "Trimesh":
     """A top, square or round, on four legs."""
     x, y, height, thick = rng.uniform(0.4, 0.8), rng.uniform(0.4, 0.7), rng.uniform(0.5, 0.9), rng.uniform(0.03, 0.1)
     is_round = rng.random() < 0.3
@@ -148,7 +158,7 @@ def table(rng: Generator) -> Trimesh:
     return _joined([("top", top), *legs])
 
 
-def desk(rng: Generator) -> Trimesh:
+def desk(rng: Generator) -> "Trimesh":
     """A top with a panel at one end and drawers at the other."""
     x, y, height, thick = rng.uniform(0.5, 0.9), rng.uniform(0.3, 0.5), rng.uniform(0.5, 0.8), rng.uniform(0.03, 0.08)
     drawers = rng.uniform(0.3, 0.6)
@@ -162,7 +172,7 @@ def desk(rng: Generator) -> Trimesh:
     return _joined(parts)
 
 
-def chair(rng: Generator) -> Trimesh:
+def chair(rng: Generator) -> "Trimesh":
     """A seat on four legs with a back, sometimes with arms."""
     half, seat, thick = rng.uniform(0.22, 0.32), rng.uniform(0.35, 0.55), rng.uniform(0.03, 0.1)
     back, leg = rng.uniform(0.35, 0.7), rng.uniform(0.02, 0.05)
@@ -181,7 +191,7 @@ def chair(rng: Generator) -> Trimesh:
     return _joined(parts)
 
 
-def lamp(rng: Generator) -> Trimesh:
+def lamp(rng: Generator) -> "Trimesh":
     """A foot, a pole and an open shade."""
     foot, pole, height = rng.uniform(0.15, 0.35), rng.uniform(0.02, 0.05), rng.uniform(0.7, 1.5)
     low, high, shade = rng.uniform(0.25, 0.45), rng.uniform(0.1, 0.25), rng.uniform(0.25, 0.45)
@@ -193,7 +203,7 @@ def lamp(rng: Generator) -> Trimesh:
     return _joined(parts)
 
 
-def bed(rng: Generator) -> Trimesh:
+def bed(rng: Generator) -> "Trimesh":
     """A mattress on a frame with a headboard and pillows."""
     x, y, height = rng.uniform(0.4, 0.9), rng.uniform(0.9, 1.1), rng.uniform(0.2, 0.45)
     parts = [
@@ -204,7 +214,7 @@ def bed(rng: Generator) -> Trimesh:
     return _joined(parts)
 
 
-def stairs(rng: Generator) -> Trimesh:
+def stairs(rng: Generator) -> "Trimesh":
     """A solid flight of steps."""
     steps, width, depth, rise = (
         rng.integers(4, 9),
@@ -215,17 +225,17 @@ def stairs(rng: Generator) -> Trimesh:
     return _joined([("step", _box((width, depth, rise * (step + 1)), (0, depth * step, 0))) for step in range(steps)])
 
 
-def airplane(rng: Generator) -> Trimesh:
+def airplane(rng: Generator) -> "Trimesh":
     """A fuselage with wings, a tailplane and a fin."""
     radius, length, span = rng.uniform(0.08, 0.16), rng.uniform(1.6, 2.2), rng.uniform(1.4, 2.2)
-    body = creation.icosphere(subdivisions=3)
+    body = _trimesh().creation.icosphere(subdivisions=3)
     body.apply_scale((radius, length / 2, radius))
     wing, sweep = rng.uniform(0.2, 0.4), rng.uniform(0.0, 0.5)
     parts = [("body", body)]
     tail = span * rng.uniform(0.3, 0.45)
     for name, place, reach, chord in (("wing", 0.05, span, wing), ("tail", -0.42, tail, wing * 0.6)):
         for side in (-1, 1):
-            half = creation.box(extents=(reach / 2, chord, 0.04))
+            half = _trimesh().creation.box(extents=(reach / 2, chord, 0.04))
             half.apply_translation((side * reach / 4, place * length, 0))
             half.vertices[:, 1] -= sweep * np.abs(half.vertices[:, 0])
             parts.append((name, half))
@@ -233,7 +243,7 @@ def airplane(rng: Generator) -> Trimesh:
     return _joined(parts)
 
 
-def bottle(rng: Generator) -> Trimesh:
+def bottle(rng: Generator) -> "Trimesh":
     """A turned vessel with shoulder and neck."""
     body, neck = rng.uniform(0.2, 0.4), rng.uniform(0.06, 0.12)
     shoulder, height = rng.uniform(0.5, 0.9), rng.uniform(1.1, 1.5)
@@ -246,14 +256,14 @@ def bottle(rng: Generator) -> Trimesh:
     return shape
 
 
-def star(rng: Generator) -> Trimesh:
+def star(rng: Generator) -> "Trimesh":
     """A star of four to eight points, raised to a prism."""
     points = int(rng.integers(4, 9))
     radii = np.where(np.arange(2 * points) % 2 == 0, 1.0, rng.uniform(0.3, 0.6))
     return _prism(_polar(radii, np.arange(2 * points) * np.pi / points), rng.uniform(0.15, 0.7))
 
 
-def bracket(rng: Generator) -> Trimesh:
+def bracket(rng: Generator) -> "Trimesh":
     """Two plates that meet in an L, sometimes with a rib."""
     width, thick = rng.uniform(0.4, 1.0), rng.uniform(0.06, 0.2)
     foot, upright = rng.uniform(0.6, 1.0), rng.uniform(0.6, 1.0)
@@ -266,7 +276,7 @@ def bracket(rng: Generator) -> Trimesh:
     return _joined(parts)
 
 
-def gear(rng: Generator) -> Trimesh:
+def gear(rng: Generator) -> "Trimesh":
     """A toothed wheel with a hub."""
     teeth, height = int(rng.integers(8, 15)), rng.uniform(0.15, 0.5)
     radii = np.tile([1.0, 1.0, 0.75, 0.75], teeth)
@@ -276,7 +286,7 @@ def gear(rng: Generator) -> Trimesh:
     return _joined([("wheel", _prism(_polar(radii, angles), height)), ("hub", hub)])
 
 
-FAMILIES: dict[str, Callable[[Generator], Trimesh]] = {
+FAMILIES: dict[str, Callable[[Generator], "Trimesh"]] = {
     "airplane": airplane,
     "bed": bed,
     "bottle": bottle,

@@ -3,10 +3,10 @@
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.random import Generator, default_rng
-from trimesh import Trimesh
 
 from ..errors import InputError
 from ..fields import given_integer
@@ -15,6 +15,9 @@ from ..seeds import sample_seed
 from .families import FAMILIES, PARTS, face_parts
 from .layouts import MARKER
 from .layouts.classes import SEGMENTS
+
+if TYPE_CHECKING:
+    from trimesh import Trimesh
 
 _VERSION = 2  # of the shapes: raised when the same seed would give others
 
@@ -80,8 +83,10 @@ def _check(names: tuple[str, ...], *, num_train: int, num_test: int, seed: int) 
             raise InputError(f"{what}: {value} given, expected at least {least}")
 
 
-def _shape(family: str, number: int, *, seed: int) -> tuple[Trimesh, np.ndarray]:
+def _shape(family: str, number: int, *, seed: int) -> tuple["Trimesh", np.ndarray]:
     """Draw one shape, stretched a little along each axis and turned about z, and the part of each of its faces."""
+    from trimesh import Trimesh  # here: where the shapes are there already, nobody waits for it
+
     rng: Generator = default_rng(sample_seed(seed, f"{family}/{number}"))
     shape = FAMILIES[family](rng)
     vertices = np.asarray(shape.vertices) * rng.uniform(0.85, 1.15, size=3)
@@ -90,7 +95,7 @@ def _shape(family: str, number: int, *, seed: int) -> tuple[Trimesh, np.ndarray]
     return Trimesh(vertices @ turn.T, shape.faces, process=False), face_parts(shape)
 
 
-def _off_text(mesh: Trimesh) -> str:
+def _off_text(mesh: "Trimesh") -> str:
     vertices = "".join(f"{x:.6f} {y:.6f} {z:.6f}\n" for x, y, z in mesh.vertices)
     faces = "".join(f"3 {a} {b} {c}\n" for a, b, c in mesh.faces)
     return f"OFF\n{len(mesh.vertices)} {len(mesh.faces)} 0\n{vertices}{faces}"

@@ -9,8 +9,8 @@ from ..host.contention import exit_with_parent, report_started
 from ..runtime.config import DataConfig
 from .devices import limited_to, usable
 from .layer_timer import update_step, whole_step
-from .measure import optimizer
 from .of_model import opened
+from .updates import Updates
 
 
 def train_until_killed(*, config: dict[str, Any], engine: str, seed: int, device: str, threads: int) -> None:
@@ -19,7 +19,7 @@ def train_until_killed(*, config: dict[str, Any], engine: str, seed: int, device
     task, order = opened(DataConfig(**config), engine=engine, seed=seed)
     batch, place = task.training.batch(order[0]), usable(device)
     subnetwork = build(task.network, task.engine, seed=0).to(place)
-    updates = optimizer(subnetwork)
+    updates = Updates(subnetwork)
     with limited_to(threads):
         whole_step(subnetwork, batch, device=place)
         report_started()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..models.base import AnyNetwork
 from ..models.running import layer_by_layer
+from .updates import Updates
 
 
 @dataclass(frozen=True)
@@ -106,10 +107,10 @@ def whole_step(subnetwork: Any, batch: Any, *, device: torch.device) -> float:
     return seconds_between(*forward) + seconds_between(*backward)
 
 
-def update_step(optimizer: torch.optim.Optimizer, *, device: torch.device) -> float:
-    """Return the seconds of one step of the optimizer by the gradients that the weights have."""
+def update_step(updates: Updates, *, device: torch.device) -> float:
+    """Return the seconds of one update by the gradients that the weights have."""
     start = moment(device)
-    optimizer.step()
+    updates.step()
     return seconds_between(start, moment(device))
 
 

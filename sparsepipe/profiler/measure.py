@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..engines import Engine
 from ..engines.subnetwork import build
@@ -23,6 +23,7 @@ from .kernel_maps import kernel_map_seconds, kernel_maps
 from .layer_timer import moment, seconds_between, time_layers
 from .repeats import Repeater, Repeats
 from .saved_bytes import kept_bytes
+from .updates import Updates
 
 Progress = Callable[[str], None]
 CPU = torch.device("cpu")
@@ -74,7 +75,7 @@ def profile(
     subnetwork = build(network, engine, seed=seed).to(place)
     crowd = torch.get_num_threads() * (1 + len(others)) / num_processors()
     least, most = (_LEAST_REPEATS, _MOST_REPEATS) if repeats is None else (repeats, repeats)
-    repeater = Repeater(subnetwork, optimizer(subnetwork), place, least, most, crowded=crowd > 1)
+    repeater = Repeater(subnetwork, Updates(subnetwork), place, least, most, crowded=crowd > 1)
     samples: list[dict[str, CostSample]] = []
     taken: list[Repeats] = []
     middle = len(batches) // 2
@@ -193,11 +194,6 @@ def _waits(taken: Sequence[Repeats]) -> dict[str, float | None]:
     """Return the share of waiting in those passes alone that count."""
     waits = [one.waited_share for repeats in taken for one in repeats.rounds if one.waited_share is not None]
     return {"run_queue_wait_share": statistics.fmean(waits) if waits else None}
-
-
-def optimizer(subnetwork: nn.Module) -> torch.optim.Optimizer:
-    """SGD with momentum and a learning rate of 0: it takes its time and leaves the weights as they are."""
-    return torch.optim.SGD(subnetwork.parameters(), lr=0.0, momentum=0.9, fused=True)
 
 
 def _samples(subnetwork: Any, batch: Any, repeats: Repeats, device: torch.device) -> dict[str, CostSample]:

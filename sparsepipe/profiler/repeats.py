@@ -10,6 +10,7 @@ import torch
 from ..host.background_load import RUN_QUEUE_WAIT, thread_times, waited_share
 from ..profile import AGREEMENT
 from .layer_timer import LayerTimes, time_layers, update_step, whole_step
+from .updates import Updates
 
 _ENOUGH_SECONDS = 0.5  # what passes take together at least, if that is not more than the most of them
 _AGAIN_SECONDS = 2.0  # what is taken again at most, where that is more than the least of passes
@@ -58,7 +59,7 @@ class Repeater:
     """
 
     subnetwork: Any  # a StageModule of the whole network
-    optimizer: torch.optim.Optimizer
+    updates: Updates
     device: torch.device
     least: int
     most: int
@@ -82,13 +83,13 @@ class Repeater:
         # wrote takes the place of much that a small network would find in the caches.
         before = thread_times()
         layers = time_layers(self.subnetwork, batch, device=self.device)
-        if not self.optimizer.state:
-            self.optimizer.step()  # makes what momentum is kept in
-        updates = [update_step(self.optimizer, device=self.device)]
+        if not self.updates.begun:
+            self.updates.step()  # makes what momentum is kept in
+        updates = [update_step(self.updates, device=self.device)]
         seconds = None
         if whole:
             seconds = whole_step(self.subnetwork, batch, device=self.device)
-            updates.append(update_step(self.optimizer, device=self.device))
+            updates.append(update_step(self.updates, device=self.device))
         return Round(layers, seconds, tuple(updates), waited_share(before, thread_times()))
 
     def _held_up(self, one: Round) -> bool:

@@ -51,15 +51,15 @@ def training() -> Step:
     from ...engines.subnetwork import build
     from ...profiler.devices import usable
     from ...profiler.layer_timer import update_step, whole_step
-    from ...profiler.measure import optimizer
     from ...profiler.of_model import opened
+    from ...profiler.updates import Updates
     from ...runtime.config import DataConfig
 
     config = DataConfig(_TRAINED, "digits", voxel_size=0.1, batch_size=16, num_points=512, validate=False)
     task, order = opened(config, engine="native", seed=0)
     batch, device = task.training.batch(order[0]), usable("cpu")
     subnetwork = build(task.network, task.engine, seed=0)
-    updates = optimizer(subnetwork)
+    updates = Updates(subnetwork)
 
     def step() -> None:
         whole_step(subnetwork, batch, device=device)
