@@ -16,6 +16,7 @@ from sparsepipe.losses import CrossEntropy
 from sparsepipe.models import INPUT, Network, Row, network
 from sparsepipe.profile import Profile, StepOverhead
 from sparsepipe.profiler import layer_timer, measure, of_model, repeats, spread
+from sparsepipe.runtime.training_state.optimizer import SGD
 
 NET = network("minkvgg11bn-narrow", num_classes=5)
 CPU = torch.device("cpu")
@@ -179,20 +180,20 @@ def told_clock(monkeypatch):
             slow = Later.apply(self.engine.features(output), now, 2 * seconds)
             return {row.id: self.engine.replace(output, slow)}
 
-    backward, step = torch.autograd.backward, torch.optim.SGD.step
+    backward, step = torch.autograd.backward, SGD.step
 
     def told_backward(*args):
         now[0] += 5
         backward(*args)
 
-    def told_step(optimizer):
+    def told_step(*args):
         now[0] += 7
-        step(optimizer)
+        step(*args)
 
     monkeypatch.setattr(layer_timer, "moment", lambda device: now[0])
     monkeypatch.setattr(subnetwork, "Subnetwork", Told)
     monkeypatch.setattr(torch.autograd, "backward", told_backward)
-    monkeypatch.setattr(torch.optim.SGD, "step", told_step)
+    monkeypatch.setattr(SGD, "step", told_step)
     return now
 
 
