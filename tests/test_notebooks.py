@@ -1,6 +1,7 @@
 """Notebooks are thin and clean; each runs alone, and on real data."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -67,21 +68,23 @@ def small(path):
     return FIGURES if reads_digits else SMALL
 
 
+@functools.cache
+def read(path):
+    """A notebook as it stands in the checkout: read once, as many tests look at it."""
+    return nbformat.read(path, as_version=4)
+
+
 WRITES = "%%writefile "  # a cell that is a file of the reader's own
 
 
 def cells(path, kind="code"):
     """The cells of a kind; those that write a file are none of the notebook's code, see `files_of`."""
-    return [
-        cell
-        for cell in nbformat.read(path, as_version=4).cells
-        if cell.cell_type == kind and not cell.source.startswith(WRITES)
-    ]
+    return [cell for cell in read(path).cells if cell.cell_type == kind and not cell.source.startswith(WRITES)]
 
 
 def files_of(path):
     """The files that a notebook writes: their names and texts."""
-    sources = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.source.startswith(WRITES)]
+    sources = [cell.source for cell in read(path).cells if cell.source.startswith(WRITES)]
     return {first.removeprefix(WRITES): text for first, _, text in (source.partition("\n") for source in sources)}
 
 
@@ -92,7 +95,7 @@ def test_the_notebooks_are_those_that_reproduce_runs():
 @pytest.mark.parametrize("path", PATHS, ids=name_of)
 class TestEveryNotebook:
     def test_carries_no_output(self, path):
-        notebook = nbformat.read(path, as_version=4)
+        notebook = read(path)
         nbformat.validate(notebook)
         for cell in cells(path):
             assert not cell.outputs and cell.execution_count is None
