@@ -127,13 +127,39 @@ def test_an_executed_notebook_shows_what_came_out_of_it(tmp_path):
     figure = nbformat.v4.new_output("display_data", {"application/vnd.plotly.v1+json": {}, "image/png": "aGk=\n"})
     error = nbformat.v4.new_output("error", ename="E", evalue="e", traceback=["\x1b[31mE: e\x1b[0m"])
     table = displayed(html="<table><tr><td><a href='figures/1_devices.ipynb'>7</a></td></tr></table>", plain="7")
-    path = executed(tmp_path, "a", *said, figure, error, table, markdown=f"# 01 · {NAME}?\n\n[next](02_profile.ipynb)")
+    painted = displayed(html="<b style='color:#0072B2'>1</b>", plain="1")  # for a white page
+    path = executed(
+        tmp_path, "a", *said, figure, error, table, painted, markdown=f"# 01 · {NAME}?\n\n[next](02_profile.ipynb)"
+    )
     text = notebook_page(Executed.read("figures/a", path), index="../../index.html")
     tags = Tags(text)
     assert "one\n&lt;img" in text and "E: e" in text and "\x1b" not in text
     assert [picture["src"] for picture in tags.all("img")] == ["data:image/png;base64,aGk="]
     assert {link["href"] for link in tags.all("a")} == {"../../index.html", "02_profile.html", "figures/1_devices.html"}
     assert len(tags.all("table")) == 1
+    kinds = {each["class"] for each in tags.all("div") if "class" in each}
+    assert kinds == {"shown", "plain", "painted"} and text.count('class="painted"') == 1
+
+
+def test_an_exported_figure_is_dark_on_a_dark_page(job):
+    """It stayed white: a notebook keeps PNGs, and the SVG that it exported of the same figure knows dark pages."""
+    picture = nbformat.v4.new_output("display_data", {"image/png": "aGk="})
+    one = nbformat.v4.new_code_cell('place.export("timeline", figure, table, origin)', outputs=[picture])
+    undrawn = nbformat.v4.new_code_cell('place.export(\n    "anatomy", figure)', outputs=[picture])
+    other = nbformat.v4.new_code_cell("figure", outputs=[picture])
+    several = nbformat.v4.new_code_cell('place.export("timeline", figure)', outputs=[picture, picture])
+    path = job.copy("05_launch")
+    path.parent.mkdir(parents=True)
+    nbformat.write(nbformat.v4.new_notebook(cells=[one, undrawn, other, several]), path)
+    job.exports["05_launch"] = ("timeline", "anatomy")
+    for name in ("timeline.svg", "timeline.png", "anatomy.png"):
+        (job.out / name).write_bytes(b"")
+    index = write_page(job)
+    tags = Tags((job.out / "notebooks" / "05_launch.html").read_text())
+    assert len(tags.all("img")) == 5 and len(tags.all("picture")) == 1
+    assert [source["srcset"] for source in tags.all("source")] == ["../timeline.svg"]
+    assert [source["media"] for source in tags.all("source")] == ["(prefers-color-scheme: dark)"]
+    assert [source["srcset"] for source in Tags(index.read_text()).all("source")] == ["timeline.svg"]
 
 
 def test_markdown_of_a_notebook_runs_nothing():

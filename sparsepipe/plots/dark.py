@@ -12,6 +12,7 @@ GROUND, LIGHT_INK, GRID, SOFT = "#1a1a1a", "#d8d8d8", "#3a3a3a", "#aaaaaa"
 LIT = {INK: LIGHT_INK, "#000000": "#f2f2f2", "#004488": "#6ea6dc", "#BB5566": "#d9808d", "#8C6BB1": "#b39ad1"}
 LIT_TEXT = {"#555555": SOFT, DARK_GREY: SOFT, "#B03A2E": "#ff8f80"}  # of a note, of labels, of a doubt
 _LINES = ("#EDEDED", "#444444")  # a grid's, and plotly's own where a figure names none
+_WHOLE_WORDS = ".jp-OutputArea-output pre { word-break: normal !important; overflow-wrap: break-word; }"
 _POINTS = (".scatterlayer .points", ".legendpoints")
 
 
@@ -35,9 +36,13 @@ def dark_style(within: str = "") -> str:
 
 
 def lab_style() -> str:
-    """Return scripts/jupyterlab/custom.css: the same for live figures in cells, where JupyterLab's theme is dark."""
+    """Return scripts/jupyterlab/custom.css: the same for live figures in cells, where JupyterLab's theme is dark.
+
+    And what a cell prints, an error's line too, is broken between words: JupyterLab's own rule breaks within them.
+    """
     about = "/* Written by sparsepipe.plots.dark.lab_style: live figures in cells follow JupyterLab's theme. */"
-    return f"{about}\n{dark_style('[data-jp-theme-light=false] .jp-RenderedPlotly')}\n"
+    figures = dark_style("[data-jp-theme-light=false] .jp-RenderedPlotly")
+    return f"{about}\n{figures}\n{_WHOLE_WORDS}\n"
 
 
 def _selected(within: str, parts: list[str]) -> str:

@@ -56,7 +56,7 @@ ALONE = frozenset(
 # Seconds on two cores of a server: what is expected of a notebook that has not yet run here.
 USUAL_SECONDS = {
     "01_data": 20,
-    "02_profile": 46,
+    "02_profile": 50,
     "03_layer_graph": 11,
     "04_partition": 12,
     "05_launch": 97,
@@ -65,7 +65,7 @@ USUAL_SECONDS = {
     "08_segmentation": 79,
     "09_your_own_network": 57,
     "10_waiting": 53,
-    "11_moving": 90,
+    "11_moving": 150,
     "figures/4_accuracy": 60,
     "figures/3_sparse_dense": 37,
     "figures/1_devices": 13,
@@ -74,7 +74,7 @@ USUAL_SECONDS = {
     "figures/6_bytes_memory": 10,
     "figures/7_compression": 75,
     "figures/8_waiting": 55,
-    "figures/9_interference": 110,
+    "figures/9_interference": 60,
     "figures/10_dense": 118,
     "figures/11_held_against_others": 25,
     "figures/12_gaps": 30,
@@ -116,8 +116,13 @@ def waves(names: Sequence[str]) -> list[list[str]]:
 
 
 def exported(path: Path) -> tuple[str, ...]:
-    """The figures that a notebook exports, as its cells name them: place.export("name", …)."""
-    return tuple(dict.fromkeys(re.findall(r"\.export\(\s*\"(\w+)\"", _code(path))))
+    """The figures that a notebook exports, in the order of its cells."""
+    return exported_by(_code(path))
+
+
+def exported_by(code: str) -> tuple[str, ...]:
+    """The figures that a cell's code exports, as it names them: place.export("name", …)."""
+    return tuple(dict.fromkeys(re.findall(r"\.export\(\s*\"(\w+)\"", code)))
 
 
 def parameter_names(path: Path) -> tuple[str, ...]:

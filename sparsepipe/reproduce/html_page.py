@@ -16,7 +16,8 @@ _PAGE = Html(
     "<title>{title}</title><style>{style}</style></head>\n<body>{body}</body></html>\n"
 )
 
-
+# An exported SVG is dark itself there: plots/dark.py.
+_PICTURE = Html('<picture><source media="(prefers-color-scheme: dark)" srcset="{}">{}</picture>')
 _LINK = re.compile(r"""(href=["'][^"':]*)\.ipynb(["'#])""")
 
 
@@ -49,3 +50,11 @@ def scrolling(markup: Html, *, kind: str, label: str) -> Html:
     """Return HTML in a box that scrolls where it is too wide, by keyboard too; `kind` is the class of its style."""
     box = Html('<div class="{}" tabindex="0" role="region" aria-label="{}">{}</div>')
     return box.format(kind, label, markup)
+
+
+def with_dark(image: Html, *, vector: str) -> Html:
+    """Return an image that is drawn on white; on a dark page the exported SVG at `vector` stands in its place.
+
+    Without that address it is white there, too.
+    """
+    return _PICTURE.format(vector, image) if vector else image

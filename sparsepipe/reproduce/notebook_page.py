@@ -1,27 +1,33 @@
 """An executed notebook as a page: what its cells say, and what came out of them."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
 from ..display.markup import Html, joined
+from .catalogue import exported_by
 from .executed import Executed, outputs, shown, source, text_of
-from .html_page import of_markdown, page, scrolling, with_links_to_pages
+from .html_page import of_markdown, page, scrolling, with_dark, with_links_to_pages
 
+_PNG = "image/png"
+_COLOURS = re.compile(r"color|fill|stroke|background|<img")
 _CODES = re.compile(r"\x1b\[[0-9;]*m")  # colours of a terminal, in errors
 
 
-def notebook_page(executed: Executed, *, index: str) -> str:
-    """Return the page of an executed notebook; `index` is where the page of all figures is, as seen from it."""
+def notebook_page(executed: Executed, *, index: str, vectors: Mapping[str, str] | None = None) -> str:
+    """Return the page of an executed notebook; `index` is where the page of all figures is, as seen from it.
+
+    `vectors`: the address of the SVG of each figure that was exported, which a dark page shows.
+    """
     up = Html('<p class="soft"><a href="{}">all figures</a> · executed copy of notebooks/{}.ipynb</p>')
-    cells = joined(_cell(cell) for cell in executed.cells)
+    cells = joined(_cell(cell, vectors or {}) for cell in executed.cells)
     return page(
         executed.title, Html('<main class="notebook">{}{}</main>').format(up.format(index, executed.name), cells)
     )
 
 
-def _cell(cell: Mapping[str, Any]) -> Html:
+def _cell(cell: Mapping[str, Any], vectors: Mapping[str, str]) -> Html:
     text = source(cell)
     if cell.get("cell_type") == "markdown":
         return of_markdown(text)
@@ -29,10 +35,18 @@ def _cell(cell: Mapping[str, Any]) -> Html:
         return Html("")
     code = Html("<pre><code>{}</code></pre>").format(text) if text.strip() else Html("")
     parts: list[Html] = []
+    dark = iter(_vectors_of(cell, vectors))
     for is_said, same in groupby(outputs(cell), key=lambda output: output.get("output_type") == "stream"):
         together = list(same)
-        parts += [_said(together)] if is_said else map(_output, together)
+        parts += [_said(together)] if is_said else [_output(output, dark) for output in together]
     return code + joined(parts)
+
+
+def _vectors_of(cell: Mapping[str, Any], vectors: Mapping[str, str]) -> list[str]:
+    """The SVG of each picture of a cell, in order; none where it shows others than those that it exports."""
+    names = exported_by(source(cell))
+    pictures = [output for output in outputs(cell) if shown(output, _PNG)]
+    return [vectors.get(name, "") for name in names] if len(names) == len(pictures) else [""] * len(pictures)
 
 
 def _said(streams: Iterable[Mapping[str, Any]]) -> Html:
@@ -40,14 +54,15 @@ def _said(streams: Iterable[Mapping[str, Any]]) -> Html:
     return Html('<pre class="text">{}</pre>').format("".join(text_of(stream.get("text")) for stream in streams))
 
 
-def _output(output: Mapping[str, Any]) -> Html:
-    """What an output shows, in the richest way that needs no script."""
+def _output(output: Mapping[str, Any], dark: Iterator[str]) -> Html:
+    """What an output shows, in the richest way that needs no script. `dark`: an SVG for each picture, or none."""
     if output.get("output_type") == "error":
         told = "\n".join(map(str, output.get("traceback") or [output.get("evalue", "")]))
         return Html('<pre class="text error">{}</pre>').format(_CODES.sub("", told))
-    if picture := shown(output, "image/png"):
+    if picture := shown(output, _PNG):
         data = re.sub(r"[^A-Za-z0-9+/=]", "", picture)
-        return Html('<p><img alt="figure" src="data:image/png;base64,{}"></p>').format(data)
+        image = Html('<img alt="figure" src="data:image/png;base64,{}">').format(data)
+        return Html("<p>{}</p>").format(with_dark(image, vector=next(dark)))
     if markdown := shown(output, "text/markdown"):
         return scrolling(of_markdown(markdown), kind="answer", label="what the notebook says")
     if "application/vnd.plotly.v1+json" in (output.get("data") or {}):
@@ -55,7 +70,8 @@ def _output(output: Mapping[str, Any]) -> Html:
     if "application/vnd.jupyter.widget-view+json" in (output.get("data") or {}):
         return Html('<p class="soft">a widget: JupyterLab shows it</p>')
     if markup := shown(output, "text/html"):
-        shown_here = Html('<div class="html">{}</div>').format(with_links_to_pages(Html(markup)))
+        kind = "painted" if _COLOURS.search(markup) else "plain"
+        shown_here = Html('<div class="{}">{}</div>').format(kind, with_links_to_pages(Html(markup)))
         return scrolling(shown_here, kind="shown", label="output of the cell")
     plain = shown(output, "text/plain")
     return Html('<pre class="text">{}</pre>').format(plain) if plain else Html("")

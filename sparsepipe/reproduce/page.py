@@ -15,7 +15,7 @@ from ..errors import InputError
 from ..files import read_json, write_atomic
 from . import catalogue
 from .executed import Executed
-from .html_page import of_markdown, page, scrolling
+from .html_page import of_markdown, page, scrolling, with_dark
 from .notebook_job import NotebookJob
 from .notebook_page import notebook_page
 from .report import warnings_of
@@ -24,9 +24,8 @@ PAGE = "index.html"
 _ROWS = 40  # of a table that are shown; the file has all
 _FILES = ("pdf", "svg", "png", "csv", "json")
 
-
-_PICTURE = Html('<a href="{0}.{1}"><picture>{2}<img loading="lazy" src="{0}.png" alt="{3}"></picture></a>')
-_DARK = Html('<source media="(prefers-color-scheme: dark)" srcset="{}.svg">')  # which is dark itself: plots/dark.py
+_LINKED = Html('<a href="{}.{}">{}</a>')
+_PICTURE = Html('<img loading="lazy" src="{}.png" alt="{}">')
 
 
 def write_page(job: NotebookJob) -> Path:
@@ -91,7 +90,8 @@ def _figure(folder: Path, name: str) -> Html:
     target = next((suffix for suffix in ("svg", "png") if suffix in there), "")
     picture = Html('<p class="soft">No picture was drawn; the table is there.</p>')
     if "png" in there:
-        picture = _PICTURE.format(name, target, _DARK.format(name) if "svg" in there else "", title)
+        drawn = with_dark(_PICTURE.format(name, title), vector=f"{name}.svg" if "svg" in there else "")
+        picture = _LINKED.format(name, target, drawn)
     links = Html(" · ").join(Html('<a href="{0}.{1}">{2}</a>').format(name, end, end.upper()) for end in there)
     return Html('<figure>{}<figcaption><p>{}</p><p class="soft">{} · {}</p>{}{}{}</figcaption></figure>').format(
         picture,
@@ -186,7 +186,9 @@ def _write_notebook(job: NotebookJob, executed: Executed) -> None:
     path = job.out / _link_of(executed.name)
     if path.exists() and path.stat().st_mtime_ns > job.copy(executed.name).stat().st_mtime_ns:
         return
-    _write(path, notebook_page(executed, index=_relative(job.out / PAGE, path.parent)))
+    vectors = {figure: job.out / f"{figure}.svg" for figure in job.exports[executed.name]}
+    links = {figure: _relative(vector, path.parent) for figure, vector in vectors.items() if vector.exists()}
+    _write(path, notebook_page(executed, index=_relative(job.out / PAGE, path.parent), vectors=links))
 
 
 def _write(path: Path, text: str) -> None:

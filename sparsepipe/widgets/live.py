@@ -10,6 +10,7 @@ from ..display.markup import Html, joined
 from ..plan import Plan
 from ..plots.theme import DARK_GREY, LIGHT_GREY, stage_color
 from ..trace import WORK, Span, span_of
+from .messages import WHOLE_WORDS
 
 MetricsRow = Mapping[str, Any]
 WINDOW = 5.0  # seconds that count as now
@@ -146,7 +147,7 @@ def log_of(folder: Path, rank: int) -> Html:
     lines = _tail(path).decode(errors="replace").splitlines()[-_LOG_LINES:]
     if not any(lines):
         return _NO_LOG.format(rank)
-    looks = "max-height:220px;overflow:auto;font-size:12px;margin:2px 0"
+    looks = f"max-height:220px;overflow:auto;font-size:12px;margin:2px 0;{WHOLE_WORDS}"
     return Html("<pre style='{}' tabindex='0' aria-label='the end of its log'>{}</pre>").format(looks, "\n".join(lines))
 
 

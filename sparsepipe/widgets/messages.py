@@ -9,6 +9,9 @@ from ..display.markup import Html, joined
 from ..errors import InputError, RunFailed
 from .html_view import HtmlView
 
+# Of text in a <pre>, which JupyterLab's own rule breaks within words.
+WHOLE_WORDS = "white-space:pre-wrap;word-break:normal;overflow-wrap:break-word"
+
 
 class Messages(HtmlView):
     """One line in red for what a user can mend; the whole traceback for what they cannot. Empty while all is well.
@@ -70,6 +73,5 @@ class Messages(HtmlView):
 
 
 def _error(text: str) -> Html:
-    style = "white-space:pre-wrap;word-break:normal;overflow-wrap:break-word;"  # a page's own rule breaks within words
-    style += "margin:4px 0;padding:6px 8px;border-left:4px solid #D55E00;font-size:12px"
+    style = f"{WHOLE_WORDS};margin:4px 0;padding:6px 8px;border-left:4px solid #D55E00;font-size:12px"
     return Html("<pre style='{}'>{}</pre>").format(style, text)

@@ -282,7 +282,7 @@ function render({ model, el }) {
     <div class="sp-part">Timeline <i>simulated: forward light, backward full, averaging dark, transfers thin; numbers are minibatches</i></div><div class="sp-lanes"></div>
     <div class="sp-graph-part"><div class="sp-part">Layer graph <i>coloured by stage</i></div><div class="sp-graph"></div></div>
     <div class="sp-code"><button type="button" class="sp-copy">copy as code</button><details><summary>The code</summary>
-    <pre style="overflow:auto;margin:4px 0" tabindex="0" aria-label="the cell that makes this plan"></pre></details></div></div>`;
+    <pre style="overflow:auto;margin:4px 0;word-break:normal;overflow-wrap:break-word" tabindex="0" aria-label="the cell that makes this plan"></pre></details></div></div>`;
   const id = `sp-${Math.random().toString(36).slice(2)}`;
   const root = el.querySelector(".sp-view"), find = (name) => root.querySelector(`.sp-${name}`);
   let number = 0;
