@@ -291,6 +291,12 @@ function render({ model, el }) {
     model.save_changes();
   });
   let graph = {}, waiting = false, width = 0;
+  const drawn = new Map();
+  const put = (name, markup) => {  // what stays is not built again: of a large graph that took most of a redraw
+    if (drawn.get(name) === markup) return;
+    find(name).innerHTML = markup;
+    drawn.set(name, markup);
+  };
   const draw = () => {
     waiting = false;
     const scene = JSON.parse(model.get("scene")), palette = model.get("palette"), old = Boolean(model.get("stale"));
@@ -300,15 +306,15 @@ function render({ model, el }) {
     find("copy").title = old ? OLD : "copy the cell that makes this plan";
     width = Math.floor(root.clientWidth);
     if (!scene.tiles || width < 50) return;
-    find("tiles").innerHTML = tiles(scene, id);
+    put("tiles", tiles(scene, id));
     find("why").textContent = [scene.why, ...scene.notes].join(" ");
     find("hint").textContent = scene.before ? `${scene.hint}; the thin line below is A` : scene.hint;
-    find("cells").innerHTML = strip(scene, palette, width);
-    find("changes").innerHTML = changes(scene);
-    find("stages").innerHTML = stages(scene, palette, width);
-    find("lanes").innerHTML = lanes(scene, palette, width);
+    put("cells", strip(scene, palette, width));
+    put("changes", changes(scene));
+    put("stages", stages(scene, palette, width));
+    put("lanes", lanes(scene, palette, width));
     find("graph-part").style.display = graph.positions ? "" : "none";
-    find("graph").innerHTML = network(graph, scene, palette, width);
+    put("graph", network(graph, scene, palette, width));
     find("code").querySelector("pre").textContent = old ? `# ${OLD}` : scene.code;
     cuts.update(scene, width, old);
     root.dataset.serial = scene.serial;
