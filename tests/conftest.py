@@ -192,6 +192,7 @@ def pytest_collection_finish() -> None:
 _TOGETHER = {
     *("test_notebooks_run.py", "test_runtime_laws.py", "test_runtime_modules.py", "test_runtime_resume.py"),
     *("test_runtime_zero_elision.py", "test_widgets_accessible.py", "test_widgets_browser.py"),
+    *("test_launchers_template.py", "test_launchers_ssh.py", "test_launchers_lost_host.py"),
 }
 
 

@@ -5,11 +5,12 @@ import shutil
 import subprocess
 import sys
 import textwrap
-import time
 from contextlib import contextmanager
 
+from processes import until
 from runtime_jobs import REPOSITORY, plan_of, settings, shapes
 
+from sparsepipe.data.sources import user_cache
 from sparsepipe.files import read_rows
 
 DATA = "/run/home/shapes"  # on each host its own copy
@@ -84,15 +85,15 @@ class Desk:
         command = self.network.desk.command(self.words(told))
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             try:
-                metrics = self.folder / told["run_dir"] / "metrics.jsonl"
-                await_true(lambda: metrics.exists() and '"step"' in metrics.read_text() or process.poll() is not None)
+                until(lambda: process.poll() is not None or self.steps(told["run_dir"]) > 0, "minibatches")
                 yield process
             finally:
                 process.kill()
 
     def steps(self, name):
         """Count the minibatches that a run has told of so far."""
-        return (self.folder / name / "metrics.jsonl").read_text().count('"event": "step"')
+        metrics = self.folder / name / "metrics.jsonl"
+        return metrics.read_text().count('"event": "step"') if metrics.exists() else 0
 
     def losses(self, name):
         rows = [row for row in read_rows(self.folder / name / "metrics.jsonl") if row["event"] == "step"]
@@ -103,23 +104,25 @@ class Desk:
     def check_nothing_is_left(self, *, folders=True):
         """Every process but sshd's ends on every host, nothing listens but sshd, and no folder of a run is there."""
         for host in self.network.hosts:
-            await_true(lambda host=host: not host.commands())
-            assert host.listening() == {(host.address, 22)}
+            until(lambda host=host: not host.commands(), f"{host.name} is left alone")
+            until(lambda host=host: host.listening() == {(host.address, 22)}, f"{host.name} listens to ssh alone")
             left = host.home / ".local" / "state" / "sparsepipe" / "hosted"
-            await_true(lambda left=left: not folders or not list(left.glob("run-*")))
-        assert self.network.desk.listening() == set()
+            until(lambda left=left: not folders or not list(left.glob("run-*")), f"no run on {host.name}")
+        until(lambda: not self.network.desk.listening(), "nobody listens at the desk")
 
 
-def await_true(happened):
-    deadline = time.monotonic() + 300
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+def give_machine_code(host):
+    """Let a host have what native convolutions were compiled to before on this machine, which else takes seconds."""
+    there = host.home / ".cache" / "sparsepipe" / "kernels"
+    there.mkdir(parents=True)
+    for path in (user_cache() / "kernels").glob("*.code"):
+        shutil.copy(path, there)
 
 
 def desk_of(network, folder):
     """Return the desk of a network, once run "one" has ended there: on one device, what others are held against."""
     desk = Desk(network, folder)
+    give_machine_code(network.desk)
     assert desk.launch(desk.told("one", plan_of(MODEL, [[0]], **FLUSH), config())) == ["finished"]
     for host in network.hosts:  # machine code, which each host else makes for itself
         shutil.copytree(network.desk.home / ".cache", host.home / ".cache")

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from processes import ENOUGH
 
 DESK = "desk"
 _SUBNET = "10.77.0"
@@ -76,7 +77,7 @@ class Host:
         which = ["-n"] if only_network else ["-n", "-m", "-u", "-i", *(["-p"] if self.name != DESK else [])]
         return ["nsenter", "-t", str(self.pid), *which, *words]
 
-    def run(self, *words: str, timeout: float = 60, **options: object) -> subprocess.CompletedProcess[str]:
+    def run(self, *words: str, timeout: float = ENOUGH, **options: object) -> subprocess.CompletedProcess[str]:
         """Run a command on the host and return what it said."""
         environment = {**os.environ, "HOME": "/run/home"}
         options = {"capture_output": True, "text": True, "timeout": timeout, "env": environment, **options}
@@ -176,7 +177,7 @@ def _first_process(namespaces: Sequence[str], words: Sequence[str], **options: o
 
 def _await_namespaces(process: subprocess.Popen, *, forking: bool) -> None:
     """Wait until a process has its own network. It execs `setpriv`, `unshare` and what follows one after the other."""
-    mine, deadline = Path("/proc/self/ns/net").readlink(), time.monotonic() + 60
+    mine, deadline = Path("/proc/self/ns/net").readlink(), time.monotonic() + ENOUGH
     while time.monotonic() < deadline:
         if process.poll() is not None:
             _, said = process.communicate()
@@ -241,7 +242,7 @@ def _host(stack: ExitStack, folder: Path, name: str, address: str, switch: int, 
 
 
 def _await_sshd(host: Host, folder: Path) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + ENOUGH
     while (host.address, 22) not in host.listening():
         if host.process.poll() is not None or time.monotonic() > deadline:
             pytest.skip(f"hosts in namespaces: no sshd came up on {host.name}: see {folder / host.name / 'sshd.log'}")

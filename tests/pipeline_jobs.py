@@ -67,7 +67,7 @@ def run_pipelines(
         for process in beside[::-1]:
             process.terminate()
             try:
-                process.wait(10)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

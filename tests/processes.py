@@ -5,13 +5,18 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+# Seconds for whatever takes some seconds at most on an idle machine: tests share few cores, and how long they take says
+# nothing about the code. Short ones are for what is to pass in vain.
+ENOUGH = 200.0
 
-def until(condition: Callable[[], object], seconds: float, what: str) -> None:
-    """Wait for a condition. Fails after so many seconds, with what was waited for."""
-    deadline = time.monotonic() + seconds
+
+def until(condition: Callable[[], object], what: str) -> None:
+    """Wait for a condition. Fails where it does not come in time, with what was waited for."""
+    deadline, pause = time.monotonic() + ENOUGH, 0.01
     while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
-        time.sleep(0.02)
+        assert time.monotonic() < deadline, f"{what}: not within {ENOUGH:g} s"
+        time.sleep(pause)
+        pause = min(1.3 * pause, 0.2)  # to look costs time that others need
 
 
 def processes_of(folder: Path) -> dict[int, str]:

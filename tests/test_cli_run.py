@@ -13,6 +13,7 @@ from typing import get_type_hints
 import numpy as np
 import pytest
 from command_line import sparsepipe
+from processes import ENOUGH
 
 from sparsepipe import CostSample, Layer, LayerCost, LayerGraph, Plan, Profile, RunRecord, Stage
 from sparsepipe.cli.arguments import OPTIONS
@@ -47,7 +48,7 @@ def run(plan, shapes, folder, *more):
 def process(*words):
     """As `sparsepipe`, in a process of its own."""
     command = [sys.executable, "-m", "sparsepipe", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=ENOUGH, check=False)
     return done.returncode, done.stdout, done.stderr.strip().splitlines()
 
 
@@ -55,7 +56,7 @@ def process(*words):
 def test_a_run_takes_its_settings_tells_what_it_reached_and_resumes(plan, shapes, tmp_path):
     more = "--features occupancy --task classification --optimizer adamw --learning-rate-schedule cosine".split()
     more += ["--cache", str(tmp_path / "cache"), "--compression", "bfloat16"]
-    code, out, errors = process(*run(plan, shapes, tmp_path / "run", "--epochs", 2, *more))
+    code, out, errors = sparsepipe(*run(plan, shapes, tmp_path / "run", "--epochs", 2, *more))
     assert code == 0, errors
     config = RunRecord.load(tmp_path / "run").config
     assert (config["optimizer"], config["compression"], config["features"]) == ("adamw", "bfloat16", ["occupancy"])
@@ -180,7 +181,7 @@ def test_run_offers_what_its_settings_take() -> None:
 
 @pytest.mark.slow
 def test_outputs_are_computed_from_a_run_and_bad_words_are_told(plan, shapes, tmp_path):
-    code, _, errors = process(*run(plan, shapes, tmp_path / "run"))
+    code, _, errors = sparsepipe(*run(plan, shapes, tmp_path / "run"))
     assert code == 0, errors
     words = ["run", "--forward-only", tmp_path / "run"]
     code, out, errors = process(*words, "--run-dir", tmp_path / "out", "--json")
@@ -195,9 +196,9 @@ def test_outputs_are_computed_from_a_run_and_bad_words_are_told(plan, shapes, tm
         (["--replan", "live"], "leave out --replan"),
         (["--launcher", "slurm"], "this machine alone"),
     ):
-        code, _, errors = process(*words, *more)
+        code, _, errors = sparsepipe(*words, *more)
         assert code == 2 and len(errors) == 1 and expected in errors[0]
-    code, _, errors = process("run", plan, "--forward-only", tmp_path / "none")
+    code, _, errors = sparsepipe("run", plan, "--forward-only", tmp_path / "none")
     assert code == 2 and len(errors) == 1 and "no such folder" in errors[0]
 
 
@@ -214,7 +215,7 @@ def test_a_detached_run_is_listed_followed_and_cancelled(plan, shapes, tmp_path)
     )
     assert follower.stderr.readline().startswith("epoch 1: loss")
     follower.send_signal(signal.SIGINT)
-    _, told = follower.communicate(timeout=30)
+    _, told = follower.communicate(timeout=ENOUGH)
     assert follower.returncode == 130
     assert "goes on" in told
     code, out, _ = sparsepipe("runs", "cancel", "long", "--json", folder=tmp_path)
@@ -250,8 +251,9 @@ def test_a_profile_is_replayed_at_the_pace_that_is_simulated(tmp_path):
     assert code == 0
     assert told["minibatches"] == 20
     assert told["simulated_minibatches_per_second"] == pytest.approx(1 / 0.03, rel=0.01)
-    assert 0 < told["minibatches_per_second"] < 1.05 / 0.03, "no faster than the profile allows"
-    assert RunRecord.load(tmp_path / "run").trace().source == "replayed"
+    assert told["minibatches_per_second"] > 0
+    trace = RunRecord.load(tmp_path / "run").trace()
+    assert trace.source == "replayed" and trace.makespan > 20 * 0.03, "no faster than the profile allows"
     code, _, errors = sparsepipe("replay", tmp_path / "plan.json", "--profile", tmp_path / "profile.json")
     assert (code, len(errors)) == (2, 1)
     assert "no devices" in errors[0]

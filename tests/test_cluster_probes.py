@@ -216,7 +216,7 @@ REPOSITORY = Path(__file__).parent.parent
 def on_desk(network, *words):
     """Give the command these words where tests launch from; return its exit code, its output, and its last line."""
     environment = {**os.environ, "HOME": "/run/home", "PYTHONPATH": str(REPOSITORY)}
-    said = network.desk.run(sys.executable, "-m", "sparsepipe", *map(str, words), timeout=300, env=environment)
+    said = network.desk.run(sys.executable, "-m", "sparsepipe", *map(str, words), env=environment)
     return said.returncode, said.stdout, (said.stderr.strip().splitlines() or [""])[-1]
 
 
@@ -243,7 +243,8 @@ def test_hosts_are_checked_over_ssh(tmp_path):
         document = json.loads(out)
         assert (code, document["problems"]) == (0, []), last
         assert [host["hostname"] for host in document["hosts"]] == ["host1", "host2", "host3"]
-        assert len({host["code"] for host in document["hosts"]}) == 1 and nothing_left(network)
+        assert len({host["code"] for host in document["hosts"]}) == 1
+        until(lambda: nothing_left(network), "hosts without probes")
 
         path.write_text(toml(one, ("two", "10.77.0.99", "host2"), ("host9", "host9", "host9")))
         code, out, last = on_desk(network, "cluster", "check", path, "--json")
@@ -257,14 +258,14 @@ def test_hosts_are_checked_over_ssh(tmp_path):
         code, out, last = on_desk(network, "cluster", "check", path)
         assert code == 2 and "host3: ssh host3: it " in last, last
         network.mend(network.hosts[2])
-        until(lambda: nothing_left(network), 60, "hosts without probes")
+        until(lambda: nothing_left(network), "hosts without probes")
 
 
 @pytest.mark.slow
 def test_links_are_measured_as_they_are_shaped(tmp_path):
-    """Two hosts of 200 Mbit/s and one of 50: two links are of the slower one."""
+    """Two hosts of 200 Mbit/s and one of 100: two links are of the slower one."""
     with network_hosts(3, tmp_path) as network:
-        for host, rate in zip(network.hosts, ("200mbit", "200mbit", "50mbit"), strict=True):
+        for host, rate in zip(network.hosts, ("200mbit", "200mbit", "100mbit"), strict=True):
             network.shape(host, rate)
         (tmp_path / "three.toml").write_text(toml(*((host.name, host.address, host.name) for host in network.hosts)))
         out = tmp_path / "measured.toml"
@@ -272,12 +273,12 @@ def test_links_are_measured_as_they_are_shaped(tmp_path):
         assert code == 0, last
         links = {frozenset(link["between"]): link for link in json.loads(said)["links"]}
         for pair, link in links.items():
-            expected = 50e6 / 8 if "host3" in pair else 200e6 / 8
+            expected = 100e6 / 8 if "host3" in pair else 200e6 / 8
             assert link["bandwidth"] == pytest.approx(expected, rel=0.15), pair
             seconds = [link["seconds"][size] for size in sorted(link["seconds"], key=int)]
-            assert seconds == sorted(seconds)
+            assert seconds[2:] == sorted(seconds[2:]) and max(seconds[:2]) < seconds[-1], "short ones are alike"
         cluster = Cluster.load(out)
-        assert cluster.network.bandwidth == pytest.approx(50e6 / 8, rel=0.15)
+        assert cluster.network.bandwidth == pytest.approx(100e6 / 8, rel=0.15)
         assert [node.ssh for node in cluster.nodes] == ["host1", "host2", "host3"]
         assert all(kind.reference_seconds for kind in cluster.device_types)
-        until(lambda: nothing_left(network), 60, "hosts without probes")
+        until(lambda: nothing_left(network), "hosts without probes")

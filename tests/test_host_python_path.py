@@ -69,12 +69,12 @@ def test_a_run_from_a_folder_with_hostile_modules_runs_none_of_them(tmp_path) ->
     """A `queue.py` in a folder of data was executed by the launcher, the workers and what profiles run beside."""
     folder, data = _hostile(tmp_path / "hostile"), shapes(tmp_path)
     plan = plan_of(PLAIN, [[0], [1]], schedule="1f1b").save(tmp_path / "plan.json")
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     options = ["--model", PLAIN, "--data", data, "--voxel-size", 0.12, "--batch-size", 4, "--num-points", 128]
     options += ["--engine", "native", "--threads", 1]
     run = ["run", plan, *options, "--epochs", 1, "--run-dir", folder / "run"]
     profile = ["profile", *options, "--repeats", 1, "--beside", 1, "--out", folder / "profile.json"]
-    for words in (profile, run):  # the workers find the code that profiling compiled
+    for words in (profile, run):
         command = [sys.executable, "-P", "-m", "sparsepipe", *map(str, words), "--json"]
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr

@@ -48,7 +48,7 @@ def test_an_intruder_computes_on_its_processor_until_the_block_ends():
     with intruding([QUICK], cores=[CORE]) as (intruder,):
         assert os.sched_getaffinity(intruder.process.pid) == {CORE}
         before = cpu_seconds(intruder.process.pid)
-        until(lambda: cpu_seconds(intruder.process.pid) > before + 0.2, 120, "an intruder that computes")
+        until(lambda: cpu_seconds(intruder.process.pid) > before + 0.2, "an intruder that computes")
     assert not alive(intruder.process.pid)
 
 
@@ -59,7 +59,7 @@ def test_an_intruder_waits_first_and_ends_by_itself():
         time.sleep(1)
         assert cpu_seconds(intruder.process.pid) - used < 0.3
     with intruding([QUICK], cores=[CORE], seconds=0.2) as (intruder,):
-        until(lambda: intruder.process.poll() is not None, 120, "the end of an intruder")
+        until(lambda: intruder.process.poll() is not None, "the end of an intruder")
         assert intruder.process.returncode == 0
 
 
@@ -83,7 +83,7 @@ def test_the_intruders_end_with_a_command_that_is_killed():
     (intruder,) = beside(verb.pid)
     verb.send_signal(signal.SIGKILL)
     verb.communicate()
-    until(lambda: not alive(intruder), 120, "the end of an intruder")
+    until(lambda: not alive(intruder), "the end of an intruder")
 
 
 def test_the_command_and_its_intruders_end_with_who_started_it():
@@ -96,7 +96,7 @@ def test_the_command_and_its_intruders_end_with_who_started_it():
     (intruder,) = beside(verb)
     parent.kill()
     parent.communicate()
-    until(lambda: not alive(verb) and not alive(intruder), 120, "the end of the command")
+    until(lambda: not alive(verb) and not alive(intruder), "the end of the command")
 
 
 def test_the_command_says_how_many_steps_were_made(capsys):

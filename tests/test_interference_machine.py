@@ -60,7 +60,7 @@ def begun(*processes: subprocess.Popen[bytes]) -> None:
 def until_it_ran(process: subprocess.Popen[bytes], seconds: float = 0.5) -> None:
     """Wait until a process has had so many seconds of a processor: on a busy machine that takes a while."""
     before = cpu_seconds(process.pid)
-    until(lambda: cpu_seconds(process.pid) > before + seconds, 120, "a process that computes")
+    until(lambda: cpu_seconds(process.pid) > before + seconds, "a process that computes")
 
 
 def ended(*processes: subprocess.Popen[bytes]) -> None:

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import ENOUGH
 from runtime_jobs import PLAIN, plan_of
 
 from sparsepipe import InputError, RunFailed
@@ -110,9 +111,9 @@ def test_damaged_metrics_neither_end_nor_hang_the_wait(record, what: str) -> Non
     seen: list[dict] = []
     if what in ("a FIFO", "a folder", "removed"):
         with pytest.raises(RunFailed, match=r"the run finished, but its metrics.jsonl has no summary any more"):
-            job.wait(timeout=20, on_row=seen.append)
+            job.wait(timeout=ENOUGH, on_row=seen.append)
     else:
-        assert job.wait(timeout=20, on_row=seen.append) == SUMMARY
+        assert job.wait(timeout=ENOUGH, on_row=seen.append) == SUMMARY
         assert seen[-1] == SUMMARY == job.poll()[-1]
     assert not job.running
 
@@ -124,7 +125,7 @@ def test_lines_that_are_no_rows_are_told_of_once(record) -> None:
     job = FollowedJob(record, guard := Held())  # now: it reads on from where it was, whatever is put before that
     guard.stop()
     with pytest.warns(UserWarning, match=r"metrics.jsonl: 2 lines are no rows and were passed over"):
-        assert job.wait(timeout=20) == SUMMARY
+        assert job.wait(timeout=ENOUGH) == SUMMARY
 
 
 @pytest.mark.parametrize("status", ["{", "[]", "7", '{"state": 5}', "", "[" * 100_000, None])
@@ -138,7 +139,7 @@ def test_a_damaged_status_ends_the_wait_with_its_name(record, status: str | None
     job = FollowedJob(record, guard := Held())
     guard.stop()
     with pytest.raises(RunFailed, match=r"run: how it ended is not known: .*status.json is damaged, ") as caught:
-        job.wait(timeout=20)
+        job.wait(timeout=ENOUGH)
     assert "\n" not in str(caught.value) and not job.running and job.state == "unknown"
 
 
@@ -160,7 +161,7 @@ def test_no_descriptors_for_a_moment_are_nothing_new_yet(record, monkeypatch) ->
     short.clear()
     record.write_status("finished")
     os.close(lock)
-    assert job.wait(timeout=20) == SUMMARY
+    assert job.wait(timeout=ENOUGH) == SUMMARY
 
 
 def test_a_follower_that_fails_ends_the_wait_with_the_reason(record, monkeypatch) -> None:
@@ -168,7 +169,7 @@ def test_a_follower_that_fails_ends_the_wait_with_the_reason(record, monkeypatch
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
     job = FollowedJob(record, Held())
     with pytest.raises(RunFailed, match="it could not be followed .ZeroDivisionError: division by zero."):
-        job.wait(timeout=20)
+        job.wait(timeout=ENOUGH)
 
 
 def test_a_run_whose_folder_was_removed_is_said_to_be_gone(record) -> None:
@@ -176,7 +177,7 @@ def test_a_run_whose_folder_was_removed_is_said_to_be_gone(record) -> None:
     record.folder.rename(record.folder.with_name("moved"))
     guard.stop()
     with pytest.raises(RunFailed, match="the run folder is gone: .*run was moved or removed"):
-        job.wait(timeout=20)
+        job.wait(timeout=ENOUGH)
     assert not record.folder.exists(), "not made anew for the status"
 
 
@@ -219,7 +220,7 @@ def test_a_lock_that_somebody_else_holds_is_named(record, monkeypatch) -> None:
     """`flock -x RUN/logs/.lock sleep 999`: cancel never returned, and every resume answered "still running"."""
     os.close(hold(record.folder))
     code = "import fcntl, sys, time; file = open(sys.argv[1]); fcntl.flock(file, fcntl.LOCK_EX); print(flush=True); "
-    command = [sys.executable, "-c", f"{code}time.sleep(60)", str(record.folder / LOCK)]
+    command = [sys.executable, "-c", f"{code}time.sleep(600)", str(record.folder / LOCK)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
         try:
             assert holder.stdout and holder.stdout.readline() == b"\n"
@@ -233,7 +234,7 @@ def test_a_lock_that_somebody_else_holds_is_named(record, monkeypatch) -> None:
         finally:
             holder.kill()
     with pytest.raises(RunFailed, match="its guard was killed"):
-        job.wait(timeout=20)
+        job.wait(timeout=ENOUGH)
 
 
 def test_nobody_else_may_open_the_lock(tmp_path) -> None:

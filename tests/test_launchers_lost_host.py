@@ -4,8 +4,9 @@ import json
 import shutil
 
 import pytest
-from hosts_desk import FLUSH, MODEL, await_true, config, desk_of
+from hosts_desk import FLUSH, MODEL, config, desk_of
 from network_hosts import network_hosts
+from processes import ENOUGH, until
 from runtime_jobs import plan_of
 
 from sparsepipe.files import read_json
@@ -29,7 +30,7 @@ def log_of(desk, name):
 def await_first_checkpoint(desk, name, process):
     """Wait until the record has one; the run ends in minutes at the soonest, since a rank stands still or dawdles."""
     folder = desk.folder / name / "checkpoints"
-    await_true(lambda: (folder / "minibatch-00000005").exists() or process.poll() is not None)
+    until(lambda: (folder / "minibatch-00000005").exists() or process.poll() is not None, "a checkpoint")
     assert process.poll() is None
 
 
@@ -41,9 +42,9 @@ def test_a_run_waits_for_a_host_whose_cable_was_pulled(desk):
     with desk.launched(told) as process:
         await_first_checkpoint(desk, "back", process)
         desk.network.cut(second)
-        await_true(lambda: "waiting for host2" in log_of(desk, "back") or process.poll() is not None)
+        until(lambda: "waiting for host2" in log_of(desk, "back") or process.poll() is not None, "the loss is told")
         desk.network.mend(second)
-        said = process.communicate(timeout=300)[0]
+        said = process.communicate(timeout=ENOUGH)[0]
     assert json.loads(said) == "finished"
     assert "host2 is back" in log_of(desk, "back")
     assert desk.losses("back") == desk.losses("one")
@@ -64,11 +65,11 @@ def test_hosts_that_die_one_after_the_other_are_planned_around_and_every_shard_i
         await_first_checkpoint(desk, "left", process)
         third.process.kill()
         shutil.rmtree(third.home / ".local")
-        await_true(lambda: "on host1, host2" in log_of(desk, "left") or process.poll() is not None)
-        await_true(lambda: desk.steps("left") >= 6 or process.poll() is not None)
+        until(lambda: "on host1, host2" in log_of(desk, "left") or process.poll() is not None, "another plan")
+        until(lambda: desk.steps("left") >= 6 or process.poll() is not None, "more minibatches")
         first.process.kill()
         shutil.rmtree(first.home / ".local")
-        said = process.communicate(timeout=300)[0]
+        said = process.communicate(timeout=ENOUGH)[0]
     assert json.loads(said) == "finished", said
     assert desk.losses("left") == desk.losses("one")
     log = log_of(desk, "left")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from pipeline_jobs import pipelines_of, replayed_pipelines
-from processes import processes_of, until
+from processes import ENOUGH, processes_of, until
 from runtime_jobs import NORMED, PLAIN, plan_of, settings, shapes
 
 from sparsepipe import InputError
@@ -43,7 +43,7 @@ def test_a_pipeline_whose_rank_is_killed_comes_back_while_the_other_goes_on(tmp_
     job = launch(
         plan, config, run_dir=tmp_path / "run", profile=profile, cluster=cluster, stragglers="kill:rank=1,at=40"
     )
-    summary = job.wait(timeout=200)
+    summary = job.wait(timeout=ENOUGH)
     assert job.state == "finished" and summary["minibatches"] == 500
     _trained_once(job.record, 500)
     joined = [(row["pipeline"], row["attempt"]) for row in _rows(job.record, "joined")]
@@ -52,7 +52,7 @@ def test_a_pipeline_whose_rank_is_killed_comes_back_while_the_other_goes_on(tmp_
     back = {m for row in _rows(job.record, "put back") for m in row["minibatches"]}
     assert {m for m, times in taken.items() if times > 1} <= back and len(back) <= 8, "what was in flight"
     assert len(job.record.pipelines) == 2 and job.record.trace().ranks == (0, 1, 2)
-    until(lambda: not processes_of(tmp_path / "run"), 5, "end of all processes")
+    until(lambda: not processes_of(tmp_path / "run"), "end of all processes")
 
 
 @slow
@@ -61,30 +61,30 @@ def test_a_coordinator_that_is_killed_is_replaced_and_nothing_is_lost(tmp_path) 
     job = launch(plan, config.replace(minibatches=400), run_dir=tmp_path / "run", profile=profile, cluster=cluster)
     for _ in range(2):
         seen = len(job.record.metrics("step"))
-        until(lambda seen=seen: len(job.record.metrics("step")) > seen + 20, 100, "some minibatches")
+        until(lambda seen=seen: len(job.record.metrics("step")) > seen + 20, "some minibatches")
         (pid,) = (p for p, words in processes_of(tmp_path / "run").items() if "pipelines.service" in words)
         os.kill(pid, signal.SIGKILL)
-    assert job.wait(timeout=200)["minibatches"] == 400
+    assert job.wait(timeout=ENOUGH)["minibatches"] == 400
     _trained_once(job.record, 400)
 
 
 @slow
 def test_a_job_of_pipelines_stops_resumes_and_is_cancelled(tmp_path, clouds) -> None:
     plan = pipelines_of(NORMED, [[0]], [[1]], rule="local-sgd:every=2")
-    config = settings(clouds, model=NORMED, epochs=40, momentum=0.0)
+    config = settings(clouds, model=NORMED, epochs=400, momentum=0.0)
     job = launch(plan, config, run_dir=tmp_path / "run")
-    until(lambda: len(job.record.metrics("step")) > 12, 100, "some minibatches")
+    until(lambda: len(job.record.metrics("step")) > 12, "some minibatches")
     job.stop()
-    stopped = job.wait(timeout=100)
-    assert job.state == "stopped" and 12 < stopped["minibatches"] < 200
+    stopped = job.wait(timeout=ENOUGH)
+    assert job.state == "stopped" and 12 < stopped["minibatches"] < 2000
     assert {one.status["state"] for one in (job.record, *job.record.pipelines)} == {"stopped"}
     again = launch(plan, config, run_dir=tmp_path / "run", resume=True)
-    until(lambda: len(again.record.metrics("step")) > stopped["minibatches"] + 12, 100, "it goes on")
+    until(lambda: len(again.record.metrics("step")) > stopped["minibatches"] + 12, "it goes on")
     told = Counter(row["minibatch"] for row in again.record.metrics("step"))
     assert max(told.values()) == 1 and len(told) > stopped["minibatches"], "none is done twice"
     assert attach(tmp_path / "run").running
     attach(tmp_path / "run").cancel()
-    until(lambda: not again.running and not processes_of(tmp_path / "run"), 5, "end of all processes")
+    until(lambda: not again.running and not processes_of(tmp_path / "run"), "end of all processes")
     assert again.record.status["state"] == "cancelled"
     assert [one.status["state"] for one in again.record.pipelines] == ["cancelled"] * 2
 
@@ -122,11 +122,11 @@ def test_nobody_is_left_when_a_process_above_pipelines_is_killed(tmp_path, victi
         assert len(processes_of(tmp_path / "run")) >= 6, "a guard, a launcher, a coordinator, three ranks"
         status = RunRecord.load(tmp_path / "run").status
         os.kill({"parent": parent.pid, **status}[victim], signal.SIGKILL)
-        until(lambda: not processes_of(tmp_path / "run"), 30, "end of all processes")
+        until(lambda: not processes_of(tmp_path / "run"), "end of all processes")
         parent.kill()
     if victim != "guard":  # nobody is left to say it then: the parent is dead too
         expected = {"parent": "cancelled", "launcher": "failed"}[victim]
-        until(lambda: RunRecord.load(tmp_path / "run").status["state"] == expected, 30, expected)
+        until(lambda: RunRecord.load(tmp_path / "run").status["state"] == expected, expected)
     assert RunRecord.load(tmp_path / "run").metrics("step")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from command_line import sparsepipe
-from processes import until
+from processes import ENOUGH, until
 from runtime_jobs import plan_of, settings, shapes
 
 from sparsepipe import Cluster, DeviceType, InputError, Node, RunFailed
@@ -23,7 +23,6 @@ from sparsepipe.launchers.ray.session_folder import TOKEN, session_folder
 MODEL = "minkvgg11-narrow"
 FLUSH = {"schedule": "gpipe", "weights": "flush", "num_microbatches": 2}
 _TEMPLATE = "sparsepipe.launchers.local.template"  # ends with the process that launches
-SECONDS = 240  # for what takes a few on an idle machine
 
 
 def node(id, address, hostname="h", cpus=1.0, gpus=0.0, kind=None, alive=True):
@@ -189,7 +188,7 @@ class Machine:
         return [row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in inodes]
 
     def check_nothing_is_left(self):
-        until(lambda: not self.processes(), SECONDS, f"ends: {self.processes()}")
+        until(lambda: not self.processes(), "the end of all processes")
         assert not [path for path in self.place.iterdir() if (path / TOKEN).exists()]
 
 
@@ -207,15 +206,15 @@ def machine(tmp_path_factory):
 @starts_ray
 def test_the_losses_are_those_of_one_device_to_the_bit_and_sockets_are_on_the_loopback_alone(machine):
     """Over a rank that is killed, a restart, and another process that attaches and asks the job to stop."""
-    machine.launch("one", [[0]], launcher="local").wait(SECONDS)
-    again = {"stragglers": "kill:rank=1,at=7", "max_restarts": 1, "epochs": 500}
+    machine.launch("one", [[0]], launcher="local").wait(ENOUGH)
+    again = {"stragglers": "kill:rank=1,at=7", "max_restarts": 1, "epochs": 10_000}
     with machine.launch("over", **again) as job:
-        until(lambda: not job.running or machine.steps("over") > 10, SECONDS, "minibatches")
+        until(lambda: not job.running or machine.steps("over") > 10, "minibatches")
         assert job.running, job.record.status
         assert {address[-8:] for address in machine.listening()} == {"0100007F"}, "127.0.0.1, of IPv6 or not"
         assert "rank 1" in (machine.folder / "over" / "logs" / "launcher.log").read_text()
         attach(machine.folder / "over").stop()
-        job.wait(SECONDS)
+        job.wait(ENOUGH)
         assert job.state == "stopped"
     assert machine.losses("over")[:10] == machine.losses("one")
     assert {span.rank for span in job.record.trace().spans} == {0, 1}
@@ -225,18 +224,18 @@ def test_the_losses_are_those_of_one_device_to_the_bit_and_sockets_are_on_the_lo
 @starts_ray
 @pytest.mark.parametrize(("killed", "words"), [("driver", "sparsepipe.launchers.ray "), ("raylet", "raylet/raylet ")])
 def test_whoever_is_killed_nobody_is_left(machine, monkeypatch, killed, words):
-    with machine.launch(killed, epochs=500) as job:
-        until(lambda: not job.running or machine.steps(killed) > 1, SECONDS, "minibatches")
+    with machine.launch(killed, epochs=10_000) as job:
+        until(lambda: not job.running or machine.steps(killed) > 1, "minibatches")
         assert job.running, job.record.status
         (pid,) = (
             pid for pid, command in machine.processes().items() if words in command and "supervisor" not in command
         )
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(RunFailed) as failed:
-            job.wait(SECONDS)
+            job.wait(ENOUGH)
     assert "\n" not in str(failed.value)
     if killed == "driver":  # its folder is left to the next
-        until(lambda: not machine.processes(), SECONDS, "the end of all")
+        until(lambda: not machine.processes(), "the end of all")
         monkeypatch.setattr(tempfile, "tempdir", str(machine.place))
         with session_folder():
             pass

@@ -8,8 +8,9 @@ import subprocess
 import sys
 
 import pytest
+from hosts_desk import give_machine_code
 from network_hosts import network_hosts
-from processes import until
+from processes import ENOUGH, until
 from runtime_jobs import REPOSITORY, plan_of, shapes
 
 from sparsepipe.files import cut_torn_row, read_rows
@@ -19,7 +20,6 @@ pytest.importorskip("ray", reason='no Ray: pip install "sparsepipe[cluster]"')
 
 MODEL = "minkvgg11bn-narrow"
 PORT = 6379
-SECONDS = 240
 TYPES = ("slow", "fast")  # of the devices of ranks 0 and 1; hosts have them the other way round
 COMMON = ("--block", "--disable-usage-stats", "--object-store-memory", str(80 * 2**20), "--temp-dir", "/run/ray")
 ENVIRONMENT = {
@@ -68,7 +68,7 @@ class Hosts:
         return self.words(name, "two", *where, *more)
 
     def run(self, words):
-        done = self.desk.run(*words, timeout=SECONDS, env=os.environ | ENVIRONMENT)
+        done = self.desk.run(*words, timeout=ENOUGH, env=os.environ | ENVIRONMENT)
         return done.returncode, done.stdout, done.stderr
 
     def losses(self, name):
@@ -83,9 +83,9 @@ class Hosts:
 
     def check_ray_alone_is_left(self):
         for host in self.network.hosts:
-            until(lambda host=host: not self.pids(host, "sparsepipe."), SECONDS, f"{host.name} is left alone")
+            until(lambda host=host: not self.pids(host, "sparsepipe."), f"{host.name} is left alone")
             left = host.home / ".local" / "state" / "sparsepipe" / "hosted"
-            until(lambda left=left: not list(left.glob("run-*")), SECONDS, f"no run on {host.name}")
+            until(lambda left=left: not list(left.glob("run-*")), f"no run on {host.name}")
         assert all(self.pids(host, "raylet/raylet") for host in (*self.network.hosts, self.desk))
 
 
@@ -97,16 +97,17 @@ def hosts(tmp_path_factory):
         hosts = Hosts(network, folder)
         begun = [ray_start(network.desk, "--head", "--port", str(PORT), "--num-cpus", "0", "--include-dashboard=false")]
         try:
-            until(lambda: PORT in {port for _, port in network.desk.listening()}, SECONDS, "Ray's head")
+            until(lambda: PORT in {port for _, port in network.desk.listening()}, "Ray's head")
             for host, kind in zip(network.hosts, reversed(TYPES), strict=True):
                 where = ["--address", f"{network.desk.address}:{PORT}", "--num-cpus", "1", "--num-gpus", "0"]
                 begun.append(ray_start(host, *where, "--labels", f"device={kind}"))
+            give_machine_code(network.desk)
             code, _, said = hosts.run(hosts.words("one", "one", "--epochs", "2"))
             assert code == 0, said
             for host in network.hosts:  # machine code, which each host else makes for itself
                 shutil.copytree(network.desk.home / ".cache", host.home / ".cache")
             logs = [host.home / "ray.log" for host in (*network.hosts, network.desk)]
-            until(lambda: all("Ray runtime started" in log.read_text() for log in logs), SECONDS, "Ray's nodes")
+            until(lambda: all("Ray runtime started" in log.read_text() for log in logs), "Ray's nodes")
             yield hosts
         finally:
             for process in begun:

@@ -8,8 +8,9 @@ import sys
 import textwrap
 
 import pytest
-from hosts_desk import DATA, FLUSH, MODEL, await_true, config, desk_of
+from hosts_desk import DATA, FLUSH, MODEL, config, desk_of
 from network_hosts import network_hosts
+from processes import until
 from runtime_jobs import REPOSITORY, plan_of
 
 from sparsepipe.files import cut_torn_row, read_json
@@ -89,14 +90,14 @@ def test_a_run_stopped_on_some_hosts_goes_on_on_others(desk):
 
 def test_a_job_listens_on_the_networks_addresses_alone_and_strangers_are_nothing_to_it(desk):
     hosts = desk.network.hosts[:2]
-    told = desk.told("long", plan_of(MODEL, [[0], [1]], **FLUSH), config(epochs=500, timeout_seconds=20), *hosts)
+    told = desk.told("long", plan_of(MODEL, [[0], [1]], **FLUSH), config(epochs=10_000, timeout_seconds=20), *hosts)
     with desk.launched(told) as process:
         for host in hosts:
             found = host.listening() - {(host.address, 22)}
             assert found and {address for address, _ in found} == {host.address}
             assert desk.network.desk.run(*hostile(found)).returncode == 0
         steps = desk.steps("long")
-        await_true(lambda: process.poll() is not None or desk.steps("long") > steps + 5)
+        until(lambda: process.poll() is not None or desk.steps("long") > steps + 5, "it goes on")
         (agent,) = (pid for pid, words in hosts[1].commands().items() if "sparsepipe.launchers.ssh.agent" in words)
         os.kill(agent, signal.SIGKILL)
         kind, reason = json.loads(process.stdout.readline())
@@ -123,15 +124,17 @@ def hostile(places):
 
 def test_a_worker_that_dies_is_started_again_on_every_host_and_all_end_with_whoever_launched_them(desk):
     more = {"stragglers": "kill:rank=1,at=7", "max_restarts": 1}
-    told = desk.told("again", plan_of(MODEL, [[0], [1]], **FLUSH), config(epochs=500, **more), *desk.network.hosts[1:])
+    told = desk.told(
+        "again", plan_of(MODEL, [[0], [1]], **FLUSH), config(epochs=10_000, **more), *desk.network.hosts[1:]
+    )
     with desk.launched(told) as process:
-        await_true(lambda: process.poll() is not None or desk.steps("again") > 10)
+        until(lambda: process.poll() is not None or desk.steps("again") > 10, "it goes on")
         assert process.poll() is None
     desk.check_nothing_is_left()
     cut_torn_row(desk.folder / "again" / "metrics.jsonl")
     assert desk.losses("again")[:10] == desk.losses("one")
     assert "rank 1" in (desk.folder / "again" / "logs" / "launcher.log").read_text()
-    await_true(lambda: read_json(desk.folder / "again" / "status.json")["state"] == "cancelled")
+    until(lambda: read_json(desk.folder / "again" / "status.json")["state"] == "cancelled", "cancelled")
 
 
 def test_hosts_that_cannot_be_worked_with_are_refused_in_a_line_and_nothing_is_left(desk):

@@ -4,10 +4,10 @@ import os
 import signal
 import time
 from argparse import Namespace
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from processes import ENOUGH, until
 from runtime_jobs import PLAIN, plan_of, settings, shapes
 
 from sparsepipe import InputError
@@ -25,15 +25,8 @@ def clouds(tmp_path_factory) -> Path:
     return shapes(tmp_path_factory.mktemp("clouds"))
 
 
-def _until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 90
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
-
-
 def _step(job: Job, minibatch: int) -> None:
-    _until(lambda: any(row.get("minibatch", -1) >= minibatch for row in job.rows), f"minibatch {minibatch}")
+    until(lambda: any(row.get("minibatch", -1) >= minibatch for row in job.rows), f"minibatch {minibatch}")
 
 
 def _trained(job: Job) -> list[int]:
@@ -48,18 +41,18 @@ def test_a_job_stops_and_goes_on(tmp_path, clouds) -> None:
     answer = runs_stop(Namespace(run=folder)).document
     done = answer["minibatches"]
     assert answer == {"run": "run", "state": "stopped", "minibatches": done}
-    assert job.wait(timeout=20)["minibatches"] == done and job.state == "stopped"
+    assert job.wait(timeout=ENOUGH)["minibatches"] == done and job.state == "stopped"
     assert job.record.status["reason"] == f"stopped after {done} minibatches, as asked; resume it to go on"
     assert latest(folder).minibatches == done and _trained(job) == list(range(done)) and done % 18 % 2 == 0
     assert commands.taken(folder) == ("stop", done) and not (folder / "logs/.announcement").exists()
-    assert attach(folder).wait(timeout=20)["minibatches"] == done, "whoever comes later is told the same"
+    assert attach(folder).wait(timeout=ENOUGH)["minibatches"] == done, "whoever comes later is told the same"
     with pytest.raises(InputError, match="is not running, it is stopped"):
         runs_stop(Namespace(run=folder))
     job.stop()  # too late, and harmless
     commands.ask(folder, "stop")  # left by somebody who came too late: not for the next launch
     epochs = done // 18 + 1
     on = launch(PLAN, settings(clouds, batch_size=1, epochs=epochs), run_dir=folder, resume=True)
-    assert on.wait(timeout=120)["minibatches"] == 18 * epochs and on.state == "finished"
+    assert on.wait(timeout=ENOUGH)["minibatches"] == 18 * epochs and on.state == "finished"
     assert _trained(on) == list(range(18 * epochs)) and on.record.status["state"] == "finished"
     assert not list((folder / "control").iterdir())
 
@@ -74,6 +67,6 @@ def test_a_job_whose_worker_is_killed_before_it_has_stopped_stops_after_its_rest
     time.sleep(0.5)
     assert job.running
     os.kill(worker, signal.SIGKILL)
-    done = job.wait(timeout=120)["minibatches"]
+    done = job.wait(timeout=ENOUGH)["minibatches"]
     assert job.state == "stopped" and latest(folder).minibatches == done and _trained(job) == list(range(done))
     assert job.record.metrics("resume"), "it was started again"

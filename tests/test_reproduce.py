@@ -6,12 +6,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import nbformat
 import pytest
+from processes import ENOUGH, until
 
 from sparsepipe import plots
 from sparsepipe.cluster import Cluster, Link
@@ -212,20 +212,13 @@ def test_nothing_is_left_behind_by_a_kill(few, tmp_path, how, background):
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
     command = ["sh", "-c", "trap '' INT; exec \"$@\"" if background else 'exec "$@"', "sh", sys.executable, "-c", code]
     process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
-    for _ in range(600):
-        if (tmp_path / "started").exists():
-            break
-        assert process.poll() is None
-        time.sleep(0.1)
+    until(lambda: (tmp_path / "started").exists() or process.poll() is not None, "the kernel is at work")
+    assert process.poll() is None
     own = descendants(process.pid)
     assert len(own) >= 2  # papermill's process and the kernel
     process.send_signal(how)
-    process.wait(30)
-    for _ in range(300):
-        if not any(Path(f"/proc/{pid}").exists() for pid in own):
-            return
-        time.sleep(0.1)
-    raise AssertionError([Path(f"/proc/{pid}/cmdline").read_bytes() for pid in own if Path(f"/proc/{pid}").exists()])
+    process.wait(ENOUGH)
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in own), f"the end of {own}")
 
 
 def descendants(pid: int) -> list[int]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from dynamics_worlds import cpus, network
-from processes import until
+from processes import ENOUGH, until
 from runtime_jobs import PLAIN, plan_of
 
 from sparsepipe import InputError, RunConfig, RunRecord, partition
@@ -116,12 +116,12 @@ def test_an_intruder_comes_and_goes_beside_each_rank_on_its_own_processor(tmp_pa
     assert intrusion.kept_run(tmp_path, "net-moving", plan, config) is None
     folder, devices = tmp_path / "net-moving-001", {"profile": profile, "cluster": cluster}
     with launch(plan, config, run_dir=folder, replan="never", **devices) as job:
-        until(lambda: bool(job.rows), 90, "its first row")
+        until(lambda: bool(job.rows), "its first row")
         intrusion.disturb(job, minibatches=60)
         for rank, core in enumerate(sorted(processors_of())[:2]):
             held = processors_of(int((folder / "logs" / f"rank{rank}.pid").read_text()))
             assert held in ({core}, frozenset()), "on its own, or over by now"
-        job.wait(timeout=120)
+        job.wait(timeout=ENOUGH)
     visits = came_and_went(job.record)
     flat = [moment for visit in visits for moment in visit]
     assert flat == sorted(flat) and flat[0] >= 12 and flat[1] >= 24 and len(flat) in (2, 4), "4 unless it was over"

@@ -46,7 +46,7 @@ def test_who_dies_in_the_middle_leaves_the_others_whole():
         death.start()
         start = time.monotonic()
         at_once(*(lambda one=one: one.step(still) for one in trained[:2]))
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < TIMEOUT / 2, "at once, not when time is up"
         for p in range(2):
             assert same_bits(trained[p].weights(), begun[p])
         at_once(*(lambda one=one: one.step(still) for one in trained[:2]))
@@ -70,7 +70,7 @@ def test_overlapped_nobody_waits_for_the_dead():
         start = time.monotonic()
         for _ in range(5):
             at_once(*(lambda one=one: one.step(still) for one in trained[:2]))
-        assert time.monotonic() - start < 2, "they train on while the merge with the third hangs"
+        assert time.monotonic() - start < 4, "they train on while the merge with the third hangs"
         board.kill(2)
         trained[2].close()
         until = time.monotonic() + TIMEOUT
@@ -336,7 +336,7 @@ def test_strangers_at_the_port_change_nothing():
         for one in trained:
             close(one.weights(), mean_of(away(weights, 2)))
         for connection in connections[1:]:
-            connection.settimeout(5)
+            connection.settimeout(TIMEOUT)
             with suppress(ConnectionResetError):
                 while connection.recv(2**16):
                     pass  # the tensors' names, to those with the secret; then it is shut

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from exchanging_pipelines import network, same_bits
+from processes import ENOUGH
 
 from sparsepipe.files import read_rows, write_json
 from sparsepipe.pipelines import Pipelines
@@ -41,19 +42,19 @@ def test_a_killed_pipeline_joins_again_and_all_end_alike(rule, tmp_path):
         pipelines = [_pipeline(stack, run, k, 0) for k in range(3)]
         _wait(lambda: _done(run, KILLED) >= 8, pipelines)
         pipelines[KILLED].kill()
-        pipelines[KILLED].wait(30)
+        pipelines[KILLED].wait(ENOUGH)
         done = _done(run, KILLED)
         pipelines[KILLED] = _pipeline(stack, run, KILLED, 1)
         _wait(lambda: _done(run, KILLED) >= done + 20, pipelines)
         commands.ask(run, commands.STOP)
         for pipeline in pipelines:
-            assert pipeline.wait(120) == 0
+            assert pipeline.wait(ENOUGH) == 0
     ends = [torch.load(run / f"weights-{k}.pt") for k in range(3)]
     assert same_bits(ends[0], ends[1]) and same_bits(ends[0], ends[2])
     for weight in ends[0].values():
         assert float((weight - 1).abs().mean()) < 0.2, "near the target"
     rows = read_rows(run / "merges.jsonl")
-    assert json.loads((run / f"joined-{KILLED}.json").read_text()) < 10
+    assert json.loads((run / f"joined-{KILLED}.json").read_text()) < 30, "at once, not when time is up"
     own = [row for row in rows if row["event"] == "applied" and row["pipeline"] == KILLED and row.get("applied")]
     assert any(row["update"] > done + 2 and not row.get("last") for row in own), "it averages again"
 
@@ -88,8 +89,8 @@ def _done(run, pipeline):
     )
 
 
-def _wait(ready, processes, seconds=60):
-    deadline = time.monotonic() + seconds
+def _wait(ready, processes):
+    deadline = time.monotonic() + ENOUGH
     while not ready():
         assert time.monotonic() < deadline and all(process.poll() is None for process in processes)
         time.sleep(0.05)

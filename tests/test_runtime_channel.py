@@ -10,8 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import torch.distributed as dist
+from processes import ENOUGH
 
 from sparsepipe.runtime.failures import DeadlinePassed, PacketMismatch, PeerLost
+from sparsepipe.runtime.transport import greeting
 from sparsepipe.runtime.transport.channel import Inbox, LocalQueue, Outbox, tag_of
 from sparsepipe.runtime.transport.packet import BACKWARD, FORWARD, Packet, Slot, encode
 from sparsepipe.runtime.transport.pipes import Pipes, make_pipe
@@ -33,20 +35,20 @@ def _shared() -> tuple[SharedMemory, SharedMemory]:
 def test_a_packet_that_is_not_the_one_expected_is_refused_with_both_sides_numbers() -> None:
     own, theirs = _shared()
     outbox = Outbox([SharedMemoryTransport(own)])
-    outbox.send(_packet(3), 1, timeout=5, action="0F3")
+    outbox.send(_packet(3), 1, timeout=ENOUGH, action="0F3")
     told = "packet from rank 0: minibatch 3 sent, 4 expected; boundary 7 sent, 8 expected"
     with pytest.raises(PacketMismatch, match=told):
         inbox = Inbox([(0, 4)], direction=FORWARD, boundary=8, transports=[SharedMemoryTransport(theirs)])
-        inbox.take(4, timeout=5, action="1F4")
+        inbox.take(4, timeout=ENOUGH, action="1F4")
     inbox = Inbox([(0, 4), (0, 5)], direction=FORWARD, boundary=7, transports=[SharedMemoryTransport(theirs)])
     with pytest.raises(PacketMismatch, match="1F5 asks for minibatch 5, but 4 from rank 0 comes next"):
-        inbox.take(5, timeout=5, action="1F5")
+        inbox.take(5, timeout=ENOUGH, action="1F5")
     local = LocalQueue(0)
     with pytest.raises(PacketMismatch, match="1B2 asks for minibatch 2, but nothing is in the queue"):
-        local.take(2, timeout=5, action="1B2")
+        local.take(2, timeout=ENOUGH, action="1B2")
     local.put(_packet(3, direction=BACKWARD))
     with pytest.raises(PacketMismatch, match="1B2 asks for minibatch 2, but minibatch 3 is in the queue"):
-        local.take(2, timeout=5, action="1B2")
+        local.take(2, timeout=ENOUGH, action="1B2")
     own.close()
     theirs.close()
 
@@ -56,13 +58,13 @@ def test_a_rank_that_has_too_many_packets_under_way_waits_for_the_oldest() -> No
     outbox = Outbox([SharedMemoryTransport(own)], limit=2)
     inbox = Inbox([(0, m) for m in range(4)], direction=FORWARD, boundary=7, transports=[SharedMemoryTransport(theirs)])
     for m in range(2):
-        outbox.send(_packet(m, rows=1000), 1, timeout=5, action=f"0F{m}")
+        outbox.send(_packet(m, rows=1000), 1, timeout=ENOUGH, action=f"0F{m}")
     with pytest.raises(DeadlinePassed, match=r"0F0 waited 0.05 s for rank 1 to take its packet"):
         outbox.send(_packet(2, rows=1000), 1, timeout=0.05, action="0F2")
     for m in range(2):
-        assert inbox.take(m, timeout=5, action=f"1F{m}").minibatch == m
+        assert inbox.take(m, timeout=ENOUGH, action=f"1F{m}").minibatch == m
     for m in range(2, 4):
-        outbox.send(_packet(m, rows=1000), 1, timeout=0.05, action=f"0F{m}")
+        outbox.send(_packet(m, rows=1000), 1, timeout=ENOUGH, action=f"0F{m}")
     own.close()
     theirs.close()
 
@@ -90,8 +92,8 @@ def test_a_socket_brings_a_few_packets_ahead_and_then_no_more() -> None:
     inbox = Inbox(
         [(0, m) for m in range(200)], direction=FORWARD, boundary=7, cut=1, transports=[SocketTransport(sockets)]
     )
-    assert torch.equal(inbox.take(0, timeout=5, action="1F0").slots[0].rows, torch.ones(100, 8))
-    peer.settimeout(0.2)
+    assert torch.equal(inbox.take(0, timeout=ENOUGH, action="1F0").slots[0].rows, torch.ones(100, 8))
+    peer.settimeout(2)
     sent = 1
     with pytest.raises(TimeoutError):
         while True:  # what the system itself holds is not much
@@ -101,9 +103,9 @@ def test_a_socket_brings_a_few_packets_ahead_and_then_no_more() -> None:
                 left = left[peer.send(left) :]
     assert DEPTH < sent < 190
     for m in range(1, sent - 1):
-        assert inbox.take(m, timeout=5, action=f"1F{m}").minibatch == m
+        assert inbox.take(m, timeout=ENOUGH, action=f"1F{m}").minibatch == m
     peer.sendall(left)
-    assert inbox.take(sent - 1, timeout=5, action="1F").slots[0].rows.shape == (20_000, 8)
+    assert inbox.take(sent - 1, timeout=ENOUGH, action="1F").slots[0].rows.shape == (20_000, 8)
     peer.close()
     sockets.close()
 
@@ -114,11 +116,11 @@ def test_the_end_of_a_connection_comes_behind_what_it_brought_and_is_that_of_its
     peer.sendall(whole + whole[:-1])
     peer.close()
     inbox = Inbox([(0, 0), (0, 1)], direction=FORWARD, boundary=7, cut=1, transports=[SocketTransport(sockets)])
-    assert inbox.take(0, timeout=5, action="1F0").minibatch == 0
+    assert inbox.take(0, timeout=ENOUGH, action="1F0").minibatch == 0
     for _ in range(2):
         lost = r"lost rank 0: its end of a connection is closed \(1F1\)"
         with pytest.raises(PeerLost, match=lost):
-            inbox.take(1, timeout=5, action="1F1")
+            inbox.take(1, timeout=ENOUGH, action="1F1")
     sockets.close()
 
 
@@ -131,7 +133,7 @@ def test_who_does_not_read_or_is_gone_is_named_by_who_sends() -> None:
             outbox.send(_packet(m, rows=100_000), 1, timeout=0.2, action=f"0F{m}", cut=1)
     theirs.close()
     with pytest.raises(PeerLost, match=r"lost rank 1: .*\(0F\d\)"):
-        outbox.finish(timeout=5)
+        outbox.finish(timeout=ENOUGH)
     sockets.close()
 
 
@@ -139,52 +141,52 @@ def test_a_stranger_who_knows_no_secret_is_taken_for_no_rank(monkeypatch) -> Non
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     store, found = dist.HashStore(), {}
     with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(connect, store, 1, [], [(0, TAG)], timeout=30)
+        waiting = pool.submit(connect, store, 1, [], [(0, TAG)], timeout=ENOUGH)
         host, port, _ = json.loads(store.get("socket/1"))
         assert host == "127.0.0.1"
         for said in (b"", b"hello", bytes(32)):
             with socket.create_connection((host, port)) as stranger:
                 stranger.sendall(said)
-        found[0] = connect(store, 0, [(1, TAG)], [], timeout=30)
+        found[0] = connect(store, 0, [(1, TAG)], [], timeout=ENOUGH)
         found[1] = waiting.result()
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((host, port))
     outbox = Outbox([SocketTransport(found[0])])
-    outbox.send(_packet(5, rows=70), 1, timeout=5, action="0F5", cut=1)
+    outbox.send(_packet(5, rows=70), 1, timeout=ENOUGH, action="0F5", cut=1)
     inbox = Inbox([(0, 5)], direction=FORWARD, boundary=7, cut=1, transports=[SocketTransport(found[1])])
-    assert inbox.take(5, timeout=5, action="1F5").slots[0].rows.shape == (70, 8)
-    outbox.finish(timeout=5)
+    assert inbox.take(5, timeout=ENOUGH, action="1F5").slots[0].rows.shape == (70, 8)
+    outbox.finish(timeout=ENOUGH)
     for sockets in found.values():
         sockets.close()
 
 
 def test_strangers_cost_a_meeting_no_more_than_their_own_connections(monkeypatch) -> None:
-    """Each that said nothing cost ten seconds, one after the other, past the deadline."""
+    """Each that said nothing cost as long as it was listened to, one after the other, past the deadline."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setattr(greeting, "_SECONDS", 2 * ENOUGH)  # whoever waits for one stranger is past the deadline
     store = dist.HashStore()
     with ThreadPoolExecutor() as pool, contextlib.ExitStack() as strangers:
-        waiting = pool.submit(connect, store, 1, [], [(0, TAG)], timeout=30)
+        waiting = pool.submit(connect, store, 1, [], [(0, TAG)], timeout=ENOUGH)
         host, port, _ = json.loads(store.get("socket/1"))
         for said in (b"", b"half of a greeting", *[b""] * 100):
             stranger = strangers.enter_context(socket.create_connection((host, port)))
             stranger.sendall(said)
-        began = time.monotonic()
-        own = connect(store, 0, [(1, TAG)], [], timeout=30)
+        own = connect(store, 0, [(1, TAG)], [], timeout=ENOUGH)
         theirs = waiting.result()
-        assert time.monotonic() - began < 9, "nobody waited for a stranger's ten seconds"
     for sockets in (own, theirs):
         sockets.close()
 
 
 def test_strangers_do_not_hold_up_a_deadline(monkeypatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setattr(greeting, "_SECONDS", 2 * ENOUGH)
     store = dist.HashStore()
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(connect, store, 1, [], [(0, TAG)], timeout=1)
         host, port, _ = json.loads(store.get("socket/1"))
         with socket.create_connection((host, port)), socket.create_connection((host, port)):
             with pytest.raises(DeadlinePassed, match="rank 1 waited 1 s for rank 0 to connect"):
-                waiting.result(timeout=8)
+                waiting.result(timeout=ENOUGH)
 
 
 @pytest.mark.parametrize("length", [2**62, 2**40, 17, 2**64 - 1])
@@ -195,7 +197,7 @@ def test_a_frame_is_as_long_as_its_header_says(length: int) -> None:
     peer.sendall(length.to_bytes(8, "little") + frame[8:])
     inbox = Inbox([(0, 0)], direction=FORWARD, boundary=7, cut=1, transports=[SocketTransport(sockets)])
     with pytest.raises(PacketMismatch, match=f"a frame of {length} bytes whose header says"):
-        inbox.take(0, timeout=5, action="1F0")
+        inbox.take(0, timeout=ENOUGH, action="1F0")
     peer.close()
     sockets.close()
 
@@ -210,7 +212,7 @@ def test_a_header_comes_alone_where_something_else_carries_the_payload_and_nowhe
     taken = []
     with pytest.raises(PacketMismatch, match="a frame of .* bytes whose header says"):
         for _ in range(2):
-            taken.append(sockets.take(0, TAG, deadline=time.monotonic() + 5, message="1F0 waited"))
+            taken.append(sockets.take(0, TAG, deadline=time.monotonic() + ENOUGH, message="1F0 waited"))
     assert len(taken) == headers_alone and len(payload) > 0
     peer.close()
     sockets.close()
@@ -227,4 +229,4 @@ def test_a_rank_that_connects_to_nobody_is_named(monkeypatch) -> None:
         port = closed.getsockname()[1]
     store.set("socket/3", json.dumps(["127.0.0.1", port, "00"]))
     with pytest.raises(PeerLost, match=r"lost rank 3: .*refused"):
-        connect(store, 0, [(3, TAG)], [], timeout=5)
+        connect(store, 0, [(3, TAG)], [], timeout=ENOUGH)

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from command_line import sparsepipe
+from processes import ENOUGH
 from runtime_jobs import NORMED, PLAIN, plan_of, settings, shapes
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 
@@ -262,7 +263,7 @@ def test_weights_that_the_last_update_destroys_are_not_kept(clouds, tmp_path) ->
         jobs[message] = launch(plan, config, run_dir=tmp_path / str(factor))
     for message, job in jobs.items():
         with pytest.raises(RunFailed, match=f"{message}; lower the learning rate, the last checkpoint is kept"):
-            job.wait(timeout=120)
+            job.wait(timeout=ENOUGH)
         losses = [row["loss"] for row in job.record.metrics("step")]
         assert len(losses) == 10 and max(losses) < 10
         (folder,) = (job.record.folder / "checkpoints").glob("minibatch-*")

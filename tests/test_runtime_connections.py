@@ -149,7 +149,7 @@ def _open() -> dict[str, list[str]]:
 
 def _settles(before: dict[str, list[str]]) -> bool:
     """Whether nothing is open that was not: connections of gloo are closed by threads of its own."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while any(_more(before[kind], now) for kind, now in _open().items()):
         if time.monotonic() > deadline:
             return False

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from processes import ENOUGH
 from runtime_jobs import NORMED, PLAIN, Job, plan_of, run_jobs, shapes
 from runtime_jobs import settings as quick
 
@@ -105,7 +106,7 @@ def test_an_announcement_is_whole_wherever_it_is_seen(tmp_path):
     thread = threading.Thread(target=look)
     thread.start()
     made.make(3, 10**15)
-    thread.join(timeout=10)
+    thread.join(timeout=ENOUGH)
     assert found == [(3, 10**15)] and made.read() == seen.read() == (3, 10**15)
     assert Announcement(path).read() is None is seen.read(), "the next attempt's rank 0 makes it blank"
     seen.close()

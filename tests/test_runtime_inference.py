@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from processes import ENOUGH
 from runtime_jobs import NORMED, Job, plan_of, run_jobs, settings, shapes
 from torch.func import functional_call
 
@@ -110,7 +111,7 @@ def test_a_job_computes_outputs_from_a_run(runs, tmp_path):
     (trained.folder / "plan.json").write_text(json.dumps(job.plan.to_json()))
     plan = plan_of(NORMED, [[0]])
     with launch(plan, job.config, run_dir=tmp_path / "run", forward_only=trained.folder) as running:
-        summary = running.wait(timeout=120)
+        summary = running.wait(timeout=ENOUGH)
     assert running.state == "finished" and summary["checkpoint"].endswith("minibatch-00000005")
     with np.load(tmp_path / "run" / PREDICTIONS) as found:
         assert np.array_equal(found["outputs"], predictions(runs["classes-alone"][1])["outputs"])

@@ -6,13 +6,15 @@ import sys
 import time
 from pathlib import Path
 
+from processes import ENOUGH
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 CODE = """
 import time
 from sparsepipe.runtime.processes.lifeline import watch
 watch()
 print("watching", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -29,16 +31,16 @@ def test_it_ends_when_the_other_end_closes(tmp_path) -> None:
         time.sleep(0.1)
         assert process.poll() is None
         os.close(writer)
-        assert process.wait(timeout=10) == 143
+        assert process.wait(timeout=ENOUGH) == 143
 
 
 def test_it_ends_at_once_where_the_other_end_closed_before_it_looked(tmp_path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with _started(tmp_path / "pipe") as process:
-        assert process.wait(timeout=30) == 143
+        assert process.wait(timeout=ENOUGH) == 143
 
 
 def test_it_ends_at_once_where_the_pipe_is_gone(tmp_path) -> None:
     """Found by killing the kernel while the workers started: the guard had cleared up before they looked."""
     with _started(tmp_path / "pipe") as process:
-        assert process.wait(timeout=30) == 143
+        assert process.wait(timeout=ENOUGH) == 143

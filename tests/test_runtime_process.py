@@ -142,7 +142,7 @@ def _raises(kind: type[RuntimeError], message: str, action: Callable[[], object]
 
 def _left_alone(folder: Path, how: str, rank: int) -> None:
     """Rank 1 ends or does nothing more, and rank 0 meets that wherever it may."""
-    done, options = folder / "done", {"run_dir": folder, "device": "cpu", "threads": 1, "timeout": 2}
+    done, options = folder / "done", {"run_dir": folder, "device": "cpu", "threads": 1, "timeout": 6}
     program, identity = compile(plan_of(PLAIN, [[0, 1]]), 1), Identity.from_environment()
     os.environ["SPARSEPIPE_RENDEZVOUS"] = "file"
     if how == "silent as it starts" and rank == 1:
@@ -151,7 +151,7 @@ def _left_alone(folder: Path, how: str, rank: int) -> None:
         return
     if how == "silent as it starts":
         join = joined(identity, **options)
-        _raises(DeadlinePassed, "rank 0 waited 2 s for the other ranks to connect; rank 1 has been in", join.__enter__)
+        _raises(DeadlinePassed, "rank 0 waited 6 s for the other ranks to connect; rank 1 has been in", join.__enter__)
         done.touch()
         return
     with joined(identity, **options) as process:
@@ -179,7 +179,7 @@ def _left_alone(folder: Path, how: str, rank: int) -> None:
             _raises(PeerLost, rf"lost another rank: .*\({what}\)", lambda: exchange(within.sum))
             _raises(PeerLost, r"lost rank 1: .*\(0F0\)", lambda: inbox.take(0, timeout=60, action="0F0"))
         else:
-            _raises(DeadlinePassed, rf"{what} waited 2 s for the other ranks", lambda: exchange(within.gather))
+            _raises(DeadlinePassed, rf"{what} waited 6 s for the other ranks", lambda: exchange(within.gather))
             _raises(DeadlinePassed, r"0F0 waited 1 s .*rank 1", lambda: inbox.take(0, timeout=1, action="0F0"))
             done.touch()
         os._exit(0)

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from processes import ENOUGH
 from replan_jobs import Moves, ask_all
 from runtime_jobs import NORMED, PLAIN, Job, Result, plan_of, run_jobs, settings, shapes
 from test_runtime_laws import CLOSE, FULL, HALF, _has_minkowski
@@ -210,7 +211,7 @@ def moved(tmp_path_factory) -> dict[str, tuple[Moves, Result]]:
         runs[name] = Moves(Job(name.replace(" ", "-"), first, config), plans)
     asking = ask_all(folder, list(runs.values()))
     found = run_jobs(folder, [run.job for run in runs.values()], limit=240)
-    asking.join(timeout=30)
+    asking.join(timeout=ENOUGH)
     assert not any(run.problem for run in runs.values()), [run.problem for run in runs.values()]
     return {name: (run, found[run.job.name]) for name, run in runs.items()}
 
@@ -274,7 +275,7 @@ def test_what_the_old_plan_held_is_let_go_at_once(tmp_path, monkeypatch):
         run(tmp_path / "run", first, config)
     finally:
         gc.enable()
-    asking.join(timeout=30)
+    asking.join(timeout=ENOUGH)
     assert not moves.problem and len(held) == 4 and alive == [0, 0, 0]
 
 

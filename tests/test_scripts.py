@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from processes import ENOUGH
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -91,7 +92,7 @@ class Workplace:
 
     def run(self, script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         with self.start(script, *arguments, **environment) as process:
-            out, err = process.communicate(timeout=120)
+            out, err = process.communicate(timeout=ENOUGH)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
@@ -266,7 +267,7 @@ class TestSetup:
             )
             wait_for(lambda: any("-e .[dev]" in line for line in workplace.log()))
             process.terminate()
-            process.communicate(timeout=30)
+            process.communicate(timeout=ENOUGH)
         assert process.returncode != 0
         wait_for(lambda: not group_is_alive(builder))
         assert workplace.stamps() == []
@@ -275,15 +276,15 @@ class TestSetup:
         assert len(workplace.stamps()) == 1
 
 
-def wait_for(condition: Callable, seconds: float = 60):
+def wait_for(condition: Callable):
     """Return the condition's first true value."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + ENOUGH
     while time.monotonic() < end:
         value = condition()
         if value:
             return value
         time.sleep(0.05)
-    raise AssertionError(f"did not come about within {seconds} s")
+    raise AssertionError(f"it did not come about: not within {ENOUGH:g} s")
 
 
 def group_is_alive(group: int) -> bool:
@@ -431,7 +432,7 @@ class TestLab:
                 assert address[2] not in command_line
             finally:
                 os.killpg(process.pid, signal.SIGTERM)
-                process.communicate(timeout=30)
+                process.communicate(timeout=ENOUGH)
 
 
 def listening(port: int) -> set[str]:

@@ -2,12 +2,12 @@
 
 import json
 import threading
-import time
 from dataclasses import replace
 
 import ipywidgets
 import plotly.graph_objects as go
 import pytest
+from processes import ENOUGH, until
 
 from sparsepipe import CostSample, InputError, Layer, LayerCost, LayerGraph, Plan, Profile, Stage
 from sparsepipe.runtime.config import RunConfig
@@ -163,8 +163,8 @@ def test_board_launches_follows_and_refuses_a_second_launch(board, tmp_path):
         board.launch("pipeline")
     line.start.click()  # refused as well: the job that runs can still be cancelled
     assert "running already" in board.messages.value and line.start.disabled and not line.stop.disabled
-    board.jobs["pipeline"].wait(timeout=120)
-    board._thread.join(timeout=30)
+    board.jobs["pipeline"].wait(timeout=ENOUGH)
+    board._thread.join(timeout=ENOUGH)
     assert "finished:" in line.state.value and not line.start.disabled and line.stop.disabled
     assert line.progress.value == line.progress.max == 6
     assert len(drawn(board.curves)["data"]) == 3
@@ -187,14 +187,11 @@ def test_board_launches_follows_and_refuses_a_second_launch(board, tmp_path):
 
 @pytest.mark.slow
 def test_a_new_board_finds_a_job_that_runs_and_cancels_it(board):
-    board.config = replace(board.config, epochs=500, validate=False)
+    board.config = replace(board.config, epochs=10_000, validate=False)
     board.detach.value = True
     board._lines["pipeline"].start.click()
     assert board.messages.value == ""
-    for _ in range(600):
-        if any(row["event"] == "step" for row in board.jobs["pipeline"].rows):
-            break
-        time.sleep(0.1)
+    until(lambda: any(row["event"] == "step" for row in board.jobs["pipeline"].rows), "a minibatch")
     ids = board.plans["pipeline"].layers
     changed = Plan((Stage(ids[:4], (0,)), Stage(ids[4:], (1,))))  # planned anew under the same name
     again = LaunchBoard({"pipeline": changed}, board.config, runs=board.runs)
@@ -206,10 +203,10 @@ def test_a_new_board_finds_a_job_that_runs_and_cancels_it(board):
     assert "earlier plan" not in line.state.value
     assert other.jobs["pipeline"].running and line.start.disabled and not line.stop.disabled
     line.stop.click()
-    other._thread.join(timeout=30)
+    other._thread.join(timeout=ENOUGH)
     assert "cancelled" in line.state.value and other.messages.value == ""
-    again._thread.join(timeout=30)
-    board._thread.join(timeout=30)
+    again._thread.join(timeout=ENOUGH)
+    board._thread.join(timeout=ENOUGH)
     assert "cancelled" in board._lines["pipeline"].state.value
 
 
@@ -218,6 +215,6 @@ def test_board_shows_why_a_run_failed(board):
     (board.runs.parent / "shapes" / "box" / "train" / "box_0001.off").write_text("OFF\n1 1 1\n")
     line = board._lines["pipeline"]
     line.start.click()
-    board._thread.join(timeout=120)
+    board._thread.join(timeout=ENOUGH)
     assert "box_0001.off" in line.state.value and not line.start.disabled
     assert "Traceback" not in line.state.value

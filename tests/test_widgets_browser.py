@@ -97,7 +97,7 @@ def test_explorer_keeps_up_with_a_dragged_slider(explorer):
     drag(explorer, handle, 120)
     value = int(explorer.locator(".widget-slider .widget-readout").first.inner_text())
     assert value > 4
-    explorer.wait_for_function(f"() => ({RANKS})() === {value}", timeout=5000)
+    explorer.wait_for_function(f"() => ({RANKS})() === {value}")
 
 
 def test_stages_per_device_are_dragged(explorer):
@@ -112,7 +112,7 @@ def test_stages_per_device_are_dragged(explorer):
     row = explorer.locator(".widget-inline-hbox", has=explorer.get_by_text("stages per device", exact=True)).first
     value = int(row.locator(".widget-readout").inner_text())
     assert value > 1
-    explorer.wait_for_function(f"() => ({bars})() === {4 * value}", timeout=5000)
+    explorer.wait_for_function(f"() => ({bars})() === {4 * value}")
     assert explorer.evaluate(RANKS) == 4  # as many devices, each with several stages
     names = explorer.locator(".sp-stages title", has_text="conv").all_text_contents()
     own = ", ".join(str(4 * lap) for lap in range(value))
@@ -158,14 +158,17 @@ def test_a_cut_is_dragged_and_moved_by_keys_and_refused_where_it_cannot_be(explo
     assert not explorer.problems
 
 
-def typed(page, name, text):
-    """Type into a slider's readout; returns what it then says, to eyes and to screen readers."""
+def typed(page, name, text, shown=None):
+    """Type into a slider's readout, and wait until it says what is to be shown, to eyes and to screen readers."""
+    from playwright.sync_api import expect  # here: where it is missing these tests are skipped
+
     row = page.locator(".widget-inline-hbox", has=page.get_by_text(name, exact=True)).first
     row.locator(".widget-readout").click()
     page.keyboard.type(text)
     page.keyboard.press("Enter")
-    page.wait_for_timeout(400)
-    return row.locator(".widget-readout").inner_text(), row.locator(".noUi-handle").get_attribute("aria-valuetext")
+    if shown is not None:
+        expect(row.locator(".widget-readout")).to_have_text(shown, timeout=60_000)
+        expect(row.locator(".noUi-handle")).to_have_attribute("aria-valuetext", shown, timeout=60_000)
 
 
 def test_links_are_shown_as_given_and_typed_with_units(explorer):
@@ -178,13 +181,13 @@ def test_links_are_shown_as_given_and_typed_with_units(explorer):
         ("10G", "10 GB/s", "10000000000.0"),
         ("200 Mbit/s", "25 MB/s", "25000000.0"),
     ):
-        assert typed(explorer, "within a node", text) == (shown, shown)
+        typed(explorer, "within a node", text, shown)
         explorer.wait_for_function(f"() => document.querySelector('.sp-code pre').textContent.includes('Link({kept}')")
-    assert typed(explorer, "within a node", "10 Gb/s") == ("25 MB/s", "25 MB/s")
+    typed(explorer, "within a node", "10 Gb/s", "25 MB/s")
     explorer.wait_for_selector("text=write GB/s for bytes or Gbit/s for bits")
-    assert typed(explorer, "its latency", "1 ms") == ("1 ms", "1 ms")
-    assert typed(explorer, "memory", "24 GiB") == ("25.77 GB", "25.77 GB")
-    assert typed(explorer, "gpu", "12") == ("12", "12")
+    typed(explorer, "its latency", "1 ms", "1 ms")
+    typed(explorer, "memory", "24 GiB", "25.77 GB")
+    typed(explorer, "gpu", "12", "12")
     explorer.wait_for_function(f"() => ({RANKS})() === 12")
     assert not explorer.problems
 
@@ -313,20 +316,20 @@ BUSY = """() => window.jupyterapp.shell.currentWidget.sessionContext.session.ker
 
 
 def test_board_launches_and_cancels_while_a_cell_runs(page, lab):
-    lab.write("cancel.ipynb", BOARD.format(epochs=200, runs="runs-b"))
+    lab.write("cancel.ipynb", BOARD.format(epochs=10_000, runs="runs-b"))
     run_notebook(page, lab, "cancel.ipynb")
     page.evaluate(BUSY)
     page.wait_for_function("() => window.jupyterapp.shell.currentWidget.sessionContext.kernelDisplayStatus === 'busy'")
     page.locator("button.jupyter-button:has-text('launch pipeline')").click()
-    page.wait_for_selector("text=/minibatch \\d+/", timeout=60_000)
+    page.wait_for_selector("text=/minibatch \\d+/", timeout=90_000)
     page.locator("button.jupyter-button:has-text('cancel pipeline')").click()
-    page.wait_for_selector("text=cancelled", timeout=20_000)
+    page.wait_for_selector("text=cancelled", timeout=90_000)
     record = lab.notebooks / "runs-b" / "minkvgg11bn-narrow-pipeline-001"
     assert json.loads((record / "status.json").read_text())["state"] == "cancelled"
 
 
 def test_a_detached_job_is_found_again_after_the_kernel_restarted(page, lab):
-    lab.write("again.ipynb", BOARD.format(epochs=500, runs="runs-c"))
+    lab.write("again.ipynb", BOARD.format(epochs=10_000, runs="runs-c"))
     run_notebook(page, lab, "again.ipynb")
     page.get_by_label("jobs outlive the kernel").check()
     page.locator("button.jupyter-button", has_text="launch").click()
@@ -339,7 +342,7 @@ def test_a_detached_job_is_found_again_after_the_kernel_restarted(page, lab):
     page.evaluate(RUN, 90)
     page.wait_for_selector("text=/minibatch \\d+/", timeout=90_000)
     page.locator("button.jupyter-button", has_text="cancel").click()
-    page.wait_for_selector("text=cancelled", timeout=20_000)
+    page.wait_for_selector("text=cancelled", timeout=90_000)
     record = lab.notebooks / "runs-c" / "minkvgg11bn-narrow-pipeline-001"
     assert json.loads((record / "status.json").read_text())["state"] == "cancelled"
     assert not page.problems

@@ -3,6 +3,7 @@
 import os
 
 from drifting_runs import PROFILE, WrittenRun, cluster_with, halves, slowed
+from processes import ENOUGH
 
 from sparsepipe import Plan, Stage
 from sparsepipe.dynamics import Alarm, Standing
@@ -40,7 +41,7 @@ def test_a_job_is_followed_to_its_end(tmp_path):
     assert "rank 0" in drift.table(job) and "takes" not in drift.table(job)
     run.add(*slowed(), numbers=range(50, 140))
     os.close(lock)
-    job._thread.join(timeout=60)
+    job._thread.join(timeout=ENOUGH)
     drift.look("one", job)
     assert "rank 1 takes" in drift.table(job), "once more when it has ended"
     assert [row["rank"] for row in job.record.drift()] == [1]
@@ -56,7 +57,7 @@ def test_a_profile_is_the_runs_own_or_the_boards(tmp_path):
         assert ("rank 0" in drift.table(job)) is known
     os.close(lock)
     ended = DriftOfJobs(lambda _: KNOWN)
-    job._thread.join(timeout=60)
+    job._thread.join(timeout=ENOUGH)
     ended.look("one", job)
     assert ended.table(job) == "", "a run that was over before is told by the verb"
 

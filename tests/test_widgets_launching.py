@@ -4,7 +4,7 @@ import json
 import os
 
 import pytest
-from processes import until
+from processes import ENOUGH, until
 
 from sparsepipe import Cluster, CostSample, InputError, Layer, LayerCost, LayerGraph, Plan, Profile, Stage, partition
 from sparsepipe.launchers.lock import hold
@@ -148,7 +148,7 @@ def test_runs_that_ended_before_the_board_was_made_are_there_with_planned_beside
     planned = BATCH_SIZE / plans["pipeline"].estimate.period_seconds
     ran(board.runs / "net-pipeline-001", plans["pipeline"], speed=planned / 2)
     again = LaunchBoard(plans, CONFIG, runs=board.runs, profile=board.profile, cluster=board.cluster)
-    again._thread.join(timeout=60)
+    again._thread.join(timeout=ENOUGH)
     line = again._lines["pipeline"]
     assert f"finished: planned {planned:,.0f}, measured {planned / 2:,.0f} samples/s (50%)" in line.state.value
     assert not line.start.disabled and line.stop.disabled and "earlier plan" not in line.state.value
@@ -178,7 +178,7 @@ def at_work(board, plans, profile, cluster):
     board.update()
     yield record.folder
     os.close(lock)
-    board._thread.join(timeout=60)
+    board._thread.join(timeout=ENOUGH)
 
 
 def test_a_running_job_goes_on_under_another_plan_of_the_board(board, at_work):
@@ -192,7 +192,7 @@ def test_a_running_job_goes_on_under_another_plan_of_the_board(board, at_work):
     change.button.click()
     assert "is asked for a change already" in board.messages.value and "Traceback" not in board.messages.value
     commands.take(at_work, commands.REPLAN, 12, plan=asked.plan)
-    until(lambda: "under other from minibatch 12 on" in line.state.value, 60, "its line says so")
+    until(lambda: "under other from minibatch 12 on" in line.state.value, "its line says so")
     assert change.told.value == "" and line.plan.stages == board.plans["other"].stages
 
 
@@ -203,7 +203,7 @@ def test_a_refusal_stays_in_the_message_line_while_jobs_go_on(board, at_work, tm
     board.change.file.value = str(board.plans["other"].save(tmp_path / "other.json"))
     thread = board.replan(None, board.plans["other"], called="a try")
     commands.refuse(at_work, "rank 1 has no room for it", plan=commands.request(at_work).plan)
-    thread.join(timeout=60)
+    thread.join(timeout=ENOUGH)
     look = board.messages.watched(board.update)
     look()
     assert "rank 1 has no room for it" in board.messages.value and "old plan" in board.messages.value

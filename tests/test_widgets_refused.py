@@ -4,6 +4,7 @@ import json
 import threading
 
 import pytest
+from processes import ENOUGH
 
 from sparsepipe import Cluster, CostSample, DeviceType, InputError, Layer, LayerCost, LayerGraph, Link, Node, Profile
 from sparsepipe.widgets import PartitionExplorer
@@ -153,13 +154,13 @@ def test_a_click_waits_for_a_change_that_is_still_planned(explorer, monkeypatch)
 
     def slow(*arguments):
         begun.set()
-        assert go_on.wait(20)
+        assert go_on.wait(ENOUGH)
         return own(*arguments)
 
     monkeypatch.setattr(planning_module, "simulate", slow)
     cell = threading.Thread(target=lambda: setattr(explorer.counts["cpu"], "value", 2))
     cell.start()
-    assert begun.wait(20)
+    assert begun.wait(ENOUGH)
     click = threading.Thread(target=explorer.pin.click)
     click.start()
     change = threading.Thread(target=lambda: setattr(explorer.schedule, "value", "gpipe"))
@@ -167,7 +168,7 @@ def test_a_click_waits_for_a_change_that_is_still_planned(explorer, monkeypatch)
     assert explorer.pinned is None
     go_on.set()
     for thread in (cell, click, change):
-        thread.join(20)
+        thread.join(ENOUGH)
     assert len(explorer.pinned.ranks) <= 2, "the plan of the devices that the slider shows"
     assert explorer.plan.schedule == "gpipe", "a change while another is planned is not lost"
     assert explorer.shown.settings == explorer.settings()

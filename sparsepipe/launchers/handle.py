@@ -14,7 +14,8 @@ from ..record import RunRecord
 from .lock import guard_of, held_by, is_held
 from .supervisor import read_status
 
-_TO_START = 3.0  # seconds for a supervisor to say who it is
+_TO_START = 3.0  # seconds for a supervisor to be there
+_TO_LISTEN = 30.0  # seconds for one that is there to listen: more than a busy machine takes to start it
 _ENDS = ("finished", "stopped", "failed", "cancelled")
 _MOST_LAST_WORDS = 65536  # bytes: what a pipe holds
 
@@ -122,17 +123,17 @@ class AttachedProcess:
             time.sleep(0.02)
 
     def stop(self) -> None:
-        deadline = time.monotonic() + _TO_START
+        begun = time.monotonic()
         while self.alive():
-            late = time.monotonic() > deadline
-            # A guard that has not spoken yet does not listen yet either: it would end without a word of why.
-            if (self._has_spoken() or late) and (pid := self._guard()) is not None:
+            waited, pid = time.monotonic() - begun, self._guard()
+            # One that is about to start would end without a word of why.
+            if pid is not None and (self._listens(pid) or waited > _TO_LISTEN):
                 self._end(pid)
                 return
-            if late:
+            if pid is None and waited > _TO_START:
                 who = held_by(self._folder) or "its lock is held, by whom cannot be told"
                 raise InputError(f"{self._folder}: cannot be cancelled, {who}; end that process")
-            time.sleep(0.02)  # it is about to start
+            time.sleep(0.05)  # it is about to start
 
     def last_words(self) -> dict[str, Any] | None:
         return None
@@ -140,8 +141,14 @@ class AttachedProcess:
     def let_go(self) -> None:
         pass
 
-    def _has_spoken(self) -> bool:
-        """Whether the guard has written a status, or something else is there in its place."""
+    def _listens(self, pid: int) -> bool:
+        """Whether the guard, process `pid`, has a handler for the signal that ends the job; or has written a status,
+        on systems that do not tell."""
+        try:
+            told = Path(f"/proc/{pid}/status").read_text()
+            return bool(int(told.partition("SigCgt:")[2].split()[0], 16) & 1 << signal.SIGTERM - 1)
+        except (OSError, IndexError):
+            pass
         try:
             return read_status(self._folder)["state"] != "started"
         except (OSError, ValueError):

@@ -23,7 +23,7 @@ from ...host.python_path import python_command
 from .. import supervisor
 from .template import MOST_BYTES, READY, STARTED, Request
 
-_ANSWER_SECONDS = 10.0  # that a template may take to fork
+_ANSWER_SECONDS = 30.0  # that a template may take to fork, on a busy machine
 _OF_A_JOB = "SPARSEPIPE_"  # begins the names of variables that are read anew by each job
 _OF_NO_MATTER = frozenset({"PYTEST_CURRENT_TEST", "COLUMNS", "LINES", "OLDPWD", "PWD", "SHLVL", "_"})
 _SUPPORTED = sys.platform == "linux" and hasattr(os, "pidfd_open") and hasattr(signal, "pidfd_send_signal")
