@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from processes import ENOUGH
 
 from sparsepipe.runtime.failures import DeadlinePassed
 from sparsepipe.runtime.training_state import checkpoint
@@ -11,7 +12,7 @@ from sparsepipe.runtime.training_state.async_checkpoint import Snapshots
 def test_it_holds_the_tensors_of_its_moment(tmp_path) -> None:
     weight = torch.ones(1000)
     checkpoint.begin(tmp_path, 5)
-    snapshots, made = Snapshots(tmp_path, timeout=20), []
+    snapshots, made = Snapshots(tmp_path, timeout=ENOUGH), []
     snapshots.write(5, shards={"stage0": {"weight:a.kernel": weight}}, finish=({"stage0"}, lambda: made.append(True)))
     weight.zero_()  # the training goes on
     snapshots.wait()
@@ -22,7 +23,7 @@ def test_it_holds_the_tensors_of_its_moment(tmp_path) -> None:
 
 
 def test_a_shard_that_cannot_be_written_is_told_where_it_is_waited_for(tmp_path) -> None:
-    snapshots = Snapshots(tmp_path, timeout=20)  # nobody made room for it
+    snapshots = Snapshots(tmp_path, timeout=ENOUGH)  # nobody made room for it
     snapshots.write(5, shards={"stage0": {"weight:a": torch.ones(1)}}, finish=None)
     with pytest.raises(Exception, match="No such file|minibatch-00000005"):
         snapshots.wait()

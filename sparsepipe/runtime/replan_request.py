@@ -15,7 +15,7 @@ from ..files import write_json
 from ..plan import Plan
 from .commands import FOLDER, REPLAN, REQUEST, read_own, refused_plan, request, taken_plan
 
-_LOOKS, _LOOK_SECONDS = 100, 0.02  # for the end of a request that was answered
+_LOOKS, _LOOK_SECONDS = 1000, 0.02  # for the end of a request that was answered, on a busy machine
 _MOST_BYTES = 2**24  # of a plan: one of thousands of layers and devices has a few
 
 
