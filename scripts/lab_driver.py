@@ -96,7 +96,7 @@ class Lab:
         self._wait(folder / "lab.log")
 
     def _wait(self, log: Path) -> None:
-        for _ in range(600):
+        for _ in range(2000):
             try:
                 self._ask("api")
                 return
@@ -170,7 +170,7 @@ def open_notebook(page: Any, lab: Lab, name: str) -> None:
     page.evaluate(READY)
 
 
-def run_notebook(page: Any, lab: Lab, name: str, *, seconds: int = 90) -> None:
+def run_notebook(page: Any, lab: Lab, name: str, *, seconds: int = 200) -> None:
     """Open a notebook and run all its cells."""
     open_notebook(page, lab, name)
     page.evaluate(RUN, seconds)

@@ -36,7 +36,7 @@ def explorer(lab_page, lab):
         lab.write("explorer.ipynb", PROFILE, EXPLORER)
     if lab_page.evaluate(SHOWN) != "explorer.ipynb":
         open_notebook(lab_page, lab, "explorer.ipynb")
-    lab_page.evaluate(RUN, 90)
+    lab_page.evaluate(RUN, 200)
     lab_page.wait_for_selector(".sp-view[data-serial='1'] .sp-lanes svg")
     return lab_page
 
@@ -339,7 +339,7 @@ def test_a_detached_job_is_found_again_after_the_kernel_restarted(page, lab):
     page.locator(".jp-Dialog .jp-mod-accept").click()
     page.wait_for_timeout(1000)
     page.evaluate(READY)
-    page.evaluate(RUN, 90)
+    page.evaluate(RUN, 200)
     page.wait_for_selector("text=/minibatch \\d+/", timeout=90_000)
     page.locator("button.jupyter-button", has_text="cancel").click()
     page.wait_for_selector("text=cancelled", timeout=90_000)
