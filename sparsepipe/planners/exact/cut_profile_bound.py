@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...costs import Array
+from .frontier_cuts import FrontierCuts
 from .listed_cuts import ListedCuts
 
 SECONDS = 4.0  # of the processor, after which the bound that is proven by then counts
@@ -53,6 +54,12 @@ class CutProfile:
         np.maximum.at(high, which, sums)
         np.minimum.at(least, which, crossing)
         return cls(low, high, least, whole)
+
+    @classmethod
+    def of_frontier(cls, frontier: FrontierCuts) -> "CutProfile":
+        """Those of each amount of work; `frontier` has sums, and leaves out no cut that a plan in question has."""
+        low, high = frontier.sums[:2].T, -frontier.sums[2:].T
+        return cls(low, high, frontier.crossing, high[-1])
 
     def bound(self, rates: Iterable[tuple[float, float]], link: tuple[float, float], low: float, high: float) -> float:
         """Return a bound of the period, from `low`, which is one, to `high`.

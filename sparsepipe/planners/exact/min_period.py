@@ -20,21 +20,33 @@ Search = Callable[[Moves, float], Path | None]
 
 
 def minimise_period(
-    ends: StageEnds, moves: Moves, *, memory: MemoryRule | None = None, all_devices: bool = False
+    ends: StageEnds,
+    moves: Moves,
+    *,
+    memory: MemoryRule | None = None,
+    all_devices: bool = False,
+    known: Path | None = None,
 ) -> list[Path]:
-    """Paths of falling period. The last one is proven the best: no path of these moves has a smaller period."""
+    """Paths of falling period. The last one is proven the best: no path of these moves has a smaller period.
+
+    `known`: a path to begin with, where cuts are no chain; without it the layers' own order must be among them.
+    """
     model = ends.model
 
     def exact(moves: Moves, seconds: float) -> Path | None:
         return over_sets(ends, moves, seconds, memory=memory, all_devices=all_devices)
 
     if memory is not None and not all_devices:
-        free = minimise_period(ends, moves)  # searched much faster; where the best of them fits, nothing is better
+        free = minimise_period(
+            ends, moves, known=known
+        )  # searched much faster; where the best of them fits, nothing is better
         if memory.fits(moves, free[-1]):
             return [path for path in free if memory.fits(moves, path)]
         return _bisect(model, moves, exact, None, least=model.period(free[-1]))
     if all_devices:
         return _bisect(model, moves, exact, None)
+    if not model.cuts.is_chain and known:
+        return _bisect(model, moves, exact, known, near=True)
     if not model.cuts.is_chain:
         # One order of the layers is searched much faster, and often nothing is better.
         order = model.cuts.in_order

@@ -13,17 +13,20 @@ from ..estimate import estimate
 from ..published.contiguous import contiguous_plan
 from .chain_search import Path
 from .deeper_warmup import deepened
+from .frontier_cuts import FrontierCuts
 from .graph_search import StageEnds, nothing_fits, over_sets
 from .listed_cuts import ListedCuts
 from .min_latency import least_latency
 from .min_period import minimise_period
 from .min_step_time import LeastSum, StepModel, minimise_step, sum_and_limit
 from .relaxed_bound import is_close, relaxed_bound
-from .search_space import Rules, Space, branching_space, merged, spaces
+from .search_space import Rules, Space, branching_space, frontier_space, merged, spaces
 from .stage_cost_tables import StageModel
 
 CONTIGUOUS = "dnn-partitioning"
 OBJECTIVES = PERIOD, LATENCY = ("period", "latency")
+_DEVICES_AT_A_CUT = 1.5  # that send what crosses it: few cuts that need more are worth their bytes
+_ROUNDS = 3  # of searches over the cheapest cuts
 COST_MODELS = ("default", "published", CONTIGUOUS)
 
 
@@ -119,12 +122,12 @@ class Optimal:
             return ""
         return nothing_fits(ends, space.moves, space.memory, self.all_devices)
 
-    def _minimise(self, problem: Problem, space: Space) -> tuple[list["Found"], float]:
-        """(paths of a space with their periods, a lower bound of all periods in this space)."""
+    def _minimise(self, problem: Problem, space: Space, known: Path | None = None) -> tuple[list["Found"], float]:
+        """(paths of a space with their periods, a lower bound of all periods in this space); `known` is one of them."""
         model = space.model
         if not problem.synchronous or self.cost_model == "published":
             ends = StageEnds(model)
-            paths = minimise_period(ends, space.moves, memory=space.memory, all_devices=self.all_devices)
+            paths = minimise_period(ends, space.moves, memory=space.memory, all_devices=self.all_devices, known=known)
             return [Found(space, path, model.period(path)) for path in paths], model.period(paths[-1])
         steps = StepModel.of(problem, model)
         answer = minimise_step(steps, LeastSum(steps, space.moves, model.cuts.follows, space.memory))
@@ -146,8 +149,29 @@ class Optimal:
         space = branching_space(problem, self._rules, searched, listed) if listed else None
         if space and not self._refusal(space):
             found = [*found, *self._minimise(problem, space)[0]]
-            period = min(one.value for one in found)
+        elif not listed and not searched.model.cuts.complete and not is_close(low, period):
+            found = self._with_frontier_cuts(problem, searched, found)
+        period = min(one.value for one in found)
         return found, relaxed_bound(problem, relaxed, listed, low=low, period=period)
+
+    def _with_frontier_cuts(self, problem: Problem, searched: Space, found: list["Found"]) -> list["Found"]:
+        """More paths where cuts cannot be listed: over the cheapest cut for each amount of work, then near the best."""
+        period = min(one.value for one in found)
+        bandwidth = merged(problem).cluster.network.bandwidth
+        most_bytes = inf if problem.synchronous else _DEVICES_AT_A_CUT * period * bandwidth
+        frontier, around = FrontierCuts.of(problem, most_bytes=most_bytes), list[float]()
+        own = [one for one in found if one.space.model.groups is searched.model.groups]
+        if not frontier:
+            return found
+        for _ in range(_ROUNDS):
+            best = min(own, key=lambda one: one.value)
+            space = frontier_space(problem, self._rules, best.space, frontier, best.path, around)
+            if not space or self._refusal(space):
+                break
+            more = self._minimise(problem, space, known=best.path_on(space))[0][1:]
+            own, found = [*own, *more], [*found, *more]
+            around = min(own, key=lambda one: one.value).boundaries
+        return found
 
     def _easier(self, problem: Problem, searched: Space) -> tuple[float, Space]:
         """(a bound of every plan's period, a space on one node): on the best of all links no plan does worse."""
@@ -185,6 +209,18 @@ class Found:
     space: Space
     path: Path
     value: float
+
+    def path_on(self, space: Space) -> Path:
+        """The path in another space of the same groups that has its cuts."""
+        place = {mask: cut for cut, mask in enumerate(space.model.cuts.masks)}
+        masks = self.space.model.cuts.masks
+        return [(group, place[masks[first]], place[masks[last]]) for group, first, last in self.path]
+
+    @property
+    def boundaries(self) -> list[float]:
+        """The share of all work before each boundary, on the first device type."""
+        times = self.space.model.times[0]
+        return [float(times[last] / times[-1]) for _, _, last in self.path[:-1]]
 
 
 def _simulated_rate(plan: Plan, problem: Problem) -> float:

@@ -1,18 +1,23 @@
 """The best bound of the period that is known where not all plans can be looked at.
 
-All plans must do the whole work; on like devices more is proven by the list of all cuts (cut_profile_bound.py) and by
-packing layers into stages (packing_bound.py), the latter where cuts cannot be listed or leave a gap.
+All plans must do the whole work; on like devices more is proven by the sums of all cuts (cut_profile_bound.py), which
+are listed or, where they are too many, worked out by frontiers (frontier_cuts.py), and by packing layers into stages
+(packing_bound.py) where that leaves a gap.
 """
+
+from math import inf
 
 import numpy as np
 
 from ..base import Problem
 from .cut_profile_bound import CutProfile
+from .frontier_cuts import FrontierCuts
 from .listed_cuts import ListedCuts
 from .packing_bound import packing_bound
 from .search_space import Space, merged
 
 CLOSE = 0.002  # a gap that is not worth a second
+_SPREAD = 0.002  # of the period: where sums that are taken together are further apart, they bound next to nothing
 
 
 def is_close(low: float, period: float) -> bool:
@@ -29,13 +34,25 @@ def relaxed_bound(problem: Problem, space: Space, listed: ListedCuts | None, *, 
     model, moves = space.model, space.moves
     if is_close(low, period) or len(model.groups.types) > 1 or len(model.groups.nodes) > 1:
         return low
-    if listed:
+    if profile := _profile(problem, space, listed, period):
         link = merged(problem).cluster.network
         free = problem.synchronous  # their boundaries are part of a step's length
         rates = [_least(space, count) for count in range(1, int(moves.used[-1]) + 1)]
         sending = (0.0, 0.0) if free else (link.latency, 1 / link.bandwidth)
-        low = CutProfile.of(listed).bound(rates, sending, low, period)
+        low = profile.bound(rates, sending, low, period)
     return low if is_close(low, period) else packing_bound(model, moves, low=low, high=period)
+
+
+def _profile(problem: Problem, space: Space, listed: ListedCuts | None, period: float) -> CutProfile | None:
+    """The sums of all cuts that a plan below a period could have; None where all are searched, or sums are too many."""
+    if listed:
+        return CutProfile.of(listed)
+    if space.model.cuts.complete:
+        return None
+    half = int(space.moves.used[-1]) // 2  # one side of a boundary has no more devices, which its bytes are spread over
+    most_bytes = inf if problem.synchronous else half * period * merged(problem).cluster.network.bandwidth
+    frontier = FrontierCuts.of(problem, most_bytes=most_bytes, sums=True, most_spread=_SPREAD * period)
+    return CutProfile.of_frontier(frontier) if frontier else None
 
 
 def _least(space: Space, count: int) -> tuple[float, float]:

@@ -11,13 +11,16 @@ from ...costs import Array
 from ..base import Problem
 from ..cuts import Cuts, least_payload_order
 from ..device_groups import DeviceClass, DeviceGroups, device_classes
-from .chain_search import Moves, all_moves, slice_moves
+from .chain_search import Moves, Path, all_moves, slice_moves
+from .frontier_cuts import FrontierCuts
 from .listed_cuts import ListedCuts
 from .memory_limits import MemoryRule, memory_rule
 from .stage_cost_tables import StageModel, default_model, published_model
 
 MAX_CUTS = 3000  # beyond, cuts are those along topological orders
 LISTED = (3000, 1000, 300)  # cuts that are searched of those that are listed: as many as fit
+FRONTIER = (1000, 300)  # the same where cuts cannot be listed
+_REACH = 0.01  # of all work, around the cuts of a plan that was found
 MAX_SERVERS = 8  # of the published model, where any set of them may form a stage
 # How much one step of a search may look at: a second or so.
 CHAIN_BUDGET = 400_000  # moves
@@ -99,11 +102,31 @@ def branching_space(problem: Problem, rules: Rules, searched: Space, listed: Lis
     """The moves of `searched`, with the best of all cuts instead of those along an order; None where too many fit."""
     along = [Cuts.along(problem.table, order).masks for order in _orders(problem)]
     for count in LISTED:
-        cuts = listed.cheapest(count, *along)
-        if fits(problem, rules, cuts, len(searched.moves.source)):
-            groups, moves = searched.model.groups, searched.moves
-            return Space.of(problem, rules, cuts, groups, moves, complete=False)
+        if space := _with_cuts(problem, rules, searched, listed.cheapest(count, *along)):
+            return space
     return None
+
+
+def frontier_space(
+    problem: Problem, rules: Rules, searched: Space, frontier: FrontierCuts, path: Path, around: Sequence[float] = ()
+) -> Space | None:
+    """The moves of `searched`, cuts of its `path`, and the cheapest for each amount of work, more near `around`.
+
+    `around` are shares of all work. None where too many cuts fit.
+    """
+    masks = [searched.model.cuts.masks[last] for _, _, last in path]
+    for count in FRONTIER:
+        if space := _with_cuts(problem, rules, searched, frontier.cheapest(count, masks, around, _REACH)):
+            return space
+    return None
+
+
+def _with_cuts(problem: Problem, rules: Rules, searched: Space, cuts: Cuts) -> Space | None:
+    """The moves of `searched` with other cuts; None where that does not fit."""
+    groups, moves = searched.model.groups, searched.moves
+    if not fits(problem, rules, cuts, len(moves.source)):
+        return None
+    return Space.of(problem, rules, cuts, groups, moves, complete=False)
 
 
 def fits(problem: Problem, rules: Rules, cuts: Cuts, num_moves: int) -> bool:
