@@ -23,7 +23,7 @@ class Told:
         self.stragglers, self.num_ranks, self.late = stragglers, num_ranks, late
         self.factors, self.followed = Factors.none(num_ranks), []
 
-    def see(self, spans, sizes):
+    def see(self, spans, sizes, left_out=()):
         minibatch = max(span.minibatch for span in spans) - self.late
         if minibatch < 0:
             return []

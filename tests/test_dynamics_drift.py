@@ -1,10 +1,14 @@
 """Drift of ranks and links, on simulated runs whose sizes vary tenfold: laws of detection, and what is no drift."""
 
+import math
+import random
+
 import pytest
 from drifting_runs import PROFILE, Noise, Piece, as_measured, cluster_with, drifting, halves
 
 from sparsepipe import Cluster, InputError, Link, Plan, Stage
 from sparsepipe.dynamics import Alarm, Watch
+from sparsepipe.dynamics.observations import LeftOut, left_out_of
 
 SEEDS = (0, 1, 2)
 SLOW, USUAL = 150, 60  # minibatches of a run before the change, and after it
@@ -205,3 +209,31 @@ def test_a_plan_of_another_network_is_refused():
         Watch(PROFILE, cluster_with(), Plan((Stage(("other",), (0,)),)))
     with pytest.raises(InputError, match="no profile for device type 'gpu'"):
         watched(drifting(Piece(20)), cluster=Cluster.uniform(2, device_type="gpu"))
+
+
+@pytest.mark.parametrize(("work", "factors"), [(0.01, [2.0, 1.0]), (0.05, [2.0, 4.0, 1.0])])
+def test_a_rank_that_the_plan_leaves_out_is_held_against_its_first_times(work, factors):
+    """Whatever its piece of work takes: when it was left out it was twice as slow as its profile says."""
+    spans, sizes = drifting(Piece(SLOW), Piece(20, "slow:rank=1,factor=2"))
+    watch, noise = watched((spans, sizes)), random.Random(0)
+    first = max(sizes) + 1
+    watch.follow(Plan((Stage(halves().layers, (0,)),)), first_minibatch=first)
+    assert len(watch.alarms) == 1 and watch.factors.ranks[1] == pytest.approx(2, rel=0.15)
+    for place, factor in enumerate(factors):
+        numbers = range(first + place * 30, first + (place + 1) * 30)
+        times = [LeftOut(1, m, work * factor * math.exp(noise.gauss(0, 0.05)), float(m)) for m in numbers]
+        watch.see([], {}, times)
+        assert watch.factors.ranks[1] == pytest.approx(factor, rel=0.15)
+    last = watch.alarms[-1]
+    assert (last.rank, last.recovered) == (1, True) and 0 <= last.minibatch - (first + (len(factors) - 1) * 30) < 12
+    assert len(watch.alarms) == len(factors)
+
+
+def test_times_of_ranks_left_out_that_tell_nothing_are_passed_over():
+    rows = [
+        {"event": "left_out", "rank": 1, "minibatch": 3, "seconds": 2.0, "probe_seconds": 0.01},
+        {"event": "left_out", "rank": 1, "minibatch": 3, "seconds": 2.0, "probe_seconds": 0.0},
+        {"event": "left_out", "rank": 1, "probe_seconds": 0.01},
+        {"event": "step", "minibatch": 3, "seconds": 2.0},
+    ]
+    assert left_out_of(rows) == [LeftOut(1, 3, 0.01, 2.0)]

@@ -6,12 +6,13 @@ from dataclasses import replace
 import pytest
 from command_line import sparsepipe
 from dynamics_worlds import cpus, network
-from processes import ENOUGH
+from processes import ENOUGH, until
 
 import sparsepipe as sp
 from sparsepipe import InputError, RunConfig, partition
 from sparsepipe.dynamics.following import DECISIONS, Following
 from sparsepipe.dynamics.launching import launch
+from sparsepipe.dynamics.of_runs import drift_of
 
 CONFIG = RunConfig("net", "replay", engine="replay", batch_size=1, minibatches=90, timeout_seconds=120)
 
@@ -41,6 +42,26 @@ def test_a_replay_moves_layers_away_from_a_rank_that_becomes_slow(tmp_path):
     assert any("another plan" in line for line in told) and any("from minibatch" in line for line in told)
     forwards = [s.minibatch for s in job.record.trace().spans if (s.stage, s.kind) == (0, "forward")]
     assert sorted(forwards) == list(range(90)), "each minibatch once"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_replay_leaves_out_a_rank_that_stands_almost_still_and_takes_it_back(tmp_path):
+    """So slow that any layer would hold the others up; when it is itself again its process shows that, as it stays."""
+    profile, cluster = network(seconds=[0.004] * 12), cpus(3)
+    config = replace(CONFIG, minibatches=20_000)
+    settings = {"profile": profile, "cluster": cluster, "stragglers": "slow:rank=0,factor=15,from=20,to=180"}
+    job = launch(partition(profile, cluster), config, run_dir=tmp_path / "run", replan="live", **settings)
+    until(lambda: 0 not in job.record.plan.ranks, "left out")
+    until(lambda: 0 in job.record.plan.ranks, "taken back")
+    job.stop()
+    done = job.wait(timeout=ENOUGH)["minibatches"]
+    assert done > 180 and [row["minibatch"] for row in job.record.metrics("step")] == list(range(done))
+    rows = job.record.metrics("left_out")
+    assert {row["rank"] for row in rows} == {0}
+    assert max(row["probe_seconds"] for row in rows) > 5 * min(row["probe_seconds"] for row in rows)
+    drift = drift_of(job.record)
+    assert [alarm.recovered for alarm in drift.alarms if alarm.rank == 0][:2] == [False, True]
 
 
 @pytest.mark.slow

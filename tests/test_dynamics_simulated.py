@@ -8,6 +8,7 @@ from dynamics_worlds import Told, cpus, network
 from sparsepipe import InputError, partition, simulate
 from sparsepipe.dynamics import Factors
 from sparsepipe.dynamics.decision import Caution
+from sparsepipe.dynamics.drift import Watch
 from sparsepipe.dynamics.oracle import best_plans, oracle_segments, stretches
 from sparsepipe.dynamics.segments import Later, iteration_seconds, seconds_of, simulate_plans
 from sparsepipe.dynamics.simulated import check_replans, simulate_replans
@@ -167,6 +168,26 @@ def test_an_oracle_changes_where_devices_do_and_only_if_it_pays():
         == 64
     )
     assert stretches(Stragglers(), 2, 0) == () and stretches(Stragglers(), 1, 3)[0].factors == Factors.none(1)
+
+
+def test_a_device_that_stands_almost_still_is_left_out_and_taken_back():
+    """A run times it on work of its own meanwhile, see worker/probe.py; so do simulations."""
+    profile, cluster = network(12), cpus(3)
+    plan, stragglers = partition(profile, cluster), Stragglers.parse("slow:rank=2,factor=25,from=100,to=300")
+    found = simulate_replans(
+        plan,
+        profile,
+        cluster,
+        [1.0] * 500,
+        variant=variant("live"),
+        watcher=Watch(profile, cluster, plan, simulated=True),
+        stragglers=stragglers,
+    )
+    assert [2 in segment.plan.ranks for segment in found.segments] == [True, False, True]
+    left, back = (change.first_minibatch for change in found.changes)
+    assert 100 < left < 120 and 300 < back < 320
+    never = seconds_of(simulate_plans([(0, plan)], profile, cluster, [1.0] * 500, stragglers=stragglers))
+    assert found.seconds < never / 5
 
 
 def test_what_cannot_be_simulated_is_told_in_a_line():

@@ -20,6 +20,7 @@ from sparsepipe.launchers.replan import request_replan
 from sparsepipe.launchers.supervisor import COMMANDS
 from sparsepipe.plan import Estimate, Plan, StageEstimate
 from sparsepipe.record import RunRecord
+from sparsepipe.record.processes import num_processes
 from sparsepipe.runtime import commands
 from sparsepipe.runtime.training_state.checkpoint import latest
 
@@ -151,6 +152,35 @@ def test_a_job_of_a_version_before_is_not_asked(tmp_path, clouds) -> None:
             job.replan(OTHER)
         assert not (folder / "control").exists()
         job.cancel()
+
+
+@slow
+@pytest.mark.timeout(300)
+def test_ranks_that_are_left_out_stay_through_a_crash_and_a_resumption(tmp_path, clouds, undisturbed) -> None:
+    """Rank 0, who leads, is left out; the job starts again, is stopped, resumed, and takes it back."""
+    folder, alone = tmp_path / "run", plan_of(PLAIN, [[1]], **FLUSH)
+    config = settings(clouds, epochs=10_000, max_restarts=1)
+    job = launch(PLAN, config, run_dir=folder)
+    _step(job, 2)
+    assert job.replan(alone) is not None and num_processes(folder, alone) == 2
+    os.kill(_workers(folder)[1], signal.SIGKILL)
+    with pytest.raises(InputError, match=r"uses ranks \[0, 1, 2\], this job has \[0, 1\]"):
+        job.replan(plan_of(PLAIN, [[0], [1], [2]], **FLUSH))
+    until(lambda: any(row["event"] == "resume" for row in job.rows), "it starts again")
+    job.stop()
+    job.wait(timeout=ENOUGH)
+    assert job.record.plan == alone
+    with pytest.raises(InputError, match=r"uses ranks \[1\], expected 0 to 0"):
+        launch(alone, config, run_dir=tmp_path / "anew")
+    job = launch(alone, config, run_dir=folder, resume=True)
+    until(lambda: any(row["event"] == "step" for row in job.rows), "it goes on")
+    assert job.replan(SWAPPED) is not None
+    _step(job, 49)
+    job.stop()
+    done = job.wait(timeout=ENOUGH)["minibatches"]
+    assert _trained(job) == list(range(done))
+    losses = {row["minibatch"]: row["loss"] for row in job.record.metrics("step")}
+    assert {minibatch: losses[minibatch] for minibatch in undisturbed} == undisturbed
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from sparsepipe.errors import DamagedRecord
 from sparsepipe.files import write_rows
 from sparsepipe.record import Origin
 from sparsepipe.record.plans import begin_plan, plan_at
+from sparsepipe.record.processes import forget_processes, keep_processes, num_processes
 
 ONE = Plan((Stage(("a", "b"), (0,)),))
 TWO = Plan((Stage(("a",), (0,)), Stage(("b",), (1,))))
@@ -97,3 +98,23 @@ def test_a_damaged_newest_plan_can_be_replaced(record):
     (record.folder / "plan.json").write_text("{")
     begin_plan(record.folder, TWO, 8)
     assert plans_of(record) == ((0, ONE), (8, TWO))
+
+
+def test_a_job_has_as_many_processes_as_its_plan_has_ranks_unless_that_leaves_out_some(record):
+    folder = record.folder
+    assert num_processes(folder, ONE) == 1 and num_processes(folder, TWO) == 2
+    keep_processes(folder, 3)
+    assert num_processes(folder, ONE) == 3 and num_processes(folder, TWO) == 2, "TWO is not what it follows"
+    begin_plan(folder, TWO, 8)
+    assert num_processes(folder, TWO) == 3
+    forget_processes(folder)
+    forget_processes(folder)
+    assert num_processes(folder, TWO) == 2
+
+
+@pytest.mark.parametrize("document", ["", "[]", "{}", '{"count": 0}', '{"count": "3"}', '{"count": 1e9}'])
+def test_a_damaged_number_of_processes_is_named_in_one_line(record, document):
+    (record.folder / "processes.json").write_text(document)
+    with pytest.raises(InputError, match=r"processes\.json") as caught:
+        num_processes(record.folder, ONE)
+    assert "\n" not in str(caught.value)

@@ -273,6 +273,8 @@ def test_doings_are_shares_of_the_last_seconds(tmp_path):
     text = doings_table([first, second])
     assert "waits 40% for rank 0, 10% for the others" in text and "80% at work" in text
     assert doings(tmp_path / "none") == []
+    text = doings_table([first, second], left_out=[1, 2])
+    assert "rank 0, stage" in text and "rank 1, stage" not in text and text.count("the plan leaves it out") == 2
 
 
 def step(minibatch, seconds, loss=1.0):

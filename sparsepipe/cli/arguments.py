@@ -208,7 +208,9 @@ def _one_run(verb: Parser) -> None:
 
 def _runs_replan(verb: Parser) -> None:
     _one_run(verb)
-    verb.add_argument("plan", type=Path, metavar="PLAN", help="for the same network and as many devices")
+    verb.add_argument(
+        "plan", type=Path, metavar="PLAN", help="for the same network and the run's devices, or some of them"
+    )
     verb.add_argument("--reason", default="", metavar="TEXT", help="why, for the record")
 
 

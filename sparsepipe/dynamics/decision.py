@@ -78,14 +78,13 @@ def decide(
     seconds_per_minibatch: float | None = None,
     known: Iterable[Plan] = (),
     caution: Caution = CAUTION,
-    keeps_ranks: bool = False,
 ) -> Decision:
     """Choose the plan that gains most over `minibatches_left` after its cost, if that is worth it.
 
     `profile` and `cluster` are those that `plan` was made for, `factors` say how they are now. Looked at are the
     optimal plan, the present stages and devices with other cuts, and the plans `known`, such as the one that the job
-    began with. `keeps_ranks`: no device may be left out, or taken in. `seconds_per_minibatch` is what one takes now as
-    measured; gains are in proportion to it. Raises InputError for a plan that does not go with the profile and the
+    began with. Any of the cluster's devices may be left out, or taken in. `seconds_per_minibatch` is what one takes now
+    as measured; gains are in proportion to it. Raises InputError for a plan that does not go with the profile and the
     cluster.
     """
     plan.check(profile.graph, cluster)
@@ -93,7 +92,7 @@ def decide(
     before, seen = Pace.of(plan, now, devices), largest_payload(plan, profile)
     measured = seconds_per_minibatch or before.seconds_per_minibatch
     best: tuple[float, Plan, float, MoveCost, tuple[Move, ...]] | None = None
-    for new in _candidates(plan, now, devices, known, keeps_ranks):
+    for new in _candidates(plan, now, devices, known):
         after = Pace.of(new, now, devices)
         faster = 1 - after.seconds_per_minibatch / before.seconds_per_minibatch
         moves = moves_between(plan, new, profile, cluster)
@@ -116,18 +115,13 @@ def decide(
     return Decision(_for_real(new, cluster), True, gain, cost, moves, told)
 
 
-def _candidates(plan: Plan, now: Profile, devices: Cluster, known: Iterable[Plan], keeps_ranks: bool) -> list[Plan]:
+def _candidates(plan: Plan, now: Profile, devices: Cluster, known: Iterable[Plan]) -> list[Plan]:
     """Other plans for the devices as they are now, each once."""
     found: list[Plan] = []
     settings: dict[str, Any] = {"schedule": plan.schedule, "num_microbatches": plan.num_microbatches}
-    recompute, every = any(stage.recompute for stage in plan.stages), len(plan.ranks) == len(devices.devices)
+    recompute = any(stage.recompute for stage in plan.stages)
     for make in (
         lambda: partition(now, devices, quick=True, recompute=recompute, **settings),
-        *(
-            [lambda: partition(now, devices, quick=True, all_devices=True, recompute=recompute, **settings)]
-            if keeps_ranks and every
-            else []
-        ),
         lambda: _same_devices(plan, Problem(now, devices, plan.schedule, plan.num_microbatches, recompute)),
     ):
         try:
@@ -137,8 +131,6 @@ def _candidates(plan: Plan, now: Profile, devices: Cluster, known: Iterable[Plan
     found = [
         replace(new, weights=plan.weights, routing=plan.routing, accumulation=plan.accumulation) for new in found
     ] + [new for new in known if set(new.ranks) <= {device.rank for device in devices.devices}]
-    if keeps_ranks:
-        found = [new for new in found if set(new.ranks) == set(plan.ranks)]
     different = {tuple((s.layers, s.ranks, s.shares) for s in new.stages): new for new in reversed(found)}
     different.pop(tuple((s.layers, s.ranks, s.shares) for s in plan.stages), None)
     return list(different.values())[::-1]

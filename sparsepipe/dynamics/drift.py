@@ -5,6 +5,7 @@
               (a large cloud is expected to take long: it is no slow device)
     spans ──► a transfer, without the queue at its ports ──► over what the link needs for those bytes ──► …
               (what a rank waits for is not its work: a slow link is no slow device)
+    times of a rank that the plan leaves out ──► over its first ones, times the factor that it was left out with ──► …
 
 DynPipe compares times whatever the sizes are, and takes one reading for a change. The test here is change_point.py's,
 which names its sources.
@@ -12,7 +13,8 @@ which names its sources.
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from statistics import median
 
 from ..cluster import Cluster
 from ..plan import Plan
@@ -21,11 +23,13 @@ from ..trace import Span
 from .alarms import Alarm, Standing
 from .expected import Expected
 from .factors import Factors, Pair
-from .observations import Ports, Transfer, TransfersOfLinks, Work, WorkOfRanks
+from .observations import LeftOut, Ports, Transfer, TransfersOfLinks, Work, WorkOfRanks
 from .series import Series
 
 _MOST_SIZES = 200_000  # minibatches whose sizes are kept
+_FIRST_TIMES = 5  # of a rank that is left out, whose median says what it takes when it is as slow as it was
 _MOST_WAITING = 20_000  # measured times whose minibatches' sizes did not come
+Found = Work | Transfer | LeftOut
 
 
 class Watch:
@@ -49,7 +53,7 @@ class Watch:
         self._transfers, self._ports = TransfersOfLinks(simulated=simulated), Ports(cluster)
         self._simulated = simulated
         self._sizes: dict[int, float] = {}
-        self._waiting: list[tuple[Work | Transfer, float]] = []  # until their minibatch's size is known
+        self._waiting: list[tuple[Found, float]] = []  # until their minibatch's size is known
         self._ranks: dict[int, Series] = {}
         self._links: dict[Pair, Series] = {}
 
@@ -63,11 +67,11 @@ class Watch:
         self._eras = [era for era in self._eras if era.first < first_minibatch]
         self._eras.append(_Era(first_minibatch, expected, WorkOfRanks(plan), others))
 
-    def see(self, spans: Iterable[Span], sizes: Mapping[int, float]) -> list[Alarm]:
+    def see(self, spans: Iterable[Span], sizes: Mapping[int, float], left_out: Iterable[LeftOut] = ()) -> list[Alarm]:
         """Take new spans, those of each rank in the order of time, and the sizes of minibatches by their numbers.
 
         Sizes may come before or after the spans of their minibatches, and ranks in any order. What is no training is
-        passed over. Returns the alarms that these spans raise.
+        passed over. `left_out`: new times of ranks that the plan leaves out. Returns the alarms that all this raises.
         """
         self._sizes.update(sizes)
         for era in self._eras:
@@ -76,6 +80,8 @@ class Watch:
             found: Work | Transfer | None = self._era(span.minibatch).work.take(span) or self._transfers.take(span)
             if found is not None:
                 self._waiting.append((found, span.end))
+        if new := [(found, found.end) for found in left_out]:
+            self._waiting = sorted([*self._waiting, *new], key=lambda one: one[1])
         alarms = [alarm for found, end in self._take_known() if (alarm := self._look(found, end)) is not None]
         self.alarms += alarms
         return alarms
@@ -100,16 +106,37 @@ class Watch:
         place = bisect_right(self._eras, minibatch, key=lambda era: era.first)
         return self._eras[max(0, place - 1)]
 
-    def _take_known(self) -> list[tuple[Work | Transfer, float]]:
-        """Those that were found and wait, whose minibatches' sizes are known by now."""
-        known = [one for one in self._waiting if one[0].minibatch in self._sizes]
-        self._waiting = [one for one in self._waiting if one[0].minibatch not in self._sizes][-_MOST_WAITING:]
+    def _take_known(self) -> list[tuple[Found, float]]:
+        """Those that were found and wait, whose minibatches' sizes are known by now, or do not matter."""
+        known: list[tuple[Found, float]] = []
+        waiting: list[tuple[Found, float]] = []
+        for one in self._waiting:
+            (known if isinstance(one[0], LeftOut) or one[0].minibatch in self._sizes else waiting).append(one)
+        self._waiting = waiting[-_MOST_WAITING:]
         for number in list(self._sizes)[: max(0, len(self._sizes) - _MOST_SIZES)]:
             del self._sizes[number]
         return known
 
-    def _look(self, found: Work | Transfer, seconds: float) -> Alarm | None:
+    def _look_left_out(self, found: LeftOut) -> Alarm | None:
+        """Put a time beside the first under this plan, when the rank was as slow as it was known to be before.
+
+        Of a rank that was never seen at work nothing is known: its times tell nothing.
+        """
+        if (series := self._ranks.get(found.rank)) is None:
+            return None
+        era = self._era(found.minibatch)
+        first = era.left_out.setdefault(found.rank, [])
+        if len(first) < _FIRST_TIMES:
+            first.append(found.seconds)
+            era.as_usual[found.rank] = median(first) / series.factor
+            return None
+        expected = era.as_usual[found.rank]
+        return series.add(found.minibatch, found.seconds, expected, unnoticed=0.0, seconds=found.end)
+
+    def _look(self, found: Found, seconds: float) -> Alarm | None:
         """Put a time beside the expected one."""
+        if isinstance(found, LeftOut):
+            return self._look_left_out(found)
         era = self._era(found.minibatch)
         times = era.expected.of(self._sizes[found.minibatch])
         if isinstance(found, Work):
@@ -144,6 +171,8 @@ class _Era:
     expected: Expected
     work: WorkOfRanks
     others: set[int]  # ranks that have other layers than before, and have not been seen since
+    left_out: dict[int, list[float]] = field(default_factory=dict)  # rank → its first times
+    as_usual: dict[int, float] = field(default_factory=dict)  # rank → what it would take, were it as its profile says
 
 
 def _layers(plan: Plan, rank: int) -> list[tuple[str, ...]]:

@@ -3,20 +3,22 @@
 import json
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Self
 
-from ..cluster import Cluster
+from ..cluster import Cluster, Node
 from ..errors import InputError, RunFailed
 from ..launchers.base import Job
 from ..launchers.metrics_tail import Tail
 from ..plan import Plan
 from ..profile import Profile
 from ..record import RunRecord
+from ..record.processes import num_processes
 from ..runtime import RunConfig
 from .decision import Decision
 from .drift import Watch
 from .interference.predictor import Predictor
-from .of_runs import devices_of
+from .of_runs import devices_of, watch_of
 from .predictions import Predictions
 from .replanner import Replanner
 from .run_rows import RunRows
@@ -41,6 +43,23 @@ def check_replan(name: str | None, record_or_plan: Any, profile: Profile | None,
             "--cluster FILE where they are not alike"
         )
     record_or_plan.check(profile.graph, cluster)
+
+
+def _first_devices(cluster: Cluster, count: int) -> Cluster:
+    """The devices that a job of so many processes has."""
+    nodes, left = list[Node](), count
+    for node in cluster.nodes:
+        if own := node.device_types[:left]:
+            nodes.append(replace(node, device_types=own))
+        left -= len(own)
+    return replace(cluster, nodes=tuple(nodes))
+
+
+def _watch(record: RunRecord, plan: Plan, profile: Profile, cluster: Cluster) -> Watch:
+    try:
+        return watch_of(record, profile, cluster)
+    except InputError:  # a run that is resumed had more devices, of which nothing need be known
+        return Watch(profile, cluster, plan)
 
 
 class Following:
@@ -75,6 +94,7 @@ class Following:
         profile, cluster = devices_of(record, profile, cluster)
         check_replan(name, plan, profile, cluster)
         assert isinstance(plan, Plan)
+        cluster = _first_devices(cluster, num_processes(record.folder, plan))
         self.fault = ""
         self._job, self._tell = job, tell
         self._rows, self._metrics = RunRows(record.folder), Tail(record.folder / "metrics.jsonl")
@@ -84,10 +104,9 @@ class Following:
             plan,
             profile,
             cluster,
-            Watch(profile, cluster, plan),
+            _watch(record, plan, profile, cluster),
             variant(name),
             num_minibatches=0,
-            keeps_ranks=True,
             predict=predict or (self._predictions.of if self._predictions else None),
         )
         self._next = 0  # the minibatch that begins next
@@ -138,7 +157,12 @@ class Following:
             return  # it has not begun
         known = len(self._replanner.decisions)
         decision = self._replanner.see(
-            spans, sizes, self._next, ends_epoch=ends_epoch, seconds_per_minibatch=self._pace()
+            spans,
+            sizes,
+            self._next,
+            left_out=self._rows.left_out(),
+            ends_epoch=ends_epoch,
+            seconds_per_minibatch=self._pace(),
         )
         for minibatch, made in self._replanner.decisions[known:]:
             self._note({"event": "decision", "minibatch": minibatch, **made.to_json()})

@@ -1,6 +1,7 @@
 """What spans tell of ranks and of links: seconds of work on a minibatch, and seconds of a transfer."""
 
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from ..cluster import Cluster
 from ..costs import ports
@@ -8,6 +9,7 @@ from ..plan import Plan
 from ..trace import Span
 
 _PENDING = 4096  # minibatches or transfers that wait for their other half, at the most: more than any plan has
+_SHORTEST = 1e-6  # seconds: what was timed as less took no time that a clock tells
 _WAITED = 0.5  # of a transfer's time, at the least, somebody waited for it: else it may have been there long before
 
 
@@ -33,6 +35,22 @@ class Transfer(NamedTuple):
     start: float
     end: float
     waited: bool = True
+
+
+class LeftOut(NamedTuple):
+    """A rank that the plan leaves out took so many seconds over the work that it is timed on (worker/probe.py)."""
+
+    rank: int
+    minibatch: int  # that the others were at
+    seconds: float
+    end: float  # when it was done, in the run's seconds
+
+
+def left_out_of(rows: Iterable[Mapping[str, Any]]) -> list[LeftOut]:
+    """What rows of a run's metrics tell of ranks that are left out."""
+    names = ("rank", "minibatch", "probe_seconds", "seconds")
+    whole = (row for row in rows if row["event"] == "left_out" and all(name in row for name in names))
+    return [LeftOut(*(row[name] for name in names)) for row in whole if row["probe_seconds"] >= _SHORTEST]
 
 
 class WorkOfRanks:

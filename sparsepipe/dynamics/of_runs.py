@@ -10,6 +10,7 @@ from ..sizes import SIZE_UNITS
 from .alarms import Alarm
 from .drift import Watch
 from .drift_file import DriftFile
+from .observations import left_out_of
 from .run_rows import RunRows, step_sizes
 
 
@@ -30,8 +31,8 @@ def drift_of(record: RunRecord, profile: Profile | None = None, cluster: Cluster
             f"{record.folder}: its steps do not count {profile.size_unit}, as the profile does; give the profile of "
             "its model"
         )
-    watch = _watch(_plans(record), profile, cluster)
-    watch.see(trace.spans, sizes)
+    watch = watch_of(record, profile, cluster)
+    watch.see(trace.spans, sizes, left_out_of(record.metrics("left_out")))
     if not any(one.rank is not None for one in watch.standings):
         raise InputError(f"{record.folder}: no minibatch has both its forward and its backward in the trace")
     return watch
@@ -61,7 +62,7 @@ class Follower:
         self.record = record
         plans = _plans(record)
         self._followed = len(plans)
-        self.watch = _watch(plans, profile, cluster)
+        self.watch = watch_of(record, profile, cluster)
         self._rows = RunRows(record.folder, units=_units(profile))
         self._file = DriftFile(record.folder)
 
@@ -69,7 +70,7 @@ class Follower:
         """Take what the run has written since the last look; return new alarms."""
         spans, sizes = self._rows.read()
         self._follow_plans()  # after the spans: a plan is written down before anybody trains under it
-        alarms = self.watch.see(spans, sizes)
+        alarms = self.watch.see(spans, sizes, self._rows.left_out())
         self._file.add(alarms)
         return alarms
 
@@ -93,7 +94,9 @@ def _plans(record: RunRecord) -> list[tuple[int, Plan]]:
     return plans
 
 
-def _watch(plans: list[tuple[int, Plan]], profile: Profile, cluster: Cluster) -> Watch:
+def watch_of(record: RunRecord, profile: Profile, cluster: Cluster) -> Watch:
+    """Return what watches a run, and knows each of the plans that it has followed so far."""
+    plans = _plans(record)
     watch = Watch(profile, cluster, plans[0][1])
     for first, plan in plans[1:]:
         watch.follow(plan, first_minibatch=first)

@@ -10,6 +10,7 @@ from ..profile import Profile
 from ..trace import Span
 from .decision import CAUTION, Caution, Decision
 from .factors import Factors
+from .observations import LeftOut
 from .variants import Situation, Variant
 from .variants.base import LayerFactors
 
@@ -24,7 +25,7 @@ class Watcher(Protocol):
     @property
     def factors(self) -> Factors: ...
 
-    def see(self, spans: Sequence[Span], sizes: Mapping[int, float]) -> Sequence[Any]:
+    def see(self, spans: Sequence[Span], sizes: Mapping[int, float], left_out: Sequence[LeftOut] = ()) -> Sequence[Any]:
         """Take what ended since the last call and sizes of further minibatches; return the alarms that this raises."""
         ...
 
@@ -51,13 +52,11 @@ class Replanner:
         *,
         num_minibatches: int,
         caution: Caution = CAUTION,
-        keeps_ranks: bool = False,
         predict: Callable[[int], LayerFactors | None] | None = None,
     ) -> None:
         self.plan = self.first_plan = plan
         self.profile, self.cluster, self.watcher, self.variant = profile, cluster, watcher, variant
         self.num_minibatches, self.caution, self.predict = num_minibatches, caution, predict
-        self.keeps_ranks = keeps_ranks  # whether no device may be left out, or taken in
         self.decisions: list[tuple[int, Decision]] = []  # (minibatch, what was decided there)
         self._alarmed = False  # since the last decision
         self._pending = False  # whether a change is under way
@@ -69,14 +68,16 @@ class Replanner:
         sizes: Mapping[int, float],
         minibatch: int,
         *,
+        left_out: Sequence[LeftOut] = (),
         ends_epoch: bool = False,
         seconds_per_minibatch: float | None = None,
     ) -> Decision | None:
         """Take what ended since the last call; `minibatch` is the next that has not begun.
 
+        `left_out`: times of ranks that the plan leaves out.
         The answer is a change to be made, or None. No other comes until `begin` or `refused` tells what became of it.
         """
-        self._alarmed |= bool(self.watcher.see(spans, sizes))
+        self._alarmed |= bool(self.watcher.see(spans, sizes, left_out))
         self._note_change(minibatch)
         asked = ends_epoch if self.variant.at_epochs else self._alarmed
         left = self._expected_to_last(minibatch)
@@ -92,7 +93,6 @@ class Replanner:
                 left,
                 seconds_per_minibatch,
                 self.caution,
-                self.keeps_ranks,
                 self.predict,
             )
         )

@@ -9,6 +9,7 @@ from typing import Any
 from ..launchers.metrics_tail import Tail
 from ..sizes import SIZE_UNITS
 from ..trace import Span, span_of
+from .observations import LeftOut, left_out_of
 
 _BYTES_AT_ONCE = 2**22
 
@@ -23,6 +24,7 @@ class RunRows:
         """`units`: of the sizes wanted; the first of them that a row has counts."""
         self._folder, self._units = folder, units
         self._metrics = Tail(folder / "metrics.jsonl")
+        self._left_out: list[LeftOut] = []
         self._ranks: dict[Path, _SpanTail] = {}
 
     @property
@@ -35,10 +37,16 @@ class RunRows:
         sizes: dict[int, float] = {}
         while rows := self._metrics.read():
             sizes |= step_sizes(rows, self._units)
+            self._left_out += left_out_of(rows)
         spans: list[Span] = []
         for path in sorted(self._folder.glob("trace-rank*.jsonl")):
             spans += self._ranks.setdefault(path, _SpanTail(path)).read()
         return spans, sizes
+
+    def left_out(self) -> list[LeftOut]:
+        """Return the times of ranks that the plan leaves out which `read` has met since the last call."""
+        found, self._left_out = self._left_out, []
+        return found
 
 
 def step_sizes(rows: list[dict[str, Any]], units: tuple[str, ...] = SIZE_UNITS) -> dict[int, float]:

@@ -30,6 +30,9 @@ class Later(Stragglers):
     def extra_seconds(self, rank: int, minibatch: int, own_seconds: float) -> float:
         return super().extra_seconds(rank, self.first + minibatch, own_seconds)
 
+    def check(self, num_ranks: int) -> None:
+        """Say nothing of ranks that a plan leaves out: those of the whole run count, see `simulate_from`."""
+
     def kills(self, rank: int, minibatch: int) -> bool:
         return super().kills(rank, self.first + minibatch)
 
@@ -83,6 +86,7 @@ def simulate_from(
     stragglers: Stragglers,
 ) -> Trace:
     """One plan's part of a run, which begins at `begin` seconds with the run's minibatch `first_minibatch`."""
+    stragglers.check(len(cluster.devices))
     own = simulate(plan, profile, cluster, sizes, stragglers=Later.of(stragglers, first_minibatch))
     spans = (
         span._replace(start=span.start + begin, end=span.end + begin, minibatch=span.minibatch + first_minibatch)

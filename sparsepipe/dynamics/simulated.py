@@ -12,6 +12,7 @@ from ..profile import Profile
 from ..stragglers import Stragglers
 from ..trace import Span, Trace
 from .decision import CAUTION, Caution, Decision
+from .observations import LeftOut
 from .replanner import Replanner, Watcher
 from .segments import UNDISTURBED, Segment, seconds_of, simulate_from, simulate_plans
 from .variants import Variant
@@ -100,7 +101,7 @@ def simulate_replans(
     while True:
         first, current = followed[-1]
         whole = simulate_from(current, profile, cluster, sizes[first:], first, begin, stragglers)
-        change = _first_change(replanner, whole, current, first, epoch, sizes)
+        change = _first_change(replanner, whole, current, first, epoch, sizes, stragglers)
         if change is None:
             break
         changes.append(change)
@@ -118,13 +119,20 @@ def _first_change(
     first: int,
     epoch: int,
     sizes: Sequence[float],
+    stragglers: Stragglers,
 ) -> Change | None:
     """Show the replanner a plan's part of the run as it happens, until it changes the plan; None: it never does."""
     boundary, shown = (first // epoch + 1) * epoch, first
     for spans, following in _moments(trace, first):
         ends_epoch = following >= boundary
         new = {m: sizes[m] for m in range(shown, following)}
-        decision = replanner.see(spans, new, following, ends_epoch=ends_epoch)
+        left_out = [
+            LeftOut(rank, m, 1 + stragglers.extra_seconds(rank, m, 1.0), spans[-1].end)
+            for m in range(shown, following)
+            for rank in range(len(replanner.cluster.devices))
+            if rank not in plan.ranks
+        ]
+        decision = replanner.see(spans, new, following, left_out=left_out, ends_epoch=ends_epoch)
         shown = following
         begins = boundary if ends_epoch else following + LEAD
         boundary += epoch * ends_epoch

@@ -15,6 +15,7 @@ from ..profile import Profile
 from ..provenance import Provenance
 from ..record import Origin, RunRecord
 from ..record.plans import begin_plan
+from ..record.processes import forget_processes, num_processes
 from ..replication import rule_text
 from ..runtime import RunConfig, commands
 from ..runtime.forward_only import write_forward_only
@@ -32,6 +33,11 @@ def for_hosts(plan: Plan | Pipelines, config: RunConfig, *, port: int | None) ->
         raise InputError("a port goes with --launcher local: hosts choose theirs by themselves; leave it out")
     if isinstance(plan, Pipelines):
         raise InputError("several pipelines run on one machine; use --launcher local, or a plan of one pipeline")
+    if sorted(plan.ranks) != list(range(len(plan.ranks))):
+        raise InputError(
+            f"the plan uses ranks {sorted(plan.ranks)}, expected 0 to {len(plan.ranks) - 1}: jobs on several hosts "
+            "leave out no rank; use --launcher local, or another plan"
+        )
     if not workload_facts(config.engine).trains:
         raise InputError(f"engine {config.engine!r} computes nothing and runs on one machine; use --launcher local")
     return plan
@@ -57,11 +63,12 @@ def prepare(
         if resume:
             raise InputError("forward_only computes outputs anew: leave out resume, or forward_only")
         config = inference_config(config)
-    config = checked(plan, config, profile=profile, cluster=cluster)
+    folder = Path(run_dir).resolve()
+    processes = num_processes(folder, plan) if resume else len(plan.ranks)
+    config = checked(plan, config, profile=profile, cluster=cluster, processes=processes)
     weights = find_checkpoint(forward_only, plan, config) if forward_only is not None else None
     if config.stragglers is not None:
-        Stragglers.parse(config.stragglers).check(len(plan.ranks))
-    folder = Path(run_dir).resolve()
+        Stragglers.parse(config.stragglers).check(processes)
     check_name(folder)
     lock = hold(folder)
     try:
@@ -78,14 +85,22 @@ def prepare(
 
 
 def checked(
-    plan: Plan, config: RunConfig, *, profile: Profile | None = None, cluster: Cluster | None = None
+    plan: Plan,
+    config: RunConfig,
+    *,
+    profile: Profile | None = None,
+    cluster: Cluster | None = None,
+    processes: int | None = None,
 ) -> RunConfig:
-    """Return the settings that the workers of a plan run with. Raises InputError where it cannot run."""
+    """Return the settings that the workers of a plan run with. Raises InputError where it cannot run.
+
+    `processes`: of the job, one for each of the plan's ranks unless given.
+    """
     if not workload_facts(config.engine).trains:
         config = config.replace(validate=False, checkpoint_every=0)
     config = _importable(config)
     check_launch(plan, config, profile, cluster)
-    check_fits(plan, config)
+    check_fits(plan, config, num_processes=processes)
     if config.stragglers is not None:
         config = config.replace(stragglers=str(Stragglers.parse(config.stragglers)) or None)
     return config
@@ -138,6 +153,8 @@ def _changed(folder: Path, plan: Plan | Pipelines, config: RunConfig) -> RunReco
         resuming.check_end(found, config)
         for text in resuming.told(folder, found, RunConfig.from_json(RunRecord.load(folder).config), config):
             warnings.warn(text, stacklevel=6)
+    if isinstance(plan, Pipelines) or num_processes(folder, plan) == len(plan.ranks):
+        forget_processes(folder)
     begin_plan(folder, plan, found.minibatches if found else 0)
     _keep_old(folder, "config.json")
     write_json(folder / "config.json", config.to_json())

@@ -11,6 +11,7 @@ from ..models import is_table
 from ..plan import Plan
 from ..profile import Profile
 from ..record import RunRecord
+from ..record.processes import num_processes
 from ..runtime import RunConfig, commands, replan_request
 from ..runtime.plan_fit import check_fits
 from ..runtime.workloads import check_launch
@@ -75,9 +76,10 @@ def _check_running(record: RunRecord) -> None:
 
 def _check_plan(record: RunRecord, before: Plan, plan: Plan) -> None:
     config = RunConfig.from_json(record.config)
-    if sorted(plan.ranks) != sorted(before.ranks):
+    ranks = range(count := num_processes(record.folder, before))
+    if not set(plan.ranks) <= set(ranks):
         raise InputError(
-            f"the plan uses ranks {sorted(plan.ranks)}, this job has {sorted(before.ranks)}: plan for as many devices, "
+            f"the plan uses ranks {sorted(plan.ranks)}, this job has {list(ranks)}: plan for as many devices or fewer, "
             "or stop the run and resume it under the plan"
         )
     if plan == before:
@@ -88,7 +90,7 @@ def _check_plan(record: RunRecord, before: Plan, plan: Plan) -> None:
         check_launch(plan, config, profile, cluster)
     elif is_table(config.model):
         check_launch(plan, config, None, None)  # of a torch module the workers look, who have it open
-    check_fits(plan, config)
+    check_fits(plan, config, num_processes=count)
     _check_memory(record, plan, config)
 
 

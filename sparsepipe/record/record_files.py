@@ -125,6 +125,9 @@ METRICS = fields(
         "run_dir": text,
         "synthetic": flag,
         "loss_scale": number,
+        # Of a rank that the plan leaves out: what it took over the work that it is timed on.
+        "rank": integer,
+        "probe_seconds": number,
     }
 )
 

@@ -6,8 +6,9 @@ from ..schedule import check_runs, compile, round_length
 from .config import RunConfig
 
 
-def check_fits(plan: Plan, config: RunConfig) -> None:
-    """Raise InputError where a plan would deadlock, or asks for what the settings leave out."""
+def check_fits(plan: Plan, config: RunConfig, *, num_processes: int | None = None) -> None:
+    """Raise InputError where a plan would deadlock, asks for what the settings leave out, or for ranks that are none
+    of the job's `num_processes`: as many as the plan's ranks unless given."""
     if config.clip_norm is not None and not plan.flushes:
         raise InputError(
             f"clip_norm goes with schedules that flush: with weights {plan.weights!r} the stages update at different "
@@ -18,8 +19,9 @@ def check_fits(plan: Plan, config: RunConfig) -> None:
             f"precision float16 goes with schedules that flush: with weights {plan.weights!r} no step of all stages "
             "could be left out when gradients overflow; use bfloat16"
         )
-    if sorted(plan.ranks) != list(range(len(plan.ranks))):
-        raise InputError(f"the plan uses ranks {sorted(plan.ranks)}, expected 0 to {len(plan.ranks) - 1}")
+    count = num_processes or len(plan.ranks)
+    if not set(plan.ranks) <= set(range(count)):
+        raise InputError(f"the plan uses ranks {sorted(plan.ranks)}, expected 0 to {count - 1}")
     num_minibatches = 2 * max(plan.num_microbatches, *(stage.round for stage in plan.stages)) + len(plan.ranks) + 1
     check_runs(compile(plan, num_minibatches))
     if config.synchronised_batch_norm:

@@ -16,6 +16,7 @@ from ..plots.table import milliseconds
 from ..plots.theme import resting_on
 from ..provenance import Provenance
 from ..record import RunRecord
+from ..record.processes import num_processes
 from ..replaying import what_if
 from ..simulator import simulate
 from ..trace import Trace
@@ -79,13 +80,14 @@ class JobDetails:
             self.ranks.value = self.drifts.value = self.log.value = ""
             self.end.layout.display = "none"
             return
-        ranks = tuple(range(len(job.record.plan.ranks)))
+        folder, plan = job.record.folder, job.record.plan
+        ranks = tuple(range(num_processes(folder, plan)))
         if self.rank.options != ranks:
             self.rank.options = ranks
             self.rank.value = 0
-        self.ranks.value = doings_table(doings(job.record.folder))
+        self.ranks.value = doings_table(doings(folder), left_out=set(ranks) - set(plan.ranks))
         self.drifts.value = self.drift.table(job)
-        self.log.value = log_of(job.record.folder, self.rank.value or 0)
+        self.log.value = log_of(folder, self.rank.value or 0)
         finished = job.state == "finished"
         try:
             if finished and job.record.folder not in (self._compared, self._tried):

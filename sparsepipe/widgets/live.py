@@ -21,6 +21,7 @@ _RANK = Html(
     "<tr><td style='padding-right:10px'>rank {}, stage {}</td><td style='width:210px;white-space:nowrap'>{}</td>"
     "<td style='padding-right:10px'>{}</td><td>{}</td></tr>"
 )
+_LEFT_OUT = Html("<tr><td style='padding-right:10px'>rank {}</td><td colspan='3'>the plan leaves it out</td></tr>")
 _NO_LOG = Html("<i>rank {} has nothing to report: warnings and errors of its process would stand here</i>")
 _RANKS = Html(
     "<div style='opacity:.75'>the last {:.0f} seconds</div><table style='font-size:13px;line-height:1.6'>{}</table>"
@@ -70,10 +71,13 @@ def doings(folder: Path, *, window: float = WINDOW) -> list[Doing]:
     return found
 
 
-def doings_table(found: Iterable[Doing]) -> Html:
-    """A bar for each rank, and who waits for whom, as HTML."""
-    rows = []
+def doings_table(found: Iterable[Doing], *, left_out: Iterable[int] = ()) -> Html:
+    """A bar for each rank, and who waits for whom, as HTML; in the place of the bar, which ranks are `left_out`."""
+    idle = set(left_out)
+    rows = [_LEFT_OUT.format(rank) for rank in sorted(idle)]
     for one in found:
+        if one.rank in idle:
+            continue
         parts = (
             (one.work, stage_color(one.stage), "work"),
             (one.sending, stage_color(one.stage, "update"), "sending"),

@@ -31,7 +31,7 @@ class Change:
 
     @property
     def pause_seconds(self) -> float:
-        return self.gap_seconds - self.usual_seconds
+        return max(0.0, self.gap_seconds - self.usual_seconds)
 
     @property
     def steps(self) -> float:

@@ -29,7 +29,6 @@ class Situation:
     minibatches_left: int
     seconds_per_minibatch: float | None = None  # as measured
     caution: Caution = CAUTION
-    keeps_ranks: bool = False  # whether no device may be left out, or taken in
     # What a predictor expects of each layer on a rank that is not as its profile says (None: it does not know yet).
     predict: Callable[[int], LayerFactors | None] | None = None
 

@@ -9,7 +9,8 @@ from .base import Situation
 
 @dataclass(frozen=True)
 class Live:
-    """Changes cuts, replication, shares and the order of devices, if that gains more than it costs."""
+    """Changes cuts, replication, shares and the order of devices, leaves devices out and takes them back, if that
+    gains more than it costs."""
 
     name: ClassVar[str] = "live"
     summary: ClassVar[str] = "the optimal plan for the devices as they are now, if the change pays"
@@ -27,5 +28,4 @@ class Live:
             seconds_per_minibatch=now.seconds_per_minibatch,
             known=(now.first_plan,),
             caution=now.caution,
-            keeps_ranks=now.keeps_ranks,
         )

@@ -26,6 +26,7 @@ from ...host.forked import Forked, fork
 from ...host.memory_kills import MemoryKills
 from ...plan import Plan
 from ...record import RunRecord
+from ...record.processes import num_processes
 from ...runtime import commands
 from ...runtime.failures import described
 from ...runtime.processes.last_words import Listener
@@ -107,10 +108,11 @@ def _attempt(
     if not isinstance(plan, Plan):
         raise InputError(f"{record.folder}: has several pipelines, each of which has a launcher of its own")
     kills = MemoryKills.now()
+    count = len(plan.ranks) if arguments.ranks else num_processes(record.folder, plan)
     workers = Workers(
         record.folder,
-        arguments.ranks or range(len(plan.ranks)),
-        len(plan.ranks),
+        arguments.ranks or range(count),
+        count,
         resume=arguments.resume,
         attempt=attempt,
         port=arguments.port,

@@ -11,6 +11,7 @@ from ...host.python_path import check_current_folder
 from ...pipelines import Pipelines
 from ...plan import Plan
 from ...record import RunRecord
+from ...record.processes import num_processes
 from ...runtime import RunConfig
 from ..base import Asked
 from ..followed_job import FollowedJob
@@ -49,13 +50,14 @@ def launch(
         return launch_pipelines(plan, config, detach=detach, **asked)
     _check_port(port)
     check_threads(config.threads)
-    check_workers(len(plan.ranks))
+    folder, resume = Path(asked["run_dir"]).resolve(), asked.get("resume", False)
+    processes = num_processes(folder, plan) if resume else len(plan.ranks)
+    check_workers(processes)
     check_current_folder()
     record, lock = prepare(plan, config, forward_only=forward_only, **asked)
-    resume = asked.get("resume", False)
     options = ["--run-dir", str(record.folder), *(["--resume"] if resume else [])]
     options += ["--port", str(port)] if port is not None else []
-    environment = environment_of(config, len(plan.ranks))
+    environment = environment_of(config, processes)
 
     def begin(lifeline: int) -> subprocess.Popen | SentProcess:
         return _STARTER.start(record.folder, options, environment=environment, lock=lock, lifeline=lifeline)

@@ -70,7 +70,7 @@ class Recorder:
         run_dir: Path,
         *,
         rank: int,
-        stage: int,
+        stage: int | None,
         origin: float,
         heartbeats: Heartbeats | None = None,
         trace_bytes: int = TRACE_BYTES,
@@ -78,7 +78,7 @@ class Recorder:
     ) -> None:
         self._heartbeats = heartbeats
         self.rank, self._origin = rank, origin
-        self.stage = stage  # whose turn it is, where a rank has several
+        self.stage = stage  # whose turn it is, where a rank has several; None: the plan leaves the rank out
         trace = run_dir / f"trace-rank{rank}.jsonl"
         cut_torn_row(trace)  # of a worker that was killed, or whose disk was full (metrics: see forget_rows)
         shortened = partial(thinned, limit=trace_bytes, epoch_minibatches=epoch_minibatches)
@@ -96,7 +96,9 @@ class Recorder:
         return self.now()
 
     def span(self, kind: str, name: str, start: float, end: float, *, minibatch: int = -1, peer: int = -1) -> None:
-        """Keep what happened from `start` to `end`."""
+        """Keep what happened from `start` to `end`; nothing of a rank that the plan leaves out."""
+        if self.stage is None:
+            return
         self.spans.append((self.stage, kind, start, end))
         self._trace.add(
             f'{{"rank": {self.rank}, "name": "{name}", "start": {start:.6f}, "end": {end:.6f}, "kind": "{kind}", '

@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import NamedTuple
 
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.distributed_c10d import _set_pg_timeout, _world
 
 from ...errors import InputError
@@ -69,6 +70,7 @@ class Connections:
     program: Program
     replicas: dict[int, ReplicaGroup] = field(default_factory=dict)  # by stage, of those that this rank shares
     statistics: dict[int, StatisticsGroup] = field(default_factory=dict)  # the same, for batch norms within a pass
+    at_work: list[ReplicaGroup] = field(default_factory=list)  # of the plan's ranks, where it leaves out others: one
     links: dict[tuple[int, int], NcclLink] = field(default_factory=dict)  # (direction, cut) → what carries payloads
     shared_memory: SharedMemory | None = None  # with other ranks of this host
     sockets: Sockets | None = None  # to and from the others
@@ -96,7 +98,8 @@ class Connections:
         rank, timeout = process.rank, process.timeout
         store = dist.PrefixStore(f"connections-{opening}", process.store)
         share_memory = share_memory and process.device.type == "cpu"
-        shared_memory = meet(store, rank, program.plan.ranks) if share_memory else None
+        ranks = program.plan.ranks
+        shared_memory = meet(store, rank, ranks) if share_memory and rank in ranks else None
         message = f"rank {rank} waited {timeout:g} s for the other ranks to connect"
         found = cls(process, program, shared_memory=shared_memory)
         try:
@@ -125,6 +128,10 @@ class Connections:
         ways = (FORWARD, stage + 1), (BACKWARD, stage)
         forwards, backwards = (self._compression(*way) for way in ways)
         return Position(self.process, stage, self._replication(stage), (forwards, backwards))
+
+    def sum(self, values: Tensor, *, what: str) -> Tensor:
+        """Return the sum of `values` over the plan's ranks, in place. Raises DeadlinePassed or PeerLost."""
+        return self.at_work[0].sum(values, what=what) if self.at_work else self.process.sum(values, what=what)
 
     def _replication(self, stage: int) -> Replication:
         if stage not in self.replicas:
@@ -160,9 +167,10 @@ class Connections:
             self.sockets.close()
         if self.shared_memory:
             self.shared_memory.close()
-        groups = [own.group for own in self.replicas.values()]
+        groups = [own.group for own in (*self.replicas.values(), *self.at_work)]
         groups += [own.group for own in self.statistics.values()]
         groups += [link.group for link in self.links.values()]
+        self.at_work.clear()
         for known in (self.replicas, self.statistics, self.links):
             known.clear()
         for group in groups:
@@ -189,6 +197,12 @@ class Connections:
         for direction, cut, source, target in boundaries(self.program) if over_nccl else ():
             group = dist.new_group(sorted({*source.ranks, *target.ranks}), timeout=limit)
             self.links[direction, cut] = NcclLink(group, process.device)
+        if len(ranks := sorted(self.program.plan.ranks)) < process.world_size:
+            group = dist.new_group(ranks, timeout=limit)
+            if process.rank in ranks:
+                self.at_work.append(ReplicaGroup(process, group))
+                if not over_nccl:
+                    _set_pg_timeout(NEVER, group)
         # All are here, and deadlines are kept where somebody waits: but for NCCL's, which are begun where they are due.
         if not over_nccl:
             for k, own in self.replicas.items():
@@ -198,9 +212,9 @@ class Connections:
 
 
 def check_ranks(plan: Plan, world_size: int) -> None:
-    """Raise InputError unless a plan's ranks are those of a job of so many."""
+    """Raise InputError unless a plan's ranks are of a job of so many, of which it may leave out some."""
     ranks = sorted(plan.ranks)
-    if ranks != list(range(world_size)):
+    if not set(ranks) <= set(range(world_size)):
         raise InputError(f"the plan needs ranks {ranks}, but this job has {world_size}: 0 to {world_size - 1}")
 
 

@@ -6,6 +6,7 @@
     rank 1         F8 B8 F9 B9 F10 B10 F11 B11           ▐    ▌
 
 Nobody waits for an answer and nothing is sent: rank 0 names a minibatch so far ahead that no rank can have begun it.
+Where the plan leaves rank 0 out the lowest of its ranks does what is said of rank 0 here.
 Where the epoch ends before, all ranks take the command up at its end, where they meet anyway. A change of the plan is
 announced once every rank has prepared it (replanning.py).
 """
@@ -33,6 +34,7 @@ class Horizon:
 
     ahead: int  # minibatches that another rank can have begun beyond those that rank 0 has
     whole: int  # minibatches after a multiple of which every update is complete, and the replicas' turns begin anew
+    leader: int = 0  # the rank that takes up commands: the lowest of the plan's
 
     @classmethod
     def of(cls, program: Program) -> "Horizon":
@@ -44,7 +46,7 @@ class Horizon:
         plan = program.plan
         flights = (sum(program.in_flight(k, rank) for rank in stage.ranks) for k, stage in enumerate(plan.stages))
         rounds = [round_length(plan, k) for k in range(len(plan.stages))]
-        return cls(max(flights) + 2 * max(rounds), unit_length(plan))
+        return cls(max(flights) + 2 * max(rounds), unit_length(plan), min(plan.ranks))
 
     def end(self, begun: int, count: int) -> int:
         """Return where a part of an epoch of `count` minibatches can end, when rank 0 has begun `begun`, its latest."""
@@ -53,13 +55,13 @@ class Horizon:
 
 
 class Control:
-    """One rank's eye on what is announced. Rank 0 makes the announcements."""
+    """One rank's eye on what is announced. The plan's lowest rank makes the announcements."""
 
     _feed: Feed | None = None  # of a part whose end is not known when it begins
     replanning: Replanning | None = None  # where the plan may change
 
     def __init__(self, run_dir: Path, process: Process, horizon: Horizon) -> None:
-        self._run_dir, self._horizon, self._leads = run_dir, horizon, process.rank == 0
+        self._run_dir, self._horizon, self._rank = run_dir, horizon, process.rank
         self._announcement = _open(run_dir, process)  # looked at when all ranks have met again
         self._next_look = 0.0
         self._first = self._count = self.end = 0
@@ -88,11 +90,30 @@ class Control:
             return True
         return (program.members(stage, minibatch)[0] if op is Op.UPDATE else minibatch) < self.end
 
+    def wait(self) -> None:
+        """Look at what is proposed, on a rank that the plan leaves out: it begins no minibatch."""
+        if self.replanning:
+            self.replanning.look(self._announcement)
+
+    def catch_up(self) -> None:
+        """Know where a part ended, on a rank that the plan leaves out, once all ranks have met there."""
+        if found := self._announcement.read():
+            self.end = min(found.minibatch - self._first, self._count)
+
     def close_part(self) -> None:
         """Take up what was asked for since the last look. Rank 0 comes here before the ranks meet at a part's end."""
         if self._leads and self._announcement.read() is None:
             self._next_look = 0.0
             self._take_up(self._count)
+
+    @property
+    def first(self) -> int:
+        """The run's minibatch that this part of an epoch begins with."""
+        return self._first
+
+    @property
+    def _leads(self) -> bool:
+        return self._rank == self._horizon.leader
 
     @property
     def due(self) -> str | None:

@@ -22,9 +22,13 @@ class EpochSoFar:
     sent_bytes: float = 0.0  # by this rank
 
 
-def summed(tables: Mapping[int, Tensor], context: WorkerContext) -> Tensor:
-    """Return what all ranks measured of each minibatch: as EpochExecutor.table, of which each rank has some rows."""
-    return context.process.sum(torch.stack(list(tables.values())).sum(dim=0), what=_WHAT)
+def summed(tables: Mapping[int, Tensor], context: WorkerContext, num_minibatches: int) -> Tensor:
+    """Return what all ranks measured of each minibatch: as EpochExecutor.table, of which each rank has some rows, or
+    none where the plan leaves it out."""
+    own = torch.zeros(num_minibatches, 5, dtype=torch.float64)
+    for table in tables.values():
+        own += table
+    return context.process.sum(own, what=_WHAT)
 
 
 def epoch_row(
@@ -48,7 +52,7 @@ def epoch_row(
     summaries = metrics.stage_summaries(
         plan, [dict(zip(SPAN_KINDS, row, strict=True)) for row in seconds.tolist()], end - start
     )
-    memory = torch.zeros(len(plan.ranks), 2, dtype=torch.float64)
+    memory = torch.zeros(process.world_size, 2, dtype=torch.float64)
     memory[context.rank] = torch.tensor([context.memory.bytes(), context.memory.held_bytes], dtype=torch.float64)
     process.sum(memory, what=_WHAT)
     for entry in summaries:

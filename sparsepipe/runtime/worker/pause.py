@@ -5,7 +5,11 @@ last minibatch under the old plan  ─ drain ─ transfer ─ reconnect ─ fill
 drain      until all ranks have met, each with an empty pipeline
 transfer   until every rank has its layers
 reconnect  until the plan is written down and the old connections are closed (the new ones were open before)
-fill       until the new pipeline has made its first update, less the usual time from one update to the next
+fill       until the new pipeline has made its first update
+
+The pause is the time from that last minibatch to that first update, less the usual time from one update to the next: 0
+where the update came no later than usual. What is usual is taken out of the fill and, where that was shorter, out of
+the part before it, and so on: no part is below 0, and they add up to the pause.
 """
 
 from dataclasses import dataclass
@@ -29,14 +33,18 @@ class Pause:
     def row(self, now: float) -> dict[str, Any]:
         """Return the row for the run's metrics when the first update is made: parts add up to the pause."""
         began, given, made = (told - self.ahead for told in self.moment.seconds)
-        ends = (self.since, began, given, made, now - self.usual)
+        ends = (self.since, began, given, made, now)
         names = ("drain", "transfer", "reconnect", "fill")
-        parts = {name: round(end - start, 6) for name, start, end in zip(names, ends[:-1], ends[1:], strict=True)}
+        parts, usual = dict.fromkeys(names, 0.0), self.usual
+        for name, start, end in reversed(list(zip(names, ends[:-1], ends[1:], strict=True))):
+            lasted = max(0.0, end - start)  # clocks of two processes differ by some microseconds
+            parts[name] = round(max(0.0, lasted - usual), 6)
+            usual = max(0.0, usual - lasted)
         request = self.moment.request
         gain = request.predicted_gain_seconds
         return {
             "minibatch": self.moment.minibatch,
-            "pause_seconds": round(ends[-1] - ends[0], 6),
+            "pause_seconds": round(sum(parts.values()), 6),
             "moved_bytes": self.moment.moved_bytes,
             "reason": request.reason,
             **({} if gain is None else {"predicted_gain_seconds": gain}),

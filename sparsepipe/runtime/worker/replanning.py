@@ -23,6 +23,7 @@ import torch
 from ...errors import InputError
 from ...plan import Plan
 from ...record.plans import begin_plan
+from ...record.processes import keep_processes
 from ...seeds import SHARED_GENERATORS
 from .. import commands, replan_request
 from ..failures import DeadlinePassed, PeerLost, described
@@ -89,9 +90,9 @@ class Replanning:
     def __init__(self, run_dir: Path, worker: Follower, process: Process, *, opening: int = 0) -> None:
         """`opening`: the number of the connections that are open; later ones get those after it."""
         self._run_dir, self._process, self._opening = run_dir, process, opening
-        self._worker, self._leads = worker, process.rank == 0
+        self._worker = worker
         path = run_dir / "logs" / ".ballot" if process.world_size > 1 else None
-        self._ballot = Ballot(path, process.world_size, blank=self._leads)
+        self._ballot = Ballot(path, process.world_size, blank=process.rank == 0)
         self._announcement: Announcement | None = None
         self._number = 0  # of the proposal that this rank knows of
         self._request: commands.Request | None = None  # what the proposal is for
@@ -100,6 +101,11 @@ class Replanning:
         self._problem = ""
         self._reasons: dict[str, str] = {}  # where this is the only rank; else the job's store has them
         self._same = False
+
+    @property
+    def _leads(self) -> bool:
+        """Whether this rank proposes: the lowest of the plan's, called rank 0 here as most plans use it."""
+        return self._process.rank == min(self._worker.plan.ranks)
 
     # --- while the old plan trains -----------------------------------------------------------------------------------
 
@@ -278,7 +284,7 @@ class Replanning:
                 if self._agreed():
                     given = time.monotonic()
                     if self._leads:
-                        self._try(lambda: begin_plan(self._run_dir, after.plan, done))
+                        self._try(lambda: self._write(after.plan, done))
                     if self._agreed():
                         request = self._committed(after, done)
                         times = (began, given, time.monotonic())
@@ -286,15 +292,22 @@ class Replanning:
         self._refuse()
         return None
 
+    def _write(self, plan: Plan, done: int) -> None:
+        """Make a plan the job's, which stays one of as many processes."""
+        if len(plan.ranks) < self._process.world_size:
+            keep_processes(self._run_dir, self._process.world_size)
+        begin_plan(self._run_dir, plan, done)
+
     def _committed(self, after: Follower, done: int) -> commands.Request:
         """Be under the new plan. Returns what was asked for."""
         request = self._request
         assert request is not None, "a rank that has something prepared knows what for"
         self._worker.let_go()
-        self._worker, self._next, self._thread = after, None, None
-        if self._leads:
+        self._next = self._thread = None
+        if self._leads:  # under the old plan
             commands.take(self._run_dir, commands.REPLAN, done, plan=request.plan)
             self.forget()
+        self._worker, self._request = after, None
         self._ballot.answer(self._process.rank, self._number, Answer.FAILED)  # nothing is kept of it
         return request
 

@@ -103,10 +103,10 @@ def train(
     recorder = Recorder(
         run_dir,
         rank=process.rank,
-        stage=plan.stages_of(process.rank)[0],
+        stage=next(iter(plan.stages_of(process.rank)), None),
         origin=_origin(run_dir, process),
         heartbeats=process.heartbeats,
-        trace_bytes=bytes_of_rank(len(plan.ranks)),
+        trace_bytes=bytes_of_rank(process.world_size),
         epoch_minibatches=workload.epoch_minibatches,
     )
     try:

@@ -31,7 +31,7 @@ def validate(context: WorkerContext, replicas: Mapping[int, StageReplica], *, wa
     workload, recorder = context.workload, context.recorder
     samples, batches = workload.validation, workload.validation_order()
     assert samples is not None
-    todo = compile(context.plan, len(batches)).evaluation[context.rank]
+    todo = compile(context.plan, len(batches)).evaluation.get(context.rank, ())
     inputs = {}
     for k, replica in replicas.items():
         replica.runner.begin(training=False)

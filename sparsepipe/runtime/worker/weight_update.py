@@ -11,6 +11,7 @@ from ..config import RunConfig
 from ..training_state.clipping import clip, square_norm
 from ..training_state.learning_rate import LearningRate
 from ..training_state.loss_scale import LossScale
+from .connections import Connections
 from .context import WorkerContext
 from .epoch_parts import Averaged
 from .stage_replica import StageReplica
@@ -22,8 +23,8 @@ class WeightUpdate:
     Only then is it known whether any gradients overflowed, and how long they are together.
     """
 
-    def __init__(self, context: WorkerContext, config: RunConfig, *, num_stages: int) -> None:
-        self._context, self._clip_norm = context, config.clip_norm
+    def __init__(self, context: WorkerContext, config: RunConfig, *, connections: Connections, num_stages: int) -> None:
+        self._context, self._connections, self._clip_norm = context, connections, config.clip_norm
         self._schedule = LearningRate.of(config)
         self.scales_loss = config.precision == "float16"
         self.loss_scale = LossScale(config.loss_scale if self.scales_loss else 1.0)
@@ -92,11 +93,12 @@ class WeightUpdate:
         self.loss_scale.update(overflowed=overflowed)
 
     def _sum(self, values: Tensor, action: Action, minibatch: int, start: float, *, what: str) -> float:
-        """Sum `values` over all ranks, in place: an update begun at `start` waits for it. Returns when it goes on."""
+        """Sum `values` over the plan's ranks, in place: an update begun at `start` waits for it. Returns when it goes
+        on."""
         recorder = self._context.recorder
         waits = recorder.begin("wait", minibatch)
         recorder.span("update", str(action), start, waits, minibatch=minibatch)
-        self._context.process.sum(values, what=what)
+        self._connections.sum(values, what=what)
         goes_on = recorder.begin("update", minibatch)
         recorder.span("wait", str(action), waits, goes_on, minibatch=minibatch)
         return goes_on

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any, NoReturn
 
 import torch
@@ -21,8 +20,7 @@ from ..commands import REPLAN, STOP
 from ..config import RunConfig
 from ..failures import LossNotFinite, PeerLost
 from ..plan_fit import check_fits
-from ..reporting import metrics
-from ..reporting.load import shared_load, worst_load
+from ..reporting.load import shared_load
 from ..reporting.memory import PeakMemory
 from ..reporting.recorder import Recorder
 from ..training_state import checkpoint
@@ -36,9 +34,12 @@ from .epoch_executor import EpochExecutor
 from .epoch_parts import EpochPart, RunLength, Units
 from .epoch_row import EpochSoFar, epoch_row, summed
 from .feed import Feed, GivenFeed
+from .left_out import meet, rejoin
 from .packet_exchange import PacketExchange
 from .pause import Pause, last_end, usual_gap
+from .probe import Probe
 from .replanning import Moment
+from .run_summary import epochs_told, run_summary
 from .stage_replica import StageReplica, WeightsNotFinite
 from .straggler import Straggler
 from .validation import scores, validate
@@ -87,7 +88,7 @@ class Worker:
         timeout = config.timeout_seconds
         exchange = PacketExchange(connections, recorder, timeout=timeout)
         self.context = WorkerContext(plan, process, workload, exchange, recorder, memory, timeout, straggler)
-        self.weight_update = WeightUpdate(self.context, config, num_stages=len(stages))
+        self.weight_update = WeightUpdate(self.context, config, connections=connections, num_stages=len(stages))
         self.snapshots = before.snapshots if before else Snapshots(self.checkpoints_in, timeout=timeout)
         self.length = RunLength(workload.epoch_minibatches, workload.total_minibatches)
         self.horizon = Horizon.of(connections.program)
@@ -98,6 +99,7 @@ class Worker:
         self.first_epoch = 0  # of those, that ended under this plan
         self.last_table = torch.zeros(1, 5, dtype=torch.float64)  # of the part that ended last, of all ranks
         self.pause: Pause | None = None  # before this plan, until its first update
+        self.probe = Probe(self.context) if self.context.is_left_out else None
         self.unproven: int | None = None  # minibatches of the checkpoint whose weights are not validated yet
 
     def program(self, num_minibatches: int) -> Program:
@@ -230,7 +232,7 @@ class Worker:
             self.process.barrier(f"start of epoch {epoch}")
         started, before = self.recorder.now(), Usage.now()
         every = _LOOK_EVERY if self.epochs else 1  # the summary's pace is of epochs after the first
-        for place, action in enumerate(program.actions[self.rank]):
+        for place, action in enumerate(program.actions.get(self.rank, ())):
             if not control.trains(action, program):
                 continue
             self.recorder.stage = action.stage
@@ -243,10 +245,11 @@ class Worker:
         control.close_part()
         with self._meeting(epoch):
             self.context.exchange.finish()
+            rejoin(self.context, control, self.weight_update, look=self._look)
             tables = {k: executor.close()[: control.end] for k, executor in executors.items()}
             if not control.end:
                 return {}, 0
-            table = summed(tables, self.context)
+            table = summed(tables, self.context, control.end)
             self.last_table = table
             if control.end < part.count and control.due == REPLAN:
                 self.so_far.tables.append(table)
@@ -255,6 +258,12 @@ class Worker:
             row = epoch_row(self.context, table, started, stages=tuple(tables), before=self.so_far)
             self.so_far = EpochSoFar()
             return row | {"load": shared_load(self.process, before, after)}, control.end
+
+    def _look(self) -> None:
+        """Look at what is proposed, and how slow this rank is, where the plan leaves it out."""
+        self.control.wait()
+        if self.probe:
+            self.probe.look(self.control.first)
 
     @contextmanager
     def _meeting(self, epoch: int) -> Iterator[None]:
@@ -269,6 +278,7 @@ class Worker:
             tally = validate(self.context, self.replicas)
             with self._meeting(epoch):
                 self.context.exchange.finish()
+                meet(self.context, torch.zeros(1), look=self._look)
                 self.process.sum(tally.values, what=f"validation of epoch {epoch}")
         except InputError as error:
             self.snapshots.wait()
@@ -318,7 +328,7 @@ class Worker:
         """Raise InputError where this job cannot go on under a plan."""
         check_ranks(plan, self.process.world_size)
         self.workload.check(plan)
-        check_fits(plan, self.config)
+        check_fits(plan, self.config, num_processes=self.process.world_size)
 
     def connect_next(self, plan: Plan, opening: int) -> Connections:
         """Open the connections of the plan after this one, beside those that are at work. All ranks come here."""
@@ -367,6 +377,8 @@ class Worker:
         self.weight_update.loss_scale = before.weight_update.loss_scale
         self.context.memory.restart(self.connections.shared_memory)
         self.control.go_on(self.horizon)
+        if self.context.is_left_out:
+            self.recorder.stage = None
         if self.context.writes_metrics:
             usual = usual_gap(before.last_table, round_length(before.plan, len(before.plan.stages) - 1))
             self.pause = Pause(moment, since, usual, ahead=time.monotonic() - self.recorder.now())
@@ -433,36 +445,7 @@ class Worker:
             self.recorder.metric("summary", **self._summary(done))
 
     def _summary(self, done: int) -> dict[str, Any]:
-        """Sum the run up: medians over epochs, without the first (it reads the data) if there are others."""
+        """Sum the run up; of epochs that this worker saw none of, the run's metrics tell."""
         if not self.epochs:  # it was killed between its last checkpoint and its end
-            told = read_metrics(self.run_dir / "metrics.jsonl", "epoch")
-            self.epochs = [row for row in told if len(row["stages"]) == len(self.plan.stages)]  # of this plan
-        if not self.epochs:
-            raise InputError(f"{self.run_dir / 'metrics.jsonl'}: has no epoch of this plan, so nothing to sum up")
-        steady, own = self.epochs[1:] or self.epochs, self.epochs[self.first_epoch :]
-        replans = self._replans()
-        return {
-            "run_dir": self.process.record or str(self.run_dir),
-            "model": self.workload.model,
-            "engine": self.workload.engine_name,
-            "schedule": self.plan.schedule,
-            "planner": self.plan.planner,
-            "synthetic": self.workload.synthetic,
-            "minibatches": done,
-            "epochs": len(self.epochs),
-            "samples_per_second": median(row["samples_per_second"] for row in steady),
-            "train": self.epochs[-1]["train"],
-            "validation": self.epochs[-1]["validation"] or {},
-            "load": worst_load(steady),
-            "stages": metrics.with_memory(
-                metrics.median_summaries([row["stages"] for row in own[1:] or own]), self.plan
-            ),
-            **({"replans": replans} if replans else {}),
-        }
-
-    def _replans(self) -> list[dict[str, Any]]:
-        """What changes of the plan cost, in order, of all attempts of the run."""
-        self.recorder.flush()
-        path = self.run_dir / "metrics.jsonl"
-        rows = read_metrics(path, "replan") if path.exists() else []
-        return [{key: value for key, value in row.items() if key not in ("event", "seconds")} for row in rows]
+            self.epochs = epochs_told(self.run_dir, self.plan)
+        return run_summary(self.context, self.run_dir, done, epochs=self.epochs, first_own=self.first_epoch)

@@ -1,0 +1,56 @@
+"""What a run comes to when it ends: its pace, its losses, how busy its stages were, what changes of the plan cost."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ...errors import InputError
+from ...plan import Plan
+from ...record.record_files import read_metrics
+from ..reporting import metrics
+from ..reporting.load import worst_load
+from .context import WorkerContext
+
+
+def epochs_told(run_dir: Path, plan: Plan) -> list[dict[str, Any]]:
+    """Return the epochs of a plan that a run's metrics tell of. Raises InputError where there are none."""
+    path = run_dir / "metrics.jsonl"
+    told = [dict(row) for row in read_metrics(path, "epoch") if len(row["stages"]) == len(plan.stages)]
+    if not told:
+        raise InputError(f"{path}: has no epoch of this plan, so nothing to sum up")
+    return told
+
+
+def run_summary(
+    context: WorkerContext, run_dir: Path, done: int, *, epochs: Sequence[dict[str, Any]], first_own: int
+) -> dict[str, Any]:
+    """Sum a run up after `done` minibatches: medians over `epochs`, without the first (it reads the data) if there are
+    others; of stages over those from `first_own` on, which ended under this plan."""
+    plan, workload = context.plan, context.workload
+    steady, own = epochs[1:] or epochs, epochs[first_own:]
+    replans = _replans(context, run_dir)
+    return {
+        "run_dir": context.process.record or str(run_dir),
+        "model": workload.model,
+        "engine": workload.engine_name,
+        "schedule": plan.schedule,
+        "planner": plan.planner,
+        "synthetic": workload.synthetic,
+        "minibatches": done,
+        "epochs": len(epochs),
+        "samples_per_second": median(row["samples_per_second"] for row in steady),
+        "train": epochs[-1]["train"],
+        "validation": epochs[-1]["validation"] or {},
+        "load": worst_load(steady),
+        "stages": metrics.with_memory(metrics.median_summaries([row["stages"] for row in own[1:] or own]), plan),
+        **({"replans": replans} if replans else {}),
+    }
+
+
+def _replans(context: WorkerContext, run_dir: Path) -> list[dict[str, Any]]:
+    """What changes of the plan cost, in order, of all attempts of the run."""
+    context.recorder.flush()
+    path = run_dir / "metrics.jsonl"
+    rows = read_metrics(path, "replan") if path.exists() else []
+    return [{key: value for key, value in row.items() if key not in ("event", "seconds")} for row in rows]
