@@ -1,13 +1,12 @@
-"""A pipeline in a process of its own, a thread for each of its ranks: `averaging_process.py RUN PIPELINE ATTEMPT CUTS`.
+"""A pipeline for a process of its own, with a thread for each of its ranks.
 
 It trains a few tensors towards a target, on the minibatches that a coordinator hands out, and writes what it ends with.
 """
 
 import json
-import os
-import sys
 import time
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +41,8 @@ def gradient(name: str, weight: torch.Tensor, minibatch: int) -> torch.Tensor:
     return weight - 1 + 0.1 * torch.randn(weight.shape, generator=draw)
 
 
-def main() -> None:
-    run_dir, pipeline, attempt = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    cuts = json.loads(sys.argv[4])
+def train(run_dir: Path, attempt: int, cuts: Sequence[int], pipeline: int) -> None:
+    """Train until the run is told to stop, and write the weights. A second `attempt` joins the others again."""
     torch.set_num_threads(1)
     remote = Remote(run_dir, attempt, len(cuts) + 1)
     layers, weights, buffers = network(0)
@@ -71,8 +69,3 @@ def main() -> None:
         number += 1
     torch.save(one.weights(), run_dir / f"weights-{pipeline}.pt")
     one.close()
-
-
-if __name__ == "__main__":
-    main()
-    os._exit(0)  # as workers do: threads that serve may be at work, and torch aborts where it finds them so

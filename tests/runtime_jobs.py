@@ -151,13 +151,9 @@ def run_ranks(
     The processes are forked from one that has imported torch and the runtime, and done nothing else: each that imports
     them itself takes two seconds. Fails with what they wrote where one fails or they take longer than `limit` seconds.
     """
-    context = multiprocessing.get_context("forkserver")
-    _start_forkserver(context)
     paths = [logs / f"worker{rank}.log" for rank in range(count)]
-    ranks = [
-        context.Process(target=_one_rank, args=(work, arguments, rank, path, {"WORLD_SIZE": str(count), **more}))
-        for rank, path in enumerate(paths)
-    ]
+    told = {"WORLD_SIZE": str(count), **more}
+    ranks = [rank_process(work, rank, *arguments, log=path, more=told) for rank, path in enumerate(paths)]
     deadline = time.monotonic() + limit
     try:
         for rank in ranks:
@@ -171,6 +167,15 @@ def run_ranks(
             rank.kill()
             rank.join()
     assert all(rank.exitcode == 0 for rank in ranks), _told(paths)
+
+
+def rank_process(
+    work: Callable[..., None], rank: int, *arguments: object, log: Path, more: Mapping[str, str]
+) -> multiprocessing.process.BaseProcess:
+    """Return the process that calls `work(*arguments, rank)`, not started yet; see `run_ranks`."""
+    context = multiprocessing.get_context("forkserver")
+    _start_forkserver(context)
+    return context.Process(target=_one_rank, args=(work, arguments, rank, log, more))
 
 
 @cache

@@ -1,26 +1,25 @@
 """Pipelines, coordinator and parameter server in processes of their own: one pipeline is killed, restarts and joins."""
 
 import json
-import os
 import subprocess
-import sys
 import time
 from contextlib import ExitStack
 from itertools import count
-from pathlib import Path
 
 import pytest
 import torch
+from averaging_process import train
 from exchanging_pipelines import network, same_bits
 from processes import ENOUGH
+from runtime_jobs import rank_process
 
 from sparsepipe.files import read_rows, write_json
+from sparsepipe.host.python_path import python_command, python_environment
 from sparsepipe.pipelines import Pipelines
 from sparsepipe.plan import Plan, Stage
 from sparsepipe.replication import RULES, rule_to_json
 from sparsepipe.runtime import commands
 
-HERE = Path(__file__).parent
 CUTS = [(1, 3), (), (2,)]
 KILLED = 2
 RULES_TO_TRY = [RULES["partial-reduce"](), RULES["wsp"](every=2, bound=8), RULES["diloco"](every=4), RULES["ad-psgd"]()]
@@ -36,19 +35,20 @@ def test_a_killed_pipeline_joins_again_and_all_end_alike(rule, tmp_path):
     _write_plan(run, rule)
     with ExitStack() as stack:
         options = ["--pipelines", "3", "--replication", json.dumps(rule_to_json(rule)), "--launch", "0"]
-        _start(stack, "-m", "sparsepipe.runtime.pipelines.service", "--run-dir", str(run), *options)
+        _start(stack, "sparsepipe.runtime.pipelines.service", "--run-dir", str(run), *options)
         if rule.name == "wsp":
-            _start(stack, "-m", "sparsepipe.runtime.replication.between_pipelines", "--run-dir", str(run))
+            _start(stack, "sparsepipe.runtime.replication.between_pipelines", "--run-dir", str(run))
         pipelines = [_pipeline(stack, run, k, 0) for k in range(3)]
-        _wait(lambda: _done(run, KILLED) >= 8, pipelines)
+        _wait(lambda: _done(run, KILLED) >= 8, pipelines, run)
         pipelines[KILLED].kill()
-        pipelines[KILLED].wait(ENOUGH)
+        pipelines[KILLED].join(ENOUGH)
         done = _done(run, KILLED)
         pipelines[KILLED] = _pipeline(stack, run, KILLED, 1)
-        _wait(lambda: _done(run, KILLED) >= done + 20, pipelines)
+        _wait(lambda: _done(run, KILLED) >= done + 20, pipelines, run)
         commands.ask(run, commands.STOP)
         for pipeline in pipelines:
-            assert pipeline.wait(ENOUGH) == 0
+            pipeline.join(ENOUGH)
+            assert pipeline.exitcode == 0
     ends = [torch.load(run / f"weights-{k}.pt") for k in range(3)]
     assert same_bits(ends[0], ends[1]) and same_bits(ends[0], ends[2])
     for weight in ends[0].values():
@@ -69,17 +69,18 @@ def _write_plan(run, rule):
     Pipelines(tuple(plans), rule).save(run / "plan.json")
 
 
-def _start(stack, *command):
-    paths = os.pathsep.join([str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
-    process = stack.enter_context(subprocess.Popen([sys.executable, *command], env=environment, cwd=HERE))
+def _start(stack, module, *options):
+    process = stack.enter_context(subprocess.Popen(python_command(module, *options), env=python_environment()))
     stack.callback(process.kill)
-    return process
 
 
 def _pipeline(stack, run, k, attempt):
-    cuts = json.dumps(CUTS[k])
-    return _start(stack, str(HERE / "averaging_process.py"), str(run), str(k), str(attempt), cuts)
+    log = run / "logs" / f"pipeline{k}-{attempt}.log"
+    process = rank_process(train, k, run, attempt, CUTS[k], log=log, more={"OMP_NUM_THREADS": "1"})
+    process.start()
+    stack.callback(process.join)
+    stack.callback(process.kill)
+    return process
 
 
 def _done(run, pipeline):
@@ -89,8 +90,9 @@ def _done(run, pipeline):
     )
 
 
-def _wait(ready, processes):
+def _wait(ready, processes, run):
     deadline = time.monotonic() + ENOUGH
     while not ready():
-        assert time.monotonic() < deadline and all(process.poll() is None for process in processes)
+        logs = [path.read_text()[-3000:] for path in sorted((run / "logs").iterdir())]
+        assert time.monotonic() < deadline and all(process.is_alive() for process in processes), "\n".join(logs)
         time.sleep(0.05)
