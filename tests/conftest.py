@@ -190,9 +190,12 @@ def pytest_collection_finish() -> None:
 # Files whose tests share something that is slow to make: all of a file's go to one worker of pytest-xdist, and these
 # files come first. (Its own groups, `--dist loadgroup`, do nothing under pytest 9.2: xdist 3.8 renames tests in vain.)
 _TOGETHER = {
-    *("test_notebooks_run.py", "test_runtime_laws.py", "test_runtime_modules.py", "test_runtime_resume.py"),
+    *("test_data_shapes.py", "test_engines_fused.py", "test_export.py", "test_launchers_lost_host.py"),
+    *("test_launchers_replan.py", "test_launchers_ssh.py", "test_launchers_template.py", "test_models_traced.py"),
+    *("test_notebooks_run.py", "test_replaying.py", "test_reproduce_accessible.py", "test_runtime_checkpoint.py"),
+    *("test_runtime_exponent_coding.py", "test_runtime_inference.py", "test_runtime_laws.py"),
+    *("test_runtime_metrics.py", "test_runtime_modules.py", "test_runtime_replan.py", "test_runtime_resume.py"),
     *("test_runtime_zero_elision.py", "test_widgets_accessible.py", "test_widgets_browser.py"),
-    *("test_launchers_template.py", "test_launchers_ssh.py", "test_launchers_lost_host.py"),
 }
 
 
