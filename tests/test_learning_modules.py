@@ -20,6 +20,7 @@ from sparsepipe.runtime.workloads import layer_graph
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 PROCESSES = {"one process": 1, "1f1b": 2}
+PREPARED = "prepared"  # the folder of what is made of texts: it takes seconds, and serves all processes of a test
 
 
 def need(name: str) -> None:
@@ -32,6 +33,7 @@ def need(name: str) -> None:
 
 def validations(folder, config: RunConfig, processes: int) -> list[dict]:
     """Train a network cut into stages of as many layers, a process each; return what each validation reports."""
+    config = config.replace(cache=str(folder / PREPARED))
     ids = [layer.id for layer in layer_graph(config).layers]
     bounds = [round(k * len(ids) / processes) for k in range(processes + 1)]
     stages = (Stage(tuple(ids[a:b]), (k,)) for k, (a, b) in enumerate(zip(bounds, bounds[1:], strict=False)))
@@ -54,7 +56,7 @@ def test_masked_words_are_found_better_than_by_the_most_frequent_one(tmp_path):
     """Of pages of Wikipedia, in 2,000 subwords: BERT has learnt more than how often words occur."""
     need("wikipedia-pages")
     task = TASKS["masked words"]
-    held = open_examples(task.data, split="test", **task.data_args)
+    held = open_examples(task.data, split="test", cache=tmp_path / PREPARED, **task.data_args)
     words = Counter(
         word
         for start in range(0, len(held), 64)
@@ -73,6 +75,6 @@ def test_translations_become_better_than_copies(tmp_path):
     config = RunConfig("gnmt-small", "libreoffice-help-en-de", data_args=json.dumps(options), batch_size=32, threads=1)
     config = config.replace(optimizer="adam", learning_rate=0.003, epochs=2)
     found = [row["bleu"] for row in validations(tmp_path, config, 2)]
-    held = open_examples("libreoffice-help-en-de", split="test", **options)
+    held = open_examples("libreoffice-help-en-de", split="test", cache=tmp_path / PREPARED, **options)
     copies = bleu_of_copies(held, source_vocabulary=held, vocabulary=held, most_sentences=config.bleu_sentences)
     assert found[0] < found[-1] > copies["bleu"], (found, copies)
