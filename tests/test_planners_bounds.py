@@ -1,13 +1,25 @@
 """Bounds where cuts are too many to search: never above the best plan, and close to it on published networks."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Link, Profile, partition
+from sparsepipe import (
+    Cluster,
+    CostSample,
+    DeviceType,
+    Layer,
+    LayerCost,
+    LayerGraph,
+    Link,
+    Node,
+    Profile,
+    partition,
+)
 from sparsepipe.planners.base import Problem
 from sparsepipe.planners.cuts import Cuts
 from sparsepipe.planners.exact.cut_profile_bound import CutProfile
@@ -15,7 +27,7 @@ from sparsepipe.planners.exact.frontier_cuts import FrontierCuts
 from sparsepipe.planners.exact.listed_cuts import ListedCuts
 from sparsepipe.planners.exact.packing_bound import _knapsack, packing_bound
 from sparsepipe.planners.exact.relaxed_bound import relaxed_bound
-from sparsepipe.planners.exact.search_space import Rules, spaces
+from sparsepipe.planners.exact.search_space import Rules, merged, spaces
 
 
 @st.composite
@@ -52,6 +64,40 @@ def test_no_bound_is_above_the_best_plan(problem):
             frontier = FrontierCuts.of(problem, units=units, most_bytes=_most_bytes(problem, above), sums=True)
             profile = CutProfile.of_frontier(frontier)
             assert profile.bound(rates(space), sending(problem), 0.0, above) <= best * (1 + 1e-9)
+
+
+@settings(max_examples=25, deadline=None)
+@given(problems(most_layers=5), st.lists(st.integers(1, 2), min_size=2, max_size=3), st.sampled_from([0.5, 2.0, 20.0]))
+def test_no_plan_on_several_nodes_is_better_than_the_best_on_one(problem, sizes, between):
+    """With links of its own inside each node, which those of a single device never use."""
+    inside = problem.cluster.network
+    nodes = tuple(Node(f"n{k}", (DeviceType("d"),) * size, inside) for k, size in enumerate(sizes))
+    several = replace(problem, cluster=Cluster(nodes, Link(between)))
+    best = partition(several.profile, several.cluster, schedule=several.schedule, num_microbatches=4)
+    easier = merged(replace(several, num_microbatches=4))
+    least = partition(easier.profile, easier.cluster, schedule=several.schedule, num_microbatches=4)
+    assert best.estimate.gap == least.estimate.gap == 0 or not best.estimate.period_seconds
+    assert least.estimate.period_seconds <= best.estimate.period_seconds * (1 + 1e-9)
+    if max(sizes) == 1:
+        assert least.estimate.period_seconds == pytest.approx(best.estimate.period_seconds)
+
+
+def test_hosts_of_one_device_each_are_planned_as_one_node():
+    """Too many hosts to try each by itself, in any order: those of a type are alike."""
+    layers = [Layer(f"l{k}", "", 1e4 * (k % 5)) for k in range(24)]
+    costs = {
+        kind: tuple(LayerCost((CostSample(1, place + k % 7, 1.0, 1e3 * (k % 3)),)) for k in range(24))
+        for place, kind in enumerate("abcd")
+    }
+    profile = Profile(LayerGraph.chain(layers), costs)
+    nodes = tuple(Node(f"h{k}", (DeviceType("abcd"[k // 3]),), Link(1e12)) for k in range(12))
+    cluster = Cluster(nodes, Link(1e3, 0.01))
+    problem = Problem(profile, cluster)
+    assert not any(space.complete for space in spaces(problem, Rules()))
+    one = merged(problem).cluster
+    found, least = partition(profile, cluster).estimate, partition(profile, one).estimate
+    assert found.gap == least.gap == 0
+    assert found.period_seconds == pytest.approx(least.period_seconds)
 
 
 def rates(space):

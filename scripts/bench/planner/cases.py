@@ -31,6 +31,29 @@ def chain(num_layers: int, types: str, *, seed: int = 0) -> Profile:
     return Profile(LayerGraph.chain(layers), costs)
 
 
+def cells(count: int, *, branches: int = 5, deep: int = 4, seed: int = 0) -> Profile:
+    """A random network of cells, each a few branches of layers that are added up: many cuts, 625 and more a cell."""
+    rng = random.Random(seed)
+    layers, edges, last = [Layer("start")], [], 0
+    for _ in range(count):
+        ends = []
+        for _ in range(branches):
+            end = last
+            for _ in range(deep):
+                edges.append((end, len(layers)))
+                end = len(layers)
+                layers.append(Layer(f"l{end}", "", rng.choice([0, 1e4, 1e5])))
+            ends.append(end)
+        last = len(layers)
+        edges += [(end, last) for end in ends]
+        layers.append(Layer(f"l{last}"))
+    costs = []
+    for _ in layers:
+        forward = rng.uniform(1, 10) * 1e-3
+        costs.append(LayerCost((CostSample(0, forward, 2 * forward, rng.uniform(1, 10) * 1e5),)))
+    return Profile(LayerGraph(tuple(layers), tuple(edges)), {"a": tuple(costs)})
+
+
 def devices(types: str, count: int) -> Cluster:
     """One node with `count` devices, spread over `types`."""
     kinds = tuple(DeviceType(types[k * len(types) // count]) for k in range(count))

@@ -7,7 +7,7 @@ from typing import Any
 from ..document import add_json, tell
 from . import __doc__ as about
 from .cases import reference
-from .rounds import growth, planning, simulation
+from .rounds import bounds, growth, planning, simulation
 
 
 def main() -> None:
@@ -23,6 +23,7 @@ def main() -> None:
     document = {
         "planning": planning(reference(), options.repeats),
         "growth": growth(options.repeats, options.largest),
+        "gaps": bounds(options.largest),
         "simulation": simulation(options.repeats, options.largest),
     }
     tell(document, options.json, table(document))

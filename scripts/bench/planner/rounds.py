@@ -14,7 +14,7 @@ from sparsepipe.planners import Problem, estimate
 
 from ..document import REPOSITORY
 from ..rounds import turns
-from .cases import chain, devices, hosts, minkvgg16
+from .cases import cells, chain, devices, hosts, minkvgg16
 
 ORIGINAL_RESNET101_SECONDS = 7.8  # CPU seconds of PipeDream's own optimizer, resnet101 on 16 like devices
 
@@ -77,28 +77,51 @@ def planning(folder: Path | None, repeats: int) -> dict[str, Any]:
     return found
 
 
-def growth(repeats: int, largest: bool) -> dict[str, dict[str, float]]:
-    """Seconds to plan as layers, devices, types and hosts grow, one at a time."""
-
-    def spent(layers: int, count: int, types: str) -> float:
-        return planned(chain(layers, types), devices(types, count))
-
-    def planned(profile: Profile, cluster: Cluster) -> float:
-        return seconds(lambda: partition(profile, cluster), max(1, repeats // 2))
-
+def growing(largest: bool) -> dict[str, dict[str, tuple[Profile, Cluster]]]:
+    """Networks and clusters as layers, cells, devices, types and hosts grow, one at a time."""
     eight_each = (4, 8, 16, 32, 64) if largest else (4, 8, 16)
-
     return {
-        "layers (8 devices, 2 types)": {str(n): spent(n, 8, "ab") for n in (25, 50, 100, 200, 400, 800)},
-        "devices (100 layers, 2 types)": {str(n): spent(100, n, "ab") for n in (2, 4, 8, 16, 32, 64)},
-        "types (100 layers, 12 devices)": {str(n): spent(100, 12, "abcdef"[:n]) for n in (1, 2, 3, 4, 6)},
+        "layers (8 devices, 2 types)": {
+            str(n): (chain(n, "ab"), devices("ab", 8)) for n in (25, 50, 100, 200, 400, 800)
+        },
+        "cells of five branches (8 devices)": {str(n): (cells(n), devices("a", 8)) for n in (2, 4, 8, 16, 32, 64)},
+        "devices (100 layers, 2 types)": {str(n): (chain(100, "ab"), devices("ab", n)) for n in (2, 4, 8, 16, 32, 64)},
+        "types (100 layers, 12 devices)": {
+            str(n): (chain(100, "abcdef"[:n]), devices("abcdef"[:n], 12)) for n in (1, 2, 3, 4, 6)
+        },
         "hosts (100 layers, 4 types, a device each)": {
-            str(n): planned(chain(100, "abcd"), hosts("abcd", n, 1)) for n in (4, 8, 16, 32, 64)
+            str(n): (chain(100, "abcd"), hosts("abcd", n, 1)) for n in (4, 8, 16, 32, 64)
         },
         "hosts (100 layers, 4 types, 8 devices each)": {
-            str(n): planned(chain(100, "abcd"), hosts("abcd", n, 8)) for n in eight_each
+            str(n): (chain(100, "abcd"), hosts("abcd", n, 8)) for n in eight_each
         },
     }
+
+
+def growth(repeats: int, largest: bool) -> dict[str, dict[str, float]]:
+    """Seconds to plan as each size grows."""
+    times = max(1, repeats // 2)
+    return {
+        name: {
+            size: seconds(lambda profile=profile, cluster=cluster: partition(profile, cluster), times)
+            for size, (profile, cluster) in rows.items()
+        }
+        for name, rows in growing(largest).items()
+    }
+
+
+def bounds(largest: bool) -> dict[str, dict[str, float]]:
+    """The gap of each plan as each size grows: the share of its period that a better one could save at most."""
+    return {
+        name: {size: _gap(profile, cluster) for size, (profile, cluster) in rows.items()}
+        for name, rows in growing(largest).items()
+    }
+
+
+def _gap(profile: Profile, cluster: Cluster) -> float:
+    estimate = partition(profile, cluster).estimate
+    assert estimate is not None and estimate.gap is not None
+    return estimate.gap
 
 
 def simulation(repeats: int, largest: bool) -> dict[str, dict[str, float]]:

@@ -141,7 +141,9 @@ class Optimal:
         searched = found[0].space
         if self.cost_model != "default" or self.quick and len(problem.cluster.nodes) == 1:
             return found, float(searched.model.work[-1] / searched.moves.spare[0])
-        low, relaxed = self._easier(problem, searched)
+        low, relaxed, easily = self._easier(problem, searched)
+        if max(len(node.device_types) for node in problem.cluster.nodes) == 1:
+            found = [*found, *easily]  # every two devices are joined by the network, there as here
         if self.quick:
             return found, low
         period = min(one.value for one in found)
@@ -173,15 +175,16 @@ class Optimal:
             around = min(own, key=lambda one: one.value).boundaries
         return found
 
-    def _easier(self, problem: Problem, searched: Space) -> tuple[float, Space]:
-        """(a bound of every plan's period, a space on one node): on the best of all links no plan does worse."""
+    def _easier(self, problem: Problem, searched: Space) -> tuple[float, Space, list["Found"]]:
+        """(a bound of every plan's period, a space on one node, paths of it): on the best links no plan does worse."""
         if len(problem.cluster.nodes) > 1:
             easier = merged(problem)
             for space in spaces(easier, self._rules):
                 if space.complete and not self._refusal(space):
-                    return self._minimise(easier, space)[1], space
+                    paths, low = self._minimise(easier, space)
+                    return low, space, paths
                 searched = space
-        return float(searched.model.work[-1] / searched.moves.spare[0]), searched
+        return float(searched.model.work[-1] / searched.moves.spare[0]), searched, []
 
     def _plan(self, problem: Problem, found: "Found", bound: float) -> Plan:
         model, taken, stages = found.space.model, set[int](), []

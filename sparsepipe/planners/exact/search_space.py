@@ -171,9 +171,9 @@ def _shape(classes: Sequence[DeviceClass], order: Sequence[int]) -> tuple:
 
 
 def merged(problem: Problem) -> Problem:
-    """The same devices on one node with the best of all links: no plan does worse there."""
+    """The same devices on one node with the best of all links that join two of them: no plan does worse there."""
     nodes = problem.cluster.nodes
-    links = [problem.cluster.network, *(node.link for node in nodes)]
+    links = [problem.cluster.network, *(node.link for node in nodes if len(node.device_types) > 1)]
     best = Link(max(link.bandwidth for link in links), min(link.latency for link in links))
     kinds = tuple(device.type for device in problem.cluster.devices)
     return replace(problem, cluster=Cluster((Node("all", kinds, best),), best))
