@@ -48,8 +48,6 @@ def test_pipelines_of_one_stage_train_to_the_end_and_are_replayed_to_the_same_bi
     config = settings(clouds, model=NORMED, epochs=6, validate=True, momentum=0.0, stragglers="jitter:p=1,seconds=0.1")
     result = run_pipelines(tmp_path / "run", plan, config)
     _each_once(result, 6)
-    losses = [row["loss"] for row in sorted(result.rows("step"), key=lambda row: row["minibatch"])]
-    assert sum(losses[-2 * EPOCH :]) / 2 < sum(losses[:EPOCH])
     (summary,) = result.rows("summary")
     assert summary["minibatches"] == 6 * EPOCH and summary["replication"]["rule"] == rule.partition(":")[0]
     assert {row["pipeline"] for row in result.rows("step")} == set(range(TRAINED[rule])), "each had some"
