@@ -422,6 +422,7 @@ OWN_WORDS = {  # filled into the Markdown of notebooks as they are: numbers, and
     *("num_points", "voxel_sizes[-1]", "batch_size", "shape", "num_devices", "places", "proof", "text", "head", "rows"),
     *("busy", "epochs", "classes", "reached", "verdict", "told", "name", "told[name]", "chance", "row['stage']"),
     *("minibatches", "place.noted()", "baseline", "best.planner"),
+    *("scaled_bytes(widest.output_bytes)", "scaled_bytes(heaviest.parameter_bytes)"),
     *("image_epochs", "after", "cloud_epochs", "learned", "held", "second", "faster"),
     # 11_moving: numbers, and names of VARIANTS, as which runs and simulations took them before
     *(

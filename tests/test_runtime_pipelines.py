@@ -82,9 +82,12 @@ def test_pipelines_cut_unlike_train_together(tmp_path, clouds, rule) -> None:
 
 @pytest.mark.parametrize("rule", SHUFFLED)
 def test_a_run_is_replayed_in_one_process_from_its_record_to_the_same_bits(tmp_path, clouds, rule) -> None:
-    """With momentum, which stays each pipeline's own, and in an order drawn anew each epoch."""
+    """With momentum, which stays each pipeline's own, and in an order drawn anew each epoch.
+
+    Each rank sleeps longer than it computes, so that both are at work when averages are due.
+    """
     plan = pipelines_of(NORMED, [[0]], [[1]], rule=rule)
-    config = settings(clouds, model=NORMED, epochs=4, shuffle=True)
+    config = settings(clouds, model=NORMED, epochs=4, shuffle=True, stragglers="jitter:p=1,seconds=0.1")
     _replayed(run_pipelines(tmp_path / "run", plan, config), plan, config)
 
 

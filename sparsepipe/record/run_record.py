@@ -19,9 +19,11 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,11 +83,9 @@ class Origin:
     ) -> "Origin":
         """Describe this process: command, commit, versions, machine, and `facts`."""
         versions = {"python": platform.python_version()}
-        versions |= {
-            name: module.__version__
-            for name in ("sparsepipe", "torch", "numpy", "plotly", "MinkowskiEngine")
-            if (module := sys.modules.get(name)) is not None and hasattr(module, "__version__")
-        }
+        for name in ("sparsepipe", "torch", "numpy", "plotly", "MinkowskiEngine"):
+            with suppress(PackageNotFoundError):  # whether a process has imported it or not
+                versions[name] = version(name)
         machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {cpu.name()}"
         created = datetime.now(UTC).isoformat(timespec="seconds")
         return cls(_command(), commit(), versions, machine, created, facts, campaign, provenance)

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from network_hosts import network_hosts
 
 from scripts.bench import hosts
 from scripts.bench.document import add_json, keep, say, tell
 from scripts.bench.runtime.cases import CASES
 from sparsepipe import data
-from tests.network_hosts import network_hosts
 
 from .report import table
 from .rounds import Bench

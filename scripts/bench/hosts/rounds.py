@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from network_hosts import Host, Network
+
 from scripts.bench.document import say
 from scripts.bench.rounds import load, quartiles, ratios
 from scripts.bench.runtime.cases import CASES, Case
@@ -14,7 +16,6 @@ from scripts.bench.runtime.plans import plans, predict
 from scripts.bench.runtime.processes import start
 from sparsepipe.cluster import Cluster, DeviceType, Link, Node
 from sparsepipe.profile import Profile
-from tests.network_hosts import Host, Network
 
 COMPETITORS = ("limit", "predicted", "pipeline", "ddp")
 _BITS = 8

@@ -211,10 +211,13 @@ class Connections:
                     _set_pg_timeout(NEVER, self.statistics[k].group)
 
 
-def check_ranks(plan: Plan, world_size: int) -> None:
-    """Raise InputError unless a plan's ranks are of a job of so many, of which it may leave out some."""
+def check_ranks(plan: Plan, world_size: int, *, num_processes: int | None = None) -> None:
+    """Raise InputError unless a plan's ranks are of a job of so many, of which it may leave out some.
+
+    `num_processes` is how many the job is to have; one that somebody starts by hand, as torchrun does, has others.
+    """
     ranks = sorted(plan.ranks)
-    if not set(ranks) <= set(range(world_size)):
+    if not set(ranks) <= set(range(world_size)) or world_size != (num_processes or world_size):
         raise InputError(f"the plan needs ranks {ranks}, but this job has {world_size}: 0 to {world_size - 1}")
 
 

@@ -12,6 +12,7 @@ from ...errors import InputError
 from ...files import cut_torn_row
 from ...plan import Plan
 from ...record.plans import went_back
+from ...record.processes import num_processes
 from ...record.trace_file import bytes_of_rank
 from ...schedule import compile_until_steady
 from ..config import RunConfig
@@ -51,7 +52,7 @@ def run(
     workload = workload or open_workload(run_dir, config)
     workload.check(plan)
     identity, timeout = Identity.from_environment(), config.timeout_seconds
-    check_ranks(plan, identity.world_size)
+    check_ranks(plan, identity.world_size, num_processes=num_processes(run_dir, plan))
     with joined(identity, run_dir=run_dir, device=config.device, threads=config.threads, timeout=timeout) as process:
         if weights := checkpoint_of(run_dir):
             from .inference import infer  # a run that trains needs none of it
