@@ -58,6 +58,7 @@ def iteration_times(series: Series, marks: Marks | None = None, *, title: str = 
         _mark(figure, row, (marks or {}).get(name, ()), apart=_APART * max(1, most))
     figure.update_yaxes(range=[0, top])
     figure.update_xaxes(title_text="iteration", row=len(names), col=1)
+    figure.update_layout(margin_r=90)
     return finished(figure, title, note=note, height=110 + _PANEL * len(names))
 
 
@@ -66,18 +67,17 @@ def _axis(letter: str, row: int) -> str:
 
 
 def _named(figure: go.Figure, row: int, name: str, color: str) -> None:
-    """The variant's name in its panel, at the right where lines are low."""
+    """The variant's name at the right of its panel, where no mark can be."""
     figure.add_annotation(
-        x=1,
+        x=1.01,
         xref=f"{_axis('x', row)} domain",
         y=1,
         yref=f"{_axis('y', row)} domain",
-        xanchor="right",
+        xanchor="left",
         yanchor="top",
         text=Html("<b>{}</b>").format(figure_text(name)),
         showarrow=False,
         font={"color": color, "size": SMALL + 1},
-        bgcolor="rgba(255,255,255,0.8)",
     )
 
 

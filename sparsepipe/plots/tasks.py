@@ -102,8 +102,9 @@ def _bars(figure: go.Figure, part: pd.DataFrame, name: str, color: str, col: int
 
 
 def _short(value: float) -> str:
-    """Three digits, "2.42k" for 2417: two bars of a strategy stand side by side, and what they say has little room."""
-    return f"{value / 1e3:.3g}k" if value >= 999.5 else f"{value:.3g}"
+    """Few signs, "2.4k" for 2417: two bars of a strategy stand side by side, and what they say has little room."""
+    thousands = value / 1e3
+    return f"{thousands:.{1 if thousands < 9.95 else 0}f}k" if value >= 999.5 else f"{value:.3g}"
 
 
 def _lines(figure: go.Figure, part: pd.DataFrame, name: str, k: int, col: int, *, first: bool) -> None:

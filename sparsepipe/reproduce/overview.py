@@ -134,7 +134,8 @@ class Shown:
 
 _CELL = Html(
     "<figure style='margin:0;width:200px'><a href='{}.ipynb'><img src='{}' alt='{}' width='200' "
-    "style='background:#fff;border-radius:4px'></a><figcaption><small>{}<br>{}</small></figcaption></figure>"
+    "style='background:#fff;border-radius:4px'></a>"
+    "<figcaption style='overflow-wrap:anywhere'><small>{}<br>{}</small></figcaption></figure>"
 )
 
 

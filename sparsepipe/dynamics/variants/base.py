@@ -65,7 +65,8 @@ def dynpipe_decision(now: Situation, layer_factors: Mapping[int, LayerFactors]) 
     cost = cost_of(before, after, transfer_seconds=transfer, other_seconds=now.caution.other_seconds)
     faster = 1 - after.seconds_per_minibatch / before.seconds_per_minibatch
     gain = now.minibatches_left * (now.seconds_per_minibatch or before.seconds_per_minibatch) * faster
-    return Decision(new, True, gain, cost, moves, f"DynPipe's planner expects it to be {faster:.1%} faster")
+    told = f"{abs(faster):.1%} {'faster' if faster >= 0 else 'slower'}"
+    return Decision(new, True, gain, cost, moves, f"DynPipe's planner expects it to be {told}")
 
 
 def measured_factors(now: Situation) -> dict[int, LayerFactors]:
