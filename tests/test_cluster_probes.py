@@ -5,7 +5,7 @@ import os
 import socket
 import sys
 from collections import Counter
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -32,7 +32,11 @@ FACTS = HostFacts(
 
 
 def children() -> set[int]:
-    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError):  # a thread that ended meanwhile
+            found |= set(map(int, (task / "children").read_text().split()))
+    return found
 
 
 def test_this_machine_is_sound(tmp_path):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sparsepipe.cluster import Cluster
 from sparsepipe.errors import InputError
 from sparsepipe.launchers.ssh.facts import check_alike, facts_here, interface_of
-from sparsepipe.launchers.ssh.frames import MOST_PAYLOAD, Frame, FrameReader, FrameWriter
+from sparsepipe.launchers.ssh.frames import MAGIC, MOST_PAYLOAD, Frame, FrameReader, FrameWriter
 from sparsepipe.launchers.ssh.mirror import Copy, Mirror
 from sparsepipe.launchers.ssh.pieces import Arrivals, place, send_content, send_file
 from sparsepipe.launchers.ssh.placement import hosted_ranks
@@ -61,17 +61,26 @@ def test_frames_arrive_as_they_were_sent_whatever_a_login_shell_printed_before()
     assert through_a_pipe(said[:-3]) == found[:1], "one that is cut short is none"
 
 
+def test_a_host_that_is_gone_before_anything_was_sent_is_told_by_the_first_frame():
+    """ssh ended at once, for a host that it did not know; the launcher failed with a broken pipe in place of why."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb"):
+        writer = FrameWriter(writing)
+        with pytest.raises(BrokenPipeError):
+            writer.send("alive")
+
+
 @given(st.binary(max_size=200))
 def test_what_is_no_frame_is_refused_and_no_length_is_believed(said):
-    begin = written()
     try:
-        through_a_pipe(begin + said)
+        through_a_pipe(MAGIC + said)
     except InputError:
         pass
     with pytest.raises(InputError, match="bytes"):
-        through_a_pipe(begin + (2**31).to_bytes(4) + bytes(4))
+        through_a_pipe(MAGIC + (2**31).to_bytes(4) + bytes(4))
     with pytest.raises(InputError, match="JSON"):
-        through_a_pipe(begin + (2).to_bytes(4) + bytes(4) + b"[]")
+        through_a_pipe(MAGIC + (2).to_bytes(4) + bytes(4) + b"[]")
 
 
 @pytest.mark.parametrize("size", [0, 1, MOST_PAYLOAD // 2, MOST_PAYLOAD + 17])

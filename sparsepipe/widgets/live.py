@@ -134,7 +134,7 @@ def learned(rows: Sequence[MetricsRow]) -> str:
     epochs = [row for row in rows if row["event"] == "epoch"]
     told = []
     if steps and steps[-1].get("loss") is not None:
-        recent = [row["loss"] for row in steps[-20:]]
+        recent = [row["loss"] for row in steps[-20:] if row.get("loss") is not None]  # a record may be damaged
         told.append(f"loss {sum(recent) / len(recent):.3f}")
     if epochs:
         accuracy = (epochs[-1].get("validation") or {}).get("accuracy")

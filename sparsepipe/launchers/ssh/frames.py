@@ -38,14 +38,14 @@ class FrameWriter:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor, self._lock = descriptor, threading.Lock()
-        with self._lock:
-            self._write(MAGIC)
+        self._before = MAGIC  # of the first frame
 
     def send(self, kind: str, payload: bytes = b"", **facts: Any) -> None:
         head = json.dumps({"kind": kind, **facts}).encode()
         assert len(head) <= _MOST_HEAD and len(payload) <= MOST_PAYLOAD
         with self._lock:
-            self._write(_LENGTHS.pack(len(head), len(payload)) + head + payload)
+            begun, self._before = self._before, b""
+            self._write(begun + _LENGTHS.pack(len(head), len(payload)) + head + payload)
 
     def _write(self, data: bytes) -> None:
         while data:
