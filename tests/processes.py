@@ -10,16 +10,11 @@ from pathlib import Path
 ENOUGH = 200.0
 
 
-def until(condition: Callable[[], object], *told: float | str) -> None:
-    """Wait for a condition. `told` is what is waited for, behind its seconds where ENOUGH may be too few.
-
-    Fails where it does not come in time.
-    """
-    *longer, what = told
-    seconds = max([ENOUGH, *map(float, longer)])
-    deadline, pause = time.monotonic() + seconds, 0.01
+def until(condition: Callable[[], object], what: str) -> None:
+    """Wait for a condition, ENOUGH seconds at most. Fails where it does not come in time, with what was waited for."""
+    deadline, pause = time.monotonic() + ENOUGH, 0.01
     while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {seconds:g} s"
+        assert time.monotonic() < deadline, f"{what}: not within {ENOUGH:g} s"
         time.sleep(pause)
         pause = min(1.3 * pause, 0.2)  # to look costs time that others need
 

@@ -25,6 +25,7 @@ from ..host.background_load import BackgroundLoad
 from ..launchers import LOCAL, RAY, SLURM, attach, default_launcher
 from ..launchers.handle import AttachedProcess
 from ..launchers.ssh.placement import HOSTS
+from ..launchers.supervisor import GOING_ON
 from ..models import is_table
 from ..pipeline_simulator import simulate_pipelines
 from ..pipelines import Pipelines, holds_pipelines
@@ -388,7 +389,7 @@ def _left_alone(job: Any) -> Answer:
 def _alive(record: RunRecord) -> bool:
     """Whether a run is alive, by its status where that can be read, and by its supervisor."""
     try:
-        ended = record.status["state"] not in ("started", "running")
+        ended = record.status["state"] not in GOING_ON
     except DamagedRecord:
         ended = False
     return not ended and AttachedProcess(record).alive()
@@ -397,7 +398,7 @@ def _alive(record: RunRecord) -> bool:
 def _state(record: RunRecord) -> str:
     """The state of a run; "killed" where its status says that it goes on but its supervisor is gone."""
     state = record.status["state"]
-    return "killed" if state in ("started", "running") and not _alive(record) else state
+    return "killed" if state in GOING_ON and not _alive(record) else state
 
 
 _NO_ROW = dict.fromkeys(("run", "state", "model", "engine", "schedule", "stages", "samples_per_second", "accuracy"))

@@ -17,7 +17,7 @@ from .handle import Handle
 from .kept_rows import KeptRows
 from .metrics_tail import Tail
 from .replan import replanned, request_replan
-from .supervisor import gone, read_status
+from .supervisor import GOING_ON, gone, read_status
 
 _POLLS_A_SECOND = 5
 _TO_END = 30.0  # seconds that a job has to end once it was asked to, at once where the machine is not busy
@@ -146,7 +146,7 @@ class FollowedJob:
         if told := self._handle.last_words():
             return told
         status = self._status_on_disk()
-        if status["state"] not in ("started", "running"):
+        if status["state"] not in GOING_ON:
             return status
         if not self.record.folder.is_dir():
             return {"state": "failed", "reason": gone(self.record.folder)}

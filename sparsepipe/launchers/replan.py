@@ -17,7 +17,7 @@ from ..runtime.plan_fit import check_fits
 from ..runtime.workloads import check_launch
 from ..workload_facts import workload_facts
 from .lock import is_held
-from .supervisor import read_status
+from .supervisor import GOING_ON, read_status
 
 _LOOK_SECONDS = 0.02  # between two looks for the answer
 
@@ -64,8 +64,8 @@ def replanned(run_dir: Path | str, token: str, *, running: Callable[[], bool]) -
 
 def _check_running(record: RunRecord) -> None:
     status = read_status(record.folder)
-    if status["state"] not in ("started", "running") or not is_held(record.folder):
-        state = "killed" if status["state"] in ("started", "running") else status["state"]
+    if status["state"] not in GOING_ON or not is_held(record.folder):
+        state = "killed" if status["state"] in GOING_ON else status["state"]
         raise InputError(f"{record.folder}: is not running, it is {state}; resume it under the plan instead")
     if status["state"] == "running" and commands.REPLAN not in status.get("commands", ()):
         raise InputError(

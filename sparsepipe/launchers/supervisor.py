@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 STATUS = "status.json"
+GOING_ON = ("started", "running")  # the states of a run that has not ended
 TEMPLATE = "SPARSEPIPE_TEMPLATE"  # names the end of a socket that the launcher is to give to a template (local/)
 ROOM = " " * 10240  # ends the command of such a launcher: supervisors forked from it write their own over it
 _LEFT_BEHIND = (".rendezvous-*", ".lifeline-*")  # in logs/, by a launcher and a supervisor that were killed
@@ -113,7 +114,7 @@ class Supervisor:
     def _settle(self, code: int) -> None:
         """Write the final status where the launcher died before it could."""
         try:
-            if read_status(Path())["state"] not in ("started", "running"):
+            if read_status(Path())["state"] not in GOING_ON:
                 return
         except (OSError, ValueError):
             pass  # damaged, or not to be read now: what is known is written over it
@@ -133,7 +134,7 @@ class Supervisor:
         """Write how each of several pipelines ended, as the run did, where its own launcher could not."""
         for folder in _pipelines():
             with suppress(OSError, ValueError):
-                if read_status(folder)["state"] in ("started", "running"):
+                if read_status(folder)["state"] in GOING_ON:
                     whole = read_status(Path())
                     state = "cancelled" if whole["state"] == "cancelled" else "failed"
                     tell_status(folder, state=state, reason=whole.get("reason", "the run ended"))

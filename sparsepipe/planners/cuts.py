@@ -5,7 +5,7 @@ bit mask over the layers. A chain has one cut after each layer; a graph with bra
 many, the cuts along one topological order stand for them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -52,6 +52,11 @@ class Cuts:
             masks.append(masks[-1] | 1 << place[layer])
         return cls(layers, table.graph.input_layers, tuple(masks), False)._known(table.graph)
 
+    @classmethod
+    def chosen(cls, layers: tuple[int, ...], inputs: frozenset[int], masks: Iterable[int]) -> "Cuts":
+        """Some of all cuts, in order."""
+        return cls(layers, inputs, tuple(sorted(set(masks), key=lambda mask: (mask.bit_count(), mask))), False)
+
     def _known(self, graph: LayerGraph) -> "Cuts":
         """The same cuts as they were made for this graph before, with what was worked out of them meanwhile."""
         return remembered(graph.kept, "cuts", (self.layers, self.masks, self.complete), lambda: self)
@@ -59,10 +64,7 @@ class Cuts:
     def thinned(self, table: LayerTable, count: int) -> "Cuts":
         """About `count` of a chain's cuts, spread over the network's time; of neighbours, the one that moves least."""
         seconds = self.total(next(iter(table.seconds.values()))[:, 0])
-        window = np.minimum((seconds / max(seconds[-1], 1e-300) * count).astype(int), count - 1)
-        forward = self.payloads(table)[0][:, 0]
-        order = np.lexsort((forward, window))
-        chosen = order[np.flatnonzero(np.diff(window[order], prepend=-1))]
+        chosen = cheapest_by_work(seconds, self.payloads(table)[0][:, 0], count)
         kept = sorted({0, len(self) - 1, *chosen.tolist()})
         return replace(self, masks=tuple(self.masks[k] for k in kept), complete=False)._known(table.graph)
 
@@ -206,6 +208,16 @@ class Cuts:
                     place += 1
                 first[cut] = place
         return first
+
+
+def cheapest_by_work(work: Array, crossing: Array, count: int) -> Index:
+    """Return about `count` of the cuts: of those with about as much `work` before them the one that the least crosses.
+
+    The last cut has all work before it.
+    """
+    part = np.minimum((work / max(work[-1], 1e-300) * count).astype(np.intp), count - 1)
+    order = np.lexsort((crossing, part))
+    return order[np.flatnonzero(np.diff(part[order], prepend=-1))]
 
 
 def least_payload_order(table: LayerTable, layers: Sequence[int]) -> tuple[int, ...]:

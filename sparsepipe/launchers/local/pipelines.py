@@ -29,7 +29,7 @@ from ...runtime import commands
 from ...runtime.pipelines.client import connect
 from ...runtime.processes.lifeline import watch
 from ..prepare_pipelines import RESUME
-from ..supervisor import kill_worker, read_status, say_status, tell_status
+from ..supervisor import GOING_ON, kill_worker, read_status, say_status, tell_status
 
 _LOOK_SECONDS = 0.1
 _BEYOND_ALL = 10**6  # an attempt that is none: after all there can be
@@ -123,7 +123,7 @@ class Parent:
             launcher.status = read_status(launcher.folder)
         except (OSError, ValueError):
             launcher.status = {"state": "failed", "reason": "how it ended cannot be read"}
-        if launcher.status["state"] in ("started", "running"):
+        if launcher.status["state"] in GOING_ON:
             what = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
             launcher.status = {"state": "failed", "reason": f"its launcher {what}; see {launcher.folder}/logs"}
             tell_status(launcher.folder, **launcher.status)

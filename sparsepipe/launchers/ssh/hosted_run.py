@@ -105,7 +105,7 @@ class HostedRun:
         self._close_lifeline()
         try:
             status = supervisor.read_status(self.folder)
-            if status["state"] not in ("started", "running"):
+            if status["state"] not in supervisor.GOING_ON:
                 return status
             if code < 0:
                 return {"state": "failed", "reason": "its supervisor was killed", "precedence": KILLED}

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ...costs import Array
 from ..base import Problem
-from ..cuts import Cuts, Index, least_payload_order
+from ..cuts import Cuts, Index, cheapest_by_work, least_payload_order
 
 UNITS = 4000  # of all work
 MOST_STATES = 4096  # of one frontier
@@ -110,14 +110,12 @@ class FrontierCuts:
         come with them.
         """
         share = self.work / max(int(self.work[-1]), 1)
-        part = np.minimum((share * count).astype(np.intp), count - 1)
-        order = np.lexsort((self.crossing, part))
-        chosen = set(order[np.flatnonzero(np.diff(part[order], prepend=-1))].tolist())
+        chosen = set(cheapest_by_work(share, self.crossing, count).tolist())
         for place in around:
             chosen.update(np.flatnonzero(np.abs(share - place) <= reach).tolist())
         whole = (1 << len(self.layers)) - 1
         masks = {self.mask(k) for k in chosen}.union({0, whole}, others)
-        return Cuts(self.layers, self.inputs, tuple(sorted(masks, key=lambda mask: (mask.bit_count(), mask))), False)
+        return Cuts.chosen(self.layers, self.inputs, masks)
 
     def mask(self, which: int) -> int:
         """The layers before a cut as bits."""

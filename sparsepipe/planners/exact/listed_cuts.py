@@ -11,7 +11,7 @@ import numpy as np
 
 from ...costs import Array
 from ..base import Problem
-from ..cuts import Cuts, down_sets
+from ..cuts import Cuts, cheapest_by_work, down_sets
 
 MOST_CUTS = 300_000
 
@@ -63,12 +63,9 @@ class ListedCuts:
 
         `others` are masks that come with them.
         """
-        part = np.minimum(np.floor(self.work / max(self.work[-1], 1e-300) * count), count - 1)
-        order = np.lexsort((self.crossing, part))
-        chosen = order[np.flatnonzero(np.diff(part[order], prepend=-1))]
+        chosen = cheapest_by_work(self.work, self.crossing, count)
         masks = {self.cuts.masks[k] for k in chosen}.union({0, self.cuts.masks[-1]}, *others)
-        in_order = tuple(sorted(masks, key=lambda mask: (mask.bit_count(), mask)))
-        return Cuts(self.cuts.layers, self.cuts.inputs, in_order, False)
+        return Cuts.chosen(self.cuts.layers, self.cuts.inputs, masks)
 
 
 def _joined(problem: Problem) -> list[list[int]]:
