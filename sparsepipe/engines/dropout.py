@@ -5,7 +5,10 @@ from torch import Tensor, nn
 
 
 class SeededDropout(nn.Module):
-    """Drop activations with a probability and scale the rest by 1 / (1 - probability); identity in evaluation."""
+    """Drop activations with a probability and scale the rest by 1 / (1 - probability); identity in evaluation.
+
+    CPUs and GPUs draw from generators of their own: between the two kinds of device the mask differs.
+    """
 
     def __init__(self, probability: float) -> None:
         super().__init__()

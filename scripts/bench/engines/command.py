@@ -6,6 +6,7 @@ import os
 import platform
 import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from sparsepipe.profiler import device_name
 
 from ..document import add_json, keep, say, tell
 from . import __doc__ as about
+from . import on_gpu
 from .cases import CASES, Case
 from .children import run_child
 from .part import do_part
@@ -39,6 +41,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="rounds of a case (default: 11, quick: 5)")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure (default: all)")
     parser.add_argument("--cases", nargs="+", default=[], metavar="WORD", help="only cases whose name holds a word")
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        help="cuda: steps and convolutions on a GPU, against spconv too where it is installed",
+    )
     for name in ("child", "engine", "model", "clouds", "scratch"):
         parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
     parser.add_argument("--engines", nargs="+", help=argparse.SUPPRESS)
@@ -46,6 +53,9 @@ def main() -> None:
     options.rounds = options.rounds or (5 if options.quick else 11)
     if options.child:
         print(json.dumps(do_part(options)))
+        return
+    if options.device != "cpu":
+        _measure_on_gpu(options)
         return
     options.engines = _engines()
     document: dict[str, Any] = {
@@ -77,6 +87,27 @@ def main() -> None:
                 keep(document, options.json)
     document["load_average_after"] = os.getloadavg()
     tell(document, options.json, tables(document))
+
+
+def _measure_on_gpu(options: argparse.Namespace) -> None:
+    device = torch.device(options.device)
+    document: dict[str, Any] = {
+        "device": device_name(device),
+        "load_average_before": os.getloadavg(),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda},
+        "rounds": options.rounds,
+        "cases": {},
+    }
+    with tempfile.TemporaryDirectory() as scratch:
+        for case in _cases(options):
+            say(f"bench_engines: {device}: {case.name}")
+            try:
+                document["cases"][case.name] = on_gpu.measure(case, Path(scratch), options.rounds, device)
+            except (InputError, torch.OutOfMemoryError) as error:
+                say(f"bench_engines: {case.name}: {error}")
+            keep(document, options.json)  # what is there, should the rest be cut off
+    document["load_average_after"] = os.getloadavg()
+    tell(document, options.json, on_gpu.table(document))
 
 
 def _engines() -> list[str]:

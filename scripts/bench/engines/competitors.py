@@ -18,6 +18,7 @@ from sparsepipe.models import INPUT, network
 
 from .cases import CLASSES, Case, for_network
 from .children import child_command
+from .products import CPU, wait_for
 
 
 class Peer:
@@ -57,10 +58,10 @@ def serve(case: Case, batch: PointBatch, chosen: Engine) -> None:
 class Trainer:
     """A network under one engine, with its optimizer; `step` trains it on a minibatch and reads the clock."""
 
-    def __init__(self, case: Case, chosen: Engine, *, half: bool = False) -> None:
+    def __init__(self, case: Case, chosen: Engine, *, half: bool = False, device: torch.device = CPU) -> None:
         net = network(case.model, num_classes=CLASSES[case.clouds])
-        self.engine, self.half, self.last = chosen, half, net.rows[-1].id
-        self.module = Subnetwork(net, chosen, seed=0)
+        self.engine, self.half, self.last, self.device = chosen, half, net.rows[-1].id, device
+        self.module = Subnetwork(net, chosen, seed=0).to(device)
         self.optimizer = torch.optim.SGD(self.module.parameters(), lr=1e-4, momentum=0.9)
 
     def step(self, batch: PointBatch, tensor: Any = None) -> dict[str, float]:
@@ -69,15 +70,18 @@ class Trainer:
         `tensor` is one used before, whose kernel maps are there.
         """
         self.optimizer.zero_grad(set_to_none=True)
+        wait_for(self.device)
         start, busy = time.perf_counter(), time.process_time()
         if tensor is None:
-            tensor = self.engine.tensor(batch)
+            tensor = self.engine.tensor(batch, self.device)
         else:
             tensor = self.engine.replace(tensor, self.engine.features(tensor).detach())
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.half):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
             rows = self.engine.features(self.module({INPUT: tensor}, minibatch=0, keep=(self.last,))[self.last])
         # Rows have the engine's own order, which costs the same.
-        functional.cross_entropy(rows.float(), batch.labels).backward()
+        functional.cross_entropy(rows.float(), batch.labels.to(self.device)).backward()
+        wait_for(self.device)
         trained, spent = time.perf_counter(), time.process_time() - busy
         self.optimizer.step()
+        wait_for(self.device)
         return {"step": trained - start, "step_with_sgd": time.perf_counter() - start, "step_processor": spent}

@@ -15,6 +15,7 @@ from sparsepipe.models import INPUT, network
 
 from .cases import CLASSES, Case, for_network
 
+CPU = torch.device("cpu")
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
@@ -27,13 +28,16 @@ class Distinct:
     kernel: Tensor
     features: Tensor  # the first one's input
     wants_features: bool  # nobody asks for the gradient of the network's input
+    coordinates: Tensor  # int32 [N, 1 + D] of the input's rows
+    tensor_stride: tuple[int, ...]  # of the input
+    keeps_voxels: bool  # the output lies on the input's voxels, and the kernel has a centre
     count: int = 1
 
 
-def convolutions(case: Case, batch: PointBatch, chosen: Engine) -> list[Distinct]:
+def convolutions(case: Case, batch: PointBatch, chosen: Engine, device: torch.device = CPU) -> list[Distinct]:
     """List the distinct convolutions of a network on a minibatch."""
-    module = Subnetwork(network(case.model, num_classes=CLASSES[case.clouds]), chosen, seed=0)
-    tensors = {INPUT: chosen.tensor(for_network(case, batch))}
+    module = Subnetwork(network(case.model, num_classes=CLASSES[case.clouds]), chosen, seed=0).to(device)
+    tensors = {INPUT: chosen.tensor(for_network(case, batch), device)}
     found: dict[tuple[int, tuple[int, ...]], Distinct] = {}
     for row in module.table:
         layer, inputs = module.get_submodule(row.id), [tensors[name] for name in row.inputs]
@@ -44,8 +48,16 @@ def convolutions(case: Case, batch: PointBatch, chosen: Engine) -> list[Distinct
                 found[id(kernel_map), shape].count += 1
             else:
                 kernel, features = layer.kernel.detach(), inputs[0].features.detach()
-                own = Distinct(f"{row.id} {shape}", kernel_map, kernel, features, wants_features=bool(found))
-                found[id(kernel_map), shape] = own
+                found[id(kernel_map), shape] = Distinct(
+                    f"{row.id} {shape}",
+                    kernel_map,
+                    kernel,
+                    features,
+                    wants_features=bool(found),
+                    coordinates=inputs[0].coordinates,
+                    tensor_stride=inputs[0].tensor_stride,
+                    keeps_voxels=kernel_map.identity is not None,
+                )
         with torch.no_grad():
             tensors |= module.run_layer(row, tensors, minibatch=0)
     return list(found.values())
@@ -124,8 +136,16 @@ def bare_moves(kernel_map: Any, kernel: Tensor, *, wants_features: bool) -> Call
     return move
 
 
-def seconds_of(function: Callable[[], Any]) -> float:
-    """Return the seconds of one call."""
+def seconds_of(function: Callable[[], Any], device: torch.device = CPU) -> float:
+    """Return the seconds of one call, to the end of what it has a GPU do."""
+    wait_for(device)
     start = time.perf_counter()
     function()
+    wait_for(device)
     return time.perf_counter() - start
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until a GPU has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

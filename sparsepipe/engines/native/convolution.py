@@ -72,9 +72,8 @@ def _wanted(ctx: Any, place: int) -> bool:
 def _forward(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:
     if direct.suits(features, kernel):
         return direct.convolve(features, kernel, kernel_map)
-    if kernel.shape[1] == 1:
-        return _forward_scaled(features, kernel, kernel_map)
-    gather = partial(_forward_gathered, features, kernel, kernel_map)
+    plain = _forward_scaled if kernel.shape[1] == 1 else _forward_gathered
+    gather = partial(plain, features, kernel, kernel_map)
     fused = fused_kernels(features)
     if fused is None:
         return gather()
@@ -99,9 +98,9 @@ def _backward(
     if direct.suits(features, transposed.mT) and (not wants_features or direct.suits(grad_output, transposed)):
         grad_features = direct.convolve(grad_output, transposed, kernel_map.transposed) if wants_features else None
         return grad_features, direct.kernel_gradient(features, grad_output, kernel_map)
-    if features.shape[1] == 1 and not wants_features:
-        return None, _grad_kernel_scaled(features, grad_output, kernel_map)
     gather = partial(_backward_gathered, features, transposed, grad_output, kernel_map, wants_features)
+    if features.shape[1] == 1 and not wants_features:
+        gather = partial(_backward_scaled, features, grad_output, kernel_map)
     fused = fused_kernels(features)
     if fused is None:
         return gather()
@@ -177,9 +176,10 @@ def _forward_scaled(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> 
     return kernel_map.offsets.sum(kernel.flatten(1), values)
 
 
-def _grad_kernel_scaled(features: Tensor, grad_output: Tensor, kernel_map: KernelMap) -> Tensor:
+def _backward_scaled(features: Tensor, grad_output: Tensor, kernel_map: KernelMap) -> tuple[None, Tensor]:
     """One input channel: an offset's row of the kernel gets the sum of its pairs' gradients, each times its input."""
-    return kernel_map.outputs_of_offsets.sum(grad_output, features.flatten()[kernel_map.pairs.in_rows]).unsqueeze(1)
+    values = features.flatten()[kernel_map.pairs.in_rows]
+    return None, kernel_map.outputs_of_offsets.sum(grad_output, values).unsqueeze(1)
 
 
 def convolve(features: Tensor, kernel: Tensor, kernel_map: KernelMap) -> Tensor:

@@ -23,6 +23,7 @@ class PeakMemory:
         """`shared`: payloads there that came from other processes are held too."""
         self._device, self._shared = device, shared
         if device.type == "cuda":
+            torch.cuda.init()  # before, the allocator knows no device
             torch.cuda.reset_peak_memory_stats(device)
             self._before = torch.cuda.memory_allocated(device)
         elif self._readable():
