@@ -51,6 +51,12 @@ def test_pipelines_of_one_stage_train_to_the_end_and_are_replayed_to_the_same_bi
     (summary,) = result.rows("summary")
     assert summary["minibatches"] == 6 * EPOCH and summary["replication"]["rule"] == rule.partition(":")[0]
     assert {row["pipeline"] for row in result.rows("step")} == set(range(TRAINED[rule])), "each had some"
+    epochs = result.rows("epoch")
+    assert [row["epoch"] for row in epochs] == list(range(6)) and epochs[-1]["minibatches"] == 6 * EPOCH
+    assert epochs[-1]["validation"] == summary["validation"] and epochs[-1]["samples_per_second"] > 0
+    last = [row for row in result.rows("step") if row["epoch"] == 5]
+    loss = sum(row["loss"] * row["counted"] for row in last) / sum(row["counted"] for row in last)
+    assert epochs[-1]["train"]["loss"] == pytest.approx(loss), "of all pipelines' minibatches"
     _replayed(result, plan, config)
 
 

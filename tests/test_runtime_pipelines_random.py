@@ -149,6 +149,7 @@ class Pipeline:
             else:
                 self.run.closing(self, "run")
                 self.duty = "run"
+                self.ask("closed", epoch=task.epoch, row={"validation": None})
             yield True
             number += 1
 
@@ -335,7 +336,10 @@ def check_end(run, pipelines, epoch, total, *, stopped):
     assert set(run.was_done) <= all_of_them and set(run.was_done.values()) <= {1}
     steps = [row for file, row in run.rows if file == "metrics.jsonl" and row["event"] == "step"]
     assert sorted(row["minibatch"] for row in steps) == sorted(e * epoch + m for e, m in run.was_done)
+    told = [row["epoch"] for file, row in run.rows if file == "metrics.jsonl" and row["event"] == "epoch"]
+    assert told == sorted(set(told)), "each epoch's row once, in order"
     if any(p.ended for p in pipelines) and not stopped:
+        assert told[-1] == (total - 1) // epoch, "the last epoch's row, too"
         assert set(run.was_done) == all_of_them
         assert set(run.due) >= set(range((total - 1) // epoch)), "every epoch but the last is closed"
         assert "run" in run.due

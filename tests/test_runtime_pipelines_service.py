@@ -83,7 +83,7 @@ def train(client, *, pause=0.0, on_done=lambda: None):
                 trained.append((task.epoch, minibatch))
                 time.sleep(pause)
                 on_done()
-        if task.kind is Kind.CLOSE_EPOCH:
+        if task.kind in (Kind.CLOSE_EPOCH, Kind.CLOSE_RUN):
             client.closed(task.epoch, {"validation": {"loss": 0.5, "samples": 1}})
         if task.kind is Kind.FINISH:
             client.last_merge(0)
@@ -161,7 +161,7 @@ def test_a_coordinator_that_is_killed_is_replaced_while_pipelines_go_on(tmp_path
     rows = read_rows(run_dir / "minibatches.jsonl")
     taken = [row["epoch"] * 40 + m for row in rows if row["event"] == "taken" for m in row["minibatches"]]
     assert sorted(taken) == list(range(total))
-    assert [row["epoch"] for row in read_rows(run_dir / "metrics.jsonl") if row["event"] == "epoch"] == [0, 1]
+    assert [row["epoch"] for row in read_rows(run_dir / "metrics.jsonl") if row["event"] == "epoch"] == [0, 1, 2]
     assert kills >= 3
 
 
@@ -316,7 +316,9 @@ def test_a_run_is_stopped_and_goes_on_where_it_was(tmp_path) -> None:
     assert trained == [(m // 50, m % 50) for m in range(200)]
     rows = read_metrics(run_dir / "metrics.jsonl")
     assert sorted(row["minibatch"] for row in rows if row["event"] == "step") == list(range(200))
-    assert sorted(row["epoch"] for row in rows if row["event"] == "epoch") == [0, 1, 2]
+    epochs = [row for row in rows if row["event"] == "epoch"]
+    assert [row["epoch"] for row in epochs] == [0, 1, 2, 3], "each once, in order; none of what was left"
+    assert {row["train"]["loss"] for row in epochs} == {1.0} and min(row["samples_per_second"] for row in epochs) > 0
     seconds = [row["seconds"] for row in rows]
     assert seconds == sorted(seconds)
 

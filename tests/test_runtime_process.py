@@ -45,6 +45,14 @@ def test_nccl_carries_where_every_rank_has_its_own_gpu(monkeypatch, device, gpus
     assert backend(device, Identity(world_size=4, local_world_size=2)) == expected
 
 
+@pytest.mark.parametrize(("gpus", "expected"), [(4, "cpu:gloo,cuda:nccl"), (3, "gloo")])
+def test_nccl_carries_within_pipelines_where_the_ranks_of_all_have_gpus_of_their_own(monkeypatch, gpus, expected):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    environment = {"RANK": "0", "WORLD_SIZE": "2", "SPARSEPIPE_PIPELINE": "1", "SPARSEPIPE_NUM_RANKS": "4"}
+    assert backend("cuda", Identity.from_environment(environment)) == expected
+
+
 def test_a_job_of_more_ranks_than_the_plan_has_is_refused(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "3")
@@ -58,7 +66,8 @@ def test_a_job_of_more_ranks_than_the_plan_has_is_refused(tmp_path, monkeypatch)
 @pytest.mark.parametrize("how", ["sockets", "nccl links", "shared memory"])
 def test_packets_of_any_size_arrive_in_order(tmp_path, how) -> None:
     """Both ranks send packets before they receive any, one cut and both directions: larger and smaller ones than those
-    before, some in their header, some of no rows. A wire has no tags to help."""
+    before, some in their header, some of no rows. A wire has no tags to help. A part ends before all that was expected
+    in it has come, and what comes then is the next part's."""
     _two_ranks(tmp_path, how)
 
 
@@ -115,13 +124,15 @@ def _exchange(folder: Path, how: str, rank: int) -> None:
         groups = {tag_of(way, 3): dist.new_group([0, 1]) for way in (FORWARD, BACKWARD)}
         links = {tag: NcclLink(group, torch.device("cpu")) for tag, group in groups.items()}
         transport = NcclTransport(links, sockets)
-    expected = [(peer, m) for m in range(count)]
+    expected, second = [(peer, m) for m in range(count)], count - 9  # the first minibatch of the second part
     inbox = Inbox(expected, direction=back, boundary=7, cut=3, transports=[transport])
     outbox = Outbox([transport], limit=2 * count)
     for m in range(count):
         outbox.send(_packet(out, m), peer, timeout=60, action="a", cut=3)
     kept = []  # what has come stays as it was while more comes
     for m in range(count):
+        if m == second:
+            inbox = Inbox(expected[m:], direction=back, boundary=7, cut=3, transports=[transport])
         kept = [*kept[-3:], (inbox.take(m, timeout=60, action="b"), _packet(back, m))]
         for found, sent in kept:
             _same(found, sent)

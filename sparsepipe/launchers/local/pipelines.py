@@ -99,6 +99,7 @@ class Parent:
         more = {
             "SPARSEPIPE_PIPELINE": str(k),
             "SPARSEPIPE_RANKS": ",".join(map(str, ranks)),
+            "SPARSEPIPE_NUM_RANKS": str(len(self.plan.ranks)),
             "SPARSEPIPE_FIRST_RANK": str(self.plan.first_rank(k)),
             # Higher than that of any before: workers tell their attempts apart by it.
             "SPARSEPIPE_FIRST_ATTEMPT": str((starts - 1) * (self._most_restarts + 1)),

@@ -116,7 +116,10 @@ class Coordinator(Protocol):
         ...
 
     def closed(self, epoch: int, row: Mapping[str, Any]) -> None:
-        """Say that an epoch is checkpointed and validated, with its row for the run's metrics. One rank."""
+        """Say that an epoch is checkpointed and validated, with its row for the run's metrics. One rank.
+
+        With the run, at CLOSE_RUN, its last epoch is closed: of one that has minibatches left there is no row.
+        """
         ...
 
     def tell(self, event: str, row: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,9 @@ from ..reporting.recorder import Lines
 from .address import ADDRESS
 from .changes import MERGES, METRICS, MINIBATCHES, Changes
 from .messages import read_given
-from .resuming import epochs_closed, keep_rows
+from .resuming import epochs_closed, keep_rows, sums_of_epochs
 from .state import Request, RunOfPipelines, RunState
+from .tallies import Sums
 
 _FILES = (MINIBATCHES, MERGES, METRICS)
 _JOURNAL = "coordinator.jsonl"
@@ -116,7 +117,8 @@ def _begin(run_dir: Path, launch: str, run: RunOfPipelines) -> dict[str, Any]:
     """Begin the journal of a launch, and have the record forget what the run is going to do again."""
     if run.progress is not None:
         keep_rows(run_dir, run.progress)
-        run = replace(run, closed=epochs_closed(run_dir, run.progress))
+        closed = epochs_closed(run_dir, run.progress)
+        run = replace(run, closed=closed, sums=sums_of_epochs(run_dir, closed))
     for name in _FILES:
         cut_torn_row(run_dir / name)
     head = {
@@ -127,6 +129,7 @@ def _begin(run_dir: Path, launch: str, run: RunOfPipelines) -> dict[str, Any]:
         "seed": run.seed,
         "progress": run.progress,
         "closed": list(run.closed),
+        "sums": {str(epoch): asdict(sums) for epoch, sums in run.sums.items()},
         "began": began(run_dir) if (run_dir / "logs").is_dir() else time.time() - last_recorded(run_dir),
         "rows": {name: _num_rows(run_dir / name) for name in _FILES},
     }
@@ -140,7 +143,8 @@ def _begin(run_dir: Path, launch: str, run: RunOfPipelines) -> dict[str, Any]:
 
 def _run_of(head: Mapping[str, Any]) -> RunOfPipelines:
     rule = rule_from_json(head["rule"]) if head["rule"] else None
-    return RunOfPipelines(head["pipelines"], rule, head["seed"], head["progress"], tuple(head["closed"]))
+    sums = {int(epoch): Sums(**told) for epoch, told in head.get("sums", {}).items()}
+    return RunOfPipelines(head["pipelines"], rule, head["seed"], head["progress"], tuple(head["closed"]), sums)
 
 
 def _path(run_dir: Path) -> Path:

@@ -104,6 +104,10 @@ class MinibatchQueue:
             return self._length(epoch)
         return len(self._begun[epoch].waiting) if epoch in self._begun else 0
 
+    def is_done(self, epoch: int) -> bool:
+        """Whether all minibatches of an epoch are done."""
+        return epoch < self._fresh and epoch not in self._begun
+
     @property
     def num_begun(self) -> int:
         """How many epochs, from the first, were begun."""

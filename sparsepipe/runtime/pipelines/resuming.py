@@ -1,13 +1,14 @@
 """What the record of a run of several pipelines keeps when the run goes on from a checkpoint."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from ...files import cut_torn_row, read_rows, write_rows
 from ...record.record_files import read_metrics
 from .changes import MERGES, METRICS, MINIBATCHES
+from .tallies import Sums
 
 
 def keep_rows(run_dir: Path, progress: Mapping[str, Any]) -> None:
@@ -31,6 +32,15 @@ def epochs_closed(run_dir: Path, progress: Mapping[str, Any]) -> tuple[int, ...]
     """Return the epochs that need not be closed again: all but the newest that were wholly trained, and told of."""
     told = {row["epoch"] for row in read_rows(run_dir / METRICS) if row["event"] == "epoch"}
     return tuple(sorted(told | set(range(min(map(int, progress["left"]), default=0) - 1))))
+
+
+def sums_of_epochs(run_dir: Path, closed: Collection[int]) -> dict[int, Sums]:
+    """Return what the rows that were kept add up to, of each epoch that is still to be closed."""
+    found: dict[int, Sums] = {}
+    for row in read_metrics(run_dir / METRICS, "step"):
+        if row["epoch"] not in closed:
+            found.setdefault(row["epoch"], Sums()).add(row, now=row["seconds"])
+    return found
 
 
 def _stays(row: Mapping[str, Any], progress: Mapping[str, Any]) -> bool:

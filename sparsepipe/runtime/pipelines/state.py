@@ -13,7 +13,7 @@ them again, from the journal of those that changed something.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ...errors import InputError
@@ -23,6 +23,7 @@ from .changes import METRICS, MINIBATCHES, Changes
 from .member import Member, Phase
 from .merges import Merges
 from .minibatch_queue import MinibatchQueue
+from .tallies import Sums
 from .work import WAIT, Wait, Work
 
 START_SECONDS = 30.0  # that pipelines which are ready wait for the others at most, before the first minibatch
@@ -51,6 +52,7 @@ class RunOfPipelines:
     seed: int = 0
     progress: Mapping[str, Any] | None = None  # what an earlier run left to do
     closed: tuple[int, ...] = ()  # epochs that it closed
+    sums: Mapping[int, Sums] = field(default_factory=dict)  # of what it did of others
 
 
 class RunState:
@@ -119,7 +121,8 @@ class RunState:
         if self.work is None:
             queue = MinibatchQueue(*length, progress=self.run.progress)
             arithmetic = self.run.rule.arithmetic if self.run.rule else None
-            self.work = Work(self.changes, queue, self.merges, arithmetic=arithmetic, closed=self.run.closed)
+            before = {"closed": self.run.closed, "sums": self.run.sums}
+            self.work = Work(self.changes, queue, self.merges, arithmetic=arithmetic, **before)
             self.changes.note()
         known = (self.work.queue.epoch_minibatches, self.work.queue.total_minibatches)
         if known != length:

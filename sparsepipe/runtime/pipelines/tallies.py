@@ -1,55 +1,76 @@
-"""What the minibatches of all pipelines add up to: the loss and accuracy of an epoch, the run's pace."""
+"""What the minibatches of all pipelines add up to: loss, accuracy and pace of an epoch, the run's pace."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 _KEPT = 64  # epochs, the latest
 
 
-class Tallies:
-    """Sums over the rows of minibatches that are done."""
+@dataclass
+class Sums:
+    """Over the minibatches that are done, of an epoch or of the run."""
 
-    def __init__(self) -> None:
-        self._epochs: dict[int, dict[str, float]] = {}
-        self._samples = self._first_samples = 0.0
-        self._first: float | None = None  # seconds at which the first minibatch was done
-        self._last = 0.0
+    loss: float = 0.0  # a mean times its samples
+    counted: float = 0.0  # samples, or what else the loss is a mean over
+    correct: float | None = None  # of these; None: nobody counts them
+    samples: float = 0.0
+    first_samples: float = 0.0  # of the first minibatch that was done
+    first: float | None = None  # seconds at which it was
+    last: float = 0.0  # seconds at which the latest was
 
-    def add(self, epoch: int, row: Mapping[str, Any], *, now: float) -> float:
+    def add(self, row: Mapping[str, Any], *, now: float) -> float:
         """Count a minibatch by its row: its "loss" is a mean over its "counted" (else "samples"), of which so many are
         "correct". Return its samples."""
         samples = _number(row, "samples", 0.0)
         counted = _number(row, "counted", samples)
-        sums = self._epochs.setdefault(epoch, {"loss": 0.0, "counted": 0.0, "correct": 0.0})
-        sums["loss"] += _number(row, "loss", 0.0) * counted
-        sums["counted"] += counted
+        self.loss += _number(row, "loss", 0.0) * counted
+        self.counted += counted
         if "correct" in row:
-            sums["correct"] += _number(row, "correct", 0.0)
-            sums["counts_correct"] = 1.0
+            self.correct = (self.correct or 0.0) + _number(row, "correct", 0.0)
+        if self.first is None:
+            self.first, self.first_samples = now, samples
+        self.samples += samples
+        self.last = now
+        return samples
+
+    @property
+    def pace(self) -> float:
+        """Samples a second, from the first minibatch that was done to the last; 0 where there is but one."""
+        if self.first is None or self.last <= self.first:
+            return 0.0
+        return (self.samples - self.first_samples) / (self.last - self.first)
+
+
+class Tallies:
+    """Sums over the rows of minibatches that are done."""
+
+    def __init__(self, begun: Mapping[int, Sums] | None = None) -> None:
+        """`begun`: what an earlier run has done of epochs that this one ends."""
+        self._epochs = {epoch: replace(sums) for epoch, sums in (begun or {}).items()}
+        self._run = Sums()
+
+    def add(self, epoch: int, row: Mapping[str, Any], *, now: float) -> float:
+        """Count a minibatch by its row (see `Sums.add`). Return its samples."""
+        self._epochs.setdefault(epoch, Sums()).add(row, now=now)
         if len(self._epochs) > _KEPT:
             del self._epochs[min(self._epochs)]
-        if self._first is None:
-            self._first, self._first_samples = now, samples
-        self._samples += samples
-        self._last = now
-        return samples
+        return self._run.add(row, now=now)
 
     def of_epoch(self, epoch: int) -> dict[str, Any]:
         """Return the fields of an epoch's row that all its minibatches together make; none where it has none."""
         sums = self._epochs.get(epoch)
-        if not sums or not sums["counted"]:
+        if not sums or not sums.counted:
             return {}
-        train = {"loss": sums["loss"] / sums["counted"]}
-        if "counts_correct" in sums:
-            train["accuracy"] = sums["correct"] / sums["counted"]
-        return {"train": train}
+        train = {"loss": sums.loss / sums.counted}
+        if sums.correct is not None:
+            train["accuracy"] = sums.correct / sums.counted
+        return {"train": train, "samples_per_second": sums.pace or self.pace}
 
     @property
     def pace(self) -> float:
-        """Samples a second, from the first minibatch that was done to the last."""
-        if self._first is None:
-            return 0.0
-        return (self._samples - self._first_samples) / max(self._last - self._first, 1e-9)
+        """Samples a second of the run."""
+        return self._run.pace
 
 
 def _number(row: Mapping[str, Any], key: str, default: float) -> float:

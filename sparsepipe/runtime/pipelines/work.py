@@ -9,7 +9,7 @@ from .changes import METRICS, MINIBATCHES, Changes
 from .member import Member
 from .merges import Merges
 from .minibatch_queue import MinibatchQueue
-from .tallies import Tallies
+from .tallies import Sums, Tallies
 
 _MOST_AT_ONCE = 256  # minibatches in an answer
 
@@ -24,9 +24,9 @@ WAIT = Wait()
 class Work:
     """The tasks of all pipelines of a run, from the queue of its minibatches.
 
-    No pipeline waits for another at the end of an epoch. The first with nothing more to take of it closes it; at the
-    end of the run, once every minibatch is done, all average and one closes the run. What one that died was to do is
-    done by the next that asks.
+    No pipeline waits for another at the end of an epoch. The first with nothing more to take of it closes it, one epoch
+    after the other; at the end of the run, once every minibatch is done, all average and one closes the run and its
+    last epoch with it. What one that died was to do is done by the next that asks.
     """
 
     def __init__(
@@ -37,9 +37,11 @@ class Work:
         *,
         arithmetic: Arithmetic | None = None,
         closed: Iterable[int] = (),
+        sums: Mapping[int, Sums] | None = None,
     ) -> None:
-        """`arithmetic`: of the rule, where there is one. `closed`: epochs that an earlier run closed."""
-        self.queue, self.tallies = queue, Tallies()
+        """`arithmetic`: of the rule, where there is one. `closed`: epochs that an earlier run closed. `sums`: of what
+        it did of others."""
+        self.queue, self.tallies = queue, Tallies(sums)
         self._changes, self._merges = changes, merges
         self._steps_with_all = arithmetic is Arithmetic.MEAN_GRADIENTS  # a step that it misses sets a pipeline apart
         self.stopped = False
@@ -87,12 +89,11 @@ class Work:
 
     def _what_next(self, member: Member) -> tuple[Kind | None, int]:
         """Return what a pipeline does next, and in which epoch; None: nothing now, but there may be more."""
-        if not self.stopped:
-            if (due := self._epoch_to_close()) is not None:
-                self._closing[due] = member.number
-                return Kind.CLOSE_EPOCH, due
-            if (found := self.queue.next_epoch()) is not None:
-                return Kind.TRAIN, found
+        if (due := self._epoch_to_close()) is not None:
+            self._closing[due] = member.number
+            return Kind.CLOSE_EPOCH, due
+        if not self.stopped and (found := self.queue.next_epoch()) is not None:
+            return Kind.TRAIN, found
         if self.queue.num_held or self._closing:
             return None, -1  # what others have may come back
         if not member.finished and self._merges.last is None:
@@ -105,10 +106,13 @@ class Work:
         return None, -1
 
     def _epoch_to_close(self) -> int | None:
-        """Return the oldest epoch that nobody closes and of which all is handed out. The last ends with the run."""
+        """Return the oldest epoch that is not closed, if all of it is handed out and nobody closes it or one before.
+
+        So rows of epochs are in order. The last ends with the run.
+        """
         for epoch in range(min(self.queue.num_begun, self.queue.num_epochs - 1)):
-            if epoch not in self._closed and epoch not in self._closing and not self.queue.num_waiting(epoch):
-                return epoch
+            if epoch not in self._closed:
+                return None if epoch in self._closing or self.queue.num_waiting(epoch) else epoch
         return None
 
     def _train(self, member: Member, epoch: int) -> Task:
@@ -193,9 +197,13 @@ class Work:
         self._changes.row(METRICS, "step", **{**row, "epoch": epoch, "minibatch": of_run, "pipeline": pipeline})
 
     def close_epoch(self, member: Member, epoch: int, row: Mapping[str, Any]) -> None:
-        """Take the row of an epoch that a pipeline was to close. Its "train" is made of all minibatches."""
-        if self._closing.get(epoch) == member.number:
-            del self._closing[epoch]
+        """Take the row of an epoch that a pipeline was to close, the run's last with the run where it is complete.
+
+        Its "train" and its pace are made of all pipelines' minibatches that are done.
+        """
+        with_run = self._run_closer == member.number and self.queue.is_done(epoch)
+        if self._closing.get(epoch) == member.number or (with_run and epoch not in self._closed):
+            self._closing.pop(epoch, None)
             self._closed.add(epoch)
             own = {"epoch": epoch, "minibatches": self.queue.num_done, "pipeline": member.number}
             self._changes.row(METRICS, "epoch", **{**row, **own, **self.tallies.of_epoch(epoch)})

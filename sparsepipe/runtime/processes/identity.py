@@ -28,6 +28,7 @@ class Identity:
     interface: str | None = None  # the network interface by which the other ranks are reached; None: the usual one
     pipeline: int | None = None  # which of the run's pipelines the job is; None: it is all of the run
     ranks: tuple[int, ...] = ()  # of several pipelines: what the job's ranks are called among those of all
+    num_ranks: int | None = None  # of several pipelines: how many there are of all
     hosts: tuple[tuple[int, ...], ...] = ()  # of a job on several hosts: the ranks of each, which meet in a keyed store
     record: str = ""  # what the run's folder is called in its summary, where it is another than the worker's own
 
@@ -60,6 +61,7 @@ class Identity:
             interface=environment.get("GLOO_SOCKET_IFNAME", "").split(",")[0] or None,
             pipeline=number("SPARSEPIPE_PIPELINE", 0) if several else None,
             ranks=_numbers(",".join(ranks)),
+            num_ranks=number("SPARSEPIPE_NUM_RANKS", world_size) if several else None,
             hosts=tuple(_numbers(own) for own in hosts if own),
             record=environment.get("SPARSEPIPE_RECORD", ""),
         )

@@ -1,7 +1,8 @@
 """Packets between GPUs of their own: headers by sockets, payloads from device to device by NCCL.
 
 Their order is that of the headers. A receive for more than is sent does not end, and one that waits for long occupies
-the GPU: so none is posted before its header is here. A thread does that, as soon as the header says how large it is.
+the GPU: so none is posted before its header is here. A thread for each peer and tag does that, as soon as the header
+says how large it is: nobody needs to know how many packets will come, and none is received that was not sent.
 """
 
 import math
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..failures import DeadlinePassed, seconds_left, translated, wait_for
+from .greeting import Way
 from .packet import Packet, encode, payload_bytes
 from .sockets import DEPTH, Sockets
 
@@ -38,7 +40,8 @@ class NcclTransport:
 
     def __init__(self, links: Mapping[int, NcclLink], headers: Sockets) -> None:
         self._links, self._headers = links, headers
-        self._arriving: dict[int, _Arriving] = {}  # by tag, of those that are expected
+        self._turns = {tag: threading.Lock() for tag in links}
+        self._arriving: dict[Way, _Arriving] = {}  # of those from whom something was expected
 
     def reaches(self, peer: int) -> bool:
         return peer in self._headers.peers
@@ -53,10 +56,11 @@ class NcclTransport:
         return _OnLink(peer, works, payload)
 
     def expect(self, peers: Sequence[int], tag: int) -> None:
-        self._arriving[tag] = _Arriving(self._links[tag], self._headers, peers, tag)
+        for way in {(peer, tag) for peer in peers} - self._arriving.keys():
+            self._arriving[way] = _Arriving(self._links[tag], self._headers, way, self._turns[tag])
 
     def receive(self, peer: int, tag: int, *, deadline: float, message: str) -> tuple[Tensor, Tensor]:
-        return self._arriving[tag].take(peer, deadline, message)
+        return self._arriving[peer, tag].take(deadline, message)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,15 +77,19 @@ class _OnLink:
 
 
 class _Arriving:
-    """A thread that receives one payload after the other, each once its header is here."""
+    """A peer's packets with one tag, and the thread that receives their payloads, `DEPTH` ahead of who takes them.
 
-    def __init__(self, link: NcclLink, headers: Sockets, peers: Sequence[int], tag: int) -> None:
-        self._link, self._headers, self._peers, self._tag = link, headers, tuple(peers), tag
+    It ends when the sockets are closed.
+    """
+
+    def __init__(self, link: NcclLink, headers: Sockets, way: Way, turn: threading.Lock) -> None:
+        """`turn`: of the threads of a link, which opens a communicator for each peer as it first receives."""
+        self._link, self._headers, self._way, self._turn = link, headers, way, turn
         self._arrived: queue.Queue[tuple[Tensor, Tensor] | BaseException] = queue.Queue(maxsize=DEPTH)
-        if peers:
-            threading.Thread(target=self._bring, name=f"nccl {tag}", daemon=True).start()
+        threading.Thread(target=self._bring, name=f"nccl {way}", daemon=True).start()
 
-    def take(self, peer: int, deadline: float, message: str) -> tuple[Tensor, Tensor]:
+    def take(self, deadline: float, message: str) -> tuple[Tensor, Tensor]:
+        peer, _ = self._way
         try:
             found = self._arrived.get(timeout=seconds_left(deadline))
         except queue.Empty:
@@ -92,14 +100,17 @@ class _Arriving:
         return found
 
     def _bring(self) -> None:
+        peer, tag = self._way
         try:
-            for peer in self._peers:
-                header, _ = self._headers.take(peer, self._tag, deadline=math.inf, message="receives")
+            while True:
+                header, _ = self._headers.take(peer, tag, deadline=math.inf, message="receives")
                 payload = torch.empty(payload_bytes(header), dtype=torch.uint8, device=self._link.device)
                 if len(payload):
-                    receiving = dist.irecv(payload, peer, group=self._link.group)
+                    with self._turn:
+                        receiving = dist.irecv(payload, peer, group=self._link.group)
                     assert receiving is not None, "both ranks are of the group"
                     receiving.wait()
                 self._arrived.put((header, payload))
+                del header, payload  # a peer that sends nothing more would have them kept
         except BaseException as error:  # handed on to the worker, who raises it
             self._arrived.put(error)

@@ -34,11 +34,11 @@ def joined(identity: Identity, *, run_dir: Path, device: str, threads: int | Non
     rank, world_size = identity.rank, identity.world_size
     torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) // identity.local_world_size))
     where = _device(device, identity)
+    if where.type == "cuda":  # Triton's kernels run on the current one, whichever their tensors are on
+        torch.cuda.set_device(where)
     if world_size == 1:
         yield Process(rank, world_size, where, timeout, record=identity.record)
         return
-    if where.type == "cuda":
-        torch.cuda.set_device(where)
     heartbeats = Heartbeats(run_dir / "logs" / ".whereabouts", world_size, rank, here=_ranks_here(identity))
     store = _store(run_dir, identity, timeout)
     _meet(store, rank, world_size, timeout)  # from then on what heartbeats say is of this attempt
@@ -60,13 +60,13 @@ def joined(identity: Identity, *, run_dir: Path, device: str, threads: int | Non
 def backend(device: str, identity: Identity) -> str:
     """Return what carries tensors between ranks, in torch.distributed's words.
 
-    NCCL those on GPUs, where every rank of this host has a GPU of its own (it refuses two ranks on one); else gloo all.
+    NCCL those on GPUs, where every rank of this host has a GPU of its own, those of other pipelines among them (it
+    refuses two ranks on one); else gloo all.
     """
-    if device != "cuda" or torch.cuda.device_count() < identity.local_world_size or not dist.is_nccl_available():
+    num_ranks = identity.num_ranks or identity.local_world_size
+    if device != "cuda" or torch.cuda.device_count() < num_ranks or not dist.is_nccl_available():
         return "gloo"
     if identity.hosts:  # what NCCL opens between hosts asks nobody who they are
-        return "gloo"
-    if identity.pipeline is not None:  # NCCL is told of every packet before a part begins, whose end is not known then
         return "gloo"
     return "cpu:gloo,cuda:nccl"
 

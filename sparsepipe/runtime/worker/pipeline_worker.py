@@ -194,12 +194,15 @@ class PipelineWorker(Worker):
             if self.config.validate:
                 self.unproven = done
             self._checkpoint(done, last=False)
-        row = dict(self.of_epoch.get(epoch) or (self.epochs[-1] if self.epochs else {}))
-        row["validation"] = self._validate(epoch, done) if self.config.validate else None
+        validation = self._validate(epoch, done) if self.config.validate else None
         self._prove()
+        self._tell_closed(epoch, done, validation)
+
+    def _tell_closed(self, epoch: int, done: int, validation: Mapping[str, float] | None) -> None:
         if self.context.writes_metrics:
+            row = self.of_epoch.get(epoch) or (self.epochs[-1] if self.epochs else {})
             told = {key: row[key] for key in TOLD_OF_EPOCHS if key in row}
-            self.coordinator.closed(epoch, self._of_all({"minibatches": done, **told}))
+            self.coordinator.closed(epoch, self._of_all({"minibatches": done, **told, "validation": validation}))
 
     def _finish(self, task: Task) -> None:
         for replica in self.replicas.values():
@@ -213,10 +216,11 @@ class PipelineWorker(Worker):
         self._check_finite(epoch, done)
         if self.config.checkpoint_every:
             self._checkpoint(done, last=True)
-        validation = self._validate(epoch, done) if self.config.validate else {}
+        validation = self._validate(epoch, done) if self.config.validate else None
         self._prove()
+        self._tell_closed(epoch, done, validation)
         if self.context.writes_metrics and self.epochs:
-            row = {**self._summary(done), "run_dir": str(self.run_of_all), "validation": validation}
+            row = {**self._summary(done), "run_dir": str(self.run_of_all), "validation": validation or {}}
             self.coordinator.tell("summary", self._of_all(row))
 
     def _take_progress(self) -> int:
