@@ -19,7 +19,7 @@ class AdPsgd:
     mean differs from them by to those that it has then. So two that draw each other, or a circle of them, cannot wait
     for each other, as in implementations where both block (SDPipe's baseline waits for stragglers in pairs of one
     random order). Both have half the mean: the mixing matrix is doubly stochastic. With a larger `every` the pairs are
-    those of NoLoCo (Kolehmainen et al., 2025), without its outer momentum.
+    those of NoLoCo (Kolehmainen et al., 2025, arXiv 2506.10911), without its outer momentum.
 
     Optimizer state stays local. Batch-norm statistics are averaged with the weights.
     """

@@ -13,9 +13,9 @@ from .gathering import Everybody, several
 class DiLoCo:
     """An outer step of SGD with Nesterov momentum, every `every` updates of each pipeline.
 
-    Source: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023: an outer
-    Nesterov step, with rate 0.7 and momentum 0.9, on what many inner steps changed. Its H is 500; 50 is as long as an
-    epoch of a small data set. The outer gradient is the mean over all live pipelines, alike, of
+    Source: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023 (arXiv
+    2311.08105): an outer Nesterov step, with rate 0.7 and momentum 0.9, on what many inner steps changed. Its H is 500;
+    50 is as long as an epoch of a small data set. The outer gradient is the mean over all live pipelines, alike, of
 
         weights after the last outer step - weights now
 

@@ -20,16 +20,10 @@ from ..document import say
 from ..rounds import load
 from .pace import seconds_of
 
-MODEL, VOXEL_SIZE, BATCH, RATE = "minkvgg11bn-narrow", 0.1, 32, 0.02
+MODEL, BATCH, RATE = "minkvgg11bn-narrow", 32, 0.02
 REFERENCE = "all-reduce"
 PATIENCE, FLAT = 4, 0.01  # flat: so many epochs together are no better by more than this share of the samples
-SETTINGS: dict[str, Any] = {
-    "voxel_size": VOXEL_SIZE,
-    "batch_size": BATCH,
-    "num_points": 1024,
-    "engine": "native",
-    "threads": 1,
-}
+SETTINGS: dict[str, Any] = {"batch_size": BATCH, "engine": "native", "threads": 1}
 
 
 @dataclass(frozen=True)
@@ -40,11 +34,19 @@ class Setting:
     pipelines: int
     epochs: int  # at most
     seeds: int
+    voxel_size: float = 0.1
+    num_points: int = 1024  # of a cloud
+    rate: float = RATE  # of the reference
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What profile and runs have in common."""
+        return {**SETTINGS, "voxel_size": self.voxel_size, "num_points": self.num_points}
 
 
 def measure(setting: Setting, rules: list[str], stragglers: list[str]) -> list[dict[str, Any]]:
     """Return a row for each rule, straggler and seed. All train for as many epochs as the reference is not flat yet."""
-    profile = sp.profile_model(MODEL, setting.data, **SETTINGS)
+    profile = sp.profile_model(MODEL, setting.data, **setting.settings)
     plan = sp.partition(profile, Cluster.uniform(1, device_type=profile.device_types[0], link=Link(1e9, 1e-4)))
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -56,14 +58,15 @@ def measure(setting: Setting, rules: list[str], stragglers: list[str]) -> list[d
                     with _started(place, setting, plan, rule, spec, seed=seed, epochs=epochs) as job:
                         job.wait()
                     facts = {"rule": rule, "straggler": spec or "nobody is slow", "seed": seed}
-                    facts |= {"learning_rate": rate_of(parse_rule(rule), setting.pipelines)}
+                    facts |= {"learning_rate": rate_of(parse_rule(rule), setting.pipelines, setting.rate)}
                     rows.append({**facts, **_outcome(job.record), "load": round(before, 2)})
                     say(" ".join(f"{key}={value}" for key, value in rows[-1].items() if key != "reached"))
     return _with_targets(rows)
 
 
-def rate_of(rule: Rule, num_pipelines: int) -> float:
-    """Return the learning rate at which a sample moves the mean of all pipelines' weights as far as under all-reduce.
+def rate_of(rule: Rule, num_pipelines: int, rate: float = RATE) -> float:
+    """Return the learning rate at which a sample moves the mean of all pipelines' weights as far as under all-reduce,
+    where it is `rate`.
 
     There one step is of the mean gradient of P minibatches. Averages of weights leave the mean over all pipelines where
     it is, so that one step of each moves it as far: by the same rate, the batch is of P minibatches as well. A server
@@ -72,10 +75,10 @@ def rate_of(rule: Rule, num_pipelines: int) -> float:
     as Goyal et al., "Accurate, Large Minibatch SGD", 2017, scale rates by batches).
     """
     if rule.arithmetic is Arithmetic.SERVER:
-        return RATE / ((rule.scale or 1 / num_pipelines) * num_pipelines)
+        return rate / ((rule.scale or 1 / num_pipelines) * num_pipelines)
     if rule.arithmetic is Arithmetic.OUTER_STEP:
-        return RATE * (1 - rule.momentum) / rule.outer_rate
-    return RATE
+        return rate * (1 - rule.momentum) / rule.outer_rate
+    return rate
 
 
 def is_flat(accuracies: Sequence[float]) -> bool:
@@ -103,8 +106,8 @@ def _epochs_until_flat(place: Path, setting: Setting, plan: Plan) -> int:
 
 
 def _started(place: Path, setting: Setting, plan: Plan, rule: str, stragglers: str, *, seed: int, epochs: int) -> Job:
-    rate = rate_of(parse_rule(rule), setting.pipelines)
-    config = sp.RunConfig(MODEL, setting.data, **SETTINGS, epochs=epochs, learning_rate=rate, seed=seed)
+    rate = rate_of(parse_rule(rule), setting.pipelines, setting.rate)
+    config = sp.RunConfig(MODEL, setting.data, **setting.settings, epochs=epochs, learning_rate=rate, seed=seed)
     several = sp.Pipelines.alike(plan, setting.pipelines, parse_rule(rule), samples=BATCH)
     return sp.launch(several, config, run_dir=place, stragglers=stragglers or None)
 
@@ -115,7 +118,7 @@ def _outcome(record: RunRecord) -> dict[str, Any]:
     seconds = seconds_of(record)
     first = max(row["seconds"] for row in record.metrics("step")) - seconds
     last = summary["validation"]["accuracy"]
-    reached = [[row["seconds"] - first, row["validation"]["accuracy"]] for row in told] + [[seconds, last]]
+    reached = [[row["seconds"] - first, row["validation"]["accuracy"]] for row in told]
     flat = is_flat([accuracy for _, accuracy in reached])
     return {"accuracy": last, "flat": flat, "seconds": seconds, "epochs": len(reached), "reached": reached}
 

@@ -21,6 +21,9 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--data", default="digits", help="what is learned (default: handwritten digits)")
     parser.add_argument("--epochs", type=int, default=30, help="at most")
+    parser.add_argument("--voxel-size", type=float, default=accuracy.Setting.voxel_size)
+    parser.add_argument("--num-points", type=int, default=accuracy.Setting.num_points, help="of a cloud")
+    parser.add_argument("--learning-rate", type=float, default=accuracy.RATE, help="all-reduce's (see rate above)")
     parser.add_argument("--straggler", action="append", help=f"'' for none; default: none, and {pace.SLOW}")
     options = parser.parse_args()
     rules, specs = options.rule or RULES, ["", pace.SLOW] if options.straggler is None else options.straggler
@@ -31,7 +34,15 @@ def main() -> int:
         lines += pace.table(found["pace"])
         keep(found, options.json)
     if "accuracy" in (options.what or ["accuracy"]):
-        given = accuracy.Setting(options.data, options.pipelines, options.epochs, options.seeds)
+        given = accuracy.Setting(
+            options.data,
+            options.pipelines,
+            options.epochs,
+            options.seeds,
+            voxel_size=options.voxel_size,
+            num_points=options.num_points,
+            rate=options.learning_rate,
+        )
         found["accuracy"] = accuracy.measure(given, rules, specs)
         lines += accuracy.table(found["accuracy"])
     tell(found, options.json, "\n".join(lines))
