@@ -67,6 +67,8 @@ def test_a_pipeline_that_trained_on_nothing_takes_the_others_weights(tmp_path, c
     config = settings(clouds, model=NORMED, epochs=1, batch_size=18)
     result = run_pipelines(tmp_path / "run", plan, config)
     assert sum(result.seen.values(), []) == [0]
+    (summary,), (epoch,) = result.rows("summary"), result.rows("epoch")
+    assert summary["minibatches"] == 1 and summary["train"] == epoch["train"], "whoever of the two closes the run"
     alone = Learner(plan.local(0), config)
     alone.train(0)
     tensors = result.tensors() | result.tensors("buffer")

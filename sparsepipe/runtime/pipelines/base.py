@@ -125,7 +125,8 @@ class Coordinator(Protocol):
     def tell(self, event: str, row: Mapping[str, Any]) -> None:
         """Add a row of another event to the run's metrics: each event once in an attempt. One rank.
 
-        A "summary" gets what is known of the averages, as "replication".
+        A "summary" gets what all pipelines did together: minibatches, pace, the "train" of the latest epoch, and, as
+        "replication", what is known of the averages.
         """
         ...
 

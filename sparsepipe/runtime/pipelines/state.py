@@ -121,8 +121,8 @@ class RunState:
         if self.work is None:
             queue = MinibatchQueue(*length, progress=self.run.progress)
             arithmetic = self.run.rule.arithmetic if self.run.rule else None
-            before = {"closed": self.run.closed, "sums": self.run.sums}
-            self.work = Work(self.changes, queue, self.merges, arithmetic=arithmetic, **before)
+            closed, sums = self.run.closed, self.run.sums
+            self.work = Work(self.changes, queue, self.merges, arithmetic=arithmetic, closed=closed, sums=sums)
             self.changes.note()
         known = (self.work.queue.epoch_minibatches, self.work.queue.total_minibatches)
         if known != length:
@@ -283,6 +283,7 @@ class RunState:
         member.told.add(event)
         if event == "summary":
             row |= {"minibatches": self._work.queue.num_done, "samples_per_second": self._work.tallies.pace}
+            row |= {"train": train} if (train := self._work.tallies.latest.get("train")) else {}
             row |= {"replication": self.replication} if self.run.rule else {}
         self.changes.row(METRICS, event, **row)
 

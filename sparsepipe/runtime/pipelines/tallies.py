@@ -68,6 +68,11 @@ class Tallies:
         return {"train": train, "samples_per_second": sums.pace or self.pace}
 
     @property
+    def latest(self) -> dict[str, Any]:
+        """The same of the latest epoch."""
+        return self.of_epoch(max(self._epochs, default=-1))
+
+    @property
     def pace(self) -> float:
         """Samples a second of the run."""
         return self._run.pace

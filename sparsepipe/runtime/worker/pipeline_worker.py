@@ -28,6 +28,7 @@ from .connections import Connections
 from .control import Horizon
 from .epoch_parts import EpochPart, Units
 from .feed import SharedFeed
+from .run_summary import run_summary
 from .straggler import Straggler
 from .worker import TOLD_OF_EPOCHS, Worker
 
@@ -219,8 +220,9 @@ class PipelineWorker(Worker):
         validation = self._validate(epoch, done) if self.config.validate else None
         self._prove()
         self._tell_closed(epoch, done, validation)
-        if self.context.writes_metrics and self.epochs:
-            row = {**self._summary(done), "run_dir": str(self.run_of_all), "validation": validation or {}}
+        if self.context.writes_metrics:
+            own = run_summary(self.context, self.run_dir, done, epochs=self.epochs, first_own=self.first_epoch)
+            row = {**own, "run_dir": str(self.run_of_all), "validation": validation or {}}
             self.coordinator.tell("summary", self._of_all(row))
 
     def _take_progress(self) -> int:

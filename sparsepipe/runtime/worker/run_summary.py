@@ -26,7 +26,8 @@ def run_summary(
     context: WorkerContext, run_dir: Path, done: int, *, epochs: Sequence[dict[str, Any]], first_own: int
 ) -> dict[str, Any]:
     """Sum a run up after `done` minibatches: medians over `epochs`, without the first (it reads the data) if there are
-    others; of stages over those from `first_own` on, which ended under this plan."""
+    others; of stages over those from `first_own` on, which ended under this plan. There may be none, where pipelines
+    share the minibatches."""
     plan, workload = context.plan, context.workload
     steady, own = epochs[1:] or epochs, epochs[first_own:]
     replans = _replans(context, run_dir)
@@ -39,9 +40,9 @@ def run_summary(
         "synthetic": workload.synthetic,
         "minibatches": done,
         "epochs": len(epochs),
-        "samples_per_second": median(row["samples_per_second"] for row in steady),
-        "train": epochs[-1]["train"],
-        "validation": epochs[-1]["validation"] or {},
+        "samples_per_second": median(row["samples_per_second"] for row in steady) if steady else 0.0,
+        "train": epochs[-1]["train"] if epochs else {},
+        "validation": (epochs[-1]["validation"] or {}) if epochs else {},
         "load": worst_load(steady),
         "stages": metrics.with_memory(metrics.median_summaries([row["stages"] for row in own[1:] or own]), plan),
         **({"replans": replans} if replans else {}),
