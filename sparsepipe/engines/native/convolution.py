@@ -14,6 +14,7 @@ Nothing of the size of the pairs is kept for the backward pass. Half precision i
 products are rounded, a chunk's sum is rounded before it is added to the others'.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -98,7 +99,9 @@ def _backward(
     if direct.suits(features, transposed.mT) and (not wants_features or direct.suits(grad_output, transposed)):
         grad_features = direct.convolve(grad_output, transposed, kernel_map.transposed) if wants_features else None
         return grad_features, direct.kernel_gradient(features, grad_output, kernel_map)
-    gather = partial(_backward_gathered, features, transposed, grad_output, kernel_map, wants_features)
+    gather: Callable[[], tuple[Tensor | None, Tensor]] = partial(
+        _backward_gathered, features, transposed, grad_output, kernel_map, wants_features
+    )
     if features.shape[1] == 1 and not wants_features:
         gather = partial(_backward_scaled, features, grad_output, kernel_map)
     fused = fused_kernels(features)
