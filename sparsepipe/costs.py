@@ -1,5 +1,6 @@
 """Costs of layers, stages and boundaries in seconds and bytes, for planners and the simulator alike."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -219,17 +220,31 @@ def ports(cluster: Cluster, rank: int, peer: int, *, forward: bool) -> tuple[tup
 
 
 def averaging_time(cluster: Cluster, ranks: Sequence[int], parameter_bytes: float) -> float:
-    """Seconds of one ring all-reduce: 2(m−1) messages of 1/m of the gradients, at the slowest link of the ring.
+    """Seconds of one all-reduce of the gradients over a stage's replicas: see `averaging_line`."""
+    counts = Counter(cluster.devices[rank].node.name for rank in ranks)
+    shared = [node.link for node in cluster.nodes if counts[node.name] > 1]
+    per_byte = max((1 / link.bandwidth for link in shared), default=0.0)
+    inside = per_byte, max((link.latency for link in shared), default=0.0)
+    outside = 1 / cluster.network.bandwidth, cluster.network.latency
+    each, once = averaging_line(max(counts.values()), len(counts), inside, outside)
+    return float(once + each * parameter_bytes)
 
+
+def averaging_line(
+    most: int | Array, hosts: int | Array, inside: tuple[float | Array, float | Array], outside: tuple[float, float]
+) -> tuple[float | Array, float | Array]:
+    """(seconds for each byte of gradients, seconds besides) of an all-reduce over replicas on so many `hosts`.
+
+    Within each host a ring, or what sends as many bytes: 2(k−1) messages of 1/k of the gradients, k the `most` replicas
+    on one host. Then likewise between one of each host, and from these to the others of their hosts along a tree of
+    ⌈log₂ k⌉ messages of all gradients. `inside` and `outside`: (seconds a byte, seconds a message) of the slowest link
+    within a host that has several, and of the network. Numbers, or arrays of one shape.
     Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
     """
-    count = len(ranks)
-    if count == 1:
-        return 0.0
-    ring = sorted(ranks)
-    links = [cluster.link(a, b) for a, b in zip(ring, ring[1:] + ring[:1], strict=True)]
-    slowest = Link(min(link.bandwidth for link in links), max(link.latency for link in links))
-    return 2 * (count - 1) * slowest.transfer_time(parameter_bytes / count)
+    tree = np.where(np.greater(hosts, 1), np.ceil(np.log2(most)), 0.0)
+    within, between = 2 * np.subtract(most, 1), 2 * np.subtract(hosts, 1)
+    each = (within / most + tree) * inside[0] + between / hosts * outside[0]
+    return each, (within + tree) * inside[1] + between * outside[1]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import random
 from dataclasses import replace
 from functools import cache
 from itertools import combinations, product
-from math import ceil, inf
+from math import ceil, inf, log2
 from unittest import mock
 
 import pytest
@@ -101,12 +101,23 @@ class BruteForce:
         compute = max(s * t for s, t in zip(shares, times, strict=True)) / sum(shares)
         weights = sum(self.graph.layers[k].parameter_bytes for k in layers)
         once = weights * max(self.problem.profile.update_rates.get(kind, 0.0) for kind in kinds)
-        if len(ranks) > 1:
-            links = [self.cluster.link(a, b) for a, b in zip(ranks, ranks[1:] + ranks[:1], strict=True)]
-            message = weights / len(ranks) / min(x.bandwidth for x in links) + max(x.latency for x in links)
-            once += 2 * (len(ranks) - 1) * message
+        once += self.averaging(ranks, weights)
         rounds = self.problem.num_microbatches if self.problem.synchronous else sum(shares)
         return compute, once / rounds, max(times)
+
+    def averaging(self, ranks, weights):
+        """Rings within hosts, one between a rank of each, and a tree back: the slowest message of each, by number."""
+        hosts = {}
+        for rank in ranks:
+            hosts.setdefault(self.node(rank), []).append(rank)
+        most = max(map(len, hosts.values()))
+        own = [self.cluster.devices[own[0]].node.link for own in hosts.values() if len(own) > 1]
+        inside = Link(min((x.bandwidth for x in own), default=inf), max((x.latency for x in own), default=0.0))
+        seconds = 2 * (most - 1) * inside.transfer_time(weights / most)
+        seconds += 2 * (len(hosts) - 1) * self.cluster.network.transfer_time(weights / len(hosts))
+        if len(hosts) > 1:
+            seconds += ceil(log2(most)) * inside.transfer_time(weights)
+        return seconds
 
     def boundary(self, before, senders, receivers):
         """(busiest port per minibatch, transfer forwards plus backwards)."""

@@ -381,6 +381,19 @@ def test_averaging_blocks_all_replicas_until_the_last_has_come():
     assert [(s.start, s.end) for s in trace.spans if s.kind == "average" and s.rank == 0] == [(4, 10), (12, 18)]
 
 
+def test_averaging_over_hosts_crosses_the_network_once_a_host():
+    """Three replicas of 12 bytes on two hosts.
+
+    2 × 6 bytes at 3 a second and 12 back within the host that has two, 2 × 6 bytes at 1 a second between the two.
+    """
+    graph = LayerGraph.chain([Layer("a", "", 12.0)])
+    profile = Profile(graph, {"d": (LayerCost((CostSample(1, 1.0, 1.0, 0.0),)),)})
+    kind = DeviceType("d")
+    nodes = (Node("a", (kind, kind), Link(3.0, 0.5)), Node("b", (kind,), Link(1e-3, 9.0)))
+    trace = simulate(Plan((Stage(("a",), (0, 1, 2)),)), profile, Cluster(nodes, Link(1.0, 0.25)), [1] * 3)
+    assert [s.end - s.start for s in trace.spans if s.kind == "average"] == [(4 + 4 + 3 * 0.5) + (12 + 2 * 0.25)] * 3
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_the_optimizers_step_follows_every_backward_of_a_lone_device(count):
     """Two layers of 6 and 2 bytes at half a second a byte: 4 s a minibatch after 2 × (1 + 2) s."""

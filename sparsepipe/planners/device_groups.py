@@ -13,7 +13,7 @@ from math import gcd, lcm
 import numpy as np
 
 from ..cluster import Cluster, DeviceType, Link, Node
-from ..costs import Array
+from ..costs import Array, averaging_line
 from .base import Problem
 from .cuts import Index
 
@@ -151,15 +151,24 @@ class DeviceGroups:
         on_node = [load[:, [c.node.name == node.name for c in self.classes]].sum(axis=1) for node in self.nodes]
         return np.max(on_node, axis=0) / self.rounds
 
-    def ring_link(self, network: Link) -> tuple[Array, Array]:
-        """(seconds per byte, latency) of the slowest link that a ring over each group uses, each [G]."""
+    @cached_property
+    def inside_link(self) -> tuple[Array, Array]:
+        """(seconds per byte, latency) of the slowest link within nodes that have several of a group's devices, [G]."""
         per_byte, latency = np.zeros(len(self)), np.zeros(len(self))
         for node, devices in zip(self.nodes, self.on_node.T, strict=True):
             per_byte = np.where(devices > 1, np.maximum(per_byte, 1 / node.link.bandwidth), per_byte)
             latency = np.where(devices > 1, np.maximum(latency, node.link.latency), latency)
-        spread = self.placement == len(self.nodes)
-        per_byte = np.where(spread, np.maximum(per_byte, 1 / network.bandwidth), per_byte)
-        return per_byte, np.where(spread, np.maximum(latency, network.latency), latency)
+        return per_byte, latency
+
+    def averaging(self, network: Link) -> tuple[Array, Array]:
+        """(seconds for each byte of weights, seconds besides) of averaging over each group, as costs.averaging_time."""
+        most, hosts = self.on_node.max(axis=1), (self.on_node > 0).sum(axis=1)
+        return averaging_line(most, hosts, self.inside_link, (1 / network.bandwidth, network.latency))
+
+    def ring_seconds(self, network: Link) -> Array:
+        """Seconds per byte of the slowest link that a ring over each group uses, [G]."""
+        per_byte, _ = self.inside_link
+        return np.where(self.placement == len(self.nodes), np.maximum(per_byte, 1 / network.bandwidth), per_byte)
 
     def ranks(self, group: int, taken: set[int]) -> tuple[list[int], list[int]]:
         """Concrete ranks that are not `taken`, and their shares."""

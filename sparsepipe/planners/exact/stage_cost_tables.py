@@ -93,11 +93,11 @@ def default_model(problem: Problem, cuts: Cuts, groups: DeviceGroups) -> StageMo
     seconds = np.stack([table.seconds[name][:, 0] for name in groups.types])
     if problem.recompute:
         seconds = seconds + np.stack([table.forward[name][:, 0] for name in groups.types])
-    per_byte, latency = groups.ring_link(network)
+    each, once = groups.averaging(network)
     minibatches = problem.num_microbatches if problem.synchronous else groups.rounds  # of an update
     update = np.array([table.update_rates[name] for name in groups.types])
     slowest = np.where(groups.shares > 0, update, 0.0).max(axis=1)
-    ring = 2 * (groups.sizes - 1) / minibatches * (not problem.forward_only)  # inference averages nothing
+    averages = (not problem.forward_only) / minibatches  # inference averages nothing
     forward, backward = (sizes[:, 0] for sizes in cuts.payloads(table))
     busiest = forward if problem.forward_only else np.maximum(forward, backward)
     links = [*(node.link for node in groups.nodes), network]
@@ -107,8 +107,8 @@ def default_model(problem: Problem, cuts: Cuts, groups: DeviceGroups) -> StageMo
         cuts.total(seconds),
         groups.shares / groups.rounds[:, None],
         cuts.total(table.parameter_bytes),
-        ring * per_byte / groups.sizes + slowest / minibatches,
-        ring * latency,
+        averages * each + slowest / minibatches,
+        averages * once,
         np.stack([link.latency + busiest / link.bandwidth for link in links]),
         groups.device_port,
         groups.network_port,
@@ -129,7 +129,7 @@ def published_model(problem: Problem, cuts: Cuts, groups: DeviceGroups, ratio: f
     slowest = slow_to_fast[(groups.shares[:, slow_to_fast] > 0).argmax(axis=1)]
     rates = np.zeros(groups.shares.shape)
     rates[np.arange(len(groups)), slowest] = 1 / groups.sizes
-    per_byte, _ = groups.ring_link(problem.cluster.network)
+    per_byte = groups.ring_seconds(problem.cluster.network)
     weight_rates = 2 * (groups.sizes - 1) * per_byte / groups.sizes / groups.sizes
     times, weights = cuts.total(seconds), cuts.total(problem.table.parameter_bytes)
     if groups.num_by_server:

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..processes.process import Process
+from .over_hosts import SumOverHosts
 
 
 @dataclass(frozen=True, eq=False)
@@ -15,6 +16,7 @@ class ReplicaGroup:
 
     process: Process
     group: Any  # torch.distributed's
+    over_hosts: SumOverHosts | None = None  # where several of the ranks share a host, and not all do
 
     def sum(self, values: Tensor, *, what: str) -> Tensor:
         """Return the sum of `values` over the replicas, in place. Raises DeadlinePassed or PeerLost."""
@@ -27,8 +29,15 @@ class ReplicaGroup:
 
     def start_sum(self, values: Tensor) -> Any:
         """Begin to sum `values` over the replicas, in place; `finish` waits for it."""
+        if self.over_hosts:
+            return self.over_hosts.start(values)
         return dist.all_reduce(values, group=self.group, async_op=True)
 
     def finish(self, work: Any, *, what: str) -> None:
         """Wait for a sum that was begun. Raises DeadlinePassed or PeerLost."""
         self.process.finish(work, what=what)
+
+    @property
+    def groups(self) -> list[Any]:
+        """The process groups that it uses."""
+        return [self.group, *(self.over_hosts.groups if self.over_hosts else [])]

@@ -7,7 +7,7 @@ Who feeds whom is asked of the plan's Program.
 """
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import NamedTuple
@@ -25,6 +25,7 @@ from ..replication.all_reduce import AllReduce
 from ..replication.alone import Alone
 from ..replication.base import Replication
 from ..replication.batch_norm import StatisticsGroup
+from ..replication.over_hosts import SumOverHosts, replicas_by_host
 from ..replication.replica_group import ReplicaGroup
 from ..stages.position import Position
 from ..transport.base import Transport
@@ -167,7 +168,10 @@ class Connections:
             self.sockets.close()
         if self.shared_memory:
             self.shared_memory.close()
-        groups = [own.group for own in (*self.replicas.values(), *self.at_work)]
+        groups = [group for own in (*self.replicas.values(), *self.at_work) for group in own.groups]
+        for own in self.replicas.values():
+            if own.over_hosts:
+                own.over_hosts.close()
         groups += [own.group for own in self.statistics.values()]
         groups += [link.group for link in self.links.values()]
         self.at_work.clear()
@@ -190,8 +194,9 @@ class Connections:
             if len(stage.ranks) > 1:
                 ranks = sorted(stage.ranks)
                 groups = [dist.new_group(ranks, timeout=limit) for _ in range(1 + synchronise)]
+                over_hosts = _open_over_hosts(process, ranks, limit)
                 if process.rank in ranks:
-                    self.replicas[k] = ReplicaGroup(process, groups[0])
+                    self.replicas[k] = ReplicaGroup(process, groups[0], over_hosts)
                     if synchronise:
                         self.statistics[k] = StatisticsGroup(groups[1], process, on_device=over_nccl)
         for direction, cut, source, target in boundaries(self.program) if over_nccl else ():
@@ -206,9 +211,27 @@ class Connections:
         # All are here, and deadlines are kept where somebody waits: but for NCCL's, which are begun where they are due.
         if not over_nccl:
             for k, own in self.replicas.items():
-                _set_pg_timeout(NEVER, own.group)
+                for group in own.groups:
+                    _set_pg_timeout(NEVER, group)
                 if k in self.statistics:
                     _set_pg_timeout(NEVER, self.statistics[k].group)
+
+
+def _open_over_hosts(process: Process, ranks: Sequence[int], limit: timedelta) -> SumOverHosts | None:
+    """Open what sums over a stage's replicas host by host; None where no host has several of them, or one has all.
+
+    Every rank of the job comes here, and to each group, its own or not.
+    """
+    parts = replicas_by_host(ranks, process.hosts)
+    if not parts:
+        return None
+    firsts = [own[0] for own in parts]
+    between = dist.new_group(firsts, timeout=limit)
+    within = [dist.new_group(own, timeout=limit) if len(own) > 1 else None for own in parts]
+    for own, group in zip(parts, within, strict=True):
+        if process.rank in own:
+            return SumOverHosts(group, between if process.rank == own[0] else None, own[0])
+    return None
 
 
 def check_ranks(plan: Plan, world_size: int, *, num_processes: int | None = None) -> None:
