@@ -1,7 +1,7 @@
 """Costs of layers, stages and boundaries in seconds and bytes, for planners and the simulator alike."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from .cluster import Cluster, Link
 from .graph import LayerGraph
 from .plan import Plan, Stage
-from .profile import LayerCost, Profile
+from .profile import CODED_FIELDS, LayerCost, Profile
 from .remembered import remembered
 from .schedule import compile_until_steady
 
@@ -41,6 +41,7 @@ class LayerTable:
     map_maker: tuple[int, ...]  # for each layer, the one that makes its kernel map; −1: it needs none
     output_bytes: Array  # [L, V]
     coordinate_bytes: Array
+    between_hosts: "Crossing"
     saved_bytes: Array
     parameter_bytes: Array  # [L]
     update_rates: dict[str, float]  # device type → seconds of the optimizer for each byte of weights
@@ -65,7 +66,8 @@ class LayerTable:
         computes = np.array([[0.0 if k in inputs else 1.0] for k in range(len(graph.layers))])
         for name in names:
             profile.cost(0, name)
-        fields = ("forward", "backward", "kernel_map_seconds", "output_bytes", "coordinate_bytes", "saved_bytes")
+        times = ("forward", "backward", "kernel_map_seconds")
+        fields = (*times, "output_bytes", "coordinate_bytes", "saved_bytes", *CODED_FIELDS)
         columns = {field: {name: _evaluate(profile.costs[name], field, counts) for name in names} for field in fields}
         most = {
             f: np.maximum.reduce(list(columns[f].values())) for f in ("output_bytes", "coordinate_bytes", "saved_bytes")
@@ -87,6 +89,7 @@ class LayerTable:
             _map_makers(profile),
             most["output_bytes"],
             most["coordinate_bytes"],
+            Crossing.of(columns),
             most["saved_bytes"],
             np.array([layer.parameter_bytes for layer in graph.layers], dtype=float),
             {name: profile.update_rates.get(name, 0.0) for name in names},
@@ -147,17 +150,48 @@ class LayerTable:
         """Bytes of the input's coordinates [V]; 0 for a dense network, where no layer makes coordinates."""
         return self.sizes * COORDINATE_BYTES if self.coordinate_bytes.any() else np.zeros_like(self.sizes)
 
-    def payload(self, before: Iterable[int]) -> tuple[Array, Array]:
+    @property
+    def within_host(self) -> "Crossing":
+        """What crosses a cut between devices of one host: tensors as they are."""
+        return Crossing(self.output_bytes, self.output_bytes, self.coordinate_bytes)
+
+    def payload(self, before: Iterable[int], *, between_hosts: bool = False) -> tuple[Array, Array]:
         """Bytes that cross the cut after the down-set `before`, forwards and backwards, each `[V]`.
 
         Every tensor alive counts once; forwards come the coordinates, once for each distinct set of them.
         """
         before = list(before)
         alive = list(self.graph.alive(before))
-        features = self.output_bytes[alive].sum(axis=0)
+        bytes_of = self.between_hosts if between_hosts else self.within_host
         owners = {self.coordinate_owner[k] for k in alive} if before else set()
-        coordinates = self.coordinate_bytes[sorted(owners - {-1})].sum(axis=0)
-        return features + coordinates + (self.input_coordinates if -1 in owners else 0.0), features
+        coordinates = bytes_of.coordinates[sorted(owners - {-1})].sum(axis=0)
+        forward = bytes_of.outputs[alive].sum(axis=0) + coordinates
+        return forward + (self.input_coordinates if -1 in owners else 0.0), bytes_of.gradients[alive].sum(axis=0)
+
+
+@dataclass(frozen=True, eq=False)
+class Crossing:
+    """Bytes of each layer's output, of the gradient that comes back for it, and of its coordinates, as sent: [L, V]."""
+
+    outputs: Array
+    gradients: Array
+    coordinates: Array
+
+    @classmethod
+    def of(cls, columns: Mapping[str, Mapping[str, Array]]) -> "Crossing":
+        """What sockets between hosts carry, from the fields of costs by device type: as measured, or plain bytes.
+
+        Of device types that differ, the larger counts.
+        """
+        plain = {"output": "output_bytes", "gradient": "output_bytes", "coordinate": "coordinate_bytes"}
+        found = []
+        for what, field in plain.items():
+            of_types = [
+                np.where(coded > 0, np.minimum(coded, columns[field][name]), columns[field][name])
+                for name, coded in columns[f"coded_{what}_bytes"].items()
+            ]
+            found.append(np.maximum.reduce(of_types))
+        return cls(*found)
 
 
 def _map_makers(profile: Profile) -> tuple[int, ...]:
@@ -232,7 +266,7 @@ def averaging_time(cluster: Cluster, ranks: Sequence[int], parameter_bytes: floa
 
 def averaging_line(
     most: int | Array, hosts: int | Array, inside: tuple[float | Array, float | Array], outside: tuple[float, float]
-) -> tuple[float | Array, float | Array]:
+) -> tuple[Array, Array]:
     """(seconds for each byte of gradients, seconds besides) of an all-reduce over replicas on so many `hosts`.
 
     Within each host a ring, or what sends as many bytes: 2(k−1) messages of 1/k of the gradients, k the `most` replicas
@@ -243,8 +277,9 @@ def averaging_line(
     """
     tree = np.where(np.greater(hosts, 1), np.ceil(np.log2(most)), 0.0)
     within, between = 2 * np.subtract(most, 1), 2 * np.subtract(hosts, 1)
-    each = (within / most + tree) * inside[0] + between / hosts * outside[0]
-    return each, (within + tree) * inside[1] + between * outside[1]
+    each: Array = (within / most + tree) * inside[0] + between / hosts * outside[0]
+    once: Array = (within + tree) * inside[1] + between * outside[1]
+    return each, once
 
 
 @dataclass(frozen=True)

@@ -37,13 +37,23 @@ class CostSample:
     backward_spread: float = 0.0
     kernel_map_pairs: float = 0.0  # (input, output) pairs of its kernel map: what a convolution multiplies
     kernel_map_seconds: float = 0.0  # of making its kernel map: part of the forward of the first layer that needs it
+    # What sockets between hosts carry of the output, of its gradient, and of its coordinates, where nothing else is
+    # asked for: without zeros, exponents coded, coordinates packed; 0: not measured, and as large as they are.
+    coded_output_bytes: float = 0.0
+    coded_gradient_bytes: float = 0.0
+    coded_coordinate_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         for name in COST_FIELDS:
             number(getattr(self, name), name)
 
+    def squeezed(self, ratio: float) -> "CostSample":
+        """The same where features cross every boundary in 1/ratio of the bytes, between hosts too."""
+        return replace(self, output_bytes=self.output_bytes / ratio, coded_output_bytes=0.0, coded_gradient_bytes=0.0)
+
 
 COST_FIELDS = tuple(item.name for item in fields(CostSample))
+CODED_FIELDS = tuple(name for name in COST_FIELDS if name.startswith("coded_"))
 
 
 @dataclass(frozen=True)
@@ -254,6 +264,13 @@ class Profile:
         overheads = {device_type: self.step_overheads[old]} if old in self.step_overheads else {}
         return replace(self, costs={device_type: costs}, update_rates=rates, step_overheads=overheads)
 
+    @cached_property
+    def _columns(self) -> tuple[str, ...]:
+        """The fields of a cost that a file tells: those that nobody measured are left out, as in files from before."""
+        costs = (sample for layers in self.costs.values() for cost in layers for sample in cost.samples)
+        coded = any(getattr(sample, name) for sample in costs for name in CODED_FIELDS)
+        return tuple(name for name in COST_FIELDS if coded or name not in CODED_FIELDS)
+
     def to_json(self) -> dict[str, Any]:
         """What the profile's file holds."""
         return {
@@ -263,7 +280,7 @@ class Profile:
             **_sizes_written(self),
             "costs": {
                 name: [
-                    [[getattr(sample, column) for column in COST_FIELDS] for sample in cost.samples] for cost in costs
+                    [[getattr(sample, column) for column in self._columns] for sample in cost.samples] for cost in costs
                 ]
                 for name, costs in self.costs.items()
             },
@@ -402,9 +419,9 @@ def _sizes_written(profile: Profile) -> dict[str, Any]:
     if profile.size_unit == "voxels":
         return {
             _OF_VOXELS["sizes"]: list(profile.sizes),
-            "columns": [_OF_VOXELS.get(name, name) for name in COST_FIELDS],
+            "columns": [_OF_VOXELS.get(name, name) for name in profile._columns],
         }
-    return {"size_unit": profile.size_unit, "sizes": list(profile.sizes), "columns": list(COST_FIELDS)}
+    return {"size_unit": profile.size_unit, "sizes": list(profile.sizes), "columns": list(profile._columns)}
 
 
 def _written(overheads: Mapping[str, StepOverhead]) -> dict[str, dict[str, float]]:

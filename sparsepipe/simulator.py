@@ -247,11 +247,12 @@ class Transfers(dict):
         super().__init__()
         self.cluster = cluster
         self.ports: defaultdict[tuple, Port] = defaultdict(Port)
-        self.bytes: dict[tuple[int, int], np.ndarray] = {}  # (operation, sending stage) → bytes of each minibatch
+        # (operation, sending stage, whether to another node) → bytes of each minibatch
+        self.bytes: dict[tuple[int, int, bool], np.ndarray] = {}
 
     def __missing__(self, key: tuple[int, int, int, int]) -> tuple[list[float], Port, Port]:
         operation, stage, rank, peer = key
-        num_bytes = self.bytes[FORWARD if operation == FORWARD else BACKWARD, stage]
+        num_bytes = self.sizes(operation, stage, rank, peer)
         if rank == peer:  # what stays on a device takes no time
             self[key] = [0.0] * len(num_bytes), Port(), Port()
             return self[key]
@@ -259,6 +260,11 @@ class Transfers(dict):
         leaving, entering = (self.ports[port] for port in ports(self.cluster, rank, peer, forward=operation == FORWARD))
         self[key] = seconds, leaving, entering
         return self[key]
+
+    def sizes(self, operation: int, stage: int, rank: int, peer: int) -> np.ndarray:
+        """Bytes of each minibatch in what an operation of a stage sends from one rank to another."""
+        elsewhere = self.cluster.devices[rank].node.name != self.cluster.devices[peer].node.name
+        return self.bytes[FORWARD if operation == FORWARD else BACKWARD, stage, elsewhere]
 
     def seconds(self, rank: int, peer: int, num_bytes: np.ndarray) -> list[float]:
         """Seconds of each minibatch from one rank to another."""
@@ -282,9 +288,10 @@ def durations(
     for s, stage in enumerate(plan.stages):
         own = [index[id] for id in stage.layers]
         before |= set(own)
-        forward_bytes, backward_bytes = table.payload(before)
-        transfers.bytes[FORWARD, s] = forward_bytes[which]
-        transfers.bytes[BACKWARD, s + 1] = backward_bytes[which]
+        for elsewhere in (False, True):
+            forward_bytes, backward_bytes = table.payload(before, between_hosts=elsewhere)
+            transfers.bytes[FORWARD, s, elsewhere] = forward_bytes[which]
+            transfers.bytes[BACKWARD, s + 1, elsewhere] = backward_bytes[which]
         averaging.append(averaging_time(cluster, stage.ranks, float(table.parameter_bytes[own].sum())))
         of_kind = {}
         for kind in {cluster.devices[rank].type.name for rank in stage.ranks}:

@@ -42,6 +42,17 @@ def test_three_hosts_have_the_losses_of_one_device_to_the_bit(desk):
     desk.check_nothing_is_left()
 
 
+def test_replicas_of_which_two_share_a_host_train_like_one_device(desk):
+    """Three replicas on two hosts: gradients are summed within the first host, then between the two."""
+    plan = plan_of(MODEL, [[0, 1, 2], [3]], **FLUSH)
+    told = desk.told("shared", plan, config(), *desk.network.hosts[:2], counts=[2, 2])
+    assert desk.launch(told) == ["finished"]
+    assert desk.losses("shared") == pytest.approx(desk.losses("one"), rel=2e-4, abs=2e-5)  # sums in another order
+    averaged = {span.rank for span in RunRecord.load(desk.folder / "shared").trace().spans if span.kind == "average"}
+    assert averaged == {0, 1, 2}
+    desk.check_nothing_is_left()
+
+
 def test_the_score_of_translations_is_told_though_the_last_stage_has_no_checkpoint_at_hand(desk):
     """BLEU is of the network in one piece: rank 0's host has its checkpoint, the last stage's tells of a validation."""
     pytest.importorskip("sacrebleu")

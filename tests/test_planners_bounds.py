@@ -25,6 +25,7 @@ from sparsepipe.planners.cuts import Cuts
 from sparsepipe.planners.exact.cut_profile_bound import CutProfile
 from sparsepipe.planners.exact.frontier_cuts import FrontierCuts
 from sparsepipe.planners.exact.listed_cuts import ListedCuts
+from sparsepipe.planners.exact.optimal import Optimal
 from sparsepipe.planners.exact.packing_bound import _knapsack, packing_bound
 from sparsepipe.planners.exact.relaxed_bound import relaxed_bound
 from sparsepipe.planners.exact.search_space import Rules, merged, spaces
@@ -37,7 +38,10 @@ def problems(draw, *, most_layers=7):
     number = st.sampled_from([0.0, 0.25, 1.0, 2.0, 3.0])
     layers = [Layer(f"l{k}", "", draw(number)) for k in range(count)]
     edges = [pair for pair in itertools.combinations(range(count), 2) if draw(st.integers(0, 2)) == 0]
-    costs = tuple(LayerCost((CostSample(1, draw(number), draw(number), draw(number)),)) for _ in range(count))
+    coded = st.sampled_from([{}, {}, {"coded_output_bytes": 0.5}, {"coded_gradient_bytes": 0.25}])
+    costs = tuple(
+        LayerCost((CostSample(1, draw(number), draw(number), draw(number), **draw(coded)),)) for _ in range(count)
+    )
     bandwidth = draw(st.sampled_from([0.5, 2.0, 20.0]))
     cluster = Cluster.uniform(draw(st.integers(1, 4)), device_type="d", link=Link(bandwidth))
     schedule = draw(st.sampled_from([("1f1b", 1), ("1f1b-flush", 4)]))
@@ -67,15 +71,20 @@ def test_no_bound_is_above_the_best_plan(problem):
 
 
 @settings(max_examples=25, deadline=None)
-@given(problems(most_layers=5), st.lists(st.integers(1, 2), min_size=2, max_size=3), st.sampled_from([0.5, 2.0, 20.0]))
-def test_no_plan_on_several_nodes_is_better_than_the_best_on_one(problem, sizes, between):
+@given(
+    problems(most_layers=5),
+    st.lists(st.integers(1, 2), min_size=2, max_size=3),
+    st.sampled_from([0.5, 2.0, 20.0]),
+    st.sampled_from([0.0, 0.5]),
+)
+def test_no_plan_on_several_nodes_is_better_than_the_best_on_one(problem, sizes, between, latency):
     """With links of its own inside each node, which those of a single device never use."""
-    inside = problem.cluster.network
+    inside = Link(problem.cluster.network.bandwidth, latency)
     nodes = tuple(Node(f"n{k}", (DeviceType("d"),) * size, inside) for k, size in enumerate(sizes))
-    several = replace(problem, cluster=Cluster(nodes, Link(between)))
+    several = replace(problem, cluster=Cluster(nodes, Link(between, latency)))
     best = partition(several.profile, several.cluster, schedule=several.schedule, num_microbatches=4)
     easier = merged(replace(several, num_microbatches=4))
-    least = partition(easier.profile, easier.cluster, schedule=several.schedule, num_microbatches=4)
+    least = Optimal().plan(easier)
     assert best.estimate.gap == least.estimate.gap == 0 or not best.estimate.period_seconds
     assert least.estimate.period_seconds <= best.estimate.period_seconds * (1 + 1e-9)
     if max(sizes) == 1:

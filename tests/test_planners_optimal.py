@@ -74,16 +74,20 @@ class BruteForce:
             return layer
         return self.owner(self.graph.inputs[layer][0]) if self.graph.inputs[layer] else None
 
-    def payload(self, before, voxels):
+    def payload(self, before, voxels, between_hosts=False):
+        def sent(layer, what, plain):
+            coded = self.size(layer, f"coded_{what}_bytes", voxels) if between_hosts else 0
+            return min(coded, self.size(layer, plain, voxels)) if coded else self.size(layer, plain, voxels)
+
         alive = {i for i, j in self.graph.edges if i in before and j not in before}
-        features = sum(self.size(i, "output_bytes", voxels) for i in alive)
         coordinates = 0.0
         for owner in {self.owner(i) for i in alive}:
             if owner is not None:
-                coordinates += self.size(owner, "coordinate_bytes", voxels)
+                coordinates += sent(owner, "coordinate", "coordinate_bytes")
             elif self.sparse:
                 coordinates += 16 * voxels
-        return features + coordinates, features
+        forward, backward = (sum(sent(i, what, "output_bytes") for i in alive) for what in ("output", "gradient"))
+        return forward + coordinates, backward
 
     def node(self, rank):
         return self.cluster.devices[rank].node.name
@@ -130,7 +134,8 @@ class BruteForce:
                 port = rank if len(nodes) == 1 else self.node(rank)
                 load[port] = load.get(port, 0) + share
             busiest = max(busiest, max(load.values()) / sum(shares))
-        forward, backward = (link.latency + size / link.bandwidth for size in self.payload(before, self.typical))
+        payload = self.payload(before, self.typical, len(nodes) > 1)
+        forward, backward = (link.latency + size / link.bandwidth for size in payload)
         return busiest * max(forward, backward), forward + backward
 
     def fits(self, before, layers, ranks, behind):
@@ -236,6 +241,9 @@ def problems(draw, *, max_layers=5, max_devices=4, memory=False, schedule="1f1b"
             "output_bytes": draw(st.integers(0, 9)),
             "saved_bytes": draw(small),
             "coordinate_bytes": draw(st.sampled_from([0, 0, 4])) if sparse else 0,
+            "coded_output_bytes": draw(st.sampled_from([0, 0, 1, 3])),  # of all types: what is sent is the same
+            "coded_gradient_bytes": draw(st.sampled_from([0, 0, 2])),
+            "coded_coordinate_bytes": draw(st.sampled_from([0, 1])) if sparse else 0,
         }
         for _ in graph.layers
     ]

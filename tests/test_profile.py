@@ -73,6 +73,20 @@ def test_what_a_step_takes_besides_is_kept_by_device_type(tmp_path):
     assert StepOverhead(0.5, 0.25, 0.125).slower(0.5) == StepOverhead(1.0, 0.5, 0.25)
 
 
+def test_what_sockets_carry_is_kept_where_it_was_measured_and_files_of_before_stay_as_they_are(tmp_path):
+    plain = profile("slow")
+    costs = tuple(
+        LayerCost(tuple(replace(s, coded_output_bytes=s.output_bytes / 2) for s in cost.samples))
+        for cost in plain.costs["slow"]
+    )
+    measured = replace(plain, costs={"slow": costs})
+    assert Profile.load(measured.save(tmp_path / "measured.json")) == measured
+    assert "coded_gradient_bytes" in measured.to_json()["columns"]
+    assert not any("coded" in name for name in plain.to_json()["columns"])
+    sample = costs[0].samples[0].squeezed(4.0)
+    assert (sample.output_bytes, sample.coded_output_bytes) == (plain.costs["slow"][0].samples[0].output_bytes / 4, 0)
+
+
 def test_disk_round_trip(tmp_path):
     joined = profile("slow", scale=2.0) | profile("fast")
     assert Profile.load(joined.save(tmp_path / "p.json")) == joined

@@ -1,15 +1,20 @@
 """What a stage keeps of a minibatch between its forward and its backward."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from runtime_jobs import NORMED, plan_of, settings, shapes
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from sparsepipe import data
+from sparsepipe.costs import LayerTable
 from sparsepipe.engines import engine
 from sparsepipe.models import network
+from sparsepipe.profiler import measure
 from sparsepipe.runtime.stages.network_stage import NetworkStage
 from sparsepipe.runtime.training_state.weights import Version
+from sparsepipe.runtime.transport.packet import encode
 
 
 @pytest.mark.parametrize(("cut", "kept"), [(2, False), (3, True), (4, False), (5, False)])
@@ -38,3 +43,39 @@ def test_what_was_sent_is_let_go_unless_the_backward_reads_it(cut: int, kept: bo
     assert output.shape == shape
     weights, _ = runner.backward(flight, [torch.ones(shape)])
     assert all(gradient.abs().sum() > 0 for gradient in weights)
+
+
+def test_packets_through_sockets_have_the_bytes_that_a_profile_tells(tmp_path) -> None:
+    """Behind a convolution, a batch norm, a ReLU and a pool; gradients are a loss's here and random numbers there.
+
+    A max pool's are zero but where the maxima were, and a ReLU's output gets none where it is zero.
+    """
+    clouds, cpu, native = shapes(tmp_path), torch.device("cpu"), engine("native")
+    net, config = network(NORMED, num_classes=3), settings(clouds, model=NORMED, voxel_size=0.04, num_points=384)
+    batch = data.load(clouds, split="train", voxel_size=0.04, num_points=384).batch([0, 6, 12])
+    profile = measure.profile(net, [batch], native, warmup=0, repeats=1, seed=config.seed)
+    table, shares = LayerTable.of(profile, [batch.size]), []
+    for cut in (1, 2, 3, 4):
+        plan = plan_of(NORMED, [[0], [1]], schedule="1f1b", cuts=(cut,))
+        first, second = (
+            NetworkStage(net, native, plan, stage, config=config, device=cpu, compression=("lossless", "lossless"))
+            for stage in (0, 1)
+        )
+        flight, outputs = first.forward(batch, Version(0, first.parameters()), 0)
+        there = first.pack_outputs(outputs, 0, batch.size).packet
+        arrived, results = second.forward(there, Version(0, second.parameters()), 0)
+        loss, _ = second.loss(results, batch.target, samples=len(batch))
+        weights = list(second.parameters().values())
+        found = torch.autograd.grad(loss, [*weights, *arrived.leaves])[len(weights) :]
+        back = second.pack_input_gradients(arrived, found)
+        before = range(cut)
+        plain, told = table.payload(before), table.payload(before, between_hosts=True)
+        assert there.num_bytes < plain[0]
+        keys = sum(len(encode(replace(there, slots=(), coordinate_sets=(own,)))[1]) for own in there.coordinate_sets)
+        coordinates = sum(own.coordinates.nbytes for own in there.coordinate_sets)
+        assert there.num_bytes - coordinates + (coordinates if cut < 4 else keys) == told[0], (
+            "an input's are counted plain"
+        )
+        assert back.num_bytes == pytest.approx(told[1][0], rel=0.03)
+        shares.append(float(told[1][0] / plain[1][0]))
+    assert shares[0] > 0.8 and max(shares[1:3]) < 0.4 < shares[3], shares

@@ -30,7 +30,7 @@ from sparsepipe.cli.plan_table import side_by_side
 from sparsepipe.forecast import forecast
 from sparsepipe.plan import Estimate, StageEstimate
 from sparsepipe.planners import Problem, estimate
-from sparsepipe.planners.estimate import memory_need
+from sparsepipe.planners.estimate import memory_need, port_seconds
 from sparsepipe.planners.interleaved_cuts import lap_bounds
 from sparsepipe.profile import StepOverhead
 from sparsepipe.schedule import Action, Op, compile_until_steady
@@ -392,6 +392,21 @@ def test_averaging_over_hosts_crosses_the_network_once_a_host():
     nodes = (Node("a", (kind, kind), Link(3.0, 0.5)), Node("b", (kind,), Link(1e-3, 9.0)))
     trace = simulate(Plan((Stage(("a",), (0, 1, 2)),)), profile, Cluster(nodes, Link(1.0, 0.25)), [1] * 3)
     assert [s.end - s.start for s in trace.spans if s.kind == "average"] == [(4 + 4 + 3 * 0.5) + (12 + 2 * 0.25)] * 3
+
+
+def test_sockets_between_hosts_carry_what_was_measured_and_a_hosts_memory_plain_bytes():
+    """8 bytes each way within a host, 2 and 4 between two, a byte a second; as large as they are where unknown."""
+    graph = LayerGraph.chain([Layer("a", "", 0.0), Layer("b", "", 0.0)])
+    coded = {"coded_output_bytes": 2.0, "coded_gradient_bytes": 4.0}
+    plan = Plan((Stage(("a",), (0,)), Stage(("b",), (1,))))
+    kind, link = DeviceType("d"), Link(1.0)
+    one = Cluster((Node("a", (kind, kind), link),), link)
+    two = Cluster((Node("a", (kind,), link), Node("b", (kind,), link)), link)
+    for known, cluster, lasting in ((coded, one, [8, 8]), (coded, two, [2, 4]), ({}, two, [8, 8])):
+        profile = Profile(graph, {"d": (LayerCost((CostSample(1, 1.0, 1.0, 8.0, **known),)),) * 2})
+        sends = [s.end - s.start for s in simulate(plan, profile, cluster, [1]).spans if s.kind == "send"]
+        assert sends == lasting
+        assert max(port_seconds(plan, Problem(profile, cluster))) == max(lasting)
 
 
 @pytest.mark.parametrize("count", [1, 3])

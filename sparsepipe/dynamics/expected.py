@@ -46,9 +46,10 @@ class Expected:
                 for rank, of_stages in seconds.items()
             }
             crossing = {}
-            for (operation, stage), num_bytes in transfers.bytes.items():
+            for (operation, stage, elsewhere), num_bytes in transfers.bytes.items():
                 forwards = operation == _FORWARD
-                crossing[forwards, stage + 1 if forwards else stage] = float(num_bytes[k])
+                if not elsewhere:  # what is watched runs on one machine
+                    crossing[forwards, stage + 1 if forwards else stage] = float(num_bytes[k])
             self._of_sizes[size] = OfSize(work, crossing, _NOTICED * max(work.values()))
 
     def of(self, size: float) -> OfSize:

@@ -46,7 +46,7 @@ class DeepSpeedSimulation(Simulation):
         for operation, comes in ((FORWARD, stage > 0), (BACKWARD, stage < len(self.plan.stages) - 1)):
             if comes:
                 sender = stage - 1 if operation == FORWARD else stage + 1
-                sizes = self.transfers.bytes[operation, sender].tolist()
+                sizes = self.transfers.bytes[operation, sender, False].tolist()
                 gathering = {size: gathering_seconds(measured, kind, size) for size in set(sizes)}
                 found[operation] = [a + gathering[size] for a, size in zip(found[operation], sizes, strict=True)]
         return tuple(found)

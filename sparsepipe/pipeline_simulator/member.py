@@ -131,7 +131,7 @@ class Member(Simulation):
         for (operation, stage, rank, peer), (seconds, _, _) in self.transfers.items():
             if rank != peer:
                 link = self.transfers.cluster.link(rank, peer)
-                size = self.transfers.bytes[min(operation, BACKWARD), stage][place]
+                size = self.transfers.sizes(operation, stage, rank, peer)[place]
                 seconds[place] = float(link.latency + size / link.bandwidth)
         if self.stragglers is not None:
             self._hold_up(self.stragglers, place, number)

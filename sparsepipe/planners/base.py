@@ -30,6 +30,7 @@ class Problem:
     num_microbatches: int = 1
     recompute: bool = False
     forward_only: bool = False  # for inference: no backward, no update, one version of the weights and nothing else
+    easier: bool = False  # its one node stands for several: packets there are those that go between hosts
 
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULE_RULES:
@@ -72,6 +73,13 @@ class Problem:
         kinds = tuple(kind.name for kind in self.cluster.device_types)
         table = LayerTable.of(self.profile, counts, kinds)
         return table.of_forwards() if self.forward_only else table
+
+    @property
+    def crossing_bytes(self) -> Array:
+        """Bytes of each layer's output when it goes from one device to another, at least: [L]."""
+        between_hosts = self.easier or len(self.cluster.nodes) > 1
+        sizes: Array = (self.table.between_hosts if between_hosts else self.table.within_host).outputs[:, 0]
+        return sizes
 
     @cached_property
     def _of_profile(self) -> tuple[str, ...]:

@@ -114,22 +114,23 @@ class Cuts:
         mask = self.masks[last] & ~self.masks[first]
         return [layer for k, layer in enumerate(self.layers) if mask >> k & 1]
 
-    def payloads(self, table: LayerTable) -> tuple[Array, Array]:
+    def payloads(self, table: LayerTable, *, between_hosts: bool = False) -> tuple[Array, Array]:
         """Bytes that cross each cut forwards and backwards, each [S, V]: `LayerTable.payload` for all cuts at once.
 
         They are kept for the table that was asked for last.
         """
-        for last, found in self._payloads:
-            if last is table:
+        for last, elsewhere, found in self._payloads:
+            if last is table and elsewhere == between_hosts:
                 return found
         alive, owners = self._crossing(table)
-        features = alive @ table.output_bytes
-        coordinates = owners @ np.concatenate([table.coordinate_bytes, table.input_coordinates[None]])
-        self._payloads[:] = [(table, (features + coordinates, features))]
-        return features + coordinates, features
+        bytes_of = table.between_hosts if between_hosts else table.within_host
+        coordinates = owners @ np.concatenate([bytes_of.coordinates, table.input_coordinates[None]])
+        found = alive @ bytes_of.outputs + coordinates, alive @ bytes_of.gradients
+        self._payloads[:] = [(table, between_hosts, found), *(one for one in self._payloads if one[0] is table)]
+        return found
 
     @cached_property
-    def _payloads(self) -> list[tuple[LayerTable, tuple[Array, Array]]]:
+    def _payloads(self) -> list[tuple[LayerTable, bool, tuple[Array, Array]]]:
         return []
 
     def _crossing(self, table: LayerTable) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:

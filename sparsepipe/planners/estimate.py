@@ -31,7 +31,7 @@ from .base import Problem
 def estimate(plan: Plan, problem: Problem) -> Estimate:
     """Estimate a plan that `check` accepts."""
     layers, payloads = boundaries(plan, problem)
-    transfers = _transfers(plan, problem, payloads)
+    transfers = _transfers(plan, problem)
     ports = _ports(transfers)
     computes, averagings, latencies, works = [], [], [], []
     for k, stage in enumerate(plan.stages):
@@ -87,34 +87,42 @@ def with_sizes(plan: Plan, own: Estimate, problem: Problem) -> Plan:
 
 def crossing_seconds(plan: Plan, problem: Problem) -> list[float]:
     """Seconds of a transfer forwards plus one backwards, for each boundary."""
-    _, payloads = boundaries(plan, problem)
-    return [both for _, both in _transfers(plan, problem, payloads)]
+    return [both for _, both in _transfers(plan, problem)]
 
 
 def port_seconds(plan: Plan, problem: Problem) -> list[float]:
     """Seconds per minibatch of the busiest port before each stage and after the last: none at the two ends."""
-    _, payloads = boundaries(plan, problem)
-    return _ports(_transfers(plan, problem, payloads))
+    return _ports(_transfers(plan, problem))
 
 
 def _ports(transfers: Sequence[tuple[float, float]]) -> list[float]:
     return [0.0, *(busiest for busiest, _ in transfers), 0.0]
 
 
-def boundaries(plan: Plan, problem: Problem) -> tuple[list[list[int]], list[tuple[Array, Array]]]:
+def boundaries(
+    plan: Plan, problem: Problem, *, between_hosts: bool = False
+) -> tuple[list[list[int]], list[tuple[Array, Array]]]:
     """(layers of each stage, (forward, backward) bytes at the boundary before each stage and after the last)."""
     index = problem.graph.index
     layers = [[index[id] for id in stage.layers] for stage in plan.stages]
     before, payloads = set(problem.graph.input_layers), []
     for own in [*layers, []]:
-        payloads.append(problem.table.payload(before))
+        payloads.append(problem.table.payload(before, between_hosts=between_hosts))
         before |= set(own)
     return layers, payloads
 
 
-def _transfers(plan: Plan, problem: Problem, payloads: Sequence[tuple[Array, Array]]) -> list[tuple[float, float]]:
+def _transfers(plan: Plan, problem: Problem) -> list[tuple[float, float]]:
     """`boundary_times` of each boundary."""
-    return [boundary_times(problem, plan.stages[k : k + 2], payloads[k + 1]) for k in range(len(plan.stages) - 1)]
+    payloads = {apart: boundaries(plan, problem, between_hosts=apart)[1] for apart in (False, True)}
+    pairs = [plan.stages[k : k + 2] for k in range(len(plan.stages) - 1)]
+    where = [problem.easier or between_hosts(problem, pair) for pair in pairs]
+    return [boundary_times(problem, pair, payloads[where[k]][k + 1]) for k, pair in enumerate(pairs)]
+
+
+def between_hosts(problem: Problem, pair: Sequence[Stage]) -> bool:
+    """Whether what crosses between two stages goes by the network: not all of their devices are on one node."""
+    return len({problem.cluster.devices[rank].node.name for stage in pair for rank in stage.ranks}) > 1
 
 
 def _simulated_period(plan: Plan, problem: Problem) -> float:
@@ -174,8 +182,7 @@ def boundary_times(problem: Problem, pair: Sequence[Stage], payload: tuple) -> t
     if pair[0].ranks == pair[1].ranks:  # interleaved on one rank: nothing is sent
         return 0.0, 0.0
     link = boundary_link(problem.cluster, (*pair[0].ranks, *pair[1].ranks))
-    nodes = {problem.cluster.devices[rank].node.name for stage in pair for rank in stage.ranks}
-    share = max(port_share(problem.cluster, stage, network=len(nodes) > 1) for stage in pair)
+    share = max(port_share(problem.cluster, stage, network=between_hosts(problem, pair)) for stage in pair)
     forward, backward = (link.transfer_time(float(size[0])) for size in payload)
     return share * max(forward, backward), forward + backward
 

@@ -9,7 +9,7 @@ memory   = the weights once, what a minibatch's layers put out, and what comes i
 from ..costs import boundary_link, port_share
 from ..plan import Estimate, Plan, StageEstimate
 from .base import Problem
-from .estimate import baseline_data_parallel, boundaries, kinds_of
+from .estimate import baseline_data_parallel, between_hosts, boundaries, kinds_of
 
 
 def forward_estimate(plan: Plan, problem: Problem) -> Estimate:
@@ -18,12 +18,14 @@ def forward_estimate(plan: Plan, problem: Problem) -> Estimate:
     The bytes that a stage sends are those of its outputs; no bound is given.
     """
     layers, payloads = boundaries(plan, problem)
+    _, between = boundaries(plan, problem, between_hosts=True)
     table, latency, stages = problem.table, 0.0, []
     ports = [0.0]
     for k, stage in enumerate(plan.stages):
         seconds = [float(table.forward[kind][layers[k], 0].sum()) for kind in kinds_of(problem, stage)]
         compute = max(t * share for t, share in zip(seconds, stage.shares, strict=True)) / stage.round
-        transfer, port = _transfer(plan, problem, k, float(payloads[k + 1][0][0]))
+        elsewhere = between_hosts(problem, plan.stages[k : k + 2])
+        transfer, port = _transfer(plan, problem, k, float((between if elsewhere else payloads)[k + 1][0][0]))
         latency += max(seconds) + transfer
         ports.append(port)
         own = list(layers[k])
@@ -51,5 +53,4 @@ def _transfer(plan: Plan, problem: Problem, k: int, num_bytes: float) -> tuple[f
     if len(pair) < 2:
         return 0.0, 0.0
     seconds = boundary_link(cluster, (*pair[0].ranks, *pair[1].ranks)).transfer_time(num_bytes)
-    nodes = {cluster.devices[rank].node.name for stage in pair for rank in stage.ranks}
-    return seconds, seconds * max(port_share(cluster, stage, network=len(nodes) > 1) for stage in pair)
+    return seconds, seconds * max(port_share(cluster, own, network=between_hosts(problem, pair)) for own in pair)

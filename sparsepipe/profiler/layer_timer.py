@@ -82,7 +82,7 @@ def time_layers(subnetwork: Any, batch: Any, *, device: torch.device) -> LayerTi
             if value in tensors:  # else nobody reads it
                 watch(row.id, value)
         start = moment(device)
-    begin, end = _backward(ends(subnetwork, tensors), device)
+    begin, end = send_back(ends(subnetwork, tensors), device)
     last_reached = dict(reached)  # of a layer with several values, the last one: then its own backward begins
     reached = sorted(last_reached.items(), key=reached.index)
     # A layer that gives out its very input shares its gradient too, which then reaches the two in the layers' order.
@@ -103,7 +103,7 @@ def whole_step(subnetwork: Any, batch: Any, *, device: torch.device) -> float:
     start = moment(device)
     tensors = subnetwork(entering, minibatch=0, keep=subnetwork.network.outputs)
     forward = start, moment(device)
-    backward = _backward(ends(subnetwork, tensors), device)
+    backward = send_back(ends(subnetwork, tensors), device)
     return seconds_between(*forward) + seconds_between(*backward)
 
 
@@ -121,7 +121,7 @@ def ends(subnetwork: Any, tensors: Mapping[str, Any]) -> list[Tensor]:
     return [tensor for tensor in found if tensor.requires_grad]
 
 
-def _backward(outputs: Sequence[Tensor], device: torch.device) -> tuple[Moment, Moment]:
+def send_back(outputs: Sequence[Tensor], device: torch.device) -> tuple[Moment, Moment]:
     """Send back what a loss would, about 1 / rows in size, the same in every pass; return when it began and ended."""
     gradients = []
     for rows in outputs:

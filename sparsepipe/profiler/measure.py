@@ -18,6 +18,7 @@ from ..losses import CrossEntropy, Loss
 from ..models.base import AnyNetwork
 from ..models.rows import Row
 from ..profile import CostSample, LayerCost, Profile, StepOverhead
+from .coded_bytes import CodedBytes, coded_bytes
 from .devices import device_name, usable
 from .kernel_maps import kernel_map_seconds, kernel_maps
 from .layer_timer import moment, seconds_between, time_layers
@@ -206,6 +207,7 @@ def _samples(subnetwork: Any, batch: Any, repeats: Repeats, device: torch.device
     median = repeats.median
     map_seconds = kernel_map_seconds(subnetwork, rows, tensors, maps, median.forward, device)
     crossing = _read_or_given(subnetwork.network)
+    coded = coded_bytes(subnetwork, tensors, crossing=crossing, device=device)
     found = {}
     for row in subnetwork.table:
         output_bytes = coordinate_bytes = 0
@@ -228,6 +230,7 @@ def _samples(subnetwork: Any, batch: Any, repeats: Repeats, device: torch.device
             _interquartile(backward),
             maps[row.id].pairs if row.id in maps else 0,
             map_seconds.get(row.id, 0.0),
+            *coded.get(row.id, CodedBytes()),
         )
     return found
 

@@ -16,7 +16,7 @@ def compressed(profile: Profile, ratio: float) -> Profile:
 
     def squeeze(sample: CostSample, told: bool) -> CostSample:
         saved = sample.saved_bytes if told else sample.output_bytes
-        return replace(sample, output_bytes=sample.output_bytes / ratio, saved_bytes=saved)
+        return replace(sample.squeezed(ratio), saved_bytes=saved)
 
     costs = {}
     for name, layers in profile.costs.items():

@@ -148,7 +148,7 @@ def _seconds(problem: Problem, order: Sequence[int]) -> Array:
 def _steps(problem: Problem, order: Sequence[int], unit: float, *, sums: bool) -> list[_Step]:
     """The layers as steps, with the frontier before each."""
     graph, inside = problem.table.graph, set(order)
-    sent, seconds = problem.table.output_bytes[:, 0], _seconds(problem, order)
+    sent, seconds = problem.crossing_bytes, _seconds(problem, order)
     units = np.diff(np.round(np.concatenate([[0.0], np.cumsum(seconds)]) / unit).astype(int)).tolist()
     adds = _adds(problem, order, seconds - np.array(units) * unit) if sums else _ties(sent, len(order))
     undecided = {layer: len(graph.consumers[layer]) for layer in order}

@@ -46,15 +46,16 @@ class ListedCuts:
         kind = problem.cluster.device_types[0].name
         seconds = table.seconds[kind][:, 0] + (table.forward[kind][:, 0] if problem.recompute else 0.0)
         work, weights, crossing = (np.zeros(len(masks)) for _ in range(3))
+        sent = problem.crossing_bytes
         for layer, k in place.items():
             np.add(work, seconds[layer], out=work, where=before[k])
             np.add(weights, table.parameter_bytes[layer], out=weights, where=before[k])
             consumers = [place[c] for c in table.graph.consumers[layer]]
-            if consumers and table.output_bytes[layer, 0]:
+            if consumers and sent[layer]:
                 used = before[consumers[0]].copy()
                 for consumer in consumers[1:]:
                     used &= before[consumer]
-                np.add(crossing, table.output_bytes[layer, 0], out=crossing, where=before[k] & ~used)
+                np.add(crossing, sent[layer], out=crossing, where=before[k] & ~used)
         cuts = Cuts(tuple(layers), table.graph.input_layers, tuple(masks), True)
         return cls(cuts, work, weights, crossing)
 

@@ -26,7 +26,7 @@ from .min_period import minimise_period
 from .min_step_time import LeastSum, sum_and_limit
 from .search_space import Rules, Space, branching_space, fits, spaces
 from .share_ratios import ShareRatios
-from .stage_cost_tables import StageModel
+from .stage_cost_tables import StageModel, crossings
 
 _ROUNDING = 1e-12  # of a pace that is the period of a plan, added up in another order
 
@@ -45,9 +45,9 @@ class LatencyModel:
         """Derive it from the model of a problem that is `forward_only`."""
         groups, none = model.groups, np.zeros(len(model.groups))
         latencies = replace(model, rates=(groups.shares > 0).astype(float), weight_rates=none, fixed=none)
-        forward, _ = model.cuts.payloads(problem.table)
-        links = [*(node.link for node in groups.nodes), problem.cluster.network]
-        crossing = np.stack([link.latency + forward[:, 0] / link.bandwidth for link in links])
+        crossing = np.stack(
+            [link.latency + forward / link.bandwidth for link, forward, _ in crossings(problem, model.cuts, groups)]
+        )
         return cls(ratios.easiest_ports() if ratios else model, latencies, crossing, ratios)
 
     def limit(self, group: int | Index, first: int | Index, last: int | Index) -> Array:

@@ -21,7 +21,7 @@ from ..base import Problem
 from ..cuts import Index
 from .chain_search import Limit, Moves, Path
 from .memory_limits import MemoryRule
-from .stage_cost_tables import StageModel
+from .stage_cost_tables import StageModel, crossings
 
 # Entries of dense tables that one search may look at, some ten seconds; a plan found by then is returned with its gap.
 BUDGET = 3_000_000_000
@@ -74,9 +74,12 @@ class StepModel:
         """Derive it from the asynchronous form of the default cost model."""
         groups, minibatches, none = model.groups, problem.num_microbatches, np.zeros(len(model.groups))
         latencies = replace(model, rates=(groups.shares > 0).astype(float), weight_rates=none, fixed=none)
-        forward, backward = (sizes[:, 0] for sizes in model.cuts.payloads(problem.table))
-        links = [*(node.link for node in groups.nodes), problem.cluster.network]
-        crossing = np.stack([2 * link.latency + (forward + backward) / link.bandwidth for link in links])
+        crossing = np.stack(
+            [
+                2 * link.latency + (forward + backward) / link.bandwidth
+                for link, forward, backward in crossings(problem, model.cuts, groups)
+            ]
+        )
         if problem.rules.one_minibatch_at_a_time:
             return cls(replace(model, ports=np.zeros_like(model.ports)), latencies, crossing, True)
         works = replace(

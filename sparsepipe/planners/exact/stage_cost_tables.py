@@ -1,10 +1,11 @@
 """The cost models as arrays for a search: seconds of any stage on any group, and of any boundary between two."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ...cluster import Link
 from ...costs import Array
 from ..base import Problem
 from ..cuts import Cuts, Index
@@ -98,9 +99,10 @@ def default_model(problem: Problem, cuts: Cuts, groups: DeviceGroups) -> StageMo
     update = np.array([table.update_rates[name] for name in groups.types])
     slowest = np.where(groups.shares > 0, update, 0.0).max(axis=1)
     averages = (not problem.forward_only) / minibatches  # inference averages nothing
-    forward, backward = (sizes[:, 0] for sizes in cuts.payloads(table))
-    busiest = forward if problem.forward_only else np.maximum(forward, backward)
-    links = [*(node.link for node in groups.nodes), network]
+    crossing = [
+        (link, forward if problem.forward_only else np.maximum(forward, backward))
+        for link, forward, backward in crossings(problem, cuts, groups)
+    ]
     return StageModel(
         cuts,
         groups,
@@ -109,11 +111,19 @@ def default_model(problem: Problem, cuts: Cuts, groups: DeviceGroups) -> StageMo
         cuts.total(table.parameter_bytes),
         averages * each + slowest / minibatches,
         averages * once,
-        np.stack([link.latency + busiest / link.bandwidth for link in links]),
+        np.stack([link.latency + busiest / link.bandwidth for link, busiest in crossing]),
         groups.device_port,
         groups.network_port,
         *_work(cuts, seconds),
     )
+
+
+def crossings(problem: Problem, cuts: Cuts, groups: DeviceGroups) -> Iterator[tuple[Link, Array, Array]]:
+    """Yield each node's link and the network, with the bytes that cross it at each cut forwards and backwards, [S]."""
+    inside = [(node.link, problem.easier) for node in groups.nodes]
+    for link, between_hosts in [*inside, (problem.cluster.network, True)]:
+        forward, backward = cuts.payloads(problem.table, between_hosts=between_hosts)
+        yield link, forward[:, 0], backward[:, 0]
 
 
 def published_model(problem: Problem, cuts: Cuts, groups: DeviceGroups, ratio: float | None) -> StageModel:
