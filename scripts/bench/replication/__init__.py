@@ -11,7 +11,7 @@
                    validation accuracy at the end, and the seconds after which it first reached the least of
                    all-reduce's final accuracies
     epochs         as many as all-reduce trains until four together are better by at most 0.01; `flat`: whether the
-                   same is true of a run; at most --epochs
+                   same is true of a run; at most --epochs, or all of these where --learning-rate-schedule decays to 0
     rate           all-reduce's (--learning-rate) by what share of that a sample moves the mean of all pipelines'
                    weights: 1 for rules that average weights, 1 / (share × P) for a server that adds a share of each
                    change, (1 - momentum) / outer rate for an outer step

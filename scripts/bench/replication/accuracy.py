@@ -21,7 +21,7 @@ from ..rounds import load
 from .pace import seconds_of
 
 MODEL, BATCH, RATE = "minkvgg11bn-narrow", 32, 0.02
-REFERENCE = "all-reduce"
+REFERENCE, CONSTANT = "all-reduce", "constant"
 PATIENCE, FLAT = 4, 0.01  # flat: so many epochs together are no better by more than this share of the samples
 SETTINGS: dict[str, Any] = {"batch_size": BATCH, "engine": "native", "threads": 1}
 
@@ -37,6 +37,7 @@ class Setting:
     voxel_size: float = 0.1
     num_points: int = 1024  # of a cloud
     rate: float = RATE  # of the reference
+    schedule: str = CONSTANT  # of the rate: one that decays to 0 has all of `epochs`
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -45,12 +46,14 @@ class Setting:
 
 
 def measure(setting: Setting, rules: list[str], stragglers: list[str]) -> list[dict[str, Any]]:
-    """Return a row for each rule, straggler and seed. All train for as many epochs as the reference is not flat yet."""
+    """Return a row for each rule, straggler and seed. All train for as many epochs as the reference is not flat yet, or
+    for all of them where the rate decays over them."""
     profile = sp.profile_model(MODEL, setting.data, **setting.settings)
     plan = sp.partition(profile, Cluster.uniform(1, device_type=profile.device_types[0], link=Link(1e9, 1e-4)))
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        epochs = _epochs_until_flat(Path(folder) / "reference", setting, plan)
+        constant = setting.schedule == CONSTANT
+        epochs = _epochs_until_flat(Path(folder) / "reference", setting, plan) if constant else setting.epochs
         for spec in stragglers:
             for rule in rules:
                 for seed in range(setting.seeds):
@@ -107,7 +110,15 @@ def _epochs_until_flat(place: Path, setting: Setting, plan: Plan) -> int:
 
 def _started(place: Path, setting: Setting, plan: Plan, rule: str, stragglers: str, *, seed: int, epochs: int) -> Job:
     rate = rate_of(parse_rule(rule), setting.pipelines, setting.rate)
-    config = sp.RunConfig(MODEL, setting.data, **setting.settings, epochs=epochs, learning_rate=rate, seed=seed)
+    config = sp.RunConfig(
+        MODEL,
+        setting.data,
+        **setting.settings,
+        epochs=epochs,
+        learning_rate=rate,
+        learning_rate_schedule=setting.schedule,
+        seed=seed,
+    )
     several = sp.Pipelines.alike(plan, setting.pipelines, parse_rule(rule), samples=BATCH)
     return sp.launch(several, config, run_dir=place, stragglers=stragglers or None)
 

@@ -24,6 +24,7 @@ def main() -> int:
     parser.add_argument("--voxel-size", type=float, default=accuracy.Setting.voxel_size)
     parser.add_argument("--num-points", type=int, default=accuracy.Setting.num_points, help="of a cloud")
     parser.add_argument("--learning-rate", type=float, default=accuracy.RATE, help="all-reduce's (see rate above)")
+    parser.add_argument("--learning-rate-schedule", default=accuracy.CONSTANT, help="cosine: all --epochs, to rate 0")
     parser.add_argument("--straggler", action="append", help=f"'' for none; default: none, and {pace.SLOW}")
     options = parser.parse_args()
     rules, specs = options.rule or RULES, ["", pace.SLOW] if options.straggler is None else options.straggler
@@ -42,6 +43,7 @@ def main() -> int:
             voxel_size=options.voxel_size,
             num_points=options.num_points,
             rate=options.learning_rate,
+            schedule=options.learning_rate_schedule,
         )
         found["accuracy"] = accuracy.measure(given, rules, specs)
         lines += accuracy.table(found["accuracy"])
