@@ -16,5 +16,9 @@
                    weights: 1 for rules that average weights, 1 / (share × P) for a server that adds a share of each
                    change, (1 - momentum) / outer rate for an outer step
 
+In 12 minutes on an idle machine of two cores, three seeds of every rule, with a straggler and without:
+    --what accuracy --pipelines 3 --seeds 3 --epochs 7 --learning-rate 0.06 --learning-rate-schedule cosine
+    --voxel-size 0.15 --num-points 256
+
 All are medians over the seeds with the least and the most.
 """

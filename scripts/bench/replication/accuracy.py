@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import sparsepipe as sp
-from sparsepipe.cluster import Cluster, Link
 from sparsepipe.errors import InputError
 from sparsepipe.launchers import Job
-from sparsepipe.plan import Plan
+from sparsepipe.models import network
+from sparsepipe.plan import Plan, Stage
 from sparsepipe.record import RunRecord
 from sparsepipe.replication import Arithmetic, Rule, parse_rule
 
@@ -41,15 +41,15 @@ class Setting:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What profile and runs have in common."""
+        """What all runs have in common."""
         return {**SETTINGS, "voxel_size": self.voxel_size, "num_points": self.num_points}
 
 
 def measure(setting: Setting, rules: list[str], stragglers: list[str]) -> list[dict[str, Any]]:
     """Return a row for each rule, straggler and seed. All train for as many epochs as the reference is not flat yet, or
     for all of them where the rate decays over them."""
-    profile = sp.profile_model(MODEL, setting.data, **setting.settings)
-    plan = sp.partition(profile, Cluster.uniform(1, device_type=profile.device_types[0], link=Link(1e9, 1e-4)))
+    layers = tuple(row.id for row in network(MODEL, num_classes=1).rows)  # the same for any number
+    plan = Plan((Stage(layers, (0,)),))
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         constant = setting.schedule == CONSTANT
