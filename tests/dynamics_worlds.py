@@ -1,7 +1,11 @@
 """Networks, clusters and watchers for tests of plans that change while they run."""
 
 from sparsepipe import Cluster, CostSample, Layer, LayerCost, LayerGraph, Link, Profile
-from sparsepipe.dynamics import Factors
+from sparsepipe.dynamics import Alarm, Factors, Watch
+from sparsepipe.dynamics.replanner import Replanner
+from sparsepipe.dynamics.segments import simulate_from
+from sparsepipe.dynamics.variants import variant
+from sparsepipe.stragglers import Stragglers
 
 
 def network(num_layers=12, *, seconds=None, parameter_bytes=1e6, output_bytes=1e5):
@@ -34,7 +38,49 @@ class Told:
             for rank in range(self.num_ranks)
         ]  # what delays a rank whatever it does is no factor
         before, self.factors = self.factors, Factors(tuple(round(one, 6) for one in slow))
-        return [minibatch] if self.factors != before else []
+        changed = zip(self.factors.ranks, before.ranks, strict=True)
+        return [Alarm(minibatch, minibatch, now, then, rank) for rank, (now, then) in enumerate(changed) if now != then]
 
     def follow(self, plan, *, first_minibatch):
         self.followed.append((first_minibatch, plan))
+
+
+def followed(name, plan, profile, cluster, truth, *, minibatches, spec="", sizes=None, noise=None):
+    """Train in a world where layers take under a plan what `truth(plan)` says, and not what the profile says.
+
+    Returns the seconds of the run and the replanner, whose watch sees noisy spans. A change takes 0.1 s, and begins two
+    minibatches after it is decided.
+    """
+    sizes, stragglers = sizes or [1.0] * minibatches, Stragglers.parse(spec)
+    watch = Watch(profile, cluster, plan, simulated=True)
+    replanner = Replanner(plan, profile, cluster, watch, variant(name), num_minibatches=minibatches)
+    first, clock, current = 0, 0.0, plan
+    while True:
+        trace = simulate_from(current, truth(current), cluster, sizes[first:], first, clock, stragglers)
+        found = _decided(replanner, trace, first, sizes, noise)
+        if found is None:
+            return max(span.end for span in trace.spans), replanner
+        at, decision = found
+        begins = min(at + 2, minibatches)
+        clock = 0.1 + max(span.end for span in trace.spans if span.minibatch < begins)
+        replanner.begin(decision, begins)
+        if begins == minibatches:
+            return clock, replanner
+        first, current = begins, decision.plan
+
+
+def _decided(replanner, trace, first, sizes, noise):
+    """(The next minibatch to begin, decision) of the first change in a plan's part of a run; None: there is none."""
+    seen, following = [], first
+    true = sorted(trace.spans, key=lambda span: span.end)
+    told = true if noise is None else noise.on(true, first)
+    for span, noisy in zip(true, told, strict=True):
+        seen.append(noisy)
+        if (span.stage, span.kind) == (0, "forward"):
+            following = max(following, span.minibatch + 1)
+        if (span.stage, span.kind) == (0, "backward"):
+            decision = replanner.see(seen, dict(enumerate(sizes[:following])), following)
+            if decision is not None:
+                return following, decision
+            seen = []
+    return None

@@ -39,6 +39,9 @@ def test_a_replay_moves_layers_away_from_a_rank_that_becomes_slow(tmp_path):
     assert [row["minibatch"] for row in changed] == [row["minibatch"] for row in summary["replans"]]
     assert [first for first, _ in job.record.plans] == [0, *(row["minibatch"] for row in changed)]
     assert all(row["predicted_gain_seconds"] > row["predicted_cost"]["seconds"] for row in rows if row.get("changes"))
+    outcomes = [row for row in rows if row["event"] == "outcome"]
+    assert all(row["measured_share"] <= 1 and row["predicted_share"] > 0 for row in outcomes)
+    assert len(outcomes) == sum("and was to be" in line for line in told)
     assert any("another plan" in line for line in told) and any("from minibatch" in line for line in told)
     forwards = [s.minibatch for s in job.record.trace().spans if (s.stage, s.kind) == (0, "forward")]
     assert sorted(forwards) == list(range(90)), "each minibatch once"

@@ -2,10 +2,11 @@
 
 Everything is asked of the devices as they are now (`Factors.scaled`): the planner for plans, the simulator for their
 paces. A change must gain more than it costs by a margin, and make each minibatch faster by a share that measurements
-can tell: what is not sure to pay is left alone, so that noise moves nothing (hysteresis).
+can tell: what is not sure to pay is left alone, so that noise moves nothing (hysteresis). What changes gave so far says
+how far simulated gains are to be believed (outcomes.py).
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +26,7 @@ class Caution:
     """When a change is worth it."""
 
     margin: float = 1.5  # its gain must be so many times its cost
-    least_share: float = 0.03  # and each minibatch faster by this share
+    least_share: float = 0.05  # and each minibatch faster by this share
     other_seconds: float = 0.1  # that every change takes: to agree, to build stages, to open connections
 
 
@@ -39,6 +40,7 @@ class Decision:
     cost: MoveCost  # of that change
     moves: tuple[Move, ...]  # what changes hands; nothing where nothing is to change
     why: str  # one line
+    simulated: float = 0.0  # the share by which the simulator has minibatches shorter under that change
 
     @property
     def cost_seconds(self) -> float:
@@ -60,6 +62,7 @@ class Decision:
 
 
 CAUTION = Caution()
+_TOLD = 5e-4  # of a share, whose difference is told
 NO_COST = MoveCost(0.0, 0.0, 0.0, 0.0)
 
 
@@ -78,41 +81,44 @@ def decide(
     seconds_per_minibatch: float | None = None,
     known: Iterable[Plan] = (),
     caution: Caution = CAUTION,
+    believed: Callable[[Plan, float], float] = lambda plan, share: share,
 ) -> Decision:
     """Choose the plan that gains most over `minibatches_left` after its cost, if that is worth it.
 
     `profile` and `cluster` are those that `plan` was made for, `factors` say how they are now. Looked at are the
     optimal plan, the present stages and devices with other cuts, and the plans `known`, such as the one that the job
     began with. Any of the cluster's devices may be left out, or taken in. `seconds_per_minibatch` is what one takes now
-    as measured; gains are in proportion to it. Raises InputError for a plan that does not go with the profile and the
-    cluster.
+    as measured; gains are in proportion to it. `believed` says by which share minibatches will be shorter under a plan
+    where the simulator says one. Raises InputError for a plan that does not go with the profile and the cluster.
     """
     plan.check(profile.graph, cluster)
     now, devices = factors.scaled(profile, cluster)
     before, seen = Pace.of(plan, now, devices), largest_payload(plan, profile)
     measured = seconds_per_minibatch or before.seconds_per_minibatch
-    best: tuple[float, Plan, float, MoveCost, tuple[Move, ...]] | None = None
+    best: tuple[float, Plan, float, MoveCost, tuple[Move, ...], float] | None = None
     for new in _candidates(plan, now, devices, known):
         after = Pace.of(new, now, devices)
         faster = 1 - after.seconds_per_minibatch / before.seconds_per_minibatch
         moves = moves_between(plan, new, profile, cluster)
         transfer = transfer_seconds(moves, cluster, factors, seen_bytes=seen)
         cost = cost_of(before, after, transfer_seconds=transfer, other_seconds=caution.other_seconds)
-        gain = minibatches_left * measured * faster
+        gain = minibatches_left * measured * believed(new, faster)
         if best is None or gain - cost.seconds > best[0]:
-            best = gain - cost.seconds, new, gain, cost, moves
+            best = gain - cost.seconds, new, gain, cost, moves, faster
     if best is None:
         return stay(plan, "no other plan is any different")
-    _, new, gain, cost, moves = best
+    _, new, gain, cost, moves, simulated = best
     share = gain / (minibatches_left * measured) if minibatches_left and measured else 0.0
     if gain <= 0:
         return stay(plan, "no other plan is faster on the devices as they are now", gain_seconds=gain, cost=cost)
     told = f"{share:.1%} faster: gains {gain:.2f} s over {minibatches_left} minibatches, costs {cost.seconds:.2f} s"
+    if abs(share - simulated) >= _TOLD:
+        told += f" (simulated {simulated:.1%}, less what changes and plans have shown)"
     if share < caution.least_share:
         return stay(plan, f"{told}; a change must be {caution.least_share:.0%} faster", gain_seconds=gain, cost=cost)
     if gain <= caution.margin * cost.seconds:
         return stay(plan, f"{told}; it must gain {caution.margin:g} times that", gain_seconds=gain, cost=cost)
-    return Decision(_for_real(new, cluster), True, gain, cost, moves, told)
+    return Decision(_for_real(new, cluster), True, gain, cost, moves, told, simulated)
 
 
 def _candidates(plan: Plan, now: Profile, devices: Cluster, known: Iterable[Plan]) -> list[Plan]:

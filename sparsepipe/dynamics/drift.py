@@ -28,6 +28,7 @@ from .series import Series
 
 _MOST_SIZES = 200_000  # minibatches whose sizes are kept
 _FIRST_TIMES = 5  # of a rank that is left out, whose median says what it takes when it is as slow as it was
+_APART = 1.5  # times as long as the quickest rank's: what a profile is not off by between layers
 _MOST_WAITING = 20_000  # measured times whose minibatches' sizes did not come
 Found = Work | Transfer | LeftOut
 
@@ -88,12 +89,28 @@ class Watch:
 
     @property
     def factors(self) -> Factors:
-        """Every device and link as it is now: lasting changes alone, from their alarm on; 1 is as usual."""
-        ranks = {rank: one.lasting for rank, one in self._ranks.items()}
+        """Every device and link as it is now: lasting changes alone, from their alarm on; 1 is as usual.
+
+        What ranks took in their first minibatches is usual, whatever their profile says: no plan moves away from what
+        all of them have in common. A rank that is half as slow again as the quickest, after forty minibatches, is slow.
+        """
+        from_start = self._from_start()
+        ranks = {rank: one.lasting * from_start.get(rank, 1.0) for rank, one in self._ranks.items()}
         return Factors(
             tuple(ranks.get(device.rank, 1.0) for device in self.cluster.devices),
-            {pair: one.lasting for pair, one in self._links.items() if one.changed},
+            {
+                pair: one.lasting * (one.from_start if one.confirmed else 1.0)
+                for pair, one in self._links.items()
+                if one.changed
+            },
         )
+
+    def _from_start(self) -> dict[int, float]:
+        """By how much ranks are slower than the quickest ever since they began, where that is much and is sure."""
+        if not self._ranks or not all(one.confirmed for one in self._ranks.values()):
+            return {}
+        least = min(one.from_start for one in self._ranks.values())
+        return {rank: one.from_start / least for rank, one in self._ranks.items() if one.from_start > _APART * least}
 
     @property
     def standings(self) -> tuple[Standing, ...]:

@@ -155,7 +155,7 @@ class Following:
         self._next = max([self._next, *(span.minibatch + 1 for span in spans if span.kind == "forward")])
         if not self._replanner.num_minibatches:
             return  # it has not begun
-        known = len(self._replanner.decisions)
+        known, judged = len(self._replanner.decisions), len(self._replanner.outcomes.judged)
         decision = self._replanner.see(
             spans,
             sizes,
@@ -164,6 +164,9 @@ class Following:
             ends_epoch=ends_epoch,
             seconds_per_minibatch=self._pace(),
         )
+        for outcome in self._replanner.outcomes.judged[judged:]:
+            self._note({"event": "outcome", **outcome.to_json()})
+            self._tell(str(outcome))
         for minibatch, made in self._replanner.decisions[known:]:
             self._note({"event": "decision", "minibatch": minibatch, **made.to_json()})
             self._tell(f"minibatch {minibatch}, {'another plan' if made.changes else 'the plan stays'}: {made.why}")

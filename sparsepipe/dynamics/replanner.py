@@ -2,20 +2,25 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Protocol
 
 from ..cluster import Cluster
 from ..plan import Plan
 from ..profile import Profile
 from ..trace import Span
+from .alarms import Alarm
 from .decision import CAUTION, Caution, Decision
 from .factors import Factors
 from .observations import LeftOut
+from .outcomes import Outcomes
 from .variants import Situation, Variant
 from .variants.base import LayerFactors
 
 _SAME = 0.1  # share by which a device's factor may differ and be the same
 _AT_ONCE = 8  # minibatches within which several changes are one
+_FURTHER = 1.3  # times as long as when it was last decided about: devices are not what they were then
+_SETTLES = 6  # minibatches after an alarm in which others may come that belong to it
+_SURER = 20  # minibatches after an alarm, by which more is known of what it told
 _LEAST_KNOWN, _REMEMBERED = 2, 3  # times between changes, before they tell anything; of the newest
 
 
@@ -25,7 +30,9 @@ class Watcher(Protocol):
     @property
     def factors(self) -> Factors: ...
 
-    def see(self, spans: Sequence[Span], sizes: Mapping[int, float], left_out: Sequence[LeftOut] = ()) -> Sequence[Any]:
+    def see(
+        self, spans: Sequence[Span], sizes: Mapping[int, float], left_out: Sequence[LeftOut] = ()
+    ) -> Sequence[Alarm]:
         """Take what ended since the last call and sizes of further minibatches; return the alarms that this raises."""
         ...
 
@@ -39,7 +46,8 @@ class Replanner:
 
     A change is held against all that is left, until devices have changed three times: from then on it is held against
     twice the longest of the last three times that they stayed as they were. An intruder that comes and goes faster
-    than moving pays is so left alone.
+    than moving pays is so left alone. What a change gave is looked at when its plan was seen at work: one that gave
+    less than it was to give lets the next be believed less, and one that cost time is taken back (outcomes.py).
     """
 
     def __init__(
@@ -58,7 +66,10 @@ class Replanner:
         self.profile, self.cluster, self.watcher, self.variant = profile, cluster, watcher, variant
         self.num_minibatches, self.caution, self.predict = num_minibatches, caution, predict
         self.decisions: list[tuple[int, Decision]] = []  # (minibatch, what was decided there)
-        self._alarmed = False  # since the last decision
+        self.outcomes = Outcomes(profile, cluster, plan)
+        self._to_ask: set[int] = set()  # minibatches from which on there is something to decide about
+        self._decided = Factors.none(len(cluster.devices))  # the devices that were last decided about
+        self._lead = 0  # minibatches from the last change's decision to its first
         self._pending = False  # whether a change is under way
         self._changed: list[tuple[int, Factors]] = []  # (minibatch, devices from there on)
 
@@ -77,9 +88,11 @@ class Replanner:
         `left_out`: times of ranks that the plan leaves out.
         The answer is a change to be made, or None. No other comes until `begin` or `refused` tells what became of it.
         """
-        self._alarmed |= bool(self.watcher.see(spans, sizes, left_out))
+        alarms = self.watcher.see(spans, sizes, left_out)
+        judged = self.outcomes.see(spans, sizes, minibatch, alarms=alarms, factors=self.watcher.factors)
         self._note_change(minibatch)
-        asked = ends_epoch if self.variant.at_epochs else self._alarmed
+        self._note_question(minibatch, bool(alarms), judged is not None)
+        asked = ends_epoch if self.variant.at_epochs else self._asked(minibatch)
         left = self._expected_to_last(minibatch)
         if self._pending or not asked or left <= 0:
             return None
@@ -94,21 +107,41 @@ class Replanner:
                 seconds_per_minibatch,
                 self.caution,
                 self.predict,
+                lambda plan, share: self.outcomes.believed(plan, share, minibatch),
             )
         )
-        self._alarmed = False
+        self._to_ask = {at for at in self._to_ask if at > minibatch}
+        self._decided = self.watcher.factors
         self.decisions.append((minibatch, decision))
         self._pending = decision.changes
         return decision if decision.changes else None
 
     def begin(self, decision: Decision, first_minibatch: int) -> None:
         """The change was made: `first_minibatch` is the first under the new plan."""
-        self.plan, self._pending = decision.plan, False
+        decided = self.decisions[-1][0]
+        self.outcomes.begin(decision.plan, first_minibatch=first_minibatch, predicted=decision.simulated)
+        self.plan, self._pending, self._lead = decision.plan, False, first_minibatch - decided
         self.watcher.follow(decision.plan, first_minibatch=first_minibatch)
 
     def refused(self) -> None:
         """The change was not made; the old plan goes on."""
         self._pending = False
+
+    def _note_question(self, minibatch: int, alarmed: bool, judged: bool) -> None:
+        """Note when there is something to decide about: soon after an alarm, and again when more is known of it."""
+        if not self.variant.looks_back:
+            self._to_ask |= {minibatch} if alarmed else set()
+            return
+        if alarmed:
+            self._to_ask |= {minibatch + _SETTLES, minibatch + _SURER}
+        pairs = zip(self.watcher.factors.ranks, self._decided.ranks, strict=True)
+        further = any(max(now, then) > _FURTHER * min(now, then) for now, then in pairs)
+        if judged or further and not self._to_ask:
+            self._to_ask.add(minibatch)
+
+    def _asked(self, minibatch: int) -> bool:
+        """Whether it is time to decide: not while a plan has just begun of which it is not known what it gives."""
+        return any(at <= minibatch for at in self._to_ask) and not (self.variant.looks_back and self.outcomes.judging)
 
     def _note_change(self, minibatch: int) -> None:
         """Remember since when devices are as they are; small differences and the first minibatches are none."""
@@ -123,6 +156,6 @@ class Replanner:
 
     def _expected_to_last(self, minibatch: int) -> int:
         """For how many minibatches devices are expected to be as they are."""
-        left = self.num_minibatches - minibatch
+        left = self.num_minibatches - minibatch - self._lead
         lasted = [after - before for (before, _), (after, _) in pairwise(self._changed[-_REMEMBERED - 1 :])]
         return left if len(lasted) < _LEAST_KNOWN else min(left, 2 * max(lasted))

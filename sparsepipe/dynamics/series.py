@@ -9,13 +9,19 @@ from .alarms import Alarm, Standing
 from .change_point import SETTLED, Change, ChangePoint
 from .factors import LEAST, MOST, Pair
 
+CONFIRMED = 40  # values, before a first level that its profile does not expect is more than a slow beginning
 _ALIKE = math.log(1.15)  # levels closer to each other than that: what was slow is back
 _REMEMBERED = 1024  # values that are kept, with their minibatches
 
 
 @dataclass
 class Series:
-    """Either `rank` or `link` says whose it is."""
+    """Either `rank` or `link` says whose it is.
+
+    Usual is what its profile says, what it took before it ever changed, what it took when it was quickest, and all
+    between: a profile is off by other shares for other layers, and what ranks of a job slow one another by is no other
+    process's doing. Of a slow beginning no more is usual than what remains of it.
+    """
 
     rank: int | None = None
     link: Pair | None = None
@@ -23,6 +29,8 @@ class Series:
     since: int | None = None  # the minibatch at which its last lasting change began
     _test: ChangePoint = field(default_factory=ChangePoint)
     _usual: float | None = None  # its level before it ever changed
+    _least: float = 0.0  # the logs of what is usual beside its profile
+    _most: float = 0.0
     _newest: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     _began: int = 0  # values before the last change
 
@@ -60,7 +68,25 @@ class Series:
     @property
     def lasting(self) -> float:
         """How many times as long as usual it takes by its last alarm; 1 where that says that it is as usual."""
-        return min(max(self.factor / math.exp(self._usual or 0.0), LEAST), MOST) if self.changed else 1.0
+        level = math.log(self.factor)
+        return math.exp(level - self._usual_of(level)) if self.changed else 1.0
+
+    @property
+    def from_start(self) -> float:
+        """How many times as long as its profile says is usual for it, by its newest values: a slow beginning passes."""
+        if not self.changed:
+            return 1.0
+        newest = self._median(max(self._began, self._test.count - CONFIRMED // 2), self._test.count)
+        return math.exp(self._usual_of(math.log(min(newest, self.factor))))
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether so much was seen of it that what it takes from the start is more than a slow beginning."""
+        return self._test.count >= CONFIRMED
+
+    def _usual_of(self, level: float) -> float:
+        """What of a level is usual."""
+        return min(max(level, self._least), self._most)
 
     def standing(self) -> Standing:
         test = self._test
@@ -70,6 +96,7 @@ class Series:
 
     def _alarm(self, change: Change, minibatch: int, seconds: float) -> Alarm:
         usual = change.before if self._usual is None else self._usual
+        self._take_usual(change)
         self._usual = usual
         self.changed = abs(change.after - usual) > _ALIKE
         before = self._median(self._began, change.began) if change.began > self._began else 1.0
@@ -77,6 +104,15 @@ class Series:
         self.since = self._newest[self._place(change.began)][0]
         back = not self.changed
         return Alarm(minibatch, self.since, self.factor, before, self.rank, self.link, recovered=back, seconds=seconds)
+
+    def _take_usual(self, change: Change) -> None:
+        """Widen what is usual by what was never as quick, or narrow it by what remains of a slow beginning."""
+        if self._usual is None:
+            first = change.before if change.began else change.after
+            self._least, self._most = min(first, 0.0), max(first, 0.0)
+        self._least = min(self._least, change.after)
+        if self._test.count < SETTLED:
+            self._most = max(min(self._most, change.after), 0.0)
 
     def _median(self, first: int, past: int) -> float:
         """The median ratio of the newest SETTLED of some values, by their numbers, of those that are remembered."""

@@ -35,6 +35,7 @@ class Change:
     expected_cost_seconds: float
     pause_seconds: float | None  # that the change really took
     moved_bytes: float | None
+    measured_share: float | None  # by which minibatches became shorter; below 0: longer; None where nobody knows
     why: str
 
 
@@ -79,6 +80,7 @@ def changes(variant: str, record: RunRecord) -> list[Change]:
     path = record.folder / DECISIONS
     rows = [row for _, row in read_numbered_rows(path)] if path.exists() else []
     made: dict[int, Mapping[str, Any]] = {row["minibatch"]: row for row in record.metrics("replan")}
+    gave = {row["minibatch"]: row["measured_share"] for row in rows if row.get("event") == "outcome"}
     found: list[Change] = []
     for k, row in enumerate(rows):
         if row.get("event") != "decision":
@@ -87,8 +89,10 @@ def changes(variant: str, record: RunRecord) -> list[Change]:
         first = then.get("minibatch") if row["changes"] and then.get("event") == "changed" else None
         real = made.get(first, {}) if first is not None else {}
         costs = row["predicted_cost"]["seconds"]
-        told = row["predicted_gain_seconds"], costs, real.get("pause_seconds"), real.get("moved_bytes"), row["reason"]
-        found.append(Change(variant, row["minibatch"], first, *told))
+        took = real.get("pause_seconds"), real.get("moved_bytes"), gave.get(first)
+        found.append(
+            Change(variant, row["minibatch"], first, row["predicted_gain_seconds"], costs, *took, row["reason"])
+        )
     return found
 
 

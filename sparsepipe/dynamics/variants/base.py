@@ -31,6 +31,8 @@ class Situation:
     caution: Caution = CAUTION
     # What a predictor expects of each layer on a rank that is not as its profile says (None: it does not know yet).
     predict: Callable[[int], LayerFactors | None] | None = None
+    # By which share minibatches will be shorter under a plan, by what plans have shown, where the simulator says one.
+    believed: Callable[[Plan, float], float] = lambda plan, share: share
 
 
 class Variant(Protocol):
@@ -40,6 +42,7 @@ class Variant(Protocol):
     summary: ClassVar[str]  # a few words, for a list of them
     at_epochs: ClassVar[bool]  # whether it is asked at the ends of epochs, else when an alarm is raised
     asks_predictor: ClassVar[bool]  # whether it asks a predictor where there is one
+    looks_back: ClassVar[bool]  # whether it is asked again when it is known what a change gave
     needs_predictor: ClassVar[bool]  # whether it is another variant without one
 
     def decide(self, now: Situation) -> Decision: ...

@@ -14,6 +14,7 @@ class Epoch:
     name: ClassVar[str] = "epoch"
     summary: ClassVar[str] = "DynPipe's planner at the ends of epochs (DynPipe-Re)"
     at_epochs: ClassVar[bool] = True
+    looks_back: ClassVar[bool] = False
     asks_predictor: ClassVar[bool] = True
     needs_predictor: ClassVar[bool] = False
 

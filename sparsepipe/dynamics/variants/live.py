@@ -15,6 +15,7 @@ class Live:
     name: ClassVar[str] = "live"
     summary: ClassVar[str] = "the optimal plan for the devices as they are now, if the change pays"
     at_epochs: ClassVar[bool] = False
+    looks_back: ClassVar[bool] = True
     asks_predictor: ClassVar[bool] = False
     needs_predictor: ClassVar[bool] = False
 
@@ -28,4 +29,5 @@ class Live:
             seconds_per_minibatch=now.seconds_per_minibatch,
             known=(now.first_plan,),
             caution=now.caution,
+            believed=now.believed,
         )

@@ -14,6 +14,7 @@ class Measured:
     name: ClassVar[str] = "measured"
     summary: ClassVar[str] = "DynPipe's planner, a stage's measured ratio for each of its layers (Simple)"
     at_epochs: ClassVar[bool] = False
+    looks_back: ClassVar[bool] = False
     asks_predictor: ClassVar[bool] = False
     needs_predictor: ClassVar[bool] = False
 

@@ -14,6 +14,7 @@ class Never:
     name: ClassVar[str] = "never"
     summary: ClassVar[str] = "the plan stays as it is"
     at_epochs: ClassVar[bool] = False
+    looks_back: ClassVar[bool] = False
     asks_predictor: ClassVar[bool] = False
     needs_predictor: ClassVar[bool] = False
 

@@ -17,6 +17,7 @@ class Predicted:
     name: ClassVar[str] = "predicted"
     summary: ClassVar[str] = "DynPipe's planner, each layer as a predictor expects it beside the intruder (DynPipe)"
     at_epochs: ClassVar[bool] = False
+    looks_back: ClassVar[bool] = False
     asks_predictor: ClassVar[bool] = True
     needs_predictor: ClassVar[bool] = True
 

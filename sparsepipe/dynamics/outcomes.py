@@ -1,0 +1,191 @@
+"""Outcomes: what changes of the plan gave, beside what they were to give, and how far the next is to be believed.
+
+A simulator has ranks that do not touch one another. On a machine they may share a memory, a cache or a processor: who
+gets more to do slows the others down, and an intruder slows all of them. No profile tells by how much; the paces before
+and after a change do.
+
+            decided           the new plan begins        judged
+    ───────────┼───────────────────────┼─────────────────────┼──►  minibatches
+          └──── its pace before ───────┘    └─ its pace after ┘
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..cluster import Cluster
+from ..plan import Plan
+from ..profile import Profile
+from ..trace import Span
+from .alarms import Alarm
+from .change_point import LEARNT, PASSED_OVER
+from .factors import Factors
+from .paces import MeasuredPace, Paces
+
+_FILLS = 5  # first minibatches of a plan, in which its stages fill
+_SEEN, _USUAL = 20, 40  # minibatches of which a pace is taken: after a change, and the newest ones elsewhere
+_ROUNDS = 8  # of them, at the least
+_ALIKE = 1.2  # times as long: devices closer to each other than that are as they were
+_AT_FIRST = 0.1  # share that changes are taken to have given, as they were to, before any was judged
+_JUDGED, _KNOWN = 3, 16  # of the newest, that are remembered
+_FORGOTTEN = 2000  # minibatches after which they are not
+_SURE = 2.0  # standard errors
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A change that was judged: shares by which a minibatch was to become shorter, and became; below 0: longer."""
+
+    first_minibatch: int
+    predicted: float
+    measured: float
+
+    def __str__(self) -> str:
+        told = f"{abs(self.measured):.1%} {'faster' if self.measured >= 0 else 'slower'}"
+        return f"the plan since minibatch {self.first_minibatch} is {told}, and was to be {self.predicted:.1%} faster"
+
+    def to_json(self) -> dict[str, Any]:
+        """What a row of a run's decisions holds."""
+        shares = {"predicted_share": round(self.predicted, 4), "measured_share": round(self.measured, 4)}
+        return {"minibatch": self.first_minibatch, **shares}
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What a plan took on devices that were so, and at which minibatch."""
+
+    at: int
+    stages: tuple[object, ...]
+    ranks: tuple[float, ...]
+    pace: MeasuredPace
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A change that is not judged yet."""
+
+    before: Plan
+    since: int  # the first minibatch of which the pace before is taken
+    first: int
+    predicted: float
+
+
+class Outcomes:
+    """Remembers the paces of a run's plans on its devices as they were, and judges each change by them."""
+
+    def __init__(self, profile: Profile, cluster: Cluster, plan: Plan) -> None:
+        self.judged: list[Outcome] = []
+        self._paces = Paces(profile, cluster, plan)
+        self._plan, self._since = plan, _filled(plan, 0)  # from that minibatch on plan and devices are as they are
+        self._factors = Factors.none(len(cluster.devices))
+        self._known: list[_Known] = []
+        self._open: _Open | None = None
+
+    def see(
+        self,
+        spans: Sequence[Span],
+        sizes: Mapping[int, float],
+        minibatch: int,
+        *,
+        alarms: Sequence[Alarm],
+        factors: Factors,
+    ) -> Outcome | None:
+        """Take what a run did up to `minibatch`; return the outcome that is known by now, if one is.
+
+        Where devices change again before a plan was seen at work, nobody knows what it would have given. What changes
+        while ranks learn their new layers is the plan's doing.
+        """
+        self._paces.take(spans, sizes)
+        if alarms:
+            self._devices_changed(min(alarm.began for alarm in alarms))
+        self._factors = factors
+        return self._judge(minibatch)
+
+    def begin(self, plan: Plan, *, first_minibatch: int, predicted: float) -> None:
+        """The run follows another plan from `first_minibatch` on; `predicted`: the share that the simulator told.
+
+        A plan of which it is known what it takes was not chosen by what the simulator told.
+        """
+        known = any(self._fits(one, plan, first_minibatch) for one in self._known)
+        self._open = _Open(self._plan, self._since, first_minibatch, 0.0 if known else predicted)
+        self._plan, self._since = plan, _filled(plan, first_minibatch)
+
+    @property
+    def judging(self) -> bool:
+        """Whether there is a change of which it is not known yet what it gave."""
+        return self._open is not None
+
+    def trust(self, minibatch: int) -> float:
+        """What share of the gains that the simulator told was seen; 1 before any change was judged."""
+        newest = [one for one in self.judged[-_JUDGED:] if minibatch - one.first_minibatch < _FORGOTTEN]
+        seen = sum(min(one.measured, one.predicted) for one in newest)
+        told = sum(one.predicted for one in newest)
+        return min(max((_AT_FIRST + seen) / (_AT_FIRST + told), 0.0), 1.0)
+
+    def believed(self, plan: Plan, share: float, minibatch: int) -> float:
+        """By which share a minibatch will be shorter under `plan`, where the simulator says `share`.
+
+        What a plan took on devices like these counts more than what a simulator says, as far as it is sure.
+        """
+        known = next((one for one in reversed(self._known) if self._fits(one, plan, minibatch)), None)
+        now = self._pace(self._plan, self._since, minibatch)
+        if known is None or now is None:
+            return share * self.trust(minibatch) if share > 0 else share
+        measured, error = known.pace.faster(now)
+        return math.copysign(max(0.0, abs(measured) - _SURE * error), measured)
+
+    def _fits(self, one: _Known, plan: Plan, minibatch: int) -> bool:
+        """Whether that is known of `plan` on devices like these; what slows all of them by as much does not count."""
+        apart = [a / b for a, b in zip(one.ranks, self._factors.ranks, strict=True)]
+        alike = max(apart) <= _ALIKE * min(apart)
+        return one.stages == _stages(plan) and minibatch - one.at < _FORGOTTEN and alike
+
+    def _pace(self, plan: Plan, since: int, past: int) -> MeasuredPace | None:
+        """The pace of the newest minibatches from `since` to `past` − 1, under `plan`."""
+        unit = _unit(plan)
+        return self._paces.of(max(since, past - max(_USUAL, _ROUNDS * unit)), past, unit=unit)
+
+    def _devices_changed(self, began: int) -> None:
+        if self._open is not None:
+            if self._open.first <= began <= self._open.first + PASSED_OVER + LEARNT:
+                return
+            if began > self._open.first:
+                self._open = None
+        if began > self._since:
+            self._remember(self._plan, self._pace(self._plan, self._since, began), began)
+            self._since = began
+
+    def _judge(self, minibatch: int) -> Outcome | None:
+        one = self._open
+        if one is None or minibatch < self._since + max(_SEEN, _ROUNDS * _unit(self._plan)):
+            return None
+        self._open = None
+        before = self._pace(one.before, one.since, one.first)
+        after = self._pace(self._plan, self._since, minibatch)
+        self._remember(one.before, before, one.first)
+        self._remember(self._plan, after, minibatch)
+        if before is None or after is None:
+            return None
+        outcome = Outcome(one.first, one.predicted, after.faster(before)[0])
+        if one.predicted > 0:
+            self.judged.append(outcome)
+        return outcome
+
+    def _remember(self, plan: Plan, pace: MeasuredPace | None, at: int) -> None:
+        if pace is not None:
+            self._known = [*self._known[1 - _KNOWN :], _Known(at, _stages(plan), self._factors.ranks, pace)]
+
+
+def _stages(plan: Plan) -> tuple[object, ...]:
+    return tuple((stage.layers, stage.ranks, stage.shares) for stage in plan.stages)
+
+
+def _unit(plan: Plan) -> int:
+    """Minibatches whose ends belong together: a round of replicas, or a step."""
+    return math.lcm(plan.num_microbatches if plan.updates_by_step else 1, *(stage.round for stage in plan.stages))
+
+
+def _filled(plan: Plan, first: int) -> int:
+    """The minibatch from which on the stages of a plan that begins with minibatch `first` are full."""
+    return first + max(_FILLS, _unit(plan))
