@@ -59,7 +59,7 @@ def seconds(name, truth, spec, minibatches=500):
     [
         "slow:rank=0,factor=1.8,from=0,to=20;slow:rank=0,factor=1.4,from=20,to=70;slow:rank=1,factor=1.25,from=0,to=40",
         "slow:rank=0,factor=1.8,from=0;slow:rank=1,factor=1.8,from=0",
-        "slow:rank=0,factor=1.3,from=0",
+        "slow:rank=0,factor=1.2,from=0",
     ],
     ids=["a slow beginning", "slow by the same factor", "a profile that is off"],
 )
@@ -75,9 +75,13 @@ def test_a_rank_that_is_much_slower_than_the_others_from_the_start_is_relieved()
     assert 40 <= first < 70 and not others and live < 0.85 * never
 
 
-def test_a_profile_that_is_off_by_other_shares_for_other_layers_moves_nothing():
-    _, replanner = seconds("live", lambda plan: scaled(NETWORK, [1.35] * 12 + [0.9] * 12), "", 300)
-    assert not [minibatch for minibatch, made in replanner.decisions if made.changes]
+def test_a_profile_that_is_off_by_other_shares_for_other_layers_is_no_slow_device_until_it_lasted():
+    def truth(plan):
+        return scaled(NETWORK, [1.35] * 12 + [0.9] * 12)
+
+    live, replanner = seconds("live", truth, "", 300)
+    first, *others = [minibatch for minibatch, made in replanner.decisions if made.changes]
+    assert 100 <= first < 130 and len(others) <= 1 and live < 0.95 * seconds("never", truth, "", 300)[0]
 
 
 @pytest.mark.parametrize("visits", [VISIT, "slow:rank=1,factor=3,from=100,to=500;slow:rank=1,factor=3,from=600,to=900"])

@@ -11,6 +11,7 @@ DynPipe compares times whatever the sizes are, and takes one reading for a chang
 which names its sources.
 """
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from ..plan import Plan
 from ..profile import Profile
 from ..trace import Span
 from .alarms import Alarm, Standing
+from .change_point import SETTLED
 from .expected import Expected
 from .factors import Factors, Pair
 from .observations import LeftOut, Ports, Transfer, TransfersOfLinks, Work, WorkOfRanks
@@ -28,7 +30,8 @@ from .series import Series
 
 _MOST_SIZES = 200_000  # minibatches whose sizes are kept
 _FIRST_TIMES = 5  # of a rank that is left out, whose median says what it takes when it is as slow as it was
-_APART = 1.5  # times as long as the quickest rank's: what a profile is not off by between layers
+# By how much a rank is slower than the quickest ever since they began, and minibatches of each until that is believed.
+_APART = ((1.25, SETTLED), (1.5, 40))
 _MOST_WAITING = 20_000  # measured times whose minibatches' sizes did not come
 Found = Work | Transfer | LeftOut
 
@@ -92,14 +95,15 @@ class Watch:
         """Every device and link as it is now: lasting changes alone, from their alarm on; 1 is as usual.
 
         What ranks took in their first minibatches is usual, whatever their profile says: no plan moves away from what
-        all of them have in common. A rank that is half as slow again as the quickest, after forty minibatches, is slow.
+        all of them have in common. A rank that is half as slow again as the quickest after forty minibatches, or by a
+        quarter after a hundred, is slow.
         """
         from_start = self._from_start()
         ranks = {rank: one.lasting * from_start.get(rank, 1.0) for rank, one in self._ranks.items()}
         return Factors(
             tuple(ranks.get(device.rank, 1.0) for device in self.cluster.devices),
             {
-                pair: one.lasting * (one.from_start if one.confirmed else 1.0)
+                pair: one.lasting * (one.from_start if one.count >= SETTLED else 1.0)
                 for pair, one in self._links.items()
                 if one.changed
             },
@@ -107,10 +111,12 @@ class Watch:
 
     def _from_start(self) -> dict[int, float]:
         """By how much ranks are slower than the quickest ever since they began, where that is much and is sure."""
-        if not self._ranks or not all(one.confirmed for one in self._ranks.values()):
+        if not self._ranks:
             return {}
+        known = min(one.count for one in self._ranks.values())
+        much = min((apart for apart, count in _APART if count <= known), default=math.inf)
         least = min(one.from_start for one in self._ranks.values())
-        return {rank: one.from_start / least for rank, one in self._ranks.items() if one.from_start > _APART * least}
+        return {rank: one.from_start / least for rank, one in self._ranks.items() if one.from_start > much * least}
 
     @property
     def standings(self) -> tuple[Standing, ...]:

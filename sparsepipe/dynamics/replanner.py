@@ -18,7 +18,7 @@ from .variants.base import LayerFactors
 
 _SAME = 0.1  # share by which a device's factor may differ and be the same
 _AT_ONCE = 8  # minibatches within which several changes are one
-_FURTHER = 1.3  # times as long as when it was last decided about: devices are not what they were then
+_FURTHER = 1.2  # times as long as when it was last decided about: devices are not what they were then
 _SETTLES = 6  # minibatches after an alarm in which others may come that belong to it
 _SURER = 20  # minibatches after an alarm, by which more is known of what it told
 _LEAST_KNOWN, _REMEMBERED = 2, 3  # times between changes, before they tell anything; of the newest

@@ -9,7 +9,7 @@ from .alarms import Alarm, Standing
 from .change_point import SETTLED, Change, ChangePoint
 from .factors import LEAST, MOST, Pair
 
-CONFIRMED = 40  # values, before a first level that its profile does not expect is more than a slow beginning
+_NEWEST = 20  # values that say whether a slow beginning is over
 _ALIKE = math.log(1.15)  # levels closer to each other than that: what was slow is back
 _REMEMBERED = 1024  # values that are kept, with their minibatches
 
@@ -73,16 +73,17 @@ class Series:
 
     @property
     def from_start(self) -> float:
-        """How many times as long as its profile says is usual for it, by its newest values: a slow beginning passes."""
+        """How many times as long as its profile says, 1 or more, is usual for it, by its newest values, as a slow
+        beginning passes."""
         if not self.changed:
             return 1.0
-        newest = self._median(max(self._began, self._test.count - CONFIRMED // 2), self._test.count)
-        return math.exp(self._usual_of(math.log(min(newest, self.factor))))
+        newest = self._median(max(self._began, self._test.count - _NEWEST), self._test.count)
+        return max(1.0, math.exp(self._usual_of(math.log(min(newest, self.factor)))))
 
     @property
-    def confirmed(self) -> bool:
-        """Whether so much was seen of it that what it takes from the start is more than a slow beginning."""
-        return self._test.count >= CONFIRMED
+    def count(self) -> int:
+        """Its minibatches that were measured."""
+        return self._test.count
 
     def _usual_of(self, level: float) -> float:
         """What of a level is usual."""
