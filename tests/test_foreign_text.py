@@ -428,6 +428,7 @@ OWN_WORDS = {  # filled into the Markdown of notebooks as they are: numbers, and
     *(
         "row.minibatch",
         "pause",
+        "shorter",
         "stay",
         "times[stay]",
         "best",
