@@ -64,7 +64,8 @@ def test_a_replay_leaves_out_a_rank_that_stands_almost_still_and_takes_it_back(t
     assert {row["rank"] for row in rows} == {0}
     assert max(row["probe_seconds"] for row in rows) > 5 * min(row["probe_seconds"] for row in rows)
     drift = drift_of(job.record)
-    assert [alarm.slower for alarm in drift.alarms if alarm.rank == 0][:2] == [True, False]
+    first, *later = [alarm.slower for alarm in drift.alarms if alarm.rank == 0]
+    assert first and not all(later), "slow, and, on however busy a machine, quicker again"
 
 
 @pytest.mark.slow
