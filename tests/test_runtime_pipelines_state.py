@@ -114,6 +114,21 @@ def test_an_epoch_by_hand() -> None:
     assert asks(state, "next_task", 0, number=1) == (1, Kind.TRAIN, 1, 6, 2)
 
 
+def test_epochs_that_are_closed_at_once_are_told_of_in_order() -> None:
+    state = begun(whole=1, epoch=1, total=3)
+    for number in (0, 1):
+        assert asks(state, "next_task", 0, number=number).kind is (Kind.CLOSE_EPOCH if number else Kind.TRAIN)
+        if not number:
+            asks(state, "done", 0, task=0, place=0, row={"loss": 1.0, "samples": 2})
+    assert asks(state, "next_task", 1, number=0) == (0, Kind.TRAIN, 1, 1, 0)
+    asks(state, "done", 1, task=0, place=0, row={"loss": 2.0, "samples": 2})
+    assert asks(state, "next_task", 1, number=1) == (1, Kind.CLOSE_EPOCH, 1, 0, 0)
+    for pipeline in (1, 0):
+        asks(state, "closed", pipeline, epoch=pipeline, row={"validation": None})
+    rows = [row for _, row in state.changes.rows if row["event"] == "epoch"]
+    assert [(row["epoch"], row["train"]["loss"]) for row in rows] == [(0, 1.0), (1, 2.0)]
+
+
 def test_what_one_that_died_had_is_handed_out_first() -> None:
     state = begun(epoch=20, total=20)
     asks(state, "next_task", 0, number=0)

@@ -24,9 +24,9 @@ WAIT = Wait()
 class Work:
     """The tasks of all pipelines of a run, from the queue of its minibatches.
 
-    No pipeline waits for another at the end of an epoch. The first with nothing more to take of it closes it, one epoch
-    after the other; at the end of the run, once every minibatch is done, all average and one closes the run and its
-    last epoch with it. What one that died was to do is done by the next that asks.
+    No pipeline waits for another at the end of an epoch. The first with nothing more to take of it closes it; at the
+    end of the run, once every minibatch is done, all average and one closes the run and its last epoch with it. What
+    one that died was to do is done by the next that asks. The record is told of epochs in order.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class Work:
         self.stopped = False
         self._closing: dict[int, int] = {}  # epoch → the pipeline that closes it
         self._closed = set(closed)
+        self._untold: dict[int, dict[str, Any]] = {}  # rows of epochs that were closed before an earlier one
         self._run_closer: int | None = None
         self.run_closed = False
 
@@ -78,8 +79,7 @@ class Work:
         if task is None:
             return
         if task.kind is Kind.CLOSE_EPOCH and self._closing.pop(task.epoch, None) is not None:
-            self._closed.add(task.epoch)
-            self._changes.note()
+            self._count_as_closed(task.epoch)
         if task.kind is Kind.FINISH and not member.finished:
             member.finished = True
             self._changes.note()
@@ -106,13 +106,10 @@ class Work:
         return None, -1
 
     def _epoch_to_close(self) -> int | None:
-        """Return the oldest epoch that is not closed, if all of it is handed out and nobody closes it or one before.
-
-        So rows of epochs are in order. The last ends with the run.
-        """
+        """Return the oldest epoch that nobody closes and of which all is handed out. The last ends with the run."""
         for epoch in range(min(self.queue.num_begun, self.queue.num_epochs - 1)):
-            if epoch not in self._closed:
-                return None if epoch in self._closing or self.queue.num_waiting(epoch) else epoch
+            if epoch not in self._closed and epoch not in self._closing and not self.queue.num_waiting(epoch):
+                return epoch
         return None
 
     def _train(self, member: Member, epoch: int) -> Task:
@@ -204,9 +201,18 @@ class Work:
         with_run = self._run_closer == member.number and self.queue.is_done(epoch)
         if self._closing.get(epoch) == member.number or (with_run and epoch not in self._closed):
             self._closing.pop(epoch, None)
-            self._closed.add(epoch)
             own = {"epoch": epoch, "minibatches": self.queue.num_done, "pipeline": member.number}
-            self._changes.row(METRICS, "epoch", **{**row, **own, **self.tallies.of_epoch(epoch)})
+            self._untold[epoch] = {**row, **own, **self.tallies.of_epoch(epoch)}
+            self._count_as_closed(epoch)
+
+    def _count_as_closed(self, epoch: int) -> None:
+        """Count an epoch as closed, and tell of it and of those after it that waited for it."""
+        self._closed.add(epoch)
+        self._changes.note()
+        first_open = next(number for number in range(self.queue.num_epochs + 1) if number not in self._closed)
+        for number in sorted(self._untold):
+            if number < first_open:
+                self._changes.row(METRICS, "epoch", **self._untold.pop(number))
 
 
 def _training(member: Member, number: int) -> Task:
