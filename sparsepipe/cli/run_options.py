@@ -151,6 +151,9 @@ def _fault_options(verb: Parser) -> None:
     )
     verb.add_argument("--max-restarts", type=whole(0), metavar="N", help="from the last checkpoint, when a worker dies")
     verb.add_argument(
+        "--encrypt", action="store_true", default=None, help="what hosts beyond this one send to each other, by TLS"
+    )
+    verb.add_argument(
         "--on-lost-host",
         choices=ON_LOST_HOST,
         help="with --max-restarts, on several hosts: go on on those left, planned anew for them (the default), or wait "

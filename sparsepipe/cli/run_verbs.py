@@ -93,6 +93,8 @@ def run(options: argparse.Namespace) -> Answer:
         raise InputError(f"--ray-address goes with --launcher {RAY}")
     if options.on_lost_host and launcher == RAY:
         raise InputError("--on-lost-host goes with --launcher ssh: a job that Ray loses a node of ends; resume it")
+    if options.encrypt and launcher == LOCAL:
+        raise InputError("--encrypt goes with hosts beyond this one: name them, --cluster FILE, or leave it out")
     if options.on_lost_host and launcher == LOCAL:
         raise InputError("--on-lost-host goes with hosts beyond this one: name them, --cluster FILE, or leave it out")
     profile, cluster = _held_against(options, chosen, cluster)

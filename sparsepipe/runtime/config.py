@@ -119,6 +119,8 @@ class ProcessConfig(Settings):
     threads: Annotated[int | None, WholeNumber(1, 65_536)] = None
     # payloads between processes of one host; False: through sockets, as between hosts
     shared_memory: Annotated[bool, Flag()] = True
+    # TLS between processes of several hosts; False: what they send to each other is in clear
+    encrypt: Annotated[bool, Flag()] = False
     timeout_seconds: Annotated[float, Number(0.01, _WEEK)] = 300.0  # longest wait for another rank
     # from the last checkpoint, after a worker was killed or went silent
     max_restarts: Annotated[int, WholeNumber(0, MANY)] = 0

@@ -15,6 +15,7 @@ from ..followed_job import FollowedJob
 from ..local.launch_local import attach
 from ..local.started import check_workers, followed, supervised
 from ..prepare import for_hosts, prepare
+from ..ssh.certificate import check_openssl
 from .device_types import write_types
 
 __all__ = ["attach", "launch"]
@@ -49,6 +50,13 @@ def launch(
             "or name more hosts in its file"
         )
     address = _address(ray_address or os.environ.get("RAY_ADDRESS"))
+    if config.encrypt:
+        check_openssl()
+        if address is not None and os.environ.get("RAY_USE_TLS") != "1":
+            raise InputError(
+                "--encrypt: what Ray's own processes send to each other is in clear unless its cluster is started with "
+                "RAY_USE_TLS=1, and so is the job's secret; start it so and set RAY_USE_TLS here, or use --launcher ssh"
+            )
     if address is None:
         check_threads(config.threads)
         check_workers(len(plan.ranks))

@@ -17,6 +17,7 @@ from typing import Any
 
 from ...errors import InputError
 from ...runtime.rendezvous.server import StoreServer
+from ...runtime.transport.encryption import Encryption
 from .facts import facts_here, interface_of
 from .frames import Frame, FrameReader, FrameWriter
 from .hosted_run import HostedRun
@@ -36,6 +37,7 @@ class Agent:
         self._closing = threading.Lock()
         self._run: HostedRun | None = None
         self._store: StoreServer | None = None
+        self._encryption: Encryption | None = None
         self._interface, self._address = "", ""
         self._arrivals: Arrivals | None = None
 
@@ -76,7 +78,8 @@ class Agent:
             case "file":
                 self._take(frame)
             case "store":
-                self._store = self._store or StoreServer(self._address, bytes.fromhex(frame.head["secret"]))
+                secret = bytes.fromhex(frame.head["secret"])
+                self._store = self._store or StoreServer(self._address, secret, encryption=self._encryption)
                 self._writer.send("store", host=self._address, port=self._store.port)
             case "start":
                 self._opened.start(frame.head["job"], interface=self._interface)
@@ -97,6 +100,8 @@ class Agent:
         self._interface, self._address = interface_of(str(told["address"]), alone=bool(told.get("alone")))
         with self._closing:
             self._run = HostedRun()
+        if certificate := str(told.get("certificate", "")):
+            self._encryption = Encryption.write(self._run.folder, certificate)
         self._arrivals = Arrivals(self._run.folder)
         self._writer.send("hello", facts=facts_here(), folder=str(self._run.folder), address=self._address)
 

@@ -14,6 +14,7 @@ from ..followed_job import FollowedJob
 from ..local.launch_local import attach
 from ..local.started import followed, supervised
 from ..prepare import for_hosts, prepare
+from .certificate import check_openssl
 from .placement import HOSTS, hosted_ranks
 
 __all__ = ["attach", "launch"]
@@ -42,6 +43,8 @@ def launch(
     if shutil.which("ssh") is None:
         raise InputError("launcher ssh needs the program ssh, which is not on PATH; install OpenSSH's client")
     hosted_ranks(plan, cluster)
+    if config.encrypt:
+        check_openssl()
     check_current_folder()
     record, lock = prepare(plan, config, **asked)
     write_atomic(record.folder / HOSTS, cluster.to_toml(), private=True)  # variables of hosts may be secrets

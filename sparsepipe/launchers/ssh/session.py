@@ -12,6 +12,7 @@ from ...plan import Plan
 from ...record import RunRecord
 from ...runtime import commands
 from ..failure_cause import KILLED, FailureCause
+from .certificate import new_certificate
 from .connection import Connection, Event, Reach
 from .facts import check_alike, facts_here
 from .placement import HostedRanks
@@ -49,6 +50,7 @@ class Session:
         self.limited: set[int] = set()  # hosts whose workers met a limit, such as a full disk
         self._events: queue.Queue[Event] = queue.Queue(_MOST_EVENTS)
         self._secret = secrets.token_bytes(_SECRET_BYTES)
+        self._certificate = new_certificate() if record.config.get("encrypt") else ""
         self._store: dict[str, Any] = {}
         self._ended: dict[int, Mapping[str, Any]] = {}
         self._asked = False
@@ -73,8 +75,8 @@ class Session:
         for number, hosted in enumerate(self.hosts):
             self.connections.append(Connection(number, hosted, self._events, self._reach))
         for connection in self.connections:
-            alone = len(self.connections) == 1
-            connection.send("open", address=connection.hosted.node.address, silence=self._silence, alone=alone)
+            told = {"silence": self._silence, "alone": len(self.connections) == 1, "certificate": self._certificate}
+            connection.send("open", address=connection.hosted.node.address, **told)
         here, hellos = facts_here(), self._await("hello", range(len(self.connections)), seconds=_TO_CONNECT)
         names: dict[str, str] = {}
         for number, hello in sorted(hellos.items()):

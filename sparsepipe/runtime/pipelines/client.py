@@ -6,6 +6,7 @@ first would have done.
 
 import hmac
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -42,8 +43,13 @@ class Where(Protocol):
 class Connection:
     """One connection on which one request at a time is made."""
 
-    def __init__(self, address: Where, hello: Mapping[str, int], *, deadline: float) -> None:
-        """Connect, prove to have the secret, and have the coordinator prove it. Raises OSError."""
+    def __init__(
+        self, address: Where, hello: Mapping[str, int], *, deadline: float, tls: ssl.SSLContext | None = None
+    ) -> None:
+        """Connect, prove to have the secret, and have the coordinator prove it. `tls`: what follows goes through that.
+
+        Raises OSError.
+        """
         self._heard = bytearray()
         self._socket = socket.create_connection((address.host, address.port), timeout=seconds_left(deadline))
         try:
@@ -54,6 +60,10 @@ class Connection:
             proof = self._read(PROOF_BYTES)
             if not hmac.compare_digest(proof, confirmation(address.secret, theirs, said)):
                 raise ConnectionError("whoever listens there is not the coordinator")
+            if tls is not None:
+                if self._heard:
+                    raise ConnectionError("whoever listens there says something in clear")
+                self._socket = tls.wrap_socket(self._socket)
             self._socket.sendall(line_of(hello))
         except BaseException:
             self._socket.close()

@@ -5,6 +5,7 @@ after a while, or when too many do so. Lines are bounded, and so is what a peer 
 """
 
 import asyncio
+import ssl
 from collections.abc import Callable
 from typing import Protocol
 
@@ -37,8 +38,9 @@ class Handler(Protocol):
 class Switchboard:
     """Makes a `Peer` of each connection, and knows those that have not said who they are."""
 
-    def __init__(self, secret: bytes, handler: Handler) -> None:
-        self.secret, self.handler = secret, handler
+    def __init__(self, secret: bytes, handler: Handler, *, tls: ssl.SSLContext | None = None) -> None:
+        """`tls`: what follows the greeting goes through that."""
+        self.secret, self.handler, self.tls = secret, handler, tls
         self._silent: dict[Peer, None] = {}  # the oldest first
         self._open: set[Peer] = set()
 
@@ -56,6 +58,8 @@ class Switchboard:
         """Close every connection at once."""
         for peer in list(self._open):
             peer.transport.abort()
+            if peer.shaking_hands:
+                peer.shaking_hands.cancel()
 
     def await_word(self, peer: "Peer") -> None:
         """Give a stranger some seconds, and the oldest stranger none where there are too many."""
@@ -87,6 +91,7 @@ class Peer(asyncio.Protocol):
         self._heard = bytearray()
         self._take: Callable[[], bool] = self._take_reply
         self.transport: asyncio.Transport
+        self.shaking_hands: asyncio.Task[None] | None = None
         self.who: tuple[int, int, int] | None = None  # pipeline, rank, attempt
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -97,11 +102,8 @@ class Peer(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._heard += data
-        try:
-            while not self.transport.is_closing() and self._take():
-                pass
-        except InputError:
-            self._board.shut(self)
+        if not self.shaking_hands:
+            self._take_all()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._board.gone(self)
@@ -115,6 +117,13 @@ class Peer(asyncio.Protocol):
             if self.transport.get_write_buffer_size() > _MOST_UNREAD:
                 self._board.shut(self)
 
+    def _take_all(self) -> None:
+        try:
+            while not self.transport.is_closing() and self._take():
+                pass
+        except InputError:
+            self._board.shut(self)
+
     def _take_reply(self) -> bool:
         if len(self._heard) < REPLY_BYTES:
             return False
@@ -123,9 +132,27 @@ class Peer(asyncio.Protocol):
         if not proves(self._board.secret, self._nonce, said):
             raise InputError("a stranger")
         self._board.heard(self)
-        self.transport.write(confirmation(self._board.secret, self._nonce, said))
         self._take = self._take_hello
-        return True
+        if self._board.tls is not None:
+            if self._heard:
+                raise InputError("said in clear")
+            self.transport.pause_reading()  # what comes next is TLS's
+            self.shaking_hands = asyncio.get_running_loop().create_task(self._shake_hands(self._board.tls))
+        self.transport.write(confirmation(self._board.secret, self._nonce, said))
+        return self.shaking_hands is None
+
+    async def _shake_hands(self, tls: ssl.SSLContext) -> None:
+        """Go on through TLS, or not at all."""
+        loop, seconds = asyncio.get_running_loop(), _SECONDS
+        try:
+            found = await loop.start_tls(self.transport, self, tls, server_side=True, ssl_handshake_timeout=seconds)
+        except OSError:  # ssl.SSLError, TimeoutError and ConnectionError are such
+            self._board.shut(self)
+            self._board.gone(self)
+            return
+        assert isinstance(found, asyncio.Transport)
+        self.transport, self.shaking_hands = found, None
+        self._take_all()  # it may have said something meanwhile
 
     def _take_hello(self) -> bool:
         line = self._line(_MOST_HELLO)

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..failures import wait_for
+from ..transport.encryption import Encryption
 from .heartbeats import Heartbeats
 
 
@@ -29,6 +30,7 @@ class Process:
     backend: str = "gloo"  # what carries tensors between ranks, in torch.distributed's words
     hosts: tuple[tuple[int, ...], ...] = ()  # the ranks of each host, where there are several
     record: str = ""  # what the run's folder is called, where it is on another host
+    encryption: Encryption | None = None  # of what ranks send to each other
 
     @property
     def leads_host(self) -> bool:

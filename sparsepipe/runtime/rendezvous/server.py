@@ -19,6 +19,7 @@ from ...errors import InputError
 from ...fields import each, fields, integer, number, one_of, text
 from ..pipelines.messages import line_of, parsed
 from ..pipelines.switchboard import Peer, Switchboard
+from ..transport.encryption import Encryption
 
 _MOST_KEYS, _MOST_BYTES = 10**6, 2**28  # of all that is kept: a rank's mistake costs the host no more
 _MOST_WAIT = 7 * 86400.0
@@ -114,13 +115,14 @@ class _Values:
 class StoreServer:
     """Serves a store at `host`, in a thread, until `close` or the end of this process."""
 
-    def __init__(self, host: str, secret: bytes) -> None:
-        """Raises OSError where the address cannot be had."""
+    def __init__(self, host: str, secret: bytes, *, encryption: Encryption | None = None) -> None:
+        """`encryption`: what is said goes through TLS. Raises OSError where the address cannot be had."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
         self.port: int = self._socket.getsockname()[1]
         self._loop = asyncio.new_event_loop()
-        self._board = Switchboard(secret, _Values())
+        tls = encryption.context(server_side=True) if encryption else None
+        self._board = Switchboard(secret, _Values(), tls=tls)
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="store", daemon=True)
         self._thread.start()

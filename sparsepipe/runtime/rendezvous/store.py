@@ -13,6 +13,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ..pipelines.client import Connection
+from ..transport.encryption import Encryption
 from .address import StoreAddress
 
 _LOOKS = 10  # at the clock of the store's host
@@ -22,18 +23,32 @@ _TO_ANSWER = 30.0  # seconds for the way there and back, beyond those that a req
 class KeyedStore(dist.Store):
     """One connection to the store; what is kept there under `prefix` is this one's own."""
 
-    def __init__(self, where: StoreAddress, *, rank: int, prefix: str = "", timeout: float) -> None:
-        """Connect within `timeout` seconds, which is the store's own timeout, too. Raises OSError."""
+    def __init__(
+        self,
+        where: StoreAddress,
+        *,
+        rank: int,
+        prefix: str = "",
+        timeout: float,
+        encryption: Encryption | None = None,
+    ) -> None:
+        """Connect within `timeout` seconds, which is the store's own timeout, too. Raises OSError.
+
+        `encryption`: what is said goes through TLS.
+        """
         super().__init__()
         self.set_timeout(timedelta(seconds=timeout))
         self._where, self._rank, self._prefix, self._seconds = where, rank, prefix, timeout
+        self._encryption = encryption
         hello = {"pipeline": 0, "rank": rank, "attempt": 0}
-        self._connection = Connection(where, hello, deadline=time.monotonic() + timeout)
+        tls = encryption.context(server_side=False) if encryption else None
+        self._connection = Connection(where, hello, deadline=time.monotonic() + timeout, tls=tls)
         self._lock, self._ids = threading.Lock(), count()
 
     def again(self) -> "KeyedStore":
         """Return another connection to the same: for a thread of its own, which waits long."""
-        return KeyedStore(self._where, rank=self._rank, prefix=self._prefix, timeout=self._seconds)
+        options: dict[str, Any] = {"rank": self._rank, "prefix": self._prefix, "timeout": self._seconds}
+        return KeyedStore(self._where, **options, encryption=self._encryption)
 
     def set(self, key: str, value: str | bytes) -> None:
         encoded = value.encode() if isinstance(value, str) else bytes(value)

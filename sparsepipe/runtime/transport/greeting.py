@@ -26,10 +26,15 @@ _SECONDS = 10.0  # for a stranger that connects and says nothing
 _MOST_SILENT = 64  # connections that have not said who they are; beyond, the oldest is shut
 
 
+def who(rank: int, tag: int) -> bytes:
+    """Return the bytes that name a rank, and what its connection carries."""
+    return _WHO.pack(rank, tag)
+
+
 def hello(secret: bytes, rank: int, tag: int) -> bytes:
     """Return what a rank says first on a connection to a peer with this secret."""
-    who = _WHO.pack(rank, tag)
-    return _HELLO.pack(who, hmac.digest(secret, who, "sha256"))
+    own = who(rank, tag)
+    return _HELLO.pack(own, hmac.digest(secret, own, "sha256"))
 
 
 def accept(
@@ -136,9 +141,9 @@ def _heard(
     del silent[connection]
     if len(said) < _HELLO.size:
         return None
-    who, proof = _HELLO.unpack(said)
-    peer, tag = _WHO.unpack(who)
-    return (peer, tag) if hmac.compare_digest(proof, hmac.digest(secret, who, "sha256")) else None
+    own, proof = _HELLO.unpack(said)
+    peer, tag = _WHO.unpack(own)
+    return (peer, tag) if hmac.compare_digest(proof, hmac.digest(secret, own, "sha256")) else None
 
 
 def _shut_silent(silent: dict[socket.socket, tuple[float, bytearray]], selector: selectors.BaseSelector) -> None:

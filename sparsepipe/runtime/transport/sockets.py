@@ -27,7 +27,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..failures import DeadlinePassed, PacketMismatch, lost, seconds_left, translated, wait_for
-from .greeting import SECRET_BYTES, Way, accept, hello
+from .encryption import Encryption, Stream
+from .greeting import SECRET_BYTES, Way, accept, hello, who
 from .packet import HEADER_BYTES, Packet, encode, payload_bytes
 
 DEPTH = 3  # packets of a connection that have come and the worker has not taken
@@ -62,7 +63,7 @@ class Frame:
 class _Outgoing:
     """A connection and the thread that writes to it."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: Stream) -> None:
         self._connection = connection
         self._todo: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._write, name="sockets out", daemon=True)
@@ -102,7 +103,7 @@ class _Outgoing:
 class _Incoming:
     """A connection and the thread that reads from it, `DEPTH` packets ahead of who takes them."""
 
-    def __init__(self, connection: socket.socket, *, pinned: bool, headers_alone: bool) -> None:
+    def __init__(self, connection: Stream, *, pinned: bool, headers_alone: bool) -> None:
         self._connection, self._pinned, self._headers_alone = connection, pinned, headers_alone
         self._arrived: queue.SimpleQueue[tuple[Tensor, Tensor] | Exception] = queue.SimpleQueue()
         self._room = threading.Semaphore(DEPTH)
@@ -161,8 +162,8 @@ class Sockets:
 
     def __init__(
         self,
-        outgoing: Mapping[Way, socket.socket],
-        incoming: Mapping[Way, socket.socket],
+        outgoing: Mapping[Way, Stream],
+        incoming: Mapping[Way, Stream],
         *,
         pinned: bool = False,
         headers_alone: bool = False,
@@ -236,10 +237,11 @@ def connect(
     pinned: bool = False,
     headers_alone: bool = False,
     address: str = "127.0.0.1",
+    encryption: Encryption | None = None,
 ) -> Sockets:
     """Connect with the peers, who must all come here within `timeout` seconds and reach this host at `address`.
 
-    Raises DeadlinePassed or PeerLost.
+    `encryption`: what is sent goes through TLS. Raises DeadlinePassed or PeerLost.
     """
     if not outgoing and not incoming:
         return Sockets({}, {})
@@ -251,7 +253,12 @@ def connect(
         to = {way: _connected(store, rank, *way, deadline=deadline, timeout=timeout) for way in sorted(outgoing)}
         message = f"rank {rank} waited {timeout:g} s for rank {{peer}} to connect"
         come = accept(server, secret, incoming, deadline=deadline, message=message)
-    return Sockets(to, come, pinned=pinned, headers_alone=headers_alone)
+    options = {"pinned": pinned, "headers_alone": headers_alone}
+    if encryption is None:
+        return Sockets(to, come, **options)
+    calling = {(peer, tag): encryption.calling(one, who(rank, tag)) for (peer, tag), one in to.items()}
+    called = {way: encryption.called(one, who(*way)) for way, one in come.items()}
+    return Sockets(calling, called, **options)
 
 
 def _connected(store: dist.Store, rank: int, peer: int, tag: int, *, deadline: float, timeout: float) -> socket.socket:

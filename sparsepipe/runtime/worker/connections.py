@@ -118,6 +118,7 @@ class Connections:
                 pinned=process.device.type == "cuda",
                 headers_alone=bool(found.links),
                 address=process.address,
+                encryption=process.encryption,
             )
         except BaseException:
             found.release()
@@ -189,7 +190,7 @@ class Connections:
     def _open_groups(self, *, synchronise: bool) -> None:
         """Open what torch.distributed carries. Every rank comes here, and to each group, its own or not."""
         process, limit = self.process, timedelta(seconds=self.process.timeout)
-        over_nccl = "nccl" in process.backend
+        over_nccl, over_gloo = "nccl" in process.backend, process.backend == "gloo"
         for k, stage in enumerate(self.program.plan.stages):
             if len(stage.ranks) > 1:
                 ranks = sorted(stage.ranks)
@@ -206,10 +207,10 @@ class Connections:
             group = dist.new_group(ranks, timeout=limit)
             if process.rank in ranks:
                 self.at_work.append(ReplicaGroup(process, group))
-                if not over_nccl:
+                if over_gloo:
                     _set_pg_timeout(NEVER, group)
         # All are here, and deadlines are kept where somebody waits: but for NCCL's, which are begun where they are due.
-        if not over_nccl:
+        if over_gloo:
             for k, own in self.replicas.items():
                 for group in own.groups:
                     _set_pg_timeout(NEVER, group)

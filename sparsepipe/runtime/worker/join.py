@@ -6,29 +6,41 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from ...errors import InputError
+from ...host.addresses import is_loopback
 from ..failures import DeadlinePassed, seconds_left, translated
 from ..processes.heartbeats import Heartbeats
 from ..processes.identity import Identity
 from ..processes.process import Process
 from ..rendezvous.address import StoreAddress
 from ..rendezvous.store import KeyedStore
+from ..transport import encrypted_group
+from ..transport.encryption import Encryption
 
 NEVER = timedelta(days=7)  # of groups: deadlines are kept where somebody waits
 _TO_START = 60.0  # seconds that importing torch may take on a busy machine, however short the run's own deadlines are
 
 
 @contextmanager
-def joined(identity: Identity, *, run_dir: Path, device: str, threads: int | None, timeout: float) -> Iterator[Process]:
+def joined(
+    identity: Identity,
+    *,
+    run_dir: Path,
+    device: str,
+    threads: int | None,
+    timeout: float,
+    encrypt: bool = False,
+) -> Iterator[Process]:
     """Join the job in which this process is `identity`, and leave it at the end.
 
     Ranks meet through a file in the run's folder, so nothing listens for it, or through the launcher's store; those of
-    several hosts in one that asks for the job's secret.
+    several hosts in one that asks for the job's secret. `encrypt`: what they say to each other goes through TLS.
     Raises InputError for a device that is not there, and DeadlinePassed with the rank that did not come.
     """
     rank, world_size = identity.rank, identity.world_size
@@ -40,16 +52,21 @@ def joined(identity: Identity, *, run_dir: Path, device: str, threads: int | Non
         yield Process(rank, world_size, where, timeout, record=identity.record)
         return
     heartbeats = Heartbeats(run_dir / "logs" / ".whereabouts", world_size, rank, here=_ranks_here(identity))
-    store = _store(run_dir, identity, timeout)
+    encryption = _encryption(run_dir, identity) if encrypt else None
+    store = _store(run_dir, identity, timeout, encryption)
     _meet(store, rank, world_size, timeout)  # from then on what heartbeats say is of this attempt
-    told = (identity.address, backend(device, identity), identity.hosts, identity.record)
+    carrier = backend(device, identity, encrypted=encryption is not None)
+    told = (identity.address, carrier, identity.hosts, identity.record, encryption)
     process = Process(rank, world_size, where, timeout, heartbeats, store, *told)
+    if encryption:
+        encrypted_group.use(encryption, address=process.address)
     try:
         heartbeats.tell("meet")
         message, limit = f"rank {rank} waited {timeout:g} s for the other ranks to connect", timedelta(seconds=timeout)
         with translated(message, peer=-1, deadline=time.monotonic() + timeout):
             dist.init_process_group(process.backend, store=store, rank=rank, world_size=world_size, timeout=limit)
-            _set_pg_timeout(NEVER, None)
+            if carrier != encrypted_group.BACKEND:
+                _set_pg_timeout(NEVER, None)
         yield process
     except DeadlinePassed as error:
         raise _blamed(error, heartbeats) from error
@@ -57,12 +74,14 @@ def joined(identity: Identity, *, run_dir: Path, device: str, threads: int | Non
     dist.destroy_process_group()
 
 
-def backend(device: str, identity: Identity) -> str:
+def backend(device: str, identity: Identity, *, encrypted: bool = False) -> str:
     """Return what carries tensors between ranks, in torch.distributed's words.
 
     NCCL those on GPUs, where every rank of this host has a GPU of its own, those of other pipelines among them (it
-    refuses two ranks on one); else gloo all.
+    refuses two ranks on one); else gloo all. `encrypted`: neither, for what they open is in clear.
     """
+    if encrypted:
+        return encrypted_group.BACKEND
     num_ranks = identity.num_ranks or identity.local_world_size
     if device != "cuda" or torch.cuda.device_count() < num_ranks or not dist.is_nccl_available():
         return "gloo"
@@ -77,12 +96,28 @@ def _blamed(error: DeadlinePassed, heartbeats: Heartbeats) -> DeadlinePassed:
     return DeadlinePassed(f"{error}; {found}", peer=found.rank) if found else error
 
 
-def _store(run_dir: Path, identity: Identity, timeout: float) -> dist.Store:
+def _encryption(run_dir: Path, identity: Identity) -> Encryption | None:
+    """Return what goes with a job on several hosts; None for one that stays on this machine.
+
+    Raises InputError where there is nothing to encrypt with.
+    """
+    if identity.hosts:
+        return Encryption.of_run(run_dir)
+    if identity.store is not None and not is_loopback(identity.store[0]):
+        raise InputError(
+            f"encrypt is asked for, but the ranks of this job meet in torch's own store at {identity.store[0]}, in "
+            "clear; launch it with --launcher ssh, or leave out --encrypt"
+        )
+    return None
+
+
+def _store(run_dir: Path, identity: Identity, timeout: float, encryption: Encryption | None) -> dist.Store:
     if identity.hosts:
         address = StoreAddress.read(run_dir)
         message = f"rank {identity.rank} waited {timeout:g} s for the store at {address.host}, where ranks meet"
         with translated(message, peer=-1, deadline=time.monotonic() + timeout):
-            return KeyedStore(address, rank=identity.rank, prefix=f"attempt-{identity.attempt}/", timeout=timeout)
+            own: dict[str, Any] = {"rank": identity.rank, "prefix": f"attempt-{identity.attempt}/", "timeout": timeout}
+            return KeyedStore(address, **own, encryption=encryption)
     if identity.store is None:
         path = run_dir / "logs" / f".rendezvous-{identity.launch}-{identity.attempt}"
         # The ranks' secrets go into it: nobody else may read it.

@@ -53,7 +53,8 @@ def run(
     workload.check(plan)
     identity, timeout = Identity.from_environment(), config.timeout_seconds
     check_ranks(plan, identity.world_size, num_processes=num_processes(run_dir, plan))
-    with joined(identity, run_dir=run_dir, device=config.device, threads=config.threads, timeout=timeout) as process:
+    told: dict[str, Any] = {"device": config.device, "threads": config.threads, "encrypt": config.encrypt}
+    with joined(identity, run_dir=run_dir, timeout=timeout, **told) as process:
         if weights := checkpoint_of(run_dir):
             from .inference import infer  # a run that trains needs none of it
 

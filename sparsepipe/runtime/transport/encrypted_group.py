@@ -1,0 +1,163 @@
+"""Sums over ranks on several hosts through TLS: a process group of torch.distributed in the place of gloo's, whose own
+connections are in clear and ask nobody who they are.
+
+    all_reduce   each rank adds up one part of the tensor, in the order of the ranks, and sends it to the others:
+                 2 (n - 1) / n of the tensor leave each rank, as in a ring, and all have the same bits
+    all_gather, broadcast      each rank's own, or the root's, to the others
+
+A thread does one after the other in the order in which they were begun, so every rank has to begin them alike.
+Registered as a backend of torch.distributed (`use`), it is what all groups of the job are made of, like gloo.
+"""
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from ..failures import PacketMismatch, PeerLost
+from .base import Sending
+from .encryption import Encryption
+from .packet import Packet, Slot, decode
+from .sockets import Sockets, SocketTransport, connect
+
+BACKEND = "encrypted"  # in torch.distributed's words
+_TAG = 0  # of all its connections
+_LONG = float("inf")  # deadlines are kept where somebody waits for the work
+
+
+def use(encryption: Encryption, *, address: str) -> None:
+    """Have torch.distributed know the backend, whose groups listen at `address`. Once in a process."""
+    make = partial(_opened, encryption=encryption, address=address)
+    dist.Backend.register_backend(BACKEND, make, devices=["cpu", "cuda"])
+
+
+def _opened(
+    store: dist.Store, rank: int, size: int, timeout: timedelta, *, encryption: Encryption, address: str
+) -> "EncryptedGroup":
+    ways = {(peer, _TAG) for peer in range(size) if peer != rank}
+    told: dict[str, Any] = {"timeout": timeout.total_seconds(), "address": address, "encryption": encryption}
+    return EncryptedGroup(rank, size, connect(store, rank, ways, ways, **told))
+
+
+class EncryptedGroup(dist.ProcessGroup):
+    """The group of `size` ranks in which this one is `rank`. All that it does is begun here and done in its thread."""
+
+    def __init__(self, rank: int, size: int, sockets: Sockets) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg]  # torch has it, its stubs leave it out
+        self._rank, self._ranks = rank, range(size)
+        self._others = [peer for peer in self._ranks if peer != rank]
+        self._sockets, self._transport = sockets, SocketTransport(sockets)
+        self._begun: queue.SimpleQueue[tuple[Callable[[], None], Future[None]] | None] = queue.SimpleQueue()
+        self._count = 0  # of what was done: packets say which they are of
+        threading.Thread(target=self._work, name="encrypted sums", daemon=True).start()
+
+    def getBackendName(self) -> str:  # noqa: N802, torch's own name for it
+        return BACKEND
+
+    # torch.distributed calls these with lists; its other overloads are for callers in C++.
+
+    def allreduce(self, tensors: list[Tensor], options: Any) -> "_Begun":  # type: ignore[override]
+        assert options.reduceOp == dist.ReduceOp.SUM, "nothing else is asked for"
+        return self._begin(partial(self._sum, tensors[0]))
+
+    def broadcast(self, tensors: list[Tensor], options: Any) -> "_Begun":  # type: ignore[override]
+        return self._begin(partial(self._broadcast, tensors[0], options.rootRank))
+
+    def allgather(  # type: ignore[override]
+        self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Any = None
+    ) -> "_Begun":
+        return self._begin(partial(self._gather, outputs[0], inputs[0]))
+
+    def shutdown(self) -> None:
+        """Close, once nothing is under way any more."""
+        self._begun.put(None)
+        self._sockets.close()
+
+    def _begin(self, do: Callable[[], None]) -> "_Begun":
+        end: Future[None] = Future()
+        self._begun.put((do, end))
+        return _Begun(end)
+
+    def _work(self) -> None:
+        while (begun := self._begun.get()) is not None:
+            do, end = begun
+            try:
+                do()
+            except PeerLost:  # it names ranks as they are called in this group
+                end.set_exception(ConnectionError("its end of a connection is closed"))
+            except Exception as error:  # raised where the work is waited for
+                end.set_exception(error)
+            else:
+                end.set_result(None)
+            self._count += 1
+            del begun, do, end  # nor their tensors, while the next is waited for
+
+    # --- what the thread does ----------------------------------------------------------------------------------------
+
+    def _sum(self, values: Tensor) -> None:
+        here = values.detach().cpu().contiguous().view(-1)  # of a CPU's own memory, where it lies there in one piece
+        parts = here.tensor_split(len(self._ranks))
+        summed = [peer for peer in self._others if len(parts[peer])]
+        under_way = [self._send(peer, parts[peer]) for peer in summed]
+        if len(own := parts[self._rank]):
+            found = {self._rank: own.clone()} | {peer: self._take(peer) for peer in self._others}
+            total = found[0]
+            for peer in self._ranks[1:]:
+                total += found[peer]
+            own.copy_(total)
+            under_way += [self._send(peer, own) for peer in self._others]
+        for peer in summed:
+            parts[peer].copy_(self._take(peer))
+        _finish(under_way)
+        if here.data_ptr() != values.data_ptr():
+            values.copy_(here.view(values.shape))
+
+    def _broadcast(self, values: Tensor, root: int) -> None:
+        if self._rank == root:
+            _finish([self._send(peer, values) for peer in self._others])
+        else:
+            values.copy_(self._take(root))
+
+    def _gather(self, outputs: list[Tensor], own: Tensor) -> None:
+        under_way = [self._send(peer, own) for peer in self._others]
+        for peer, output in enumerate(outputs):
+            output.copy_(own if peer == self._rank else self._take(peer))
+        _finish(under_way)
+
+    def _send(self, peer: int, values: Tensor) -> Sending:
+        packet = Packet(0, self._count, 0, (Slot(values.detach().cpu().contiguous()),))
+        return self._transport.send(packet, peer, _TAG, deadline=_LONG, message="a sum")
+
+    def _take(self, peer: int) -> Tensor:
+        packet = decode(*self._transport.receive(peer, _TAG, deadline=_LONG, message="a sum"))
+        if packet.minibatch != self._count:
+            raise PacketMismatch(f"work {packet.minibatch} of a group where {self._count} is due")
+        return packet.slots[0].rows
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """What was begun, as torch.distributed's Work is waited for."""
+
+    end: Future[None]
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for its end. Raises what it met, and TimeoutError."""
+        self.end.result(None if timeout is None else timeout.total_seconds())
+        return True
+
+    def is_completed(self) -> bool:
+        return self.end.done()
+
+
+def _finish(under_way: list[Sending]) -> None:
+    """Wait until the system has all of it: who waits for the sum may write to its memory then."""
+    for sending in under_way:
+        sending.wait(_LONG, "a sum")

@@ -1,0 +1,317 @@
+"""What hosts send to each other through TLS: nothing of it passes in clear, and only the job's own take part."""
+
+import itertools
+import json
+import shutil
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from processes import ENOUGH, until
+
+from sparsepipe.errors import InputError
+from sparsepipe.launchers.ssh import certificate
+from sparsepipe.runtime.failures import PeerLost
+from sparsepipe.runtime.pipelines.proof import NONCE_BYTES, PROOF_BYTES, nonce, reply
+from sparsepipe.runtime.rendezvous.address import StoreAddress
+from sparsepipe.runtime.rendezvous.server import StoreServer
+from sparsepipe.runtime.rendezvous.store import KeyedStore
+from sparsepipe.runtime.transport import encrypted_group
+from sparsepipe.runtime.transport.encryption import CERTIFICATE, Encryption
+from sparsepipe.runtime.transport.packet import FORWARD, Packet, Slot
+from sparsepipe.runtime.transport.sockets import Sockets, SocketTransport, connect
+
+SECRET = b"0123456789abcdef"
+PATTERN = b"a word that nobody else may read"
+SHAPES = ((), (1,), (2,), (7,), (3, 1001), (0,))
+SUM = dist.AllreduceOptions()  # a sum, unless it says otherwise
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl on this machine")
+
+
+class Wire:
+    """A stretch of network between callers and a port: everything that passes is heard."""
+
+    def __init__(self) -> None:
+        self.heard = bytearray()
+        self._open: list[socket.socket] = []
+
+    def to(self, port: int) -> int:
+        """Return the port of the wire's other end."""
+        server = socket.create_server(("127.0.0.1", 0))
+        self._open.append(server)
+        threading.Thread(target=self._answer, args=(server, port), daemon=True).start()
+        return server.getsockname()[1]
+
+    def close(self) -> None:
+        for one in self._open:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+    def _answer(self, server: socket.socket, port: int) -> None:
+        with suppress(OSError):  # closed
+            while True:
+                near, _ = server.accept()
+                far = socket.create_connection(("127.0.0.1", port))
+                self._open += [near, far]
+                for ends in ((near, far), (far, near)):
+                    threading.Thread(target=self._carry, args=ends, daemon=True).start()
+
+    def _carry(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(2**16):
+                self.heard += data
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+
+class WiredStore:
+    """A store, in which the ports that ranks tell each other are those of a wire."""
+
+    def __init__(self, store: dist.Store, wire: Wire) -> None:
+        self._store, self._wire = store, wire
+        self.wait, self.get = store.wait, store.get
+
+    def set(self, key: str, value: str) -> None:
+        host, port, secret = json.loads(value)
+        self._store.set(key, json.dumps([host, self._wire.to(port), secret]))
+
+
+@pytest.fixture(scope="module")
+def encryption(tmp_path_factory):
+    return Encryption.write(tmp_path_factory.mktemp("job"), certificate.new_certificate())
+
+
+@pytest.fixture(scope="module")
+def another(tmp_path_factory):
+    """That of another job."""
+    return Encryption.write(tmp_path_factory.mktemp("other"), certificate.new_certificate())
+
+
+@pytest.fixture
+def wire():
+    with closing(Wire()) as found:
+        yield found
+
+
+def test_a_certificate_is_for_its_owner_alone_and_one_that_cannot_be_used_is_refused(encryption, tmp_path):
+    assert encryption.path.stat().st_mode & 0o077 == 0
+    with pytest.raises(InputError, match="no certificate that can be used"):
+        Encryption.of_run(tmp_path)
+    (tmp_path / CERTIFICATE).parent.mkdir()
+    whole = encryption.path.read_text()
+    for damaged in ("", whole[:100], whole.replace("CERTIFICATE", "NOTHING"), "\0\n"):
+        (tmp_path / CERTIFICATE).write_text(damaged)
+        with pytest.raises(InputError, match="no certificate that can be used") as told:
+            Encryption.of_run(tmp_path)
+        assert "\n" not in str(told.value)
+
+
+def test_without_openssl_nothing_is_encrypted(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InputError, match="needs the program openssl"):
+        certificate.new_certificate()
+    (tmp_path / "openssl").write_text("#!/bin/sh\necho no such curve >&2; exit 1\n")
+    (tmp_path / "openssl").chmod(0o755)
+    with pytest.raises(InputError, match="openssl made no certificate: no such curve"):
+        certificate.new_certificate()
+
+
+# --- the store -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("encrypts", [True, False])
+def test_what_is_said_to_a_store_passes_in_clear_only_where_it_is_not_encrypted(encryption, wire, encrypts):
+    used = encryption if encrypts else None
+    with closing(StoreServer("127.0.0.1", SECRET, encryption=used)) as server:
+        where = StoreAddress("127.0.0.1", wire.to(server.port), SECRET)
+        with ExitStack() as stack:
+            first, second = (
+                stack.enter_context(closing(KeyedStore(where, rank=k, timeout=ENOUGH, encryption=used)))
+                for k in range(2)
+            )
+            first.set("key", b"\0" * 3 + PATTERN * 10_000)  # of base 64: a whole number of threes
+            assert second.get("key")[3:] == PATTERN * 10_000
+            with closing(first.again()) as third:
+                assert third.check(["key"])
+    assert (b"AAAA" in wire.heard) is not encrypts
+    assert (b'"op"' in wire.heard) is not encrypts
+
+
+def test_a_store_hears_nobody_in_clear_and_nobody_with_another_certificate(encryption, another):
+    with closing(StoreServer("127.0.0.1", SECRET, encryption=encryption)) as server:
+        where = StoreAddress("127.0.0.1", server.port, SECRET)
+        with closing(KeyedStore(where, rank=0, timeout=ENOUGH)) as in_clear:
+            with pytest.raises(OSError):  # noqa: PT011, whatever is said of it
+                in_clear.check(["key"])
+        with pytest.raises(OSError, match="certificate"):
+            KeyedStore(where, rank=0, timeout=ENOUGH, encryption=another)
+        with closing(_proved(where, more=b'{"pipeline": 0, "rank": 0, "attempt": 0}\n')) as hasty:
+            assert hasty.recv(100) == b"", "what was said in clear is none of what is said within TLS"
+        with closing(_proved(where)) as silent, closing(_proved(where)) as noisy:
+            assert len(noisy.recv(PROOF_BYTES)) == PROOF_BYTES
+            noisy.sendall(b"no handshake" * 100)
+            until(lambda: _ended(noisy), "it is shut out")
+            with closing(KeyedStore(where, rank=0, timeout=ENOUGH, encryption=encryption)) as store:
+                store.set("key", "1")  # while another has shaken no hands yet
+                assert store.check(["key"])
+            silent.close()
+
+
+def test_who_answers_in_the_place_of_a_store_learns_nothing(encryption, another):
+    with closing(StoreServer("127.0.0.1", SECRET, encryption=another)) as server:
+        where = StoreAddress("127.0.0.1", server.port, SECRET)
+        with pytest.raises(OSError, match="certificate"):
+            KeyedStore(where, rank=0, timeout=ENOUGH, encryption=encryption)
+
+
+def _proved(where, *, more=b""):
+    """A connection that has proved to have the secret, with `more` behind that."""
+    connection = socket.create_connection((where.host, where.port), ENOUGH)
+    heard = b""
+    while len(heard) < NONCE_BYTES:
+        heard += connection.recv(NONCE_BYTES - len(heard))
+    connection.sendall(reply(where.secret, heard, nonce()) + more)
+    return connection
+
+
+def _ended(connection):
+    connection.settimeout(0.05)
+    try:
+        return connection.recv(2**16) == b""
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+
+
+# --- packets ---------------------------------------------------------------------------------------------------------
+
+
+def _joined(wire, *encryptions, store=None) -> list[Sockets]:
+    """Connect ranks with each other, each of which goes by its own of the encryptions."""
+    store, ranks = store or dist.HashStore(), range(len(encryptions))
+
+    def joined(rank):
+        ways = {(peer, 0) for peer in ranks if peer != rank}
+        return connect(WiredStore(store, wire), rank, ways, ways, timeout=ENOUGH, encryption=encryptions[rank])
+
+    with ThreadPoolExecutor(len(encryptions)) as pool:
+        return list(pool.map(joined, ranks))
+
+
+def _message() -> Packet:
+    repeated = torch.frombuffer(bytearray(PATTERN * 20_000), dtype=torch.uint8)
+    return Packet(FORWARD, 0, 0, (Slot(repeated),))
+
+
+@pytest.mark.parametrize("encrypts", [True, False])
+def test_packets_arrive_as_they_are_and_pass_in_clear_only_where_they_are_not_encrypted(encryption, wire, encrypts):
+    used = encryption if encrypts else None
+    first, second = _joined(wire, used, used)
+    for sender, receiver, own, theirs in ((first, second, 0, 1), (second, first, 1, 0)):
+        out, into = SocketTransport(sender), SocketTransport(receiver)
+        deadline = time.monotonic() + ENOUGH
+        sending = out.send(_message(), theirs, 0, deadline=deadline, message="sending")
+        _, payload = into.receive(own, 0, deadline=deadline, message="receiving")
+        sending.wait(deadline, "sending")
+        assert payload.numpy().tobytes() == PATTERN * 20_000
+    first.close()
+    second.close()
+    assert (PATTERN in wire.heard) is not encrypts
+
+
+def test_a_rank_without_the_jobs_certificate_gets_nothing(encryption, another, wire):
+    first, second = _joined(wire, encryption, another)
+    message = SocketTransport(first).send(_message(), 1, 0, deadline=time.monotonic() + ENOUGH, message="sending")
+    with pytest.raises(PeerLost, match="certificate"):
+        message.wait(time.monotonic() + ENOUGH, "sending")
+    with pytest.raises(PeerLost):
+        second.take(0, 0, deadline=time.monotonic() + ENOUGH, message="receiving")
+    assert PATTERN not in wire.heard
+    first.close()
+    second.close()
+
+
+def test_whose_connection_it_is_cannot_be_changed_between_the_hosts(encryption):
+    """Who carries bytes between hosts could say one greeting before another rank's TLS: it is said again within."""
+    for told, passes in ((b"rank 3", False), (b"rank 2", True)):
+        one, other = socket.socketpair()
+        with closing(encryption.calling(one, b"rank 2")) as caller, closing(encryption.called(other, told)) as listener:
+            with ThreadPoolExecutor(1) as pool:
+                said = pool.submit(caller.sendmsg, [memoryview(b"payload")])
+                room = memoryview(bytearray(7))
+                if passes:
+                    assert listener.recv_into(room, 7) == 7 and bytes(room) == b"payload"
+                else:
+                    with pytest.raises(ConnectionError, match="not whose it was said to be"):
+                        listener.recv_into(room, 7)
+                said.result()
+
+
+# --- sums ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def groups(encryption, wire):
+    """Three ranks of a group, in threads of this process."""
+    own = [encrypted_group.EncryptedGroup(k, 3, one) for k, one in enumerate(_joined(wire, *[encryption] * 3))]
+    yield own
+    for group in own:
+        group.shutdown()
+
+
+def test_sums_are_those_in_the_order_of_ranks_on_all_of_them(groups):
+    torch.manual_seed(0)
+    for shape, dtype in itertools.product(SHAPES, (torch.float32, torch.float64, torch.int64)):
+        given = [(torch.randn(shape) * 1000).to(dtype) for _ in groups]
+        expected = given[0] + given[1] + given[2]
+        twice = [[each.clone() for each in given] for _ in range(2)]  # the second is begun before the first has ended
+        works = [group.allreduce([own], SUM) for found in twice for group, own in zip(groups, found, strict=True)]
+        for work in works:
+            assert work.wait(timedelta(seconds=ENOUGH)) and work.is_completed()
+        assert all(torch.equal(own, expected) for found in twice for own in found), (shape, dtype)
+
+
+def test_tensors_that_do_not_lie_in_one_piece_are_summed_in_place(groups):
+    wholes = [torch.full((4, 6), 1.0 + k) for k in range(3)]
+    works = [group.allreduce([own[:, ::2]], SUM) for group, own in zip(groups, wholes, strict=True)]
+    for work in works:
+        work.wait(timedelta(seconds=ENOUGH))
+    for k, own in enumerate(wholes):
+        assert (own[:, ::2] == 6).all() and (own[:, 1::2] == 1 + k).all()
+
+
+def test_each_ranks_own_and_that_of_a_root_come_to_all(groups):
+    given = [torch.full((2, 3), float(k)) for k in range(3)]
+    rows = [[torch.empty(2, 3) for _ in range(3)] for _ in groups]
+    works = [group.allgather([row], [own]) for group, row, own in zip(groups, rows, given, strict=True)]
+    options = dist.BroadcastOptions()
+    options.rootRank = 1
+    works += [group.broadcast([own], options) for group, own in zip(groups, given, strict=True)]
+    for work in works:
+        work.wait(timedelta(seconds=ENOUGH))
+    for row, own in zip(rows, given, strict=True):
+        assert [float(each[0, 0]) for each in row] == [0.0, 1.0, 2.0] and (own == 1).all()
+
+
+def test_sums_pass_encrypted_and_the_end_of_a_rank_is_told_to_the_others(groups, wire):
+    repeated = torch.frombuffer(bytearray(PATTERN * 1000), dtype=torch.uint8)
+    zeros = [torch.zeros_like(repeated) for _ in range(2)]
+    works = [group.allreduce([own], SUM) for group, own in zip(groups, (repeated, *zeros), strict=True)]
+    for work in works:
+        work.wait(timedelta(seconds=ENOUGH))
+    assert zeros[1].numpy().tobytes() == PATTERN * 1000 and PATTERN not in wire.heard
+    waits = groups[1].allreduce([torch.ones(5)], SUM)
+    with pytest.raises(TimeoutError):
+        waits.wait(timedelta(seconds=0.1))
+    groups[0].shutdown()
+    with pytest.raises(ConnectionError, match="closed"):
+        waits.wait(timedelta(seconds=ENOUGH))
