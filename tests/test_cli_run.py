@@ -194,10 +194,11 @@ def test_outputs_are_computed_from_a_run_and_bad_words_are_told(plan, shapes, tm
     for more, expected in (
         (["--resume", tmp_path / "run"], "leave out --resume"),
         (["--replan", "live"], "leave out --replan"),
-        (["--launcher", "slurm"], "this machine alone"),
     ):
         code, _, errors = sparsepipe(*words, *more)
         assert code == 2 and len(errors) == 1 and expected in errors[0]
+    code, out, _ = sparsepipe(*words, "--launcher", "slurm")
+    assert code == 0 and f"--forward-only {tmp_path / 'run'}" in out
     code, _, errors = sparsepipe("run", plan, "--forward-only", tmp_path / "none")
     assert code == 2 and len(errors) == 1 and "no such folder" in errors[0]
 

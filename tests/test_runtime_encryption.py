@@ -289,10 +289,12 @@ def test_tensors_that_do_not_lie_in_one_piece_are_summed_in_place(groups):
         assert (own[:, ::2] == 6).all() and (own[:, 1::2] == 1 + k).all()
 
 
-def test_each_ranks_own_and_that_of_a_root_come_to_all(groups):
+def test_each_ranks_own_a_part_for_each_and_that_of_a_root_come_to_all(groups):
     given = [torch.full((2, 3), float(k)) for k in range(3)]
     rows = [[torch.empty(2, 3) for _ in range(3)] for _ in groups]
     works = [group.allgather([row], [own]) for group, row, own in zip(groups, rows, given, strict=True)]
+    parts, found = ([torch.arange(6) + 6 * k for k in range(3)] for _ in range(2))
+    works += [group.alltoall_base(*pair, [], []) for group, *pair in zip(groups, found, parts, strict=True)]
     options = dist.BroadcastOptions()
     options.rootRank = 1
     works += [group.broadcast([own], options) for group, own in zip(groups, given, strict=True)]
@@ -300,6 +302,9 @@ def test_each_ranks_own_and_that_of_a_root_come_to_all(groups):
         work.wait(timedelta(seconds=ENOUGH))
     for row, own in zip(rows, given, strict=True):
         assert [float(each[0, 0]) for each in row] == [0.0, 1.0, 2.0] and (own == 1).all()
+    assert [own.tolist() for own in found] == [
+        [2 * k, 2 * k + 1, 2 * k + 6, 2 * k + 7, 2 * k + 12, 2 * k + 13] for k in range(3)
+    ]
 
 
 def test_sums_pass_encrypted_and_the_end_of_a_rank_is_told_to_the_others(groups, wire):

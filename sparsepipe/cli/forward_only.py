@@ -6,7 +6,6 @@ from typing import Any
 
 from ..display.markup import one_line
 from ..errors import InputError
-from ..launchers import SLURM
 from ..launchers.inference import run_of
 from ..record import RunRecord
 
@@ -19,8 +18,6 @@ def trained_by(options: argparse.Namespace) -> RunRecord | None:
     for name in ("replan", "replication", "straggler"):
         if getattr(options, name):
             raise InputError(f"--forward-only trains nothing: leave out --{name}")
-    if options.launcher == SLURM:
-        raise InputError(f"--forward-only runs on this machine alone: leave out --launcher {SLURM}")
     if not options.forward_only.exists():
         raise InputError(f"--forward-only {options.forward_only}: no such folder, expected a checkpoint's or a run's")
     folder = run_of(options.forward_only)

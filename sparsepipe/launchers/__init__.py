@@ -80,8 +80,6 @@ def launch(
     `resume` goes on from the newest checkpoint in `run_dir`, under the same plan or another. `options` are the
     launcher's own. Raises InputError for a plan, a folder or an option that cannot be used, before anything is started.
     """
-    if options.get("forward_only") is not None and launcher != LOCAL:
-        raise InputError(f"forward_only runs on this machine alone, by launcher {LOCAL!r}: leave out {launcher!r}")
     if stragglers is not None:
         config = config.replace(stragglers=stragglers if isinstance(stragglers, str) else str(stragglers))
     return _launcher(launcher).launch(

@@ -2,6 +2,7 @@
 
 import os
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Unpack
 
 from ...errors import InputError
@@ -28,6 +29,7 @@ def launch(
     port: int | None = None,
     detach: bool = False,
     ray_address: str | None = None,
+    forward_only: Path | str | None = None,
     **asked: Unpack[Asked],
 ) -> FollowedJob:
     """Start the workers of `plan` on nodes of the Ray cluster at `ray_address`, one of which is this machine.
@@ -37,7 +39,8 @@ def launch(
     with it. Each rank has a CPU of Ray's and, with device "cuda", a GPU. `cluster` says of which type the device of
     each rank is: where there are several, nodes are those with the label device=TYPE (`ray start --labels`). Its
     addresses are not used. Ranks on one node share memory; data are read on each node, by the path or the manifest's
-    name that the settings have. `detach`: the job outlives this process; `attach` finds it again.
+    name that the settings have. `detach`: the job outlives this process; `attach` finds it again. `forward_only`: as on
+    one machine; the weights are brought to the nodes.
     Raises InputError where Ray is not installed, and for a plan or settings that cannot run there, before anything is
     started.
     """
@@ -61,7 +64,7 @@ def launch(
         check_threads(config.threads)
         check_workers(len(plan.ranks))
     check_current_folder()
-    record, lock = prepare(plan, config, **asked)
+    record, lock = prepare(plan, config, forward_only=forward_only, **asked)
     resume = asked.get("resume", False)
     write_types(record.folder, plan, cluster)
     options = ["--run-dir", str(record.folder), *(["--resume"] if resume else [])]

@@ -14,6 +14,7 @@ from ...errors import InputError
 from ...host.python_path import python_command
 from ...record import RunRecord
 from ...runtime import RunConfig, commands
+from ...runtime.forward_only import PREDICTIONS
 from ...runtime.rendezvous.address import StoreAddress
 from .. import supervisor
 from ..failure_cause import KILLED
@@ -28,7 +29,7 @@ _TO_END = 5.0  # seconds for a supervisor whose lifeline was closed
 _STALE_SECONDS = 60.0
 _OF_EACH = ("trace-rank*.jsonl", "logs/rank*.log", "logs/rank*.error.json", "logs/launcher.log")
 _OF_RANK_0 = ("logs/clock.json", "control/taken.json", "control/refused.json")
-_METRICS = "metrics.jsonl"
+_OF_WRITER = ("metrics.jsonl", PREDICTIONS)  # where the last stage's first rank is
 
 
 def runs_folder() -> Path:
@@ -74,7 +75,7 @@ class HostedRun:
         }
         options = ["--run-dir", str(self.folder), "--ranks", ",".join(map(str, ranks))]
         options += ["--resume"] if job["resume"] else []
-        patterns = _OF_EACH + (_OF_RANK_0 if 0 in ranks else ()) + ((_METRICS,) if job["writer"] in ranks else ())
+        patterns = _OF_EACH + (_OF_RANK_0 if 0 in ranks else ()) + (_OF_WRITER if job["writer"] in ranks else ())
         self._mirror, self.shards = Mirror(self.folder, patterns), Shards(self.folder, leads=0 in ranks)
         self._mirror.skip()
         self.shards.skip()

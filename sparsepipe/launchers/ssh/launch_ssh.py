@@ -1,6 +1,7 @@
 """Launch on the hosts of a cluster: a supervisor here, under it the controller, which reaches the hosts by `ssh`."""
 
 import shutil
+from pathlib import Path
 from typing import Unpack
 
 from ...errors import InputError
@@ -26,6 +27,7 @@ def launch(
     *,
     port: int | None = None,
     detach: bool = False,
+    forward_only: Path | str | None = None,
     **asked: Unpack[Asked],
 ) -> FollowedJob:
     """Start the workers of `plan` on the hosts of `cluster`, each at its place among the devices there.
@@ -33,7 +35,7 @@ def launch(
     Hosts are reached by the system's `ssh`, with the keys and aliases of the user's ssh_config, and nothing is typed.
     The record is on this machine. Data are read on each host, by the path or the manifest's name that the settings
     have: the same on all of them. Files of the user's own code are brought to the hosts. `detach`: the job outlives
-    this process; `attach` finds it again.
+    this process; `attach` finds it again. `forward_only`: as on one machine; the weights are brought to the hosts.
     Raises InputError for a plan or settings that cannot run there, before anything is started.
     """
     cluster = asked.get("cluster")
@@ -46,7 +48,7 @@ def launch(
     if config.encrypt:
         check_openssl()
     check_current_folder()
-    record, lock = prepare(plan, config, **asked)
+    record, lock = prepare(plan, config, forward_only=forward_only, **asked)
     write_atomic(record.folder / HOSTS, cluster.to_toml(), private=True)  # variables of hosts may be secrets
     resume = asked.get("resume", False)
     options = ["--run-dir", str(record.folder), *(["--resume"] if resume else [])]

@@ -4,25 +4,29 @@ import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import InputError
 from ...files import read_json, sha256
 from ...functions import UserFunction, is_function
 from ...plan import Plan
 from ...record import RunRecord
+from ...runtime.forward_only import FORWARD_ONLY, PREDICTIONS, ForwardOnly
 from .connection import Connection
 from .frames import Frame
 from .mirror import Copy, Growth
 from .pieces import Arrivals, place, send_content, send_file
 from .shards import MANIFEST
 
+if TYPE_CHECKING:
+    from ...runtime.training_state.checkpoint import Checkpoint
+
 _FUNCTIONS = ("model", "data", "loss")  # settings that may name a function of the user's own
 _OF_HOSTS = (  # what hosts may write in the record
     *("trace-rank*.jsonl", "metrics.jsonl", "logs/rank*.log", "logs/rank*.error.json", "logs/launcher.log"),
-    *("logs/clock.json", "control/taken.json", "control/refused.json"),
+    *("logs/clock.json", "control/taken.json", "control/refused.json", PREDICTIONS),
 )
 _OF_CHECKPOINTS = ("checkpoints/.minibatch-*/*.safetensors", "checkpoints/.minibatch-*/*.json")
 
@@ -46,6 +50,8 @@ class RunFiles:
         folder = self.record.folder
         self._send_content(connection, (folder / "plan.json").read_bytes(), "plan.json")
         self._send_content(connection, self._config_of(connection), "config.json")
+        if forwards := ForwardOnly.of_run(folder):
+            self._bring_weights(connection, plan, forwards)
         if not resume:
             return
         ranks = connection.hosted.ranks
@@ -58,14 +64,22 @@ class RunFiles:
         """Send a host the newest checkpoint, as far as its ranks need it; rank 0's has all of it."""
         from ...runtime.training_state import checkpoint  # it brings torch, for which no new run waits
 
-        found = checkpoint.latest(self.record.folder)
-        if found is None:
-            return
-        layers = {id for stage in plan.stages if set(stage.ranks) & set(connection.hosted.ranks) for id in stage.layers}
-        places, files = found.manifest["layers"], found.manifest["files"]
-        needed = set(files) if connection.number == 0 else {places[id] for id in layers if id in places} & set(files)
-        for name in (*sorted(needed), MANIFEST):
-            self._send_file(connection, found.folder / name, f"checkpoints/{found.folder.name.lstrip('.')}/{name}")
+        if found := checkpoint.latest(self.record.folder):
+            needed = set(found.manifest["files"]) if connection.number == 0 else _needed(found, connection, plan)
+            self._send_checkpoint(connection, found, needed, f"checkpoints/{found.folder.name.lstrip('.')}")
+
+    def _bring_weights(self, connection: Connection, plan: Plan, forwards: ForwardOnly) -> None:
+        """Send a host the weights that its ranks compute outputs with, and where they are there."""
+        from ...runtime.training_state import checkpoint  # it brings torch, for which no new run waits
+
+        found, folder = checkpoint.load(forwards.checkpoint), f"weights/{forwards.checkpoint.name}"
+        self._send_checkpoint(connection, found, _needed(found, connection, plan), folder)
+        there = replace(forwards, checkpoint=Path(connection.folder) / folder)
+        self._send_content(connection, json.dumps(there.to_json()).encode(), FORWARD_ONLY)
+
+    def _send_checkpoint(self, connection: Connection, found: "Checkpoint", files: Iterable[str], folder: str) -> None:
+        for name in (*sorted(files), MANIFEST):
+            self._send_file(connection, found.folder / name, f"{folder}/{name}")
 
     def _send_file(self, connection: Connection, path: Path, name: str) -> None:
         key = (connection.number, name, sha256(path))
@@ -133,6 +147,13 @@ class RunFiles:
 
     def _named(self, host: int) -> str:
         return self.connections[host].hosted.named
+
+
+def _needed(found: "Checkpoint", connection: Connection, plan: Plan) -> set[str]:
+    """The files of a checkpoint that have layers of a host's ranks."""
+    layers = {id for stage in plan.stages if set(stage.ranks) & set(connection.hosted.ranks) for id in stage.layers}
+    places = found.manifest["layers"]
+    return {places[id] for id in layers if id in places} & set(found.manifest["files"])
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:

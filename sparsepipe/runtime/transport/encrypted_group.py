@@ -3,7 +3,7 @@ connections are in clear and ask nobody who they are.
 
     all_reduce   each rank adds up one part of the tensor, in the order of the ranks, and sends it to the others:
                  2 (n - 1) / n of the tensor leave each rank, as in a ring, and all have the same bits
-    all_gather, broadcast      each rank's own, or the root's, to the others
+    all_gather, broadcast, all_to_all_single      each rank's own, the root's, or a part for each, to the others
 
 A thread does one after the other in the order in which they were begun, so every rank has to begin them alike.
 Registered as a backend of torch.distributed (`use`), it is what all groups of the job are made of, like gloo.
@@ -75,6 +75,12 @@ class EncryptedGroup(dist.ProcessGroup):
     ) -> "_Begun":
         return self._begin(partial(self._gather, outputs[0], inputs[0]))
 
+    def alltoall_base(  # type: ignore[override]
+        self, output: Tensor, own: Tensor, output_sizes: list[int], sizes: list[int], options: Any = None
+    ) -> "_Begun":
+        assert not output_sizes and not sizes, "nothing but equal parts is asked for"
+        return self._begin(partial(self._exchange, output, own))
+
     def shutdown(self) -> None:
         """Close, once nothing is under way any more."""
         self._begun.put(None)
@@ -129,6 +135,14 @@ class EncryptedGroup(dist.ProcessGroup):
         under_way = [self._send(peer, own) for peer in self._others]
         for peer, output in enumerate(outputs):
             output.copy_(own if peer == self._rank else self._take(peer))
+        _finish(under_way)
+
+    def _exchange(self, output: Tensor, own: Tensor) -> None:
+        count = len(self._ranks)
+        parts, outputs = own.view(count, -1), output.view(count, -1)
+        under_way = [self._send(peer, parts[peer]) for peer in self._others]
+        for peer in self._ranks:
+            outputs[peer].copy_(parts[peer] if peer == self._rank else self._take(peer))
         _finish(under_way)
 
     def _send(self, peer: int, values: Tensor) -> Sending:

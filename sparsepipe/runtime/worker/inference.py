@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 
+from ...errors import InputError
 from ...plan import Plan
 from ...schedule import compile_until_steady
 from ..config import RunConfig
-from ..forward_only import PREDICTIONS
+from ..forward_only import PREDICTIONS, ForwardOnly
 from ..processes.process import Process
 from ..reporting.memory import PeakMemory
 from ..reporting.recorder import Recorder
@@ -51,31 +52,44 @@ def infer(
     config: RunConfig,
     *,
     workload: Workload,
-    weights: Path,
+    forwards: ForwardOnly,
     origin: float,
 ) -> None:
     """Compute the outputs for the validation split and write them, and how fast that was. Every rank comes here.
 
-    `weights` is the folder of a checkpoint. `origin` is as a `Recorder` takes it.
-    Raises InputError for a checkpoint of another network, and what reading, computing and waiting for others raise.
+    `forwards` names the checkpoint. `origin` is as a `Recorder` takes it.
+    Raises InputError for a checkpoint of another network, for a last stage on several hosts, and what reading,
+    computing and waiting for others raise.
     """
+    _check_last_stage(plan, process)
     program = compile_until_steady(plan)
     connections = Connections.open(program, process, share_memory=config.shared_memory)
     recorder = Recorder(
         run_dir, rank=process.rank, stage=plan.stages_of(process.rank)[0], origin=origin, heartbeats=process.heartbeats
     )
     try:
-        replicas = _replicas(plan, config, connections, workload, checkpoint.load(weights))
+        replicas = _replicas(plan, config, connections, workload, checkpoint.load(forwards.checkpoint))
         memory = PeakMemory(process.device, connections.shared_memory)
         exchange = PacketExchange(connections, recorder, timeout=config.timeout_seconds)
         context = WorkerContext(plan, process, workload, exchange, recorder, memory, config.timeout_seconds)
         summary = _evaluated(context, replicas, run_dir)
         if context.writes_metrics:
-            facts = {"run_dir": process.record or str(run_dir), "checkpoint": str(weights)}
+            record = Path(process.record or run_dir)
+            facts = {"run_dir": str(record), "checkpoint": forwards.named, "predictions": str(record / PREDICTIONS)}
             recorder.metric("summary", **facts, **summary)
     finally:
         recorder.close()
     connections.close()
+
+
+def _check_last_stage(plan: Plan, process: Process) -> None:
+    """Raise InputError where replicas of the last stage are on several hosts: a host's disk brings theirs together."""
+    ranks = set(plan.stages[-1].ranks)
+    if process.hosts and not any(ranks <= set(own) for own in process.hosts):
+        raise InputError(
+            f"the last stage's ranks {sorted(ranks)} are on several hosts, and forwards alone write one file of what "
+            "they compute; use a plan whose last stage is on one host"
+        )
 
 
 def _replicas(
@@ -104,8 +118,7 @@ def _evaluated(context: WorkerContext, replicas: Mapping[int, StageReplica], run
     context.exchange.finish()
     for values, what in ((tally.values, "outcomes"), (watch.clock.table, "times"), (watch.busy, "times")):
         process.sum(values, what=f"{what} of the predictions")
-    path = run_dir / PREDICTIONS
-    watch.predictions.write(path, process, plan.stages[-1].ranks, len(batches))
+    watch.predictions.write(run_dir / PREDICTIONS, process, plan.stages[-1].ranks, len(batches))
     told, samples = tally.report(), sum(map(len, batches))
     pace = watch.clock.report(samples)
     whole = samples / pace["samples_per_second"]
@@ -118,7 +131,6 @@ def _evaluated(context: WorkerContext, replicas: Mapping[int, StageReplica], run
         "minibatches": len(batches),
         "samples": samples,
         **pace,
-        "predictions": str(path),
         "train": {},
         "validation": told,
         "stages": [

@@ -16,7 +16,7 @@ from ...record.processes import num_processes
 from ...record.trace_file import bytes_of_rank
 from ...schedule import compile_until_steady
 from ..config import RunConfig
-from ..forward_only import checkpoint_of
+from ..forward_only import ForwardOnly
 from ..processes.identity import Identity
 from ..processes.process import Process
 from ..rendezvous.store import KeyedStore
@@ -55,11 +55,13 @@ def run(
     check_ranks(plan, identity.world_size, num_processes=num_processes(run_dir, plan))
     told: dict[str, Any] = {"device": config.device, "threads": config.threads, "encrypt": config.encrypt}
     with joined(identity, run_dir=run_dir, timeout=timeout, **told) as process:
-        if weights := checkpoint_of(run_dir):
+        if forwards := ForwardOnly.of_run(run_dir):
             from .inference import infer  # a run that trains needs none of it
 
+            if process.hosts:
+                _check_data(process, workload)
             origin = _origin(run_dir, process)
-            infer(process, run_dir, plan, config, workload=workload, weights=weights, origin=origin)
+            infer(process, run_dir, plan, config, workload=workload, forwards=forwards, origin=origin)
             return
         member = None
         if identity.pipeline is not None:

@@ -1,0 +1,107 @@
+"""Runs over ssh with --encrypt: the same losses to the bit, and nothing in clear on the network between the hosts."""
+
+import json
+import subprocess
+import sys
+import textwrap
+from contextlib import contextmanager
+
+import pytest
+from hosts_desk import DATA, FLUSH, MODEL, config, desk_of
+from network_hosts import network_hosts
+from processes import ENOUGH
+from runtime_jobs import REPOSITORY, plan_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+# Counts what passes a switch: bytes, and frames with zeros in a row, by what they are. What is encrypted looks random;
+# packets' headers, gloo's messages and sums of few values have zeros in a row. A greeting names rank and tag in 16
+# bytes; keys are agreed upon in records that begin with 0x16; ssh looks after itself.
+LISTEN = """
+    import json, select, socket, sys
+    heard = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.ntohs(3))
+    heard.setsockopt(socket.SOL_SOCKET, 33, 2**26)  # SO_RCVBUFFORCE
+    print("listening", flush=True)
+    found = {"bytes": 0, "clear": 0, "encrypted": 0}
+    while True:
+        ready, _, _ = select.select([heard, sys.stdin], [], [])
+        if heard not in ready:
+            break
+        frame = heard.recv(2**17)
+        if frame[12:14] != b"\\x08\\x00" or frame[23] != 6:
+            continue
+        tcp = 14 + 4 * (frame[14] & 15)
+        ports = {int.from_bytes(frame[at : at + 2], "big") for at in (tcp, tcp + 2)}
+        payload = frame[tcp + 4 * (frame[tcp + 12] >> 4) : 14 + int.from_bytes(frame[16:18], "big")]
+        if 22 in ports or payload[:2] == b"\\x16\\x03":
+            continue
+        found["bytes"] += len(payload)
+        found["clear"] += bytes(24) in payload
+        found["encrypted"] += payload[:3] == b"\\x17\\x03\\x03"
+    print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hosts")
+    with network_hosts(3, folder) as network:
+        yield desk_of(network, folder)
+
+
+@contextmanager
+def listened_to(network, found):
+    """Listen to the switch between the hosts to the end of the block; put into `found` what passed it meanwhile."""
+    words = [sys.executable, "-I", "-c", textwrap.dedent(LISTEN)]
+    command = ["nsenter", "-t", str(network.switch.pid), "-n", *words]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as listener:
+        try:
+            assert listener.stdout.readline() == "listening\n"
+            yield
+            found |= json.loads(listener.communicate("", timeout=ENOUGH)[0])
+        finally:
+            listener.kill()
+
+
+def test_what_passes_between_hosts_is_encrypted_and_the_losses_are_those_without(desk):
+    """Packets, sums over all ranks, and averages over replicas, two of which share a host."""
+    hosts, plan = desk.network.hosts, plan_of(MODEL, [[0], [1, 2, 3]], **FLUSH)
+    heard = {}
+    for name, encrypt in (("open", False), ("sealed", True)):
+        heard[name] = {}
+        told = desk.told(name, plan, config(encrypt=encrypt, synchronised_batch_norm=True), *hosts, counts=[1, 2, 1])
+        with listened_to(desk.network, heard[name]):
+            assert desk.launch(told) == ["finished"]
+        desk.check_nothing_is_left()
+    assert desk.losses("sealed") == pytest.approx(desk.losses("open"), rel=1e-5)
+    assert heard["open"]["clear"] > 10 and heard["open"]["encrypted"] == 0, heard
+    assert heard["sealed"]["clear"] == 0 and heard["sealed"]["encrypted"] > 10, heard
+
+
+def test_stages_on_hosts_have_the_losses_of_one_device_to_the_bit_also_when_they_are_started_again(desk):
+    more = {"stragglers": "kill:rank=1,at=7", "max_restarts": 1}
+    told = desk.told(
+        "again", plan_of(MODEL, [[0], [1]], **FLUSH), config(encrypt=True, **more), *desk.network.hosts[:2]
+    )
+    heard = {}
+    with listened_to(desk.network, heard):
+        assert desk.launch(told) == ["finished"]
+    assert desk.losses("again") == desk.losses("one")
+    assert heard["clear"] == 0 and heard["encrypted"] > 10, heard
+    desk.check_nothing_is_left()
+
+
+def test_a_desk_that_can_make_no_certificate_is_refused_in_a_line(desk):
+    first, second, _ = desk.network.hosts
+    desk.told("none", plan_of(MODEL, [[0], [1]], **FLUSH), config(), first, second)
+    words = ["run", str(desk.folder / "none-plan.json"), "--model", MODEL, "--data", DATA, "--encrypt"]
+    words += ["--cluster", str(desk.folder / "none-cluster.toml"), "--run-dir", str(desk.folder / "none")]
+    only_ssh = desk.network.desk.home / "bin"
+    only_ssh.mkdir()
+    (only_ssh / "ssh").symlink_to("/usr/bin/ssh")
+    said = desk.network.desk.run(
+        *("env", f"PATH={only_ssh}", sys.executable, "-m", "sparsepipe", *words), cwd=REPOSITORY
+    )
+    assert said.returncode == 2 and "needs the program openssl" in said.stderr.splitlines()[-1], said.stderr
+    assert not (desk.folder / "none").exists()
+    desk.check_nothing_is_left()
