@@ -29,6 +29,7 @@ LAUNCH = """
             job = launch(
                 Plan.load(told["plan"]), RunConfig.from_json(told["config"]), run_dir=told["run_dir"],
                 resume=told["resume"], launcher="ssh" if cluster else "local", cluster=cluster,
+                **({"forward_only": told["forward_only"]} if told["forward_only"] else {}),
             )
             if told["stop"]:
                 job.stop()
@@ -64,10 +65,11 @@ class Desk:
         path.write_text("\n".join(nodes))
         return path
 
-    def told(self, name, plan, config, *hosts, resume=False, stop=False, **more):
+    def told(self, name, plan, config, *hosts, resume=False, stop=False, forward_only=None, **more):
         plan.save(self.folder / f"{name}-plan.json")
         told = {"plan": str(self.folder / f"{name}-plan.json"), "config": config.to_json()}
         told |= {"run_dir": str(self.folder / name), "resume": resume, "stop": stop}
+        told |= {"forward_only": str(forward_only) if forward_only else None}
         return told | {"cluster": str(self.cluster(name, *hosts, **more)) if hosts else None}
 
     def launch(self, *told, timeout=600):

@@ -142,6 +142,13 @@ def test_ranks_that_cannot_read_each_other_share_nothing(monkeypatch) -> None:
     assert len(_pipes()) == before
 
 
+def test_a_pipe_of_another_process_of_that_number_is_not_waited_for() -> None:
+    """Where hosts count processes each for itself, a rank of another host may name a process of this one."""
+    for end in os.pipe():
+        assert not shared_memory._reads(os.getpid(), end, bytes(16))
+        os.close(end)
+
+
 def test_sharing_takes_both(monkeypatch) -> None:
     """One of the two cannot read the other's, whichever asks first."""
     reads, asked = shared_memory._reads, itertools.count()

@@ -17,6 +17,7 @@ has two writers.
 import json
 import mmap
 import os
+import stat
 import time
 import weakref
 from collections import defaultdict
@@ -261,9 +262,15 @@ def _told(store: dist.Store, rank: int, what: str, peer: int) -> bytes:
 
 
 def _reads(pid: int, fd: int, secret: bytes) -> bool:
-    """Whether a file that another process has open is one that this process can open, map and find the secret in."""
+    """Whether a file that another process has open is one that this process can open, map and find the secret in.
+
+    On another host the number is that of another process, whose pipe may be there: reading that could last for ever.
+    """
+    path = Path(f"/proc/{pid}/fd/{fd}")
     try:
-        with Path(f"/proc/{pid}/fd/{fd}").open("r+b", buffering=0) as found:
+        if not stat.S_ISREG(path.stat().st_mode):
+            return False
+        with path.open("r+b", buffering=0) as found:
             return found.read(len(secret) + 1) == secret
     except OSError:
         return False
