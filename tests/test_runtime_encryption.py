@@ -9,11 +9,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from processes import ENOUGH, until
+from runtime_jobs import run_ranks
 
 from sparsepipe.errors import InputError
 from sparsepipe.launchers.ssh import certificate
@@ -320,3 +322,33 @@ def test_sums_pass_encrypted_and_the_end_of_a_rank_is_told_to_the_others(groups,
     groups[0].shutdown()
     with pytest.raises(ConnectionError, match="closed"):
         waits.wait(timedelta(seconds=ENOUGH))
+
+
+def _grouped(folder: Path, rank: int) -> None:
+    """What a rank does of the test below, in a process of its own."""
+    encrypted_group.use(Encryption.of_run(folder), address="127.0.0.1")
+    limit = timedelta(seconds=ENOUGH)
+    store = dist.FileStore(str(folder / "store"), 3)
+    dist.init_process_group(encrypted_group.BACKEND, store=store, rank=rank, world_size=3, timeout=limit)
+    for _ in range(2):  # opened and closed as a plan's are
+        group = dist.new_group([0, 2], timeout=limit)
+        values = torch.full((3,), 1.0 + rank)
+        dist.all_reduce(values, async_op=True).wait(limit)
+        assert values.tolist() == [6.0] * 3
+        if rank != 1:
+            dist.broadcast(values.add_(rank), 2, group=group)
+            dist.all_reduce(values, group=group)
+            assert values.tolist() == [16.0] * 3
+            parts = torch.empty(2)
+            dist.all_to_all_single(parts, torch.tensor([rank, rank + 10.0]), group=group)
+            assert parts.tolist() == ([0.0, 2.0] if rank == 0 else [10.0, 12.0])
+            rows = [torch.empty(1) for _ in range(dist.get_world_size(group))]
+            dist.all_gather(rows, torch.full((1,), float(rank)), group=group)
+            assert [float(row) for row in rows] == [0.0, 2.0]
+            dist.destroy_process_group(group)
+    dist.destroy_process_group()
+
+
+def test_groups_of_torch_distributed_are_made_of_them(encryption, tmp_path):
+    Encryption.write(tmp_path, encryption.path.read_text())
+    run_ranks(_grouped, 3, tmp_path, logs=tmp_path, limit=2 * ENOUGH, more={})

@@ -58,8 +58,15 @@ class EncryptedGroup(dist.ProcessGroup):
         self._count = 0  # of what was done: packets say which they are of
         threading.Thread(target=self._work, name="encrypted sums", daemon=True).start()
 
-    def getBackendName(self) -> str:  # noqa: N802, torch's own name for it
+    def getBackendName(self) -> str:
         return BACKEND
+
+    def _set_group_name(self, name: Any) -> None:
+        self._name = name  # torch keeps it in backends in C++, of which there is none here
+
+    @property
+    def group_name(self) -> Any:
+        return self._name
 
     # torch.distributed calls these with lists; its other overloads are for callers in C++.
 
@@ -80,6 +87,8 @@ class EncryptedGroup(dist.ProcessGroup):
     ) -> "_Begun":
         assert not output_sizes and not sizes, "nothing but equal parts is asked for"
         return self._begin(partial(self._exchange, output, own))
+
+    all_to_all_single = alltoall_base  # type: ignore[assignment]  # what torch calls it since 2.13
 
     def shutdown(self) -> None:
         """Close, once nothing is under way any more."""
