@@ -117,12 +117,14 @@ def test_without_ray_one_line_says_what_to_install(tmp_path, monkeypatch):
     assert (code, out, len(lines)) == (2, "", 1) and 'pip install "sparsepipe[cluster]"' in lines[0]
     code, _, lines = sparsepipe(*words, "--ray-address", "10.0.0.1:6379")
     assert code == 2 and "--ray-address goes with --launcher ray" in lines[-1]
+    code, _, lines = sparsepipe(*words, "--encrypt")
+    assert code == 2 and "--encrypt goes with hosts beyond this one" in lines[-1]
     code, _, lines = sparsepipe(*words, "--launcher", "ray", "--on-lost-host", "wait")
     assert code == 2 and "--on-lost-host goes with --launcher ssh" in lines[-1]
     assert not (tmp_path / "run").exists()
 
 
-def test_what_cannot_run_there_is_refused_before_anything_is_started(tmp_path):
+def test_what_cannot_run_there_is_refused_before_anything_is_started(tmp_path, monkeypatch):
     pytest.importorskip("ray", reason='no Ray: pip install "sparsepipe[cluster]"')
     plan, config = plan_of(MODEL, [[0], [1]], **FLUSH), settings(tmp_path)
     for options, told in (
@@ -132,6 +134,9 @@ def test_what_cannot_run_there_is_refused_before_anything_is_started(tmp_path):
     ):
         with pytest.raises(InputError, match=told):
             launch(plan, config, run_dir=tmp_path / "run", launcher="ray", **options)
+    monkeypatch.delenv("RAY_USE_TLS", raising=False)
+    with pytest.raises(InputError, match="started with RAY_USE_TLS=1"):
+        launch(plan, config.replace(encrypt=True), run_dir=tmp_path / "run", launcher="ray", ray_address="10.0.0.1:1")
     assert not (tmp_path / "run").exists()
 
 

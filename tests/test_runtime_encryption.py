@@ -21,6 +21,7 @@ from sparsepipe.errors import InputError
 from sparsepipe.launchers.ssh import certificate
 from sparsepipe.runtime.failures import PeerLost
 from sparsepipe.runtime.pipelines.proof import NONCE_BYTES, PROOF_BYTES, nonce, reply
+from sparsepipe.runtime.processes.identity import Identity
 from sparsepipe.runtime.rendezvous.address import StoreAddress
 from sparsepipe.runtime.rendezvous.server import StoreServer
 from sparsepipe.runtime.rendezvous.store import KeyedStore
@@ -28,6 +29,7 @@ from sparsepipe.runtime.transport import encrypted_group
 from sparsepipe.runtime.transport.encryption import CERTIFICATE, Encryption
 from sparsepipe.runtime.transport.packet import FORWARD, Packet, Slot
 from sparsepipe.runtime.transport.sockets import Sockets, SocketTransport, connect
+from sparsepipe.runtime.worker.join import joined
 
 SECRET = b"0123456789abcdef"
 PATTERN = b"a word that nobody else may read"
@@ -124,6 +126,15 @@ def test_without_openssl_nothing_is_encrypted(monkeypatch, tmp_path):
     (tmp_path / "openssl").chmod(0o755)
     with pytest.raises(InputError, match="openssl made no certificate: no such curve"):
         certificate.new_certificate()
+
+
+def test_ranks_that_meet_in_a_store_of_torchs_own_are_refused(tmp_path):
+    identity = Identity(0, 2, store=("10.0.0.1", 29500))
+    told = {"device": "cpu", "threads": torch.get_num_threads(), "timeout": ENOUGH}
+    (tmp_path / "logs").mkdir()
+    with pytest.raises(InputError, match=r"torch's own store at 10\.0\.0\.1, in clear; launch it with --launcher ssh"):
+        with joined(identity, run_dir=tmp_path, encrypt=True, **told):
+            raise AssertionError("it has joined")
 
 
 # --- the store -----------------------------------------------------------------------------------------------------
