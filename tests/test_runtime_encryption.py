@@ -19,6 +19,7 @@ from runtime_jobs import run_ranks
 
 from sparsepipe.errors import InputError
 from sparsepipe.launchers.ssh import certificate
+from sparsepipe.runtime.encryption import CERTIFICATE, Encryption
 from sparsepipe.runtime.failures import PeerLost
 from sparsepipe.runtime.pipelines.proof import NONCE_BYTES, PROOF_BYTES, nonce, reply
 from sparsepipe.runtime.processes.identity import Identity
@@ -26,7 +27,6 @@ from sparsepipe.runtime.rendezvous.address import StoreAddress
 from sparsepipe.runtime.rendezvous.server import StoreServer
 from sparsepipe.runtime.rendezvous.store import KeyedStore
 from sparsepipe.runtime.transport import encrypted_group
-from sparsepipe.runtime.transport.encryption import CERTIFICATE, Encryption
 from sparsepipe.runtime.transport.packet import FORWARD, Packet, Slot
 from sparsepipe.runtime.transport.sockets import Sockets, SocketTransport, connect
 from sparsepipe.runtime.worker.join import joined

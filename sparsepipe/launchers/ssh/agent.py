@@ -16,8 +16,8 @@ from contextlib import suppress
 from typing import Any
 
 from ...errors import InputError
+from ...runtime.encryption import Encryption
 from ...runtime.rendezvous.server import StoreServer
-from ...runtime.transport.encryption import Encryption
 from .facts import facts_here, interface_of
 from .frames import Frame, FrameReader, FrameWriter
 from .hosted_run import HostedRun

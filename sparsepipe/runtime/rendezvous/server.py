@@ -17,9 +17,9 @@ from typing import Any
 
 from ...errors import InputError
 from ...fields import each, fields, integer, number, one_of, text
+from ..encryption import Encryption
 from ..pipelines.messages import line_of, parsed
 from ..pipelines.switchboard import Peer, Switchboard
-from ..transport.encryption import Encryption
 
 _MOST_KEYS, _MOST_BYTES = 10**6, 2**28  # of all that is kept: a rank's mistake costs the host no more
 _MOST_WAIT = 7 * 86400.0

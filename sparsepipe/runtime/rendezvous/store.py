@@ -12,8 +12,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from ..encryption import Encryption
 from ..pipelines.client import Connection
-from ..transport.encryption import Encryption
 from .address import StoreAddress
 
 _LOOKS = 10  # at the clock of the store's host

@@ -21,9 +21,9 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+from ..encryption import Encryption
 from ..failures import PacketMismatch, PeerLost
 from .base import Sending
-from .encryption import Encryption
 from .packet import Packet, Slot, decode
 from .sockets import Sockets, SocketTransport, connect
 

@@ -26,8 +26,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..encryption import Encryption, Stream
 from ..failures import DeadlinePassed, PacketMismatch, lost, seconds_left, translated, wait_for
-from .encryption import Encryption, Stream
 from .greeting import SECRET_BYTES, Way, accept, hello, who
 from .packet import HEADER_BYTES, Packet, encode, payload_bytes
 

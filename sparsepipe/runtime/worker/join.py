@@ -14,6 +14,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from ...errors import InputError
 from ...host.addresses import is_loopback
+from ..encryption import Encryption
 from ..failures import DeadlinePassed, seconds_left, translated
 from ..processes.heartbeats import Heartbeats
 from ..processes.identity import Identity
@@ -21,7 +22,6 @@ from ..processes.process import Process
 from ..rendezvous.address import StoreAddress
 from ..rendezvous.store import KeyedStore
 from ..transport import encrypted_group
-from ..transport.encryption import Encryption
 
 NEVER = timedelta(days=7)  # of groups: deadlines are kept where somebody waits
 _TO_START = 60.0  # seconds that importing torch may take on a busy machine, however short the run's own deadlines are

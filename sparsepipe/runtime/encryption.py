@@ -1,6 +1,6 @@
 """TLS between the hosts of a job: a certificate that is made for it, which both ends show, and no other is taken.
 
-    caller   ── hello, as without (greeting.py) ──► listener     ranks, tags and digests by the job's secret: in clear
+    caller   ── hello, as without ───────────────► listener     rank, tag, digest by the job's secret: in clear
     caller   ◄═════════════ TLS 1.3 ═════════════► listener     from here on; each end shows the job's certificate
     caller   ══ who calls, and what for ══════════► listener     once more, where nobody in between can have changed it
 
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ...errors import InputError
-from ...files import write_atomic
+from ..errors import InputError
+from ..files import write_atomic
 
 CERTIFICATE = Path("control") / "certificate.pem"  # in a run's folder
 _NO_CHECK_TIME = 0x200000  # OpenSSL's X509_V_FLAG_NO_CHECK_TIME: the clock of a host may be an hour off
