@@ -11,6 +11,7 @@ import pytest
 from command_line import sparsepipe
 from processes import ENOUGH, until
 from runtime_jobs import plan_of, settings, shapes
+from strangers import knock
 
 from sparsepipe import Cluster, DeviceType, InputError, Node, RunFailed
 from sparsepipe.files import cut_torn_row, read_rows
@@ -181,7 +182,7 @@ class Machine:
         return {pid: command for pid, command in found.items() if command and _TEMPLATE not in command}
 
     def listening(self):
-        """Addresses, as the kernel writes them, at which those processes listen."""
+        """Addresses, as the kernel writes them, and ports at which those processes listen."""
         inodes = set()
         for pid in self.processes():
             for path in Path(f"/proc/{pid}/fd").glob("*"):
@@ -190,7 +191,8 @@ class Machine:
                 except OSError:
                     continue
         rows = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()]
-        return [row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in inodes]
+        found = [row[1].partition(":") for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in inodes]
+        return {(address, int(port, 16)) for address, _, port in found}
 
     def check_nothing_is_left(self):
         until(lambda: not self.processes(), "the end of all processes")
@@ -216,7 +218,12 @@ def test_the_losses_are_those_of_one_device_to_the_bit_and_sockets_are_on_the_lo
     with machine.launch("over", **again) as job:
         until(lambda: not job.running or machine.steps("over") > 10, "minibatches")
         assert job.running, job.record.status
-        assert {address[-8:] for address in machine.listening()} == {"0100007F"}, "127.0.0.1, of IPv6 or not"
+        places = machine.listening()
+        assert {address[-8:] for address, _ in places} == {"0100007F"}, "127.0.0.1, of IPv6 or not"
+        told = knock({("127.0.0.1", port) for _, port in places}, 80, seconds=0.5)
+        assert sum(facts["unheard"] == 80 for facts in told.values()) >= 2, "gloo's, of two ranks"
+        steps = machine.steps("over")
+        until(lambda: not job.running or machine.steps("over") > steps + 5, "more minibatches")
         assert "rank 1" in (machine.folder / "over" / "logs" / "launcher.log").read_text()
         attach(machine.folder / "over").stop()
         job.wait(ENOUGH)

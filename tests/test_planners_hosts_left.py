@@ -1,5 +1,6 @@
 """Plans for the hosts that are left: the same on spare devices, by a profile, or of stages that were joined."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from sparsepipe.cluster import Cluster, DeviceType, Node
 from sparsepipe.errors import InputError
 from sparsepipe.graph import Layer, LayerGraph
 from sparsepipe.plan import Plan, Stage
-from sparsepipe.planners.hosts_left import plan_for_hosts_left
+from sparsepipe.planners.hosts_left import plan_for_devices_left, plan_for_hosts_left
 from sparsepipe.profile import CostSample, LayerCost, Profile
 
 
@@ -91,6 +92,20 @@ def test_with_a_profile_the_plan_is_the_planners_for_the_devices_left(tmp_path):
     best = partition(profile, found.cluster, schedule="1f1b-flush", num_microbatches=16)
     assert stages(found.plan) == stages(best) == [("abc", (0,)), ("d", (1,))] and found.plan.estimate
     assert found.plan.num_microbatches == 16 and found.how == "planned anew by the run's profile"
+
+
+def test_ranks_left_have_the_numbers_of_their_devices_in_the_order_of_the_hosts(tmp_path):
+    """As where Ray had put ranks 0 and 2 on one host, and loses that of rank 1."""
+    plan = chain(1, 1, 1, 1, ranks=[[0], [1], [2], [3]])
+    left = Cluster((Node("b", (DeviceType("slow"),) * 2), Node("c", (DeviceType("fast"),))))
+    types = ("slow", "x", "slow", "fast")
+    found = plan_for_devices_left(plan, left, (0, 2, 3), types=types, profile=tmp_path / "none")
+    assert stages(found.plan) == [("ab", (0,)), ("c", (1,)), ("d", (2,))]
+    found = plan_for_devices_left(
+        plan, replace(left, nodes=left.nodes[::-1]), (3, 0, 2), types=types, profile=tmp_path / "none"
+    )
+    assert stages(found.plan) == [("ab", (1,)), ("c", (2,)), ("d", (0,))]
+    assert [stage.nodes for stage in found.plan.stages] == [("b",), ("b",), ("c",)]
 
 
 def test_no_host_or_interleaved_stages_are_refused_in_a_line(tmp_path):

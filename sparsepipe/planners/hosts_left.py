@@ -33,21 +33,31 @@ def plan_for_hosts_left(plan: Plan, cluster: Cluster, lost: Collection[str], *, 
     nodes = tuple(node for node in cluster.nodes if node.name not in lost)
     if not nodes:
         raise InputError("no host is left")
-    left = replace(cluster, nodes=nodes)
-    if [device.type.name for device in left.devices[: len(plan.ranks)]] == [
-        device.type.name for device in cluster.devices[: len(plan.ranks)]
-    ]:
+    lost_ranks = {device.rank for device in cluster.devices if device.node.name in lost}
+    kept = [device.rank for device in cluster.devices if device.rank not in lost_ranks]
+    types = [device.type.name for device in cluster.devices]
+    return plan_for_devices_left(plan, replace(cluster, nodes=nodes), kept, types=types, profile=profile)
+
+
+def plan_for_devices_left(
+    plan: Plan, left: Cluster, kept: Sequence[int], *, types: Sequence[str], profile: Path
+) -> Continuation:
+    """Plan anew for the devices of `left`, which were those of the ranks `kept`, in its order.
+
+    `types`: of the device of each rank before; a rank beyond the plan's was to spare. Otherwise as
+    `plan_for_hosts_left`.
+    """
+    count = len(plan.ranks)
+    if [device.type.name for device in left.devices[:count]] == list(types[:count]):
         return Continuation(_placed(plan, left), left, "the same plan on other devices")
     told = ""
     if profile.exists():
         try:
-            return Continuation(
-                _by_profile(plan, left, Profile.load(profile)), left, "planned anew by the run's profile"
-            )
+            found = _by_profile(plan, left, Profile.load(profile))
+            return Continuation(found, left, "planned anew by the run's profile")
         except InputError as error:
             told = f" (by the run's profile: {error})"
-    on_lost = {device.rank for device in cluster.devices if device.node.name in lost}
-    joined = _joined(plan, on_lost)
+    joined = _joined(plan, kept)
     return Continuation(_placed(joined, left), left, f"neighbouring stages joined, {len(joined.stages)} in all{told}")
 
 
@@ -58,17 +68,19 @@ def _by_profile(plan: Plan, left: Cluster, profile: Profile) -> Plan:
     found = partition(
         profile, left, schedule=plan.schedule, num_microbatches=plan.num_microbatches, recompute=recompute
     )
+    if sorted(found.ranks) != list(range(len(found.ranks))):
+        raise InputError(f"it leaves out a device, and uses ranks {sorted(found.ranks)}")
     return replace(found, weights=plan.weights, accumulation=plan.accumulation)
 
 
-def _joined(plan: Plan, on_lost: Collection[int]) -> Plan:
-    """The plan without the ranks of lost hosts: stages that have none left join a neighbour, ranks are counted anew."""
+def _joined(plan: Plan, kept: Sequence[int]) -> Plan:
+    """The plan with the ranks `kept` alone, counted anew in that order: stages that have none left join a neighbour."""
     if plan.stages_per_rank > 1:
         raise InputError("stages that are interleaved cannot be joined; plan for the hosts left, and resume")
-    stages = [_without(stage, on_lost) for stage in plan.stages]
+    stages = [_with(stage, kept) for stage in plan.stages]
     while not all(stage.ranks for stage in stages):
         stages = _one_fewer(stages)
-    number = {rank: place for place, rank in enumerate(sorted({rank for stage in stages for rank in stage.ranks}))}
+    number = {rank: place for place, rank in enumerate(rank for rank in kept if rank in plan.ranks)}
     counted = tuple(replace(stage, ranks=tuple(number[rank] for rank in stage.ranks)) for stage in stages)
     told = "made from the plan before it, for the hosts that were left; no profile was there to say what layers cost"
     return replace(plan, stages=counted, planner="hosts left", estimate=None, warnings=(told,), provenance=None)
@@ -83,9 +95,9 @@ def _one_fewer(stages: Sequence[Stage]) -> list[Stage]:
     return [joined if stage is first else stage for stage in stages if stage is not second]
 
 
-def _without(stage: Stage, ranks: Collection[int]) -> Stage:
-    """The stage without the replicas of some ranks."""
-    kept = [k for k, rank in enumerate(stage.ranks) if rank not in ranks]
+def _with(stage: Stage, ranks: Sequence[int]) -> Stage:
+    """The stage with the replicas of these ranks alone."""
+    kept = [k for k, rank in enumerate(stage.ranks) if rank in ranks]
     return replace(
         stage,
         ranks=tuple(stage.ranks[k] for k in kept),

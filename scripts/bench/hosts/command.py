@@ -14,39 +14,52 @@ from scripts.bench.document import add_json, keep, say, tell
 from scripts.bench.runtime.cases import CASES
 from sparsepipe import data
 
-from .report import table
+from .launching import HOSTS, measured
+from .report import launch_table, table
 from .rounds import Bench
 
+LINKS, LAUNCH = "links", "launch"
 WORKLOADS, RATES = ("vgg16", "minkvgg16bn"), ("1000mbit", "200mbit")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=hosts.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_json(parser, when=", anew after each link")
+    parser.add_argument("--what", choices=(LINKS, LAUNCH), default=LINKS, help=f"default: {LINKS}")
     parser.add_argument("--workload", action="append", choices=CASES, help=f"default: {', '.join(WORKLOADS)}")
     parser.add_argument("--rate", action="append", metavar="Nmbit", help=f"default: {', '.join(RATES)}")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement")
     options = parser.parse_args(argv)
+    try:
+        document = _launches(options) if options.what == LAUNCH else _links(options)
+    except pytest.skip.Exception as refused:
+        say(f"bench_hosts: {refused}")
+        return 2
+    tell(document, options.json, launch_table(document) if options.what == LAUNCH else table(document))
+    return 0
+
+
+def _launches(options: argparse.Namespace) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="bench-hosts-") as name, network_hosts(HOSTS, Path(name)) as network:
+        return measured(network, Path(name), options.repeats)
+
+
+def _links(options: argparse.Namespace) -> dict[str, Any]:
     document: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="bench-hosts-") as name:
         (Path(name) / "hosts").mkdir()
-        try:
-            with network_hosts(2, Path(name) / "hosts") as network:
-                data.make_shapes(Path(name) / "shapes", num_train=6, num_test=1)
-                for workload in options.workload or WORKLOADS:
-                    own = Path(name) / workload
-                    own.mkdir()
-                    (own / "shapes").symlink_to(Path(name) / "shapes")
-                    bench = Bench(workload, own, network, options.repeats, options.seconds)
-                    say(f"{workload}: profile, two processes at once")
-                    found = bench.profile()
-                    document[workload] = {}
-                    for rate in options.rate or RATES:
-                        document[workload][rate] = bench.over(rate, found)
-                        keep(document, options.json)
-        except pytest.skip.Exception as refused:
-            say(f"bench_hosts: {refused}")
-            return 2
-    tell(document, options.json, table(document))
-    return 0
+        with network_hosts(2, Path(name) / "hosts") as network:
+            data.make_shapes(Path(name) / "shapes", num_train=6, num_test=1)
+            for workload in options.workload or WORKLOADS:
+                own = Path(name) / workload
+                own.mkdir()
+                (own / "shapes").symlink_to(Path(name) / "shapes")
+                bench = Bench(workload, own, network, options.repeats, options.seconds)
+                say(f"{workload}: profile, two processes at once")
+                found = bench.profile()
+                document[workload] = {}
+                for rate in options.rate or RATES:
+                    document[workload][rate] = bench.over(rate, found)
+                    keep(document, options.json)
+    return document

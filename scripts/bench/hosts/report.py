@@ -19,3 +19,12 @@ def table(document: dict[str, Any]) -> str:
                 lines.append(f"  {role.ljust(20)}{found[role]:10.1f}{text.rjust(30)}{of_link}".rstrip())
             lines.append(f"  load {found['load']}")
     return "\n".join(lines)
+
+
+def launch_table(document: dict[str, Any]) -> str:
+    """Return a line for each launcher: how long it is to the first minibatch."""
+    rows = (
+        f"  {launcher.ljust(20)}" + "{seconds:10.2f}   [{low:.2f}, {high:.2f}]   load {load}".format(**found)
+        for launcher, found in document.items()
+    )
+    return "\n".join(["launch to first minibatch, seconds", *rows])

@@ -17,7 +17,8 @@ from ...record import RunRecord
 from ...runtime.config import DEVICES
 from ...runtime.processes.lifeline import watch
 from ..failure_cause import FailureCause
-from ..ssh.controller import attempts, controlled
+from ..ssh.controller import controlled
+from ..ssh.restarting import attempts
 from ..ssh.session import HostLost, Session
 from .connected import connected
 from .device_types import read_types

@@ -35,6 +35,7 @@ from ..transport.nccl import NcclLink, NcclTransport
 from ..transport.packet import BACKWARD, FORWARD
 from ..transport.shared_memory import SharedMemory, SharedMemoryTransport, meet
 from ..transport.sockets import Sockets, SocketTransport, connect
+from .gloo_listeners import gloo_connects
 from .join import NEVER
 
 _GROUPS = 100_000  # of a plan, at most: two a stage and a cut
@@ -108,7 +109,8 @@ class Connections:
                 # torch names groups by counting: from a number of this opening's, or ranks of which one failed to open
                 # another would not meet any more.
                 _world.group_count = _GROUPS * (1 + opening)
-                found._open_groups(synchronise=synchronise)
+                with gloo_connects():
+                    found._open_groups(synchronise=synchronise)
             ways = _ways(program, rank, found.memory_peers)
             sockets = connect(
                 store,

@@ -22,6 +22,7 @@ from ..processes.process import Process
 from ..rendezvous.address import StoreAddress
 from ..rendezvous.store import KeyedStore
 from ..transport import encrypted_group
+from .gloo_listeners import gloo_connects
 
 NEVER = timedelta(days=7)  # of groups: deadlines are kept where somebody waits
 _TO_START = 60.0  # seconds that importing torch may take on a busy machine, however short the run's own deadlines are
@@ -64,7 +65,8 @@ def joined(
         heartbeats.tell("meet")
         message, limit = f"rank {rank} waited {timeout:g} s for the other ranks to connect", timedelta(seconds=timeout)
         with translated(message, peer=-1, deadline=time.monotonic() + timeout):
-            dist.init_process_group(process.backend, store=store, rank=rank, world_size=world_size, timeout=limit)
+            with gloo_connects():
+                dist.init_process_group(process.backend, store=store, rank=rank, world_size=world_size, timeout=limit)
             if carrier != encrypted_group.BACKEND:
                 _set_pg_timeout(NEVER, None)
         yield process

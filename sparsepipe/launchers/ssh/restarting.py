@@ -1,0 +1,162 @@
+"""A plan on hosts to its end: again where that helps, on the hosts that are left or, as asked, once all are back.
+
+    session ── a host is lost ──► another plan, for those left   ──► session: from the last checkpoint
+                              └─► or a while, until it is back   ──►
+
+What hosts there are, and how they are reached, a `Place` knows: a cluster's file and `ssh`, or Ray.
+"""
+
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from ...errors import InputError
+from ...files import cut_torn_row
+from ...plan import Plan
+from ...record import RunRecord
+from ...record.plans import begin_plan
+from ...runtime import RunConfig, commands
+from ...runtime.training_state.partial_checkpoints import remove_partial
+from ..failure_cause import KILLED, FailureCause, clear
+from .connection import Reach
+from .placement import HostedRanks
+from .session import HostLost, HostUnreached, Session
+
+if TYPE_CHECKING:  # it brings planners, for which no launch waits
+    from ...planners.hosts_left import Continuation
+
+_LOOK_AGAIN_SECONDS = 2.0  # for a host that is waited for
+
+
+class Taken(NamedTuple):
+    """Hosts with the ranks of a plan, that of rank 0 first, and the way to them."""
+
+    hosts: tuple[HostedRanks, ...]
+    reach: Reach
+
+
+class Place(Protocol):
+    """Where the ranks of a run can be."""
+
+    def taken(self, plan: Plan) -> AbstractContextManager[Taken]:
+        """Have hosts for the plan's ranks to the end of the block. Raises InputError where there are none."""
+        ...
+
+    def without(self, plan: Plan, lost: Sequence[HostedRanks], *, profile: Path) -> "Continuation":
+        """Plan anew for what is left without these hosts, which are not taken again; `profile` may be no file.
+
+        Raises InputError where there is no plan for what is left.
+        """
+        ...
+
+    def back(self, lost: Sequence[HostedRanks]) -> str | None:
+        """Return in a few words that the plan can be taken up where it was; None while these hosts are missing."""
+        ...
+
+
+class Restarting:
+    """Runs the plan of a record, from the newest checkpoint where it resumes."""
+
+    def __init__(self, record: RunRecord, plan: Plan, place: Place, *, resume: bool) -> None:
+        self.record, self.plan, self.place, self.resume = record, plan, place, resume
+        self._attempt, self._allowed = 0, int(record.config["max_restarts"])
+        self._waits = record.config.get("on_lost_host") == "wait"
+        self._begun = False
+
+    def run(self) -> FailureCause | None:
+        """Connect, start the workers, and wait for their end, again where that helps. Returns why it failed."""
+        while True:
+            cause, lost = self._session()
+            if cause is None or cause.lasting or not lost or not self._begun or self._attempt >= self._allowed:
+                return cause
+            self._attempt += 1
+            self.resume = True
+            _clear(self.record.folder, self._attempt)
+            try:
+                if not self._waits:
+                    self._go_on_without(cause, lost)
+                elif not self._await_hosts(cause, lost):
+                    return replace(cause, reason=f"{cause.reason}; it was waited for until the run was asked to stop")
+            except InputError as error:
+                return replace(cause, reason=f"{cause.reason}; it cannot go on: {error}")
+
+    def _session(self) -> tuple[FailureCause | None, tuple[HostedRanks, ...]]:
+        """Work with the hosts there are. Returns why that failed, and the hosts that were lost."""
+        with (
+            self.place.taken(self.plan) as (hosts, reach),
+            Session(self.record, self.plan, hosts, resume=self.resume, reach=reach) as session,
+        ):
+            try:
+                session.greet()
+                self._begun = True
+                cause, self._attempt = attempts(session, self._attempt, self._allowed)
+            except HostLost as lost:
+                cause = lost.cause
+            except HostUnreached as error:
+                if not self._begun:
+                    raise
+                cause = FailureCause(str(error), None, None, precedence=KILLED)
+            if cause and cause.limit and not self._waits:  # others may have what one host lacks
+                session.lost |= session.limited
+                cause = replace(cause, lasting=False)
+            return cause, tuple(hosts[number] for number in sorted(session.lost))
+
+    # --- hosts that were lost ----------------------------------------------------------------------------------------
+
+    def _go_on_without(self, cause: FailureCause, lost: Sequence[HostedRanks]) -> None:
+        """Plan anew for the hosts that are left. Raises InputError where there is no plan for them."""
+        # Here: planners, and torch, which no launch waits for.
+        from ...runtime.plan_fit import check_fits
+        from ...runtime.training_state import checkpoint
+
+        folder = self.record.folder
+        going = self.place.without(self.plan, lost, profile=folder / "profile.json")
+        check_fits(going.plan, RunConfig.from_json(self.record.config))
+        found = checkpoint.latest(folder)
+        begin_plan(folder, going.plan, found.minibatches if found else 0)
+        self.record, self.plan = RunRecord.load(folder), going.plan
+        names = ", ".join(node.name for node in going.cluster.nodes)
+        _say(f"{cause.reason}; going on from the last checkpoint on {names}: {going.how}")
+
+    def _await_hosts(self, cause: FailureCause, lost: Sequence[HostedRanks]) -> bool:
+        """Wait until hosts can be worked with again; return False where the run is asked to stop meanwhile."""
+        names = ", ".join(hosted.node.name for hosted in lost)
+        _say(f"{cause.reason}; waiting for {names}, to go on from the last checkpoint then")
+        while (told := self.place.back(lost)) is None:
+            if commands.requested(self.record.folder) == commands.STOP:
+                return False
+            time.sleep(_LOOK_AGAIN_SECONDS)
+        _say(told)
+        return True
+
+
+def attempts(session: Session, attempt: int, allowed: int) -> tuple[FailureCause | None, int]:
+    """Start the workers, again from the last checkpoint while all hosts are there, to attempt number `allowed`.
+
+    Returns why the last attempt failed, and its number.
+    """
+    first = True
+    while True:
+        cause = session.attempt(attempt, first=first)
+        if cause is None or cause.lasting or session.lost or attempt >= allowed:
+            return cause, attempt
+        _say(f"{cause.reason}; starting again from the last checkpoint")
+        session.stop_all()
+        attempt, first = attempt + 1, False
+        clear(session.record.folder, attempt)
+
+
+def _clear(folder: Path, attempt: int) -> None:
+    """Remove what a host that was lost has sent in part."""
+    clear(folder, attempt)
+    remove_partial(folder)
+    for path in (folder / "metrics.jsonl", *folder.glob("trace-rank*.jsonl")):
+        cut_torn_row(path)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
