@@ -24,6 +24,7 @@ from scripts.bench.runtime.report import table
 from scripts.bench.runtime.rounds import COMPETITORS, summary
 from scripts.bench.runtime.table_cases import TableCase
 from scripts.bench.runtime.torch_stages import targets, torch_stage
+from sparsepipe import CostSample, Layer, LayerCost, LayerGraph, Profile
 from sparsepipe.data import PointBatch
 from sparsepipe.engines import Subnetwork, engine
 from sparsepipe.losses import open_loss
@@ -241,3 +242,12 @@ def test_shares_of_a_link_are_of_what_the_busier_host_sent_and_ratios_of_neighbo
     lines = hosts_report.table({"vgg16": {"400mbit": {**found, "load": [0.5, 0.5]}}}).splitlines()
     assert lines[0].startswith("vgg16 over 400mbit") and [line.split()[0] for line in lines[1:5]] == list(result)
     assert lines[4].split() == ["ddp", "9.0", "3.500", "[3.250,", "3.750]", "64.00", "0.72"]
+
+
+def test_what_the_busier_host_is_predicted_to_send_is_what_sockets_carry():
+    """Stages on hosts 0, 1 and 0 again: outputs of 4 and 2 bytes go there and back, gradients of 3 and 1 meet them."""
+    coded = [(4.0, 3.0), (2.0, 1.0), (9.0, 9.0)]
+    costs = tuple(LayerCost((CostSample(1, 1, 1, 10, coded_output_bytes=o, coded_gradient_bytes=g),)) for o, g in coded)
+    graph = LayerGraph.chain([Layer(name) for name in "abc"])
+    plan = Plan(tuple(Stage((name,), (rank,)) for name, rank in zip("abc", (0, 1, 0), strict=True)))
+    assert hosts_rounds.expected_bytes(plan, Profile(graph, {"cpu": costs})) == max(4 + 1, 3 + 2)

@@ -10,7 +10,8 @@ is on each. For each workload and rate, and in turn, `--repeats` times:
 
 All update the weights once a minibatch, after as many samples. Numbers are samples a second: medians, and ratios with
 their spread (quartiles over the repeats), each of two neighbours in time. `share` is how much of the link's rate the
-busier direction of a competitor took while it trained, `megabytes` what it sent that way for a minibatch.
+busier direction of a competitor took while it trained, `megabytes` what it sent that way for a minibatch; of
+what is predicted, what the simulator counts.
 
 `--what launch` measures instead how long it is from a launch to the first minibatch, with a rank on each of three
 hosts, by ssh and by Ray (whose nodes are there already), and with all three on the host that launches.

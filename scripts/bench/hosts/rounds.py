@@ -2,6 +2,7 @@
 
 import statistics
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from scripts.bench.runtime.cases import CASES, Case
 from scripts.bench.runtime.plans import plans, predict
 from scripts.bench.runtime.processes import start
 from sparsepipe.cluster import Cluster, DeviceType, Link, Node
+from sparsepipe.costs import LayerTable
+from sparsepipe.plan import Plan
 from sparsepipe.profile import Profile
 
 COMPETITORS = ("limit", "predicted", "pipeline", "ddp")
@@ -50,7 +53,7 @@ class Bench:
         plan.save(self.folder / "plan.json")
         say(f"{self.name} over {rate} ({link['bandwidth'] / 1e6:.1f} MB/s, {1e3 * link['latency']:.2f} ms): {plan}")
         result: dict[str, list[float]] = {role: [] for role in COMPETITORS}
-        sent: dict[str, list[float]] = {"pipeline": [], "ddp": []}
+        sent: dict[str, list[float]] = {"predicted": [], "pipeline": [], "ddp": []}
         loads = []
         for repeat in range(self.repeats):
             loads.append(round(load(), 2))
@@ -64,14 +67,15 @@ class Bench:
             "load": loads,
         }
 
-    def _round(self, plan: Any, found: Profile, cluster: Cluster) -> Iterator[tuple[str, float, float]]:
+    def _round(self, plan: Plan, found: Profile, cluster: Cluster) -> Iterator[tuple[str, float, float]]:
         """Yield each competitor, its samples a second, and the bytes that its busier host sent for a minibatch."""
         batch = self.case.batch_size
         limit = sum(
             one["samples_per_second"] for one in start("single", self.name, self.folder, self.seconds, world_size=2)
         )
         yield "limit", limit, 0.0
-        yield "predicted", predict(plan, found, self.case, step_seconds=2 * batch / limit, cluster=cluster), 0.0
+        rated = predict(plan, found, self.case, step_seconds=2 * batch / limit, cluster=cluster)
+        yield "predicted", rated, expected_bytes(plan, found)
         for role, extra in (("pipeline", ["--sockets"]), ("ddp", ["--batch-size", str(batch // 2)])):
             before = [sent_bytes(host) for host in self.network.hosts]
             told = self._start(role, extra)[0]
@@ -96,6 +100,18 @@ def cluster_of(link: Link) -> Cluster:
     """Two hosts of one device each, and the link between them."""
     nodes = (Node(f"host{k}", (DeviceType("cpu"),), address=f"10.77.0.{k}") for k in (1, 2))
     return Cluster(tuple(nodes), link)
+
+
+def expected_bytes(plan: Plan, found: Profile) -> float:
+    """Return how many bytes the busier host sends for a minibatch of mean size, as the simulator counts them."""
+    table, index = LayerTable.of(found, [found.size()]), found.graph.index
+    before, sent = set(found.graph.input_layers), Counter[int]()
+    for stage, following in zip(plan.stages, plan.stages[1:], strict=False):
+        before |= {index[id] for id in stage.layers}
+        forward, backward = table.payload(before, between_hosts=True)
+        sent[stage.ranks[0]] += float(forward[0])
+        sent[following.ranks[0]] += float(backward[0])
+    return max(sent.values(), default=0.0)
 
 
 def sent_bytes(host: Host) -> int:
