@@ -16,5 +16,8 @@ what is predicted, what the simulator counts.
 `--what launch` measures instead how long it is from a launch to the first minibatch, with a rank on each of three
 hosts, by ssh and by Ray (whose nodes are there already), and with all three on the host that launches.
 
+`--what encryption` measures what `--encrypt` costs: a pipeline and replicas on two hosts, launched by ssh, in clear and
+through TLS in turn, over links as they are or of the first `--rate`.
+
 For root, on Linux: elsewhere it says why it cannot.
 """

@@ -14,35 +14,43 @@ from scripts.bench.document import add_json, keep, say, tell
 from scripts.bench.runtime.cases import CASES
 from sparsepipe import data
 
+from .encrypting import encryption, encryption_table
 from .launching import HOSTS, measured
 from .report import launch_table, table
 from .rounds import Bench
 
-LINKS, LAUNCH = "links", "launch"
+LINKS, LAUNCH, ENCRYPTION = "links", "launch", "encryption"
+_TABLES = {LINKS: table, LAUNCH: launch_table, ENCRYPTION: encryption_table}
 WORKLOADS, RATES = ("vgg16", "minkvgg16bn"), ("1000mbit", "200mbit")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=hosts.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_json(parser, when=", anew after each link")
-    parser.add_argument("--what", choices=(LINKS, LAUNCH), default=LINKS, help=f"default: {LINKS}")
+    parser.add_argument("--what", choices=tuple(_TABLES), default=LINKS, help=f"default: {LINKS}")
     parser.add_argument("--workload", action="append", choices=CASES, help=f"default: {', '.join(WORKLOADS)}")
     parser.add_argument("--rate", action="append", metavar="Nmbit", help=f"default: {', '.join(RATES)}")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement")
     options = parser.parse_args(argv)
     try:
-        document = _launches(options) if options.what == LAUNCH else _links(options)
+        document = {LINKS: _links, LAUNCH: _launches, ENCRYPTION: _encryption}[options.what](options)
     except pytest.skip.Exception as refused:
         say(f"bench_hosts: {refused}")
         return 2
-    tell(document, options.json, launch_table(document) if options.what == LAUNCH else table(document))
+    tell(document, options.json, _TABLES[options.what](document))
     return 0
 
 
 def _launches(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="bench-hosts-") as name, network_hosts(HOSTS, Path(name)) as network:
         return measured(network, Path(name), options.repeats)
+
+
+def _encryption(options: argparse.Namespace) -> dict[str, Any]:
+    rate = options.rate[0] if options.rate else None
+    with tempfile.TemporaryDirectory(prefix="bench-hosts-") as name, network_hosts(2, Path(name)) as network:
+        return encryption(network, Path(name), options.repeats, rate=rate)
 
 
 def _links(options: argparse.Namespace) -> dict[str, Any]:
