@@ -78,9 +78,10 @@ class _Search:
             for part in waiting:
                 self._plan(part)
         most = self.worths.best(self.most)[0]
-        rate = sum(float(self.worth[part]) for part in chosen)
+        placed = self._placed(chosen)
+        rate = sum(float(self.worth[part]) for part, _ in placed)  # as the plans are added up: to the last bit
         bound = self._bound(most, rate)
-        return Split(self._placed(chosen), bound, self._left_out(cut_short))
+        return Split(tuple(plan for _, plan in placed), bound, self._left_out(cut_short))
 
     def _bound(self, most: float, rate: float) -> float | None:
         """Seconds per minibatch that no split beats."""
@@ -136,13 +137,15 @@ class _Search:
         bound = found.estimate.lower_bound_seconds
         self.most[part] = 1 / bound if bound else min(self.most[part], UNKNOWN)
 
-    def _placed(self, chosen: Sequence[Part]) -> tuple[Plan, ...]:
+    def _placed(self, chosen: Sequence[Part]) -> list[tuple[Part, Plan]]:
+        """The parts and their plans, on ranks of the whole cluster, in the order of the pipelines."""
         plans = []
         for part, ranks in zip(chosen, self.units.ranks(chosen), strict=True):
             plan = self.plans[part]
             assert plan is not None
-            plans.append(_with_ranks(plan, self.problem.cluster, sub_cluster(self.problem.cluster, ranks)[1]))
-        return tuple(sorted(plans, key=lambda plan: min(plan.ranks)))
+            order = sub_cluster(self.problem.cluster, ranks)[1]
+            plans.append((part, _with_ranks(plan, self.problem.cluster, order)))
+        return sorted(plans, key=lambda one: min(one[1].ranks))
 
 
 def sub_cluster(cluster: Cluster, ranks: Sequence[int]) -> tuple[Cluster, tuple[int, ...]]:
