@@ -66,6 +66,12 @@ def hosts(types: str, count: int, each: int) -> Cluster:
     return Cluster(tuple(Node(f"host{k}", (kind,) * each, LINK) for k, kind in enumerate(kinds)), BETWEEN)
 
 
+def mixed_hosts(types: str, count: int) -> Cluster:
+    """`count` hosts, each of these devices."""
+    kinds = tuple(DeviceType(kind) for kind in types)
+    return Cluster(tuple(Node(f"host{k}", kinds, LINK) for k in range(count)), BETWEEN)
+
+
 def minkvgg16(folder: Path) -> tuple[Profile, Cluster]:
     """MinkVGG16 as published, on 3 RTX, 3 TITAN V and 2 TITAN Xp."""
     kinds = ("RTX", "tv", "txp")

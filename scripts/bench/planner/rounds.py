@@ -14,7 +14,7 @@ from sparsepipe.planners import Problem, estimate
 
 from ..document import REPOSITORY
 from ..rounds import turns
-from .cases import cells, chain, devices, hosts, minkvgg16
+from .cases import cells, chain, devices, hosts, minkvgg16, mixed_hosts
 
 ORIGINAL_RESNET101_SECONDS = 7.8  # CPU seconds of PipeDream's own optimizer, resnet101 on 16 like devices
 
@@ -94,6 +94,9 @@ def growing(largest: bool) -> dict[str, dict[str, tuple[Profile, Cluster]]]:
         },
         "hosts (100 layers, 4 types, 8 devices each)": {
             str(n): (chain(100, "abcd"), hosts("abcd", n, 8)) for n in eight_each
+        },
+        "hosts (100 layers, 8 devices of 3 types each)": {
+            str(n): (chain(100, "abc"), mixed_hosts("aaabbbcc", n)) for n in (2, 4, 8)
         },
     }
 

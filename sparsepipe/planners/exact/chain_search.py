@@ -35,13 +35,25 @@ class Moves:
     spare: Array  # [U]: sum of prices of the devices not used yet
     rest: Index  # [U]: the multiset of the devices not used yet
     whole: "Moves | None" = None  # where some were left out: all of them
+    swaps: "Swaps | None" = None  # where one state stands for all that differ by like nodes
+
+    @property
+    def receiver(self) -> Index:
+        """The group of each move as the states after it tell it."""
+        return self.group if self.swaps is None else self.swaps.receiver
+
+    def groups(self, path: Sequence[int]) -> list[int]:
+        """The groups of moves, in pipeline order, each told by the nodes themselves."""
+        if self.swaps is None:
+            return self.group[list(path)].tolist()
+        return self.swaps.groups(self.group, path)
 
     def only(self, chosen: Index) -> "Moves":
         """These moves alone."""
         whole = self.whole or self
-        return replace(
-            self, source=self.source[chosen], group=self.group[chosen], target=self.target[chosen], whole=whole
-        )
+        swaps = self.swaps and self.swaps.only(chosen)
+        source, group, target = self.source[chosen], self.group[chosen], self.target[chosen]
+        return replace(self, source=source, group=group, target=target, whole=whole, swaps=swaps)
 
     def doubled(self, like: Index, num_groups: int) -> "Moves":
         """The moves of the groups `like` once more, by groups `num_groups`, `num_groups` + 1, …"""
@@ -65,6 +77,29 @@ class Moves:
         """Moves by the number of devices used before them, each sorted by target."""
         order = np.lexsort((self.target, self.used[self.source]))
         return np.split(order, np.flatnonzero(np.diff(self.used[self.source[order]])) + 1) if len(order) else []
+
+
+@dataclass(frozen=True, eq=False)
+class Swaps:
+    """How the states after moves tell the nodes, of which like ones have changed places (like_nodes.py)."""
+
+    receiver: Index  # [moves]: the group, as the state after the move tells it
+    order: Index  # [moves, classes]: the class of the state before that is in the place of each class after it
+    radix: Index  # [classes]: of group g the number is counts @ radix − 1
+    sizes: Index  # [classes]: devices
+
+    def only(self, chosen: Index) -> "Swaps":
+        """Of these moves alone."""
+        return replace(self, receiver=self.receiver[chosen], order=self.order[chosen])
+
+    def groups(self, group: Index, path: Sequence[int]) -> list[int]:
+        """The groups of moves in pipeline order, which is the last move first, by the classes themselves."""
+        found, real = list[int](), np.arange(len(self.radix))
+        for move in reversed(path):
+            counts = (group[move] + 1) // self.radix % (self.sizes + 1)
+            found.append(int(counts @ self.radix[real]) - 1)
+            real = real[self.order[move]]
+        return found[::-1]
 
 
 def all_moves(counts: Sequence[int], prices: Array) -> tuple[Index, Moves]:
@@ -192,6 +227,7 @@ def _nearest_cuts(limit: Limit, moves: Moves, *, relaxed: bool, stop: bool = Tru
         alive = np.flatnonzero(last <= end)
         alive = alive[model.work[last[alive]] < seconds * moves.spare[source[alive]]]
         level, group, last = same_size[alive], group[alive], last[alive]
+        receiver = kind[moves.receiver[level]]
         if not len(level):
             continue
         first = _reach(model, group, last, seconds)
@@ -203,10 +239,10 @@ def _nearest_cuts(limit: Limit, moves: Moves, *, relaxed: bool, stop: bool = Tru
                 return best, done
         target = moves.target[level]
         starts = np.flatnonzero(np.diff(target, prepend=-1))
-        cut = following[number[:, kind[group]], first]  # [kinds of the next sender, moves]
+        cut = following[number[:, receiver], first]  # [kinds of the next sender, moves]
         cut = np.where(moved & (cut < last), cut, end + 1)
         if relaxed:
-            cut = np.minimum(cut, following[limit.alone[:, kind[group]], last])
+            cut = np.minimum(cut, following[limit.alone[:, receiver], last])
         key = np.where(cut <= end, cut * num_moves + level, (end + 1) * num_moves)
         reached = np.minimum.reduceat(key, starts, axis=1).T
         best[target[starts]] = np.minimum(best[target[starts]], reached)
@@ -261,14 +297,14 @@ def _reach(model: StageModel, group: Index, last: Index, seconds: float) -> Inde
 def _walk_chain(limit: Limit, moves: Moves, best: Index, move: int) -> Path:
     """The stages behind the move that reached the start of the network, in pipeline order."""
     kind, _ = limit.kinds
-    path, first = [], 0
+    chosen, cuts = list[int](), [0]
     while True:
-        source, group = int(moves.source[move]), int(moves.group[move])
-        last, before = divmod(int(best[source, kind[group]]), len(moves.source))
-        path.append((group, first, last))
+        last, before = divmod(int(best[moves.source[move], kind[moves.group[move]]]), len(moves.source))
+        chosen.append(move)
+        cuts.append(last)
         if last == len(limit.model.cuts) - 1:
-            return path
-        first, move = last, before
+            return list(zip(moves.groups(chosen), cuts, cuts[1:], strict=False))
+        move = before
 
 
 def last_true(fits: Callable[[Index, Index, Index], NDArray[np.bool_]], low: Index, high: Index) -> Index:

@@ -61,7 +61,8 @@ def over_sets(
         own = own[reached[state].any(axis=1)[kind[moves.group[own]]]]
         if not len(own):
             continue
-        groups, targets = moves.group[own], moves.target[own]
+        own = own[np.argsort(moves.target[own], kind="stable")]
+        groups, targets, receivers = moves.group[own], moves.target[own], kind[moves.receiver[own]]
         from_cuts = reached[state][kind[groups]]  # [moves, S]
         found = np.zeros_like(from_cuts)
         for c, chain in enumerate(cuts.chains):
@@ -75,8 +76,10 @@ def over_sets(
         finished = found[:, 0] & ((targets == whole) if all_devices else True)
         if finished.any():
             return _walk_sets(limit, moves, reached, memory, int(own[finished.argmax()]))
+        starts = np.flatnonzero(np.diff(targets, prepend=-1))  # groups of like nodes may lead to one state
         for k in range(len(rows)):
-            reached[targets, k] |= found & sets[number[k, kind[groups]]]
+            begun = found & sets[number[k, receivers]]
+            reached[targets[starts], k] |= np.logical_or.reduceat(begun, starts, axis=0)
     return None
 
 
@@ -95,17 +98,15 @@ def _walk_sets(limit: Limit, moves: Moves, reached: NDArray[np.bool_], memory: M
             good &= memory.need(move, first, after) <= memory.limit[move]
         return after[good]
 
-    path: Path = []
-    first = 0
+    chosen, cuts = list[int](), [0]
     while True:
-        last, group = int(ends(move, first)[-1]), int(moves.group[move])
-        path.append((group, first, last))
+        cuts.append(int(ends(move, cuts[-1])[-1]))
+        chosen.append(move)
         if moves.source[move] == 0:
-            return path
+            return list(zip(moves.groups(chosen), cuts, cuts[1:], strict=False))
         into = np.flatnonzero(moves.target == moves.source[move])
-        attachable = sets[number[kind[group], kind[moves.group[into]]], last]
-        move = next(int(m) for m in into[attachable] if len(ends(int(m), last)))
-        first = last
+        attachable = sets[number[kind[moves.group[move]], kind[moves.receiver[into]]], cuts[-1]]
+        move = next(int(m) for m in into[attachable] if len(ends(int(m), cuts[-1])))
 
 
 def nothing_fits(ends: StageEnds, moves: Moves, memory: MemoryRule, all_devices: bool) -> str:

@@ -26,9 +26,11 @@ def minimise_period(
     memory: MemoryRule | None = None,
     all_devices: bool = False,
     known: Path | None = None,
+    least: float = 0.0,
 ) -> list[Path]:
     """Paths of falling period. The last one is proven the best: no path of these moves has a smaller period.
 
+    `least`: no path of a chain has a smaller one, as is known.
     `known`: a path to begin with, where cuts are no chain; without it the layers' own order must be among them.
     """
     model = ends.model
@@ -52,10 +54,10 @@ def minimise_period(
         order = model.cuts.in_order
         quick = _along(model.along(order), moves, until=STEP)[-1]
         return _bisect(model, moves, exact, [(group, order[a], order[b]) for group, a, b in quick], near=True)
-    return _along(model, moves)
+    return _along(model, moves, least=least)
 
 
-def _along(model: StageModel, moves: Moves, *, until: float = 0.0) -> list[Path]:
+def _along(model: StageModel, moves: Moves, *, until: float = 0.0, least: float = 0.0) -> list[Path]:
     """The best paths along a chain of cuts; the search may stop where `until` is the gap."""
 
     def quick(moves: Moves, seconds: float) -> Path | None:
@@ -66,7 +68,7 @@ def _along(model: StageModel, moves: Moves, *, until: float = 0.0) -> list[Path]
         doubtful = along_chain(model, moves, seconds, relaxed=True)
         return over_sets(StageEnds(model), moves, seconds) if doubtful else None
 
-    return _bisect(model, moves, quick, _alone(model), certain, useful_moves, until=until)
+    return _bisect(model, moves, quick, _alone(model), certain, useful_moves, until=until, least=least)
 
 
 def _alone(model: StageModel) -> Path:

@@ -1,5 +1,6 @@
 """The optimal planner: exact search over cuts, device groups, orders and shares, with a proven lower bound."""
 
+import time
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -9,24 +10,42 @@ from ...forecast import steady_rate
 from ...plan import Estimate, Plan, StageEstimate
 from ...simulator import simulate
 from ..base import Problem
+from ..cuts import Cuts
+from ..device_groups import device_classes
 from ..estimate import estimate
 from ..published.contiguous import contiguous_plan
 from .chain_search import Path
 from .deeper_warmup import deepened
 from .frontier_cuts import FrontierCuts
 from .graph_search import StageEnds, nothing_fits, over_sets
+from .guided_path import devices_in_order, guided_path
+from .joined_nodes import JoinedNodes
+from .lagrangian_bound import lagrangian_bound
 from .listed_cuts import ListedCuts
 from .min_latency import least_latency
 from .min_period import minimise_period
 from .min_step_time import LeastSum, StepModel, minimise_step, sum_and_limit
+from .priced_stages import PricedStages
 from .relaxed_bound import is_close, relaxed_bound
-from .search_space import Rules, Space, branching_space, frontier_space, merged, spaces
+from .search_space import (
+    MAX_CUTS,
+    Rules,
+    Space,
+    branching_space,
+    frontier_space,
+    merged,
+    order_space,
+    spaces,
+    symmetric_space,
+)
 from .stage_cost_tables import StageModel
 
 CONTIGUOUS = "dnn-partitioning"
 OBJECTIVES = PERIOD, LATENCY = ("period", "latency")
 _DEVICES_AT_A_CUT = 1.5  # that send what crosses it: few cuts that need more are worth their bytes
 _ROUNDS = 3  # of searches over the cheapest cuts
+_GUIDED_SECONDS = 3.0  # of the processor, for orders of devices
+_GUIDED_GAP = 0.003  # between a period that was found and one that was not, which is not worth a second
 COST_MODELS = ("default", "published", CONTIGUOUS)
 
 
@@ -41,8 +60,8 @@ class Optimal:
 
     `cost_model="published"` minimises the period by SparsePipe's cost model without its faults (`published_model`),
     "dnn-partitioning" by that of published/contiguous.py: no replicas, transfers added to a stage's load.
-    `quick`: where cuts are too many to search, look at those along an order of the layers alone, which takes a tenth of
-    a second, not some; the plan may be slower, and the gap wider.
+    `quick`: where cuts or devices are too many to search, look at those along an order of the layers, and of the
+    devices, alone, which takes a tenth of a second, not some; the plan may be slower, and the gap wider.
     `objective="latency"` plans for inference, forwards alone: the least time from an input to its output whose period
     is at most `period_at_most` seconds, any where it is not given (min_latency.py). Its estimate is that of inference,
     and the gap that of the latency.
@@ -146,6 +165,9 @@ class Optimal:
             found = [*found, *easily]  # every two devices are joined by the network, there as here
         if self.quick:
             return found, low
+        cuts = Cuts.of(problem.table, problem.layers, limit=MAX_CUTS)
+        if cuts.is_chain and not problem.synchronous:
+            return self._with_guided_orders(problem, cuts, found, low)
         period = min(one.value for one in found)
         listed = None if searched.model.cuts.complete or is_close(low, period) else ListedCuts.of(problem)
         space = branching_space(problem, self._rules, searched, listed) if listed else None
@@ -155,6 +177,38 @@ class Optimal:
             found = self._with_frontier_cuts(problem, searched, found)
         period = min(one.value for one in found)
         return found, relaxed_bound(problem, relaxed, listed, low=low, period=period)
+
+    def _with_guided_orders(
+        self, problem: Problem, cuts: Cuts, found: list["Found"], low: float
+    ) -> tuple[list["Found"], float]:
+        """More paths, along orders of the devices in which prices of them say that a better plan may be, and a bound.
+
+        Where even the bound cannot be near the best, periods between the two are tried, each half as far as is open.
+        """
+        if max(len(node.device_types) for node in problem.cluster.nodes) == 1:
+            problem = merged(problem)
+        joined, classes = JoinedNodes.of(problem, cuts), device_classes(problem.cluster)
+        best = min(one.value for one in found)
+        low = lagrangian_bound(joined, low=low, high=best)
+        failed, until = low, time.process_time() + _GUIDED_SECONDS
+        while best - failed > _GUIDED_GAP * best and time.process_time() < until:
+            tried = (failed + best) / 2
+            stages = PricedStages(joined, tried)
+            path = guided_path(stages, [*stages.ever_dearer()])
+            order = devices_in_order(joined, path, classes) if path else ()
+            space = order_space(problem, self._rules, cuts, order) if order else None
+            more = self._minimise(problem, space)[0] if space and not self._refusal(space) else []
+            period = min((one.value for one in more), default=inf)
+            if period >= best:
+                failed = tried
+                continue
+            found, best = [*found, *more], period
+        space = None if is_close(low, best) or self.all_devices else symmetric_space(problem, cuts)
+        if space is None:
+            return found, low
+        paths = minimise_period(StageEnds(space.model), space.moves, least=low)
+        every = [Found(space, path, space.model.period(path)) for path in paths]
+        return [*found, *every], every[-1].value
 
     def _with_frontier_cuts(self, problem: Problem, searched: Space, found: list["Found"]) -> list["Found"]:
         """More paths where cuts cannot be listed: over the cheapest cut for each amount of work, then near the best."""

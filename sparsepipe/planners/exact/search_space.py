@@ -13,6 +13,7 @@ from ..cuts import Cuts, least_payload_order
 from ..device_groups import DeviceClass, DeviceGroups, device_classes
 from .chain_search import Moves, Path, all_moves, slice_moves
 from .frontier_cuts import FrontierCuts
+from .like_nodes import num_moves, symmetric_moves
 from .listed_cuts import ListedCuts
 from .memory_limits import MemoryRule, memory_rule
 from .stage_cost_tables import StageModel, default_model, published_model
@@ -24,6 +25,7 @@ _REACH = 0.01  # of all work, around the cuts of a plan that was found
 MAX_SERVERS = 8  # of the published model, where any set of them may form a stage
 # How much one step of a search may look at: a second or so.
 CHAIN_BUDGET = 400_000  # moves
+SWAPPED_GROUPS = 50_000  # groups, where of like nodes each is told by itself
 SETS_BUDGET = 40_000_000  # moves × cuts × chains
 STEP_BUDGET = 30_000_000  # moves × cuts²
 LATENCY_BUDGET = 100_000_000  # the same, searched once
@@ -119,6 +121,28 @@ def frontier_space(
         if space := _with_cuts(problem, rules, searched, frontier.cheapest(count, masks, around, _REACH)):
             return space
     return None
+
+
+def symmetric_space(problem: Problem, cuts: Cuts) -> Space | None:
+    """All moves on nodes of which several are alike, by a chain of cuts; None where that takes more than seconds."""
+    classes = device_classes(problem.cluster)
+    limited = any(one.type.memory_bytes < float("inf") for one in classes)
+    num_groups = prod(len(one.ranks) + 1 for one in classes)
+    if limited or num_groups > SWAPPED_GROUPS or num_moves(classes) > CHAIN_BUDGET:
+        return None
+    counts, moves = symmetric_moves(classes, class_prices(problem, classes))
+    groups = DeviceGroups.of(problem, classes, counts)
+    return Space.of(problem, Rules(), cuts, groups, moves, complete=True)
+
+
+def order_space(problem: Problem, rules: Rules, cuts: Cuts, order: Sequence[int]) -> Space | None:
+    """Groups of consecutive devices of one order, by class, the end of the pipeline first; None where too many fit."""
+    classes = device_classes(problem.cluster)
+    counts, moves = slice_moves(order, class_prices(problem, classes))
+    if not fits(problem, rules, cuts, len(moves.source)):
+        return None
+    groups = DeviceGroups.of(problem, classes, counts, even=rules.published)
+    return Space.of(problem, rules, cuts, groups, moves, complete=False)
 
 
 def _with_cuts(problem: Problem, rules: Rules, searched: Space, cuts: Cuts) -> Space | None:
