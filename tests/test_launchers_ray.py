@@ -16,9 +16,9 @@ from strangers import knock
 from sparsepipe import Cluster, DeviceType, InputError, Node, RunFailed
 from sparsepipe.files import cut_torn_row, read_rows
 from sparsepipe.launchers import attach, launch
-from sparsepipe.launchers.ray.bundles import bundle, check_room, hosts_of
+from sparsepipe.launchers.ray.bundles import bundle, check_room, hosts_of, labels, pinned
 from sparsepipe.launchers.ray.connected import prove
-from sparsepipe.launchers.ray.device_types import read_types, write_types
+from sparsepipe.launchers.ray.device_types import devices_of, read_types, write_types
 from sparsepipe.launchers.ray.session_folder import TOKEN, session_folder
 
 MODEL = "minkvgg11-narrow"
@@ -72,6 +72,19 @@ def test_ranks_that_ray_never_has_room_for_are_refused(types, gpus, told):
     assert bundle(gpus=gpus) == {"CPU": 1} | ({"GPU": 1} if gpus else {})
 
 
+def test_nodes_that_were_lost_have_no_room():
+    nodes = [node("a", "10.0.0.1", kind="slow"), node("b", "10.0.0.2", kind="slow")]
+    check_room(["slow"], nodes, gpus=False, without={"a"})
+    with pytest.raises(InputError, match="needs 2 CPUs of type 'slow' .* have 1"):
+        check_room(["slow"] * 2, nodes, gpus=False, without={"a"})
+    assert labels(["slow", None]) == [{"device": "slow"}, {}]
+    assert labels(["slow", None], without={"b", "a"}) == [
+        {"device": "slow", "ray.io/node-id": "!in(a,b)"},
+        {"ray.io/node-id": "!in(a,b)"},
+    ]
+    assert pinned(["b", "a"]) == [{"ray.io/node-id": "b"}, {"ray.io/node-id": "a"}]
+
+
 def test_types_are_asked_for_where_they_differ(tmp_path):
     plan = plan_of(MODEL, [[0], [1]])
     unlike = Cluster((Node("a", (DeviceType("slow"), DeviceType("fast"), DeviceType("third"))),))
@@ -79,6 +92,13 @@ def test_types_are_asked_for_where_they_differ(tmp_path):
     for cluster, types in ((unlike, ("slow", "fast")), (Cluster.uniform(2), (None, None)), (None, (None, None))):
         write_types(tmp_path, plan, cluster)
         assert read_types(tmp_path, 2) == types
+    known = Cluster((Node("a", (DeviceType("slow", 4e9), DeviceType("fast", 8e9))),))
+    assert devices_of(("fast", "slow", "new"), known) == [
+        DeviceType("fast", 8e9),
+        DeviceType("slow", 4e9),
+        DeviceType("new"),
+    ]
+    assert devices_of((None, None), known) == [DeviceType("slow", 4e9)] * 2
 
 
 def test_a_session_leaves_nothing_and_removes_what_killed_ones_left(tmp_path, monkeypatch):
@@ -118,14 +138,13 @@ def test_without_ray_one_line_says_what_to_install(tmp_path, monkeypatch):
     assert (code, out, len(lines)) == (2, "", 1) and 'pip install "sparsepipe[cluster]"' in lines[0]
     code, _, lines = sparsepipe(*words, "--ray-address", "10.0.0.1:6379")
     assert code == 2 and "--ray-address goes with --launcher ray" in lines[-1]
-    code, _, lines = sparsepipe(*words, "--encrypt")
-    assert code == 2 and "--encrypt goes with hosts beyond this one" in lines[-1]
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     code, _, lines = sparsepipe(*words, "--launcher", "ray", "--on-lost-host", "wait")
-    assert code == 2 and "--on-lost-host goes with --launcher ssh" in lines[-1]
+    assert code == 2 and "--on-lost-host goes with a Ray cluster" in lines[-1]
     assert not (tmp_path / "run").exists()
 
 
-def test_what_cannot_run_there_is_refused_before_anything_is_started(tmp_path, monkeypatch):
+def test_what_cannot_run_there_is_refused_before_anything_is_started(tmp_path):
     pytest.importorskip("ray", reason='no Ray: pip install "sparsepipe[cluster]"')
     plan, config = plan_of(MODEL, [[0], [1]], **FLUSH), settings(tmp_path)
     for options, told in (
@@ -135,9 +154,6 @@ def test_what_cannot_run_there_is_refused_before_anything_is_started(tmp_path, m
     ):
         with pytest.raises(InputError, match=told):
             launch(plan, config, run_dir=tmp_path / "run", launcher="ray", **options)
-    monkeypatch.delenv("RAY_USE_TLS", raising=False)
-    with pytest.raises(InputError, match="started with RAY_USE_TLS=1"):
-        launch(plan, config.replace(encrypt=True), run_dir=tmp_path / "run", launcher="ray", ray_address="10.0.0.1:1")
     assert not (tmp_path / "run").exists()
 
 

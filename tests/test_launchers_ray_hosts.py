@@ -1,130 +1,82 @@
-"""Runs on a Ray cluster of hosts that share only the code: ranks go where their types are; Ray is left as it was."""
+"""Runs on a Ray cluster of hosts that share only the code: ranks go where types are, nodes are lost and come back.
+
+Ray itself is left as it was.
+"""
 
 import json
 import os
-import shutil
 import signal
-import subprocess
-import sys
 
 import pytest
-from hosts_desk import give_machine_code
 from network_hosts import network_hosts
 from processes import ENOUGH, until
-from runtime_jobs import REPOSITORY, plan_of, shapes
+from ray_hosts_desk import ray_hosts
 
-from sparsepipe.files import cut_torn_row, read_rows
+from sparsepipe.record import RunRecord
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 pytest.importorskip("ray", reason='no Ray: pip install "sparsepipe[cluster]"')
 
-MODEL = "minkvgg11bn-narrow"
-PORT = 6379
 TYPES = ("slow", "fast")  # of the devices of ranks 0 and 1; hosts have them the other way round
-COMMON = ("--block", "--disable-usage-stats", "--object-store-memory", str(80 * 2**20), "--temp-dir", "/run/ray")
-ENVIRONMENT = {
-    "HOME": "/run/home",  # where Ray's token is, too
-    "RAY_AUTH_MODE": "token",
-    "RAY_enable_worker_prestart": "0",
-    "RAY_prestart_worker_first_driver": "0",
-    "OMP_NUM_THREADS": "1",
-    "PYTHONPATH": str(REPOSITORY),
-}
-
-
-def ray_start(host, *words):
-    command = host.command([sys.executable, "-m", "ray.scripts.scripts", "start", *COMMON, *words])
-    address = ["--node-ip-address", host.address]
-    with (host.home / "ray.log").open("wb") as log:
-        return subprocess.Popen(command + address, stdout=log, stderr=log, env=os.environ | ENVIRONMENT)
-
-
-class Hosts:
-    """A desk with Ray's head, which has no room for ranks, and two hosts with one device each."""
-
-    def __init__(self, network, folder):
-        self.network, self.folder, self.desk = network, folder, network.desk
-        for host in (*network.hosts, network.desk):
-            (host.home / ".ray").mkdir()
-            (host.home / ".ray" / "auth_token").write_text("5" * 64)
-            shutil.copytree(folder / "shapes", host.home / "shapes")
-        plan = plan_of(MODEL, [[0], [1]], schedule="gpipe", weights="flush", num_microbatches=2)
-        plan.save(folder / "two.json")
-        plan_of(MODEL, [[0]], schedule="gpipe", weights="flush", num_microbatches=2).save(folder / "one.json")
-
-    def words(self, name, plan, *more):
-        """The command that trains, on the desk."""
-        words = [sys.executable, "-m", "sparsepipe", "run", str(self.folder / f"{plan}.json"), "--model", MODEL]
-        words += ["--data", "/run/home/shapes", "--voxel-size", "0.12", "--batch-size", "4", "--no-validation"]
-        words += ["--threads", "1", "--run-dir", str(self.folder / name), "--json", *more]
-        return words
-
-    def on_ray(self, name, *more, types=TYPES):
-        """The command that trains on nodes with these types: where they are, Ray knows."""
-        nodes = (f'[[node]]\nname = "{kind}"\ndevices = [{{ type = "{kind}" }}]\n' for kind in types)
-        path = self.folder / f"{name}.toml"
-        path.write_text("\n".join(nodes))
-        where = ["--launcher", "ray", "--ray-address", f"{self.desk.address}:{PORT}", "--cluster", str(path)]
-        return self.words(name, "two", *where, *more)
-
-    def run(self, words):
-        done = self.desk.run(*words, timeout=ENOUGH, env=os.environ | ENVIRONMENT)
-        return done.returncode, done.stdout, done.stderr
-
-    def losses(self, name):
-        path = self.folder / name / "metrics.jsonl"
-        if not path.exists():
-            return []
-        cut_torn_row(path)
-        return [row["loss"] for row in read_rows(path) if row["event"] == "step"]
-
-    def pids(self, host, word):
-        return [pid for pid, words in host.commands().items() if any(word in given for given in words)]
-
-    def check_ray_alone_is_left(self):
-        for host in self.network.hosts:
-            until(lambda host=host: not self.pids(host, "sparsepipe."), f"{host.name} is left alone")
-            left = host.home / ".local" / "state" / "sparsepipe" / "hosted"
-            until(lambda left=left: not list(left.glob("run-*")), f"no run on {host.name}")
-        assert all(self.pids(host, "raylet/raylet") for host in (*self.network.hosts, self.desk))
 
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hosts")
-    shapes(folder)
-    with network_hosts(2, folder) as network:
-        hosts = Hosts(network, folder)
-        begun = [ray_start(network.desk, "--head", "--port", str(PORT), "--num-cpus", "0", "--include-dashboard=false")]
-        try:
-            until(lambda: PORT in {port for _, port in network.desk.listening()}, "Ray's head")
-            for host, kind in zip(network.hosts, reversed(TYPES), strict=True):
-                where = ["--address", f"{network.desk.address}:{PORT}", "--num-cpus", "1", "--num-gpus", "0"]
-                begun.append(ray_start(host, *where, "--labels", f"device={kind}"))
-            give_machine_code(network.desk)
-            code, _, said = hosts.run(hosts.words("one", "one", "--epochs", "2"))
-            assert code == 0, said
-            for host in network.hosts:  # machine code, which each host else makes for itself
-                shutil.copytree(network.desk.home / ".cache", host.home / ".cache")
-            logs = [host.home / "ray.log" for host in (*network.hosts, network.desk)]
-            until(lambda: all("Ray runtime started" in log.read_text() for log in logs), "Ray's nodes")
-            yield hosts
-        finally:
-            for process in begun:
-                process.kill()
-            for pid in network.desk.commands():
-                os.kill(pid, signal.SIGKILL)
-            for process in begun:
-                process.wait()
+    with network_hosts(2, folder) as network, ray_hosts(network, folder, TYPES[::-1]) as hosts:
+        yield hosts
 
 
 def test_ranks_are_where_their_types_are_and_losses_those_of_one_device(hosts):
-    code, out, said = hosts.run(hosts.on_ray("over", "--epochs", "2"))
+    code, out, said = hosts.run(hosts.on_ray("over", "--epochs", "2", types=TYPES))
     assert code == 0, said
     assert hosts.losses("over") == hosts.losses("one") and len(hosts.losses("over")) > 8
-    log = (hosts.folder / "over" / "logs" / "launcher.log").read_text()
-    assert "ranks 0: host2" in log and "ranks 1: host1" in log
+    assert "ranks 0: host2" in hosts.log("over") and "ranks 1: host1" in hosts.log("over")
     assert json.loads(out)
-    hosts.check_ray_alone_is_left()
+    hosts.check_ray_alone_is_left(hosts.network.hosts)
     code, _, said = hosts.run(hosts.on_ray("unlike", types=("x", "slow")))
     assert code == 2 and "label device=x" in said.splitlines()[-1], said
+
+
+def dawdling(hosts, name, *more):
+    """The command of a run of two epochs that takes a second for each minibatch, and may lose a node once."""
+    slow = ["--straggler", "jitter:rank=1,p=1,seconds=1", "--max-restarts", "1", "--timeout", "60"]
+    return hosts.on_ray(name, "--epochs", "2", *slow, *more, types=TYPES)
+
+
+def await_first_checkpoint(hosts, name, process):
+    folder = hosts.folder / name / "checkpoints"
+    until(lambda: (folder / "minibatch-00000005").exists() or process.poll() is not None, "a checkpoint")
+    assert process.poll() is None, process.communicate()
+
+
+def test_a_run_waits_for_a_node_whose_ray_was_killed(hosts):
+    first, _ = hosts.network.hosts
+    with hosts.running(dawdling(hosts, "back", "--on-lost-host", "wait")) as process:
+        await_first_checkpoint(hosts, "back", process)
+        for pid in hosts.pids(first, "raylet/raylet"):
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: "waiting for host1" in hosts.log("back") or process.poll() is not None, "the loss is told")
+        hosts.start_node(first, TYPES[1])
+        said = process.communicate(timeout=ENOUGH)
+    assert process.returncode == 0, said
+    assert "there is room for all ranks again" in hosts.log("back")
+    assert hosts.losses("back") == hosts.losses("one")
+    hosts.check_ray_alone_is_left(hosts.network.hosts)
+
+
+def test_a_run_goes_on_without_a_node_that_died_planned_anew(hosts):
+    """The last test here: the host of rank 0 is gone with all it had."""
+    first, second = hosts.network.hosts
+    with hosts.running(dawdling(hosts, "left")) as process:
+        await_first_checkpoint(hosts, "left", process)
+        second.process.kill()
+        said = process.communicate(timeout=ENOUGH)
+    assert process.returncode == 0, said
+    log = hosts.log("left")
+    assert "rank 0" in log and "on host1: neighbouring stages joined, 1 in all" in log
+    assert hosts.losses("left") == hosts.losses("one")
+    record = RunRecord.load(hosts.folder / "left")
+    assert [len(followed.plan.stages) for followed in record.plans] == [2, 1]
+    assert record.plans[1].first_minibatch == 5
+    hosts.check_ray_alone_is_left([first])

@@ -91,8 +91,8 @@ def run(options: argparse.Namespace) -> Answer:
         raise InputError(f"--submit goes with --launcher {SLURM}")
     if options.ray_address and launcher != RAY:
         raise InputError(f"--ray-address goes with --launcher {RAY}")
-    if options.on_lost_host and launcher == RAY:
-        raise InputError("--on-lost-host goes with --launcher ssh: a job that Ray loses a node of ends; resume it")
+    if options.on_lost_host and launcher == RAY and not (options.ray_address or os.environ.get("RAY_ADDRESS")):
+        raise InputError("--on-lost-host goes with a Ray cluster: name it, --ray-address ADDRESS, or leave it out")
     if options.encrypt and launcher == LOCAL:
         raise InputError("--encrypt goes with hosts beyond this one: name them, --cluster FILE, or leave it out")
     if options.on_lost_host and launcher == LOCAL:

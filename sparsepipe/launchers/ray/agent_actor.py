@@ -58,6 +58,10 @@ class AgentActor:
         return self._process.wait()
 
 
+def answer() -> None:
+    """Say by returning that tasks are done on the node."""
+
+
 def own_gpu() -> str:
     """Return the GPU that Ray has given to the task that this is."""
     return os.environ["CUDA_VISIBLE_DEVICES"]

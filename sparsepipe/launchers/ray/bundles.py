@@ -5,7 +5,7 @@ here are values alone; Ray is asked in `placed_ranks.py`.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ...cluster import DeviceType, Node
@@ -13,6 +13,7 @@ from ...errors import InputError
 from ..ssh.placement import HostedRanks
 
 LABEL = "device"
+_NODE = "ray.io/node-id"  # Ray's own label
 
 
 def bundle(*, gpus: bool) -> dict[str, float]:
@@ -20,12 +21,25 @@ def bundle(*, gpus: bool) -> dict[str, float]:
     return {"CPU": 1, **({"GPU": 1} if gpus else {})}
 
 
-def check_room(types: Sequence[str | None], nodes: Sequence[Mapping[str, Any]], *, gpus: bool) -> None:
+def labels(types: Sequence[str | None], *, without: Collection[str] = ()) -> list[dict[str, str]]:
+    """Return which labels the node of each rank is to have: that of its type, and an id that is none of `without`."""
+    elsewhere = {_NODE: f"!in({','.join(sorted(without))})"} if without else {}
+    return [({} if kind is None else {LABEL: kind}) | elsewhere for kind in types]
+
+
+def pinned(ids: Sequence[str]) -> list[dict[str, str]]:
+    """Return the labels by which each rank is on the node with the id at its place."""
+    return [{_NODE: id} for id in ids]
+
+
+def check_room(
+    types: Sequence[str | None], nodes: Sequence[Mapping[str, Any]], *, gpus: bool, without: Collection[str] = ()
+) -> None:
     """Raise InputError where Ray's nodes never have room for the ranks, whatever else they are at.
 
-    `types`: of each rank's device, None for any; `nodes` are as `ray.nodes()` has them.
+    `types`: of each rank's device, None for any; `nodes` are as `ray.nodes()` has them, those of `without` left out.
     """
-    alive = [node for node in nodes if node["Alive"]]
+    alive = [node for node in nodes if node["Alive"] and node["NodeID"] not in without]
     for kind, needed in Counter(types).items():
         rooms = [_room(node, gpus=gpus) for node in alive if kind is None or node.get("Labels", {}).get(LABEL) == kind]
         if sum(rooms) < needed:

@@ -12,14 +12,14 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...cluster import Cluster
 from ...plan import Plan
 from ...record import RunRecord
 from ...runtime.config import DEVICES
 from ...runtime.processes.lifeline import watch
 from ..failure_cause import FailureCause
 from ..ssh.controller import controlled
-from ..ssh.restarting import attempts
-from ..ssh.session import HostLost, Session
+from ..ssh.restarting import Restarting
 from .connected import connected
 from .device_types import read_types
 
@@ -42,15 +42,14 @@ def main(options: Sequence[str]) -> int:
 
 def _launch(record: RunRecord, plan: Plan, *, address: str | None, resume: bool) -> FailureCause | None:
     types, gpus = read_types(record.folder, len(plan.ranks)), record.config["device"] != _CPU
-    here = address is None
+    here, known = address is None, record.folder / "cluster.toml"
     with connected(address, num_ranks=len(types), gpus=gpus):
-        from .placed_ranks import placed_ranks  # it brings Ray, which reads its settings then
+        from .nodes import NodesOfRay  # it brings Ray, which reads its settings then
 
-        any_type = (None,) * len(types)  # this one machine is all there is
-        with placed_ranks(any_type if here else types, gpus=gpus, folder=str(Path.cwd()) if here else None) as placed:
-            with Session(record, plan, placed.hosts, resume=resume, reach=placed) as session:
-                try:
-                    session.greet()
-                    return attempts(session, 0, int(record.config["max_restarts"]))[0]
-                except HostLost as lost:
-                    return lost.cause
+        place = NodesOfRay(
+            (None,) * len(types) if here else types,  # this one machine is all there is
+            planned_for=Cluster.load(known) if known.exists() else None,
+            gpus=gpus,
+            folder=str(Path.cwd()) if here else None,
+        )
+        return Restarting(record, plan, place, resume=resume).run()

@@ -1,9 +1,10 @@
 """Of which type the device of each rank is, where they differ: what the launching process leaves for Ray's driver."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
-from ...cluster import Cluster
+from ...cluster import Cluster, DeviceType
 from ...fields import texts
 from ...files import read_json, write_atomic
 from ...plan import Plan
@@ -21,3 +22,10 @@ def read_types(run_dir: Path, num_ranks: int) -> tuple[str | None, ...]:
     """Return the type of each rank's device, None for any. Raises InputError where the file is damaged."""
     found = texts(read_json(run_dir / _TYPES), str(_TYPES))
     return tuple(found) if found else (None,) * num_ranks
+
+
+def devices_of(types: Sequence[str | None], known: Cluster) -> list[DeviceType]:
+    """Return the device of each rank, given its type, None where all are alike, and a cluster that has such devices."""
+    by_name = {device.type.name: device.type for device in known.devices}
+    alike = known.devices[0].type
+    return [alike if kind is None else by_name.get(kind, DeviceType(kind)) for kind in types]
