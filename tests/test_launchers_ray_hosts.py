@@ -40,7 +40,7 @@ def test_ranks_are_where_their_types_are_and_losses_those_of_one_device(hosts):
 
 def dawdling(hosts, name, *more):
     """The command of a run of two epochs that takes a second for each minibatch, and may lose a node once."""
-    slow = ["--straggler", "jitter:rank=1,p=1,seconds=1", "--max-restarts", "1", "--timeout", "60"]
+    slow = ["--straggler", "jitter:rank=1,p=1,seconds=1", "--max-restarts", "1", "--timeout-seconds", "60"]
     return hosts.on_ray(name, "--epochs", "2", *slow, *more, types=TYPES)
 
 
