@@ -22,7 +22,12 @@ from sparsepipe.runtime import commands
 
 CUTS = [(1, 3), (), (2,)]
 KILLED = 2
-RULES_TO_TRY = [RULES["partial-reduce"](), RULES["wsp"](every=2, bound=8), RULES["diloco"](every=4), RULES["ad-psgd"]()]
+RULES_TO_TRY = [
+    RULES["partial-reduce"](),
+    RULES["wsp"](every=2, bound=8),
+    RULES["diloco"](every=4, momentum=0.5),
+    RULES["ad-psgd"](),
+]
 
 
 @pytest.mark.slow

@@ -93,6 +93,13 @@ def test_coordinates_of_a_usual_minibatch_take_four_bytes_a_voxel() -> None:
     _same(_sent(packet), packet)
 
 
+def test_voxels_of_whole_samples_travel_whose_stride_is_0() -> None:
+    """As MinkowskiEngine's are after a global pooling."""
+    samples = torch.tensor([[0, 0, 0, 0], [1, 0, 0, 0], [7, 0, 0, 0]], dtype=torch.int32)
+    packet = Packet(FORWARD, 0, 0, (), (CoordinateSet((0, 0, 0), samples),))
+    _same(_sent(packet), packet)
+
+
 def test_coordinates_off_the_grid_of_their_stride_lose_nothing() -> None:
     coordinates = torch.tensor([[0, 0], [0, 3], [1, 4]], dtype=torch.int32)
     packet = Packet(FORWARD, 0, 0, (), (CoordinateSet((2,), coordinates),))

@@ -80,7 +80,7 @@ def _measure(launcher: str, desk: Desk, repeats: int) -> dict[str, Any]:
 
 
 def _first_minibatch(desk: Desk, told: dict[str, Any]) -> float:
-    command = desk.network.desk.command([sys.executable, "-c", textwrap.dedent(_PROGRAM), json.dumps(told)])
+    command = desk.network.desk.command([sys.executable, "-P", "-c", textwrap.dedent(_PROGRAM), json.dumps(told)])
     environment = os.environ | ENVIRONMENT
     done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, env=environment, check=False)
     if done.returncode:

@@ -248,6 +248,11 @@ _KEYS: tuple[tuple[torch.dtype, bool], ...] = ((torch.int32, False), (torch.int6
 _RAW = 2
 
 
+def _steps(stride: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the least distance of two coordinates in each column; a stride is 0 where all of a sample was pooled."""
+    return 1, *(max(1, own) for own in stride)
+
+
 def _as_they_are(coordinates: Tensor) -> tuple[Tensor, list[int]]:
     return coordinates, [_RAW, *[0] * (2 * coordinates.shape[1])]
 
@@ -257,7 +262,7 @@ def _pack(coordinates: Tensor, stride: tuple[int, ...]) -> tuple[Tensor, list[in
     if len(coordinates) == 0:
         return _as_they_are(coordinates)
     low, high = (bound.tolist() for bound in torch.aminmax(coordinates, dim=0))
-    steps = (1, *stride)
+    steps = _steps(stride)
     bits = [((top - bottom) // step).bit_length() for top, bottom, step in zip(high, low, steps, strict=True)]
     if sum(bits) > 63:
         return _as_they_are(coordinates)
@@ -274,7 +279,7 @@ def _pack(coordinates: Tensor, stride: tuple[int, ...]) -> tuple[Tensor, list[in
 
 
 def _unpack(keys: Tensor, stride: tuple[int, ...], low: list[int], bits: list[int]) -> Tensor:
-    steps = (1, *stride)
+    steps = _steps(stride)
     coordinates = torch.empty((len(keys), len(steps)), dtype=torch.int32, device=keys.device)
     for column in reversed(range(len(steps))):
         distance: Any = keys & ((1 << bits[column]) - 1)
