@@ -146,7 +146,7 @@ def _same_devices(plan: Plan, problem: Problem) -> Plan:
     """The same number of devices of each kind in each stage, cut anew."""
     classes = device_classes(problem.cluster)
     groups = [tuple(sum(rank in one.ranks for rank in stage.ranks) for one in classes) for stage in plan.stages]
-    return with_groups(problem, groups)
+    return replace(with_groups(problem, groups), planner="cut anew")  # nobody set it by hand
 
 
 def _for_real(new: Plan, cluster: Cluster) -> Plan:
