@@ -10,17 +10,16 @@ So the gradients cross the network once a host, and not once a replica. Values a
 host, then in that of the hosts' first ranks: the bits of a sum are those of this order, whoever is slow.
 """
 
-import queue
-import threading
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
-from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from ..in_order import Begun, InOrder
 
 
 def replicas_by_host(ranks: Iterable[int], hosts: Iterable[Sequence[int]]) -> list[list[int]]:
@@ -44,35 +43,20 @@ class SumOverHosts:
     within: Any
     between: Any
     first: int
-    _todo: "queue.SimpleQueue[tuple[Tensor, Future] | None]" = field(default_factory=queue.SimpleQueue)
-
-    def __post_init__(self) -> None:
-        # A daemon: a process must be able to end while a sum waits for a rank that never comes.
-        threading.Thread(target=self._work, name="sums over hosts", daemon=True).start()
+    _thread: InOrder = field(default_factory=partial(InOrder, "sums over hosts"))
 
     @property
     def groups(self) -> list[Any]:
         """The process groups that it uses."""
         return [group for group in (self.within, self.between) if group is not None]
 
-    def start(self, values: Tensor) -> "SumUnderWay":
+    def start(self, values: Tensor) -> Begun:
         """Begin to sum `values` [n] over the replicas, in place."""
-        done: Future = Future()
-        self._todo.put((values, done))
-        return SumUnderWay(done)
+        return self._thread.begin(partial(self._sum, values))
 
     def close(self) -> None:
         """End the thread, once it has done what has begun."""
-        self._todo.put(None)
-
-    def _work(self) -> None:
-        while todo := self._todo.get():
-            values, done = todo
-            try:
-                self._sum(values)
-                done.set_result(None)
-            except Exception as error:  # of the process that waits
-                done.set_exception(error)
+        self._thread.close()
 
     def _sum(self, values: Tensor) -> None:
         flat = values.cpu()  # itself, unless it is on a GPU: over hosts gloo carries it
@@ -84,18 +68,6 @@ class SumOverHosts:
             dist.broadcast(flat, self.first, group=self.within)
         if flat is not values:
             values.copy_(flat)
-
-
-@dataclass(frozen=True, eq=False)
-class SumUnderWay:
-    """A sum that was begun: waited for like a work of torch.distributed."""
-
-    done: Future
-
-    def wait(self, timeout: timedelta) -> bool:
-        """Return once it is done. Raises TimeoutError, or what went wrong."""
-        self.done.result(timeout.total_seconds())
-        return True
 
 
 def sum_in_order(values: Tensor, group: Any) -> None:

@@ -9,11 +9,7 @@ A thread does one after the other in the order in which they were begun, so ever
 Registered as a backend of torch.distributed (`use`), it is what all groups of the job are made of, like gloo.
 """
 
-import queue
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -23,6 +19,7 @@ from torch import Tensor
 
 from ..encryption import Encryption
 from ..failures import PacketMismatch, PeerLost
+from ..in_order import Begun, InOrder
 from .base import Sending
 from .packet import Packet, Slot, decode
 from .sockets import Sockets, SocketTransport, connect
@@ -54,9 +51,8 @@ class EncryptedGroup(dist.ProcessGroup):
         self._rank, self._ranks = rank, range(size)
         self._others = [peer for peer in self._ranks if peer != rank]
         self._sockets, self._transport = sockets, SocketTransport(sockets)
-        self._begun: queue.SimpleQueue[tuple[Callable[[], None], Future[None]] | None] = queue.SimpleQueue()
+        self._thread = InOrder("encrypted sums")
         self._count = 0  # of what was done: packets say which they are of
-        threading.Thread(target=self._work, name="encrypted sums", daemon=True).start()
 
     def getBackendName(self) -> str:
         return BACKEND
@@ -70,21 +66,21 @@ class EncryptedGroup(dist.ProcessGroup):
 
     # torch.distributed calls these with lists; its other overloads are for callers in C++.
 
-    def allreduce(self, tensors: list[Tensor], options: Any) -> "_Begun":  # type: ignore[override]
+    def allreduce(self, tensors: list[Tensor], options: Any) -> Begun:  # type: ignore[override]
         assert options.reduceOp == dist.ReduceOp.SUM, "nothing else is asked for"
         return self._begin(partial(self._sum, tensors[0]))
 
-    def broadcast(self, tensors: list[Tensor], options: Any) -> "_Begun":  # type: ignore[override]
+    def broadcast(self, tensors: list[Tensor], options: Any) -> Begun:  # type: ignore[override]
         return self._begin(partial(self._broadcast, tensors[0], options.rootRank))
 
     def allgather(  # type: ignore[override]
         self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Any = None
-    ) -> "_Begun":
+    ) -> Begun:
         return self._begin(partial(self._gather, outputs[0], inputs[0]))
 
     def alltoall_base(  # type: ignore[override]
         self, output: Tensor, own: Tensor, output_sizes: list[int], sizes: list[int], options: Any = None
-    ) -> "_Begun":
+    ) -> Begun:
         assert not output_sizes and not sizes, "nothing but equal parts is asked for"
         return self._begin(partial(self._exchange, output, own))
 
@@ -92,27 +88,19 @@ class EncryptedGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Close, once nothing is under way any more."""
-        self._begun.put(None)
+        self._thread.close()
         self._sockets.close()
 
-    def _begin(self, do: Callable[[], None]) -> "_Begun":
-        end: Future[None] = Future()
-        self._begun.put((do, end))
-        return _Begun(end)
+    def _begin(self, do: Callable[[], None]) -> Begun:
+        return self._thread.begin(partial(self._do, do))
 
-    def _work(self) -> None:
-        while (begun := self._begun.get()) is not None:
-            do, end = begun
-            try:
-                do()
-            except PeerLost:  # it names ranks as they are called in this group
-                end.set_exception(ConnectionError("its end of a connection is closed"))
-            except Exception as error:  # raised where the work is waited for
-                end.set_exception(error)
-            else:
-                end.set_result(None)
+    def _do(self, do: Callable[[], None]) -> None:
+        try:
+            do()
+        except PeerLost:  # it names ranks as they are called in this group
+            raise ConnectionError("its end of a connection is closed") from None
+        finally:
             self._count += 1
-            del begun, do, end  # nor their tensors, while the next is waited for
 
     # --- what the thread does ----------------------------------------------------------------------------------------
 
@@ -163,21 +151,6 @@ class EncryptedGroup(dist.ProcessGroup):
         if packet.minibatch != self._count:
             raise PacketMismatch(f"work {packet.minibatch} of a group where {self._count} is due")
         return packet.slots[0].rows
-
-
-@dataclass(frozen=True)
-class _Begun:
-    """What was begun, as torch.distributed's Work is waited for."""
-
-    end: Future[None]
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait for its end. Raises what it met, and TimeoutError."""
-        self.end.result(None if timeout is None else timeout.total_seconds())
-        return True
-
-    def is_completed(self) -> bool:
-        return self.end.done()
 
 
 def _finish(under_way: list[Sending]) -> None:
