@@ -7,6 +7,7 @@ from math import inf
 
 import numpy as np
 import pytest
+from chain_problems import random_problem
 
 from sparsepipe import Cluster, CostSample, DeviceType, Layer, LayerCost, LayerGraph, Link, Node, Profile, partition
 from sparsepipe.planners.base import Problem
@@ -19,29 +20,6 @@ from sparsepipe.planners.exact.priced_stages import PricedStages
 from sparsepipe.planners.exact.search_space import Rules, spaces
 
 
-def random_problem(seed, *, layers=(3, 9), most_each=3):
-    """A chain on up to three types of devices on up to three nodes, whose averaging and transfers matter."""
-    rng = random.Random(seed)
-    count, types = rng.randint(*layers), "abc"[: rng.randint(1, 3)]
-    named = [Layer(f"l{k}", "", rng.choice([0, 1, 5, 20]) * rng.random()) for k in range(count)]
-    base = [(rng.choice([0.1, 1, 3, 10]) * rng.random(), rng.choice([0, 0.5, 2, 10]) * rng.random()) for _ in named]
-    costs = {
-        kind: tuple(LayerCost((CostSample(0, t * slow * rng.uniform(0.7, 1.4), t * slow, size),)) for t, size in base)
-        for kind, slow in zip(types, (1, 1.5, 2.5), strict=False)
-    }
-    nodes = tuple(
-        Node(
-            f"n{k}",
-            tuple(DeviceType(rng.choice(types)) for _ in range(rng.randint(1, most_each))),
-            Link(rng.choice([1, 3, 10, 1e3]), rng.choice([0, 0, 0.05])),
-        )
-        for k in range(rng.randint(1, 3))
-    )
-    cluster = Cluster(nodes, Link(rng.choice([0.5, 2, 8]), rng.choice([0, 0.1])))
-    rates = {kind: rng.choice([0, 0.2]) * rng.random() for kind in costs}
-    return Problem(Profile(LayerGraph.chain(named), costs, update_rates=rates), cluster)
-
-
 def joined(problem, **options):
     return JoinedNodes.of(problem, Cuts.of(problem.table, problem.layers, limit=10**6), **options)
 
@@ -49,7 +27,7 @@ def joined(problem, **options):
 @pytest.mark.parametrize("seed", range(40))
 def test_no_bound_is_above_the_best_plan(seed):
     """All plans of these are searched; few groups are listed in turn, so that the unlisted ones bound as well."""
-    problem = random_problem(seed)
+    problem = random_problem(random.Random(seed), layers=(3, 9))
     plan = partition(problem.profile, problem.cluster)
     best = plan.estimate.period_seconds
     assert plan.estimate.gap == 0
@@ -81,7 +59,7 @@ def cheapest_by_trying(here, seconds, prices):
 
 @pytest.mark.parametrize("seed", range(25))
 def test_the_cheapest_stages_are_the_cheapest_of_all(seed):
-    problem = random_problem(seed, layers=(2, 5), most_each=2)
+    problem = random_problem(random.Random(seed), layers=(2, 5), most_each=2)
     here, rng = joined(problem), np.random.default_rng(seed)
     assert not here.fluids
     best = partition(problem.profile, problem.cluster).estimate.period_seconds
@@ -114,7 +92,7 @@ def test_a_group_that_fits_on_no_node_pays_for_the_network():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_no_group_spends_less_on_nodes_than_joined(seed):
-    problem = random_problem(seed)
+    problem = random_problem(random.Random(seed), layers=(3, 9))
     (space,) = spaces(problem, Rules())
     here, own = joined(problem), space.model.groups
     several = len(own.nodes) > 1
@@ -139,7 +117,7 @@ def test_no_group_spends_less_on_nodes_than_joined(seed):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_guided_path_uses_what_there_is_and_is_put_on_nodes_whole(seed):
-    problem = random_problem(seed, layers=(6, 12), most_each=4)
+    problem = random_problem(random.Random(seed), layers=(6, 12), most_each=4)
     here, classes = joined(problem), device_classes(problem.cluster)
     best = partition(problem.profile, problem.cluster).estimate.period_seconds
     stages = PricedStages(here, 1.2 * best)

@@ -8,6 +8,7 @@ from math import ceil, inf, log2
 from unittest import mock
 
 import pytest
+from chain_problems import random_problem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -310,28 +311,6 @@ def test_step_time_equals_brute_force(data, schedule, num_microbatches):
     check_against_brute_force(
         data.draw(problems(max_layers=4, memory=True, schedule=schedule, num_microbatches=num_microbatches))
     )
-
-
-def random_problem(rng):
-    """A chain of 6 to 16 layers on up to 9 devices: too large for brute force."""
-    count, types = rng.randint(6, 16), "abc"[: rng.randint(1, 3)]
-    layers = [Layer(f"l{k}", "", rng.choice([0, 1, 5, 20]) * rng.random()) for k in range(count)]
-    base = [(rng.choice([0.1, 1, 3, 10]) * rng.random(), rng.choice([0, 0.5, 2, 10]) * rng.random()) for _ in layers]
-    costs = {
-        kind: tuple(LayerCost((CostSample(0, t * slow * rng.uniform(0.7, 1.4), t * slow, size),)) for t, size in base)
-        for kind, slow in zip(types, (1, 1.5, 2.5), strict=False)
-    }
-    nodes = tuple(
-        Node(
-            f"n{k}",
-            tuple(DeviceType(rng.choice(types)) for _ in range(rng.randint(1, 3))),
-            Link(rng.choice([1, 3, 10, 1e3]), rng.choice([0, 0, 0.05])),
-        )
-        for k in range(rng.randint(1, 3))
-    )
-    cluster = Cluster(nodes, Link(rng.choice([0.5, 2, 8]), rng.choice([0, 0.1])))
-    rates = {kind: rng.choice([0, 0.2]) * rng.random() for kind in costs}
-    return Problem(Profile(LayerGraph.chain(layers), costs, update_rates=rates), cluster)
 
 
 @pytest.mark.parametrize("seed", range(60))
