@@ -79,7 +79,7 @@ def _one(folder: Path, setting: Setting, rule: str, spec: str, seed: int) -> dic
 
 
 def steady_pace(steps: list[dict[str, Any]]) -> float:
-    """Minibatches a second of all pipelines together, each without its first and its last quarter, as `simulate` counts.
+    """Minibatches a second of all pipelines together, each without its first and last quarter, as `simulate` counts.
 
     One window for all would hold, of pipelines that begin ahead of a slow one, also what they did before the bound held
     them.
