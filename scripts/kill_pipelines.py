@@ -30,6 +30,7 @@ from pipeline_jobs import pipelines_of, replayed_pipelines  # noqa: E402
 from processes import processes_of  # noqa: E402
 from runtime_jobs import NORMED, settings, shapes  # noqa: E402
 
+from scripts.bench.scratch import scratch  # noqa: E402
 from sparsepipe.files import read_rows  # noqa: E402
 from sparsepipe.launchers import launch  # noqa: E402
 from sparsepipe.record import RunRecord  # noqa: E402
@@ -166,10 +167,10 @@ def main() -> int:
     parser.add_argument("--coordinator", action="store_true", help="kill the coordinator instead of a rank")
     arguments = parser.parse_args()
     draw, good = random.Random(arguments.seed), 0
-    with tempfile.TemporaryDirectory() as place:
-        data = shapes(Path(place)) if arguments.real else None
+    with scratch("kill-pipelines") as place:
+        data = shapes(place) if arguments.real else None
         for number in range(arguments.runs):
-            folder = Path(place) / f"run{number}"
+            folder = place / f"run{number}"
             ok = one_run(folder, draw, data=data, coordinator=arguments.coordinator)
             good += ok
             if ok:

@@ -16,7 +16,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -29,6 +28,7 @@ sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
 from processes import processes_of  # noqa: E402
 from runtime_jobs import NORMED, PLAIN, plan_of, settings, shapes  # noqa: E402
 
+from scripts.bench.scratch import scratch  # noqa: E402
 from sparsepipe.errors import InputError  # noqa: E402
 from sparsepipe.launchers import launch  # noqa: E402
 from sparsepipe.launchers.replan import request_replan  # noqa: E402
@@ -211,8 +211,7 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="where to put the folders of runs that went wrong")
     options = parser.parse_args()
     chance, wrong = random.Random(options.seed), 0
-    with tempfile.TemporaryDirectory(prefix="kill-runs-") as name:
-        base = Path(name)
+    with scratch("kill-runs") as base:
         common = settings(shapes(base), epochs=options.epochs, max_restarts=2)
         whole: dict[str, tuple[dict[int, float], float]] = {}  # losses and seconds of runs nobody disturbed
         for number in range(options.runs):

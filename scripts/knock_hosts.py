@@ -12,7 +12,6 @@ cannot.
 import argparse
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +26,8 @@ from processes import until  # noqa: E402
 from ray_hosts_desk import ray_hosts  # noqa: E402
 from runtime_jobs import plan_of  # noqa: E402
 from strangers import Place, knock  # noqa: E402
+
+from scripts.bench.scratch import scratch  # noqa: E402
 
 _MORE = 5  # minibatches that must follow
 _SSH = 22
@@ -78,9 +79,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     bad = 0
     for launcher in options.launcher or LAUNCHERS:
-        with tempfile.TemporaryDirectory(prefix="knock-hosts-") as name:
+        with scratch("knock-hosts") as folder:
             try:
-                with network_hosts(3, Path(name)) as network, LAUNCHERS[launcher](network, Path(name)) as running:
+                with network_hosts(3, folder) as network, LAUNCHERS[launcher](network, folder) as running:
                     _knock_everywhere(launcher, network, options.count, options.seconds)
                     running.check_it_goes_on()
                     print(f"{launcher}: the job goes on, with the losses of one device", flush=True)

@@ -7,12 +7,12 @@ minkowski-1t, minkowski-2t, and the GPU's where there is one. Run it with nothin
 import argparse
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
+from scripts.bench.scratch import scratch  # noqa: E402
 from sparsepipe import Profile  # noqa: E402
 from sparsepipe.data.shapes import make_shapes  # noqa: E402
 from sparsepipe.engines import engine  # noqa: E402
@@ -48,8 +48,8 @@ def measure(model: str, data: Path, *, repeats: int) -> Profile:
     joined: Profile | None = None
     for name in engines():
         for device, threads, kind in devices():
-            with tempfile.TemporaryDirectory() as scratch:
-                out = Path(scratch) / "profile.json"
+            with scratch("measure-profiles") as folder:
+                out = folder / "profile.json"
                 command = python_command("sparsepipe", "profile", "--model", model, "--data", str(data))
                 command += ["--voxel-size", str(VOXEL_SIZE), "--batch-size", str(BATCH_SIZE)]
                 command += ["--num-points", str(NUM_POINTS), "--engine", name, "--device", device]

@@ -5,7 +5,6 @@ python scripts/screenshots.py [--out figures]
 
 import argparse
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from scripts.bench.scratch import scratch  # noqa: E402
 from scripts.bench.widgets.cases import CELLS  # noqa: E402
 from scripts.lab_driver import Lab, chromium, open_page, run_notebook, set_theme  # noqa: E402
 from sparsepipe.reproduce import reproduce  # noqa: E402
@@ -41,16 +41,16 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("figures"))
     out = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
-        lab = Lab(Path(folder))
+    with scratch("screenshots") as folder:
+        lab = Lab(folder)
         try:
             with chromium() as browser:
                 explorer(browser, lab, out / "readme_explorer.png")
                 board(browser, lab, out / "readme_board.png")
         finally:
             lab.close()
-        reproduce(["mixed_devices"], out=Path(folder) / "figures")
-        few_colours(Path(folder) / "figures" / "mixed_devices.png", out / "readme_mixed_devices.png")
+        reproduce(["mixed_devices"], out=folder / "figures")
+        few_colours(folder / "figures" / "mixed_devices.png", out / "readme_mixed_devices.png")
     return 0
 
 

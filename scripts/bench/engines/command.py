@@ -4,9 +4,7 @@ import argparse
 import json
 import os
 import platform
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +14,7 @@ from sparsepipe.errors import InputError
 from sparsepipe.profiler import device_name
 
 from ..document import add_json, keep, say, tell
+from ..scratch import scratch
 from . import __doc__ as about
 from . import on_gpu
 from .cases import CASES, Case
@@ -69,8 +68,8 @@ def main() -> None:
         "threads": {},
         "memory": {},
     }
-    with tempfile.TemporaryDirectory() as scratch:
-        options.scratch = scratch
+    with scratch("bench-engines") as folder:
+        options.scratch = str(folder)
         if {"steps", "convolutions"} & set(options.parts):
             for count in options.threads:
                 part = document["threads"][str(count)] = {"clouds": {}, "steps": {}, "convolutions": {}}
@@ -98,11 +97,11 @@ def _measure_on_gpu(options: argparse.Namespace) -> None:
         "rounds": options.rounds,
         "cases": {},
     }
-    with tempfile.TemporaryDirectory() as scratch:
+    with scratch("bench-engines") as folder:
         for case in _cases(options):
             say(f"bench_engines: {device}: {case.name}")
             try:
-                document["cases"][case.name] = on_gpu.measure(case, Path(scratch), options.rounds, device)
+                document["cases"][case.name] = on_gpu.measure(case, folder, options.rounds, device)
             except (InputError, torch.OutOfMemoryError) as error:
                 say(f"bench_engines: {case.name}: {error}")
             keep(document, options.json)  # what is there, should the rest be cut off

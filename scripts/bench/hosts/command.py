@@ -1,9 +1,7 @@
 """The command: one workload after the other, over one rate after the other."""
 
 import argparse
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +10,7 @@ from network_hosts import network_hosts
 from scripts.bench import hosts
 from scripts.bench.document import add_json, keep, say, tell
 from scripts.bench.runtime.cases import CASES
+from scripts.bench.scratch import scratch
 from sparsepipe import data
 
 from .encrypting import encryption, encryption_table
@@ -43,26 +42,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _launches(options: argparse.Namespace) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="bench-hosts-") as name, network_hosts(HOSTS, Path(name)) as network:
-        return measured(network, Path(name), options.repeats)
+    with scratch("bench-hosts") as folder, network_hosts(HOSTS, folder) as network:
+        return measured(network, folder, options.repeats)
 
 
 def _encryption(options: argparse.Namespace) -> dict[str, Any]:
     rate = options.rate[0] if options.rate else None
-    with tempfile.TemporaryDirectory(prefix="bench-hosts-") as name, network_hosts(2, Path(name)) as network:
-        return encryption(network, Path(name), options.repeats, rate=rate)
+    with scratch("bench-hosts") as folder, network_hosts(2, folder) as network:
+        return encryption(network, folder, options.repeats, rate=rate)
 
 
 def _links(options: argparse.Namespace) -> dict[str, Any]:
     document: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(prefix="bench-hosts-") as name:
-        (Path(name) / "hosts").mkdir()
-        with network_hosts(2, Path(name) / "hosts") as network:
-            data.make_shapes(Path(name) / "shapes", num_train=6, num_test=1)
+    with scratch("bench-hosts") as folder:
+        (folder / "hosts").mkdir()
+        with network_hosts(2, folder / "hosts") as network:
+            data.make_shapes(folder / "shapes", num_train=6, num_test=1)
             for workload in options.workload or WORKLOADS:
-                own = Path(name) / workload
+                own = folder / workload
                 own.mkdir()
-                (own / "shapes").symlink_to(Path(name) / "shapes")
+                (own / "shapes").symlink_to(folder / "shapes")
                 bench = Bench(workload, own, network, options.repeats, options.seconds)
                 say(f"{workload}: profile, two processes at once")
                 found = bench.profile()

@@ -2,15 +2,14 @@
 
 import argparse
 import statistics
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from scripts.bench import replan
 from scripts.bench.document import add_json, say, tell
 from scripts.bench.replan.job import Change, measure, plans, socket_rate
 from scripts.bench.rounds import load
+from scripts.bench.scratch import scratch
 from sparsepipe.data import make_shapes
 from sparsepipe.runtime import RunConfig
 from sparsepipe.schedule_rules import SCHEDULE_RULES, WEIGHT_RULES
@@ -35,8 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     count = options.num_microbatches if by_step else 1
     found = plans(options.model, options.schedule, count, options.cuts)
     rate = socket_rate()
-    with tempfile.TemporaryDirectory(prefix="bench-replan-") as name:
-        data = make_shapes(Path(name) / "shapes", num_train=64, num_test=1)
+    with scratch("bench-replan") as folder:
+        data = make_shapes(folder / "shapes", num_train=64, num_test=1)
         config = RunConfig(
             options.model,
             str(data),
@@ -49,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             validate=False,
         )
         say(f"a job of 2 processes, {options.moves} changes of its plan")
-        changes = measure(found, config, Path(name) / "run", moves=options.moves, between=options.between)
+        changes = measure(found, config, folder / "run", moves=options.moves, between=options.between)
     document: dict[str, Any] = {
         "model": options.model,
         "schedule": options.schedule,

@@ -1,7 +1,6 @@
 """What is learned under each rule from the same samples, until it is flat, and how soon."""
 
 import statistics
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from sparsepipe.replication import Arithmetic, Rule, parse_rule
 
 from ..document import say
 from ..rounds import load
+from ..scratch import scratch
 from .pace import seconds_of
 
 MODEL, BATCH, RATE = "minkvgg11bn-narrow", 32, 0.02
@@ -51,13 +51,13 @@ def measure(setting: Setting, rules: list[str], stragglers: list[str]) -> list[d
     layers = tuple(row.id for row in network(MODEL, num_classes=1).rows)  # the same for any number
     plan = Plan((Stage(layers, (0,)),))
     rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch("bench-replication") as folder:
         constant = setting.schedule == CONSTANT
-        epochs = _epochs_until_flat(Path(folder) / "reference", setting, plan) if constant else setting.epochs
+        epochs = _epochs_until_flat(folder / "reference", setting, plan) if constant else setting.epochs
         for spec in stragglers:
             for rule in rules:
                 for seed in range(setting.seeds):
-                    place, before = Path(folder) / f"run{len(rows)}", load()
+                    place, before = folder / f"run{len(rows)}", load()
                     with _started(place, setting, plan, rule, spec, seed=seed, epochs=epochs) as job:
                         job.wait()
                     facts = {"rule": rule, "straggler": spec or "nobody is slow", "seed": seed}

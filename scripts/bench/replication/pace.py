@@ -1,7 +1,6 @@
 """Replays beside simulations: what each rule makes of a slow pipeline."""
 
 import statistics
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from sparsepipe.stragglers import Stragglers
 
 from ..document import say
 from ..rounds import load
+from ..scratch import scratch
 
 SLOW = "slow:rank=0,factor=4"  # pipeline 0: its only rank
 _LAYERS, _PARAMETER_BYTES = 4, 1e5  # of the network whose layers sleep; bytes a layer
@@ -37,11 +37,11 @@ class Setting:
 def measure(setting: Setting, rules: list[str], stragglers: list[str]) -> list[dict[str, Any]]:
     """Return a row for each rule, straggler and seed."""
     rows = []
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch("bench-replication") as folder:
         for spec in stragglers:
             for rule in rules:
                 for seed in range(setting.seeds):
-                    rows.append(_one(Path(folder), setting, rule, spec, seed))
+                    rows.append(_one(folder, setting, rule, spec, seed))
                     say(" ".join(f"{key}={_short(value)}" for key, value in rows[-1].items()))
     return rows
 

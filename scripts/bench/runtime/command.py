@@ -1,13 +1,12 @@
 """The command: its options, one workload after the other, or one role of one process."""
 
 import argparse
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from sparsepipe import data
 
 from ..document import add_json, keep, tell
+from ..scratch import scratch
 from . import __doc__ as about
 from .cases import CASES
 from .report import table
@@ -37,15 +36,15 @@ def main() -> int:
     only = set(options.only or COMPETITORS)
     only |= {"limit"} if "predicted" in only else set()
     document: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(prefix="bench-runtime-") as folder:
-        data.make_shapes(Path(folder) / "shapes", num_train=6, num_test=1)
+    with scratch("bench-runtime") as folder:
+        data.make_shapes(folder / "shapes", num_train=6, num_test=1)
         for name in options.workload or [*CASES, RUNTIME]:
             if name == RUNTIME:
-                document |= of_the_runtime(Path(folder), options.repeats)
+                document |= of_the_runtime(folder, options.repeats)
             else:
-                own = Path(folder) / name
+                own = folder / name
                 own.mkdir()
-                (own / "shapes").symlink_to(Path(folder) / "shapes")
+                (own / "shapes").symlink_to(folder / "shapes")
                 document[name] = bench(name, own, repeats=options.repeats, seconds=options.seconds, only=only)
             keep(document, options.json)
     tell(document, options.json, table(document))

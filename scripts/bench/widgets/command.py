@@ -1,13 +1,12 @@
 """The command: its options, a browser and JupyterLab for it, the document as a table."""
 
 import argparse
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from scripts.lab_driver import Lab, chromium
 
 from ..document import add_json, tell
+from ..scratch import scratch
 from . import __doc__ as about
 from .rounds import measure
 
@@ -19,8 +18,8 @@ def main() -> int:
     parser.add_argument("--devices", type=int, default=8)
     parser.add_argument("--moves", type=int, default=24, help="key presses on each slider")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        lab = Lab(Path(folder))
+    with scratch("bench-widgets") as folder:
+        lab = Lab(folder)
         try:
             with chromium() as browser:
                 found = measure(browser, lab, options)
