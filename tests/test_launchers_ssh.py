@@ -142,12 +142,17 @@ def test_hosts_that_cannot_be_worked_with_are_refused_in_a_line_and_nothing_is_l
     bare = second.home / "bare"  # a Python without any package
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     bare.chmod(0o755)
+    ends = second.home / "ends"
+    ends.write_text("#!/bin/sh\nexit 1\n")
+    ends.chmod(0o755)
     wrong = {
         "interpreter": ({"interpreter": "/nowhere/python"}, "name its interpreter"),
         "version": ({"python_path": "/run/home/other"}, "host2: code"),
         "package": ({"interpreter": "/run/home/bare", "python_path": "/nowhere"}, "has no sparsepipe"),
+        "program": ({"interpreter": "/run/home/ends"}, "is /run/home/ends a Python that runs there?"),
         "address": ({"address": "10.77.0.77"}, "no network interface there"),
         "name": ({"ssh": "host9"}, "no host of that name"),
+        "networks": ({"address": "fd00::2"}, "addresses of different networks"),
         "alike": ({"address": first.address}, "the address of more than one host"),
     }
     plan = plan_of(MODEL, [[0], [1]], **FLUSH)

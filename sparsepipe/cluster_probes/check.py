@@ -81,7 +81,11 @@ def unreached(begun: Sequence[Probe]) -> list[str]:
     """What keeps hosts from reaching each other: an address that is not theirs, a firewall, another network."""
     secret = new_secret()
     ports = for_each(lambda probe: _tried(probe, "listen", address=probe.node.address, secret=secret), begun)
-    found = [f"{said}; give its address on the cluster's network" for said in ports if isinstance(said, InputError)]
+    found = [
+        f"{said} for {probe.node.address}; give its address on the cluster's network"
+        for probe, said in zip(begun, ports, strict=True)
+        if isinstance(said, InputError)
+    ]
     open_ones = [
         (probe.node, said["port"]) for probe, said in zip(begun, ports, strict=True) if not isinstance(said, InputError)
     ]

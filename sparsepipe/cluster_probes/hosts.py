@@ -102,7 +102,7 @@ class Probe:
         if code in _NO_COMMAND:
             return f"{self.node.name}: no Python at {self.interpreter}; name its interpreter in the cluster file"
         last = ([line for line in said.splitlines() if line.strip()] or [f"code {code}"])[-1]
-        return f"{self.node.name}: {self.interpreter} ended ({complaint(last)})"
+        return f"{self.node.name}: {self.interpreter} ended ({complaint(last)}); is it a Python that runs there?"
 
 
 @contextmanager

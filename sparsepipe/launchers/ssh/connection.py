@@ -110,6 +110,13 @@ class Connection:
         last = self._said[-1][:300] if self._said else f"code {self._wait()}"
         return f"{self.hosted.node.name}: its agent ended ({last})"
 
+    def why_it_did_not_begin(self) -> str:
+        """Return in a line why the connection ended before the agent said who it is, with the remedy. It has."""
+        if refusal := self.refusal():
+            return refusal
+        python = self.hosted.node.interpreter or this_python()
+        return f"{self.why_it_ended()} before it said who it is: is {python} a Python that runs there?"
+
     def refusal(self) -> str | None:
         """Return in a line why `ssh`, or the Python there, did not do what it was called for, with the remedy.
 

@@ -44,10 +44,14 @@ def interface_of(address: str, *, alone: bool = False) -> tuple[str, str]:
 
     `alone`: there is no other host, to which the loopback would not lead. Raises InputError where none has it.
     """
+    if ":" in address:
+        raise InputError(f"its address {address!r} is one of IPv6; give its address of IPv4, which hosts connect by")
     try:
         numbers = socket.gethostbyname(address)
     except OSError as error:
-        raise InputError(f"its address {address!r} is not known there ({error}); give it in numbers") from None
+        raise InputError(
+            f"its address {address!r} is not known there ({error}); give it as numbers, such as 10.0.0.2"
+        ) from None
     if numbers.startswith("127.") and not alone:
         raise InputError(f"its address {address!r} is its loopback {numbers} there; give the one of the network")
     names = []

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Unpack
 
+from ...cluster_probes.check import unlike_networks
 from ...errors import InputError
 from ...files import write_atomic
 from ...host.python_path import check_current_folder, python_command, python_environment
@@ -44,7 +45,8 @@ def launch(
     plan = for_hosts(plan, config, port=port)
     if shutil.which("ssh") is None:
         raise InputError("launcher ssh needs the program ssh, which is not on PATH; install OpenSSH's client")
-    hosted_ranks(plan, cluster)
+    if wrong := unlike_networks([hosted.node for hosted in hosted_ranks(plan, cluster)]):
+        raise InputError(wrong[0])
     if config.encrypt:
         check_openssl()
     check_current_folder()

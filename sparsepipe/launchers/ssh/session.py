@@ -207,11 +207,10 @@ class Session:
 
     def _ended_early(self, host: int, connection: Connection) -> None:
         """Raise HostLost for a connection that has ended, HostUnreached where it had not begun."""
-        if not connection.folder and (refusal := connection.refusal()):
-            self.lost.add(host)
-            raise HostUnreached(refusal)
-        ranks = ", ".join(map(str, connection.hosted.ranks))
         self.lost.add(host)
+        if not connection.folder:
+            raise HostUnreached(connection.why_it_did_not_begin())
+        ranks = ", ".join(map(str, connection.hosted.ranks))
         raise HostLost(f"{connection.why_it_ended()} (it has rank {ranks})")
 
     def _losing(self, host: int, reason: str) -> HostLost:
