@@ -53,11 +53,6 @@ def desk(tmp_path_factory):
         yield desk_of(network, folder)
 
 
-def losses(record):
-    """The losses of minibatches, by number, as far as their rows come from the host of the last stage's first rank."""
-    return {row["minibatch"]: row["loss"] for row in record.metrics() if row["event"] == "step"}
-
-
 @contextmanager
 def listened_to(network, found):
     """Listen to the switch between the hosts to the end of the block; put into `found` what passed it meanwhile."""
@@ -82,22 +77,34 @@ def test_what_passes_between_hosts_is_encrypted_and_the_losses_are_those_without
         with listened_to(desk.network, heard[name]):
             assert desk.launch(told) == ["finished"]
         desk.check_nothing_is_left()
-    sealed, in_clear = (losses(RunRecord(desk.folder / name)) for name in ("sealed", "open"))
+    sealed, in_clear = desk.losses("sealed"), desk.losses("open")
     assert sealed and sealed == pytest.approx(in_clear, rel=1e-4)  # gloo adds three replicas' up in another order
     assert heard["open"]["clear"] > 10 and heard["open"]["encrypted"] == 0, heard
     assert heard["sealed"]["clear"] == 0 and heard["sealed"]["encrypted"] > 10, heard
 
 
-def test_stages_on_hosts_have_the_losses_of_one_device_to_the_bit_also_when_they_are_started_again(desk):
-    more = {"stragglers": "kill:rank=1,at=7", "max_restarts": 1}
-    told = desk.told(
-        "again", plan_of(MODEL, [[0], [1]], **FLUSH), config(encrypt=True, **more), *desk.network.hosts[:2]
-    )
+def test_stages_on_hosts_have_the_losses_of_one_device_to_the_bit(desk):
+    told = desk.told("stages", plan_of(MODEL, [[0], [1]], **FLUSH), config(encrypt=True), *desk.network.hosts[:2])
     heard = {}
     with listened_to(desk.network, heard):
         assert desk.launch(told) == ["finished"]
-    assert desk.losses("again") == desk.losses("one")
+    assert desk.losses("stages") == desk.losses("one")
     assert heard["clear"] == 0 and heard["encrypted"] > 10, heard
+    desk.check_nothing_is_left()
+
+
+def test_replicas_on_hosts_train_like_one_device_also_when_they_are_started_again(desk):
+    """Three replicas of the last stage, of which two share a host; one of them dies after the first checkpoint."""
+    more = {"stragglers": "kill:rank=2,at=6", "max_restarts": 1}
+    plan = plan_of(MODEL, [[0], [1, 2, 3]], **FLUSH)
+    told = desk.told("replicas", plan, config(encrypt=True, **more), *desk.network.hosts, counts=[1, 2, 1])
+    heard = {}
+    with listened_to(desk.network, heard):
+        assert desk.launch(told) == ["finished"]
+    assert desk.losses("replicas") == pytest.approx(desk.losses("one"), rel=2e-4, abs=2e-5)  # sums in another order
+    assert heard["clear"] == 0 and heard["encrypted"] > 10, heard
+    record = RunRecord.load(desk.folder / "replicas")
+    assert [row["minibatches"] for row in record.metrics("resume")] == [5]
     desk.check_nothing_is_left()
 
 

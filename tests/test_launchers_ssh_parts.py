@@ -14,8 +14,10 @@ from sparsepipe.launchers.ssh.frames import MAGIC, MOST_PAYLOAD, Frame, FrameRea
 from sparsepipe.launchers.ssh.mirror import Copy, Mirror
 from sparsepipe.launchers.ssh.pieces import Arrivals, place, send_content, send_file
 from sparsepipe.launchers.ssh.placement import hosted_ranks
+from sparsepipe.launchers.ssh.rows import METRICS, OwnRows, RowsOfHosts
 from sparsepipe.launchers.ssh.shards import Shards
 from sparsepipe.plan import Plan, Stage
+from sparsepipe.runtime.reporting.recorder import forget_rows
 
 
 def through_a_pipe(said):
@@ -134,6 +136,58 @@ def test_a_mirror_has_what_grows_and_what_is_replaced(tmp_path):
         "new.jsonl": b"short\n",
         "empty.jsonl": b"",
     }
+
+
+def step(minibatch, host):
+    return {"event": "step", "seconds": 1.0, "minibatch": minibatch, "loss": 0.1 * minibatch, "host": host}
+
+
+def append(path, *rows):
+    with path.open("a") as handle:
+        handle.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def test_rows_of_several_hosts_are_all_in_the_record_each_once_after_a_resume_too(tmp_path):
+    """Each host has the even or the odd minibatches; after four, both go on from the second."""
+    for name in ("record", "even", "odd"):
+        (tmp_path / name).mkdir()
+    files = [tmp_path / name / METRICS for name in ("even", "odd")]
+    own, rows = [OwnRows(file.parent) for file in files], RowsOfHosts(tmp_path / "record", several=True)
+
+    def follow(*hosts):
+        for host in hosts:
+            kept = Kept()
+            own[host].tell(kept)
+            for frame in kept.frames:
+                half = len(frame.payload) // 2
+                rows.take(host, frame.payload[:half])  # a row in two parts
+                rows.take(host, frame.payload[half:])
+
+    rows.begin()
+    append(files[0], {"event": "start", "epoch_minibatches": 8}, step(0, 0), step(2, 0))
+    follow(0)
+    assert not rows.has_all(2)
+    append(files[1], step(1, 1), step(3, 1))
+    follow(1)
+    assert rows.has_all(2) and rows.has_all(4) and not rows.has_all(5)
+    for host, file in enumerate(files):
+        forget_rows(file.parent, 2)
+        own[host] = OwnRows(file.parent) if host else own[host]  # as the second was started anew, or not
+    rows.begin()
+    forget_rows(files[1].parent, 2)
+    append(files[1], step(3, 1), step(5, 1))
+    follow(1, 0)
+    assert not rows.has_all(4)
+    append(files[0], step(2, 0), step(4, 0))
+    follow(0, 1)
+    assert rows.has_all(6)
+    found = [json.loads(line) for line in (tmp_path / "record" / METRICS).read_text().splitlines()]
+    assert [row["minibatches"] for row in found if row["event"] == "resume"] == [2]
+    steps = [row for row in found if row["event"] == "step"]
+    assert sorted(steps, key=lambda row: row["minibatch"]) == [step(m, m % 2) for m in range(6)]
+    for wrong in (b"no row\n", b"[]\n", b'{"loss": 1}\n', b'{"event": "step", "minibatch": -1}\n'):
+        with pytest.raises(InputError, match="no row of a run"):
+            rows.take(0, wrong)
 
 
 def test_shards_are_found_when_they_are_whole(tmp_path):

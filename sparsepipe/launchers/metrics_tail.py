@@ -42,6 +42,10 @@ class Tail:
 
         A last line that is not whole yet waits for the next call.
         """
+        return [row for row, _ in self.read_lines()]
+
+    def read_lines(self) -> list[tuple[dict[str, Any], bytes]]:
+        """Return what `read` does, each row with its line, as it is in the file but for the line's end."""
         try:
             descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would block
         except OSError:
@@ -53,7 +57,7 @@ class Tail:
         finally:
             os.close(descriptor)
 
-    def _new_rows(self, descriptor: int) -> list[dict[str, Any]]:
+    def _new_rows(self, descriptor: int) -> list[tuple[dict[str, Any], bytes]]:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             return []
@@ -61,7 +65,7 @@ class Tail:
             self._begin(status.st_ino, _last_resume(descriptor))
         elif self._inode is None or status.st_size < self._place:
             self._begin(status.st_ino, 0)
-        rows: list[dict[str, Any]] = []
+        rows: list[tuple[dict[str, Any], bytes]] = []
         while not rows and (data := os.pread(descriptor, _BYTES_AT_ONCE, self._place)):
             whole = data.rfind(b"\n") + 1
             if not whole and len(data) < _BYTES_AT_ONCE:
@@ -73,18 +77,18 @@ class Tail:
     def _begin(self, inode: int, place: int) -> None:
         self._inode, self._place, self._within = inode, place, False
 
-    def _rows(self, data: bytes) -> list[dict[str, Any]]:
-        """Return the rows of whole lines."""
+    def _rows(self, data: bytes) -> list[tuple[dict[str, Any], bytes]]:
+        """Return the rows of whole lines, and these."""
         lines = data.split(b"\n")
         if self._within:
             del lines[0]
             self._within = False
-        found = [_row(line) for line in lines if line.strip()]
-        rows = [row for row in found if row is not None]
+        found = [(row_of(line), line) for line in lines if line.strip()]
+        rows = [(row, line) for row, line in found if row is not None]
         self.damaged += len(found) - len(rows)
         return rows
 
-    def _no_row(self) -> list[dict[str, Any]]:
+    def _no_row(self) -> list[tuple[dict[str, Any], bytes]]:
         """Pass over a part of a line that is too long to be a row."""
         self.damaged += not self._within
         self._within = True
@@ -98,14 +102,14 @@ def _last_resume(descriptor: int) -> int:
         whole = data.rfind(b"\n") + 1 or len(data)
         start = place
         for line in data[:whole].splitlines(keepends=True):
-            if b"resume" in line and (row := _row(line)) and row["event"] == "resume":
+            if b"resume" in line and (row := row_of(line)) and row["event"] == "resume":
                 found = start
             start += len(line)
         place += whole
     return found
 
 
-def _row(line: bytes) -> dict[str, Any] | None:
+def row_of(line: bytes) -> dict[str, Any] | None:
     """Return the row of a line, None where it is no row of metrics."""
     try:
         row = json.loads(line)

@@ -23,13 +23,14 @@ from ..lock import hold, is_held
 from .frames import FrameWriter
 from .mirror import Mirror
 from .pieces import send_file
+from .rows import OwnRows
 from .shards import Shards
 
 _TO_END = 5.0  # seconds for a supervisor whose lifeline was closed
 _STALE_SECONDS = 60.0
 _OF_EACH = ("trace-rank*.jsonl", "logs/rank*.log", "logs/rank*.error.json", "logs/launcher.log")
 _OF_RANK_0 = ("logs/clock.json", "control/taken.json", "control/refused.json")
-_OF_WRITER = ("metrics.jsonl", PREDICTIONS)  # where the last stage's first rank is
+_OF_WRITER = (PREDICTIONS,)  # where the last stage's first rank is
 
 
 def runs_folder() -> Path:
@@ -52,7 +53,7 @@ class HostedRun:
         except OSError as error:
             raise InputError(f"{error.filename}: {error.strerror}; make room on its disk") from None
         self.shards = Shards(self.folder, leads=False)
-        self._mirror = Mirror(self.folder, ())
+        self._mirror, self._rows = Mirror(self.folder, ()), OwnRows(self.folder)
         self._process: subprocess.Popen | None = None
         self._lifeline = -1
 
@@ -77,6 +78,7 @@ class HostedRun:
         options += ["--resume"] if job["resume"] else []
         patterns = _OF_EACH + (_OF_RANK_0 if 0 in ranks else ()) + (_OF_WRITER if job["writer"] in ranks else ())
         self._mirror, self.shards = Mirror(self.folder, patterns), Shards(self.folder, leads=0 in ranks)
+        self._rows = OwnRows(self.folder)
         self._mirror.skip()
         self.shards.skip()
         (self.folder / supervisor.STATUS).unlink(missing_ok=True)
@@ -116,7 +118,8 @@ class HostedRun:
             return {"state": "failed", "reason": f"how it ended cannot be read ({error})"}
 
     def tell(self, writer: FrameWriter) -> None:
-        """Send what has been written since the last call."""
+        """Send what has been written since the last call: rows before the checkpoint that has what they tell of."""
+        self._rows.tell(writer)
         for growth in self._mirror.changes():
             facts = growth._asdict()
             writer.send("grown", facts.pop("data"), **facts)

@@ -18,6 +18,7 @@ from .connection import Connection
 from .frames import Frame
 from .mirror import Copy, Growth
 from .pieces import Arrivals, place, send_content, send_file
+from .rows import METRICS, RowsOfHosts
 from .shards import MANIFEST
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 _FUNCTIONS = ("model", "data", "loss")  # settings that may name a function of the user's own
 _OF_HOSTS = (  # what hosts may write in the record
-    *("trace-rank*.jsonl", "metrics.jsonl", "logs/rank*.log", "logs/rank*.error.json", "logs/launcher.log"),
+    *("trace-rank*.jsonl", "logs/rank*.log", "logs/rank*.error.json", "logs/launcher.log"),
     *("logs/clock.json", "control/taken.json", "control/refused.json", PREDICTIONS),
 )
 _OF_CHECKPOINTS = ("checkpoints/.minibatch-*/*.safetensors", "checkpoints/.minibatch-*/*.json")
@@ -37,11 +38,19 @@ class RunFiles:
 
     record: RunRecord
     connections: Sequence[Connection]  # that of rank 0's host first
+    rows: RowsOfHosts
     _copies: dict[int, Copy] = field(default_factory=dict)
     _sent: set[tuple[int, str, str]] = field(default_factory=set)  # host, name, SHA-256
 
+    _finishing: list[Path] = field(default_factory=list)  # checkpoints that wait for rows
+
     def __post_init__(self) -> None:
         self._arrivals = Arrivals(self.record.folder)
+
+    def begin(self) -> None:
+        """Begin an attempt: what hosts have written before has come, and what waits for more is not finished."""
+        self.rows.begin()
+        self._finishing.clear()
 
     # --- to the hosts ------------------------------------------------------------------------------------------------
 
@@ -55,7 +64,7 @@ class RunFiles:
         if not resume:
             return
         ranks = connection.hosted.ranks
-        for name in ("metrics.jsonl", "logs/clock.json", *(f"trace-rank{rank}.jsonl" for rank in ranks)):
+        for name in (METRICS, "logs/clock.json", *(f"trace-rank{rank}.jsonl" for rank in ranks)):
             if (folder / name).exists():
                 send_file(connection.writer, folder / name, name)
         self.bring_checkpoint(connection, plan)
@@ -107,7 +116,9 @@ class RunFiles:
     def take(self, host: int, frame: Frame) -> None:
         """Take up what a host has written. Raises InputError for what none should, and OSError."""
         name = str(frame.head.get("name"))
-        if frame.kind == "grown":
+        if frame.kind == "rows":
+            self._take_rows(host, frame.payload)
+        elif frame.kind == "grown":
             path = place(self.record.folder, name)
             if not _matches(name, _OF_HOSTS):
                 raise InputError(f"{self._named(host)} wrote {name[:100]!r}, which is not its own")
@@ -122,6 +133,15 @@ class RunFiles:
         else:
             shutil.rmtree(place(self.record.folder, name), ignore_errors=True)
 
+    def _take_rows(self, host: int, data: bytes) -> None:
+        try:
+            self.rows.take(host, data)
+        except InputError as error:
+            raise InputError(f"{self._named(host)} {error}") from None
+        waiting, self._finishing = self._finishing, []
+        for partial in waiting:
+            self._finish(partial)
+
     def _take_shard(self, host: int, frame: Frame, name: str) -> None:
         if host != 0:  # rank 0 makes the checkpoint whole
             with suppress(OSError):
@@ -131,11 +151,14 @@ class RunFiles:
             self._finish(path.parent)
 
     def _finish(self, partial: Path) -> None:
-        """Make a checkpoint of the record whole, whose manifest has come last."""
-        files = read_json(partial / MANIFEST)["files"]
-        missing = [name for name in files if not (partial / name).exists()]
+        """Make a checkpoint of the record whole, whose manifest has come last, once the rows are there that it has."""
+        manifest = read_json(partial / MANIFEST)
+        missing = [name for name in manifest["files"] if not (partial / name).exists()]
         if missing:
             return  # a host was lost meanwhile
+        if not self.rows.has_all(int(manifest["minibatches"])):
+            self._finishing.append(partial)  # of a host that has none of its files
+            return
         for path in partial.glob("*.json"):
             if path.name != MANIFEST:
                 path.unlink()

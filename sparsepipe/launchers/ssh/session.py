@@ -16,6 +16,7 @@ from .certificate import new_certificate
 from .connection import Connection, Event, Reach
 from .facts import check_alike, facts_here
 from .placement import HostedRanks
+from .rows import RowsOfHosts
 from .run_files import RunFiles
 
 _TO_CONNECT = 60.0  # seconds for an agent to say who it is: Python's start on a busy host
@@ -56,7 +57,9 @@ class Session:
         self._asked = False
         self._silence = min(max(float(record.config["timeout_seconds"]), _SILENCE[0]), _SILENCE[1])
         self.connections: list[Connection] = []
-        self.files = RunFiles(record, self.connections)
+        last = set(plan.stages[-1].ranks)
+        rows = RowsOfHosts(record.folder, several=sum(bool(last & set(hosted.ranks)) for hosted in hosts) > 1)
+        self.files = RunFiles(record, self.connections, rows)
 
     def __enter__(self) -> Self:
         return self
@@ -118,6 +121,7 @@ class Session:
         """
         resume = self.resume or attempt > 0
         self._ended.clear()
+        self.files.begin()
         for connection in self.connections:
             with suppress(OSError):
                 if first:
@@ -196,7 +200,7 @@ class Session:
             if connection.alive:
                 connection.alive = False
                 self._ended_early(event.host, connection)
-        elif frame.kind in ("grown", "shard", "gone"):
+        elif frame.kind in ("grown", "rows", "shard", "gone"):
             self.files.take(event.host, frame)
         elif frame.kind == "status":
             self._ended[event.host] = dict(frame.head["status"])
