@@ -13,9 +13,11 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from ...errors import InputError
+from ...host.limits import limit_met
 from ...runtime.encryption import Encryption
 from ...runtime.rendezvous.server import StoreServer
 from .facts import facts_here, interface_of
@@ -61,8 +63,9 @@ class Agent:
         except InputError as error:
             self._writer.send("refused", reason=str(error), input_error=True)
         except OSError as error:
-            where = error.filename or (self._run.folder if self._run else "the agent")
-            self._writer.send("refused", reason=f"{where}: {error.strerror}", input_error=False)
+            where = self._run.folder if self._run else Path.home()
+            reason = limit_met(error, where=where) or f"{error.filename or where}: {error.strerror}"
+            self._writer.send("refused", reason=reason, input_error=False)
         return True
 
     def _next(self) -> Frame | None:
