@@ -1,6 +1,7 @@
 """A predictor beside a running job: who may ask one, what it is told, and what a replan makes of its answer."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,16 +12,18 @@ import numpy as np
 import pytest
 from command_line import sparsepipe
 from dynamics_worlds import cpus, network
+from nvml_library import BUSY, FIRST, UUID, answering
 
 from sparsepipe import InputError, RunConfig, partition
 from sparsepipe.dynamics import Factors
 from sparsepipe.dynamics import predictions as under_test
 from sparsepipe.dynamics.following import DECISIONS
-from sparsepipe.dynamics.interference import Forest, MachineWatch, Predictor
+from sparsepipe.dynamics.interference import Forest, MachineWatch, Predictor, nvml
 from sparsepipe.dynamics.interference.measurements import features_of
 from sparsepipe.dynamics.launching import launch
 from sparsepipe.dynamics.predictions import Predictions, check_predictor
 from sparsepipe.dynamics.variants.base import Situation, predicted_factors
+from sparsepipe.runtime.processes.gpu_file import forget_gpu, gpu_of
 
 KIND = "layer"  # of every layer in these networks, which say nothing of themselves
 KEPT = 0.25  # share of its pace that a layer keeps, as this predictor has it
@@ -96,6 +99,39 @@ def test_ranks_are_read_by_their_process_ids(tmp_path, here, monkeypatch):
         predictions.look()
         assert predictions.of(0) is None
     predictions.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="Linux tells; other systems have no /proc")
+def test_ranks_on_gpus_are_read_with_the_gauges_of_their_own_gpu(tmp_path, monkeypatch):
+    """Not before they have told which it is; the GPU's number there is another than NVML's."""
+    monkeypatch.setattr(under_test, "_SECONDS", 0.0)
+    monkeypatch.setattr(nvml, "library", lambda: answering(BUSY))
+    with MachineWatch(gpu=UUID) as watch:
+        learned = stump(tuple(watch.read()))
+    logs, profile = tmp_path / "logs", network(3)
+    logs.mkdir()
+    (logs / "rank0.pid").write_text(f"{os.getpid()}\n")
+    predictions = Predictions(learned, tmp_path, profile, cpus(2), device="cuda")
+    for told, expected in ((False, None), (True, (1 / KEPT,) * 3)):
+        if told:
+            (logs / "rank0.gpu").write_text(f"{UUID}\n")
+        predictions.look()
+        predictions.look()
+        assert predictions.of(0) == (expected and pytest.approx(expected))
+    predictions.close()
+    forget_gpu(logs, 0)
+    assert gpu_of(logs, 0) is None
+
+
+def test_a_predictor_of_processors_is_refused_for_a_run_on_gpus_and_the_other_way_round(here, monkeypatch):
+    monkeypatch.setattr(nvml, "library", lambda: answering({**BUSY, ("nvmlDeviceGetPowerUsage", FIRST): 70_000}))
+    with MachineWatch(gpu=0) as watch:
+        of_gpus = stump(tuple(watch.read()))
+    check_predictor("predicted", of_gpus, needed=True, device="cuda")
+    check_predictor("predicted", here, needed=True, device="cpu")
+    for predictor, device in ((of_gpus, "cpu"), (here, "cuda")):
+        with pytest.raises(InputError, match="other metrics than this machine has.*'gpu .*measure --device"):
+            check_predictor("predicted", predictor, needed=True, device=device)
 
 
 def test_what_the_predictor_does_not_know_is_as_measured():

@@ -111,6 +111,8 @@ def test_the_command_says_how_many_steps_were_made(capsys):
         (["nonsense", "--cores", "0"], "invalid choice: 'nonsense'"),
         ([QUICK, "--cores", "9999"], "cores [9999] given, but this process may use"),
         ([QUICK, "--cores", "x"], "'x' is not a whole number"),
+        ([QUICK, "--gpus", "9999"], "GPUs [9999] given, but"),
+        ([QUICK, "--gpus", "0", "--cores", "0"], "not allowed with argument --gpus"),
         ([QUICK, "--cores", "0", "--seconds", "0"], "expected more than 0 and finite"),
         ([QUICK, "--cores", "0", "--seconds", "1e9"], "seconds is 1e+09 seconds, expected 0 to 1e+06"),
         ([QUICK, "--cores", "0", "--after", "-1"], "expected more than 0"),

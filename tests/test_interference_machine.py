@@ -8,8 +8,10 @@ from pathlib import Path
 from subprocess import PIPE
 
 import pytest
+from nvml_library import BUSY, FIRST, UUID, answering
 from processes import until
 
+from sparsepipe.dynamics.interference import nvml
 from sparsepipe.dynamics.interference.machine import MachineWatch
 from sparsepipe.dynamics.interference.nvml import gpu_metrics, library
 from sparsepipe.dynamics.interference.pressure import stalled_seconds
@@ -95,8 +97,40 @@ def test_pressure_is_read_in_seconds(tmp_path):
 
 def test_a_gpu_says_what_it_does_and_no_gpu_says_nothing():
     if library() is None:
-        assert gpu_metrics(0) == {}
+        assert gpu_metrics(0) == gpu_metrics("GPU-0") == {}
+        with MachineWatch() as without, MachineWatch(gpu=0) as asked:
+            assert asked.read().keys() == without.read().keys(), "a machine without one keeps its CPU metrics"
     else:
         told = gpu_metrics(0)
         assert 0 <= told["gpu busy share"] <= 1 and 0 < told["gpu memory used share"] < 1
         assert gpu_metrics(10_000) == {}
+
+
+def test_a_gpus_gauges_are_shares_watts_megahertz_and_kilobytes():
+    assert gpu_metrics(UUID, answering(BUSY)) == gpu_metrics(f"GPU-{UUID}", answering(BUSY))
+    assert gpu_metrics(UUID, answering(BUSY)) == {
+        "gpu busy share": 0.87,
+        "gpu memory busy share": 0.41,
+        "gpu memory used share": 0.25,
+        "gpu watts": 412.345,
+        "gpu graphics clock MHz": 1980,
+        "gpu sm clock MHz": 1965,
+        "gpu memory clock MHz": 2619,
+        "gpu pcie sent kB/s": 1250,
+        "gpu pcie received kB/s": 3500,
+    }
+
+
+def test_gauges_that_a_gpu_lacks_are_left_out_and_one_that_is_not_there_says_nothing():
+    assert gpu_metrics(0, answering(BUSY)) == {"gpu busy share": 0, "gpu memory busy share": 0}
+    assert gpu_metrics(1, answering(BUSY)) == gpu_metrics("another", answering(BUSY)) == {}
+    divided = {("nvmlDeviceGetHandleByUUID", b"MIG-1"): FIRST, ("nvmlDeviceGetPowerUsage", FIRST): 70_000}
+    assert gpu_metrics("1", answering(divided)) == {"gpu watts": 70}
+
+
+def test_a_process_on_a_gpu_is_read_with_its_gauges(monkeypatch):
+    monkeypatch.setattr(nvml, "library", lambda: answering(BUSY))
+    with MachineWatch(gpu=UUID) as watch, MachineWatch() as without:
+        told = watch.read()
+        assert told["gpu watts"] == 412.345
+        assert told.keys() - without.read().keys() == gpu_metrics(UUID, answering(BUSY)).keys()

@@ -135,10 +135,10 @@ def test_rows_are_taken_up_where_a_kill_left_them(tmp_path, measurements):
     [
         ("{}\n", "no measurements of interference"),
         ("", "no measurements of interference"),
-        ('{"format": "sparsepipe-interference-1"}\n{"victim": "v"}\n', ":2"),
-        ('{"format": "sparsepipe-interference-1"}\n{"metrics": {"a": "b"}}\n', ":2: metrics: a = 'b'"),
+        ('{"format": "sparsepipe-interference-2"}\n{"victim": "v"}\n', ":2"),
+        ('{"format": "sparsepipe-interference-2"}\n{"metrics": {"a": "b"}}\n', ":2: metrics: a = 'b'"),
         (
-            '{"format": "sparsepipe-interference-1"}\n{"kinds": {"relu": 1}}\n',
+            '{"format": "sparsepipe-interference-2"}\n{"kinds": {"relu": 1}}\n',
             ":2: kinds: relu = 1: expected an object",
         ),
     ],

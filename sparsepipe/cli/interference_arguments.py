@@ -6,14 +6,15 @@ from pathlib import Path
 
 from ..dynamics.interference.kinds import KINDS
 from ..engines import ENGINES
+from ..runtime.config import DEVICES
 from .argument_types import count, names, positive, whole
 
 Parser = argparse.ArgumentParser
 _VICTIMS = ("minkvgg11bn-narrow", "minkresnet14-narrow")
 
 
-def processors(text: str) -> tuple[int, ...]:
-    """Read the numbers of processors with commas between them."""
+def numbers(text: str) -> tuple[int, ...]:
+    """Read the numbers of processors or GPUs with commas between them."""
     return tuple(whole(0, 10**6)(part) for part in names(text))
 
 
@@ -24,9 +25,9 @@ def seconds(text: str) -> float:
 
 def _run(verb: Parser) -> None:
     verb.add_argument("kind", choices=tuple(KINDS), metavar="KIND", help=", ".join(KINDS))
-    verb.add_argument(
-        "--cores", type=processors, required=True, metavar="K[,K]", help="processors to disturb, such as 0,1"
-    )
+    where = verb.add_mutually_exclusive_group(required=True)
+    where.add_argument("--cores", type=numbers, metavar="K[,K]", help="processors to disturb, such as 0,1")
+    where.add_argument("--gpus", type=numbers, metavar="K[,K]", help="or NVIDIA GPUs, as torch counts them")
     verb.add_argument("--after", type=seconds, default=0.0, metavar="S", help="seconds to wait first (default: 0)")
     verb.add_argument("--seconds", type=positive, default=60.0, metavar="S", help="how long it computes (default: 60)")
 
@@ -41,6 +42,7 @@ def _measure(verb: Parser) -> None:
     verb.add_argument("--batch-size", type=count, action="append", metavar="N", help="repeat it (default: 8 and 32)")
     verb.add_argument("--voxel-size", type=positive, default=0.1, metavar="S")
     verb.add_argument("--engine", choices=tuple(ENGINES), default="native")
+    verb.add_argument("--device", choices=DEVICES, help="of both (default: GPUs where torch sees any, else the CPU)")
     verb.add_argument(
         "--intruder", action="append", choices=tuple(KINDS), metavar="KIND", help=f"{', '.join(KINDS)} (default: all)"
     )

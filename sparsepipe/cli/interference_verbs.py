@@ -7,24 +7,26 @@ from ..display.markup import one_line
 from ..dynamics.interference.intruding import run_intruders
 from ..dynamics.interference.measurements import Measurement
 from ..errors import InputError
-from ..host import cpu
 from ..host.background_load import RUN_QUEUE_WAIT
 from .output import Answer, Progress, cell, progress_line, table
 
 
 def run(options: argparse.Namespace) -> Answer:
     """Intrude to the end, or as long as who started it is there."""
-    asked = {"cores": options.cores, "after": options.after, "seconds": options.seconds}
-    steps = run_intruders(options.kind, **asked, say=progress_line)
-    told = ", ".join(f"{count} steps on processor {core}" for core, count in steps.items())
-    document = {"kind": options.kind, **asked, "cores": list(options.cores), "steps": steps}
+    where, name = ("gpus", "GPU") if options.gpus else ("cores", "processor")
+    numbers, times = options.gpus or options.cores, {"after": options.after, "seconds": options.seconds}
+    steps = run_intruders(options.kind, **{where: numbers}, **times, say=progress_line)
+    told = ", ".join(f"{count} steps on {name} {number}" for number, count in steps.items())
+    document = {"kind": options.kind, where: list(numbers), **times, "steps": steps}
     return Answer(document, f"{options.kind}: {told}")
 
 
 def measure(options: argparse.Namespace) -> Answer:
     """Measure what is not in the file yet; with --predictor learn from all of it."""
     from ..dynamics.interference.kinds import KINDS
+    from ..dynamics.interference.measuring import machine_name
     from ..dynamics.interference.measuring import measure as measure_all
+    from ..dynamics.interference.places import CPU, device_here
     from ..dynamics.interference.predictor import learn
     from ..dynamics.interference.victims import Victim
 
@@ -33,11 +35,12 @@ def measure(options: argparse.Namespace) -> Answer:
     settings = {"data": options.data, "voxel_size": options.voxel_size, "engine": options.engine}
     models, sizes = options.victim or options.victims, options.batch_size or options.batch_sizes
     victims = [Victim(model, batch_size=size, **settings) for model in models for size in sizes]
-    progress = Progress()
+    device, progress = options.device or device_here(), Progress()
     try:
         found = measure_all(
             victims,
             options.out,
+            device=device,
             kinds=options.intruder or tuple(KINDS),
             together=options.together,
             seconds=options.seconds,
@@ -47,9 +50,9 @@ def measure(options: argparse.Namespace) -> Answer:
     finally:
         progress.end()
     rows = _slowdowns(found)
-    document = {"out": str(options.out), "measurements": len(found), "slowdowns": rows}
+    document = {"out": str(options.out), "device": device, "measurements": len(found), "slowdowns": rows}
     lines = [
-        ["intruders", "on its processor", "on another"],
+        ["intruders", f"on its {'processor' if device == CPU else 'GPU'}", "on another"],
         *([cell(value) for value in row.values()] for row in rows),
     ]
     text = f"{one_line(options.out)}: {len(found)} measurements; times as long as alone, whole steps\n{table(lines)}"
@@ -60,7 +63,7 @@ def measure(options: argparse.Namespace) -> Answer:
         document["warnings"] = [told]
         text += f"\nwarning: {told}; remove the file and measure again when it is"
     if options.predictor:
-        predictor, judged = learn(found, machine=cpu.name())
+        predictor, judged = learn(found, machine=machine_name(device))
         predictor.save(options.predictor)
         document |= {"predictor": str(options.predictor), **predictor.error}
         text += f"\n{one_line(options.predictor)}: {judged}"
@@ -68,18 +71,18 @@ def measure(options: argparse.Namespace) -> Answer:
 
 
 def _slowdowns(measurements: Sequence[Measurement]) -> list[dict[str, str | float | None]]:
-    """Each set of intruders with the mean slow-down over victims, on the victim's own processor and on another."""
+    """Each set of intruders with the mean slow-down over victims, on the victim's processor or GPU and on another."""
     alone = {one.victim: one.step_seconds for one in measurements if not one.intruders}
     found: dict[tuple[str, ...], dict[bool, list[float]]] = {}
     for one in measurements:
         if one.intruders:
             by_place = found.setdefault(one.intruders, {True: [], False: []})
-            by_place[one.core == one.intruder_core].append(one.step_seconds / alone[one.victim])
+            by_place[one.place == one.intruder_place].append(one.step_seconds / alone[one.victim])
     return [
         {
             "intruders": " + ".join(kinds),
-            "same_processor": _mean(by_place[True]),
-            "other_processor": _mean(by_place[False]),
+            "same_device": _mean(by_place[True]),
+            "other_device": _mean(by_place[False]),
         }
         for kinds, by_place in found.items()
     ]

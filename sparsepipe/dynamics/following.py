@@ -99,7 +99,8 @@ class Following:
         self._job, self._tell = job, tell
         self._rows, self._metrics = RunRows(record.folder), Tail(record.folder / "metrics.jsonl")
         self._config = RunConfig.from_json(record.config)
-        self._predictions = Predictions(predictor, record.folder, profile, cluster) if predictor else None
+        where = {"device": self._config.device}
+        self._predictions = Predictions(predictor, record.folder, profile, cluster, **where) if predictor else None
         self._replanner = Replanner(
             plan,
             profile,

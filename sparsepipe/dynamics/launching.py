@@ -50,7 +50,7 @@ def launch(
             known = devices_of(RunRecord.load(run_dir), profile, cluster)
         check_replan(replan, plan, *known)
     computes = predict is None and workload_facts(config.engine).trains
-    check_predictor(replan, predictor, needed=computes)
+    check_predictor(replan, predictor, needed=computes, device=config.device)
     job = launch_alone(plan, config, run_dir=run_dir, profile=profile, cluster=cluster, **given)
     if replan is not None:
         Following(job, replan, tell=tell, predict=predict, predictor=predictor)  # its thread lives as long as the job

@@ -8,18 +8,21 @@ from pathlib import Path
 from ..cluster import Cluster
 from ..errors import InputError
 from ..profile import Profile
+from ..runtime.processes.gpu_file import gpu_of
 from .interference.machine import MachineWatch
 from .interference.predictor import Predictor
 from .variants import variant
 from .variants.base import LayerFactors
 
+_ANY_GPU = 0  # NVML's first: before a run's ranks have told which are theirs, any says which gauges there are
 _SECONDS = 2.0  # that a reading is about: as long as `sparsepipe interference measure` measures
 
 
-def check_predictor(replan: str | None, predictor: Predictor | None, *, needed: bool) -> None:
+def check_predictor(replan: str | None, predictor: Predictor | None, *, needed: bool, device: str = "cpu") -> None:
     """Raise InputError where a variant lacks a predictor, has no use for one, or has one from other metrics.
 
     `needed`: whether the run's layers really compute, so that variants that ask a predictor cannot do without.
+    `device`: that the run computes on, "cpu", "cuda" or "cuda:1"; on GPUs the metrics are theirs, too.
     """
     if replan is None:
         if predictor is not None:
@@ -35,7 +38,7 @@ def check_predictor(replan: str | None, predictor: Predictor | None, *, needed: 
         return
     if not asked.asks_predictor:
         raise InputError(f"replan {replan}: asks no predictor; leave it out, or replan by predicted or epoch")
-    with MachineWatch() as here:
+    with MachineWatch(gpu=None if device == "cpu" else _ANY_GPU) as here:
         predictor.check_metrics(here.read())
 
 
@@ -43,11 +46,14 @@ class Predictions:
     """Reads what the machine says of each rank every two seconds; `of` asks the predictor by the newest reading.
 
     Ranks on this machine alone are read, by the process ids in the run's logs; a rank that was started again is read
-    anew. The other ranks are no intruders.
+    anew. On GPUs (`device` is not "cpu") a rank is read from when it has told which GPU is its own, with that one's
+    gauges. The other ranks are no intruders.
     """
 
-    def __init__(self, predictor: Predictor, run_dir: Path, profile: Profile, cluster: Cluster) -> None:
-        self._predictor, self._logs = predictor, run_dir / "logs"
+    def __init__(
+        self, predictor: Predictor, run_dir: Path, profile: Profile, cluster: Cluster, *, device: str = "cpu"
+    ) -> None:
+        self._predictor, self._logs, self._on_gpus = predictor, run_dir / "logs", device != "cpu"
         self._profile, self._cluster = profile, cluster
         self._watches: dict[int, MachineWatch] = {}
         self._metrics: dict[int, dict[str, float]] = {}  # the newest reading of each rank
@@ -93,5 +99,6 @@ class Predictions:
         self._metrics.pop(rank, None)
         if watch is not None:
             self._watches.pop(rank).close()
-        if pid is not None:
-            self._watches[rank] = MachineWatch(pid, ours=ours)
+        gpu = gpu_of(self._logs, rank) if self._on_gpus else None
+        if pid is not None and (gpu or not self._on_gpus):
+            self._watches[rank] = MachineWatch(pid, ours=ours, gpu=gpu)

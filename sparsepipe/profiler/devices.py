@@ -22,6 +22,18 @@ def usable(name: str | torch.device) -> torch.device:
     return device
 
 
+def num_gpus() -> int:
+    """Return how many GPUs torch sees."""
+    return torch.cuda.device_count()
+
+
+def made_current(device: torch.device) -> torch.device:
+    """Have a GPU be the current one: Triton's kernels run there, whichever their tensors are on. Returns the device."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
 def device_name(device: torch.device) -> str:
     """Return the product name of a GPU, or of this machine's processor."""
     if device.type == "cuda":

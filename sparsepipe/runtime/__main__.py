@@ -8,6 +8,7 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
+from .processes.gpu_file import forget_gpu
 from .processes.identity import Identity
 from .processes.last_words import keep_pipe, say
 from .processes.lifeline import watch
@@ -34,6 +35,7 @@ def work(run_dir: Path, *, resume: bool) -> int:
         logs = run_dir / "logs"
         logs.mkdir(exist_ok=True)
         _write_to(logs / f"rank{rank}.log")
+        forget_gpu(logs, rank)  # before whoever watches knows of this process
         (logs / f"rank{rank}.pid").write_text(f"{os.getpid()}\n")
         _run(run_dir, rank, resume=resume)
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""`python -m sparsepipe.dynamics.interference SETTINGS`: one intruder on one processor, until its time is over.
+"""`python -m sparsepipe.dynamics.interference SETTINGS`: one intruder on one processor or GPU, until its time is over.
 
 It ends as soon as whoever started it is gone.
 """
@@ -11,17 +11,20 @@ from contextlib import suppress
 
 from ...host.contention import exit_with_parent, report_started
 from .kinds import KINDS
+from .places import CPU, device_at
 
 
-def intrude(*, kind: str, core: int, after: float, seconds: float | None) -> int:
-    """Wait `after` seconds, then compute for so many `seconds` (None: until it is ended), on processor `core` alone.
+def intrude(*, kind: str, device: str, number: int, after: float, seconds: float | None) -> int:
+    """Wait `after` seconds, then compute for so many `seconds` (None: until it is ended).
 
+    On processor `number` alone, or with device "cuda" on that GPU: what drives it may then use every processor.
     Returns how many steps it made.
     """
     exit_with_parent()
-    with suppress(AttributeError, OSError):  # a system that pins nobody, or a processor taken away meanwhile
-        os.sched_setaffinity(0, {core})
-    step = KINDS[kind]()
+    if device == CPU:
+        with suppress(AttributeError, OSError):  # a system that pins nobody, or a processor taken away meanwhile
+            os.sched_setaffinity(0, {number})
+    step = KINDS[kind](device_at(device, number))
     step()
     report_started()
     time.sleep(after)

@@ -19,10 +19,10 @@ class MachineWatch:
     """Watches the machine from the place of one process (its id; this one's where none is given).
 
     `read` gives the metrics since the last `read`, or since the watch was made. `ours`: ids of processes at the same
-    work, which are no intruders. `gpu`: the number of the process's GPU among NVML's, whose gauges are added.
+    work, which are no intruders. `gpu`: the UUID of the process's GPU, or its number among NVML's, to add its gauges.
     """
 
-    def __init__(self, pid: int | None = None, *, ours: Collection[int] = (), gpu: int | None = None) -> None:
+    def __init__(self, pid: int | None = None, *, ours: Collection[int] = (), gpu: int | str | None = None) -> None:
         self.pid, self._ours, self._gpu = pid or os.getpid(), tuple(ours), gpu
         self._cache = CacheCounters(self.pid)
         self._at, self._before = time.monotonic(), self._totals()

@@ -17,18 +17,21 @@ from ...files import cut_torn_row, read_numbered_rows
 from .rows import Row
 from .victims import KindSeconds
 
-FORMAT = "sparsepipe-interference-1"
+FORMAT = "sparsepipe-interference-2"
 _SECONDS = fields({"seconds": number, "layers": integer, "parameter_bytes": number})
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One victim on processor `core`, beside `intruders` on processor `intruder_core`; alone without any."""
+    """One victim at `place`, beside `intruders` at `intruder_place`; alone without any.
+
+    Places are numbers of processors, or of GPUs where that is the device that the file's first row names.
+    """
 
     victim: str
     intruders: tuple[str, ...]
-    core: int
-    intruder_core: int
+    place: int
+    intruder_place: int
     passes: int
     metrics: Mapping[str, float]
     kinds: Mapping[str, KindSeconds]
@@ -36,7 +39,7 @@ class Measurement:
     @property
     def key(self) -> tuple[Any, ...]:
         """What it is a measurement of: the same is not measured twice."""
-        return self.victim, self.intruders, self.core, self.intruder_core
+        return self.victim, self.intruders, self.place, self.intruder_place
 
     @property
     def step_seconds(self) -> float:
@@ -53,7 +56,7 @@ def _checked(row: Mapping[str, Any], where: str) -> Measurement:
     kinds = {
         kind: KindSeconds(one["seconds"], one["layers"], one["parameter_bytes"]) for kind, one in found["kinds"].items()
     }
-    given = {name: found[name] for name in ("victim", "core", "intruder_core", "passes")}
+    given = {name: found[name] for name in ("victim", "place", "intruder_place", "passes")}
     return Measurement(intruders=tuple(found["intruders"]), metrics=dict(found["metrics"]), kinds=kinds, **given)
 
 

@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 _NAMES = ("libnvidia-ml.so.1", "nvml.dll")
 _GRAPHICS_CLOCK, _SM_CLOCK, _MEMORY_CLOCK = 0, 1, 2
@@ -18,7 +19,7 @@ class _Memory(ctypes.Structure):
 
 
 @lru_cache(maxsize=1)
-def library() -> ctypes.CDLL | None:
+def library() -> Any:
     """Return NVML, initialised; None on a machine without it."""
     for name in _NAMES:
         try:
@@ -30,14 +31,16 @@ def library() -> ctypes.CDLL | None:
     return None
 
 
-def gpu_metrics(index: int) -> Mapping[str, float]:
-    """Return what GPU `index` says of now, as it numbers them itself; empty without NVML, or without that GPU.
+def gpu_metrics(gpu: int | str, nvml: Any = None) -> Mapping[str, float]:
+    """Return what a GPU says of now; empty without NVML, or without that GPU.
 
-    A gauge that this GPU does not have is left out. Utilizations are of the last sampling period, 1/6 s to 1 s.
+    `gpu` is its UUID, as torch and `nvidia-smi -L` tell it, or its number among NVML's, which need not be CUDA's. A
+    gauge that this GPU does not have is left out. Utilizations are of the last sampling period, 1/6 s to 1 s. `nvml`:
+    the library, where it is another than this machine's.
     """
-    nvml = library()
-    handle = ctypes.c_void_p()
-    if nvml is None or nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)) != 0:
+    nvml = nvml or library()
+    handle = _handle(nvml, gpu) if nvml is not None else None
+    if handle is None:
         return {}
     found: dict[str, float] = {}
     used = _Utilization()
@@ -56,3 +59,16 @@ def gpu_metrics(index: int) -> Mapping[str, float]:
         if nvml.nvmlDeviceGetPcieThroughput(handle, ctypes.c_int(counter), ctypes.byref(number)) == 0:
             found[f"gpu pcie {name} kB/s"] = float(number.value)
     return found
+
+
+def _handle(nvml: Any, gpu: int | str) -> ctypes.c_void_p | None:
+    """The library's own name of a GPU; None where there is no such one."""
+    handle = ctypes.c_void_p()
+    if isinstance(gpu, int):
+        found = nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(gpu), ctypes.byref(handle)) == 0
+        return handle if found else None
+    known = gpu.removeprefix("GPU-").removeprefix("MIG-")
+    for kind in ("GPU-", "MIG-"):  # a whole one, or an instance of one that is divided
+        if nvml.nvmlDeviceGetHandleByUUID((kind + known).encode(), ctypes.byref(handle)) == 0:
+            return handle
+    return None

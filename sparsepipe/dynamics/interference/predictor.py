@@ -58,7 +58,7 @@ class Predictor:
             where = f" (on {self.machine})" if self.machine else ""
             raise InputError(
                 f"the predictor learned from other metrics than this machine has{where}: {shown(odd)} differ; "
-                "measure here with `sparsepipe interference measure`"
+                "measure here, on what the run uses: `sparsepipe interference measure --device cpu`, or `cuda`"
             )
 
     def to_json(self) -> dict[str, Any]:

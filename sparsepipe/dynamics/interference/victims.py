@@ -9,6 +9,8 @@ from typing import Any
 
 from ...graph import LayerGraph
 from ...host.background_load import processors_of
+from ...runtime.processes.gpu_file import uuid_of
+from .places import CPU, GPU, torch_device
 
 _LEAST_PASSES = 3
 _WARMUP = 2
@@ -47,12 +49,11 @@ class KindSeconds:
 class OpenVictim:
     """A victim whose data are read and whose layers are built, ready to be timed again and again.
 
-    Raises InputError where its network or data are none.
+    `device`: "cpu", or a GPU such as "cuda:0". Raises InputError where its network, its data or its device are none.
     """
 
-    def __init__(self, victim: Victim, *, seed: int = 0) -> None:
+    def __init__(self, victim: Victim, *, device: str = CPU, seed: int = 0) -> None:
         from ...engines.subnetwork import build
-        from ...profiler.devices import usable
         from ...profiler.of_model import opened
         from ...runtime.config import DataConfig
 
@@ -65,12 +66,17 @@ class OpenVictim:
             validate=False,
         )
         task, order = opened(config, engine=victim.engine, seed=seed)
-        self.victim, self._device = victim, usable("cpu")
+        self.victim, self._device = victim, torch_device(device)
         self._batch = task.training.batch(order[0])
-        self._subnetwork: Any = build(task.network, task.engine, seed=seed)
+        self._subnetwork: Any = build(task.network, task.engine, seed=seed).to(self._device)
         self._graph: LayerGraph = task.network.graph()
         for _ in range(_WARMUP):
             self._time()
+
+    @property
+    def gpu(self) -> str | None:
+        """The UUID of its GPU; None on a CPU."""
+        return uuid_of(self._device) if self._device.type == GPU else None
 
     def measure(self, seconds: float) -> tuple[int, Mapping[str, KindSeconds]]:
         """Make training steps for about so many seconds; return how many, and the means by kind of layer.
@@ -102,14 +108,14 @@ class OpenVictim:
 
 
 @contextmanager
-def pinned_to(core: int) -> Iterator[None]:
-    """Keep this thread, and those that it starts, on one processor, with one thread for each library."""
+def pinned_to(core: int | None) -> Iterator[None]:
+    """Keep this thread, and those that it starts, on one processor (None: on any), with one thread for each library."""
     from ...profiler.devices import limited_to
 
     before = processors_of()
     with limited_to(1):
         with suppress(AttributeError, OSError):
-            os.sched_setaffinity(0, {core})
+            os.sched_setaffinity(0, before if core is None else {core})
         try:
             yield
         finally:

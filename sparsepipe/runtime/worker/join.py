@@ -16,6 +16,7 @@ from ...errors import InputError
 from ...host.addresses import is_loopback
 from ..encryption import Encryption
 from ..failures import DeadlinePassed, seconds_left, translated
+from ..processes.gpu_file import tell_gpu
 from ..processes.heartbeats import Heartbeats
 from ..processes.identity import Identity
 from ..processes.process import Process
@@ -49,6 +50,7 @@ def joined(
     where = _device(device, identity)
     if where.type == "cuda":  # Triton's kernels run on the current one, whichever their tensors are on
         torch.cuda.set_device(where)
+        tell_gpu(run_dir / "logs", rank, where)
     if world_size == 1:
         yield Process(rank, world_size, where, timeout, record=identity.record)
         return
