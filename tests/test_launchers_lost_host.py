@@ -76,6 +76,7 @@ def test_hosts_that_die_one_after_the_other_are_planned_around_and_every_shard_i
     assert "it has rank 2" in log and "on host1, host2: neighbouring stages joined, 2 in all" in log
     assert "it has rank 0" in log and "on host2: neighbouring stages joined, 1 in all" in log
     record = RunRecord.load(desk.folder / "left")
+    assert [line in log for line in record.status["went_on"]] == [True, True], "a run that succeeded tells what it lost"
     assert [len(followed.plan.stages) for followed in record.plans] == [3, 2, 1]
     assert [followed.first_minibatch for followed in record.plans] == [0, 5, 5]
     assert record.plan.stages[0].nodes == ("host2",)

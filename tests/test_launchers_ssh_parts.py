@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from sparsepipe.cluster import Cluster
 from sparsepipe.errors import InputError
+from sparsepipe.launchers.going_on import tell_going_on, went_on
+from sparsepipe.launchers.ssh.controller import controlled
 from sparsepipe.launchers.ssh.facts import check_alike, facts_here, interface_of
 from sparsepipe.launchers.ssh.frames import MAGIC, MOST_PAYLOAD, Frame, FrameReader, FrameWriter
 from sparsepipe.launchers.ssh.mirror import Copy, Mirror
@@ -16,7 +18,9 @@ from sparsepipe.launchers.ssh.pieces import Arrivals, place, send_content, send_
 from sparsepipe.launchers.ssh.placement import hosted_ranks
 from sparsepipe.launchers.ssh.rows import METRICS, OwnRows, RowsOfHosts
 from sparsepipe.launchers.ssh.shards import Shards
+from sparsepipe.launchers.supervisor import tell_status
 from sparsepipe.plan import Plan, Stage
+from sparsepipe.record import Origin, RunRecord
 from sparsepipe.runtime.reporting.recorder import forget_rows
 
 
@@ -233,3 +237,20 @@ def test_hosts_that_differ_are_told_apart():
 def test_an_address_that_is_no_networks_of_this_host_is_refused(address):
     with pytest.raises(InputError, match="loopback|no network interface|of IPv6"):
         interface_of(address)
+
+
+def test_a_run_that_went_on_without_a_host_says_so_when_it_has_finished(tmp_path):
+    """One whose disk was full was left out, and the run ended "finished" with a line in the launcher's log alone."""
+    plan = Plan((Stage(("a",), (0,)),))
+    record, full = RunRecord.create(tmp_path / "run", plan, {}, Origin()), "host2: the disk of /scratch is full"
+    tell_status(record.folder, state="running", guard=7)
+    going = f"{full}; going on from the last checkpoint on host1"
+
+    def goes_on(record, plan):
+        tell_going_on(record.folder, going)
+        assert record.status["state"] == "running" and record.status["guard"] == 7
+
+    assert controlled(record.folder, goes_on) == 0
+    assert record.status["state"] == "finished" and went_on(record.folder) == [going]
+    (record.folder / "status.json").write_text("[")
+    assert went_on(record.folder) == []

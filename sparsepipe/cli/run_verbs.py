@@ -23,9 +23,10 @@ from ..formats.plan_files import load_plan
 from ..functions import short_name
 from ..host.background_load import BackgroundLoad
 from ..launchers import LOCAL, RAY, SLURM, attach, default_launcher
-from ..launchers.handle import AttachedProcess
+from ..launchers.going_on import went_on
+from ..launchers.replan import check_running
+from ..launchers.run_state import is_alive, state_of
 from ..launchers.ssh.placement import HOSTS
-from ..launchers.supervisor import GOING_ON
 from ..models import is_table
 from ..pipeline_simulator import simulate_pipelines
 from ..pipelines import Pipelines, holds_pipelines
@@ -227,6 +228,7 @@ def runs_show(options: argparse.Namespace) -> Answer:
         "status": record.status,
     }
     lines = [f"{key}: {cell(value)}" for key, value in row.items()]
+    lines += [f"went on: {one_line(text)}" for text in went_on(record.folder)]
     if len(record.plans) > 1:
         document["plans"] = [{"first_minibatch": first, "plan": plan.to_json()} for first, plan in record.plans]
         lines += [f"plan from minibatch {cell(first)}: {plan.summary()}" for first, plan in record.plans]
@@ -260,8 +262,8 @@ def runs_stop(options: argparse.Namespace) -> Answer:
     from ..launchers import attach
 
     record = _record(options.run)
-    if not _alive(record):
-        raise InputError(f"{record.folder}: is not running, it is {_state(record)}")
+    if not is_alive(record):
+        raise InputError(f"{record.folder}: is not running, it is {state_of(record)}")
     job = attach(record.folder)
     job.stop()
     follower = RunFollower()
@@ -274,8 +276,7 @@ def runs_stop(options: argparse.Namespace) -> Answer:
 def runs_replan(options: argparse.Namespace) -> Answer:
     """Have a run go on under another plan, and wait until it does. Interrupting that takes nothing back."""
     record = _record(options.run)
-    if not _alive(record):
-        raise InputError(f"{record.folder}: is not running, it is {_state(record)}; resume it under the plan instead")
+    check_running(record)
     plan = load_plan(options.plan, lambda: layer_graph(RunConfig.from_json(record.config)))
     minibatch = attach(record.folder).replan(plan, reason=options.reason)
     document = {"run": record.name, "minibatch": minibatch, "reason": options.reason}
@@ -286,8 +287,8 @@ def runs_replan(options: argparse.Namespace) -> Answer:
 
 def runs_cancel(options: argparse.Namespace) -> Answer:
     record = _record(options.run)
-    if not _alive(record):
-        raise InputError(f"{record.folder}: is not running, it is {_state(record)}")
+    if not is_alive(record):
+        raise InputError(f"{record.folder}: is not running, it is {state_of(record)}")
     job = attach(record.folder)
     job.cancel()
     state = "killed" if job.state == "running" else job.state
@@ -369,6 +370,8 @@ def _waited(job: Any, *, cancel: bool = True, sinks: Sequence[Sink] = ()) -> dic
             sink.close()
     if job.state == "stopped":
         progress_line(f"stopped as asked; sparsepipe run --resume {job.record.folder} goes on")
+    for text in went_on(job.record.folder):
+        progress_line(f"warning: {one_line(text)}")
     for text in load_warnings(BackgroundLoad.from_json(summary.get("load"))):
         progress_line(f"warning: {text}")
     return summary
@@ -379,28 +382,13 @@ def _left_alone(job: Any) -> Answer:
     record: RunRecord = job.record
     while job.running and record.status["state"] == "started":
         time.sleep(0.02)
-    folder, state = record.folder, _state(record)
+    folder, state = record.folder, state_of(record)
     text = (
         f"{folder} runs on its own; sparsepipe runs attach {folder.name} follows it, runs stop and runs cancel end it"
         if state == "running"
         else f"{folder}: {state}; sparsepipe runs attach {folder.name} tells why"
     )
     return Answer({"run_dir": str(folder), "state": state}, text)
-
-
-def _alive(record: RunRecord) -> bool:
-    """Whether a run is alive, by its status where that can be read, and by its supervisor."""
-    try:
-        ended = record.status["state"] not in GOING_ON
-    except DamagedRecord:
-        ended = False
-    return not ended and AttachedProcess(record).alive()
-
-
-def _state(record: RunRecord) -> str:
-    """The state of a run; "killed" where its status says that it goes on but its supervisor is gone."""
-    state = record.status["state"]
-    return "killed" if state in GOING_ON and not _alive(record) else state
 
 
 _NO_ROW = dict.fromkeys(("run", "state", "model", "engine", "schedule", "stages", "samples_per_second", "accuracy"))
@@ -431,7 +419,7 @@ def _run_row(record: RunRecord) -> dict[str, Any]:
     plans = record.plan.pipelines if isinstance(record.plan, Pipelines) else (record.plan,)
     return {
         "run": record.name,
-        "state": _state(record),
+        "state": state_of(record),
         "model": record.model or None,
         "engine": summary.get("engine") or record.config.get("engine"),
         "schedule": ", ".join(dict.fromkeys(plan.schedule for plan in plans)),

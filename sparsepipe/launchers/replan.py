@@ -16,8 +16,7 @@ from ..runtime import RunConfig, commands, replan_request
 from ..runtime.plan_fit import check_fits
 from ..runtime.workloads import check_launch
 from ..workload_facts import workload_facts
-from .lock import is_held
-from .supervisor import GOING_ON, read_status
+from .run_state import is_alive, state_of
 
 _LOOK_SECONDS = 0.02  # between two looks for the answer
 
@@ -40,7 +39,7 @@ def request_replan(
         raise InputError(
             f"{folder}: pipelines that train together keep their plans; stop the run, and resume it under another"
         )
-    _check_running(record)
+    check_running(record)
     _check_plan(record, record.plan, plan)
     return replan_request.leave(folder, plan, reason=reason, predicted_gain_seconds=predicted_gain_seconds)
 
@@ -62,11 +61,11 @@ def replanned(run_dir: Path | str, token: str, *, running: Callable[[], bool]) -
         time.sleep(_LOOK_SECONDS)
 
 
-def _check_running(record: RunRecord) -> None:
-    status = read_status(record.folder)
-    if status["state"] not in GOING_ON or not is_held(record.folder):
-        state = "killed" if status["state"] in GOING_ON else status["state"]
-        raise InputError(f"{record.folder}: is not running, it is {state}; resume it under the plan instead")
+def check_running(record: RunRecord) -> None:
+    """Raise InputError for a run whose plan cannot be changed: one that is over, or of a version before."""
+    if not is_alive(record):
+        raise InputError(f"{record.folder}: is not running, it is {state_of(record)}; resume it under the plan instead")
+    status = record.status
     if status["state"] == "running" and commands.REPLAN not in status.get("commands", ()):
         raise InputError(
             f"{record.folder}: was launched by a version before, which does not change plans; stop it, and resume it "

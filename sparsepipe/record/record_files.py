@@ -36,6 +36,7 @@ STATUS = fields(
         "lasting": flag,
         "time": real,
         "commands": each(text),
+        "went_on": each(text),
     }
 )
 CONFIG = fields(

@@ -28,6 +28,7 @@ from ...runtime import commands
 from ...runtime.processes.lifeline import watch
 from ...runtime.training_state.partial_checkpoints import remove_partial
 from ..failure_cause import FailureCause, clear
+from ..going_on import went_on
 from ..supervisor import tell_status
 from .connection import OverSsh
 from .placement import HOSTS, HostedRanks, hosted_ranks
@@ -107,15 +108,16 @@ def _launch(record: RunRecord, plan: Plan, *, resume: bool) -> FailureCause | No
 def _finish(folder: Path, cause: FailureCause | None) -> int:
     """Write the final status; return the exit code."""
     remove_partial(folder)
+    lost = {"went_on": told} if (told := went_on(folder)) else {}
     if cause is not None:
         print(cause.reason, file=sys.stderr, flush=True)
-        tell_status(folder, state="failed", **cause.to_json())
+        tell_status(folder, state="failed", **cause.to_json(), **lost)
         return cause.exit_code
     found = commands.taken(folder)
     commands.drop_request(folder)
     if found is None:
-        tell_status(folder, state="finished")
+        tell_status(folder, state="finished", **lost)
     else:
         after = f"stopped after {found[1]} minibatches, as asked; resume it to go on"
-        tell_status(folder, state="stopped", reason=after)
+        tell_status(folder, state="stopped", reason=after, **lost)
     return 0

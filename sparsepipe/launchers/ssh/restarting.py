@@ -22,6 +22,7 @@ from ...record.plans import begin_plan
 from ...runtime import RunConfig, commands
 from ...runtime.training_state.partial_checkpoints import remove_partial
 from ..failure_cause import KILLED, FailureCause, clear
+from ..going_on import tell_going_on
 from .connection import Reach
 from .placement import HostedRanks
 from .session import HostLost, HostUnreached, Session
@@ -120,7 +121,9 @@ class Restarting:
         begin_plan(folder, going.plan, found.minibatches if found else 0)
         self.record, self.plan = RunRecord.load(folder), going.plan
         names = ", ".join(node.name for node in going.cluster.nodes)
-        _say(f"{cause.reason}; going on from the last checkpoint on {names}: {going.how}")
+        told = f"{cause.reason}; going on from the last checkpoint on {names}: {going.how}"
+        _say(told)
+        tell_going_on(folder, told)
 
     def _await_hosts(self, cause: FailureCause, lost: Sequence[HostedRanks]) -> bool:
         """Wait until hosts can be worked with again; return False where the run is asked to stop meanwhile."""
