@@ -54,6 +54,7 @@ FIGURES = SMALL | {  # and a few shapes: by themselves they read 1,437 handwritt
     "replayed_minibatches": 2,
     "published_devices": 2,
     "variants": ["live"],
+    "runs_each": 1,
 }
 
 

@@ -1,6 +1,7 @@
 """Intruders that come and go beside a job, and what records of disturbed runs say of iterations and changes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,22 @@ from processes import ENOUGH, until
 from runtime_jobs import PLAIN, plan_of
 
 from sparsepipe import InputError, RunConfig, RunRecord, partition
+from sparsepipe.dynamics.factors import Factors
 from sparsepipe.dynamics.following import DECISIONS
 from sparsepipe.dynamics.launching import launch
 from sparsepipe.host.background_load import processors_of
 from sparsepipe.record import Origin
+from sparsepipe.reproduce.foresight import AHEAD, Foresight, Wanted, foreseen, slowed_by
 from sparsepipe.reproduce.intrusion import FILE, Intrusion, came_and_went
-from sparsepipe.reproduce.moving import changes, changes_table, iterations, moments, seconds_bars, simulated_stays
+from sparsepipe.reproduce.moving import (
+    changes,
+    changes_table,
+    iterations,
+    moments,
+    seconds_bars,
+    simulated_stays,
+    whole_run_seconds,
+)
 
 PLAN = plan_of(PLAIN, [[0], [1]], cuts=(5,))
 
@@ -43,12 +54,12 @@ def written(folder: Path) -> RunRecord:
 def test_iterations_are_told_by_what_disturbed_them(tmp_path):
     record = written(tmp_path / "run")
     assert iterations(record) == [(1, 1.0), (2, 1.0), (3, 3.0), (4, 3.0), (5, 3.0), (6, 1.0), (7, 1.0)]
-    bars = {bar.case: bar.value for bar in seconds_bars({"live": record})}
+    bars = {bar.case: bar.value for bar in seconds_bars({"live": [record]})}
     assert bars["before the intruder"] == 1 and bars["beside the intruder"] == 3
     assert bars["the whole run"] == pytest.approx(13 / 7)
     assert moments(record) == [(2, "intruder"), (5, "gone")]
     (record.folder / FILE).unlink()
-    assert [bar.case for bar in seconds_bars({"live": record})] == ["before the intruder", "the whole run"]
+    assert [bar.case for bar in seconds_bars({"live": [record]})] == ["before the intruder", "the whole run"]
 
 
 def test_replicas_that_end_together_have_the_mean_of_their_round(tmp_path):
@@ -58,6 +69,48 @@ def test_replicas_that_end_together_have_the_mean_of_their_round(tmp_path):
     rows = [{"event": "step", "epoch": 0, "minibatch": k, "seconds": 1.0 + 4 * (k // 2)} for k in range(6)]
     (record.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert iterations(record) == [(k, 2.0) for k in range(2, 6)] and moments(record) == []
+
+
+def test_of_several_runs_a_bar_knows_the_least_and_the_most(tmp_path):
+    first, second = written(tmp_path / "first"), written(tmp_path / "second")
+    path = second.folder / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(row | {"seconds": 2 * row["seconds"]}) + "\n" for row in rows))
+    bars = {bar.case: (bar.value, bar.least, bar.most) for bar in seconds_bars({"live": [first, second]})}
+    assert bars["beside the intruder"] == (4.5, 3, 6) and bars["before the intruder"] == (1.5, 1, 2)
+    assert whole_run_seconds(second) == 2 * whole_run_seconds(first)
+    assert {(bar.least, bar.most) for bar in seconds_bars({"live": [first]})} == {(None, None)}
+
+
+def test_what_an_intruder_costs_each_rank_is_read_off_a_run_that_never_moved(tmp_path):
+    """Rank 1 takes three times as long beside it; the first minibatches, slow whatever disturbs, do not count."""
+    record = RunRecord.create(tmp_path / "run", PLAN, {}, Origin())
+    (record.folder / FILE).write_text(json.dumps({"kind": "training", "visits": [], "came_and_went": [[39, 59]]}))
+    for rank in (0, 1):
+        seconds = {m: 9.0 if m < 20 else 3.0 if rank and 39 < m <= 59 else 1.0 for m in range(80)}
+        rows = [
+            {"rank": rank, "name": f"{name}{m}", "start": 100 * m + begin, "end": 100 * m + begin + seconds[m]}
+            | {"stage": rank, "minibatch": m, "kind": kind}
+            for m in seconds
+            for begin, name, kind in ((0, "F", "forward"), (20, "B", "backward"))
+        ]
+        (record.folder / f"trace-rank{rank}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert slowed_by(record).ranks == pytest.approx((1.0, 3.0))
+    (record.folder / FILE).unlink()
+    with pytest.raises(InputError, match="expected minibatches beside an intruder and others"):
+        slowed_by(record)
+
+
+def test_an_oracle_asks_for_the_best_plan_when_the_intruder_comes_and_for_the_first_when_it_goes():
+    profile, cluster = network(12), cpus(2)
+    plan, intrusion = partition(profile, cluster), Intrusion.of("training", [[0.2, 0.5], [0.6, 0.9]])
+    asked = foreseen(intrusion, plan, profile, cluster, Factors((1.0, 2.0)), minibatches=1000)
+    assert [(one.minibatch, one.ahead) for one in asked] == [(200, False), (500, True), (600, False), (900, True)]
+    assert [[len(stage.layers) for stage in one.plan.stages] for one in asked] == [[8, 4], [6, 6]] * 2
+    assert foreseen(intrusion, plan, profile, cluster, Factors((1.0, 1.0)), minibatches=1000) == ()
+    quick = network(seconds=[1e-5] * 12)
+    slow = Factors((1.0, 2.0))
+    assert foreseen(intrusion, partition(quick, cluster), quick, cluster, slow, minibatches=99) == (), "none pays"
 
 
 def test_a_change_is_told_with_what_it_took_and_a_refused_one_without(tmp_path):
@@ -113,9 +166,15 @@ def test_an_intruder_comes_and_goes_beside_each_rank_on_its_own_processor(tmp_pa
     config = RunConfig("net", "replay", engine="replay", batch_size=1, minibatches=60, timeout_seconds=120)
     config = config.replace(validate=False, checkpoint_every=0)  # as a replay has it
     plan, intrusion = partition(profile, cluster), Intrusion.of("matrix-products", [[0.2, 0.4], [0.6, 0.7]])
+    layers = [layer for stage in plan.stages for layer in stage.layers]
+    cut = zip(plan.stages, (layers[:6], layers[6:]), strict=True)
+    other = replace(plan, stages=tuple(replace(stage, layers=tuple(own)) for stage, own in cut), estimate=None)
     assert intrusion.kept_run(tmp_path, "net-moving", plan, config) is None
     folder, devices = tmp_path / "net-moving-001", {"profile": profile, "cluster": cluster}
-    with launch(plan, config, run_dir=folder, replan="never", **devices) as job:
+    with (
+        launch(plan, config, run_dir=folder, replan="never", **devices) as job,
+        Foresight(job, [Wanted(15 + AHEAD, other, True)]) as foresight,
+    ):
         until(lambda: bool(job.rows), "its first row")
         intrusion.disturb(job, minibatches=60)
         for rank, core in enumerate(sorted(processors_of())[:2]):
@@ -125,6 +184,8 @@ def test_an_intruder_comes_and_goes_beside_each_rank_on_its_own_processor(tmp_pa
     visits = came_and_went(job.record)
     flat = [moment for visit in visits for moment in visit]
     assert flat == sorted(flat) and flat[0] >= 12 and flat[1] >= 24 and len(flat) in (2, 4), "4 unless it was over"
-    assert [told for _, told in moments(job.record)] == ["intruder", "gone"] * len(visits)
+    assert [told for _, told in moments(job.record) if told != "6-2"] == ["intruder", "gone"] * len(visits)
+    followed = job.record.plans
+    assert not foresight.fault and len(followed) == 2 and followed[1][0] > 15 and followed[1][1] == other
     assert intrusion.kept_run(tmp_path, "net-moving", plan, config).folder == folder
     assert Intrusion.of("training", intrusion.visits).kept_run(tmp_path, "net-moving", plan, config) is None

@@ -96,7 +96,7 @@ def decide(
     before, seen = Pace.of(plan, now, devices), largest_payload(plan, profile)
     measured = seconds_per_minibatch or before.seconds_per_minibatch
     best: tuple[float, Plan, float, MoveCost, tuple[Move, ...], float] | None = None
-    for new in _candidates(plan, now, devices, known):
+    for new in candidates(plan, now, devices, known):
         after = Pace.of(new, now, devices)
         faster = 1 - after.seconds_per_minibatch / before.seconds_per_minibatch
         moves = moves_between(plan, new, profile, cluster)
@@ -118,11 +118,11 @@ def decide(
         return stay(plan, f"{told}; a change must be {caution.least_share:.0%} faster", gain_seconds=gain, cost=cost)
     if gain <= caution.margin * cost.seconds:
         return stay(plan, f"{told}; it must gain {caution.margin:g} times that", gain_seconds=gain, cost=cost)
-    return Decision(_for_real(new, cluster), True, gain, cost, moves, told, simulated)
+    return Decision(for_real(new, cluster), True, gain, cost, moves, told, simulated)
 
 
-def _candidates(plan: Plan, now: Profile, devices: Cluster, known: Iterable[Plan]) -> list[Plan]:
-    """Other plans for the devices as they are now, each once."""
+def candidates(plan: Plan, now: Profile, devices: Cluster, known: Iterable[Plan]) -> list[Plan]:
+    """Other plans for the devices as they are now, each once: the optimal one, the same stages cut anew, the known."""
     found: list[Plan] = []
     settings: dict[str, Any] = {"schedule": plan.schedule, "num_microbatches": plan.num_microbatches}
     recompute = any(stage.recompute for stage in plan.stages)
@@ -149,7 +149,7 @@ def _same_devices(plan: Plan, problem: Problem) -> Plan:
     return replace(with_groups(problem, groups), planner="cut anew")  # nobody set it by hand
 
 
-def _for_real(new: Plan, cluster: Cluster) -> Plan:
+def for_real(new: Plan, cluster: Cluster) -> Plan:
     """The plan with the names of the types that its devices have, whatever they are like now; estimated as now."""
     stages = tuple(
         replace(

@@ -1,20 +1,17 @@
 """What somebody who knew all that comes would get: the best plans in turn, with what changing them costs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
 from ..cluster import Cluster
-from ..errors import InputError
 from ..plan import Plan
-from ..planners import partition
 from ..profile import Profile
 from ..stragglers import Stragglers
-from .decision import CAUTION, Caution
+from .decision import CAUTION, Caution, candidates, for_real
 from .factors import Factors
-from .moves import Pace, cost_of, moves_between, nearest, transfer_seconds
+from .moves import Pace, cost_of, moves_between, transfer_seconds
 from .segments import UNDISTURBED, Followed, Segment, seconds_of, simulate_plans
 
 _MOST_STRETCHES = 64
@@ -106,24 +103,17 @@ def best_plans(
 
 
 def _plans(plan: Plan, profile: Profile, cluster: Cluster, parts: Sequence[Stretch]) -> list[Plan]:
-    """The present plan, and the optimal one for each way that devices are; of too many for those that last longest."""
+    """The present plan, and the best ones for each way that devices are; of too many for those that last longest."""
     lasting: dict[tuple[float, ...], int] = {}
     for part in parts:
         lasting[part.factors.ranks] = lasting.get(part.factors.ranks, 0) + part.end - part.first
     found = [plan]
     for ranks in sorted(lasting, key=lambda ranks: -lasting[ranks])[:_MOST_PLANS]:
         now, devices = Factors(ranks).scaled(profile, cluster)
-        settings: dict[str, Any] = {"schedule": plan.schedule, "num_microbatches": plan.num_microbatches}
-        recompute = any(stage.recompute for stage in plan.stages)
-        try:
-            new = partition(now, devices, planner="optimal", quick=True, recompute=recompute, **settings)
-        except InputError:  # of a schedule that this planner does not plan, or too little memory
-            continue
-        new = nearest(plan, new, now, devices)
-        new = replace(new, weights=plan.weights, routing=plan.routing, accumulation=plan.accumulation)
-        if all(
-            [stage.layers for stage in new.stages] != [s.layers for s in one.stages] or new.ranks != one.ranks
-            for one in found
-        ):
-            found.append(new)
+        for new in (for_real(one, cluster) for one in candidates(plan, now, devices, ())):
+            if all(
+                [stage.layers for stage in new.stages] != [s.layers for s in one.stages] or new.ranks != one.ranks
+                for one in found
+            ):
+                found.append(new)
     return found

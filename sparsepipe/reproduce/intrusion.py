@@ -71,9 +71,9 @@ class Intrusion:
             if not job.running:
                 break
             with intruding([self.kind], cores=cores[-1:]):
-                came = _newest(job)
+                came = newest_minibatch(job)
                 _reach(job, round(last * minibatches))
-                seen.append((came, _newest(job)))
+                seen.append((came, newest_minibatch(job)))
             write_json(folder / FILE, {"kind": self.kind, "visits": self.visits, "came_and_went": seen})
 
     def kept_run(self, runs: Path, name: str, plan: Plan, config: RunConfig) -> RunRecord | None:
@@ -107,13 +107,14 @@ def _read(record: RunRecord) -> tuple[str, tuple[Any, ...], list[tuple[int, int]
     return found["kind"], tuple(pairs[:count]), pairs[count:]  # type: ignore[return-value]
 
 
-def _newest(job: Job) -> int:
+def newest_minibatch(job: Job) -> int:
+    """The newest minibatch that a job has done; -1 before the first."""
     return max((row["minibatch"] for row in job.rows[-50:] if row["event"] == "step"), default=-1)
 
 
 def _reach(job: Job, minibatch: int) -> None:
     """Wait until a minibatch is done, or the job."""
-    while job.running and _newest(job) < minibatch:
+    while job.running and newest_minibatch(job) < minibatch:
         time.sleep(_LOOK)
 
 

@@ -102,21 +102,36 @@ def changes_table(records: Mapping[str, RunRecord]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(Change.__dataclass_fields__))
 
 
-def seconds_bars(records: Mapping[str, RunRecord]) -> list[SystemBar]:
-    """Mean seconds of an iteration of each variant: before the first visit, during visits, and over the whole run."""
+def seconds_bars(records: Mapping[str, Sequence[RunRecord]]) -> list[SystemBar]:
+    """Mean seconds of an iteration of each variant: before the first visit, during visits, and over the whole run.
+
+    Of several runs of a variant each bar is the mean of theirs, and knows the least and the most.
+    """
     found = []
-    for variant, record in records.items():
-        series, visits = iterations(record), came_and_went(record)
-        first = visits[0][0] if visits else len(series) + 1
-        groups = (
-            [seconds for at, seconds in series if at <= first],
-            [seconds for at, seconds in series if any(came < at <= went for came, went in visits)],
-            [seconds for _, seconds in series],
-        )
-        found += [
-            SystemBar(name, variant, fmean(group), "ours") for name, group in zip(_NAMES, groups, strict=True) if group
-        ]
+    for variant, runs in records.items():
+        every = [_mean_seconds(record) for record in runs]
+        for name in _NAMES:
+            if seconds := [one[name] for one in every if name in one]:
+                ends = (min(seconds), max(seconds)) if len(seconds) > 1 else (None, None)
+                found.append(SystemBar(name, variant, fmean(seconds), "ours", *ends))
     return found
+
+
+def _mean_seconds(record: RunRecord) -> dict[str, float]:
+    """Mean seconds of an iteration of a run, by the parts of it that there are."""
+    series, visits = iterations(record), came_and_went(record)
+    first = visits[0][0] if visits else len(series) + 1
+    groups = (
+        [seconds for at, seconds in series if at <= first],
+        [seconds for at, seconds in series if any(came < at <= went for came, went in visits)],
+        [seconds for _, seconds in series],
+    )
+    return {name: fmean(group) for name, group in zip(_NAMES, groups, strict=True) if group}
+
+
+def whole_run_seconds(record: RunRecord) -> float:
+    """Mean seconds of an iteration over the whole run, from the first minibatch's end to the last one's."""
+    return _mean_seconds(record)[_NAMES[-1]]
 
 
 def simulated_stays(

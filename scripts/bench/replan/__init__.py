@@ -1,7 +1,13 @@
-"""What a change of the plan costs a running job: `python scripts/bench_replan.py [--model minkvgg16bn] [--moves 6]`.
+"""What a change of the plan costs a running job, and what changing it gains: `python scripts/bench_replan.py`.
 
-A job of two processes trains and goes from one cut to another and back; between two changes it trains for a while.
-Of each the table has the longest gap between two updates, from when the change was asked for until the first update
-under the new plan, less the usual one (the pause); what the run itself says of it, part by part; and the limit: the
-bytes that changed hands over what two processes here can send each other through a socket, and the filling.
+--what pause     A job of two processes trains MinkVGG16 and goes from one cut to another and back; between two changes
+                 it trains for a while. Of each the table has the longest gap between two updates, from when the change
+                 was asked for until the first update under the new plan, less the usual one (the pause); what the run
+                 itself says of it, part by part; and the limit: the bytes that changed hands over what two processes
+                 here can send each other through a socket, and the filling.
+--what variants  Two processes, each on a processor of its own, train a small network, and an intruder is on the second
+                 one's processor for half of the run, in two visits. Every way of `--replan`, and an oracle, which is
+                 told when the intruder comes and goes, in turn, `--rounds` times: samples a second, and live's over
+                 each other's in the same round, as lower quartile, median and upper quartile.
+--what both      One after the other, which is what is done where nothing is said: some eight minutes on two cores.
 """

@@ -1,68 +1,107 @@
-"""The command: a table of changes, their medians below it."""
+"""The command: a table of changes with their medians, and one of variants."""
 
 import argparse
 import statistics
+import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from scripts.bench import replan
-from scripts.bench.document import add_json, say, tell
+from scripts.bench.document import add_json, keep, say, tell
+from scripts.bench.replan import variants
 from scripts.bench.replan.job import Change, measure, plans, socket_rate
 from scripts.bench.rounds import load
 from scripts.bench.scratch import scratch
 from sparsepipe.data import make_shapes
+from sparsepipe.dynamics.interference import KINDS
+from sparsepipe.reproduce.intrusion import Intrusion
 from sparsepipe.runtime import RunConfig
 from sparsepipe.schedule_rules import SCHEDULE_RULES, WEIGHT_RULES
 
 _PARTS = ("drain", "transfer", "reconnect", "fill")
+_VISITS = ((0.15, 0.4), (0.6, 0.85))  # half of the run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=replan.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="minkvgg16bn")
-    parser.add_argument("--schedule", choices=tuple(SCHEDULE_RULES), default="1f1b")
-    parser.add_argument("--num-microbatches", type=int, default=4, help="of a step, with a schedule that flushes")
-    parser.add_argument("--cuts", type=float, nargs="+", default=[0.4, 0.5], help="shares of the layers to cut at")
-    parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--voxel-size", type=float, default=0.05)
-    parser.add_argument("--engine", default="native")
-    parser.add_argument("--moves", type=int, default=6)
-    parser.add_argument("--between", type=int, default=30, help="minibatches from one change to the next")
+    parser.add_argument("--what", choices=("pause", "variants", "both"), default="both")
+    pause = parser.add_argument_group("pause")
+    pause.add_argument("--model", default="minkvgg16bn")
+    pause.add_argument("--schedule", choices=tuple(SCHEDULE_RULES), default="1f1b")
+    pause.add_argument("--num-microbatches", type=int, default=4, help="of a step, with a schedule that flushes")
+    pause.add_argument("--cuts", type=float, nargs="+", default=[0.4, 0.5], help="shares of the layers to cut at")
+    pause.add_argument("--batch-size", type=int, default=8)
+    pause.add_argument("--voxel-size", type=float, default=0.05)
+    pause.add_argument("--engine", default="native")
+    pause.add_argument("--moves", type=int, default=6)
+    pause.add_argument("--between", type=int, default=30, help="minibatches from one change to the next")
+    ways = parser.add_argument_group("variants")
+    ways.add_argument("--small-model", default="minkvgg11bn-narrow")
+    ways.add_argument("--data", default="digits")
+    ways.add_argument("--minibatches", type=int, default=600)
+    ways.add_argument("--intruder", choices=tuple(KINDS), default="matrix-products")
+    ways.add_argument("--rounds", type=int, default=4, help="at most (default: 4)")
+    ways.add_argument("--seconds", type=float, default=540.0, help="of all; no round begins that would end after them")
     add_json(parser)
     options = parser.parse_args(argv)
+    began, tables = time.monotonic(), []
+    document: dict[str, Any] = {"load": load()}
+    with scratch("bench-replan") as folder:
+        if options.what != "variants":
+            changes, told = pauses(options, folder)
+            document |= told
+            tables.append(table(changes, document))
+            keep(document, options.json)
+        if options.what != "pause":
+            document |= ways_to_answer(options, folder, deadline=began + options.seconds)
+            tables.append(variants.table(document))
+    document["seconds"] = time.monotonic() - began
+    tables.append(f"{document['seconds']:.0f} s in all; load {document['load']:.1f} when it began")
+    tell(document, options.json, "\n\n".join(tables))
+    return 0
+
+
+def pauses(options: argparse.Namespace, folder: Path) -> tuple[list[Change], dict[str, Any]]:
+    """What each change costs."""
     by_step = WEIGHT_RULES[SCHEDULE_RULES[options.schedule].weights[0]].updates_by_step
     count = options.num_microbatches if by_step else 1
     found = plans(options.model, options.schedule, count, options.cuts)
     rate = socket_rate()
-    with scratch("bench-replan") as folder:
-        data = make_shapes(folder / "shapes", num_train=64, num_test=1)
-        config = RunConfig(
-            options.model,
-            str(data),
-            engine=options.engine,
-            batch_size=options.batch_size,
-            voxel_size=options.voxel_size,
-            epochs=10_000,
-            threads=1,
-            checkpoint_every=0,
-            validate=False,
-        )
-        say(f"a job of 2 processes, {options.moves} changes of its plan")
-        changes = measure(found, config, folder / "run", moves=options.moves, between=options.between)
-    document: dict[str, Any] = {
+    data = make_shapes(folder / "shapes", num_train=64, num_test=1)
+    config = RunConfig(
+        options.model,
+        str(data),
+        engine=options.engine,
+        batch_size=options.batch_size,
+        voxel_size=options.voxel_size,
+        epochs=10_000,
+        threads=1,
+        checkpoint_every=0,
+        validate=False,
+    )
+    say(f"a job of 2 processes, {options.moves} changes of its plan")
+    changes = measure(found, config, folder / "run", moves=options.moves, between=options.between)
+    return changes, {
         "model": options.model,
         "schedule": options.schedule,
         "processes": 2,
         "socket_bytes_per_second": rate,
-        "load": load(),
         "changes": [each.as_json(rate) for each in changes],
         "median_pause_seconds": statistics.median(each.pause_seconds for each in changes),
         "worst_pause_seconds": max(each.pause_seconds for each in changes),
         "median_steps": statistics.median(each.steps for each in changes),
         "worst_steps": max(each.steps for each in changes),
     }
-    tell(document, options.json, table(changes, document))
-    return 0
+
+
+def ways_to_answer(options: argparse.Namespace, folder: Path, *, deadline: float) -> dict[str, Any]:
+    """What each variant gives."""
+    config = RunConfig(options.small_model, options.data, engine=options.engine, batch_size=32, voxel_size=0.1)
+    config = config.replace(minibatches=options.minibatches, threads=1, checkpoint_every=0, validate=False)
+    intrusion = Intrusion(options.intruder, _VISITS)
+    found = variants.variants_of(config, intrusion, folder, rounds=options.rounds, deadline=deadline)
+    return {"small_model": options.small_model, "minibatches": options.minibatches, **found.as_json()}
 
 
 def table(changes: Sequence[Change], document: dict[str, Any]) -> str:
@@ -81,6 +120,6 @@ def table(changes: Sequence[Change], document: dict[str, Any]) -> str:
     lines.append(
         f"pause: median {1e3 * document['median_pause_seconds']:.0f} ms ({document['median_steps']:.1f} steps), "
         f"worst {1e3 * document['worst_pause_seconds']:.0f} ms ({document['worst_steps']:.1f} steps); "
-        f"a socket carries {rate / 1e9:.1f} GB/s; load {document['load']:.1f}"
+        f"a socket carries {rate / 1e9:.1f} GB/s"
     )
     return "\n".join(lines)

@@ -1,0 +1,142 @@
+"""Runs of every variant beside an intruder that comes and goes, in turn, and an oracle's."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from scripts.bench.document import say
+from scripts.bench.rounds import quartiles, ratios
+from sparsepipe import Cluster, Plan, Profile, partition, profile_model
+from sparsepipe.dynamics.interference import KINDS, Predictor, learn
+from sparsepipe.dynamics.interference.measuring import measure
+from sparsepipe.dynamics.interference.victims import Victim
+from sparsepipe.dynamics.launching import launch
+from sparsepipe.dynamics.variants import VARIANTS
+from sparsepipe.launchers import Job
+from sparsepipe.record import RunRecord
+from sparsepipe.reproduce.averaging import local_link
+from sparsepipe.reproduce.foresight import ORACLE, Foresight, foreseen, slowed_by
+from sparsepipe.reproduce.intrusion import Intrusion
+from sparsepipe.reproduce.moving import whole_run_seconds
+from sparsepipe.runtime import RunConfig
+
+NAMES = (*VARIANTS, ORACLE)  # never is the first: what the intruder costs is known from it
+
+
+@dataclass
+class Variants:
+    """What runs of each variant gave, round by round."""
+
+    samples_per_second: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in NAMES})
+    changes: dict[str, list[int]] = field(default_factory=lambda: {name: [] for name in NAMES})
+    slowed: list[tuple[float, ...]] = field(default_factory=list)  # ranks beside the intruder, each round's
+    faults: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        live = self.samples_per_second["live"]
+        rows = {
+            name: {
+                "samples_per_second": values,
+                "quartiles": quartiles(values),
+                "live_over": quartiles(ratios(live, values)),
+                "changes": self.changes[name],
+            }
+            for name, values in self.samples_per_second.items()
+        }
+        return {"rounds": len(live), "slowed_by": self.slowed, "faults": self.faults, "variants": rows}
+
+
+def variants_of(
+    config: RunConfig, intrusion: Intrusion, folder: Path, *, rounds: int, deadline: float, beside: int = 1
+) -> Variants:
+    """Profile, plan and learn a predictor, then train under every variant in turn, with another seed each round.
+
+    No round begins, but the first, that would end after `deadline` (of `time.monotonic`) if it were as long as the
+    longest before. Raises InputError for what cannot run.
+    """
+    say("profile, link and plan")
+    settings = {"batch_size": config.batch_size, "voxel_size": config.voxel_size, "num_points": config.num_points}
+    settings |= {"engine": config.engine, "threads": 1}
+    profile = profile_model(config.model, config.data, **settings, beside=beside)
+    cluster = Cluster.uniform(2, device_type=profile.device_types[0], link=local_link())
+    plan = partition(profile, cluster, planner="model-parallel")
+    predictor = predictor_of(config, folder)
+    found, longest = Variants(), 0.0
+    for turn in range(rounds):
+        began = time.monotonic()
+        if turn and began + longest > deadline:
+            say(f"{turn} rounds, for another would take too long")
+            break
+        seeded, never = config.replace(seed=config.seed + turn), None
+        for name in NAMES:
+            say(f"round {turn + 1} of {rounds}: {name}")
+            run_dir = folder / f"{name}-{turn}"
+            record, fault = _run(name, plan, seeded, intrusion, run_dir, (profile, cluster), predictor, never)
+            never = record if name == "never" else never
+            found.samples_per_second[name].append(config.batch_size / whole_run_seconds(record))
+            found.changes[name].append(len(record.plans) - 1)
+            found.faults += [f"{name}: {fault}"] if fault else []
+        assert never is not None, "the first of each round"
+        found.slowed.append(slowed_by(never).ranks)
+        longest = max(longest, time.monotonic() - began)
+    return found
+
+
+def predictor_of(config: RunConfig, folder: Path) -> Predictor:
+    """Learn from the same network beside each kind of intruder."""
+    victim = Victim(config.model, config.data, config.batch_size, config.voxel_size, config.num_points, config.engine)
+    asked = {"kinds": tuple(KINDS), "together": 1, "seconds": 1.0, "device": "cpu"}
+    measured = measure([victim], folder / "interference.jsonl", **asked, say=say)
+    predictor, _ = learn(measured)
+    return predictor
+
+
+def _run(
+    name: str,
+    plan: Plan,
+    config: RunConfig,
+    intrusion: Intrusion,
+    run_dir: Path,
+    devices: tuple[Profile, Cluster],
+    predictor: Predictor,
+    never: RunRecord | None,
+) -> tuple[RunRecord, str]:
+    """Train once; return the record, and why an oracle's plan was not followed, if one was not."""
+    profile, cluster = devices
+    given: dict[str, Any] = {"run_dir": run_dir, "profile": profile, "cluster": cluster}
+    count = config.minibatches
+    if name == ORACLE:
+        plans = foreseen(intrusion, plan, profile, cluster, slowed_by(never), minibatches=count)
+        with launch(plan, config, **given) as job, Foresight(job, plans) as foresight:
+            _disturbed(job, intrusion, count)
+        return job.record, foresight.fault
+    asked = {"predictor": predictor} if VARIANTS[name].needs_predictor else {}
+    with launch(plan, config, replan=name, **given, **asked) as job:
+        _disturbed(job, intrusion, count)
+    return job.record, ""
+
+
+def _disturbed(job: Job, intrusion: Intrusion, count: int) -> None:
+    intrusion.disturb(job, minibatches=count)
+    job.wait()
+
+
+def table(document: dict[str, Any]) -> str:
+    """A line for each variant; quartiles as low, median and high."""
+    heads = ("replan", "samples/s", "", "", "live over it", "", "", "changes")
+    lines = [f"{heads[0]:10}" + "".join(f"{head:>12}" for head in heads[1:])]
+    for name, row in document["variants"].items():
+        speeds = "".join(f"{value:12.1f}" for value in row["quartiles"])
+        over = "".join(f"{value:12.3f}" for value in row["live_over"])
+        lines.append(f"{name:10}{speeds}{over}{_shown(row['changes']):>12}")
+    slowed = ", ".join(f"{max(ranks):.2f}" for ranks in document["slowed_by"])
+    lines.append(
+        f"{document['rounds']} rounds in turn; beside the intruder the second process is {slowed} times as slow"
+    )
+    return "\n".join([*lines, *document["faults"]])
+
+
+def _shown(counts: Sequence[int]) -> str:
+    return "/".join(map(str, counts))

@@ -1,0 +1,118 @@
+"""An oracle's real run: who knows when an intruder comes and goes has the plan changed at those very moments."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from statistics import fmean
+from typing import NamedTuple, Self
+
+from ..cluster import Cluster
+from ..dynamics.factors import Factors
+from ..dynamics.observations import WorkOfRanks
+from ..dynamics.oracle import Stretch, best_plans
+from ..errors import InputError, RunFailed
+from ..launchers import Job
+from ..pipelines import Pipelines
+from ..plan import Plan
+from ..profile import Profile
+from ..record import RunRecord
+from .intrusion import Intrusion, came_and_went, newest_minibatch
+
+ORACLE = "oracle"  # what such a run is called beside the variants of `--replan`
+AHEAD = 16  # minibatches that it takes to prepare a plan, before a job has shown how many
+_SETTLED = 20  # first minibatches of a run, which are slow whatever disturbs it
+_LOOK = 0.02  # seconds between two looks at how far the job is
+
+
+class Wanted(NamedTuple):
+    """A plan that is to be followed from a minibatch on."""
+
+    minibatch: int
+    plan: Plan
+    ahead: bool  # whether it is asked for as long before as it takes to prepare it
+
+
+def slowed_by(record: RunRecord) -> Factors:
+    """By how much each rank took longer beside the intruder than without it, in a run whose plan never changed.
+
+    Mean seconds of forward and backward over both. Raises InputError for a run whose plan changed, that nobody
+    disturbed, or that was always disturbed.
+    """
+    if len(record.plans) != 1 or isinstance(record.plan, Pipelines):
+        raise InputError(f"{record.folder}: its plan changed; what an intruder costs is told of a run of never")
+    visits, work = came_and_went(record), WorkOfRanks(record.plan)
+    seconds: dict[tuple[int, bool], list[float]] = {}
+    for done in filter(None, map(work.take, record.trace().spans)):
+        beside = any(came < done.minibatch <= went for came, went in visits)
+        if done.minibatch >= _SETTLED or beside:
+            seconds.setdefault((done.rank, beside), []).append(done.seconds)
+    try:
+        return Factors(
+            tuple(max(1.0, fmean(seconds[rank, True]) / fmean(seconds[rank, False])) for rank in record.plan.ranks)
+        )
+    except (KeyError, ZeroDivisionError):
+        raise InputError(
+            f"{record.folder}: expected minibatches beside an intruder and others, to tell what it costs"
+        ) from None
+
+
+def foreseen(
+    intrusion: Intrusion, plan: Plan, profile: Profile, cluster: Cluster, factors: Factors, *, minibatches: int
+) -> tuple[Wanted, ...]:
+    """The plans that an oracle wants and when, where ranks take `factors` times as long beside the intruder.
+
+    They are `best_plans` of the run's stretches, whose changes cost what the planner says; none where no change pays.
+    """
+    moments = [0, *(round(share * minibatches) for visit in intrusion.visits for share in visit), minibatches]
+    usual = Factors.none(len(factors.ranks))
+    parts = [
+        Stretch(first, end, factors if place % 2 else usual)
+        for place, (first, end) in enumerate(pairwise(moments))
+        if end > first
+    ]
+    comes = {first for first, _ in zip(moments[1::2], moments[2::2], strict=False)}
+    changes = [one for one in best_plans(plan, profile, cluster, parts) if one != (0, plan)]
+    # The intruder takes about as long to start as the job to prepare the plan; it is gone at once.
+    return tuple(Wanted(at, new, at not in comes) for at, new in changes)
+
+
+class Foresight:
+    """Asks a job for each of some plans when it comes to its minibatch, while the `with` block runs.
+
+    `fault` says why a plan was not followed, which `tell` is told, too; the job goes on.
+    """
+
+    def __init__(self, job: Job, plans: Sequence[Wanted], *, tell: Callable[[str], None] = lambda text: None) -> None:
+        self.fault = ""
+        self._job, self._plans, self._tell = job, plans, tell
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._ask, name=f"oracle of {job.record.name}", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _ask(self) -> None:
+        lead = AHEAD
+        for wanted in self._plans:
+            at = max(0, wanted.minibatch - (lead if wanted.ahead else 0))
+            while self._job.running and newest_minibatch(self._job) < at:
+                if self._over.is_set():
+                    return
+                time.sleep(_LOOK)
+            if not self._job.running:
+                return
+            try:
+                first = self._job.replan(wanted.plan, reason="who knows what comes asks for it")
+            except (InputError, RunFailed) as error:
+                self.fault = str(error)
+                self._tell(f"the plan stays: {error}")
+                continue
+            assert first is not None, "it was waited for"
+            lead = first - at
+            self._tell(f"from minibatch {first} on, asked for after {at}: {wanted.plan.summary()}")
