@@ -177,8 +177,10 @@ def test_the_command_is_killed_and_goes_on(tmp_path: Path, capsys):
     assert {row["intruders"] for row in told["slowdowns"]} == {"memory-streams", "matrix-products"}
 
 
-def test_bad_input_of_measuring_is_one_line(tmp_path, capsys):
+def test_bad_input_of_measuring_is_one_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("sparsepipe.profiler.devices.num_gpus", lambda: 0)
     for more, message in (
+        (["--device", "cuda"], "device 'cuda': torch sees no CUDA device here; use cpu"),
         (["--victim", "nonsense"], "nonsense"),
         (["--predictor", str(tmp_path)], "is a folder, expected a file for the predictor"),
     ):
