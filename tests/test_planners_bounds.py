@@ -99,7 +99,7 @@ def test_hosts_of_one_device_each_are_planned_as_one_node():
         for place, kind in enumerate("abcd")
     }
     profile = Profile(LayerGraph.chain(layers), costs)
-    nodes = tuple(Node(f"h{k}", (DeviceType("abcd"[k // 3]),), Link(1e12)) for k in range(12))
+    nodes = tuple(Node(f"h{k}", (DeviceType("abcd"[k // 4]),), Link(1e12)) for k in range(16))
     cluster = Cluster(nodes, Link(1e3, 0.01))
     problem = Problem(profile, cluster)
     assert not any(space.complete for space in spaces(problem, Rules()))

@@ -149,8 +149,7 @@ class Limit:
         outside = np.zeros(len(placement), dtype=np.intp)
         tables = []
         for link in range(len(ports)):
-            share = self.model.network_port if link == network else self.model.device_port
-            values, which = np.unique(share, return_inverse=True)
+            values, which = self.model.shares[link == network]
             allowed = ports[link][None, :] * values[:, None] < self.seconds
             counts, place = np.unique(allowed.sum(axis=1), return_inverse=True)
             table = np.zeros((len(counts), allowed.shape[1]), dtype=bool)
@@ -168,9 +167,10 @@ class Limit:
     def kinds(self) -> tuple[Index, Index]:
         """(kind of each group as a sender [G], one row (placement, inside set, outside set) a kind)."""
         _, inside, outside = self._allowed
-        placement = self.model.groups.placement
-        rows, kind = np.unique(np.stack([placement, inside, outside], axis=1), axis=0, return_inverse=True)
-        return kind.ravel(), rows
+        columns = self.model.groups.placement, inside, outside
+        sizes = [int(column.max()) + 1 for column in columns]
+        keys, kind = np.unique(np.ravel_multi_index(columns, sizes), return_inverse=True)
+        return kind, np.stack(np.unravel_index(keys, sizes), axis=1)
 
     @cached_property
     def sets(self) -> tuple[NDArray[np.bool_], Index]:

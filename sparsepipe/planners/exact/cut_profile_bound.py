@@ -41,19 +41,23 @@ class CutProfile:
     @classmethod
     def of(cls, listed: ListedCuts) -> "CutProfile":
         """Take alike cuts together."""
-        sums, crossing = np.stack([listed.work, listed.weights], axis=1), listed.crossing
-        whole = sums[-1]
-        work = np.floor(sums[:, 0] / max(whole[0], 1e-300) * _WORK_BINS)
-        weight = np.floor(sums[:, 1] / max(whole[1], 1e-300) * _WEIGHT_BINS)
+        sums = np.stack([listed.work, listed.weights], axis=1)
+        return cls(sums, sums, listed.crossing, sums[-1]).coarser(_WORK_BINS, _WEIGHT_BINS)
+
+    def coarser(self, work_bins: int, weight_bins: int) -> "CutProfile":
+        """Tell at most so many amounts of work and of weights apart: alike cuts are taken together."""
+        whole, crossing = self.whole, self.crossing
+        work = np.floor(self.low[:, 0] / max(whole[0], 1e-300) * work_bins)
+        weight = np.floor(self.low[:, 1] / max(whole[1], 1e-300) * weight_bins)
         sent = np.floor(np.log1p(crossing) / np.log1p(_CROSSING_BINS))
-        kind = (work * (_WEIGHT_BINS + 1) + weight) * (sent.max() + 1) + sent
+        kind = (work * (weight_bins + 1) + weight) * (sent.max(initial=0.0) + 1) + sent
         _, which = np.unique(kind, return_inverse=True)
         count = int(which.max()) + 1
         low, high, least = np.full((count, 2), np.inf), np.zeros((count, 2)), np.full(count, np.inf)
-        np.minimum.at(low, which, sums)
-        np.maximum.at(high, which, sums)
+        np.minimum.at(low, which, self.low)
+        np.maximum.at(high, which, self.high)
         np.minimum.at(least, which, crossing)
-        return cls(low, high, least, whole)
+        return CutProfile(low, high, least, whole)
 
     @classmethod
     def of_frontier(cls, frontier: FrontierCuts) -> "CutProfile":

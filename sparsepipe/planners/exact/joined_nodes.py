@@ -64,7 +64,7 @@ class JoinedNodes:
         every = np.concatenate([counts[fitting], counts[spreading]])
         placement = np.repeat([ON_A_NODE, SPREAD], [fitting.sum(), spreading.sum()])
         groups = replace(DeviceGroups.of(pseudo, classes, every), placement=placement)
-        spread = _Spread(problem.cluster, max(map(sum, sizes)))
+        spread = _Spread(problem.cluster, max(map(sum, sizes)), problem.num_microbatches if problem.synchronous else 0)
         model = spread.model(default_model(pseudo, cuts, groups), groups)
         return cls(model, every, available, spread.fluids(listed, int(available.sum())))
 
@@ -75,6 +75,7 @@ class _Spread:
 
     cluster: Cluster
     largest: int  # devices of a node
+    minibatches: int  # of an update; 0: a round of the replicas
 
     def model(self, model: StageModel, groups: DeviceGroups) -> StageModel:
         """The model of groups on one node, where those that are spread average over the network, and send by it."""
@@ -82,7 +83,8 @@ class _Spread:
         sizes, of_size = np.unique(groups.sizes, return_inverse=True)
         least = np.array([self.averaging(int(size)) for size in sizes])[of_size.ravel()].T
         on_a_node = groups.averaging(self.cluster.network)
-        more = [np.where(spread, a - b, 0.0) / groups.rounds for a, b in zip(least, on_a_node, strict=True)]
+        each = self.minibatches or groups.rounds
+        more = [np.where(spread, a - b, 0.0) / each for a, b in zip(least, on_a_node, strict=True)]
         port = np.where(spread, np.maximum(groups.device_port, 1 / len(self.cluster.nodes)), 1.0)
         weight_rates, fixed = model.weight_rates + more[0], model.fixed + more[1]
         return replace(model, weight_rates=weight_rates, fixed=fixed, network_port=port)

@@ -171,14 +171,14 @@ class LeastSum:
             if not np.isfinite(least[state]).any():
                 continue
             for move in moves.of_source(state).tolist():
-                group = int(moves.group[move])
+                group, receiver = int(moves.group[move]), kind[moves.receiver[move]]
                 reached = (least[state, kind[group]] + self._stage(move, seconds)).min(axis=1)
                 whole = float(reached[0] * self.model.first_weight(group))
                 if whole < best:
                     best, last_move = whole, move
                 for k in range(len(rows)):
                     crossed = np.where(
-                        sets[number[k, kind[group]]], reached + self.model.crossing[links[k, kind[group]]], inf
+                        sets[number[k, receiver]], reached + self.model.crossing[links[k, receiver]], inf
                     )
                     target = least[moves.target[move], k]
                     np.minimum(target, crossed, out=target)
@@ -191,25 +191,25 @@ class LeastSum:
         """The path behind the move that reached the start of the network, in pipeline order."""
         moves, (kind, rows) = self.moves, limit.kinds
         sets, number = limit.sets
-        path: Path = []
-        first = 0
+        chosen, cuts = list[int](), [0]
         while True:
-            group = int(moves.group[move])
-            last = int((least[moves.source[move], kind[group]] + self._stage(move, seconds)[first]).argmin())
-            path.append((group, first, last))
+            sender = kind[moves.group[move]]
+            last = int((least[moves.source[move], sender] + self._stage(move, seconds)[cuts[-1]]).argmin())
+            chosen.append(move)
+            cuts.append(last)
             if moves.source[move] == 0:
-                return path
-            state, wanted = int(moves.source[move]), least[moves.source[move], kind[group], last]
+                return list(zip(moves.groups(chosen), cuts, cuts[1:], strict=False))
+            state, wanted = int(moves.source[move]), least[moves.source[move], sender, last]
             for into in np.flatnonzero(moves.target == state).tolist():
-                other = int(moves.group[into])
-                if not sets[number[kind[group], kind[other]], last]:
+                receiver = kind[moves.receiver[into]]
+                if not sets[number[sender, receiver], last]:
                     continue
-                reached = (least[moves.source[into], kind[other]] + self._stage(into, seconds)[last]).min()
-                link = rows[kind[group], 0] if rows[kind[group], 0] == rows[kind[other], 0] else -1
+                before = least[moves.source[into], kind[moves.group[into]]]
+                reached = (before + self._stage(into, seconds)[last]).min()
+                link = rows[sender, 0] if rows[sender, 0] == rows[receiver, 0] else -1
                 if reached + self.model.crossing[link, last] == wanted:
                     move = into
                     break
-            first = last
 
 
 def minimise_step(model: StepModel, search: LeastSum) -> tuple[list[Path], float] | None:

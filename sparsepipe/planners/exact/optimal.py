@@ -166,14 +166,14 @@ class Optimal:
         if self.quick:
             return found, low
         cuts = Cuts.of(problem.table, problem.layers, limit=MAX_CUTS)
-        if cuts.is_chain and not problem.synchronous:
+        if cuts.complete and cuts.is_chain and not problem.synchronous:
             return self._with_guided_orders(problem, cuts, found, low)
         period = min(one.value for one in found)
-        listed = None if searched.model.cuts.complete or is_close(low, period) else ListedCuts.of(problem)
-        space = branching_space(problem, self._rules, searched, listed) if listed else None
+        listed, more = None if is_close(low, period) else ListedCuts.of(problem), not searched.model.cuts.complete
+        space = branching_space(problem, self._rules, searched, listed) if listed and more else None
         if space and not self._refusal(space):
             found = [*found, *self._minimise(problem, space)[0]]
-        elif not listed and not searched.model.cuts.complete and not is_close(low, period):
+        elif not listed and more and not is_close(low, period):
             found = self._with_frontier_cuts(problem, searched, found)
         period = min(one.value for one in found)
         return found, relaxed_bound(problem, relaxed, listed, low=low, period=period)

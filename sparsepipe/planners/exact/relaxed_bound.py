@@ -2,7 +2,8 @@
 
 All plans must do the whole work; on like devices more is proven by the sums of all cuts (cut_profile_bound.py), which
 are listed or, where they are too many, worked out by frontiers (frontier_cuts.py), and by packing layers into stages
-(packing_bound.py) where that leaves a gap.
+(packing_bound.py) where that leaves a gap; on unlike ones, on several nodes and of steps that flush by walks over the
+same sums with the groups that there are (walk_bound.py).
 """
 
 from math import inf
@@ -15,6 +16,7 @@ from .frontier_cuts import FrontierCuts
 from .listed_cuts import ListedCuts
 from .packing_bound import packing_bound
 from .search_space import Space, merged
+from .walk_bound import walk_bound
 
 CLOSE = 0.002  # a gap that is not worth a second
 _SPREAD = 0.002  # of the period: where sums that are taken together are further apart, they bound next to nothing
@@ -31,16 +33,31 @@ def relaxed_bound(problem: Problem, space: Space, listed: ListedCuts | None, *, 
     A plan with `period` was found. `space` is of the problem, or of an easier one, on one node (`merged`); `listed`
     has all cuts of the problem.
     """
-    model, moves = space.model, space.moves
-    if is_close(low, period) or len(model.groups.types) > 1 or len(model.groups.nodes) > 1:
+    if is_close(low, period):
         return low
-    if profile := _profile(problem, space, listed, period):
-        link = merged(problem).cluster.network
-        free = problem.synchronous  # their boundaries are part of a step's length
-        rates = [_least(space, count) for count in range(1, int(moves.used[-1]) + 1)]
-        sending = (0.0, 0.0) if free else (link.latency, 1 / link.bandwidth)
-        low = profile.bound(rates, sending, low, period)
-    return low if is_close(low, period) else packing_bound(model, moves, low=low, high=period)
+    profile = _profile(problem, space, listed, period)
+    if _is_simple(problem, space):
+        model, moves = space.model, space.moves
+        if profile:
+            link = merged(problem).cluster.network
+            free = problem.synchronous  # their boundaries are part of a step's length
+            rates = [_least(space, count) for count in range(1, int(moves.used[-1]) + 1)]
+            sending = (0.0, 0.0) if free else (link.latency, 1 / link.bandwidth)
+            low = profile.bound(rates, sending, low, period)
+        low = low if is_close(low, period) else packing_bound(model, moves, low=low, high=period)
+    if profile and not is_close(low, period) and (several(problem) or problem.synchronous):
+        low = walk_bound(problem, profile, low=low, high=period)
+    return low
+
+
+def _is_simple(problem: Problem, space: Space) -> bool:
+    """Whether devices are alike and on one node, or on a space's."""
+    return len(space.model.groups.types) == len(space.model.groups.nodes) == 1
+
+
+def several(problem: Problem) -> bool:
+    """Whether devices are of several types or on several nodes."""
+    return len(problem.cluster.nodes) > 1 or len({kind.name for kind in problem.cluster.device_types}) > 1
 
 
 def _profile(problem: Problem, space: Space, listed: ListedCuts | None, period: float) -> CutProfile | None:

@@ -9,11 +9,11 @@ import numpy as np
 from ...cluster import Cluster, Link, Node
 from ...costs import Array
 from ..base import Problem
-from ..cuts import Cuts, least_payload_order
+from ..cuts import Cuts, Index, least_payload_order
 from ..device_groups import DeviceClass, DeviceGroups, device_classes
 from .chain_search import Moves, Path, all_moves, slice_moves
 from .frontier_cuts import FrontierCuts
-from .like_nodes import num_moves, symmetric_moves
+from .like_nodes import like_nodes, num_moves, symmetric_moves
 from .listed_cuts import ListedCuts
 from .memory_limits import MemoryRule, memory_rule
 from .stage_cost_tables import StageModel, default_model, published_model
@@ -26,6 +26,7 @@ MAX_SERVERS = 8  # of the published model, where any set of them may form a stag
 # How much one step of a search may look at: a second or so.
 CHAIN_BUDGET = 400_000  # moves
 SWAPPED_GROUPS = 50_000  # groups, where of like nodes each is told by itself
+SWAPPED_MOVES = 50_000
 SETS_BUDGET = 40_000_000  # moves × cuts × chains
 STEP_BUDGET = 30_000_000  # moves × cuts²
 LATENCY_BUDGET = 100_000_000  # the same, searched once
@@ -78,10 +79,17 @@ def spaces(problem: Problem, rules: Rules) -> Iterator[Space]:
             moves, groups = moves.doubled(like, len(groups)), more
         yield Space.of(problem, rules, cuts, groups, moves, complete=True)
         return
+    swapped = _swapped_moves(problem, rules, classes)
+    if swapped and cuts.complete:
+        counts, moves = swapped
+        if fits(problem, rules, cuts, len(moves.source)):
+            groups = DeviceGroups.of(problem, classes, counts)
+            yield Space.of(problem, rules, cuts, groups, moves, complete=True)
+            return
     candidates = [cuts, *(Cuts.along(problem.table, order) for order in _orders(problem))]
     some_cuts = {one.masks: one for one in reversed(candidates)}.values()
     move_tables = [slice_moves(order, prices) for order in _device_orders(problem, classes)]
-    every = all_moves(sizes, prices) if num_moves <= 4 * CHAIN_BUDGET else None
+    every = swapped or (all_moves(sizes, prices) if num_moves <= 4 * CHAIN_BUDGET else None)
     if every:
         move_tables.insert(0, every)
     done: set[tuple[int, ...]] = set()  # cuts that were searched with every move, of which other tables have some
@@ -126,13 +134,24 @@ def frontier_space(
 def symmetric_space(problem: Problem, cuts: Cuts) -> Space | None:
     """All moves on nodes of which several are alike, by a chain of cuts; None where that takes more than seconds."""
     classes = device_classes(problem.cluster)
-    limited = any(one.type.memory_bytes < float("inf") for one in classes)
-    num_groups = prod(len(one.ranks) + 1 for one in classes)
-    if limited or num_groups > SWAPPED_GROUPS or num_moves(classes) > CHAIN_BUDGET:
+    if not (swapped := _swapped_moves(problem, Rules(), classes, most=CHAIN_BUDGET)):
         return None
-    counts, moves = symmetric_moves(classes, class_prices(problem, classes))
+    counts, moves = swapped
     groups = DeviceGroups.of(problem, classes, counts)
     return Space.of(problem, Rules(), cuts, groups, moves, complete=True)
+
+
+def _swapped_moves(
+    problem: Problem, rules: Rules, classes: Sequence[DeviceClass], *, most: int = SWAPPED_MOVES
+) -> tuple[Index, Moves] | None:
+    """`symmetric_moves`; None where no nodes are alike, there are too many, or what is asked knows no swaps."""
+    limited = any(one.type.memory_bytes < float("inf") for one in classes)
+    if limited or rules.published or rules.all_devices or problem.forward_only:
+        return None
+    alike = any(len(nodes) > 1 for nodes in like_nodes(classes))
+    if not alike or prod(len(one.ranks) + 1 for one in classes) > SWAPPED_GROUPS or num_moves(classes) > most:
+        return None
+    return symmetric_moves(classes, class_prices(problem, classes))
 
 
 def order_space(problem: Problem, rules: Rules, cuts: Cuts, order: Sequence[int]) -> Space | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -69,6 +70,14 @@ class StageModel:
             weights=self.weights[-1] - self.weights[::-1],
             ports=self.ports[:, ::-1],
             work=self.work[-1] - self.work[::-1],
+        )
+
+    @cached_property
+    def shares(self) -> tuple[tuple[Array, Index], tuple[Array, Index]]:
+        """Port shares of devices, and of nodes on the network: (those that differ, the one of each group) of either."""
+        return (
+            np.unique(self.device_port, return_inverse=True),
+            np.unique(self.network_port, return_inverse=True),
         )
 
     def link(self, sender: int, receiver: int) -> int:

@@ -1,0 +1,83 @@
+"""Branching networks and steps that flush on several nodes: bounds and plans against a search of every move and cut."""
+
+import itertools
+import random
+from unittest import mock
+
+import pytest
+
+from sparsepipe import Cluster, CostSample, DeviceType, Layer, LayerCost, LayerGraph, Link, Node, Profile
+from sparsepipe.planners.base import Problem
+from sparsepipe.planners.exact import optimal, search_space, walk_bound
+from sparsepipe.planners.exact.cut_profile_bound import CutProfile
+from sparsepipe.planners.exact.listed_cuts import ListedCuts
+from sparsepipe.planners.exact.optimal import Optimal
+from sparsepipe.planners.exact.search_space import Rules, spaces
+
+
+def random_problem(seed):
+    """A branching network on up to three nodes, alike or not, whose links differ, under schedules that flush or not."""
+    rng = random.Random(seed)
+    count, types, wobble = rng.randint(2, 7), "abc"[: rng.randint(1, 3)], rng.choice([0, 0.3])
+    edges = [pair for pair in itertools.combinations(range(count), 2) if rng.random() < 0.35]
+    layers = [Layer(f"l{k}", "", rng.choice([0, 1, 5, 20]) * rng.random()) for k in range(count)]
+    base = [(rng.choice([0.1, 1, 3]) * rng.random(), rng.choice([0, 0.5, 2, 10]) * rng.random()) for _ in layers]
+    costs = {
+        kind: tuple(
+            LayerCost((CostSample(0, t * slow * rng.uniform(1 - wobble, 1 + wobble), t * slow, size),))
+            for t, size in base
+        )
+        for kind, slow in zip(types, (1, 1.5, 2.5), strict=False)
+    }
+
+    def node(name):
+        own = tuple(DeviceType(rng.choice(types)) for _ in range(rng.randint(1, 2)))
+        return Node(name, own, Link(rng.choice([1, 3, 10, 1e3]), rng.choice([0, 0, 0.05])))
+
+    first, several = node("n0"), range(1, rng.randint(2, 3))
+    alike = rng.random() < 0.6
+    nodes = [first, *(Node(f"n{k}", first.device_types, first.link) if alike else node(f"n{k}") for k in several)]
+    network = Link(rng.choice([0.5, 2, 8]), rng.choice([0, 0.1]))
+    profile = Profile(LayerGraph(tuple(layers), tuple(edges)), costs, update_rates={"a": rng.choice([0, 0.2])})
+    return Problem(profile, Cluster(tuple(nodes), network), *rng.choice([("1f1b", 1), ("1f1b-flush", 5)]))
+
+
+def best_of_all(problem):
+    """The least period, by every move on the nodes as they are."""
+    with mock.patch.object(search_space, "_swapped_moves", return_value=None):
+        (space,) = spaces(problem, Rules())
+    assert space.complete and space.moves.swaps is None
+    return min(found.value for found in Optimal()._minimise(problem, space)[0])
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_walk_is_shorter_than_the_best_plan(seed):
+    problem = random_problem(seed)
+    best, profile = best_of_all(problem), CutProfile.of(ListedCuts.of(problem))
+    for most_groups in (walk_bound._MOST_GROUPS, 0):  # on the nodes as they are, and joined
+        with mock.patch.object(walk_bound, "_MOST_GROUPS", most_groups):
+            assert walk_bound.walk_bound(problem, profile, low=0.0, high=2 * best) <= best * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_too_large_to_search_is_bounded_from_below(seed):
+    """A graph of more cuts than are searched is no chain, though its cuts along one order are."""
+    problem = random_problem(seed)
+    best = best_of_all(problem)
+    with mock.patch.object(search_space, "MAX_CUTS", 3), mock.patch.object(optimal, "MAX_CUTS", 3):
+        found = Optimal().plan(problem).estimate
+    assert found.lower_bound_seconds <= best * (1 + 1e-9) <= found.period_seconds * (1 + 2e-9)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_swaps_of_like_nodes_lose_no_plan_of_a_branching_network(seed):
+    problem = random_problem(seed)
+    answers = itertools.chain([False], itertools.repeat(True))
+    with mock.patch.object(search_space, "fits", side_effect=answers):  # every move is too much
+        space = next(spaces(problem, Rules()))
+    if space.moves.swaps is None:
+        return  # no nodes are alike
+    assert space.complete
+    least = min(Optimal()._minimise(problem, space)[0], key=lambda found: found.value)
+    assert least.value == pytest.approx(best_of_all(problem))
+    assert Optimal()._plan(problem, least, 0.0).estimate.period_seconds == pytest.approx(least.value)
