@@ -75,8 +75,10 @@ def variants_of(
             run_dir = folder / f"{name}-{turn}"
             record, fault = _run(name, plan, seeded, intrusion, run_dir, (profile, cluster), predictor, never)
             never = record if name == "never" else never
-            found.samples_per_second[name].append(config.batch_size / whole_run_seconds(record))
-            found.changes[name].append(len(record.plans) - 1)
+            speed, changes = config.batch_size / whole_run_seconds(record), len(record.plans) - 1
+            say(f"  {speed:.1f} samples/s, {changes} changes")
+            found.samples_per_second[name].append(speed)
+            found.changes[name].append(changes)
             found.faults += [f"{name}: {fault}"] if fault else []
         assert never is not None, "the first of each round"
         found.slowed.append(slowed_by(never).ranks)
