@@ -14,6 +14,7 @@ from processes import ENOUGH
 from runtime_jobs import REPOSITORY, plan_of
 
 from sparsepipe.record import RunRecord
+from sparsepipe.runtime import replan_request
 from sparsepipe.runtime.forward_only import PREDICTIONS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -105,6 +106,28 @@ def test_replicas_on_hosts_train_like_one_device_also_when_they_are_started_agai
     assert heard["clear"] == 0 and heard["encrypted"] > 10, heard
     record = RunRecord.load(desk.folder / "replicas")
     assert [row["minibatches"] for row in record.metrics("resume")] == [5]
+    desk.check_nothing_is_left()
+
+
+def test_a_plan_that_changes_while_hosts_train_goes_through_tls_too(desk):
+    """Layers change hands, and other replicas average, two of which share a host."""
+    ranks, heard, folder = [[0], [1, 2, 3]], {}, desk.folder / "replanned"
+    before, after = (
+        plan_of(MODEL, own, cuts=(cut,), **FLUSH | {"num_microbatches": 3})
+        for own, cut in ((ranks, 7), ([[3, 1, 2], [0]], 4))
+    )
+    told = {"epochs": 4, "checkpoint_every": 0}
+    slow = config(encrypt=True, stragglers="jitter:rank=0,p=1,seconds=1", **told)
+    run = desk.told("replanned", before, slow, *desk.network.hosts, counts=[1, 2, 1])
+    with listened_to(desk.network, heard), desk.launched(run) as process:
+        replan_request.leave(folder, after)
+        said = process.communicate(timeout=ENOUGH)[0]
+    assert json.loads(said) == "finished"
+    assert [followed.plan for followed in RunRecord.load(folder).plans] == [before, after]
+    assert [row["event"] for row in RunRecord.load(folder).metrics()].count("replan") == 1
+    desk.launch(desk.told("unmoved", plan_of(MODEL, [[0]], **FLUSH | {"num_microbatches": 3}), config(**told)))
+    assert desk.losses("replanned") == pytest.approx(desk.losses("unmoved"), rel=2e-4, abs=2e-5)
+    assert heard["clear"] == 0 and heard["encrypted"] > 10, heard
     desk.check_nothing_is_left()
 
 

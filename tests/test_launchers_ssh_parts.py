@@ -219,10 +219,9 @@ def test_ranks_go_to_the_hosts_of_their_devices(tmp_path):
         )
     )
     hosts = Cluster.load(tmp_path / "hosts.toml")
-    plan = Plan(tuple(Stage((f"layer{k}",), (k,)) for k in range(3)))
-    assert [(one.node.name, one.ranks) for one in hosted_ranks(plan, hosts)] == [("a", (0, 1)), ("b", (2,))]
+    assert [(one.node.name, one.ranks) for one in hosted_ranks(3, hosts)] == [("a", (0, 1)), ("b", (2,))]
     with pytest.raises(InputError, match="8 ranks, the cluster 7 devices"):
-        hosted_ranks(Plan(tuple(Stage((f"layer{k}",), (k,)) for k in range(8))), hosts)
+        hosted_ranks(8, hosts)
 
 
 def test_hosts_that_differ_are_told_apart():

@@ -320,6 +320,23 @@ def test_each_ranks_own_a_part_for_each_and_that_of_a_root_come_to_all(groups):
     ]
 
 
+def test_what_one_rank_sends_another_comes_to_it_between_what_all_do_together(groups):
+    """Each begins its sends first; the third has nothing to do with it."""
+    ways = {(0, 1): 100_000, (1, 0): 7, (2, 0): 3}
+    sums, begun, found = [[torch.ones(4) for _ in groups] for _ in range(2)], [], {}
+    begun += [group.allreduce([own], SUM) for group, own in zip(groups, sums[0], strict=True)]
+    for (source, target), size in ways.items():
+        begun.append(groups[source].send([torch.full((size,), 10 + source, dtype=torch.uint8)], target, 0))
+    for (source, target), size in ways.items():
+        found[source, target] = torch.zeros(size, dtype=torch.uint8)
+        begun.append(groups[target].recv([found[source, target]], source, 0))
+    begun += [group.allreduce([own], SUM) for group, own in zip(groups, sums[1], strict=True)]
+    for work in begun:
+        assert work.wait(timedelta(seconds=ENOUGH))
+    assert all((came == 10 + source).all() for (source, _), came in found.items())
+    assert all((own == 3).all() for own in (*sums[0], *sums[1]))
+
+
 def test_sums_pass_encrypted_and_the_end_of_a_rank_is_told_to_the_others(groups, wire):
     repeated = torch.frombuffer(bytearray(PATTERN * 1000), dtype=torch.uint8)
     zeros = [torch.zeros_like(repeated) for _ in range(2)]

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..cluster import Cluster
 from ..errors import InputError
+from ..launchers import LOCAL
 from ..launchers import launch as launch_alone
 from ..launchers.base import Job
 from ..pipelines import Pipelines
@@ -51,6 +52,11 @@ def launch(
         check_replan(replan, plan, *known)
     computes = predict is None and workload_facts(config.engine).trains
     check_predictor(replan, predictor, needed=computes, device=config.device)
+    if predictor is not None and (launcher := given.get("launcher", LOCAL)) != LOCAL:
+        raise InputError(
+            f"a predictor reads what this machine says of ranks' processes, which launcher {launcher} has on hosts; "
+            "use --launcher local, or replan by live, measured or epoch without one"
+        )
     job = launch_alone(plan, config, run_dir=run_dir, profile=profile, cluster=cluster, **given)
     if replan is not None:
         Following(job, replan, tell=tell, predict=predict, predictor=predictor)  # its thread lives as long as the job

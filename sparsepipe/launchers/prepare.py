@@ -27,20 +27,26 @@ from .inference import find_checkpoint, inference_config
 from .lock import hold, is_held
 
 
-def for_hosts(plan: Plan | Pipelines, config: RunConfig, *, port: int | None) -> Plan:
-    """Return the plan, if several hosts can run it. Raises InputError for what one machine alone does, or takes."""
+def for_hosts(
+    plan: Plan | Pipelines, config: RunConfig, *, port: int | None, run_dir: Path | str, resume: bool
+) -> tuple[Plan, int]:
+    """Return the plan, if several hosts can run it, and how many processes its job has.
+
+    Raises InputError for what one machine alone does, or takes.
+    """
     if port is not None:
         raise InputError("a port goes with --launcher local: hosts choose theirs by themselves; leave it out")
     if isinstance(plan, Pipelines):
         raise InputError("several pipelines run on one machine; use --launcher local, or a plan of one pipeline")
-    if sorted(plan.ranks) != list(range(len(plan.ranks))):
+    count = num_processes(Path(run_dir).resolve(), plan) if resume else len(plan.ranks)
+    if not set(plan.ranks) <= set(range(count)):
         raise InputError(
-            f"the plan uses ranks {sorted(plan.ranks)}, expected 0 to {len(plan.ranks) - 1}: jobs on several hosts "
-            "leave out no rank; use --launcher local, or another plan"
+            f"the plan uses ranks {sorted(plan.ranks)}, expected 0 to {count - 1}: a job begins with all of its ranks; "
+            "give it another plan, which one that runs can change"
         )
     if not workload_facts(config.engine).trains:
         raise InputError(f"engine {config.engine!r} computes nothing and runs on one machine; use --launcher local")
-    return plan
+    return plan, count
 
 
 def prepare(

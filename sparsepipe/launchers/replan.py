@@ -6,7 +6,6 @@ from pathlib import Path
 
 from ..cluster import Cluster
 from ..errors import InputError
-from ..host.memory import available_bytes
 from ..models import is_table
 from ..plan import Plan
 from ..profile import Profile
@@ -14,6 +13,7 @@ from ..record import RunRecord
 from ..record.processes import num_processes
 from ..runtime import RunConfig, commands, replan_request
 from ..runtime.plan_fit import check_fits
+from ..runtime.plan_memory import check_memory
 from ..runtime.workloads import check_launch
 from ..workload_facts import workload_facts
 from .run_state import is_alive, state_of
@@ -90,29 +90,4 @@ def _check_plan(record: RunRecord, before: Plan, plan: Plan) -> None:
     elif is_table(config.model):
         check_launch(plan, config, None, None)  # of a torch module the workers look, who have it open
     check_fits(plan, config, num_processes=count)
-    _check_memory(record, plan, config)
-
-
-def _check_memory(record: RunRecord, plan: Plan, config: RunConfig) -> None:
-    """Raise InputError where the plan says that it needs more memory than this machine has for the job."""
-    if plan.estimate is None or config.device != "cpu" or not workload_facts(config.engine).trains:
-        return
-    needed = sum(one.memory_bytes * len(plan.stages[one.stages[0]].ranks) for one in plan.position_estimates)
-    room = available_bytes() + _held(record)
-    if needed > room:
-        raise InputError(
-            f"the plan needs {needed / 1e9:.1f} GB, and {room / 1e9:.1f} GB are there for this job; plan with less "
-            "memory for each device"
-        )
-
-
-def _held(record: RunRecord) -> float:
-    """Return the bytes that the job's workers hold now, which the plan takes over."""
-    found = 0
-    for path in (record.folder / "logs").glob("rank*.pid"):
-        try:
-            rows = Path(f"/proc/{int(path.read_text())}/status").read_text().splitlines()
-            found += sum(int(row.split()[1]) * 1024 for row in rows if row.startswith("RssAnon:"))
-        except (OSError, ValueError):
-            continue  # it is about to start, or this is another system
-    return float(found)
+    check_memory(record.folder, plan, config, ranks=ranks)  # over hosts the workers look, each on its own

@@ -47,7 +47,7 @@ def plan_for_devices_left(
     `types`: of the device of each rank before; a rank beyond the plan's was to spare. Otherwise as
     `plan_for_hosts_left`.
     """
-    count = len(plan.ranks)
+    count = 1 + max(plan.ranks)  # it may leave out some below
     if [device.type.name for device in left.devices[:count]] == list(types[:count]):
         return Continuation(_placed(plan, left), left, "the same plan on other devices")
     told = ""

@@ -16,13 +16,13 @@ from ..plan import Plan
 from .plans import newest_plan
 from .record_files import read_fields
 
-_NAME = "processes.json"
+PROCESSES = "processes.json"
 _FILE = fields({"count": lambda value, what: integer(value, what, least=1, most=MOST_DEVICES)})
 
 
 def num_processes(folder: Path, plan: Plan | Pipelines) -> int:
     """Return how many processes a job that follows `plan` in the folder has. Raises DamagedRecord that names a file."""
-    path = folder / _NAME
+    path = folder / PROCESSES
     if not path.exists() or not _follows(folder, plan):
         return len(plan.ranks)
     return max(read_fields(path, _FILE, what="number of processes")["count"], len(plan.ranks))
@@ -30,12 +30,12 @@ def num_processes(folder: Path, plan: Plan | Pipelines) -> int:
 
 def keep_processes(folder: Path, count: int) -> None:
     """Note how many processes a job has, before it follows a plan that leaves out some."""
-    write_json(folder / _NAME, {"count": count})
+    write_json(folder / PROCESSES, {"count": count})
 
 
 def forget_processes(folder: Path) -> None:
     """Have one process for each rank from now on, as a run that is resumed under another plan."""
-    (folder / _NAME).unlink(missing_ok=True)
+    (folder / PROCESSES).unlink(missing_ok=True)
 
 
 def _follows(folder: Path, plan: Plan | Pipelines) -> bool:

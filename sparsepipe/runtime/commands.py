@@ -25,7 +25,7 @@ STOP = "stop"  # end the run at an agreed minibatch, with a checkpoint to resume
 REPLAN = "replan"  # go on under another plan from an agreed minibatch on
 COMMANDS = (STOP, REPLAN)  # a worker announces them by their place here
 FOLDER, REQUEST = "control", "request.json"
-_TAKEN, _REFUSED = "taken.json", "refused.json"
+TAKEN, REFUSED = "taken.json", "refused.json"
 _MOST_BYTES = 4096
 _MOST_REASON = 500  # letters
 
@@ -97,32 +97,32 @@ def request(run_dir: Path) -> Request | None:
 def take(run_dir: Path, command: str, minibatch: int, *, plan: str | None = None) -> None:
     """Note that a command was carried out, after so many minibatches of the run; `plan`: that of a replan."""
     told = {"command": command, "minibatch": minibatch} | ({"plan": plan} if plan else {})
-    write_json(run_dir / FOLDER / _TAKEN, told, make_folder=False)
+    write_json(run_dir / FOLDER / TAKEN, told, make_folder=False)
     _put_aside(run_dir, f".{REQUEST}.taken", plan).unlink(missing_ok=True)
 
 
 def taken(run_dir: Path) -> tuple[str, int] | None:
     """Return the last command that the run carried out, and after how many minibatches; None where there was none."""
-    found = _told(run_dir, _TAKEN)
+    found = _told(run_dir, TAKEN)
     return (found["command"], found["minibatch"]) if found and {"command", "minibatch"} <= found.keys() else None
 
 
 def taken_plan(run_dir: Path, plan: str) -> int | None:
     """Return the minibatch from which on the run goes on under a plan that was asked for; None where it does not."""
-    found = _told(run_dir, _TAKEN)
+    found = _told(run_dir, TAKEN)
     return found.get("minibatch") if found and found.get("plan") == plan else None
 
 
 def refused_plan(run_dir: Path, plan: str) -> str | None:
     """Return why the run does not go on under a plan that was asked for; None where it has not said so."""
-    found = _told(run_dir, _REFUSED)
+    found = _told(run_dir, REFUSED)
     return found.get("reason") if found and found.get("plan") == plan else None
 
 
 def clear(run_dir: Path) -> None:
     """Remove what is left of an earlier launch. Its lock is held, so nothing is at work."""
     plans = (run_dir / FOLDER).glob("plan-*.json")
-    for path in (*(run_dir / FOLDER / name for name in (REQUEST, _TAKEN, _REFUSED)), *plans):
+    for path in (*(run_dir / FOLDER / name for name in (REQUEST, TAKEN, REFUSED)), *plans):
         with suppress(OSError):
             path.unlink()
 
@@ -139,7 +139,7 @@ def refuse(run_dir: Path, reason: str, *, plan: str | None = None) -> None:
     told = {"reason": reason[:_MOST_REASON]} | ({"plan": plan} if plan else {})
     _put_aside(run_dir, f"{REQUEST}.refused", plan)
     with suppress(OSError):
-        write_json(folder / _REFUSED, told, make_folder=False)
+        write_json(folder / REFUSED, told, make_folder=False)
 
 
 def read_own(path: Path, *, most_bytes: int) -> bytes:
@@ -169,9 +169,17 @@ def _put_aside(run_dir: Path, name: str, plan: str | None) -> Path:
     return aside
 
 
+def parsed(content: bytes, what: str) -> dict[str, Any]:
+    """Return what the content of one of the files here says; `what` names it. Raises InputError where it is none."""
+    try:
+        return dict(_FIELDS(json.loads(content), what))
+    except (ValueError, RecursionError) as error:  # InputError is a ValueError
+        raise InputError(f"{what}: {error}") from None
+
+
 def _told(run_dir: Path, name: str) -> dict[str, Any] | None:
     """What one of the files here says; None where there is none that can be read."""
     try:
-        return dict(_FIELDS(json.loads(read_own(run_dir / FOLDER / name, most_bytes=_MOST_BYTES)), name))
-    except (OSError, ValueError, RecursionError):
+        return parsed(read_own(run_dir / FOLDER / name, most_bytes=_MOST_BYTES), name)
+    except (OSError, ValueError):
         return None

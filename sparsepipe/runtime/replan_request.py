@@ -80,5 +80,10 @@ def forget(run_dir: Path, token: str) -> None:
     _path(run_dir, token).unlink(missing_ok=True)
 
 
+def name_of(token: str) -> str:
+    """Return what the file of a plan that is handed over is called in the run's folder."""
+    return f"{FOLDER}/plan-{token}.json"
+
+
 def _path(run_dir: Path, token: str) -> Path:
-    return run_dir / FOLDER / f"plan-{token}.json"
+    return run_dir / name_of(token)

@@ -108,7 +108,7 @@ def _attempt(
     if not isinstance(plan, Plan):
         raise InputError(f"{record.folder}: has several pipelines, each of which has a launcher of its own")
     kills = MemoryKills.now()
-    count = len(plan.ranks) if arguments.ranks else num_processes(record.folder, plan)
+    count = num_processes(record.folder, plan)
     workers = Workers(
         record.folder,
         arguments.ranks or range(count),

@@ -15,6 +15,7 @@ from pathlib import Path
 from ...cluster import Cluster
 from ...plan import Plan
 from ...record import RunRecord
+from ...record.processes import num_processes
 from ...runtime.config import DEVICES
 from ...runtime.processes.lifeline import watch
 from ..failure_cause import FailureCause
@@ -41,7 +42,7 @@ def main(options: Sequence[str]) -> int:
 
 
 def _launch(record: RunRecord, plan: Plan, *, address: str | None, resume: bool) -> FailureCause | None:
-    types, gpus = read_types(record.folder, len(plan.ranks)), record.config["device"] != _CPU
+    types, gpus = read_types(record.folder, num_processes(record.folder, plan)), record.config["device"] != _CPU
     here, known = address is None, record.folder / "cluster.toml"
     with connected(address, num_ranks=len(types), gpus=gpus):
         from .nodes import NodesOfRay  # it brings Ray, which reads its settings then

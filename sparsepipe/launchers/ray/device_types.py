@@ -7,14 +7,13 @@ from pathlib import Path
 from ...cluster import Cluster, DeviceType
 from ...fields import texts
 from ...files import read_json, write_atomic
-from ...plan import Plan
 
 _TYPES = Path("control") / "device_types.json"
 
 
-def write_types(run_dir: Path, plan: Plan, cluster: Cluster | None) -> None:
-    """Write the types of the plan's ranks by `cluster`; none where they are alike, for any node will do."""
-    types = [device.type.name for device in cluster.devices[: len(plan.ranks)]] if cluster else []
+def write_types(run_dir: Path, num_ranks: int, cluster: Cluster | None) -> None:
+    """Write the types of a job's ranks by `cluster`; none where they are alike, for any node will do."""
+    types = [device.type.name for device in cluster.devices[:num_ranks]] if cluster else []
     write_atomic(run_dir / _TYPES, json.dumps(types if len(set(types)) > 1 else []) + "\n")
 
 

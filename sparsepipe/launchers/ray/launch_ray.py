@@ -46,10 +46,11 @@ def launch(
     """
     if find_spec("ray") is None:
         raise InputError('launcher ray needs Ray, which is not installed: pip install "sparsepipe[cluster]"')
-    plan, cluster = for_hosts(plan, config, port=port), asked.get("cluster")
-    if cluster is not None and len(plan.ranks) > len(cluster.devices):
+    resume, cluster = asked.get("resume", False), asked.get("cluster")
+    plan, count = for_hosts(plan, config, port=port, run_dir=asked["run_dir"], resume=resume)
+    if cluster is not None and count > len(cluster.devices):
         raise InputError(
-            f"the plan has {len(plan.ranks)} ranks, the cluster {len(cluster.devices)} devices; plan for this cluster, "
+            f"the plan has {count} ranks, the cluster {len(cluster.devices)} devices; plan for this cluster, "
             "or name more hosts in its file"
         )
     address = _address(ray_address or os.environ.get("RAY_ADDRESS"))
@@ -62,11 +63,10 @@ def launch(
             )
     if address is None:
         check_threads(config.threads)
-        check_workers(len(plan.ranks))
+        check_workers(count)
     check_current_folder()
     record, lock = prepare(plan, config, forward_only=forward_only, **asked)
-    resume = asked.get("resume", False)
-    write_types(record.folder, plan, cluster)
+    write_types(record.folder, count, cluster)
     options = ["--run-dir", str(record.folder), *(["--resume"] if resume else [])]
     options += ["--address", address] if address else []
     command = python_command("sparsepipe.launchers.ray", *options)

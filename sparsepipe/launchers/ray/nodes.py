@@ -104,7 +104,7 @@ class NodesOfRay:
         left = replace(self._known, nodes=tuple(nodes))
         types = [device.name for device in devices]
         going = plan_for_devices_left(plan, left, kept, types=types, profile=profile)
-        kept = kept[: len(going.plan.ranks)]
+        kept = kept[: 1 + max(going.plan.ranks)]
         self._types = tuple(self._types[rank] for rank in kept)
         self._wanted = pinned([last.nodes[rank] for rank in kept])
         return going

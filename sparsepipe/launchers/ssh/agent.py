@@ -86,8 +86,6 @@ class Agent:
                 self._writer.send("store", host=self._address, port=self._store.port)
             case "start":
                 self._opened.start(frame.head["job"], interface=self._interface)
-            case "ask":
-                self._opened.ask(str(frame.head["command"]))
             case "forget":
                 self._opened.forget(str(frame.head["checkpoint"]))
             case "stop":

@@ -24,6 +24,7 @@ from ...host.limits import limit_met
 from ...host.ssh import ssh_command
 from ...plan import Plan
 from ...record import RunRecord
+from ...record.processes import num_processes
 from ...runtime import commands
 from ...runtime.processes.lifeline import watch
 from ...runtime.training_state.partial_checkpoints import remove_partial
@@ -53,14 +54,14 @@ class HostsOfFile:
         text, path = self._cluster.to_toml(), self._folder / HOSTS
         if not path.exists() or path.read_text() != text:
             write_atomic(path, text, private=True)
-        yield Taken(hosted_ranks(plan, self._cluster), OverSsh())
+        yield Taken(hosted_ranks(num_processes(self._folder, plan), self._cluster), OverSsh())
 
     def without(self, plan: Plan, lost: Sequence[HostedRanks], *, profile: Path) -> "Continuation":
         from ...planners.hosts_left import plan_for_hosts_left  # planners, which no launch waits for
 
         names = {hosted.node.name for hosted in lost}
         going = plan_for_hosts_left(plan, self._cluster, names, profile=profile)
-        hosted_ranks(going.plan, going.cluster)
+        hosted_ranks(1 + max(going.plan.ranks), going.cluster)
         self._cluster = going.cluster
         return going
 
@@ -115,7 +116,7 @@ def _finish(folder: Path, cause: FailureCause | None) -> int:
         return cause.exit_code
     found = commands.taken(folder)
     commands.drop_request(folder)
-    if found is None:
+    if found is None or found[0] != commands.STOP:
         tell_status(folder, state="finished", **lost)
     else:
         after = f"stopped after {found[1]} minibatches, as asked; resume it to go on"

@@ -23,13 +23,17 @@ from ..lock import hold, is_held
 from .frames import FrameWriter
 from .mirror import Mirror
 from .pieces import send_file
+from .requests import ANSWERS
 from .rows import OwnRows
 from .shards import Shards
 
 _TO_END = 5.0  # seconds for a supervisor whose lifeline was closed
 _STALE_SECONDS = 60.0
-_OF_EACH = ("trace-rank*.jsonl", "logs/rank*.log", "logs/rank*.error.json", "logs/launcher.log")
-_OF_RANK_0 = ("logs/clock.json", "control/taken.json", "control/refused.json")
+_OF_EACH = (
+    *("trace-rank*.jsonl", "logs/rank*.log", "logs/rank*.error.json", "logs/launcher.log"),
+    *ANSWERS,  # of the lowest rank of the plan, which may change with it
+)
+_OF_RANK_0 = ("logs/clock.json",)
 _OF_WRITER = (PREDICTIONS,)  # where the last stage's first rank is
 
 
@@ -82,6 +86,7 @@ class HostedRun:
         self._mirror.skip()
         self.shards.skip()
         (self.folder / supervisor.STATUS).unlink(missing_ok=True)
+        commands.clear(self.folder)  # what was not answered is asked again
         self._begin(python_command("sparsepipe.launchers.local", *options), environment)
 
     def _begin(self, command: list[str], environment: dict[str, str]) -> None:
@@ -129,10 +134,6 @@ class HostedRun:
                 continue
             with suppress(OSError):  # a checkpoint that was removed again: a newer one follows
                 send_file(writer, found.path, found.name, kind="shard")
-
-    def ask(self, command: str) -> None:
-        """Leave a command for rank 0."""
-        commands.ask(self.folder, command)
 
     def forget(self, checkpoint: str) -> None:
         """Remove what is left here of a checkpoint that is whole elsewhere."""

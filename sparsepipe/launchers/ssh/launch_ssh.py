@@ -42,17 +42,17 @@ def launch(
     cluster = asked.get("cluster")
     if cluster is None:
         raise InputError("launcher ssh needs the hosts: name their file, --cluster FILE")
-    plan = for_hosts(plan, config, port=port)
+    resume = asked.get("resume", False)
+    plan, count = for_hosts(plan, config, port=port, run_dir=asked["run_dir"], resume=resume)
     if shutil.which("ssh") is None:
         raise InputError("launcher ssh needs the program ssh, which is not on PATH; install OpenSSH's client")
-    if wrong := unlike_networks([hosted.node for hosted in hosted_ranks(plan, cluster)]):
+    if wrong := unlike_networks([hosted.node for hosted in hosted_ranks(count, cluster)]):
         raise InputError(wrong[0])
     if config.encrypt:
         check_openssl()
     check_current_folder()
     record, lock = prepare(plan, config, forward_only=forward_only, **asked)
     write_atomic(record.folder / HOSTS, cluster.to_toml(), private=True)  # variables of hosts may be secrets
-    resume = asked.get("resume", False)
     options = ["--run-dir", str(record.folder), *(["--resume"] if resume else [])]
     command = python_command("sparsepipe.launchers.ssh", *options)
     begin = supervised(record, [lock], command, python_environment(), detach=detach)

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from ...cluster import Cluster, Node
 from ...errors import InputError
-from ...plan import Plan
 
 HOSTS = "hosts.toml"  # in the run's folder: the cluster that it was launched on
 
@@ -23,12 +22,12 @@ class HostedRanks:
         return self.node.name if there == self.node.name else f"{self.node.name} ({there})"
 
 
-def hosted_ranks(plan: Plan, cluster: Cluster) -> tuple[HostedRanks, ...]:
-    """Return the hosts that a plan needs with their ranks, that of rank 0 first; hosts without a rank are left out.
+def hosted_ranks(count: int, cluster: Cluster) -> tuple[HostedRanks, ...]:
+    """Return the hosts that a job of `count` ranks needs with their ranks, that of rank 0 first; hosts without a rank
+    are left out.
 
-    Raises InputError where the cluster has fewer devices than the plan has ranks, and for hosts of one address.
+    Raises InputError where the cluster has fewer devices than that, and for hosts of one address.
     """
-    count = len(plan.ranks)
     if count > len(cluster.devices):
         raise InputError(
             f"the plan has {count} ranks, the cluster {len(cluster.devices)} devices; plan for this cluster, or name "

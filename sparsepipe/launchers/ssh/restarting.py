@@ -19,6 +19,7 @@ from ...files import cut_torn_row
 from ...plan import Plan
 from ...record import RunRecord
 from ...record.plans import begin_plan
+from ...record.processes import forget_processes, keep_processes
 from ...runtime import RunConfig, commands
 from ...runtime.training_state.partial_checkpoints import remove_partial
 from ..failure_cause import KILLED, FailureCause, clear
@@ -101,6 +102,7 @@ class Restarting:
                 if not self._begun:
                     raise
                 cause = FailureCause(str(error), None, None, precedence=KILLED)
+            self.plan = session.plan  # which may have changed
             if cause and cause.limit and not self._waits:  # others may have what one host lacks
                 session.lost |= session.limited
                 cause = replace(cause, lasting=False)
@@ -116,10 +118,15 @@ class Restarting:
 
         folder = self.record.folder
         going = self.place.without(self.plan, lost, profile=folder / "profile.json")
-        check_fits(going.plan, RunConfig.from_json(self.record.config))
+        count = 1 + max(going.plan.ranks)  # those that it leaves out stay in the job
+        check_fits(going.plan, RunConfig.from_json(self.record.config), num_processes=count)
         found = checkpoint.latest(folder)
+        if count > len(going.plan.ranks):
+            keep_processes(folder, count)
+        else:
+            forget_processes(folder)
         begin_plan(folder, going.plan, found.minibatches if found else 0)
-        self.record, self.plan = RunRecord.load(folder), going.plan
+        self.plan = going.plan
         names = ", ".join(node.name for node in going.cluster.nodes)
         told = f"{cause.reason}; going on from the last checkpoint on {names}: {going.how}"
         _say(told)

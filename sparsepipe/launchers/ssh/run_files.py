@@ -13,6 +13,7 @@ from ...files import read_json, sha256
 from ...functions import UserFunction, is_function
 from ...plan import Plan
 from ...record import RunRecord
+from ...record.processes import PROCESSES
 from ...runtime.forward_only import FORWARD_ONLY, PREDICTIONS, ForwardOnly
 from .connection import Connection
 from .frames import Frame
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 _FUNCTIONS = ("model", "data", "loss")  # settings that may name a function of the user's own
 _OF_HOSTS = (  # what hosts may write in the record
     *("trace-rank*.jsonl", "logs/rank*.log", "logs/rank*.error.json", "logs/launcher.log"),
-    *("logs/clock.json", "control/taken.json", "control/refused.json", PREDICTIONS),
+    *("logs/clock.json", PREDICTIONS),
 )
 _OF_CHECKPOINTS = ("checkpoints/.minibatch-*/*.safetensors", "checkpoints/.minibatch-*/*.json")
 
@@ -54,22 +55,28 @@ class RunFiles:
 
     # --- to the hosts ------------------------------------------------------------------------------------------------
 
-    def bring(self, connection: Connection, plan: Plan, *, resume: bool) -> None:
-        """Send a host what its workers begin with; what it has is not sent again. Raises OSError."""
-        folder = self.record.folder
-        self._send_content(connection, (folder / "plan.json").read_bytes(), "plan.json")
-        self._send_content(connection, self._config_of(connection), "config.json")
-        if forwards := ForwardOnly.of_run(folder):
-            self._bring_weights(connection, plan, forwards)
+    def bring(self, connection: Connection, plan: Plan, *, resume: bool, first: bool) -> None:
+        """Send a host what its workers begin with; what it has is not sent again. Raises OSError.
+
+        `first`: they begin there for the first time in this session.
+        """
+        folder, ranks = self.record.folder, connection.hosted.ranks
+        for name in ("plan.json", PROCESSES):
+            if (folder / name).exists():
+                self._send_content(connection, (folder / name).read_bytes(), name)
+        if first:
+            self._send_content(connection, self._config_of(connection), "config.json")
+            if forwards := ForwardOnly.of_run(folder):
+                self._bring_weights(connection, plan, forwards)
         if not resume:
             return
-        ranks = connection.hosted.ranks
-        for name in (METRICS, "logs/clock.json", *(f"trace-rank{rank}.jsonl" for rank in ranks)):
+        own = ("logs/clock.json", *(f"trace-rank{rank}.jsonl" for rank in ranks)) if first else ()
+        for name in (METRICS, *own):  # rows of metrics may have been written on another host
             if (folder / name).exists():
                 send_file(connection.writer, folder / name, name)
-        self.bring_checkpoint(connection, plan)
+        self._bring_checkpoint(connection, plan)
 
-    def bring_checkpoint(self, connection: Connection, plan: Plan) -> None:
+    def _bring_checkpoint(self, connection: Connection, plan: Plan) -> None:
         """Send a host the newest checkpoint, as far as its ranks need it; rank 0's has all of it."""
         from ...runtime.training_state import checkpoint  # it brings torch, for which no new run waits
 

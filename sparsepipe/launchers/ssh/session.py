@@ -10,12 +10,13 @@ from typing import Any, Self
 from ...errors import InputError
 from ...plan import Plan
 from ...record import RunRecord
-from ...runtime import commands
+from ...record.plans import went_back
 from ..failure_cause import KILLED, FailureCause
 from .certificate import new_certificate
 from .connection import Connection, Event, Reach
 from .facts import check_alike, facts_here
 from .placement import HostedRanks
+from .requests import ANSWERS, Requests
 from .rows import RowsOfHosts
 from .run_files import RunFiles
 
@@ -46,7 +47,8 @@ class Session:
     def __init__(
         self, record: RunRecord, plan: Plan, hosts: Sequence[HostedRanks], *, resume: bool, reach: Reach
     ) -> None:
-        self.record, self.plan, self.hosts, self.resume, self._reach = record, plan, hosts, resume, reach
+        self.record, self.hosts, self.resume, self._reach = record, hosts, resume, reach
+        self.plan = plan  # the one that the run is under: another one, once the run was asked for that
         self.lost: set[int] = set()  # hosts that cannot be worked with any more
         self.limited: set[int] = set()  # hosts whose workers met a limit, such as a full disk
         self._events: queue.Queue[Event] = queue.Queue(_MOST_EVENTS)
@@ -54,11 +56,10 @@ class Session:
         self._certificate = new_certificate() if record.config.get("encrypt") else ""
         self._store: dict[str, Any] = {}
         self._ended: dict[int, Mapping[str, Any]] = {}
-        self._asked = False
+        self._requests = Requests(record, sum(len(hosted.ranks) for hosted in hosts))
         self._silence = min(max(float(record.config["timeout_seconds"]), _SILENCE[0]), _SILENCE[1])
         self.connections: list[Connection] = []
-        last = set(plan.stages[-1].ranks)
-        rows = RowsOfHosts(record.folder, several=sum(bool(last & set(hosted.ranks)) for hosted in hosts) > 1)
+        rows = RowsOfHosts(record.folder, several=len(hosts) > 1)
         self.files = RunFiles(record, self.connections, rows)
 
     def __enter__(self) -> Self:
@@ -122,19 +123,20 @@ class Session:
         resume = self.resume or attempt > 0
         self._ended.clear()
         self.files.begin()
+        self._requests.forget()
+        if resume:
+            self._go_back()
         for connection in self.connections:
             with suppress(OSError):
-                if first:
-                    self.files.bring(connection, self.plan, resume=resume)
-                else:
-                    self.files.bring_checkpoint(connection, self.plan)
+                self.files.bring(connection, self.plan, resume=resume, first=first)
         for number, connection in enumerate(self.connections):
             connection.send("start", job=self._job(number, attempt, resume=resume))
         failed_at: float | None = None
         try:
             while len(self._ended) < len(self.connections):
                 self._take(self._next())
-                self._forward_request()
+                with suppress(OSError):  # the end of a connection is an event of its own
+                    self._requests.forward(self.connections[self._host_of(min(self.plan.ranks))])
                 if failed_at is None and any(status["state"] == "failed" for status in self._ended.values()):
                     failed_at = time.monotonic()
                 if failed_at is not None and time.monotonic() > failed_at + _TO_AGREE:
@@ -149,7 +151,16 @@ class Session:
         for connection in self.connections:
             connection.send("stop")
         self._await("stopped", range(len(self.connections)), seconds=_TO_STOP)
-        self._asked = False
+
+    def _go_back(self) -> None:
+        """Note where the run goes on, which may be before the newest plan began."""
+        from ...runtime.training_state import checkpoint  # it brings torch, for which no new run waits
+
+        found = checkpoint.latest(self.record.folder)
+        went_back(self.record.folder, found.minibatches if found else 0)
+
+    def _host_of(self, rank: int) -> int:
+        return next(number for number, hosted in enumerate(self.hosts) if rank in hosted.ranks)
 
     def _job(self, number: int, attempt: int, *, resume: bool) -> dict[str, Any]:
         return {
@@ -200,6 +211,8 @@ class Session:
             if connection.alive:
                 connection.alive = False
                 self._ended_early(event.host, connection)
+        elif frame.kind == "grown" and frame.head.get("name") in ANSWERS:
+            self.plan = self._requests.take(str(frame.head["name"]), frame.payload) or self.plan
         elif frame.kind in ("grown", "rows", "shard", "gone"):
             self.files.take(event.host, frame)
         elif frame.kind == "status":
@@ -220,18 +233,6 @@ class Session:
     def _losing(self, host: int, reason: str) -> HostLost:
         self.lost.add(host)
         return HostLost(f"{self.connections[host].hosted.named}: {reason}")
-
-    def _forward_request(self) -> None:
-        """Hand on what the run is asked for to the host of rank 0; what hosts cannot do is refused."""
-        request = None if self._asked else commands.request(self.record.folder)
-        if request is None:
-            return
-        if request.command == commands.STOP:
-            self._asked = True
-            self.connections[0].send("ask", command=request.command)
-        else:
-            told = "a job on several hosts keeps its plan; stop the run, and resume it under another"
-            commands.refuse(self.record.folder, told, plan=request.plan)
 
 
 def _precedence(cause: FailureCause) -> int:

@@ -35,7 +35,8 @@ class Announcement:
         self._word[0] = minibatch * _COMMANDS + command + 1
 
     def clear(self) -> None:
-        """Make room for the next one. Rank 0 does, once all ranks have met where the last one was due."""
+        """Make room for the next one. All ranks do, once they have met where the last one was due; they meet again
+        before there is another."""
         self._word[0] = 0
 
     def read(self) -> Announced | None:

@@ -40,11 +40,11 @@ class Ballot:
 
     def propose(self, number: int) -> None:
         """Propose something by its number, above those before. Rank 0 does."""
-        self._words[0] = 2 * number
+        self._say(0, 2 * number)
 
     def withdraw(self, number: int) -> None:
         """Take a proposal back."""
-        self._words[0] = 2 * number + 1
+        self._say(0, 2 * number + 1)
 
     @property
     def proposed(self) -> int:
@@ -57,12 +57,15 @@ class Ballot:
 
     def answer(self, rank: int, number: int, answer: Answer) -> None:
         """Say how far a rank is with a proposal."""
-        self._words[1 + rank] = len(Answer) * number + answer
+        self._say(1 + rank, len(Answer) * number + answer)
 
     def answers(self, number: int) -> list[Answer]:
         """Return how far each rank is with a proposal."""
         found = (divmod(int(word), len(Answer)) for word in self._words[1:])
         return [Answer(answer) if own == number else Answer.NONE for own, answer in found]
+
+    def _say(self, place: int, word: int) -> None:
+        self._words[place] = word
 
     def close(self) -> None:
         """Look no more; who made it blank removes the file, which others may still have mapped."""

@@ -33,6 +33,11 @@ class Process:
     encryption: Encryption | None = None  # of what ranks send to each other
 
     @property
+    def ranks_here(self) -> tuple[int, ...]:
+        """The ranks of this host."""
+        return next((ranks for ranks in self.hosts if self.rank in ranks), tuple(range(self.world_size)))
+
+    @property
     def leads_host(self) -> bool:
         """Whether this rank does what one rank of each host does: the first of its host."""
         return self.rank == 0 or any(ranks[0] == self.rank for ranks in self.hosts)

@@ -4,8 +4,10 @@ connections are in clear and ask nobody who they are.
     all_reduce   each rank adds up one part of the tensor, in the order of the ranks, and sends it to the others:
                  2 (n - 1) / n of the tensor leave each rank, as in a ring, and all have the same bits
     all_gather, broadcast, all_to_all_single      each rank's own, the root's, or a part for each, to the others
+    send, recv   from one rank to another, between two of those that all ranks do together
 
-A thread does one after the other in the order in which they were begun, so every rank has to begin them alike.
+A thread does one after the other in the order in which they were begun, so every rank has to begin them alike; of sends
+and receives between the same two, a rank begins its sends first.
 Registered as a backend of torch.distributed (`use`), it is what all groups of the job are made of, like gloo.
 """
 
@@ -86,6 +88,12 @@ class EncryptedGroup(dist.ProcessGroup):
 
     all_to_all_single = alltoall_base  # type: ignore[assignment]  # what torch calls it since 2.13
 
+    def send(self, tensors: list[Tensor], target: int, tag: int) -> Begun:  # type: ignore[override]
+        return self._thread.begin(partial(_translated, partial(self._give, tensors[0], target)))
+
+    def recv(self, tensors: list[Tensor], source: int, tag: int) -> Begun:  # type: ignore[override]
+        return self._thread.begin(partial(_translated, partial(self._receive, tensors[0], source)))
+
     def shutdown(self) -> None:
         """Close, once nothing is under way any more."""
         self._thread.close()
@@ -96,9 +104,7 @@ class EncryptedGroup(dist.ProcessGroup):
 
     def _do(self, do: Callable[[], None]) -> None:
         try:
-            do()
-        except PeerLost:  # it names ranks as they are called in this group
-            raise ConnectionError("its end of a connection is closed") from None
+            _translated(do)
         finally:
             self._count += 1
 
@@ -142,6 +148,12 @@ class EncryptedGroup(dist.ProcessGroup):
             outputs[peer].copy_(parts[peer] if peer == self._rank else self._take(peer))
         _finish(under_way)
 
+    def _give(self, values: Tensor, target: int) -> None:
+        _finish([self._send(target, values)])
+
+    def _receive(self, values: Tensor, source: int) -> None:
+        values.copy_(self._take(source))
+
     def _send(self, peer: int, values: Tensor) -> Sending:
         packet = Packet(0, self._count, 0, (Slot(values.detach().cpu().contiguous()),))
         return self._transport.send(packet, peer, _TAG, deadline=_LONG, message="a sum")
@@ -151,6 +163,13 @@ class EncryptedGroup(dist.ProcessGroup):
         if packet.minibatch != self._count:
             raise PacketMismatch(f"work {packet.minibatch} of a group where {self._count} is due")
         return packet.slots[0].rows
+
+
+def _translated(do: Callable[[], None]) -> None:
+    try:
+        do()
+    except PeerLost:  # it names ranks as they are called in this group
+        raise ConnectionError("its end of a connection is closed") from None
 
 
 def _finish(under_way: list[Sending]) -> None:

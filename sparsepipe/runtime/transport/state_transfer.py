@@ -52,8 +52,9 @@ class StateTransfer:
 
     def run(self) -> dict[str, Tensor]:
         """Send and receive. All ranks come here; return what came. Raises DeadlinePassed or PeerLost."""
-        under_way = [dist.irecv(message, peer) for peer, message in self.incoming.items()]
-        under_way += [dist.isend(message, peer) for peer, message in self.outgoing.items()]
+        # Sends first: an encrypted group does one thing after the other, and those who receive read ahead.
+        under_way = [dist.isend(message, peer) for peer, message in self.outgoing.items()]
+        under_way += [dist.irecv(message, peer) for peer, message in self.incoming.items()]
         for work in under_way:
             self.process.finish(work, what="what changes hands")
         self.outgoing.clear()

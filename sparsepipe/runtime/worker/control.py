@@ -130,8 +130,7 @@ class Control:
         """Be ready for the next command, maybe under another plan. All ranks have met where the last one was due, and
         meet again before any looks."""
         self._horizon = horizon
-        if self._leads:
-            self._announcement.clear()
+        self._announcement.clear()
 
     def close(self) -> None:
         """Look no more. All ranks have met since they began to."""
@@ -170,7 +169,7 @@ class Control:
     def _prepared(self, request: commands.Request) -> bool:
         """Whether every rank is ready for a change of the plan; one that cannot be made is refused."""
         if self.replanning is None:
-            told = "several pipelines, or several hosts, keep their plan; stop the run, and resume it under another"
+            told = "several pipelines keep their plans; stop the run, and resume it under another"
             commands.refuse(self._run_dir, told, plan=request.plan)
             return False
         state, reason = self.replanning.advance(request, self._announcement)
@@ -185,5 +184,6 @@ class Control:
 def _open(run_dir: Path, process: Process) -> Announcement:
     path = run_dir / "logs" / ".announcement" if process.world_size > 1 else None
     if path is not None and isinstance(process.store, KeyedStore):
-        return SpreadAnnouncement(path, process, process.store, name="announcement")
+        aside = process.store.again()  # commands wait for nobody who waits at the store to be connected
+        return SpreadAnnouncement(path, process, aside, name="announcement")
     return Announcement(path, blank=process.rank == 0)

@@ -5,6 +5,9 @@
                                                                                         ▐ 40, an empty pipeline ▌
     all                                            layers change hands ► agreed? ► rank 0 writes plan.json ► go on
 
+Over several hosts what they tell each other goes through the job's store (spread_ballot.py), and plan.json is of the
+host of rank 0: whoever launched the job makes it the run's.
+
 Until plan.json is written the old plan has all it needs, and goes on where any rank cannot: the request is refused with
 the reason. From then on the job is under the new plan: where a rank is lost the job starts again from its last
 checkpoint, which is kept by layer, under whatever plan.json says. So no checkpoint is written for a move.
@@ -13,10 +16,10 @@ checkpoint, which is kept by layer, under whatever plan.json says. So no checkpo
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 
@@ -30,6 +33,8 @@ from ..failures import DeadlinePassed, PeerLost, described
 from ..processes.announcement import Announcement
 from ..processes.ballot import Answer, Ballot
 from ..processes.process import Process
+from ..processes.spread_ballot import SpreadBallot
+from ..rendezvous.store import KeyedStore
 from .connections import Connections
 from .hand_over import HandOver
 from .stage_replica import StageReplica
@@ -91,8 +96,11 @@ class Replanning:
         """`opening`: the number of the connections that are open; later ones get those after it."""
         self._run_dir, self._process, self._opening = run_dir, process, opening
         self._worker = worker
-        path = run_dir / "logs" / ".ballot" if process.world_size > 1 else None
-        self._ballot = Ballot(path, process.world_size, blank=process.rank == 0)
+        store = process.store
+        if isinstance(store, KeyedStore):  # of several hosts: what is said waits for nobody who is to be connected
+            store = store.again()
+        self._store = store
+        self._ballot = _open(run_dir, process, store, name=f"ballot-{opening}")
         self._announcement: Announcement | None = None
         self._number = 0  # of the proposal that this rank knows of
         self._request: commands.Request | None = None  # what the proposal is for
@@ -101,6 +109,7 @@ class Replanning:
         self._problem = ""
         self._reasons: dict[str, str] = {}  # where this is the only rank; else the job's store has them
         self._same = False
+        self._moved: list[int] = []  # the first minibatch after each move that was made
 
     @property
     def _leads(self) -> bool:
@@ -149,6 +158,19 @@ class Replanning:
         if self._request and self._request.plan:
             replan_request.forget(self._run_dir, self._request.plan)
         self._request = None
+
+    def tell_cost(self, row: Mapping[str, Any]) -> None:
+        """Say what the last move cost to a rank of another host, which may be the one that sums up the run."""
+        if self._process.hosts:
+            self._say(f"cost-{row['minibatch']}", json.dumps(row))
+
+    def told_costs(self) -> list[dict[str, Any]]:
+        """What moves cost of which the rows of metrics may be on other hosts, as far as anybody knows."""
+        if not self._process.hosts:
+            return []
+        assert self._store is not None
+        keys = [f"cost-{minibatch}" for minibatch in self._moved]
+        return [json.loads(self._heard(key)) for key in keys if self._store.check([f"{self._prefix}{key}"])]
 
     def close(self) -> None:
         """Let go of what was prepared, at the end of the run; a request that comes too late is refused."""
@@ -308,6 +330,7 @@ class Replanning:
             commands.take(self._run_dir, commands.REPLAN, done, plan=request.plan)
             self.forget()
         self._worker, self._request = after, None
+        self._moved.append(done)
         self._ballot.answer(self._process.rank, self._number, Answer.FAILED)  # nothing is kept of it
         return request
 
@@ -347,13 +370,24 @@ class Replanning:
         told = self._heard(f"reason-{self._number}-{rank}")
         return told if rank == self._process.rank or self._process.world_size == 1 else f"rank {rank}: {told}"
 
+    @property
+    def _prefix(self) -> str:
+        return f"replan-{self._opening}/"
+
     def _say(self, key: str, value: str) -> None:
-        if self._process.store is None:
+        if self._store is None:
             self._reasons[key] = value
         else:
-            self._process.store.set(f"replan-{self._opening}/{key}", value)
+            self._store.set(f"{self._prefix}{key}", value)
 
     def _heard(self, key: str) -> str:
-        if self._process.store is None:
+        if self._store is None:
             return self._reasons[key]
-        return self._process.store.get(f"replan-{self._opening}/{key}").decode()
+        return self._store.get(f"{self._prefix}{key}").decode()
+
+
+def _open(run_dir: Path, process: Process, store: Any, *, name: str) -> Ballot:
+    path = run_dir / "logs" / ".ballot" if process.world_size > 1 else None
+    if path is not None and process.hosts:
+        return SpreadBallot(path, process, store, name=name)
+    return Ballot(path, process.world_size, blank=process.rank == 0)

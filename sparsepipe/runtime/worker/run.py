@@ -124,8 +124,7 @@ def train(
             pipeline.run(found)
         else:
             worker = Worker(run_dir, plan, config, **parts)
-            if not process.hosts:  # what ranks propose to each other is in memory that one host's share
-                worker.control.replanning = Replanning(run_dir, worker, process, opening=opening)
+            worker.control.replanning = Replanning(run_dir, worker, process, opening=opening)
             _leave_out_of_searches()
             done, following = worker.train(worker.begin(found))
             while following:

@@ -23,14 +23,20 @@ def epochs_told(run_dir: Path, plan: Plan) -> list[dict[str, Any]]:
 
 
 def run_summary(
-    context: WorkerContext, run_dir: Path, done: int, *, epochs: Sequence[dict[str, Any]], first_own: int
+    context: WorkerContext,
+    run_dir: Path,
+    done: int,
+    *,
+    epochs: Sequence[dict[str, Any]],
+    first_own: int,
+    replans: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:
     """Sum a run up after `done` minibatches: medians over `epochs`, without the first (it reads the data) if there are
     others; of stages over those from `first_own` on, which ended under this plan. There may be none, where pipelines
-    share the minibatches."""
+    share the minibatches. `replans`: what changes of the plan cost whose rows of metrics may be on other hosts."""
     plan, workload = context.plan, context.workload
     steady, own = epochs[1:] or epochs, epochs[first_own:]
-    replans = _replans(context, run_dir)
+    changes = _replans(context, run_dir, replans)
     return {
         "run_dir": context.process.record or str(run_dir),
         "model": workload.model,
@@ -45,13 +51,15 @@ def run_summary(
         "validation": (epochs[-1]["validation"] or {}) if epochs else {},
         "load": worst_load(steady),
         "stages": metrics.with_memory(metrics.median_summaries([row["stages"] for row in own[1:] or own]), plan),
-        **({"replans": replans} if replans else {}),
+        **({"replans": changes} if changes else {}),
     }
 
 
-def _replans(context: WorkerContext, run_dir: Path) -> list[dict[str, Any]]:
+def _replans(context: WorkerContext, run_dir: Path, others: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """What changes of the plan cost, in order, of all attempts of the run."""
     context.recorder.flush()
     path = run_dir / "metrics.jsonl"
     rows = read_metrics(path, "replan") if path.exists() else []
-    return [{key: value for key, value in row.items() if key not in ("event", "seconds")} for row in rows]
+    own = [{key: value for key, value in row.items() if key not in ("event", "seconds")} for row in rows]
+    known = {row["minibatch"] for row in own}
+    return sorted([*own, *(row for row in others if row["minibatch"] not in known)], key=lambda row: row["minibatch"])

@@ -20,6 +20,7 @@ from ..commands import REPLAN, STOP
 from ..config import RunConfig
 from ..failures import LossNotFinite, PeerLost
 from ..plan_fit import check_fits
+from ..plan_memory import check_memory
 from ..reporting.load import shared_load
 from ..reporting.memory import PeakMemory
 from ..reporting.recorder import Recorder
@@ -329,6 +330,8 @@ class Worker:
         check_ranks(plan, self.process.world_size)
         self.workload.check(plan)
         check_fits(plan, self.config, num_processes=self.process.world_size)
+        if self.process.hosts:  # of a job on one machine whoever asks has looked
+            check_memory(self.run_dir, plan, self.config, ranks=self.process.ranks_here)
 
     def connect_next(self, plan: Plan, opening: int) -> Connections:
         """Open the connections of the plan after this one, beside those that are at work. All ranks come here."""
@@ -385,7 +388,10 @@ class Worker:
 
     def _tell_replan(self, pause: Pause) -> None:
         """Write down what the change of the plan cost, now that the first update under it is made."""
-        self.recorder.metric("replan", **pause.row(self.recorder.now()))
+        row = pause.row(self.recorder.now())
+        self.recorder.metric("replan", **row)
+        if self.control.replanning:
+            self.control.replanning.tell_cost(row)
         self.pause = None
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
@@ -448,4 +454,6 @@ class Worker:
         """Sum the run up; of epochs that this worker saw none of, the run's metrics tell."""
         if not self.epochs:  # it was killed between its last checkpoint and its end
             self.epochs = epochs_told(self.run_dir, self.plan)
-        return run_summary(self.context, self.run_dir, done, epochs=self.epochs, first_own=self.first_epoch)
+        elsewhere = self.control.replanning.told_costs() if self.control.replanning else []
+        told: dict[str, Any] = {"epochs": self.epochs, "first_own": self.first_epoch, "replans": elsewhere}
+        return run_summary(self.context, self.run_dir, done, **told)

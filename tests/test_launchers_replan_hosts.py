@@ -1,0 +1,117 @@
+"""Jobs on several hosts whose plan changes while they run: they train as one device does, and their processes stay."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from hosts_desk import FLUSH, MODEL, config, desk_of
+from network_hosts import network_hosts
+from processes import ENOUGH, until
+from runtime_jobs import NORMED, plan_of
+
+from sparsepipe.files import read_json
+from sparsepipe.record import RunRecord
+from sparsepipe.runtime import commands, replan_request
+from sparsepipe.runtime.training_state.checkpoint import latest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hosts")
+    with network_hosts(3, folder) as network:
+        yield desk_of(network, folder)
+
+
+def plan(ranks, *cuts):
+    return plan_of(MODEL, ranks, cuts=cuts or None, **FLUSH)
+
+
+def workers(desk):
+    """The process ids of all ranks, by the host that they are on."""
+    return {
+        (host.name, path.name): path.read_text()
+        for host in desk.network.hosts
+        for path in (host.home / ".local/state/sparsepipe/hosted").glob("run-*/logs/rank*.pid")
+    }
+
+
+def answered(folder, token, process):
+    """Wait for what becomes of a request; return the first minibatch under the plan, or why it is refused."""
+    found = []
+
+    def look():
+        found[:] = [each for each in (commands.taken_plan(folder, token), commands.refused_plan(folder, token)) if each]
+        return found or process.poll() is not None
+
+    until(look, "an answer")
+    assert process.poll() is None, process.communicate()
+    return found[0]
+
+
+def moved(folder, process, other):
+    """Have a run go on under another plan, and wait until it has trained under it."""
+    first = answered(folder, replan_request.leave(folder, other, reason="a test"), process)
+    assert isinstance(first, int), first
+    assert RunRecord.load(folder).plan == other
+    until(lambda: process.poll() is not None or steps(folder)[-1:] > [first], "it goes on")
+    return first
+
+
+def steps(folder):
+    return sorted(row["minibatch"] for row in RunRecord(folder).metrics() if row["event"] == "step")
+
+
+def stopped(folder, process):
+    """Stop a run; return how many minibatches it has trained."""
+    commands.ask(folder, commands.STOP)
+    said = process.communicate(timeout=ENOUGH)[0]
+    assert json.loads(said) == "stopped", said
+    return read_json(folder / "control" / "taken.json")["minibatch"]
+
+
+def test_a_job_goes_on_under_other_plans_and_after_a_crash_trained_as_one_device(desk):
+    """Cuts, the order of hosts, a host less and back; the rows of metrics come from one host after the other."""
+    folder, first = desk.folder / "moved", plan([[0], [1], [2]])
+    others = [plan([[2], [0], [1]], 3, 9), plan([[1], [2]]), plan([[0], [2], [1]])]
+    slow = config(epochs=10_000, stragglers="jitter:p=1,seconds=0.05", max_restarts=1)
+    with desk.launched(desk.told("moved", first, slow, *desk.network.hosts)) as process:
+        before = workers(desk)
+        assert len(before) == 3
+        moves = [moved(folder, process, other) for other in others[:2]]
+        token = replan_request.leave(folder, plan_of(NORMED, [[0], [1]], **FLUSH))
+        assert "different graph" in answered(folder, token, process)
+        assert RunRecord.load(folder).plan == others[1] and workers(desk) == before, "the processes stay"
+        until(lambda: latest(folder).minibatches >= moves[1] or process.poll() is not None, "a checkpoint under it")
+        os.kill(int(pid_of(desk, before, "rank2.pid")), signal.SIGKILL)
+        until(lambda: b"starting again" in (folder / "logs/launcher.log").read_bytes(), "it starts again")
+        moves.append(moved(folder, process, others[2]))
+        done = stopped(folder, process)
+    record = RunRecord.load(folder)
+    assert steps(folder) == list(range(done))
+    alone = config(epochs=10_000, minibatches=done, checkpoint_every=0)
+    assert desk.launch(desk.told("still", plan([[0]]), alone)) == ["finished"]
+    assert desk.losses("moved") == desk.losses("still")
+    assert [followed.plan for followed in record.plans] == [first, *others]
+    rows = [row for row in record.metrics() if row["event"] == "replan"]
+    assert [row["minibatch"] for row in rows] == moves == [followed.first_minibatch for followed in record.plans[1:]]
+    assert all(row["moved_bytes"] > 0 and row["reason"] == "a test" for row in rows)
+    (summary,) = (row for row in record.metrics() if row["event"] == "summary")
+    assert [row["minibatch"] for row in summary["replans"]] == [row["minibatch"] for row in rows]
+    newest = folder / "checkpoints" / f"minibatch-{done:08d}"
+    assert set(read_json(newest / "manifest.json")["files"]) == {f"stage{k}.safetensors" for k in range(3)}
+    desk.check_nothing_is_left()
+
+
+def pid_of(desk, found, name):
+    """The process id of a rank as it is called outside of its host's namespace."""
+    ((host,), (inside,)) = zip(*((host, pid) for (host, each), pid in found.items() if each == name), strict=True)
+    (host,) = (each for each in desk.network.hosts if each.name == host)
+    for pid in host.commands():
+        (told,) = (row for row in Path(f"/proc/{pid}/status").read_text().splitlines() if row.startswith("NSpid:"))
+        if told.split()[-1] == inside.strip():
+            return pid
+    raise AssertionError(f"no process {inside} on {host.name}")

@@ -1,0 +1,81 @@
+"""What a run on hosts is asked for while it is at work: handed on to its hosts, and answered in its record."""
+
+import json
+import os
+from types import SimpleNamespace
+
+import pytest
+from runtime_jobs import PLAIN, plan_of, settings
+
+from sparsepipe import InputError
+from sparsepipe.launchers.prepare import for_hosts
+from sparsepipe.launchers.ssh.frames import FrameReader, FrameWriter
+from sparsepipe.launchers.ssh.requests import ANSWERS, Requests
+from sparsepipe.plan import Plan
+from sparsepipe.record import Origin, RunRecord
+from sparsepipe.record.plans import followed_plans
+from sparsepipe.record.processes import num_processes
+from sparsepipe.runtime import commands, replan_request
+
+PLAN = plan_of(PLAIN, [[0], [1], [2]], schedule="gpipe", num_microbatches=2)
+OTHER = plan_of(PLAIN, [[2], [1]], schedule="gpipe", num_microbatches=2)
+
+
+@pytest.fixture
+def asked(tmp_path):
+    """A run on hosts, what it is asked for, and what its hosts hear."""
+    record = RunRecord.create(tmp_path / "run", PLAN, settings(tmp_path).to_json(), Origin.here())
+    reading, writing = os.pipe()
+    yield Requests(record, 3), record.folder, SimpleNamespace(writer=FrameWriter(writing)), FrameReader(reading)
+    os.close(writing)
+    os.close(reading)
+
+
+def test_a_plan_is_handed_on_once_and_is_the_runs_when_a_host_says_so(asked):
+    requests, folder, host, heard = asked
+    requests.forward(host)
+    token = replan_request.leave(folder, OTHER, reason="rank 0 is slow", predicted_gain_seconds=3.0)
+    requests.forward(host)
+    requests.forward(host)
+    plan, request = heard.read(), heard.read()
+    assert plan.head["name"] == f"control/plan-{token}.json" and Plan.from_json(json.loads(plan.payload)) == OTHER
+    told = json.loads(request.payload)
+    assert request.head["name"] == "control/request.json" and told.pop("predicted_gain_seconds") == 3.0
+    assert told == {"command": "replan", "plan": token, "reason": "rank 0 is slow"}
+    answer = json.dumps({"command": "replan", "minibatch": 12, "plan": token}).encode()
+    with pytest.raises(InputError, match="a plan that the run was not asked for"):
+        requests.take(ANSWERS[0], answer.replace(token.encode(), b"01234567"))
+    assert requests.take(ANSWERS[0], answer) == OTHER
+    assert followed_plans(folder) == ((0, PLAN), (12, OTHER)) and num_processes(folder, OTHER) == 3
+    assert commands.taken_plan(folder, token) == 12 and commands.request(folder) is None
+    assert sorted(path.name for path in (folder / "control").iterdir()) == ["taken.json"]
+    given = {"port": None, "run_dir": folder}
+    assert for_hosts(OTHER, settings(folder), resume=True, **given) == (OTHER, 3), "what it leaves out stays in the job"
+    with pytest.raises(InputError, match="a job begins with all of its ranks"):
+        for_hosts(OTHER, settings(folder), resume=False, **given)
+    commands.ask(folder, commands.STOP)
+    requests.forward(host)
+    assert json.loads(heard.read().payload)["command"] == "stop", "it was handed on once, and this comes next"
+
+
+def test_what_is_refused_and_what_is_no_plan_is_told_and_the_next_is_heard(asked):
+    requests, folder, host, heard = asked
+    token = replan_request.leave(folder, OTHER)
+    requests.forward(host)
+    assert requests.take(ANSWERS[1], json.dumps({"reason": "rank 1: no", "plan": token}).encode()) is None
+    assert commands.refused_plan(folder, token) == "rank 1: no" and commands.request(folder) is None
+    token = replan_request.leave(folder, OTHER)
+    (folder / f"control/plan-{token}.json").write_text("{}")
+    requests.forward(host)
+    assert "not a plan" in commands.refused_plan(folder, token) and commands.request(folder) is None
+    token = replan_request.leave(folder, OTHER)
+    requests.forward(host)
+    names = [heard.read().head["name"] for _ in range(4)]
+    assert names[2:] == [f"control/plan-{token}.json", "control/request.json"]
+    requests.forget()  # of workers that start anew
+    requests.forward(host)
+    assert heard.read().head["name"] == f"control/plan-{token}.json"
+    for content in (b"", b"[]", b"{}", b'{"command": "replan"}', b"[" * 10**4):
+        with pytest.raises(InputError, match=r"control/taken\.json"):
+            requests.take(ANSWERS[0], content)
+    assert [followed.plan for followed in followed_plans(folder)] == [PLAN]
