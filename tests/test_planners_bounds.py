@@ -23,7 +23,7 @@ from sparsepipe import (
 from sparsepipe.planners.base import Problem
 from sparsepipe.planners.cuts import Cuts
 from sparsepipe.planners.exact.cut_profile_bound import CutProfile
-from sparsepipe.planners.exact.frontier_cuts import FrontierCuts
+from sparsepipe.planners.exact.frontier_cuts import FrontierCuts, seconds_and_weights
 from sparsepipe.planners.exact.listed_cuts import ListedCuts
 from sparsepipe.planners.exact.optimal import Optimal
 from sparsepipe.planners.exact.packing_bound import _knapsack, packing_bound
@@ -65,7 +65,8 @@ def test_no_bound_is_above_the_best_plan(problem):
         assert relaxed_bound(problem, space, listed, low=0.0, period=above) <= best * (1 + 1e-9)
         assert packing_bound(space.model, space.moves, low=0.0, high=above) <= best * (1 + 1e-9)
         for units in (5, 4000):
-            frontier = FrontierCuts.of(problem, units=units, most_bytes=_most_bytes(problem, above), sums=True)
+            sums = seconds_and_weights(problem)
+            frontier = FrontierCuts.of(problem, units=units, most_bytes=_most_bytes(problem, above), sums=sums)
             profile = CutProfile.of_frontier(frontier)
             assert profile.bound(rates(space), sending(problem), 0.0, above) <= best * (1 + 1e-9)
 
@@ -137,7 +138,7 @@ def test_a_frontier_has_the_cheapest_cut_of_each_amount_of_work(problem, units):
     amounts = [sum(units for k, units in of_layer.items() if mask >> k & 1) for mask in every.masks]
     told = {int(work): k for k, work in enumerate(frontier.work)}
     assert set(told) == set(amounts)
-    bounds = FrontierCuts.of(problem, units=units, sums=True)
+    bounds = FrontierCuts.of(problem, units=units, sums=seconds_and_weights(problem))
     assert list(bounds.work) == list(frontier.work)
     seconds, weights = every.total(problem.table.seconds["d"][:, 0]), every.total(problem.table.parameter_bytes)
     for amount, k in told.items():

@@ -124,6 +124,12 @@ class DeviceGroups:
         )
 
     @cached_property
+    def of_type(self) -> Index:
+        """Devices of each group of each type, [G, types]."""
+        kinds = np.array([self.types.index(c.type.name) for c in self.classes])
+        return np.stack([self.counts[:, kinds == k].sum(axis=1) for k in range(len(self.types))], axis=1)
+
+    @cached_property
     def class_shares(self) -> Index:
         """Share of one replica of each class, [G, classes]; 0 where the group has none."""
         column = [self.types.index(c.type.name) for c in self.classes]

@@ -10,7 +10,7 @@ Of all decisions that leave the same frontier and come to the same work, those t
 
 A cell of NASNet has more than a million cuts, and its frontiers some hundred states. Work is counted in units of an
 equal part of all work, rounded so that what lies before any layer of the order is right to half a unit. For a bound the
-least and the most that the cuts taken together come to are kept beside it (`sums`).
+least and the most that the cuts taken together come to, in seconds of a type or bytes, are kept beside it (`sums`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,8 +31,8 @@ _TIES = 1e-3  # of the smallest tensor: among equals the cut nearest to the orde
 
 State = tuple[int, ...]  # of the layers at the frontier
 Least = tuple[int, Array]  # the work of the first entry, in units, and for it and those after it rows of which each
-# is the least of all cuts: bytes that cross; with `sums` also seconds beyond the units and bytes of weights, and the
-# negative of both, [1 or 5, entries]
+# is the least of all cuts: bytes that cross; with Q `sums` also each of these, and the negative of each,
+# [1 or 1 + 2Q, entries]
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +43,7 @@ class _Step:
     paying: tuple[tuple[int, float], ...]  # those of its inputs with bytes, and how many
     kept: tuple[int, ...]  # places of the frontier after it
     units: int
-    adds: Array  # [1 or 5, 1]: to the rows, where it is before the cut
+    adds: Array  # [1 or 1 + 2Q, 1]: to the rows, where it is before the cut
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +63,7 @@ class FrontierCuts:
     inputs: frozenset[int]
     work: Index  # [K]: units
     crossing: Array  # [K]: bytes, with what settles ties
-    sums: Array  # [4, K] or [0, K]: least seconds and bytes of weights before any such cut, negatives of the most
+    sums: Array  # [2Q, K] or [0, K]: of each quantity the least before any such cut; then negatives of the most
     _steps: list[_Step]
     _bits: list[int]  # the mask of each step's layer
     _origins: list[dict[State, _Origin]]
@@ -75,33 +75,35 @@ class FrontierCuts:
         *,
         units: int = UNITS,
         most_bytes: float = float("inf"),
-        sums: bool = False,
+        sums: Array | None = None,
         most_spread: float = float("inf"),
     ) -> "FrontierCuts | None":
         """Work them out; None where a frontier has more than MOST_STATES states.
 
-        Cuts that more than `most_bytes` cross are left out. `sums`: for a bound, so that ties are not settled; None
-        where the seconds before cuts that are taken together are usually more than `most_spread` apart.
+        Cuts that more than `most_bytes` cross are left out. `sums`, of the graph's layers, [Q, L]: what to add up for a
+        bound, so that ties are not settled; None where sums of the first of them, before cuts that are taken together,
+        are usually more than `most_spread` apart.
         """
         order = least_payload_order(problem.table, problem.layers)
         unit = max(float(_seconds(problem, order).sum()), 1e-300) / units
-        steps = _steps(problem, order, unit, sums=sums)
-        states: dict[State, Least] = {(): (0, np.zeros((5 if sums else 1, 1)))}
+        sent = problem.crossing_bytes
+        adds = _ties(sent, len(order)) if sums is None else _adds(sums[:, list(order)])
+        steps = _steps(problem, order, unit, adds)
+        states: dict[State, Least] = {(): (0, np.zeros((len(adds), 1)))}
         origins = []
         for step in steps:
             states, origin = _decided(states, step, most_bytes)
-            if len(states) > MOST_STATES or sums and len(states) > _MANY and _spread(states) > most_spread:
+            if len(states) > MOST_STATES:
+                return None
+            if sums is not None and len(states) > _MANY and _spread(states, len(sums)) > most_spread:
                 return None
             origins.append(origin)
         first, rows = states[()]
         found = np.flatnonzero(np.isfinite(rows[0]) & (rows[0] <= most_bytes))
-        work, own = found + first, rows[1:, found]
-        if sums:
-            own += np.outer([1, 0, -1, 0], work * unit)
         place = {layer: k for k, layer in enumerate(problem.layers)}
         bits = [1 << place[layer] for layer in order]
         inputs = problem.table.graph.input_layers
-        return cls(tuple(problem.layers), inputs, work, rows[0, found], own, steps, bits, origins)
+        return cls(tuple(problem.layers), inputs, found + first, rows[0, found], rows[1:, found], steps, bits, origins)
 
     def cheapest(self, count: int, others: Iterable[int], around: Iterable[float] = (), reach: float = 0.0) -> Cuts:
         """About `count` cuts: of those with about as much work before them the one that the least crosses.
@@ -132,10 +134,15 @@ class FrontierCuts:
         return mask
 
 
-def _spread(states: dict[State, Least]) -> float:
-    """Seconds between the least and the most work of cuts that are taken together, in half of the states."""
+def seconds_and_weights(problem: Problem) -> Array:
+    """Of each layer of the graph its seconds on the first device type and its bytes of weights, [2, L]."""
+    return np.stack([_seconds(problem, range(len(problem.graph.layers))), problem.table.parameter_bytes])
+
+
+def _spread(states: dict[State, Least], num_sums: int) -> float:
+    """Between the least and the most of the first sum of cuts that are taken together, in half of the states."""
     reached = [rows[:, np.isfinite(rows[0])] for _, rows in states.values()]
-    return float(np.median([np.mean(-rows[3] - rows[1]) for rows in reached]))
+    return float(np.median([np.mean(-rows[1 + num_sums] - rows[1]) for rows in reached]))
 
 
 def _seconds(problem: Problem, order: Sequence[int]) -> Array:
@@ -145,12 +152,11 @@ def _seconds(problem: Problem, order: Sequence[int]) -> Array:
     return seconds[list(order)]
 
 
-def _steps(problem: Problem, order: Sequence[int], unit: float, *, sums: bool) -> list[_Step]:
+def _steps(problem: Problem, order: Sequence[int], unit: float, adds: Array) -> list[_Step]:
     """The layers as steps, with the frontier before each."""
     graph, inside = problem.table.graph, set(order)
     sent, seconds = problem.crossing_bytes, _seconds(problem, order)
     units = np.diff(np.round(np.concatenate([[0.0], np.cumsum(seconds)]) / unit).astype(int)).tolist()
-    adds = _adds(problem, order, seconds - np.array(units) * unit) if sums else _ties(sent, len(order))
     undecided = {layer: len(graph.consumers[layer]) for layer in order}
     frontier: list[int] = []
     steps = []
@@ -166,10 +172,9 @@ def _steps(problem: Problem, order: Sequence[int], unit: float, *, sums: bool) -
     return steps
 
 
-def _adds(problem: Problem, order: Sequence[int], beyond: Array) -> Array:
-    """What each layer adds to the rows, with sums, [5, L]."""
-    weights = problem.table.parameter_bytes[list(order)]
-    return np.stack([np.zeros(len(beyond)), beyond, weights, -beyond, -weights])
+def _adds(sums: Array) -> Array:
+    """What each layer adds to the rows, with sums, [1 + 2Q, L]."""
+    return np.concatenate([np.zeros((1, sums.shape[1])), sums, -sums])
 
 
 def _ties(sent: Array, count: int) -> Array:

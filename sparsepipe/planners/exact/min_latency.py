@@ -3,10 +3,10 @@
 An input goes through every stage, on one of its replicas, and over every boundary: its latency is the sum of the
 stages' forwards, each on the stage's slowest type, and of the transfers. The pace asks that no stage, with its shares,
 and no busiest port of a boundary takes longer than the period. So the best plan is a shortest path over (devices used,
-cut), as for schedules that flush with one limit (min_step_time.py).
+cut), as for schedules that flush with one limit (min_step_time.py). Where cuts or devices are too many for that, those
+that few bytes cross are searched too (frontier_cuts.py), and the sums of all bound the latency (latency_walks.py).
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import inf, nextafter
 
@@ -19,15 +19,19 @@ from ..base import Problem
 from ..cuts import Index
 from ..forward_estimate import forward_estimate
 from .chain_search import Path
+from .frontier_cuts import FrontierCuts
 from .graph_search import StageEnds, nothing_fits, over_sets
 from .latency_bound import latency_bound
+from .latency_walks import crossing_bytes, walk_latency_bound
 from .listed_cuts import ListedCuts
 from .min_period import minimise_period
 from .min_step_time import LeastSum, sum_and_limit
-from .search_space import Rules, Space, branching_space, fits, spaces
+from .relaxed_bound import is_close
+from .search_space import Rules, Space, branching_space, fits, frontier_space, spaces
 from .share_ratios import ShareRatios
 from .stage_cost_tables import StageModel, crossings
 
+_ROUNDS = 3  # of searches over the cheapest cuts
 _ROUNDING = 1e-12  # of a pace that is the period of a plan, added up in another order
 
 
@@ -38,23 +42,24 @@ class LatencyModel:
     works: StageModel
     latencies: StageModel
     crossing: Array  # [links, S]: a transfer forwards
+    below: float  # the period asked for
     ratios: ShareRatios | None  # to choose among, whatever is chosen elsewhere; None: the groups' own
 
     @classmethod
-    def of(cls, problem: Problem, model: StageModel, ratios: ShareRatios | None = None) -> "LatencyModel":
+    def of(cls, problem: Problem, model: StageModel, below: float, ratios: ShareRatios | None = None) -> "LatencyModel":
         """Derive it from the model of a problem that is `forward_only`."""
         groups, none = model.groups, np.zeros(len(model.groups))
         latencies = replace(model, rates=(groups.shares > 0).astype(float), weight_rates=none, fixed=none)
         crossing = np.stack(
             [link.latency + forward / link.bandwidth for link, forward, _ in crossings(problem, model.cuts, groups)]
         )
-        return cls(ratios.easiest_ports() if ratios else model, latencies, crossing, ratios)
+        return cls(ratios.easiest_ports() if ratios else model, latencies, crossing, below, ratios)
 
     def limit(self, group: int | Index, first: int | Index, last: int | Index) -> Array:
         return self.works.seconds(group, first, last)
 
     def limits(self, group: int) -> Array:
-        return self.ratios.limits(group) if self.ratios else self.works.every(group)
+        return self.ratios.limits(group, self.below) if self.ratios else self.works.every(group)
 
     def first_weight(self, group: int) -> float:
         return 1.0
@@ -79,18 +84,20 @@ def least_latency(problem: Problem, period_at_most: float | None, planner: str) 
         raise InputError("recompute saves memory for backwards, of which inference has none: leave it out")
     problem = replace(problem, forward_only=True)
     pace = inf if period_at_most is None else period_at_most
+    below = nextafter(pace * (1 + _ROUNDING), inf)  # what is asked for is below it
     bound, best, first, refused, proven = latency_bound(problem, pace), None, None, "", False
-    for space in _spaces(problem):
+    for space in spaces(problem, Rules()):
         if reason := _refusal(space):
             refused = reason
             continue
         first = first or space
-        found, least = _search(problem, space, nextafter(pace * (1 + _ROUNDING), inf))  # what is asked for is below it
-        if found and (best is None or found.latency < best.latency):
-            best = found
+        found, least = _search(problem, space, below)
+        best = _better(best, found)
         if space.complete:
             bound, proven = max(bound, least), True
-        if proven or (best and best.latency <= bound * (1 + _ROUNDING)):
+        if not proven and not _is_least(best, bound) and space is first:
+            best, bound = _by_other_cuts(problem, first, below, best, bound)
+        if proven or best and is_close(bound, best.latency):
             break
     if best is None:
         raise InputError(_too_slow(first, pace) if first else refused or _TOO_LARGE)
@@ -100,15 +107,45 @@ def least_latency(problem: Problem, period_at_most: float | None, planner: str) 
 _TOO_LARGE = "the network and the cluster are too large to plan; use fewer devices"
 
 
-def _spaces(problem: Problem) -> Iterator[Space]:
-    """The spaces to search, the last with the best of all cuts where these are too many to search but can be listed."""
-    space = None
-    for space in spaces(problem, Rules()):
-        yield space
-    if space and not space.complete and not space.model.cuts.complete and (listed := ListedCuts.of(problem)):
-        more = branching_space(problem, Rules(), space, listed)
-        if more:
-            yield more
+def _by_other_cuts(
+    problem: Problem, searched: Space, below: float, best: _Found | None, bound: float
+) -> tuple[_Found | None, float]:
+    """(the best path, over cuts too that are not along an order; a bound), where not all was searched."""
+    listed = None if searched.model.cuts.complete else ListedCuts.of(problem)
+    if listed and (space := branching_space(problem, Rules(), searched, listed)):
+        best = _better(best, _searched(problem, space, below))
+    best = _over_frontier(problem, searched, below, best, bound)
+    return best, walk_latency_bound(problem, listed, below, low=bound, high=best.latency if best else inf)
+
+
+def _over_frontier(problem: Problem, searched: Space, below: float, best: _Found | None, bound: float) -> _Found | None:
+    """The best path over cuts that few bytes cross, for each amount of work, then more of them near its own."""
+    most_bytes = crossing_bytes(problem, below, best.latency - bound if best else inf)
+    frontier, around = FrontierCuts.of(problem, most_bytes=most_bytes), list[float]()
+    if not frontier:
+        return best
+    for _ in range(_ROUNDS):
+        masks = best.space.masks(best.path) if best else ()
+        space = frontier_space(problem, Rules(), searched, frontier, masks, around)
+        better = _better(best, _searched(problem, space, below) if space else None)
+        if better is None or better is best and around:
+            break
+        best, around = better, better.space.boundaries(better.path)
+    return best
+
+
+def _searched(problem: Problem, space: Space, below: float) -> _Found | None:
+    """The best path of a space; None where none is below the limit, or none fits into memory."""
+    return None if _refusal(space) else _search(problem, space, below)[0]
+
+
+def _better(a: _Found | None, b: _Found | None) -> _Found | None:
+    """The one of less latency, the first among equals."""
+    return b if a is None or b is not None and b.latency < a.latency else a
+
+
+def _is_least(found: _Found | None, bound: float) -> bool:
+    return found is not None and found.latency <= bound * (1 + _ROUNDING)
 
 
 def _refusal(space: Space) -> str:
@@ -147,7 +184,7 @@ def _with_every_ratio(problem: Problem, space: Space, ratios: ShareRatios) -> Sp
 
 def _below(problem: Problem, space: Space, limit: float, ratios: ShareRatios | None = None) -> _Found | None:
     """The path of least latency whose period is below a limit; with `ratios` it may have none for all that it does."""
-    model = LatencyModel.of(problem, space.model, ratios)
+    model = LatencyModel.of(problem, space.model, limit, ratios)
     found = LeastSum(model, space.moves, space.model.cuts.follows, space.memory).below(limit)
     return _Found(space, found[0], sum_and_limit(model, found[0])[0]) if found else None
 

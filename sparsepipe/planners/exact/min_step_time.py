@@ -29,6 +29,16 @@ MIN_EVALUATIONS, MAX_EVALUATIONS = 30, 2000
 MOST_KEPT = 60_000_000  # entries of tables that are kept: half a gigabyte, twice
 
 
+class StageSeconds(Protocol):
+    """The seconds of stages, each from one cut to another."""
+
+    def seconds(self, group: int, first: int | Index, last: int | Index) -> Array: ...
+
+    def every(self, group: int) -> Array:
+        """Those from every cut (row) to every cut (column), [S, S]."""
+        ...
+
+
 class SumModel(Protocol):
     """What a plan's stages and boundaries add to what is least, and what they have to keep below a limit."""
 
@@ -38,8 +48,8 @@ class SumModel(Protocol):
         ...
 
     @property
-    def latencies(self) -> StageModel:
-        """Its stage seconds are what a stage adds."""
+    def latencies(self) -> StageSeconds:
+        """What a stage adds."""
         ...
 
     @property
@@ -47,7 +57,7 @@ class SumModel(Protocol):
         """What a boundary adds, [links, S]."""
         ...
 
-    def limit(self, group: int | Index, first: int | Index, last: int | Index) -> Array:
+    def limit(self, group: int, first: int | Index, last: int | Index) -> Array:
         """What a stage limits."""
         ...
 
@@ -140,19 +150,27 @@ class LeastSum:
     def _fits(self) -> NDArray[np.bool_]:
         """Whether each stage fits into memory, [cases, S, S]."""
         assert self.memory is not None
-        examples, cuts = self.memory.cases[0], np.arange(len(self.model.works.cuts))
+        examples, cuts = self.memory.cases[0], np.arange(len(self.follows))
         need = self.memory.need(examples[:, None, None], cuts[None, :, None], cuts[None, None, :])
         return need <= self.memory.limit[examples][:, None, None]
 
-    def _stage(self, move: int, seconds: float) -> Array:
-        """[S, S]: what the stage of a move adds; inf where it is not below the limit or does not fit."""
-        group = int(self.moves.group[move])
+    def _stage(self, move: int, seconds: float, kept: dict[tuple[int, int], Array]) -> Array:
+        """[S, S]: what the stage of a move adds; inf where it is not below the limit or does not fit.
+
+        `kept`: those at this limit by group, and by case of memory, where they are few enough.
+        """
+        group, case = int(self.moves.group[move]), 0 if self.memory is None else int(self.memory.cases[1][move])
+        if (group, case) in kept:
+            return kept[group, case]
         few = len(self.model.works.groups) * self.follows.size <= MOST_KEPT
         limit, added = self._kept[group] if few else self._tables(group)
         allowed = limit < seconds
         if self.memory is not None:
-            allowed &= self._fits[self.memory.cases[1][move]]
-        return np.where(allowed, added, inf)
+            allowed &= self._fits[case]
+        found = np.where(allowed, added, inf)
+        if (len(kept) + 1) * found.size <= MOST_KEPT // 2:
+            kept[group, case] = found
+        return found
 
     def below(self, seconds: float) -> tuple[Path, float, float] | None:
         """(path, its sum, its largest limit) of the least sum among plans with every limit below `seconds`."""
@@ -164,15 +182,15 @@ class LeastSum:
         links = np.where(
             (rows[:, None, 0] == rows[None, :, 0]), rows[:, None, 0], network
         )  # [sender kind, receiver kind]
-        least = np.full((len(moves.used), len(rows), len(works.cuts)), inf)
+        least = np.full((len(moves.used), len(rows), len(self.follows)), inf)
         least[0, :, -1] = 0.0
-        best, last_move = inf, -1
+        best, last_move, kept = inf, -1, dict[tuple[int, int], Array]()
         for state in range(len(moves.used)):
             if not np.isfinite(least[state]).any():
                 continue
             for move in moves.of_source(state).tolist():
                 group, receiver = int(moves.group[move]), kind[moves.receiver[move]]
-                reached = (least[state, kind[group]] + self._stage(move, seconds)).min(axis=1)
+                reached = (least[state, kind[group]] + self._stage(move, seconds, kept)).min(axis=1)
                 whole = float(reached[0] * self.model.first_weight(group))
                 if whole < best:
                     best, last_move = whole, move
@@ -184,17 +202,17 @@ class LeastSum:
                     np.minimum(target, crossed, out=target)
         if last_move < 0:
             return None
-        path = self._walk(limit, least, last_move, seconds)
+        path = self._walk(limit, least, last_move, seconds, kept)
         return path, *sum_and_limit(self.model, path)
 
-    def _walk(self, limit: Limit, least: Array, move: int, seconds: float) -> Path:
+    def _walk(self, limit: Limit, least: Array, move: int, seconds: float, kept: dict[tuple[int, int], Array]) -> Path:
         """The path behind the move that reached the start of the network, in pipeline order."""
         moves, (kind, rows) = self.moves, limit.kinds
         sets, number = limit.sets
         chosen, cuts = list[int](), [0]
         while True:
             sender = kind[moves.group[move]]
-            last = int((least[moves.source[move], sender] + self._stage(move, seconds)[cuts[-1]]).argmin())
+            last = int((least[moves.source[move], sender] + self._stage(move, seconds, kept)[cuts[-1]]).argmin())
             chosen.append(move)
             cuts.append(last)
             if moves.source[move] == 0:
@@ -205,7 +223,7 @@ class LeastSum:
                 if not sets[number[sender, receiver], last]:
                     continue
                 before = least[moves.source[into], kind[moves.group[into]]]
-                reached = (before + self._stage(into, seconds)[last]).min()
+                reached = (before + self._stage(into, seconds, kept)[last]).min()
                 link = rows[sender, 0] if rows[sender, 0] == rows[receiver, 0] else -1
                 if reached + self.model.crossing[link, last] == wanted:
                     move = into

@@ -221,12 +221,14 @@ class Optimal:
             return found
         for _ in range(_ROUNDS):
             best = min(own, key=lambda one: one.value)
-            space = frontier_space(problem, self._rules, best.space, frontier, best.path, around)
+            masks = best.space.masks(best.path)
+            space = frontier_space(problem, self._rules, best.space, frontier, masks, around)
             if not space or self._refusal(space):
                 break
             more = self._minimise(problem, space, known=best.path_on(space))[0][1:]
             own, found = [*own, *more], [*found, *more]
-            around = min(own, key=lambda one: one.value).boundaries
+            best = min(own, key=lambda one: one.value)
+            around = best.space.boundaries(best.path)
         return found
 
     def _easier(self, problem: Problem, searched: Space) -> tuple[float, Space, list["Found"]]:
@@ -272,12 +274,6 @@ class Found:
         place = {mask: cut for cut, mask in enumerate(space.model.cuts.masks)}
         masks = self.space.model.cuts.masks
         return [(group, place[masks[first]], place[masks[last]]) for group, first, last in self.path]
-
-    @property
-    def boundaries(self) -> list[float]:
-        """The share of all work before each boundary, on the first device type."""
-        times = self.space.model.times[0]
-        return [float(times[last] / times[-1]) for _, _, last in self.path[:-1]]
 
 
 def _simulated_rate(plan: Plan, problem: Problem) -> float:

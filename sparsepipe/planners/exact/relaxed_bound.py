@@ -12,7 +12,7 @@ import numpy as np
 
 from ..base import Problem
 from .cut_profile_bound import CutProfile
-from .frontier_cuts import FrontierCuts
+from .frontier_cuts import FrontierCuts, seconds_and_weights
 from .listed_cuts import ListedCuts
 from .packing_bound import packing_bound
 from .search_space import Space, merged
@@ -68,7 +68,8 @@ def _profile(problem: Problem, space: Space, listed: ListedCuts | None, period: 
         return None
     half = int(space.moves.used[-1]) // 2  # one side of a boundary has no more devices, which its bytes are spread over
     most_bytes = inf if problem.synchronous else half * period * merged(problem).cluster.network.bandwidth
-    frontier = FrontierCuts.of(problem, most_bytes=most_bytes, sums=True, most_spread=_SPREAD * period)
+    sums = seconds_and_weights(problem)
+    frontier = FrontierCuts.of(problem, most_bytes=most_bytes, sums=sums, most_spread=_SPREAD * period)
     return CutProfile.of_frontier(frontier) if frontier else None
 
 

@@ -1,6 +1,6 @@
 """The search space: all cuts and device groups where they are few enough, else some of them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -63,6 +63,15 @@ class Space:
         memory = memory_rule(problem, model, moves) if limited else None
         return cls(model, moves, memory if memory is not None and memory.binds else None, complete)
 
+    def masks(self, path: Path) -> list[int]:
+        """The cut behind each stage of a path."""
+        return [self.model.cuts.masks[last] for _, _, last in path]
+
+    def boundaries(self, path: Path) -> list[float]:
+        """The share of all work before each boundary of a path, on the first device type."""
+        times = self.model.times[0]
+        return [float(times[last] / times[-1]) for _, _, last in path[:-1]]
+
 
 def spaces(problem: Problem, rules: Rules) -> Iterator[Space]:
     """The complete space where it can be searched in seconds; else several restricted ones, each within the budget."""
@@ -70,8 +79,8 @@ def spaces(problem: Problem, rules: Rules) -> Iterator[Space]:
     prices = class_prices(problem, classes)
     cuts = Cuts.of(problem.table, problem.layers, limit=MAX_CUTS)
     sizes = [len(c.ranks) for c in classes]
-    num_moves = prod((n + 1) * (n + 2) // 2 for n in sizes)
-    if cuts.complete and num_moves <= 4 * CHAIN_BUDGET and fits(problem, rules, cuts, num_moves):
+    count = _num_moves(sizes)
+    if cuts.complete and count <= 4 * CHAIN_BUDGET and fits(problem, rules, cuts, count):
         counts, moves = all_moves(sizes, prices)
         groups = DeviceGroups.of(problem, classes, counts, even=rules.published)
         if rules.published and 1 < len(groups.nodes) <= MAX_SERVERS:
@@ -89,7 +98,7 @@ def spaces(problem: Problem, rules: Rules) -> Iterator[Space]:
     candidates = [cuts, *(Cuts.along(problem.table, order) for order in _orders(problem))]
     some_cuts = {one.masks: one for one in reversed(candidates)}.values()
     move_tables = [slice_moves(order, prices) for order in _device_orders(problem, classes)]
-    every = swapped or (all_moves(sizes, prices) if num_moves <= 4 * CHAIN_BUDGET else None)
+    every = swapped or (all_moves(sizes, prices) if count <= 4 * CHAIN_BUDGET else None)
     if every:
         move_tables.insert(0, every)
     done: set[tuple[int, ...]] = set()  # cuts that were searched with every move, of which other tables have some
@@ -108,6 +117,21 @@ def spaces(problem: Problem, rules: Rules) -> Iterator[Space]:
                 yield Space.of(problem, rules, fitting, groups, moves, complete=False)
 
 
+def every_move(problem: Problem, most: int) -> tuple[DeviceGroups, Moves] | None:
+    """All groups of devices, and all moves by them; None where there are more than `most` moves."""
+    classes = device_classes(problem.cluster)
+    sizes = [len(c.ranks) for c in classes]
+    if _num_moves(sizes) > most:
+        return None
+    counts, moves = all_moves(sizes, class_prices(problem, classes))
+    return DeviceGroups.of(problem, classes, counts), moves
+
+
+def _num_moves(sizes: Sequence[int]) -> int:
+    """How many moves there are among classes of so many devices."""
+    return prod((n + 1) * (n + 2) // 2 for n in sizes)
+
+
 def branching_space(problem: Problem, rules: Rules, searched: Space, listed: ListedCuts) -> Space | None:
     """The moves of `searched`, with the best of all cuts instead of those along an order; None where too many fit."""
     along = [Cuts.along(problem.table, order).masks for order in _orders(problem)]
@@ -118,13 +142,17 @@ def branching_space(problem: Problem, rules: Rules, searched: Space, listed: Lis
 
 
 def frontier_space(
-    problem: Problem, rules: Rules, searched: Space, frontier: FrontierCuts, path: Path, around: Sequence[float] = ()
+    problem: Problem,
+    rules: Rules,
+    searched: Space,
+    frontier: FrontierCuts,
+    masks: Iterable[int],
+    around: Sequence[float] = (),
 ) -> Space | None:
-    """The moves of `searched`, cuts of its `path`, and the cheapest for each amount of work, more near `around`.
+    """The moves of `searched`, cuts of these `masks`, and the cheapest for each amount of work, more near `around`.
 
     `around` are shares of all work. None where too many cuts fit.
     """
-    masks = [searched.model.cuts.masks[last] for _, _, last in path]
     for count in FRONTIER:
         if space := _with_cuts(problem, rules, searched, frontier.cheapest(count, masks, around, _REACH)):
             return space

@@ -52,16 +52,21 @@ class ShareRatios:
         np.minimum.at(network, self.group, self.rows.network_port)
         return replace(self.model, device_port=device, network_port=network)
 
-    def limits(self, group: int) -> Array:
-        """Seconds of every stage on a group by the ratio that is best for it, as `StageModel.every`."""
-        between = [times[None, :] - times[:, None] for times in self.model.times]
-        least = np.full(between[0].shape, np.inf)
-        for row in self._of_group[group]:
-            slowest = np.zeros_like(least)
-            for rate, seconds in zip(self.rates[row], between, strict=True):
-                if rate:
-                    np.maximum(slowest, rate * seconds, out=slowest)
-            np.minimum(least, slowest, out=least)
+    def limits(self, group: int, seconds: float) -> Array:
+        """Seconds of every stage on a group, as `StageModel.every`: below `seconds` where any ratio keeps it there.
+
+        Only stages that the group's own shares do not bring below it, and that any shares at all could, are asked for.
+        """
+        model, least = self.model, self.model.every(group)
+        spans, work = model.times[:, None, :] - model.times[:, :, None], np.zeros(least.shape)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            for count, own in zip(self.model.groups.of_type[group], spans, strict=True):
+                work += count / own if count else 0.0  # inputs a second
+            first, last = np.nonzero((least >= seconds) & (1 / work < seconds))
+        asked = spans[:, first, last]
+        for row in self._of_group[group] if len(first) else ():
+            slowest = (self.rates[row][:, None] * asked).max(axis=0)
+            least[first, last] = np.minimum(least[first, last], slowest)
         return least
 
     def fitting(self, path: Path, seconds: float) -> list[Index] | None:
