@@ -201,6 +201,8 @@ def test_outputs_are_computed_from_a_run_and_bad_words_are_told(plan, shapes, tm
     assert code == 0 and f"--forward-only {tmp_path / 'run'}" in out
     code, _, errors = sparsepipe("run", plan, "--forward-only", tmp_path / "none")
     assert code == 2 and len(errors) == 1 and "no such folder" in errors[0]
+    code, _, errors = sparsepipe("run", plan, "--forward-only", shapes)
+    assert code == 2 and len(errors) == 1 and "neither a run" in errors[0]
 
 
 @pytest.mark.slow

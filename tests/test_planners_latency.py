@@ -218,6 +218,12 @@ def test_the_faster_the_pace_the_more_devices_and_the_longer_the_way():
         partition(profile, cluster, objective="latency", period_at_most=5.0)
 
 
+def test_a_split_that_gains_nothing_is_none():
+    """Sums of parts differ in their last digit."""
+    profile, cluster = chain_of([[0.1 * k for k in range(1, 12)]], inf, counts=(4,))
+    assert len(partition(profile, cluster, objective="latency").stages) == 1
+
+
 def test_many_layers_and_devices_are_proven_by_the_bound_where_not_all_is_searched():
     draw = random.Random(0)
     profile, cluster = chain_of([[draw.uniform(0.5, 1.5) for _ in range(400)] for _ in "ab"], 1e12, counts=(8, 8))

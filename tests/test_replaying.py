@@ -175,6 +175,36 @@ def test_any_simulated_pipeline_is_replayed_and_explained(times, schedule, micro
     assert found.without[Part("launch")] <= found.measured_seconds * (1 + 1e-9)
 
 
+def test_an_evaluation_is_no_part_of_a_step():
+    """Its minibatches have the numbers of those of training, and ranks load, send and wait for them too.
+
+    A run with a validation split had operations that "wait for each other in a circle".
+    """
+    spans = (
+        Span(0, "0F0", 0.0, 0.5, "load", 0, 0),
+        Span(0, "0F0", 0.5, 1.0, "forward", 0, 0),
+        Span(0, "0F0", 1.0, 1.5, "send", 0, 0, 1),
+        Span(1, "1F0", 0.0, 1.5, "wait", 1, 0, 0),
+        Span(1, "1F0", 1.5, 2.0, "forward", 1, 0),
+        Span(1, "1B0", 2.0, 3.0, "backward", 1, 0),
+        Span(1, "1B0", 3.0, 3.5, "send", 1, 0, 0),
+        Span(0, "0B0", 1.5, 3.5, "wait", 0, 0, 1),
+        Span(0, "0B0", 3.5, 4.0, "backward", 0, 0),
+    )
+    evaluation = (
+        Span(0, "0F0", 5.0, 5.5, "load", 0, 0),
+        Span(0, "0F0", 5.5, 6.0, "evaluate", 0, 0),
+        Span(0, "0F0", 6.0, 6.5, "send", 0, 0, 1),
+        Span(1, "1F0", 5.0, 6.5, "wait", 1, 0, 0),
+        Span(1, "1F0", 6.5, 7.0, "evaluate", 1, 0),
+    )
+    before = tuple(span._replace(start=span.start - 8, end=span.end - 8) for span in evaluation)
+    (alone,) = replay(Trace(spans, "measured")).steps
+    assert (alone.measured_seconds, alone.replayed_seconds) == (4.0, 4.0)
+    for more in (evaluation, before):
+        assert replay(Trace((*spans, *more), "measured")).steps == (alone,)
+
+
 def test_what_was_left_out_ends_a_step():
     """Between minibatches that a long trace leaves out nothing is known to follow."""
     spans = [Span(0, f"0F{m}", 2.0 * m, 2.0 * m + 3.0, "forward", 0, m) for m in (0, 1, 5, 6)]

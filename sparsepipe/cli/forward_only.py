@@ -21,6 +21,9 @@ def trained_by(options: argparse.Namespace) -> RunRecord | None:
     if not options.forward_only.exists():
         raise InputError(f"--forward-only {options.forward_only}: no such folder, expected a checkpoint's or a run's")
     folder = run_of(options.forward_only)
+    if not folder and not (options.forward_only / "manifest.json").exists():
+        told = "neither a run (no plan.json) nor a checkpoint (no manifest.json)"
+        raise InputError(f"--forward-only {one_line(options.forward_only)}: {told}")
     return RunRecord.load(folder) if folder else None
 
 

@@ -1,7 +1,8 @@
 """The steps of a trace: what lies between two moments at which every minibatch that was begun has been finished."""
 
 import re
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -11,6 +12,7 @@ from ..trace import Span, Trace
 
 COMPUTE = ("forward", "backward", "weights")
 _REPLAYED = (*COMPUTE, "update", "average", "send", "load", "wait")
+_WORK = (*COMPUTE, "update", "average", "evaluate")
 _ACTION = re.compile(r"\d+([A-Z])\d+")
 
 
@@ -43,7 +45,7 @@ def steps_of(trace: Trace) -> list[Step]:
         raise InputError("the trace has no forwards and backwards to replay; choose one of a training run")
     of_minibatch = {minibatch: k for k, (_, first, past) in enumerate(ranges) for minibatch in range(first, past)}
     spans: list[list[Span]] = [[] for _ in ranges]
-    for span in trace.spans:
+    for span in _of_training(trace.spans):
         if span.kind in _REPLAYED and (place := of_minibatch.get(span.minibatch)) is not None:
             spans[place].append(span)
     return [
@@ -51,6 +53,26 @@ def steps_of(trace: Trace) -> list[Step]:
         for (number, *_), own in zip(ranges, spans, strict=True)
         if own
     ]
+
+
+def _of_training(spans: Sequence[Span]) -> Iterator[Span]:
+    """Leave out what an evaluation loads, waits for and sends: its minibatches have the numbers of those of training.
+
+    A rank loads and waits before it computes, and sends behind it.
+    """
+    ranks: defaultdict[int, list[Span]] = defaultdict(list)
+    for span in sorted(spans, key=lambda span: (span.start, span.end)):
+        ranks[span.rank].append(span)
+    for own in ranks.values():
+        behind = [False]  # for each span, the last first, whether a rank evaluates next
+        for span in reversed(own):
+            behind.append(span.kind == "evaluate" if span.kind in _WORK else behind[-1])
+        evaluates = False
+        for span, next_evaluates in zip(own, behind[-2::-1], strict=True):
+            if span.kind in _WORK:
+                evaluates = span.kind == "evaluate"
+            if not (evaluates if span.kind == "send" else next_evaluates and span.kind in ("load", "wait")):
+                yield span
 
 
 def operation_of(span: Span) -> str:

@@ -26,6 +26,7 @@ from .stage_cost_tables import StageModel, crossings
 # Entries of dense tables that one search may look at, some ten seconds; a plan found by then is returned with its gap.
 BUDGET = 3_000_000_000
 MIN_EVALUATIONS, MAX_EVALUATIONS = 30, 2000
+_ROUNDING = 1e-13  # of a sum, added up in another order
 MOST_KEPT = 60_000_000  # entries of tables that are kept: half a gigabyte, twice
 
 
@@ -192,7 +193,7 @@ class LeastSum:
                 group, receiver = int(moves.group[move]), kind[moves.receiver[move]]
                 reached = (least[state, kind[group]] + self._stage(move, seconds, kept)).min(axis=1)
                 whole = float(reached[0] * self.model.first_weight(group))
-                if whole < best:
+                if whole < best * (1 - _ROUNDING):  # the fewest devices among equals
                     best, last_move = whole, move
                 for k in range(len(rows)):
                     crossed = np.where(
