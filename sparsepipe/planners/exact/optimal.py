@@ -15,6 +15,7 @@ from ..device_groups import device_classes
 from ..estimate import estimate
 from ..published.contiguous import contiguous_plan
 from .chain_search import Path
+from .cut_profile_bound import CutProfile
 from .deeper_warmup import deepened
 from .frontier_cuts import FrontierCuts
 from .graph_search import StageEnds, nothing_fits, over_sets
@@ -39,6 +40,7 @@ from .search_space import (
     symmetric_space,
 )
 from .stage_cost_tables import StageModel
+from .walk_bound import walk_bound
 
 CONTIGUOUS = "dnn-partitioning"
 OBJECTIVES = PERIOD, LATENCY = ("period", "latency")
@@ -124,6 +126,8 @@ class Optimal:
             found += paths
             if space.complete:
                 return found, bound
+            if len(found) == len(paths) and (low := self._settled(problem, found)):
+                return found, low
         if not found:
             raise InputError(refused or "the network and the cluster are too large to plan; use fewer devices")
         return self._with_listed_cuts(problem, found)
@@ -140,6 +144,17 @@ class Optimal:
         if over_sets(ends, space.moves, float("inf"), memory=space.memory, all_devices=self.all_devices):
             return ""
         return nothing_fits(ends, space.moves, space.memory, self.all_devices)
+
+    def _settled(self, problem: Problem, found: list["Found"]) -> float | None:
+        """A bound of steps that flush on several nodes, where it is so near what was found that no more is looked for.
+
+        Other searches take seconds each there.
+        """
+        if not problem.synchronous or self.quick or self.cost_model != "default" or len(problem.cluster.nodes) == 1:
+            return None
+        listed, period = ListedCuts.of(problem), min(one.value for one in found)
+        low = walk_bound(problem, CutProfile.of(listed), low=0.0, high=period) if listed else 0.0
+        return low if is_close(low, period) else None
 
     def _minimise(self, problem: Problem, space: Space, known: Path | None = None) -> tuple[list["Found"], float]:
         """(paths of a space with their periods, a lower bound of all periods in this space); `known` is one of them."""
