@@ -148,6 +148,8 @@ def test_hosts_that_cannot_be_worked_with_are_refused_in_a_line_and_nothing_is_l
     ends = second.home / "ends"
     ends.write_text("#!/bin/sh\nexit 1\n")
     ends.chmod(0o755)
+    for words in ("link add other type veth peer name end", "addr add 192.168.9.2/24 dev other", "link set other up"):
+        assert second.run("ip", *words.split()).returncode == 0
     wrong = {
         "interpreter": ({"interpreter": "/nowhere/python"}, "name its interpreter"),
         "version": ({"python_path": "/run/home/other"}, "host2: code"),
@@ -155,6 +157,7 @@ def test_hosts_that_cannot_be_worked_with_are_refused_in_a_line_and_nothing_is_l
         "program": ({"interpreter": "/run/home/ends"}, "is /run/home/ends a Python that runs there?"),
         "address": ({"address": "10.77.0.77"}, "no network interface there"),
         "name": ({"ssh": "host9"}, "no host of that name"),
+        "apart": ({"address": "192.168.9.2"}, "host1: no network there leads to host2's address 192.168.9.2"),
         "networks": ({"address": "fd00::2"}, "addresses of different networks"),
         "alike": ({"address": first.address}, "the address of more than one host"),
     }

@@ -20,7 +20,7 @@ from ...errors import InputError
 from ...host.limits import limit_met
 from ...runtime.encryption import Encryption
 from ...runtime.rendezvous.server import StoreServer
-from .facts import facts_here, interface_of
+from .facts import check_ways, facts_here, interface_of
 from .frames import Frame, FrameReader, FrameWriter
 from .hosted_run import HostedRun
 from .pieces import Arrivals
@@ -85,6 +85,7 @@ class Agent:
                 self._store = self._store or StoreServer(self._address, secret, encryption=self._encryption)
                 self._writer.send("store", host=self._address, port=self._store.port)
             case "start":
+                check_ways(frame.head["job"]["addresses"])
                 self._opened.start(frame.head["job"], interface=self._interface)
             case "forget":
                 self._opened.forget(str(frame.head["checkpoint"]))

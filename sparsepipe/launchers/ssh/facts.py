@@ -14,6 +14,7 @@ from typing import Any
 from ...errors import InputError
 
 _INTERFACE_ADDRESS = 0x8915  # Linux's SIOCGIFADDR
+_ANY_PORT = 9
 _ALIKE = {  # what all hosts must have alike → what to do where they do not
     "python": "run the same Python on all hosts (interpreter in the cluster file)",
     "torch": "install the same torch on all hosts",
@@ -63,6 +64,19 @@ def interface_of(address: str, *, alone: bool = False) -> tuple[str, str]:
                 return name, numbers
             names.append(f"{name} {found}")
     raise InputError(f"no network interface there has its address {address} (there are {', '.join(names) or 'none'})")
+
+
+def check_ways(addresses: Mapping[str, str]) -> None:
+    """Raise InputError where no network of this host leads to one of the addresses, which are by the names of hosts."""
+    for name, address in addresses.items():
+        try:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+                probe.connect((address, _ANY_PORT))  # a datagram's: nothing is sent
+        except OSError as error:
+            raise InputError(
+                f"no network there leads to {name}'s address {address} ({error.strerror}); give all hosts addresses "
+                "on one network"
+            ) from None
 
 
 def _code_digest() -> str:

@@ -55,6 +55,7 @@ class Session:
         self._secret = secrets.token_bytes(_SECRET_BYTES)
         self._certificate = new_certificate() if record.config.get("encrypt") else ""
         self._store: dict[str, Any] = {}
+        self._addresses: dict[str, str] = {}  # in numbers, by the hosts' names
         self._ended: dict[int, Mapping[str, Any]] = {}
         self._requests = Requests(record, sum(len(hosted.ranks) for hosted in hosts))
         self._silence = min(max(float(record.config["timeout_seconds"]), _SILENCE[0]), _SILENCE[1])
@@ -94,6 +95,7 @@ class Session:
                     "host? Give hosts different names"
                 )
             names[own] = connection.hosted.named
+        self._addresses = {self.hosts[number].node.name: str(hello["address"]) for number, hello in hellos.items()}
         self.connections[0].send("store", secret=self._secret.hex())
         told = self._await("store", [0], seconds=_TO_CONNECT)[0]
         self._store = {"host": told["host"], "port": told["port"], "secret": self._secret.hex()}
@@ -167,6 +169,7 @@ class Session:
             "host": number,
             "hosts": [hosted.ranks for hosted in self.hosts],
             "store": self._store,
+            "addresses": self._addresses,
             "writer": self.plan.stages[-1].ranks[0],
             "attempt": attempt,
             "record": str(self.record.folder),
