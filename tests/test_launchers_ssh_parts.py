@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import pytest
 from hypothesis import given
@@ -103,6 +104,21 @@ def test_a_file_arrives_whole_or_not_at_all(tmp_path, size):
     with pytest.raises(InputError, match="not as it was sent"):
         arrivals.take(kept.frames[-1]._replace(payload=b"changed"))
     assert path.read_bytes() == (tmp_path / "here").read_bytes()
+
+
+def test_a_file_does_not_arrive_whose_checkpoint_is_given_up_meanwhile(tmp_path):
+    """A cable was pulled while a shard was under way: the job ended with a digest that differs."""
+    (tmp_path / "here").write_bytes(os.urandom(2 * MOST_PAYLOAD))
+    kept, folder = Kept(), tmp_path / "folder" / "checkpoints" / ".minibatch-00000005"
+    send_file(kept, tmp_path / "here", f"checkpoints/{folder.name}/stage1.safetensors")
+    arrivals = Arrivals(tmp_path / "folder")
+    first, second, *rest = kept.frames
+    assert len(rest) > 1
+    for frame in (first, second):
+        arrivals.take(frame)
+    shutil.rmtree(folder)
+    assert [arrivals.take(frame) for frame in rest] == [None] * len(rest) and not folder.exists()
+    assert [arrivals.take(frame) for frame in kept.frames][-1] == folder / "stage1.safetensors"
 
 
 @pytest.mark.parametrize("name", ["../plan.json", "/etc/passwd", "a/../../b", "", "a\0b"])

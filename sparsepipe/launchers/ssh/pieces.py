@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
@@ -43,15 +44,26 @@ class Arrivals:
         self._folder = folder
 
     def take(self, frame: Frame) -> Path | None:
-        """Take a piece; return the file where it was the last. Raises InputError where it is not what was sent."""
+        """Take a piece; return the file where it was the last. Raises InputError where it is not what was sent.
+
+        What has come of a file may be removed meanwhile, with a checkpoint that is given up: the rest is passed over.
+        """
         path = place(self._folder, frame.head.get("name"))
         partial = path.with_name(f".{path.name}.arriving")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb" if frame.head.get("first") else "ab") as handle:
-            handle.write(frame.payload)
-        if not frame.head.get("last"):
+        try:
+            if frame.head.get("first"):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                partial.write_bytes(frame.payload)
+            else:
+                with partial.open("r+b") as handle:  # which makes none
+                    handle.seek(0, os.SEEK_END)
+                    handle.write(frame.payload)
+            if not frame.head.get("last"):
+                return None
+            digest = sha256(partial)
+        except FileNotFoundError:
             return None
-        if sha256(partial) != frame.head.get("sha256"):
+        if digest != frame.head.get("sha256"):
             partial.unlink()
             raise InputError(f"{path}: not as it was sent (SHA-256 differs)")
         partial.replace(path)
