@@ -8,11 +8,13 @@ os.environ["SPARSEPIPE_CACHE"] = "off"  # what one test prepared is nothing to t
 import gc
 import importlib.util
 import ipaddress
+import re
 import shutil
 import signal
 import socket
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -166,8 +168,10 @@ _LATE = (
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip, with the reason, the tests whose browser or GPU this machine lacks.
+
+    A worker of pytest-xdist is given the quick ones last: it is they that keep all workers busy to the end.
 
     What does not come in time is waited for once more, and the summary names it ("RERUN"): processes, kernels and
     Chromium share two cores with the other tests. What comes and is wrong fails at once.
@@ -180,6 +184,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         reason = _lack(marker) if marked else None
         for item in marked if reason else ():
             item.add_marker(pytest.mark.skip(reason=reason))
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.get_closest_marker("slow") is None and not _shares(item.nodeid.split("::")[0]))
 
 
 def pytest_collection_finish() -> None:
@@ -187,16 +193,16 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-# Files whose tests share something that is slow to make: all of a file's go to one worker of pytest-xdist, and these
-# files come first. (Its own groups, `--dist loadgroup`, do nothing under pytest 9.2: xdist 3.8 renames tests in vain.)
-_TOGETHER = {
-    *("test_data_shapes.py", "test_engines_fused.py", "test_export.py", "test_launchers_lost_host.py"),
-    *("test_launchers_replan.py", "test_launchers_ssh.py", "test_launchers_template.py", "test_models_traced.py"),
-    *("test_notebooks_run.py", "test_replaying.py", "test_reproduce_accessible.py", "test_runtime_checkpoint.py"),
-    *("test_runtime_exponent_coding.py", "test_runtime_inference.py", "test_runtime_laws.py"),
-    *("test_runtime_metrics.py", "test_runtime_modules.py", "test_runtime_replan.py", "test_runtime_resume.py"),
-    *("test_runtime_zero_elision.py", "test_widgets_accessible.py", "test_widgets_browser.py"),
-}
+# What says that tests of a file share something that is made once a module: all of the file's go to one worker of
+# pytest-xdist, which else each make it anew. (xdist's own groups, `--dist loadgroup`, do nothing under pytest 9.2:
+# xdist 3.8 renames tests in vain.)
+_SHARING = re.compile(r'scope="module"|^@cache$|pytest\.mark\.browser', re.MULTILINE)
+
+
+@cache
+def _shares(file: str) -> bool:
+    """Tell whether the tests of a file, named from the repository on, are to go to one worker."""
+    return bool(_SHARING.search((REPOSITORY / file).read_text()))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -207,6 +213,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class OneByOne(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.split("::")[0]
-            return file if Path(file).name in _TOGETHER else nodeid
+            return file if _shares(file) else nodeid
 
     return OneByOne(config, log)
