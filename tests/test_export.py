@@ -42,8 +42,11 @@ TABLE = pd.DataFrame({"x": ["a", "b"], "y": [1, 2]})
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
+    """The figure as this file exports it when it is run as a command (its last line), but in this process."""
     stem = tmp_path_factory.mktemp("export") / "bars"
-    paths = plots.export(figure(), stem, table=TABLE, origin={"data": "none"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", [__file__])
+        paths = plots.export(figure(), stem, table=TABLE, origin={"data": "none"})
     yield stem, paths
     plots.close_browser()
 
@@ -77,15 +80,14 @@ def test_pdf_is_vector_with_embedded_fonts_and_text(exported):
 
 @needs_chromium
 @pytest.mark.slow
-def test_the_same_figure_gives_the_same_bytes_in_two_processes(tmp_path):
-    both = []
-    for seed in ("1", "2"):
-        folder = tmp_path / seed
-        folder.mkdir()
-        environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parent.parent)}
-        subprocess.run([sys.executable, __file__], cwd=folder, env=environment, check=True, timeout=ENOUGH)
-        both.append({path.name: path.read_bytes() for path in folder.iterdir()})
-    assert len(both[0]) == 5 and both[0] == both[1]
+def test_the_same_figure_gives_the_same_bytes_in_two_processes(exported, tmp_path):
+    seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
+    environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    subprocess.run([sys.executable, __file__], cwd=tmp_path, env=environment, check=True, timeout=ENOUGH)
+    here, there = (
+        {path.name: path.read_bytes() for path in folder.iterdir()} for folder in (exported[0].parent, tmp_path)
+    )
+    assert len(here) == 5 and here == there
 
 
 @needs_chromium
@@ -318,9 +320,8 @@ def test_a_chromium_that_cannot_draw_costs_a_line_and_a_bounded_time(tmp_path, m
 
 @needs_chromium
 @pytest.mark.slow
-def test_a_browser_killed_between_two_figures_is_started_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(chromium, "_state", chromium._State())
-    monkeypatch.setenv("OF_TEST", str(tmp_path))
+def test_a_browser_killed_between_two_figures_is_started_again(exported, tmp_path, monkeypatch):
+    monkeypatch.setenv("OF_TEST", str(tmp_path))  # of those that are started again
     first = chromium.drawn(figure(), "png", 1)
     os.killpg(chromium._state.drawer.process.pid, signal.SIGKILL)
     assert chromium.drawn(figure(), "png", 1) == first
