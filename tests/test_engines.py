@@ -130,8 +130,9 @@ def test_global_pools_of_many_samples_equal_minkowski(minkowski, pool):
     compare(minkowski, Row("p", pool, (INPUT,)), random_batch(num_samples=13, num_points=300))
 
 
-# MinkUNet's variants B and D are A and C in other widths, MinkResNet101 is MinkResNet50 with more blocks.
-_LIKE_OTHERS = re.compile(r"minkunet\d+[bd]|minkresnet101")
+# MinkUNet's variants B and D are A and C in other widths, MinkResNet101 is MinkResNet50 with more blocks. Of MinkUNet's
+# depths, variants and tasks each meets each of the others: what is left out has no layer that these have not.
+_LIKE_OTHERS = re.compile(r"minkunet\d+[bd]|minkresnet101|minkunet(14c|18a|34c)-narrow|minkunet(14a|18c|34a)-seg")
 NARROW = [
     name for name in NETWORKS if name.startswith("mink") and name.endswith("-narrow") and not _LIKE_OTHERS.match(name)
 ]
