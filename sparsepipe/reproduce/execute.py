@@ -13,7 +13,7 @@ import threading
 import warnings
 from typing import Any
 
-from ..host.left_out import ADDRESSES, left_out
+from ..host.left_out import ADDRESSES, HADOOP, left_out
 
 _INTERRUPTED = 130  # what a shell says of a process ended by SIGINT
 
@@ -36,7 +36,7 @@ def execute(source: str, target: str, *, parameters: dict[str, Any], folder: str
     All notebooks get the same parameters: one that this notebook does not have is left out. Returns {} or, where a cell
     failed, its number (from 1, as the notebook stands) and its error's one line.
     """
-    with warnings.catch_warnings(), left_out(ADDRESSES):  # no notebook has any
+    with warnings.catch_warnings(), left_out(ADDRESSES), left_out(HADOOP):  # no notebook has any, or is there
         warnings.simplefilter("ignore")  # papermill's own imports
         import papermill
 
