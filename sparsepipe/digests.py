@@ -13,7 +13,21 @@ _DIGITS = 12  # hexadecimal ones: two of a million values share a name with a ch
 
 def digest(value: Any) -> str:
     """The first digits of the SHA-256 of the value's canonical JSON: keys sorted, 1.0 as 1, infinity as a word."""
-    text = json.dumps(canonical(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return _digest_of(canonical_text(value))
+
+
+def digest_with(value: Mapping[str, Any], texts: Mapping[str, str]) -> str:
+    """Return the digest of an object of which some entries are there as canonical JSON already, in `texts`."""
+    written = {key: canonical_text(item) for key, item in value.items()} | dict(texts)
+    return _digest_of("{" + ",".join(f"{json.dumps(key)}:{written[key]}" for key in sorted(written)) + "}")
+
+
+def canonical_text(value: Any) -> str:
+    """The value's canonical JSON."""
+    return json.dumps(canonical(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _digest_of(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:_DIGITS]
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from .errors import InputError
+from .remembered import remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +111,12 @@ class LayerGraph:
 
     def alive(self, before: Iterable[int]) -> tuple[int, ...]:
         """Layers of the down-set `before` whose output is needed after it: what crosses that cut, each counted once."""
-        before = set(before)
-        return tuple(sorted({i for i, j in self.edges if i in before and j not in before}))
+        own = frozenset(before)
+
+        def found() -> tuple[int, ...]:
+            return tuple(sorted({i for i, j in self.edges if i in own and j not in own}))
+
+        return remembered(self.kept, "alive", own, found)
 
     def producers_across(self, cut: int) -> tuple[int, ...]:
         """Layers before position `cut` whose output is still needed at or after it (skips included)."""

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from .digests import digest
+from .digests import canonical_text, digest_with
 from .display import html
 from .errors import InputError
 from .fields import number, shown, text, texts
@@ -16,6 +16,7 @@ from .files import read_json, write_json
 from .graph import Layer, LayerGraph
 from .graph_text import GraphText, GraphTextNode
 from .host.background_load import BackgroundLoad
+from .remembered import remembered
 from .sizes import SIZE_UNITS
 
 FORMAT = "sparsepipe-profile-1"
@@ -179,7 +180,11 @@ class Profile:
     @cached_property
     def digest(self) -> str:
         """A short hash of the profile: its graph, its costs, its minibatches and where it was measured."""
-        return digest(self.to_json())
+        kept = self.graph.kept
+        graph = remembered(kept, "graph's text", "", lambda: {k: canonical_text(v) for k, v in self._graph().items()})
+        # Beside the costs, so that no others have their id: a profile of other minibatches has the same ones.
+        _, costs = remembered(kept, "costs' text", id(self.costs), lambda: (self.costs, canonical_text(self._costs())))
+        return digest_with(self._besides(), graph | {"costs": costs})
 
     @property
     def sized(self) -> bool:
@@ -273,17 +278,27 @@ class Profile:
 
     def to_json(self) -> dict[str, Any]:
         """What the profile's file holds."""
+        besides = self._besides()
+        head = {"format": besides.pop("format"), **self._graph(), **_sizes_written(self)}
+        return {**head, "costs": self._costs(), **besides}
+
+    def _graph(self) -> dict[str, Any]:
+        layers = self.graph.layers
+        edges = [[layers[i].id, layers[j].id] for i, j in self.graph.edges]
+        return {"layers": [asdict(layer) for layer in layers], "edges": edges}
+
+    def _costs(self) -> dict[str, Any]:
+        columns = self._columns
+        return {
+            name: [[[getattr(sample, column) for column in columns] for sample in cost.samples] for cost in costs]
+            for name, costs in self.costs.items()
+        }
+
+    def _besides(self) -> dict[str, Any]:
+        """What a profile's file holds beside its graph and its costs."""
         return {
             "format": FORMAT,
-            "layers": [asdict(layer) for layer in self.graph.layers],
-            "edges": [[self.graph.layers[i].id, self.graph.layers[j].id] for i, j in self.graph.edges],
             **_sizes_written(self),
-            "costs": {
-                name: [
-                    [[getattr(sample, column) for column in self._columns] for sample in cost.samples] for cost in costs
-                ]
-                for name, costs in self.costs.items()
-            },
             "update_rates": dict(self.update_rates),
             **({"step_overheads": _written(self.step_overheads)} if self.step_overheads else {}),
             **({"sample_readers": list(self.sample_readers)} if self.sample_readers else {}),

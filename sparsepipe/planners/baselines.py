@@ -83,6 +83,8 @@ def _balanced(seconds: list[list[float]]) -> Bounds:
             run = 0.0
             for first in range(stop - 1, -1, -1):
                 run += row[first]
+                if run >= reached[stop]:
+                    break  # longer runs are slower still
                 if max(best[first], run) < reached[stop]:
                     reached[stop], start[stop] = max(best[first], run), first
         best = reached

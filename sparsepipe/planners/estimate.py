@@ -23,15 +23,27 @@ from dataclasses import replace
 
 from ..costs import Array, MemoryNeed, averaging_time, boundary_link, depth, port_share
 from ..plan import Estimate, Plan, Stage, StageEstimate
+from ..remembered import remembered
 from ..schedule import compile_until_steady, steady_period
 from ..simulator import simulate
 from .base import Problem
 
 
 def estimate(plan: Plan, problem: Problem) -> Estimate:
-    """Estimate a plan that `check` accepts."""
+    """Estimate a plan that `check` accepts. The newest answers are kept: one plan is judged again and again."""
+    return remembered(problem.profile.kept, "estimates", _key(plan, problem), lambda: _estimated(plan, problem))
+
+
+def _key(plan: Plan, problem: Problem) -> tuple:
+    """What an estimate depends on, beside the profile that keeps it."""
+    of_plan = plan.stages, plan.schedule, plan.weights, plan.num_microbatches, plan.routing, plan.accumulation
+    of_problem = problem.cluster, problem.schedule, problem.num_microbatches, problem.recompute
+    return of_plan, of_problem, problem.forward_only, problem.easier
+
+
+def _estimated(plan: Plan, problem: Problem) -> Estimate:
     layers, payloads = boundaries(plan, problem)
-    transfers = _transfers(plan, problem)
+    transfers = _transfers(plan, problem, payloads)
     ports = _ports(transfers)
     computes, averagings, latencies, works = [], [], [], []
     for k, stage in enumerate(plan.stages):
@@ -87,12 +99,16 @@ def with_sizes(plan: Plan, own: Estimate, problem: Problem) -> Plan:
 
 def crossing_seconds(plan: Plan, problem: Problem) -> list[float]:
     """Seconds of a transfer forwards plus one backwards, for each boundary."""
-    return [both for _, both in _transfers(plan, problem)]
+    return [both for _, both in _transfers(plan, problem, boundaries(plan, problem)[1])]
 
 
 def port_seconds(plan: Plan, problem: Problem) -> list[float]:
     """Seconds per minibatch of the busiest port before each stage and after the last: none at the two ends."""
-    return _ports(_transfers(plan, problem))
+
+    def found() -> list[float]:
+        return _ports(_transfers(plan, problem, boundaries(plan, problem)[1]))
+
+    return remembered(problem.profile.kept, "ports", _key(plan, problem), found)
 
 
 def _ports(transfers: Sequence[tuple[float, float]]) -> list[float]:
@@ -112,12 +128,12 @@ def boundaries(
     return layers, payloads
 
 
-def _transfers(plan: Plan, problem: Problem) -> list[tuple[float, float]]:
-    """`boundary_times` of each boundary."""
-    payloads = {apart: boundaries(plan, problem, between_hosts=apart)[1] for apart in (False, True)}
+def _transfers(plan: Plan, problem: Problem, within: Sequence[tuple[Array, Array]]) -> list[tuple[float, float]]:
+    """`boundary_times` of each boundary. `within`: what crosses them, as `boundaries` tells it of devices of a host."""
     pairs = [plan.stages[k : k + 2] for k in range(len(plan.stages) - 1)]
-    where = [problem.easier or between_hosts(problem, pair) for pair in pairs]
-    return [boundary_times(problem, pair, payloads[where[k]][k + 1]) for k, pair in enumerate(pairs)]
+    apart = [problem.easier or between_hosts(problem, pair) for pair in pairs]
+    elsewhere = boundaries(plan, problem, between_hosts=True)[1] if any(apart) else within
+    return [boundary_times(problem, pair, (elsewhere if apart[k] else within)[k + 1]) for k, pair in enumerate(pairs)]
 
 
 def between_hosts(problem: Problem, pair: Sequence[Stage]) -> bool:

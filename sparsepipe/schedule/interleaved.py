@@ -51,6 +51,9 @@ def step(minibatches: Sequence[int], stages: Sequence[int], size: int) -> list[t
 _NONE = -1  # no minibatch
 
 
+_STEADY = (8, 24)  # times as many minibatches as there are stages: between these a pace is measured
+
+
 @lru_cache(maxsize=64)  # a plan is compiled once for each number of minibatches: for its memory, its trace, its run
 def continuous(count: int, stage_paces: tuple[float, ...], size: int) -> Ordered:
     """Order the first `count` minibatches of an endless run, without flushes, through stages of these paces.
@@ -59,13 +62,15 @@ def continuous(count: int, stage_paces: tuple[float, ...], size: int) -> Ordered
     can run, the one whose last run is longest ago. So the order becomes a cycle in which everything has its place, and
     the busiest rank hardly ever waits. No more minibatches are in flight than 1F1B has with a rank for each stage.
     """
-    endless = count + len(stage_paces)
-    positions = {k: _Position(range(k, len(stage_paces), size), stage_paces, endless) for k in range(size)}
-    found = timed_order(positions, lambda stage, _: stage % size, len(stage_paces), range(endless))
+    found = _endless(max(count, _STEADY[1] * len(stage_paces)), stage_paces, size)
     return replace(found, parts={k: [part for part in own if part[2] < count] for k, own in found.parts.items()})
 
 
-_STEADY = (8, 24)  # times as many minibatches as there are stages
+@lru_cache(maxsize=16)  # the first minibatches are ordered alike whatever comes behind: few are as many as for the pace
+def _endless(count: int, stage_paces: tuple[float, ...], size: int) -> Ordered:
+    endless = count + len(stage_paces)
+    positions = {k: _Position(range(k, len(stage_paces), size), stage_paces, endless) for k in range(size)}
+    return timed_order(positions, lambda stage, _: stage % size, len(stage_paces), range(endless))
 
 
 @lru_cache(maxsize=64)  # asked for again wherever a plan is judged once more

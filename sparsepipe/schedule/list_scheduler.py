@@ -47,11 +47,12 @@ def timed_order(
     arrived = {(True, 0, m) for m in first}  # (forward or backward, stage, minibatch)
     running: list[tuple[float, int, Part]] = []  # heap of (end, rank, part)
     busy: set[int] = set()
+    targets = {(op.value, s): feeds(s, op, num_stages) for op in Op for s in range(num_stages)}
 
     def begin(rank: int, now: float) -> None:
         own = ranks[rank]
         for part in () if rank in busy else own.candidates():
-            if part[0] == "W" or (part[0] == "F", *part[1:]) in arrived:
+            if part[0] == "W" or (part[0] == "F", part[1], part[2]) in arrived:
                 parts[rank].append(part)
                 busy.add(rank)
                 heapq.heappush(running, (now + own.seconds(part), rank, part))
@@ -69,7 +70,7 @@ def timed_order(
             ranks[rank].finish(part)
             woken.add(rank)
             op, stage, m = part
-            forward, target = op == "F", feeds(stage, Op(op), num_stages)
+            forward, target = op == "F", targets[op, stage]
             if target is None and forward:  # the last stage's forward is what its own backward waits for
                 forward, target = False, stage
             if target is not None:

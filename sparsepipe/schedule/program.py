@@ -6,14 +6,14 @@ cannot drift apart.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from importlib import import_module
 from math import lcm
 from typing import NamedTuple
 
 from ..errors import InputError
-from ..plan import Plan
+from ..plan import Estimate, Plan, StageEstimate
 from . import one_forward_one_backward
 from .actions import Action, Op, fed_by, feeds
 from .interleaved import evaluation_order
@@ -56,6 +56,13 @@ def compile_until_steady(plan: Plan) -> "Program":
     Several rounds beyond the deepest warm-up, or all of a step. Steps that are not whole rounds of a stage's replicas
     begin at each of their turns in time: all of these are seen.
     """
+    # What an order depends on, and nothing else: a plan is compiled so for its estimate, its memory and its trace.
+    paces = plan.estimate and Estimate(0.0, tuple(StageEstimate(e.compute_seconds) for e in plan.estimate.stages))
+    return _until_steady(replace(plan, planner="", warnings=(), estimate=paces, provenance=None))
+
+
+@lru_cache(maxsize=8)  # of large plans each holds many thousand actions
+def _until_steady(plan: Plan) -> "Program":
     rounds = [stage.round for stage in plan.stages]
     if plan.flushes:
         return Program(plan, lcm(plan.num_microbatches, *rounds))
@@ -186,13 +193,15 @@ class Program:
         """
         kept = self._moments
         if rank not in kept:
-            kept[rank] = frozenset(
-                (
-                    None if action.op is Op.UPDATE else action.stage,
-                    tuple((len(own.versions), len(own.minibatches)) for own in held.values()),
-                )
-                for action, held in self.holdings(rank)
-            )
+            counts = dict.fromkeys(self.plan.stages_of(rank), (0, 0))
+            found, last = set[Moment](), None
+            for action, held in self.holdings(rank):
+                # An action changes what its own stage holds: as it begins, and again once it is over.
+                for stage in counts if last is None else {last, action.stage}:
+                    counts[stage] = len(held[stage].versions), len(held[stage].minibatches)
+                last = action.stage
+                found.add((None if action.op is Op.UPDATE else last, tuple(counts.values())))
+            kept[rank] = frozenset(found)
         return kept[rank]
 
     @cached_property

@@ -10,6 +10,7 @@ const THIN = new Set(["send"]);
 const STYLE = `
 .sp-view{font:13px/1.45 var(--jp-ui-font-family,sans-serif);color:var(--jp-ui-font-color1,#222);min-width:0}
 .sp-view svg{display:block;width:100%;overflow:visible}
+.sp-cells,.sp-stages,.sp-lanes,.sp-graph{contain:layout style}
 .sp-view svg text{fill:var(--jp-ui-font-color1,#222);font-size:11.5px}
 .sp-view svg .sp-faint{fill:var(--jp-ui-font-color2,#666)}
 .sp-view svg .sp-mark{font-weight:700;paint-order:stroke;stroke:var(--jp-layout-color0,#fff);stroke-width:3px}
@@ -21,6 +22,7 @@ const STYLE = `
 .sp-tile:hover .sp-pop,.sp-tile:focus .sp-pop{display:block}
 .sp-tile b{display:block;font-size:16px}
 .sp-tile span{color:var(--jp-ui-font-color2,#666);font-size:12px}
+.sp-numbers text{text-anchor:middle;font-size:10px!important;pointer-events:none}
 .sp-part{margin:10px 0 2px;font-weight:600}
 .sp-part i{font-weight:400;color:var(--jp-ui-font-color2,#666);font-style:normal}
 .sp-strip{position:relative}
@@ -80,22 +82,36 @@ function tiles(scene, id) {  // what a number means is told on hover and to the 
     `<span>${escape(name)}</span><b>${escape(value)}</b><span class="sp-pop" role="tooltip" id="${id}-${k}">${escape(tip)}</span></div>`).join("");
 }
 
+// Shapes of one colour are one path: a browser lays out and paints some dozen of them sooner than some hundred rectangles.
+// What is under the pointer is then found by its place.
+class Shapes {
+  constructor() { this.paths = new Map(); }
+  add(key, x, y, w, h) {
+    const box = `M${x.toFixed(2)} ${y.toFixed(2)}h${Math.max(w, 0).toFixed(2)}v${h.toFixed(2)}h${(-Math.max(w, 0)).toFixed(2)}z`;
+    this.paths.set(key, (this.paths.get(key) || "") + box);
+  }
+  markup(more = () => "") {
+    return [...this.paths].map(([key, path]) => `<path d="${path}" fill="${key.split(" ")[0]}" ${more(key)}/>`).join("");
+  }
+}
+
 function strip(scene, palette, width) {
-  const layers = scene.layers, cell = width / layers.length;
+  const layers = scene.layers, cell = width / layers.length, shapes = new Shapes();
   const top = Math.max(...layers.map((l) => l[1]), 1e-12), floor = STRIP - 16;
-  let out = "";
-  layers.forEach(([id, seconds, stage], k) => {
+  layers.forEach(([, seconds, stage], k) => {
     const h = Math.max(2, seconds / top * (floor - 14));
-    out += rect(k * cell, floor - h, cell - (cell > 4 ? 1 : 0.3), h, shade(palette, stage, "backward"), "",
-                `${id}: ${ms(seconds)}, stage ${stage}`);
+    shapes.add(shade(palette, stage, "backward"), k * cell, floor - h, cell - (cell > 4 ? 1 : 0.3), h);
   });
-  if (scene.before) scene.before.places.forEach((stage, k) => {
-    out += rect(k * cell, floor + 2, cell + 0.3, 5, shade(palette, stage, "backward"), "", `A: stage ${stage}`);
-  });
+  if (scene.before) scene.before.places.forEach((stage, k) => shapes.add(shade(palette, stage, "backward"), k * cell, floor + 2, cell + 0.3, 5));
+  let out = shapes.markup();
   const every = Math.max(1, Math.ceil(64 / cell));
   for (let k = 0; k < layers.length && k * cell < width - 50; k += every)
     out += text(k * cell, STRIP - 1, layers[k][0].length > 11 ? layers[k][0].slice(0, 10) + "…" : layers[k][0], 'class="sp-faint"');
   return svg(width, STRIP, out, "layers coloured by stage, as high as their time");
+}
+function underStrip(scene, width, x, y) {  // what a place of it shows
+  const k = Math.min(scene.layers.length - 1, Math.max(0, Math.floor(x / width * scene.layers.length))), [id, seconds, stage] = scene.layers[k];
+  return scene.before && y > STRIP - 15 ? `${id}, A: stage ${scene.before.places[k]}` : `${id}: ${ms(seconds)}, stage ${stage}`;
 }
 
 function several(row) {  // the memory of each stage, where a device has several
@@ -144,37 +160,62 @@ function stages(scene, palette, width) {
   return svg(width, bottom + 2, out, "time and memory of each stage");
 }
 
+const LEFT = 56;  // pixels before the timeline: whose lane it is
 function lanes(scene, palette, width) {
-  const left = 56, room = width - left - 4, scale = room / (scene.end || 1);
-  let out = "";
+  const room = width - LEFT - 4, scale = room / (scene.end || 1), shapes = new Shapes();
+  let out = "", numbers = "";
   scene.ranks.forEach((rank, k) => { out += text(0, k * LANE + 14, `rank ${rank}`, 'class="sp-rank"'); });
   for (const [row, start, end, code, stage, minibatch] of scene.spans) {
     const kind = palette.kinds[code], thin = THIN.has(kind), w = (end - start) * scale;
-    const color = shade(palette, stage, kind), x = left + start * scale, y = row * LANE + (thin ? 16 : 2);
-    out += rect(x, y, w, thin ? 3 : 13, color, w > 3 ? 'stroke="var(--jp-layout-color0,#fff)" stroke-width="0.6"' : "",
-                `stage ${stage} ${kind}, minibatch ${minibatch}: ${ms(start)} to ${ms(end)}`);
+    const color = shade(palette, stage, kind), x = LEFT + start * scale, y = row * LANE + (thin ? 16 : 2);
+    shapes.add(w > 3 ? `${color} apart` : color, x, y, w, thin ? 3 : 13);
     if (!thin && w > 15 && (kind === "forward" || kind === "backward"))
-      out += `<text x="${(x + w / 2).toFixed(1)}" y="${y + 10}" text-anchor="middle" style="fill:${ink(color)};font-size:10px;pointer-events:none">${minibatch}</text>`;
+      numbers += `<text x="${(x + w / 2).toFixed(1)}" y="${y + 10}" style="fill:${ink(color)}">${minibatch}</text>`;
   }
+  out += shapes.markup((key) => (key.endsWith(" apart") ? 'stroke="var(--jp-layout-color0,#fff)" stroke-width="0.6"' : ""));
+  out += `<g class="sp-numbers">${numbers}</g>`;
   const low = scene.ranks.length * LANE;
-  out += text(left, low + 13, "0", 'class="sp-faint"') + text(width, low + 13, ms(scene.end), 'class="sp-faint" text-anchor="end"');
+  out += text(LEFT, low + 13, "0", 'class="sp-faint"') + text(width, low + 13, ms(scene.end), 'class="sp-faint" text-anchor="end"');
   return svg(width, low + 18, out, "simulated timeline");
 }
+function underLanes(scene, palette, width, x, y) {
+  const at = (x - LEFT) / (width - LEFT - 4) * scene.end, row = Math.floor(y / LANE), low = y - row * LANE > 15.5;
+  const found = scene.spans.find(([own, start, end, code]) =>
+    own === row && start <= at && at <= end && THIN.has(palette.kinds[code]) === low);
+  if (!found) return "";
+  const [, start, end, code, stage, minibatch] = found;
+  return `stage ${stage} ${palette.kinds[code]}, minibatch ${minibatch}: ${ms(start)} to ${ms(end)}`;
+}
 
-function network(graph, scene, palette, width) {
+function network(graph, palette, width) {  // built once; the stages' colours come and go: see `coloured`
   if (!graph.positions) return "";
   const [w, h] = graph.half, scale = Math.min(1.1, width / graph.extent[0]);
-  const stage = new Map(scene.layers.map(([id, , k]) => [id, k]));
   const X = (x) => ((x - graph.origin[0]) * scale).toFixed(1), Y = (y) => ((graph.origin[1] - y) * scale).toFixed(1);
-  let out = graph.routes.map((route) =>
-    `<polyline points="${route.map(([x, y]) => `${X(x)},${Y(y)}`).join(" ")}" fill="none" stroke="${palette.other}"/>`).join("");
+  const routes = graph.routes.map((route) => `M${route.map(([x, y]) => `${X(x)} ${Y(y)}`).join("L")}`).join("");
+  let out = `<path d="${routes}" fill="none" stroke="${palette.other}"/>`;
   graph.positions.forEach(([x, y], k) => {
-    const id = graph.ids[k], name = graph.names[k], own = stage.get(id);
-    const fill = own === undefined ? "none" : shade(palette, own, "forward");
-    out += `<rect x="${X(x - w)}" y="${Y(y + h)}" width="${(2 * w * scale).toFixed(1)}" height="${(2 * h * scale).toFixed(1)}" rx="2" fill="${fill}" stroke="${palette.other}"><title>${escape((name === id ? id : `${name} (${id})`) + (own === undefined ? "" : `, stage ${own}`))}</title></rect>`;
-    if (w * scale > 20) out += `<text x="${X(x)}" y="${(Number(Y(y)) + 4).toFixed(1)}" text-anchor="middle" style="font-size:${Math.min(11, 10 * scale + 1).toFixed(1)}px;fill:${own === undefined ? "currentColor" : ink(fill)};pointer-events:none">${escape(name.length > 13 ? name.slice(0, 12) + "…" : name)}</text>`;
+    const name = graph.names[k];
+    out += `<rect data-k="${k}" x="${X(x - w)}" y="${Y(y + h)}" width="${(2 * w * scale).toFixed(1)}" height="${(2 * h * scale).toFixed(1)}" rx="2" fill="none" stroke="${palette.other}"/>`;
+    if (w * scale > 20) out += `<text data-of="${k}" x="${X(x)}" y="${(Number(Y(y)) + 4).toFixed(1)}" text-anchor="middle" style="font-size:${Math.min(11, 10 * scale + 1).toFixed(1)}px;pointer-events:none">${escape(name.length > 13 ? name.slice(0, 12) + "…" : name)}</text>`;
   });
   return svg(width, (graph.extent[1] * scale).toFixed(0), out, "layer graph coloured by stage");
+}
+function coloured(box, graph, scene, palette, before) {  // give boxes their stage's colour, those alone that changed it
+  const own = new Map(scene.layers.map(([id, , stage]) => [id, stage]));
+  const stages = graph.ids.map((id) => own.get(id)), same = before.length === stages.length;
+  if (same && stages.every((stage, k) => stage === before[k])) return before;
+  const words = new Map([...box.querySelectorAll("text")].map((one) => [Number(one.dataset.of), one]));
+  box.querySelectorAll("rect").forEach((rect, k) => {
+    if (same && stages[k] === before[k]) return;
+    const fill = stages[k] === undefined ? "none" : shade(palette, stages[k], "forward");
+    rect.setAttribute("fill", fill);
+    if (words.has(k)) words.get(k).style.fill = stages[k] === undefined ? "currentColor" : ink(fill);
+  });
+  return stages;
+}
+function underNetwork(graph, scene, k) {
+  const id = graph.ids[k], name = graph.names[k], found = scene.layers.find(([own]) => own === id);
+  return (name === id ? id : `${name} (${id})`) + (found ? `, stage ${found[2]}` : "");
 }
 
 function changes(scene) {
@@ -290,16 +331,25 @@ function render({ model, el }) {
     model.set("moved", { cut, at, number: ++number });  // back to where it was is a move as well
     model.save_changes();
   });
-  let graph = {}, waiting = false, width = 0;
+  let graph = {}, waiting = false, width = 0, scene = {}, palette = {}, seen = "", placed = "", stagesSeen = [];
   const drawn = new Map();
   const put = (name, markup) => {  // what stays is not built again: of a large graph that took most of a redraw
     if (drawn.get(name) === markup) return;
     find(name).innerHTML = markup;
     drawn.set(name, markup);
   };
+  const hovered = (name, told) => find(name).addEventListener("pointermove", (event) => {
+    const box = find(name).getBoundingClientRect();
+    find(name).title = scene.tiles ? told(event.clientX - box.left, event.clientY - box.top, event) : "";
+  });
+  hovered("cells", (x, y) => underStrip(scene, width, x, y));
+  hovered("lanes", (x, y) => underLanes(scene, palette, width, x, y));
+  hovered("graph", (x, y, event) => (event.target.dataset.k ? underNetwork(graph, scene, Number(event.target.dataset.k)) : ""));
   const draw = () => {
     waiting = false;
-    const scene = JSON.parse(model.get("scene")), palette = model.get("palette"), old = Boolean(model.get("stale"));
+    const told = model.get("scene"), old = Boolean(model.get("stale"));
+    if (told !== seen) { scene = JSON.parse(told); seen = told; }
+    palette = model.get("palette");
     root.classList.toggle("sp-old", old);
     find("stale").textContent = model.get("stale");
     find("copy").disabled = old;
@@ -314,7 +364,11 @@ function render({ model, el }) {
     put("stages", stages(scene, palette, width));
     put("lanes", lanes(scene, palette, width));
     find("graph-part").style.display = graph.positions ? "" : "none";
-    put("graph", network(graph, scene, palette, width));
+    if (placed !== `${width}`) {
+      put("graph", network(graph, palette, width));
+      placed = `${width}`; stagesSeen = [];
+    }
+    if (graph.positions) stagesSeen = coloured(find("graph"), graph, scene, palette, stagesSeen);
     find("code").querySelector("pre").textContent = old ? `# ${OLD}` : scene.code;
     cuts.update(scene, width, old);
     root.dataset.serial = scene.serial;
@@ -341,8 +395,11 @@ function render({ model, el }) {
     }
     setTimeout(() => { find("copy").textContent = "copy as code"; }, 2000);
   };
-  const soon = () => { if (!waiting) { waiting = true; requestAnimationFrame(draw); } };
-  const regraph = () => { graph = JSON.parse(model.get("graph")); soon(); };
+  // Drawn as soon as the messages at hand are read, and not when the next frame begins: that then shows it.
+  const turn = new MessageChannel();
+  turn.port1.onmessage = () => { if (waiting) draw(); };
+  const soon = () => { if (!waiting) { waiting = true; turn.port2.postMessage(0); } };
+  const regraph = () => { graph = JSON.parse(model.get("graph")); placed = ""; soon(); };
   model.on("change:scene", soon);
   model.on("change:stale", soon);
   model.on("change:graph", regraph);
@@ -354,6 +411,7 @@ function render({ model, el }) {
     for (const [name, act] of [["change:scene", soon], ["change:stale", soon], ["change:graph", regraph], ["msg:custom", copied]])
       model.off(name, act);
     observer.disconnect();
+    turn.port1.close();
   };
 }
 
