@@ -13,7 +13,7 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.bench.scratch import scratch  # noqa: E402
-from scripts.bench.widgets.cases import CELLS  # noqa: E402
+from scripts.bench.widgets.cases import chain  # noqa: E402
 from scripts.lab_driver import Lab, chromium, open_page, run_notebook, set_theme  # noqa: E402
 from sparsepipe.reproduce import reproduce  # noqa: E402
 
@@ -62,7 +62,7 @@ def few_colours(source: Path, target: Path) -> None:
 
 def explorer(browser: Any, lab: Lab, path: Path) -> None:
     """The explorer with a pinned plan, its cuts to be dragged."""
-    lab.write("explorer.ipynb", CELLS.format(layers=40, devices=6))
+    lab.write("explorer.ipynb", chain(40, 6).cell)
     page = open_page(browser, width=1280, height=1500)
     run_notebook(page, lab, "explorer.ipynb")
     page.get_by_role("button", name="pin as A").click()

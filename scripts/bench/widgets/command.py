@@ -8,31 +8,51 @@ from scripts.lab_driver import Lab, chromium
 from ..document import add_json, tell
 from ..scratch import scratch
 from . import __doc__ as about
+from .cases import Case, chain, nasnet, notebook
+from .parts import NAMES
 from .rounds import measure
+
+NETWORKS = ("04_partition", "nasnetalarge", "chain")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(about or "").splitlines()[0])
     add_json(parser)
-    parser.add_argument("--layers", type=int, default=60)
-    parser.add_argument("--devices", type=int, default=8)
+    told = "04_partition: what it opens on; nasnetalarge: its layers; chain: of --layers; default: the first two"
+    parser.add_argument("--network", choices=NETWORKS, nargs="+", default=NETWORKS[:2], help=told)
+    parser.add_argument("--layers", type=int, default=60, help="of the chain")
+    parser.add_argument("--devices", type=int, default=8, help="of nasnetalarge and the chain")
     parser.add_argument("--moves", type=int, default=24, help="key presses on each slider")
     options = parser.parse_args()
-    with scratch("bench-widgets") as folder:
-        lab = Lab(folder)
-        try:
-            with chromium() as browser:
-                found = measure(browser, lab, options)
-        finally:
-            lab.close()
-    tell(found, options.json, table(found))
+    found = []
+    with chromium() as browser:
+        for name in options.network:
+            with scratch("bench-widgets") as folder:
+                lab = Lab(folder)
+                try:
+                    found.append(measure(browser, lab, case_of(name, options), options))
+                finally:
+                    lab.close()
+    tell({"cases": found}, options.json, "\n\n".join(map(table, found)))
     return 0
 
 
+def case_of(name: str, options: argparse.Namespace) -> Case:
+    """Return the case of that name."""
+    if name == "04_partition":
+        return notebook()
+    return nasnet(options.devices) if name == "nasnetalarge" else chain(options.layers, options.devices)
+
+
 def table(found: dict[str, Any]) -> str:
-    """Return a line for each slider."""
+    """Return a line for each slider, and one for each part of a move."""
     aims = "aims: 60 on the default network, 200 on 1,250 layers"
-    lines = [f"load {found['load']:.1f}; {found['moves']} moves, p95 {found['p95_ms']} ms ({aims})"]
+    lines = [f"{found['case']}: load {found['load']:.1f}; {found['moves']} moves, p95 {found['p95_ms']} ms ({aims})"]
     for name, part in found["sliders"].items():
         lines.append(f"{name:14s} " + "  ".join(f"{key} {value}" for key, value in part.items()))
-    return "\n".join(lines)
+    lines += [f"{name:14s} {took:7.1f} ms on average: {NAMES[name]}" for name, took in found["mean_ms"].items()]
+    told = found["mean_messages"]
+    came, went = (
+        f"{told[f'{way}messages']} messages of {told[f'{way}bytes'] / 1e3:.1f} kB together" for way in ("", "sent_")
+    )
+    return "\n".join([*lines, f"{'messages':14s} {came} to the page, {went} from it, a move"])
