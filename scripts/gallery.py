@@ -1,10 +1,13 @@
 """The gallery to be seen before installing: every figure small, in figures/gallery, and its page figures/README.md.
 
 python scripts/gallery.py [FIGURES]     FIGURES: where `sparsepipe reproduce` exported to (default: figures)
+
+A batch that lacked the data of a figure, as one without SPARSEPIPE_DATA does, is refused.
 """
 
 import argparse
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -13,12 +16,15 @@ from PIL import Image
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
+from sparsepipe.files import read_json  # noqa: E402
+from sparsepipe.plots.nothing import NOT_HERE  # noqa: E402
 from sparsepipe.reproduce import NOTEBOOKS, catalogue  # noqa: E402
 from sparsepipe.reproduce.executed import Executed  # noqa: E402
 
 BEGIN, END = "<!-- gallery: scripts/gallery.py writes what stands between -->", "<!-- end of the gallery -->"
 WIDEST, QUALITY = 560, 72  # pixels; of WebP: some 12 kB a picture
 SHOWN = 270  # pixels on the page
+OF_EVERY_BATCH = {"root", "figures", "data", "headless"}  # parameters that say where, not what
 
 
 def main() -> int:
@@ -31,6 +37,10 @@ def main() -> int:
     if missing := [figure for figure in wanted if not (options.figures / f"{figure}.png").exists()]:
         print(f"{options.figures}: no {', '.join(missing)}; run `sparsepipe reproduce` first", file=sys.stderr)
         return 2
+    if empty := [figure for figure in wanted if NOT_HERE in words(options.figures / f"{figure}.svg")]:
+        told = "name the folder that has them in SPARSEPIPE_DATA and run `sparsepipe reproduce --only-changed`"
+        print(f"{options.figures}: the data of {', '.join(empty)} were not here; {told}", file=sys.stderr)
+        return 2
     gallery = options.out / "gallery"
     gallery.mkdir(exist_ok=True)
     for old in gallery.glob("*.webp"):
@@ -39,9 +49,7 @@ def main() -> int:
     for figure in wanted:
         shrink(options.figures / f"{figure}.png", gallery / f"{figure}.webp")
     copies = options.figures.resolve().parent / "runs" / "notebooks"
-    sections = [
-        section(name, figures, Executed.read(name, copies / f"{name}.ipynb")) for name, figures in names.items()
-    ]
+    sections = [section(name, figures, copies / f"{name}.ipynb") for name, figures in names.items()]
     page = options.out / "README.md"
     head, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     tail = rest.partition(END)[2]
@@ -50,8 +58,16 @@ def main() -> int:
     return 0
 
 
-def section(name: str, figures: tuple[str, ...], executed: Executed | None) -> str:
-    """A notebook's question, its answer on the machine that made the pictures, and those; nothing without pictures."""
+def words(picture: Path) -> str:
+    """What an exported picture says: its vectors keep text as text."""
+    return picture.read_text(encoding="utf-8") if picture.exists() else ""
+
+
+def section(name: str, figures: tuple[str, ...], copy: Path) -> str:
+    """A notebook's question, its answer on the machine that made the pictures, and those; nothing without pictures.
+
+    `copy`: as it was executed, where it was.
+    """
     if not figures:
         return ""
     title = catalogue.title(REPOSITORY / "notebooks" / f"{name}.ipynb")
@@ -60,9 +76,17 @@ def section(name: str, figures: tuple[str, ...], executed: Executed | None) -> s
         for figure in figures
     )
     named = ", ".join(f"`{figure}`" for figure in figures)
+    executed, asked = Executed.read(name, copy), parameters(copy)
+    named += f", made with `{asked}`" if asked else ""
     answer = re.sub(r"([*_|<>\[\]`])", r"\\\1", executed.sentence) if executed else ""
     told = f"{answer}\n\n" if answer else ""
     return f"### [{title}](../notebooks/{name}.ipynb)\n\n{told}{pictures}\n\n{named}\n\n"
+
+
+def parameters(copy: Path) -> str:
+    """What `reproduce` was asked for beside the defaults, as it takes them; "" where nothing was."""
+    found = read_json(copy, what="notebook")["metadata"]["papermill"]["parameters"] if copy.exists() else {}
+    return " ".join(f"-p {key} {shlex.quote(str(value))}" for key, value in found.items() if key not in OF_EVERY_BATCH)
 
 
 def shrink(source: Path, target: Path) -> None:

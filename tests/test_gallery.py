@@ -7,6 +7,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from sparsepipe.plots.nothing import nothing_to_draw
 from sparsepipe.reproduce import NOTEBOOKS, catalogue
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -41,3 +42,15 @@ def test_the_command_says_what_is_missing(tmp_path):
     command = [sys.executable, str(REPOSITORY / "scripts" / "gallery.py"), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "no clouds, voxels" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_batch_without_the_data_of_a_figure_is_refused(tmp_path):
+    """A gallery of a batch without SPARSEPIPE_DATA showed empty pictures."""
+    for figure in FIGURES:
+        (tmp_path / f"{figure}.png").touch()
+    text = nothing_to_draw("Accuracy by hours").layout.annotations[0].text
+    (tmp_path / "accuracy.svg").write_text(f'<svg xmlns="http://www.w3.org/2000/svg"><text>{text}</text></svg>')
+    command = [sys.executable, str(REPOSITORY / "scripts" / "gallery.py"), str(tmp_path), "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "the data of accuracy were not here" in done.stderr
+    assert done.stderr.count("\n") == 1 and not (tmp_path / "gallery").exists()

@@ -5,8 +5,10 @@ import plotly.graph_objects as go
 from ..display.markup import figure_text
 from .theme import GREY, finished
 
+NOT_HERE = "the data are not here"
 
-def nothing_to_draw(title: str, *, note: str = "", text: str = "the data are not here") -> go.Figure:
+
+def nothing_to_draw(title: str, *, note: str = "", text: str = NOT_HERE) -> go.Figure:
     """An empty figure with a line in its middle."""
     figure = go.Figure(go.Scatter(x=[None], y=[None], showlegend=False))
     middle = {"x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper", "showarrow": False, "font": {"color": GREY}}
