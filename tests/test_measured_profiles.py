@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.measure_profiles import MODELS, TOLERANCE
 from sparsepipe import Cluster, DeviceType, Node, Profile, partition
 from sparsepipe.models import network
 from sparsepipe.profile import AGREEMENT
@@ -13,8 +14,8 @@ PATHS = sorted(FOLDER.glob("*.json"))
 KINDS = ("native-1t", "native-2t", "minkowski-1t", "minkowski-2t")
 
 
-def test_every_network_is_there():
-    assert [path.stem for path in PATHS] == ["minkunet14a", "minkunet34c-segmentation", "minkvgg16bn"]
+def test_every_network_is_one_that_the_command_measures():
+    assert {"minkunet14a", "minkunet34c-segmentation", "minkvgg16bn"} <= {path.stem for path in PATHS} <= set(MODELS)
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
@@ -33,9 +34,21 @@ def test_it_says_where_it_comes_from(path):
     assert [kind for origin in origins for kind in origin["device_types"]] == list(profile.device_types)
     for origin in origins:
         # The layers add up to a step. MinkowskiEngine's steps on two threads swing by themselves.
-        tolerance = AGREEMENT if (origin["engine"], origin["threads"]) == ("minkowski", 2) else 0.05
+        tolerance = AGREEMENT if (origin["engine"], origin["threads"]) == ("minkowski", 2) else TOLERANCE
         assert origin["layers_over_whole"] == pytest.approx(1, abs=tolerance)
         assert {"device", "engine", "threads", "torch", "batch_size", "measured_voxels"} <= origin.keys()
+
+
+@pytest.mark.parametrize("name", ["minkunet14a", "minkvgg16bn"])
+def test_it_says_what_sockets_carry_of_each_layer(name):
+    """Without zeros and with coded exponents: less than the tensors."""
+    for layers in Profile.load(FOLDER / f"{name}.json").costs.values():
+        whole, coded = (
+            sum(getattr(sample, name) for cost in layers for sample in cost.samples)
+            for name in ("output_bytes", "coded_output_bytes")
+        )
+        assert 0.3 * whole < coded < whole
+        assert all(sample.coded_gradient_bytes for cost in layers[1:] for sample in cost.samples)
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)

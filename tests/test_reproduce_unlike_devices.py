@@ -48,12 +48,10 @@ def test_this_machines_cores_by_name_and_where_nothing_was_measured_elsewhere(ca
 
 
 def test_another_network_of_ours_stands_in_where_02_was_not_run(capsys):
-    profile, cluster = unlike_devices("minkvgg11bn-narrow")
+    profile, cluster = unlike_devices("minkresnet14")
     assert profile.origin["model"] == STAND_IN == MODEL and len(cluster.device_types) == 4
     told = capsys.readouterr().out
-    assert (
-        told == f"02_profile has not measured minkvgg11bn-narrow here: the profiles of {MODEL} that are kept stand in\n"
-    )
+    assert told == f"02_profile has not measured minkresnet14 here: the profiles of {MODEL} that are kept stand in\n"
     unlike_devices(MODEL)
     assert not capsys.readouterr().out
 
