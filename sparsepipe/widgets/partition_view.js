@@ -104,7 +104,7 @@ function strip(scene, palette, width) {
   });
   if (scene.before) scene.before.places.forEach((stage, k) => shapes.add(shade(palette, stage, "backward"), k * cell, floor + 2, cell + 0.3, 5));
   let out = shapes.markup();
-  const every = Math.max(1, Math.ceil(64 / cell));
+  const every = Math.max(1, Math.ceil(82 / cell));
   for (let k = 0; k < layers.length && k * cell < width - 50; k += every)
     out += text(k * cell, STRIP - 1, layers[k][0].length > 11 ? layers[k][0].slice(0, 10) + "…" : layers[k][0], 'class="sp-faint"');
   return svg(width, STRIP, out, "layers coloured by stage, as high as their time");

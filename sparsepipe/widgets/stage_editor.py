@@ -45,11 +45,12 @@ class StageEditor:
         boxes = []
         for name in self.types:
             box = ipywidgets.BoundedIntText(
-                min=0, max=99, description=name, layout={"width": "104px"}, style={"description_width": "48px"}
+                min=0, max=99, description=name, layout={"width": "136px"}, style={"description_width": "82px"}
             )
             box.observe(lambda change, name=name: self._set(k, name, change["new"]), names="value")
             boxes.append(box)
-        return ipywidgets.HBox([ipywidgets.Label(f"stage {k}", layout={"width": "52px"}), *boxes])
+        label = ipywidgets.Label(f"stage {k}", layout={"width": "52px"})
+        return ipywidgets.HBox([label, *boxes], layout={"flex_flow": "row wrap"})  # of many types in several lines
 
     def _set(self, k: int, name: str, value: int) -> None:
         if not self._quiet:
