@@ -1,11 +1,11 @@
 """The command: pages, figures and panels, each taken at every width and in every theme, and put on sheets."""
 
 import argparse
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from scripts.bench.scratch import scratch
 from scripts.lab_driver import REPOSITORY, Lab, chromium
 
 from . import __doc__ as about
@@ -26,13 +26,12 @@ def main() -> int:
     parser.add_argument("--theme", nargs="+", choices=THEMES, default=THEMES)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder, chromium() as browser:
-        scratch = Path(folder)
+    with scratch("screenshot-sheets") as folder, chromium() as browser:
         for kind in options.of:
             if kind == "panels":
-                lab = Lab(scratch)
+                lab = Lab(folder)
                 try:
-                    taken = panels(browser, lab, options.figures, scratch, list(options.width), list(options.theme))
+                    taken = panels(browser, lab, options.figures, folder, list(options.width), list(options.theme))
                 finally:
                     lab.close()
                 for name, width, theme, path, told in taken:
@@ -41,14 +40,14 @@ def main() -> int:
                 continue
             for theme in options.theme:
                 if kind == "pages":
-                    pages(browser, options, theme, scratch)
+                    pages(browser, options, theme, folder)
                 else:
-                    figures(browser, options, theme, scratch)
+                    figures(browser, options, theme, folder)
     print(f"sheets in {options.out}")
     return 0
 
 
-def pages(browser: Any, options: argparse.Namespace, theme: str, scratch: Path) -> None:
+def pages(browser: Any, options: argparse.Namespace, theme: str, folder: Path) -> None:
     """The page of figures and those of executed notebooks, all that unfolds unfolded."""
     found = [options.figures / "index.html", *sorted((options.figures / "notebooks").rglob("*.html"))]
     for width in options.width:
@@ -60,7 +59,7 @@ def pages(browser: Any, options: argparse.Namespace, theme: str, scratch: Path) 
             page.evaluate("document.querySelectorAll('img').forEach((one) => { one.loading = 'eager'; })")
             page.wait_for_load_state("networkidle")
             sheets = []
-            for k, part in enumerate(whole(page, scratch / f"{name}.png")):
+            for k, part in enumerate(whole(page, folder / f"{name}.png")):
                 sheets += columns(part, options.out / f"{name}-{width}-{theme}-{k}")
             say(name, width, theme, sheets, crowded(page))
         context.close()
@@ -76,7 +75,7 @@ def whole(page: Any, path: Path) -> Iterator[Path]:
         yield part
 
 
-def figures(browser: Any, options: argparse.Namespace, theme: str, scratch: Path) -> None:
+def figures(browser: Any, options: argparse.Namespace, theme: str, folder: Path) -> None:
     """Every exported SVG, at its own size."""
     context, taken = browser.new_context(color_scheme=theme, viewport={"width": 800, "height": 600}), []
     page = context.new_page()
@@ -86,7 +85,7 @@ def figures(browser: Any, options: argparse.Namespace, theme: str, scratch: Path
             "() => { const b = document.documentElement.getBoundingClientRect(); return [b.width, b.height]; }"
         )
         page.set_viewport_size({"width": max(1, round(box[0])), "height": max(1, round(box[1]))})
-        taken.append(scratch / f"{path.stem}-{theme}.png")
+        taken.append(folder / f"{path.stem}-{theme}.png")
         page.screenshot(path=taken[-1])
         if told := crowded(page, "svg"):
             say(path.stem, round(box[0]), theme, [], told)
